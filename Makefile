@@ -1,0 +1,60 @@
+# `make calibrate`, `make test`, `make demo` and `make lint` each create the environment
+# on first use and then do their job.
+#
+#   PYTHON=python3.12      the interpreter of the environment
+#   VENV=.venv             where the environment lives
+#   TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+#                          how PyTorch is installed, where the default is not what you want:
+#                          on Linux PyPI's PyTorch is the CUDA build (several GB)
+#   SYSTEM_PACKAGES=1      use the PyTorch that PYTHON already has (2.11 or newer); it is
+#                          never replaced
+#   ARGS="--help"          passed on to the command
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?=
+SYSTEM_PACKAGES ?=
+ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help environment calibrate test demo lint clean
+
+help:
+	@echo "make calibrate   measure this device and write its profile"
+	@echo "make test        run the tests"
+	@echo "make demo        decode with a small real model, plain and with draft trees"
+	@echo "make lint        style, types, import rules"
+	@echo "make clean       remove the environment"
+
+environment: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("rooftree needs Python 3.11 or newer; choose one with make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	@echo "creating $(VENV): a few minutes, PyTorch is the largest part"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(if $(SYSTEM_PACKAGES),--system-site-packages) $(VENV)
+	@grep $(if $(SYSTEM_PACKAGES),-v '^torch==',.) constraints.txt > $(VENV)/constraints.txt
+	@$(if $(TORCH),$(PIP) install --quiet $(TORCH))
+	@$(PIP) install --quiet -c $(VENV)/constraints.txt -e '.[dev,demo]'
+	@touch $@
+
+calibrate: $(STAMP)
+	$(BIN)/rooftree calibrate $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+demo: $(STAMP)
+	$(BIN)/rooftree demo-model --run $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,1 @@
+"""Measuring a device and using what was measured, and the `rooftree` command."""

@@ -1,0 +1,140 @@
+"""The `rooftree` command: finds the subcommand, catches errors once, sets the exit code.
+
+Nothing heavy is imported here, so that `rooftree --help` answers at once; a
+subcommand's module is imported when it is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from costmodel.errors import RooftreeError
+
+EXIT_USAGE = 2
+EXIT_INTERNAL = 70
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+COMMANDS = {
+    "calibrate": "Measure this device and write its profile.",
+    "generate": "Generate text with draft trees sized by the profile.",
+    "profiles": "List, show, check and draw profiles.",
+    "doctor": "Say what was found, what is missing and what to do.",
+    "demo-model": "Fetch a small real model without a model hub.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands' one-line help and imports a command only to run it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"profiler.commands.{cmd_name.replace('-', '_')}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if not value or ctx.resilient_parsing:
+        return
+    from importlib.metadata import version
+
+    click.echo(f"rooftree {version('rooftree')}")
+    ctx.exit()
+
+
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Profiles you make are kept in $ROOFTREE_HOME, else in the platform's data directory.",
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=print_version,
+    help="Print the version.",
+)
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Measure what one verification step of tree speculative decoding costs on this
+    device, keep it as a small profile, and decode with draft trees sized by it."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line with `arguments` (default: the process's) and return its exit code."""
+    try:
+        result = cli.main(
+            args=None if arguments is None else list(arguments),
+            prog_name="rooftree",
+            standalone_mode=False,
+        )
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except RooftreeError as error:
+        return _report(str(error), error.exit_code)
+    except click.UsageError as error:
+        return _report(f"{error.format_message()} {_help_hint(error)}", EXIT_USAGE)
+    except click.ClickException as error:
+        return _report(error.format_message(), error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        return _report("interrupted", EXIT_INTERRUPTED)
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            _silence_stdout()
+            return EXIT_BROKEN_PIPE
+        return _unexpected(error)
+    except Exception as error:
+        return _unexpected(error)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(run())
+
+
+def _report(message: str, exit_code: int) -> int:
+    with contextlib.suppress(OSError):
+        click.echo(f"rooftree: {' '.join(message.split())}", err=True)
+    return exit_code
+
+
+def _help_hint(error: click.UsageError) -> str:
+    path = error.ctx.command_path if error.ctx is not None else "rooftree"
+    return f"See '{path} --help'."
+
+
+def _unexpected(error: Exception) -> int:
+    if os.environ.get("ROOFTREE_DEBUG"):
+        traceback.print_exc()
+    return _report(
+        f"unexpected {type(error).__name__}: {error}. "
+        "This is a fault of rooftree; set ROOFTREE_DEBUG=1 to see where it happened.",
+        EXIT_INTERNAL,
+    )
+
+
+def _silence_stdout() -> None:
+    # The interpreter flushes stdout once more as it exits and would complain again.
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,1 @@
+"""The subcommands of `rooftree`: each module exposes one click command named `command`."""
