@@ -1,0 +1,105 @@
+"""When has a point been timed enough: stopping rules and their reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from profiler.robust import MIN_FOR_MAD, relative_error, relative_spread
+
+NOISE_TARGET_MET = "noise target met"
+NOISE_SETTLED = "noise settled"
+COUNT_REACHED = "count reached"
+LIMIT = "limit"
+RUNNING = "running"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Whether to stop, why, and the condition that was not met (empty when all were)."""
+
+    done: bool
+    reason: str = RUNNING
+    unmet: str = ""
+
+
+class StoppingRule(Protocol):
+    """Decides from one point's samples whether it has been timed enough."""
+
+    def check(self, seconds: Sequence[float], *, attempts: int, spent_s: float) -> Verdict:
+        """`seconds` are accepted samples after the warm-up; `attempts` counts all samples
+        taken, warm-up and rejected ones too; `spent_s` is the sum of all their times."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseRule:
+    """Stop when the median is known well enough, when more samples would not help, or at a limit.
+
+    *Noise target met*: the standard error of the median is at most `target` of the median.
+    *Noise settled*: with `settle_samples` or more, the spread of single samples has stayed
+    within `settle_tolerance` of itself since three quarters of them: the machine is as noisy
+    as it is, and the error now falls only with the square root of the count.
+    *Limit*: `max_samples` attempts or `max_time_s`, naming what was not reached.
+    """
+
+    target: float = 0.005
+    min_samples: int = 5
+    max_samples: int = 60
+    max_time_s: float = float("inf")
+    settle_samples: int = 16
+    settle_tolerance: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not MIN_FOR_MAD <= self.min_samples <= self.max_samples:
+            raise ValueError(
+                f"min_samples must lie in {MIN_FOR_MAD}..max_samples, not {self.min_samples}"
+            )
+
+    def check(self, seconds: Sequence[float], *, attempts: int, spent_s: float) -> Verdict:
+        error = relative_error(seconds)
+        enough = error is not None and len(seconds) >= self.min_samples
+        if enough and error is not None and error <= self.target:
+            return Verdict(done=True, reason=NOISE_TARGET_MET)
+        if enough and self._settled(seconds):
+            return Verdict(done=True, reason=NOISE_SETTLED, unmet=self._unmet(seconds))
+        if attempts >= self.max_samples or spent_s >= self.max_time_s:
+            return Verdict(done=True, reason=LIMIT, unmet=self._unmet(seconds))
+        return Verdict(done=False, unmet=self._unmet(seconds))
+
+    def _settled(self, seconds: Sequence[float]) -> bool:
+        if len(seconds) < self.settle_samples:
+            return False
+        latest = relative_spread(seconds)
+        if latest is None:
+            return False
+        first = 3 * len(seconds) // 4
+        spreads = [relative_spread(seconds[:count]) for count in range(first, len(seconds))]
+        return all(
+            spread is not None and abs(spread - latest) <= self.settle_tolerance * latest
+            for spread in spreads
+        )
+
+    def _unmet(self, seconds: Sequence[float]) -> str:
+        error = relative_error(seconds)
+        if error is None or len(seconds) < self.min_samples:
+            return f"{len(seconds)} steady samples of at least {self.min_samples}"
+        return f"error of the median {error:.2%}, target {self.target:.2%}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountRule:
+    """Stop after `samples` accepted samples, or after `max_attempts` in all."""
+
+    samples: int
+    max_attempts: int | None = None
+
+    def check(self, seconds: Sequence[float], *, attempts: int, spent_s: float) -> Verdict:
+        if len(seconds) >= self.samples:
+            return Verdict(done=True, reason=COUNT_REACHED)
+        unmet = f"{len(seconds)} steady samples of {self.samples}"
+        most = 3 * self.samples if self.max_attempts is None else self.max_attempts
+        if attempts >= most:
+            return Verdict(done=True, reason=LIMIT, unmet=unmet)
+        return Verdict(done=False, unmet=unmet)
