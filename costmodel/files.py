@@ -1,0 +1,164 @@
+"""Reading YAML safely, writing a file in one step, and where the shipped data lies.
+
+Errors of the file system become `ProfileError`, so that a full disk or a
+missing permission is one line that says what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from costmodel.errors import InputError, ProfileError, RooftreeError
+
+# A profile of a thousand points takes about 100 kB; anything far above it is not one.
+MAX_YAML_BYTES = 4_000_000
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _StrictLoader(_Loader):  # type: ignore[misc]
+    """The safe loader, but a key given twice is an error instead of the last one winning."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            if key_node.value in seen and key_node.tag == "tag:yaml.org,2002:str":
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key '{key_node.value}' appears twice", key_node.start_mark
+                )
+            if isinstance(key_node.value, str):
+                seen.add(key_node.value)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+        return mapping
+
+
+def shipped_directory() -> Path:
+    """The `calibrations` folder that is installed beside this package."""
+    return Path(__file__).resolve().parent.parent / "calibrations"
+
+
+def read_yaml(path: Path, error: type[RooftreeError] = ProfileError) -> Any:
+    """Parse one YAML document into plain Python values; nothing in it is ever executed.
+
+    Raises `error` with one line: unreadable, too large, not UTF-8, or not YAML.
+    """
+    return parse_yaml(read_bytes(path, error), str(path), error)
+
+
+def read_bytes(path: Path, error: type[RooftreeError] = ProfileError) -> bytes:
+    """The file's bytes; raises `error` where it cannot be read or is no YAML file by size."""
+    try:
+        with open(path, "rb") as stream:
+            raw = stream.read(MAX_YAML_BYTES + 1)
+    except FileNotFoundError:
+        raise error(f"{path}: there is no such file", hint="Check the path") from None
+    except OSError as failure:
+        reason = failure.strerror or str(failure)
+        raise error(f"{path}: cannot be read ({reason})", hint="Check its permissions") from None
+    if len(raw) > MAX_YAML_BYTES:
+        raise error(
+            f"{path}: larger than {MAX_YAML_BYTES // 1_000_000} MB, so it is not a file of ours",
+            hint="Check the path",
+        )
+    return raw
+
+
+def parse_yaml(raw: bytes, label: str, error: type[RooftreeError] = ProfileError) -> Any:
+    """Parse YAML bytes; `label` names their origin in errors. Raises `error`."""
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as failure:
+        raise error(
+            f"{label}: not UTF-8 text (byte {failure.start})",
+            hint="Restore the file or measure again with `rooftree calibrate`",
+        ) from None
+    try:
+        # _StrictLoader derives from the safe loader: plain values only, tags refused.
+        return yaml.load(text, Loader=_StrictLoader)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as failure:
+        raise error(
+            f"{label}: {_yaml_problem(failure)}",
+            hint="Restore the file or measure again with `rooftree calibrate`",
+        ) from None
+
+
+def _yaml_problem(failure: Exception) -> str:
+    if isinstance(failure, RecursionError):
+        return "not readable as YAML: nested too deeply"
+    mark = getattr(failure, "problem_mark", None)
+    where = f" at line {mark.line + 1}" if mark is not None else ""
+    problem = getattr(failure, "problem", None) or str(failure).splitlines()[0]
+    return f"not readable as YAML{where}: {' '.join(str(problem).split())}"
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write `text` as UTF-8 so that `path` holds the old content or the new, never a part.
+
+    A temporary file in the same folder is written, synced and renamed.
+    Raises ProfileError on a full disk, a missing permission or any other failure to write.
+    """
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(
+            prefix=f".{path.name}.", suffix=".tmp", dir=path.parent
+        )
+        try:
+            _write_all(handle, text.encode("utf-8"))
+            os.fchmod(handle, 0o644)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        os.replace(temporary, path)
+    except OSError as failure:
+        raise _write_error(path, failure) from None
+    finally:
+        if temporary:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)  # gone already where the rename succeeded
+    _sync_folder(path.parent)
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself durable; some file systems refuse, and the file is whole anyway."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _write_error(path: Path, failure: OSError) -> ProfileError:
+    if failure.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ProfileError(
+            f"{path}: not written, the disk is full",
+            hint="Free some space, or set ROOFTREE_HOME to a folder on another disk",
+        )
+    if failure.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return ProfileError(
+            f"{path}: not written, no permission to write there",
+            hint="Set ROOFTREE_HOME to a folder that you may write to",
+        )
+    return ProfileError(
+        f"{path}: not written ({failure.strerror or failure})",
+        hint="Set ROOFTREE_HOME to another folder",
+    )
+
+
+def input_yaml(path: Path) -> Any:
+    """`read_yaml` for data files that are no profiles: raises InputError."""
+    return read_yaml(path, InputError)
