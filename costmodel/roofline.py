@@ -222,6 +222,10 @@ class Roofline:
         compute_s, memory_s = self.branches_s(rows, context, batch)
         return np.maximum(compute_s, memory_s)
 
+    def predict_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
+        """`seconds`: the bare roofline is the calibration of a device that nobody measured."""
+        return self.seconds(rows, context, batch)
+
     def branches_s(
         self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1
     ) -> tuple[Array, Array]:
@@ -249,7 +253,7 @@ def _shapes(rows: ArrayLike, context: ArrayLike, batch: ArrayLike) -> tuple[Arra
             f"rows, context and batch must be numbers that broadcast ({failure})"
         ) from None
     for name, value, least in (("rows", s, 1), ("context", c, 0), ("batch", b, 1)):
-        if not np.all(value >= least) or not np.all(np.isfinite(value)):
+        if value.size and not (value.min() >= least and value.max() < np.inf):
             raise InputError(f"{name} must be finite and at least {least}")
     return s, c, b
 
@@ -261,7 +265,5 @@ def _element_bytes(value: float) -> float:
 
 
 def _sum_fields(count: FlopCount | ByteCount) -> Array:
-    total: Array = np.sum(
-        [getattr(count, field.name) for field in dataclasses.fields(count)], axis=0
-    )
-    return total
+    total = sum(getattr(count, field.name) for field in dataclasses.fields(count))
+    return np.asarray(total, dtype=np.float64)

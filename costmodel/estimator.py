@@ -1,0 +1,189 @@
+"""Seconds of every part of a cycle, from a profile, and their correction while decoding."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from costmodel.errors import InputError, ProfileError
+from costmodel.fit import Calibration
+from costmodel.profile import Profile
+from costmodel.roofline import Roofline
+from costmodel.stages import DrafterSection, NodesSection, PlainSection, TokensSection
+
+Array = NDArray[np.float64]
+Mode = Literal["static", "ema", "ema+calib"]
+
+# Tokens that a cycle commits, where the caller does not say: the commit cost hardly depends on it.
+TYPICAL_COMMITTED = 4.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CycleCost:
+    """C(N, c, B) = draft + build + verify(bucket(N + 1)) + accept + commit.
+
+    Parts that the profile did not measure cost 0. `buckets`: row counts that a forward is
+    padded to; empty where it is not padded.
+    """
+
+    verify: Calibration
+    roofline: Roofline
+    buckets: tuple[int, ...] = ()
+    plain: PlainSection | None = None
+    build: NodesSection | None = None
+    accept: NodesSection | None = None
+    commit: TokensSection | None = None
+    drafter: DrafterSection | None = None
+
+    @classmethod
+    def from_profile(
+        cls, profile: Profile, drafter_hash: str | None = None, *, sampled: bool = False
+    ) -> CycleCost:
+        """The costs in a profile; `sampled` takes the acceptance cost of T > 0 where measured.
+
+        Without `drafter_hash` drafts are free. Raises ProfileError where that drafter was
+        not measured.
+        """
+        drafter = None
+        if drafter_hash is not None:
+            drafter = profile.drafters.get(drafter_hash)
+            if drafter is None:
+                known = ", ".join(f"{h} ({d.name})" for h, d in profile.drafters.items())
+                raise ProfileError(
+                    f"the profile has no draft cost of drafter {drafter_hash}"
+                    f" (it has {known or 'none'})",
+                    hint="Add it with `rooftree calibrate --drafter`",
+                )
+        stages = profile.stages
+        return cls(
+            verify=profile.verify_calibration(),
+            roofline=profile.roofline("paper"),
+            buckets=profile.runtime.buckets,
+            plain=stages.plain,
+            build=stages.build,
+            accept=(stages.accept_sampled if sampled else None) or stages.accept,
+            commit=stages.commit,
+            drafter=drafter,
+        )
+
+    @classmethod
+    def from_roofline(cls, roofline: Roofline, buckets: tuple[int, ...] = ()) -> CycleCost:
+        """The bare paper roofline and nothing else, for `ema` without any profile."""
+        paper = roofline.with_count("paper")
+        return cls(verify=paper, roofline=paper, buckets=buckets)
+
+    def bucket_rows(self, nodes: ArrayLike) -> Array:
+        """Rows that verifying N nodes runs: N + 1, padded up to a bucket.
+
+        Beyond the largest bucket nothing is padded. Raises InputError for negative nodes.
+        """
+        rows = np.asarray(nodes, dtype=np.float64) + 1.0
+        if not np.all(rows >= 1):
+            raise InputError("nodes must be at least 0")
+        if not self.buckets:
+            return rows
+        edges = np.asarray(self.buckets, dtype=np.float64)
+        index = np.searchsorted(edges, rows)
+        padded: Array = np.where(index < len(edges), edges[np.minimum(index, len(edges) - 1)], rows)
+        return padded
+
+    def verify_s(self, nodes: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
+        """Seconds of the target's forward over the root and N nodes."""
+        return self.verify.predict_s(self.bucket_rows(nodes), context, batch)
+
+    def plain_s(self, context: float, batch: int = 1) -> float:
+        """Seconds of one plain step; a verification of the root alone where not measured."""
+        measured = self.plain.seconds(context, batch) if self.plain else None
+        return float(self.verify_s(0, context, batch)) if measured is None else measured
+
+    def draft_s(self, context: float) -> float:
+        """Seconds of one draft."""
+        return float(self.drafter.seconds(context)) if self.drafter else 0.0
+
+    def overhead_s(self, nodes: ArrayLike, committed: float = TYPICAL_COMMITTED) -> Array:
+        """Seconds of building, accepting and committing a tree of N nodes."""
+        counts = np.asarray(nodes, dtype=np.float64)
+        total = np.zeros_like(counts)
+        for stage in (self.build, self.accept):
+            if stage is not None:
+                total = total + stage.seconds(counts)
+        if self.commit is not None:
+            total = total + self.commit.seconds(np.minimum(committed, counts + 1))
+        return total
+
+    def cycle_s(self, nodes: ArrayLike, context: float, batch: int = 1) -> Array:
+        """Seconds of a whole cycle with N nodes, in the shape of `nodes`."""
+        overhead = self.overhead_s(nodes) + self.draft_s(context)
+        total: Array = self.verify_s(nodes, context, batch) + overhead
+        return total
+
+
+class OnlineEstimator:
+    """The same questions as `CycleCost`, with verification times corrected as it runs.
+
+    `static`: the profile as it is. `ema`: one multiplicative bias over the bare paper
+    roofline, for when there is no calibration. `ema+calib`: the same bias as a residual over
+    the calibrated curve (paper, appendix H.4: bias <- (1 - alpha) bias + alpha x ratio of
+    observed to predicted seconds). The bias of `ema` starts at the first ratio, since the
+    paper does not say and the bare roofline is off by a factor; that of `ema+calib` at 1.
+    """
+
+    def __init__(self, cost: CycleCost, mode: Mode = "static", alpha: float = 0.1) -> None:
+        if mode not in ("static", "ema", "ema+calib"):
+            raise InputError(f"the estimator mode must be static, ema or ema+calib (is {mode!r})")
+        if not 0 < alpha <= 1:
+            raise InputError(f"alpha must be above 0 and at most 1 (is {alpha!r})")
+        self.cost = cost
+        self.mode = mode
+        self.alpha = alpha
+        self.bias = 1.0
+        self.observations = 0
+
+    def observe(self, rows: int, context: int, measured_s: float, batch: int = 1) -> None:
+        """Learn from one verification of `rows` rows, padding included.
+
+        Raises InputError for a time that is not finite and above 0.
+        """
+        if not 0 < measured_s < float("inf"):
+            raise InputError(f"measured seconds must be finite and above 0 (is {measured_s!r})")
+        ratio = measured_s / float(self._predict_s(rows, context, batch))
+        first = self.observations == 0 and self.mode == "ema"
+        self.bias = ratio if first else (1 - self.alpha) * self.bias + self.alpha * ratio
+        self.observations += 1
+
+    def _predict_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike) -> Array:
+        if self.mode == "ema":
+            return self.cost.roofline.seconds(rows, context, batch)
+        return self.cost.verify.predict_s(rows, context, batch)
+
+    def _factor(self) -> float:
+        return 1.0 if self.mode == "static" else self.bias
+
+    def verify_s(self, nodes: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
+        """Corrected seconds of the target's forward over the root and N nodes."""
+        rows = self.cost.bucket_rows(nodes)
+        corrected: Array = self._factor() * self._predict_s(rows, context, batch)
+        return corrected
+
+    def plain_s(self, context: float, batch: int = 1) -> float:
+        """Corrected seconds of one plain step."""
+        if self.mode == "ema":
+            return float(self.verify_s(0, context, batch))
+        return self._factor() * self.cost.plain_s(context, batch)
+
+    def draft_s(self, context: float) -> float:
+        """Seconds of one draft."""
+        return self.cost.draft_s(context)
+
+    def overhead_s(self, nodes: ArrayLike, committed: float = TYPICAL_COMMITTED) -> Array:
+        """Seconds of building, accepting and committing a tree of N nodes."""
+        return self.cost.overhead_s(nodes, committed)
+
+    def cycle_s(self, nodes: ArrayLike, context: float, batch: int = 1) -> Array:
+        """Corrected seconds of a whole cycle with N nodes, in the shape of `nodes`."""
+        overhead = self.overhead_s(nodes) + self.draft_s(context)
+        total: Array = self.verify_s(nodes, context, batch) + overhead
+        return total

@@ -1,0 +1,99 @@
+"""The paper's calibration: one slope and one intercept over its roofline."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from costmodel.errors import InputError
+from costmodel.points import Points
+from costmodel.roofline import Roofline
+
+Array = NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LinearCalibration:
+    """seconds = slope x paper roofline + intercept (paper, section 2.4 and appendix H.4).
+
+    RMSE and MAPE (a fraction) of the fitted points are given before, for the bare roofline,
+    and after, for the line. Standard errors are those of least squares.
+    """
+
+    roofline: Roofline
+    slope: float
+    intercept_s: float
+    slope_se: float
+    intercept_se_s: float
+    rmse_before_s: float
+    rmse_after_s: float
+    mape_before: float
+    mape_after: float
+
+    def predict_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
+        """Seconds in the broadcast shape of the arguments, never below the physical bound.
+
+        The bound matters only far outside the fitted points, where a negative intercept would
+        otherwise give nonsense. Raises InputError.
+        """
+        paper = self.roofline.with_count("paper").seconds(rows, context, batch)
+        bound = self.roofline.with_count("physical").seconds(rows, context, batch)
+        predicted: Array = np.maximum(self.slope * paper + self.intercept_s, bound)
+        return predicted
+
+
+def fit_linear(points: Points, roofline: Roofline, *, relative: bool = False) -> LinearCalibration:
+    """Least squares of seconds over the paper's roofline, as the paper does.
+
+    `relative` weighs every point by 1 / seconds, which minimises relative errors instead. A
+    falling line is measurement noise on a flat cost: the slope is then 0 and the intercept
+    the mean. Raises InputError for fewer than 3 points, points of one roofline time only, or
+    points that all took exactly the same time.
+    """
+    if len(points) < 3:
+        raise InputError(
+            f"a linear calibration needs at least 3 points (there are {len(points)})",
+            hint="Measure more row counts and contexts",
+        )
+    x = roofline.with_count("paper").seconds(points.rows, points.context, points.batch)
+    y = points.seconds
+    if np.ptp(x) <= 1e-9 * np.max(x):
+        raise InputError(
+            "all points have the same roofline time, so no slope can be fitted",
+            hint="Measure several row counts and contexts",
+        )
+    if np.ptp(y) == 0:
+        raise InputError(
+            "all points took exactly the same time, which no measurement does",
+            hint="Check where the times come from",
+        )
+    weights = 1 / y**2 if relative else np.ones_like(y)
+    slope, intercept, slope_se, intercept_se = _line(x, y, weights / np.mean(weights))
+    fitted = slope * x + intercept
+    return LinearCalibration(
+        roofline=roofline.with_count("paper"),
+        slope=slope,
+        intercept_s=intercept,
+        slope_se=slope_se,
+        intercept_se_s=intercept_se,
+        rmse_before_s=float(np.sqrt(np.mean((x - y) ** 2))),
+        rmse_after_s=float(np.sqrt(np.mean((fitted - y) ** 2))),
+        mape_before=float(np.mean(np.abs(x - y) / y)),
+        mape_after=float(np.mean(np.abs(fitted - y) / y)),
+    )
+
+
+def _line(x: Array, y: Array, weights: Array) -> tuple[float, float, float, float]:
+    """Weighted least squares: slope, intercept and their standard errors (n - 2 degrees)."""
+    total = np.sum(weights)
+    mean_x = np.sum(weights * x) / total
+    mean_y = np.sum(weights * y) / total
+    spread = np.sum(weights * (x - mean_x) ** 2)
+    slope = max(float(np.sum(weights * (x - mean_x) * (y - mean_y)) / spread), 0.0)
+    intercept = float(mean_y - slope * mean_x)
+    residual = np.sum(weights * (y - slope * x - intercept) ** 2) / (len(x) - 2)
+    slope_se = float(np.sqrt(residual / spread))
+    intercept_se = float(np.sqrt(residual * (1 / total + mean_x**2 / spread)))
+    return slope, intercept, slope_se, intercept_se

@@ -1,0 +1,269 @@
+"""A calibration profile: one (device, target, runtime) and what its forwards cost.
+
+Read with `Profile.from_yaml`, written with `to_yaml`; docs/profile-format.md explains each field.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from costmodel.errors import InputError, ProfileError
+from costmodel.files import parse_yaml, read_bytes, write_atomic
+from costmodel.linear import LinearCalibration
+from costmodel.profile_yaml import dump_yaml
+from costmodel.registry_key import ProfileKey, SoftKey
+from costmodel.roofline import Roofline
+from costmodel.schema import (
+    Count,
+    Counts,
+    CountsOrZero,
+    DeviceSection,
+    ErrorSection,
+    Hash,
+    NotNegative,
+    Number,
+    PeaksSection,
+    ProvenanceSection,
+    RuntimeSection,
+    SecondsList,
+    Section,
+    SurfaceSection,
+    TargetSection,
+    check_lengths,
+    describe_error,
+)
+from costmodel.stages import DrafterSection, StagesSection
+from costmodel.surface import SurfaceCalibration, SurfaceOptions, build_surface
+
+SCHEMA_VERSION = 1
+_HINT = "Correct the file, or measure again with `rooftree calibrate`"
+
+
+class LinearSection(Section):
+    """The paper's calibration; see `LinearCalibration`."""
+
+    slope: NotNegative
+    intercept_s: Number
+    slope_se: NotNegative
+    intercept_se_s: NotNegative
+    rmse_before_s: NotNegative
+    rmse_after_s: NotNegative
+    mape_before: NotNegative
+    mape_after: NotNegative
+
+    @classmethod
+    def of(cls, calibration: LinearCalibration) -> LinearSection:
+        """The section for a fitted calibration."""
+        return cls(**{name: getattr(calibration, name) for name in cls.model_fields})
+
+
+class SurfaceOptionsSection(Section):
+    """How the measured surface is interpolated; see `SurfaceOptions`."""
+
+    rows: Literal["work", "log"]
+    context: Literal["exact", "line", "mean"]
+
+    @classmethod
+    def of(cls, options: SurfaceOptions) -> SurfaceOptionsSection:
+        """The section for chosen options."""
+        return cls(rows=options.rows, context=options.context)
+
+
+class CalibrationSection(Section):
+    """The calibrations, which one predicts best, and each one's cross-validated error."""
+
+    selected: Literal["linear", "surface"]
+    linear: LinearSection
+    surface: SurfaceOptionsSection | None = None
+    cross_validated: dict[Literal["linear", "surface"], ErrorSection] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> CalibrationSection:
+        if self.selected == "surface" and self.surface is None:
+            raise ValueError("selected is surface, but the field surface is missing")
+        return self
+
+
+class HeldOutSection(Section):
+    """The selected calibration against points drawn beforehand that no fit has seen.
+
+    `repeat_noise` is the median relative difference between repeats of one point. The points
+    themselves may be kept as arrays of one length.
+    """
+
+    error: ErrorSection
+    linear_error: ErrorSection | None = None
+    repeat_noise: NotNegative | None = None
+    rows: Counts = ()
+    context: CountsOrZero = ()
+    batch: Counts = ()
+    measured_s: SecondsList = ()
+    predicted_s: SecondsList = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> HeldOutSection:
+        names = ("rows", "context", "batch", "measured_s", "predicted_s")
+        if any(getattr(self, name) for name in names):
+            check_lengths(self, names)
+        return self
+
+
+class RegretSection(Section):
+    """Share of tokens/s lost by choosing N from this profile instead of from the truth."""
+
+    mean: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+    worst: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+    curves: Count
+    contexts: CountsOrZero
+
+
+class Profile(Section):
+    """One calibration profile. Frozen; make a changed one with the `with_...` methods."""
+
+    schema_version: Literal[1] = 1
+    provenance: ProvenanceSection
+    device: DeviceSection
+    target: TargetSection
+    runtime: RuntimeSection
+    peaks: PeaksSection
+    calibration: CalibrationSection
+    surface: SurfaceSection | None = None
+    held_out: HeldOutSection | None = None
+    regret: RegretSection | None = None
+    stages: StagesSection = Field(default_factory=StagesSection)
+    drafters: dict[Hash, DrafterSection] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> Profile:
+        if self.device.kind == "cpu" and self.device.threads is None:
+            raise ValueError("device.threads is missing, which a CPU needs")
+        needed = self.calibration.selected == "surface" or self.provenance.kind == "measured"
+        if needed and self.surface is None:
+            raise ValueError("the section surface is missing")
+        if self.surface is not None and self.calibration.selected == "surface":
+            rows = set(self.surface.rows)
+            if len(rows) < 2 or len(self.surface.rows) < 4:
+                raise ValueError("surface needs at least 4 points and 2 row counts to be selected")
+        return self
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> Profile:
+        """Read and check a profile; nothing in the file is ever executed.
+
+        Raises ProfileError, one line: the file, the field's path, what is wrong, what to do.
+        """
+        return cls.from_bytes(read_bytes(Path(path)), str(path))
+
+    @classmethod
+    def from_bytes(cls, raw: bytes, label: str) -> Profile:
+        """`from_yaml` for bytes already read; `label` names them in errors."""
+        data = parse_yaml(raw, label)
+        if not isinstance(data, dict):
+            raise ProfileError(f"{label}: is not a profile (no fields)", hint=_HINT)
+        version = data.get("schema_version")
+        if version != SCHEMA_VERSION or isinstance(version, bool):
+            raise ProfileError(
+                f"{label}: schema_version: must be {SCHEMA_VERSION} (is {version!r})",
+                hint="Use the version of rooftree that wrote it, or measure again"
+                " with `rooftree calibrate`",
+            )
+        try:
+            return cls.model_validate(data)
+        except ValidationError as failure:
+            raise _profile_error(label, failure) from None
+
+    def to_yaml(self, path: str | Path | None = None) -> str:
+        """The profile as YAML text, numbers with 6 significant digits.
+
+        With `path` it is also written there in one step. Raises ProfileError where it cannot.
+        """
+        text = dump_yaml(self.as_dict())
+        if path is not None:
+            write_atomic(Path(path), text)
+        return text
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values in the order of the file; sections that are absent are left out."""
+        data = self.model_dump(exclude_defaults=False, exclude={"target": {"architecture"}})
+        sizes = self.target.architecture.to_dict()
+        del sizes["name"]
+        data["target"]["architecture"] = sizes
+        data["stages"] = {name: value for name, value in data["stages"].items() if value}
+        return {name: value for name, value in data.items() if value not in (None, {})}
+
+    @property
+    def key(self) -> ProfileKey:
+        """The hard keys that this profile is looked up by."""
+        return ProfileKey(
+            device_name=self.device.name,
+            memory_bytes=self.device.memory_bytes,
+            mig=self.device.mig,
+            threads=self.device.threads if self.device.kind == "cpu" else None,
+            instruction_set=self.device.instruction_set if self.device.kind == "cpu" else None,
+            architecture_hash=self.target.architecture_hash,
+            dtype=self.runtime.dtype,
+            quantization=self.runtime.quantization,
+            runtime=self.runtime.kind,
+            attention=self.runtime.attention,
+            tensor_parallel=self.runtime.tensor_parallel,
+        )
+
+    @property
+    def soft_key(self) -> SoftKey:
+        """What may differ from here at the price of a warning."""
+        return SoftKey(
+            driver=self.device.driver,
+            torch=self.runtime.torch,
+            transformers=self.runtime.transformers,
+            cuda=self.device.cuda,
+            power_limit_w=self.device.power_limit_w,
+        )
+
+    def roofline(self, count: Literal["paper", "physical"] = "paper") -> Roofline:
+        """The roofline of this device and target."""
+        return Roofline(
+            architecture=self.target.architecture,
+            peaks=self.peaks.peaks(),
+            element_bytes=self.runtime.element_bytes,
+            count=count,
+            tensor_parallel=self.runtime.tensor_parallel,
+        )
+
+    def linear_calibration(self) -> LinearCalibration:
+        """The paper's calibration, which every profile has."""
+        return LinearCalibration(
+            roofline=self.roofline("paper"), **self.calibration.linear.model_dump()
+        )
+
+    def verify_calibration(self) -> LinearCalibration | SurfaceCalibration:
+        """The selected calibration, with `predict_s(rows, context, batch)`."""
+        if self.calibration.selected == "linear":
+            return self.linear_calibration()
+        if self.surface is None or self.calibration.surface is None:  # validation forbids it
+            raise ProfileError("the profile has no surface", hint=_HINT)
+        options = SurfaceOptions(**self.calibration.surface.model_dump())
+        try:
+            return build_surface(self.surface.points(), self.roofline(), options)
+        except InputError as failure:
+            raise ProfileError(f"surface: {failure.problem}", hint=_HINT) from None
+
+    def with_drafter(self, architecture_hash: str, drafter: DrafterSection) -> Profile:
+        """The same profile with one drafter added or replaced. Raises ProfileError."""
+        return self._changed(drafters=self.drafters | {architecture_hash: drafter})
+
+    def _changed(self, **sections: Any) -> Profile:
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        try:
+            return type(self)(**(fields | sections))
+        except ValidationError as failure:
+            raise _profile_error("the changed profile", failure) from None
+
+
+def _profile_error(label: str, failure: ValidationError) -> ProfileError:
+    errors = failure.errors(include_url=False)
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    line = " ".join(describe_error(errors[0]).split())
+    return ProfileError(f"{label}: {line}{more}", hint=_HINT)

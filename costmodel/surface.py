@@ -1,0 +1,241 @@
+"""Interpolation of a densely measured profile in rows, context and batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from costmodel.errors import InputError
+from costmodel.points import Points
+from costmodel.roofline import Roofline
+from costmodel.work import WorkModel, fit_work
+
+Array = NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SurfaceOptions:
+    """How to interpolate; both are chosen by cross-validation.
+
+    rows: between two measured row counts the time rises in proportion to the modelled work
+    (`work`) or to the logarithm of the rows (`log`). context: at each row count the measured
+    points are kept (`exact`), or their ratio to the modelled work is smoothed by a robust
+    line over the context (`line`) or its median (`mean`), which averages noise away.
+    """
+
+    rows: Literal["work", "log"] = "work"
+    context: Literal["exact", "line", "mean"] = "exact"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Grid:
+    """Seconds at one batch: [contexts, rows], both axes ascending."""
+
+    batch: float
+    contexts: Array
+    rows: Array
+    seconds: Array
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SurfaceCalibration:
+    """Predicts between measured points; beyond them the modelled work scales the edge.
+
+    Between two measured row counts the prediction lies between their times, so steps stay
+    where they were measured and nothing overshoots.
+    """
+
+    work: WorkModel
+    grids: tuple[Grid, ...]
+    options: SurfaceOptions
+
+    def predict_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
+        """Seconds in the broadcast shape of the arguments."""
+        r = np.asarray(rows, dtype=np.float64)
+        if np.ndim(context) == 0 and np.ndim(batch) == 0:
+            return self._slice(r, float(np.asarray(context)), float(np.asarray(batch)))
+        r, c, b = np.broadcast_arrays(r, np.asarray(context, float), np.asarray(batch, float))
+        result = np.empty(r.shape)
+        settings = np.stack([c.ravel(), b.ravel()], axis=1)
+        pairs, which = np.unique(settings, axis=0, return_inverse=True)
+        which = which.reshape(r.shape)
+        for index, (one_context, one_batch) in enumerate(pairs):
+            chosen = which == index
+            result[chosen] = self._slice(r[chosen], float(one_context), float(one_batch))
+        return result
+
+    def extrapolates(
+        self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1
+    ) -> NDArray[np.bool_]:
+        """Where the arguments lie outside the measured rows, contexts or batches."""
+        r, c, b = np.broadcast_arrays(rows, context, batch)
+        outside = (b < self.grids[0].batch) | (b > self.grids[-1].batch)
+        for low, high, value in (
+            (min(g.rows[0] for g in self.grids), max(g.rows[-1] for g in self.grids), r),
+            (min(g.contexts[0] for g in self.grids), max(g.contexts[-1] for g in self.grids), c),
+        ):
+            outside = outside | (value < low) | (value > high)
+        return np.asarray(outside)
+
+    def _slice(self, rows: Array, context: float, batch: float) -> Array:
+        """Seconds of any rows at one context and batch."""
+        batches = [grid.batch for grid in self.grids]
+        upper = int(np.searchsorted(batches, batch))
+        if upper < len(batches) and batches[upper] == batch:
+            return self._on_grid(self.grids[upper], rows, context)
+        if 0 < upper < len(batches):
+            low, high = self.grids[upper - 1], self.grids[upper]
+            share = (batch - low.batch) / (high.batch - low.batch)
+            below = self._on_grid(low, rows, context)
+            return below + share * (self._on_grid(high, rows, context) - below)
+        edge = self.grids[min(upper, len(batches) - 1)]
+        scale = self.work.seconds(rows, context, batch)
+        scale = scale / self.work.seconds(rows, context, edge.batch)
+        return self._on_grid(edge, rows, context) * scale
+
+    def _on_grid(self, grid: Grid, rows: Array, context: float) -> Array:
+        """Seconds of any rows at one context, at a measured batch."""
+        inner_rows = np.clip(rows, grid.rows[0], grid.rows[-1])
+        inner_context = min(max(context, grid.contexts[0]), grid.contexts[-1])
+        seconds = _between(grid.contexts, grid.seconds, inner_context)
+        if self.options.rows == "log":
+            result = np.interp(np.log(inner_rows), np.log(grid.rows), seconds)
+        else:
+            knots = self.work.seconds(grid.rows, inner_context, grid.batch)
+            # A tiny slope keeps the axis increasing where no work depends on the rows.
+            tilt = 1e-9 * float(knots[-1])
+            place = self.work.seconds(inner_rows, inner_context, grid.batch) + tilt * inner_rows
+            result = np.interp(place, knots + tilt * grid.rows, seconds)
+        if inner_context == context and np.array_equal(inner_rows, rows):
+            return result
+        scale = self.work.seconds(rows, context, grid.batch)
+        scaled: Array = result * scale / self.work.seconds(inner_rows, inner_context, grid.batch)
+        return scaled
+
+
+def build_surface(
+    points: Points, roofline: Roofline, options: SurfaceOptions
+) -> SurfaceCalibration:
+    """A calibration from measured points, without choosing anything; numpy only and quick.
+
+    Raises InputError for fewer than 4 points or fewer than 2 row counts.
+    """
+    if len(points) < 4 or len(np.unique(points.rows)) < 2:
+        raise InputError(
+            "a surface needs at least 4 points and 2 row counts"
+            f" (there are {len(points)} and {len(np.unique(points.rows))})",
+            hint="Measure more points",
+        )
+    work = fit_work(points, roofline)
+    grids = [
+        _grid(points.take(points.batch == batch), work, options)
+        for batch in np.unique(points.batch)
+    ]
+    return SurfaceCalibration(work=work, grids=tuple(grids), options=options)
+
+
+def _grid(points: Points, work: WorkModel, options: SurfaceOptions) -> Grid:
+    rows, column = np.unique(points.rows, return_inverse=True)
+    contexts, line = np.unique(points.context, return_inverse=True)
+    batch = float(points.batch[0])
+    shape = (len(contexts), len(rows))
+    base = work.seconds(rows[None, :], contexts[:, None], batch)
+    ratio = np.full(shape, np.nan)
+    error = np.zeros(shape)
+    measured = points.seconds / work.seconds(points.rows, points.context, points.batch)
+    for cell in set(zip(line.tolist(), column.tolist(), strict=True)):
+        here = (line == cell[0]) & (column == cell[1])
+        ratio[cell] = np.median(measured[here])
+        error[cell] = np.mean(points.median_error[here])
+    if options.context != "exact":
+        ratio = _smoothed(ratio, contexts, options.context)
+    seconds = _filled(ratio, np.log(rows), contexts) * base
+    for index in range(len(rows)):
+        seconds[:, index] = _without_dips(seconds[:, index], error[:, index])
+    for index in range(len(contexts)):
+        seconds[index] = _without_dips(seconds[index], error[index])
+    return Grid(batch=batch, contexts=contexts, rows=rows, seconds=seconds)
+
+
+def _between(axis: Array, values: Array, at: float) -> Array:
+    """Linear interpolation of the rows of `values` [len(axis), m] at one place on the axis."""
+    if len(axis) == 1:
+        first: Array = values[0]
+        return first
+    upper = min(max(int(np.searchsorted(axis, at)), 1), len(axis) - 1)
+    share = (at - axis[upper - 1]) / (axis[upper] - axis[upper - 1])
+    between: Array = values[upper - 1] + share * (values[upper] - values[upper - 1])
+    return between
+
+
+def _smoothed(ratio: Array, contexts: Array, how: str) -> Array:
+    """Each column (row count) over its measured contexts: its median, or a Theil-Sen line."""
+    result = ratio.copy()
+    for index in range(ratio.shape[1]):
+        known = np.isfinite(ratio[:, index])
+        x, y = contexts[known], ratio[known, index]
+        slope = 0.0
+        if how == "line" and len(x) > 2:
+            first, second = np.triu_indices(len(x), 1)
+            slope = float(np.median((y[second] - y[first]) / (x[second] - x[first])))
+        result[known, index] = slope * x + np.median(y - slope * x)
+    return result
+
+
+def _filled(ratio: Array, log_rows: Array, contexts: Array) -> Array:
+    """Fill cells that were not measured.
+
+    Each context is first interpolated over its measured row counts; a row count that was
+    measured elsewhere then shifts its cells by how far it lay from that interpolation.
+    """
+    known = np.isfinite(ratio)
+    if known.all():
+        return ratio
+    across = np.array(
+        [np.interp(log_rows, log_rows[k], row[k]) for row, k in zip(ratio, known, strict=True)]
+    )
+    # Interpolation passes through a row count's own points, so leave it out to see its shift.
+    result = np.where(known, ratio, across)
+    for index in range(ratio.shape[1]):
+        own = known[:, index]
+        if own.all():
+            continue
+        others = known.copy()
+        others[:, index] = False
+        shifts, places = [], []
+        for line in np.flatnonzero(own & others.any(axis=1)):
+            k = others[line]
+            guess = np.interp(log_rows[index], log_rows[k], ratio[line, k])
+            shifts.append(ratio[line, index] - guess)
+            places.append(contexts[line])
+        if shifts:
+            result[~own, index] += np.interp(contexts[~own], places, shifts)
+    return result
+
+
+def _without_dips(values: Array, error: Array) -> Array:
+    """Remove falls that noise explains; keep real ones.
+
+    The nearest non-decreasing sequence replaces a value where it lies within three standard
+    errors of it. More work never takes less time, except where another kernel takes over.
+    """
+    if np.all(np.diff(values) >= 0):
+        return values
+    rising = _non_decreasing(values)
+    return np.where(np.abs(rising - values) <= 3 * error * values, rising, values)
+
+
+def _non_decreasing(values: Array) -> Array:
+    """Least-squares non-decreasing sequence, by pooling adjacent violators."""
+    blocks: list[tuple[float, int]] = []
+    for value in values:
+        mean, size = float(value), 1
+        while blocks and blocks[-1][0] > mean:
+            before, count = blocks.pop()
+            mean = (mean * size + before * count) / (size + count)
+            size += count
+        blocks.append((mean, size))
+    return np.repeat([mean for mean, _ in blocks], [size for _, size in blocks])
