@@ -1,0 +1,174 @@
+"""What `rooftree doctor` looks at: each check says what it found and what to do about it."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from costmodel.device import device_by_name
+from costmodel.errors import ProfileError, RooftreeError
+from costmodel.registry import ProfileStore, user_directory
+from costmodel.registry_key import ProfileKey
+from costmodel.targets import find_target
+from decoder.demo_model import demo_model_folder, has_demo_model
+from decoder.device import default_dtype, dtype_name, fingerprint, select_device
+from decoder.loading import default_target
+from decoder.profiles import ATTENTION, RUNTIME
+from profiler.device import Metadata, collect, observe, warnings
+from profiler.nvml import Gpu
+
+Status = Literal["ok", "warn", "missing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that was looked at; `advice` is empty when nothing is to be done."""
+
+    name: str
+    status: Status
+    found: str
+    advice: str = ""
+
+
+def run_checks(interval_s: float = 0.5) -> list[Check]:
+    """All checks on this machine; `interval_s` is how long other processes are watched."""
+    device = select_device()
+    metadata = collect(0 if device.type == "cuda" else None)
+    return [
+        _versions(metadata),
+        _device(device),
+        _directory(user_directory()),
+        *_target(device),
+        _demo_model(),
+        _quiet(metadata, interval_s),
+    ]
+
+
+def next_step(checks: list[Check]) -> str:
+    """The one thing to do next."""
+    for name in ("data directory", "profile"):
+        for check in checks:
+            if check.name == name and check.status != "ok":
+                return check.advice
+    return "Everything is there: `rooftree generate --prompt TEXT`."
+
+
+def _versions(metadata: Metadata) -> Check:
+    names = ("rooftree", "torch", "transformers", "numba", "python")
+    known = [(name, metadata.fields.get(f"{name}_version")) for name in names]
+    return Check(
+        name="versions",
+        status="ok",
+        found=", ".join(f"{name} {version}" for name, version in known if version),
+    )
+
+
+def _device(device: torch.device) -> Check:
+    here = fingerprint(device)
+    found = f"{here.name}, {here.memory_bytes / 2**30:.1f} GiB, {_dtype(device)}"
+    if device.type == "cuda":
+        if device_by_name(here.name) is None:
+            found += ", not in devices.yaml: its peaks are measured"
+        return Check(name="device", status="ok", found=found)
+    found += f", {here.threads} threads, {here.instruction_set}"
+    gpu = _unused_gpu()
+    if gpu:
+        return Check(
+            name="device",
+            status="warn",
+            found=f"{found}; the driver shows {gpu}, but torch cannot use it",
+            advice="Install a CUDA build of torch that fits the driver.",
+        )
+    return Check(name="device", status="ok", found=found)
+
+
+def _unused_gpu() -> str:
+    """A GPU that the driver shows though torch has none; empty where there is none."""
+    try:
+        return str(Gpu.open(0).read().get("gpu_name", "a GPU"))
+    except RooftreeError:
+        return ""
+
+
+def _directory(folder: Path) -> Check:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        return Check(
+            name="data directory",
+            status="missing",
+            found=f"{folder}: {error.strerror or error}",
+            advice="Set ROOFTREE_HOME to a directory that you can write to.",
+        )
+    return Check(name="data directory", status="ok", found=str(folder))
+
+
+def _target(device: torch.device) -> list[Check]:
+    name = default_target(device)
+    return [Check(name="default target", status="ok", found=name), _profile(name, device)]
+
+
+def _profile(target: str, device: torch.device) -> Check:
+    here = fingerprint(device)
+    key = ProfileKey(
+        device_name=here.name,
+        memory_bytes=here.memory_bytes,
+        mig=here.mig,
+        threads=here.threads,
+        instruction_set=here.instruction_set,
+        architecture_hash=find_target(target).architecture.hash,
+        dtype=_dtype(device),
+        runtime=RUNTIME,
+        attention=ATTENTION,
+    )
+    measure = "`rooftree calibrate` measures this device (about a minute)."
+    try:
+        result = ProfileStore().find(key)
+    except ProfileError:
+        return Check(
+            name="profile",
+            status="missing",
+            found=f"none for {target} in {_dtype(device)} on this device",
+            advice=measure,
+        )
+    kind = result.profile.provenance.kind
+    return Check(
+        name="profile",
+        status="ok" if kind == "measured" else "warn",
+        found=f"{kind}, {result.path}",
+        advice="" if kind == "measured" else measure,
+    )
+
+
+def _demo_model() -> Check:
+    folder = demo_model_folder()
+    if has_demo_model():
+        return Check(name="demo model", status="ok", found=str(folder))
+    return Check(
+        name="demo model",
+        status="missing",
+        found=f"not in {folder}",
+        advice="`rooftree demo-model` fetches a small real model (93 MB), if you want one.",
+    )
+
+
+def _quiet(metadata: Metadata, interval_s: float) -> Check:
+    found = warnings(metadata, observe(interval_s))
+    if not found:
+        return Check(name="machine", status="ok", found="quiet")
+    return Check(
+        name="machine",
+        status="warn",
+        found="; ".join(found),
+        advice="Measure when the machine is quiet.",
+    )
+
+
+def _dtype(device: torch.device) -> str:
+    return dtype_name(default_dtype(device))
