@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
+
+UNBROKEN_WIDTH = 300
+NUMBER = re.compile(r"-?[\d.,]+[x%]?|-|None")
 
 
 def print_json(value: Any) -> None:
@@ -22,7 +26,12 @@ def note(text: str) -> None:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None
 ) -> None:
-    """A plain table on stdout, numbers right-aligned; lines unbroken where it is no terminal."""
+    """A plain table on stdout, numbers right-aligned, None as a dash.
+
+    Lines are as wide as the terminal, and unbroken where stdout is none.
+    """
+    from io import StringIO
+
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -30,11 +39,13 @@ def print_table(
     rows = [list(row) for row in rows]
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
-        numeric = all(isinstance(row[index], int | float) for row in rows)
+        numeric = all(NUMBER.fullmatch(str(row[index])) for row in rows)
         table.add_column(column, justify="right" if numeric and rows else "left")
     for row in rows:
         table.add_row(*("-" if cell is None else str(cell) for cell in row))
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = 240
-    console.print(table)
+    terminal = Console()
+    width = terminal.width if terminal.is_terminal else UNBROKEN_WIDTH
+    page = StringIO()
+    Console(file=page, width=width, highlight=False, markup=False).print(table)
+    lines = [line.rstrip() for line in page.getvalue().splitlines()]
+    click.echo("\n".join(line for line in lines if line))

@@ -23,7 +23,7 @@ def command(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-@command.command(name="list")
+@command.command(name="list", short_help="List all profiles.")
 @as_json_option
 def list_profiles(as_json: bool) -> None:
     """List every profile in your data directory and in the shipped one."""
@@ -47,7 +47,7 @@ def list_profiles(as_json: bool) -> None:
             note(f"cannot be used: {record['problem']}")
 
 
-@command.command()
+@command.command(short_help="Show one profile.")
 @click.argument("name")
 @as_json_option
 def show(name: str, as_json: bool) -> None:
@@ -62,7 +62,7 @@ def show(name: str, as_json: bool) -> None:
         print_profile(path, profile)
 
 
-@command.command()
+@command.command(short_help="Check profile files.")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @as_json_option
 def validate(paths: tuple[Path, ...], as_json: bool) -> None:
@@ -82,7 +82,7 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
         raise ProfileError(f"{bad} of {len(problems)} profiles cannot be used")
 
 
-@command.command()
+@command.command(short_help="Draw a profile as a PNG.")
 @click.argument("name")
 @click.option(
     "--output",
