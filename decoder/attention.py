@@ -1,0 +1,134 @@
+"""Tree attention: every row sees the whole prefix and its own ancestors.
+
+The prefix part needs no mask, so the grouped query heads are packed into rows of
+their KV head and nothing is expanded; only the few rows of the tree themselves
+are masked. Both parts carry their log-sum-exp and are merged (the two-part form
+of online softmax; Dao et al., FlashAttention). Memory is O(rows x rows), never
+O(rows x context).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import AttentionInterface
+
+from decoder.kv_cache import KVCache
+
+ATTENTION_NAME = "rooftree_split"
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardPlan:
+    """What every layer of one forward shares.
+
+    tail_mask  None for one row, else an additive mask [1, 1, group * rows, rows]
+               (0 where a row sees another, -inf elsewhere), repeated for the
+               `group` query heads that share a KV head
+    """
+
+    cache: KVCache
+    tail_mask: torch.Tensor | None
+
+
+def tail_mask(visible: torch.Tensor, group: int, dtype: torch.dtype) -> torch.Tensor:
+    """The additive mask of packed heads from a boolean visibility [rows, rows]."""
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    mask.masked_fill_(~visible, float("-inf"))
+    return mask.repeat(group, 1)[None, None]
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+) -> torch.Tensor:
+    """Attention of the last `rows` positions over a prefix and over each other.
+
+    query       [batch, heads, rows, head_dim]
+    key, value  [batch, kv_heads, context + rows, head_dim]
+    mask        additive [1, 1, group * rows, rows] over the rows, or None for one row
+    returns     [batch, heads, rows, head_dim]
+    """
+    batch, heads, rows, width = query.shape
+    kv_heads, total = key.shape[1], key.shape[2]
+    packed = query.reshape(batch, kv_heads, heads // kv_heads * rows, width)
+    if mask is None:
+        merged, _ = partial_attention(packed, key, value, None, scale)
+        return merged.view(batch, heads, rows, width)
+    context = total - rows
+    tail, tail_lse = partial_attention(
+        packed, key[:, :, context:], value[:, :, context:], mask, scale
+    )
+    if context == 0:
+        return tail.view(batch, heads, rows, width)
+    prefix, prefix_lse = partial_attention(
+        packed, key[:, :, :context], value[:, :, :context], None, scale
+    )
+    weight = torch.sigmoid(tail_lse - prefix_lse).unsqueeze(-1).to(tail.dtype)
+    return torch.lerp(prefix, tail, weight).view(batch, heads, rows, width)
+
+
+def partial_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Softmax attention over some of the keys, with the log-sum-exp that merging needs.
+
+    query [batch, kv_heads, q, head_dim]; key, value [batch, kv_heads, k, head_dim];
+    mask broadcastable to [batch, kv_heads, q, k] or None.
+    Returns the output like query and the log-sum-exp [batch, kv_heads, q].
+    """
+    if query.device.type == "cpu":
+        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, attn_mask=mask, scale=scale
+        )
+        return output, lse
+    return reference_attention(query, key, value, mask, scale)
+
+
+def reference_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`partial_attention` in plain PyTorch operations, for any device and for tests."""
+    accurate = torch.promote_types(query.dtype, torch.float32)
+    scores = torch.matmul(query, key.transpose(-1, -2)).to(accurate) * scale
+    if mask is not None:
+        scores = scores + mask
+    lse = torch.logsumexp(scores, dim=-1)
+    weights = torch.exp(scores - lse.unsqueeze(-1)).to(value.dtype)
+    return torch.matmul(weights, value), lse
+
+
+def split_attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    *,
+    plan: ForwardPlan,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """The attention function registered with transformers as `rooftree_split`.
+
+    Stores the layer's new keys and values in the plan's cache and attends over
+    them. Returns [batch, rows, heads, head_dim], as transformers expects.
+    """
+    keys, values = plan.cache.write(module.layer_idx, key, value)  # type: ignore[arg-type]
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return attend(query, keys, values, plan.tail_mask, scale).transpose(1, 2), None
+
+
+AttentionInterface.register(ATTENTION_NAME, split_attention_forward)

@@ -1,0 +1,117 @@
+"""Which device this is, in the terms of the profile lookup."""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from pathlib import Path
+
+import psutil
+import torch
+
+from costmodel.device import DeviceFingerprint
+from costmodel.errors import DeviceError
+
+
+def select_device(name: str | None = None) -> torch.device:
+    """The named torch device, or CUDA where there is one, else the CPU."""
+    if name is None or name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise DeviceError(f"'{name}' is not a device", hint="Use cpu, cuda or cuda:N.") from error
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if count == 0:
+            raise DeviceError(
+                "no CUDA device is available to torch",
+                hint="Use --device cpu, or install a CUDA build of torch and a driver.",
+            )
+        if device.index is not None and device.index >= count:
+            raise DeviceError(f"there is no {name}: torch sees {count} CUDA device(s)")
+    elif device.type != "cpu":
+        raise DeviceError(f"device type '{device.type}' is not supported", hint="Use cpu or cuda.")
+    return device
+
+
+def default_dtype(device: torch.device) -> torch.dtype:
+    """bfloat16 where the device computes in it, else float32."""
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(False) else torch.float16
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if native else torch.float32
+
+
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+
+
+def parse_dtype(name: str | None, device: torch.device) -> torch.dtype:
+    """The torch dtype of a name, or the device's default for None and 'auto'."""
+    if name is None or name == "auto":
+        return default_dtype(device)
+    try:
+        return DTYPES[name]
+    except KeyError:
+        raise DeviceError(
+            f"'{name}' is not a dtype", hint=f"Use one of {', '.join(DTYPES)} or auto."
+        ) from None
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def fingerprint(device: torch.device) -> DeviceFingerprint:
+    """The device as the profile lookup knows it: hard keys and the soft ones torch can tell."""
+    if device.type == "cpu":
+        return DeviceFingerprint(
+            kind="cpu",
+            name=_cpu_name(),
+            memory_bytes=psutil.virtual_memory().total,
+            mig=None,
+            threads=torch.get_num_threads(),
+            instruction_set=_instruction_set(),
+            driver=None,
+            cuda=None,
+            power_limit_w=None,
+        )
+    properties = torch.cuda.get_device_properties(device)
+    name = properties.name
+    return DeviceFingerprint(
+        kind="cuda",
+        name=name,
+        memory_bytes=properties.total_memory,
+        mig=name.split("MIG", 1)[1].strip() if "MIG" in name else None,
+        threads=None,
+        instruction_set=None,
+        driver=None,
+        cuda=torch.version.cuda,
+        power_limit_w=None,
+    )
+
+
+@cache
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+@cache
+def _instruction_set() -> str:
+    """torch's CPU capability, and whether bfloat16 products are native."""
+    names = [torch.backends.cpu.get_cpu_capability().lower()]
+    if torch.cpu._is_avx512_bf16_supported():
+        names.append("bf16")
+    if torch.cpu._is_amx_tile_supported():
+        names.append("amx")
+    return "+".join(names)

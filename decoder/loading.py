@@ -1,0 +1,259 @@
+"""From a name to a model: a local folder, a hub id, or a known target.
+
+Real weights come from a folder, from the demo model, from the hub's local cache
+or (where asked for) from the hub; random weights are built from the config on
+the device itself, so that latency can be measured without a download.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from costmodel.architecture import ModelArchitecture
+from costmodel.errors import InputError, RooftreeError
+from costmodel.targets import find_target
+from decoder.demo_model import DEMO_NAME, demo_model_folder
+
+Weights = Literal["auto", "random", "pretrained"]
+
+CPU_TARGET = DEMO_NAME
+GPU_TARGETS = ("Qwen/Qwen3-8B", "Qwen/Qwen3-4B", "Qwen/Qwen3-1.7B")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A causal LM, what it is called and where its weights came from."""
+
+    model: PreTrainedModel
+    name: str
+    source: str  # the folder or hub id that the weights and tokenizer come from, or ""
+    weights: Literal["pretrained", "random"]
+    architecture: ModelArchitecture
+
+    def tokenizer(self) -> Any:
+        """The tokenizer that belongs to the weights; InputError when there is none."""
+        if not self.source:
+            raise InputError(
+                f"{self.name} has random weights and no tokenizer",
+                hint="Give token ids, or a target with weights (rooftree demo-model brings one).",
+            )
+        try:
+            return AutoTokenizer.from_pretrained(self.source)
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"no usable tokenizer in {self.source}",
+                hint="A folder needs tokenizer.json beside the weights.",
+            ) from error
+
+
+def default_target(device: torch.device) -> str:
+    """The target when nothing is named: SmolLM2-135M on a CPU, else the largest Qwen3 that fits."""
+    if device.type == "cpu":
+        return CPU_TARGET
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    for name in GPU_TARGETS:
+        weights_bytes = find_target(name).architecture.parameters * 2
+        if weights_bytes * 1.3 < free_bytes:  # room for the KV cache and activations
+            return name
+    return CPU_TARGET
+
+
+def load_model(
+    name: str,
+    *,
+    weights: Weights = "auto",
+    dtype: torch.dtype,
+    device: torch.device,
+    download: bool = False,
+) -> LoadedModel:
+    """Load `name` (folder, hub id or known target) onto the device.
+
+    weights  `pretrained` or raise InputError; `random` from the config alone;
+             `auto` takes local weights where there are some, else random ones
+    download whether the hub may be asked when nothing is found locally
+    """
+    if weights not in ("auto", "random", "pretrained"):
+        raise InputError(f"'{weights}' is not a kind of weights", hint="Use auto or random.")
+    source = None if weights == "random" else _weights_source(name, download)
+    with _quiet():
+        if source is not None:
+            return _load_pretrained(name, source, dtype, device)
+        if weights == "pretrained":
+            raise InputError(
+                f"no weights found for '{name}'",
+                hint="Give a folder with config.json and *.safetensors, a hub id that can be "
+                "reached, or run `rooftree demo-model` for a small real model.",
+            )
+        return _build_random(name, dtype, device)
+
+
+def borrow_model(model: Any) -> LoadedModel:
+    """A transformers model that belongs to the caller; nothing on it is changed for good."""
+    if not isinstance(model, PreTrainedModel):
+        raise InputError(
+            f"a target must be a name, a folder or a transformers model, not {type(model).__name__}"
+        )
+    source = str(getattr(model.config, "_name_or_path", "") or "")
+    architecture = ModelArchitecture.from_hf_config(model.config, name=source or None)
+    return LoadedModel(
+        model=model.eval(),
+        name=architecture.name,
+        source=source,
+        weights="pretrained",
+        architecture=architecture,
+    )
+
+
+def _weights_source(name: str, download: bool) -> str | None:
+    """The folder or hub id that holds real weights, or None."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise InputError(
+                f"{folder} holds no config.json", hint="Give a Hugging Face model folder."
+            )
+        return str(folder) if any(folder.glob("*.safetensors")) else None
+    if _looks_like_path(name):
+        raise InputError(f"there is no folder {name}", hint="Check the path of the target.")
+    label = _canonical_name(name)
+    if label == DEMO_NAME and (demo_model_folder() / "config.json").is_file():
+        return str(demo_model_folder())
+    return _hub_source(label, download)
+
+
+def _hub_source(name: str, download: bool) -> str | None:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+    try:
+        folder = snapshot_download(name, allow_patterns=patterns, local_files_only=True)
+        if any(Path(folder).glob("*.safetensors")):
+            return folder
+    except HFValidationError as error:
+        raise InputError(
+            f"'{name}' is neither a folder, a known target nor a hub id",
+            hint="Known targets are listed in calibrations/targets.yaml.",
+        ) from error
+    except LocalEntryNotFoundError:
+        pass
+    if not download:
+        return None
+    try:
+        return snapshot_download(name, allow_patterns=patterns)
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError):
+        return None
+
+
+def _looks_like_path(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
+def _canonical_name(name: str) -> str:
+    """A known target's full name for its short one; other names unchanged."""
+    try:
+        return find_target(name).architecture.name
+    except RooftreeError:
+        return name
+
+
+def _load_pretrained(
+    name: str, source: str, dtype: torch.dtype, device: torch.device
+) -> LoadedModel:
+    config = _read_config(source)
+    architecture = ModelArchitecture.from_hf_config(config, name=_label(name))
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            source, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False
+        ).to(device)
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise InputError(
+            f"cannot load the weights in {source}: {_first_line(error)}",
+            hint="Only complete safetensors checkpoints are loaded; check the folder's files.",
+        ) from error
+    return LoadedModel(
+        model=model.eval(),
+        name=_label(name),
+        source=source,
+        weights="pretrained",
+        architecture=architecture,
+    )
+
+
+def _read_config(source: str) -> Any:
+    try:
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"cannot read the config of {source}: {_first_line(error)}",
+            hint="Give a Hugging Face model folder of a dense decoder (Llama, Qwen, Mistral, ...).",
+        ) from error
+
+
+def _build_random(name: str, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        config = _read_config(str(folder))
+    else:
+        known = find_target(name).hf_config
+        config = AutoConfig.for_model(**known)
+    architecture = ModelArchitecture.from_hf_config(config, name=_label(name))
+    with _default_dtype(dtype), torch.device(device):
+        try:
+            model = AutoModelForCausalLM.from_config(config)
+        except torch.OutOfMemoryError as error:
+            size_gb = architecture.parameters * dtype.itemsize / 1e9
+            raise InputError(
+                f"{name} needs {size_gb:.1f} GB for its weights, more than {device} has free",
+                hint="Choose a smaller target.",
+            ) from error
+    return LoadedModel(
+        model=model.eval(),
+        name=_label(name),
+        source="",
+        weights="random",
+        architecture=architecture,
+    )
+
+
+def _label(name: str) -> str:
+    folder = Path(name).expanduser()
+    return folder.resolve().name if folder.is_dir() else _canonical_name(name)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars or notices of transformers on a user's terminal."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        transformers_logging.enable_progress_bar()

@@ -1,0 +1,130 @@
+"""The start-up probe: six points with the decoder's own verify step, at most a few seconds."""
+
+from __future__ import annotations
+
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from costmodel.points import Points
+from costmodel.profile import Profile
+from costmodel.stages import DrafterSection
+from decoder.drafters.base import Drafter
+from decoder.profiles import Measurement, find_peaks, make_profile
+from decoder.target import Target
+from decoder.tree import EMPTY, DraftTree
+
+POINTS = ((1, 256), (4, 256), (16, 256), (64, 256), (1, 1024), (32, 1024))  # rows, context
+BUDGET_S = 5.0
+REPEATS = 7
+
+
+def quick_profile(target: Target, drafter: Drafter) -> Profile:
+    """A profile with provenance `quick`, from about six points timed here and now."""
+    start_s = perf_counter()
+    peaks = find_peaks(target)
+    longest = target.max_context
+    shapes = [(rows, min(context, longest - rows)) for rows, context in POINTS]
+    samples = _time_points(target, shapes, deadline_s=start_s + BUDGET_S)
+    rows, contexts = zip(*shapes, strict=True)
+    points = Points(
+        rows=rows,
+        context=contexts,
+        seconds=[median(times) for times in samples],
+        mad_s=[_mad_s(times) for times in samples],
+        n=[len(times) for times in samples],
+    )
+    return make_profile(
+        target,
+        Measurement(
+            kind="quick",
+            points=points,
+            peaks=peaks,
+            provenance={
+                "samples": sum(len(times) for times in samples),
+                "duration_s": round(perf_counter() - start_s, 2),
+            },
+            sections={"drafters": {drafter.architecture_hash: time_drafter(drafter)}},
+        ),
+    )
+
+
+def _time_points(
+    target: Target, shapes: list[tuple[int, int]], deadline_s: float
+) -> list[list[float]]:
+    """Seconds of each shape, in passes over all of them until the deadline, once at least."""
+    before = target.cache
+    target.cache = None
+    cache = target.reserve(max(rows + context for rows, context in shapes))
+    try:
+        with torch.inference_mode():
+            cache.data.normal_()
+        trees = [_bush(rows - 1) for rows, _ in shapes]
+        for tree, (_, context) in zip(trees, shapes, strict=True):
+            cache.truncate(context)
+            target.verify(0, tree)
+        samples: list[list[float]] = [[] for _ in shapes]
+        for _ in range(REPEATS):
+            for tree, (_, context), times in zip(trees, shapes, samples, strict=True):
+                cache.truncate(context)
+                times.append(_seconds(target, tree))
+            if perf_counter() > deadline_s:
+                break
+        return samples
+    finally:
+        target.cache = before
+
+
+def time_forward(target: Target, rows: int, context: int) -> list[float]:
+    """Seconds of a few forwards of one shape."""
+    return _time_points(target, [(rows, context)], deadline_s=perf_counter() + BUDGET_S)[0]
+
+
+def _seconds(target: Target, tree: DraftTree) -> float:
+    synchronise(target.device)
+    start_s = perf_counter()
+    target.verify(0, tree)
+    synchronise(target.device)
+    return perf_counter() - start_s
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for the device's queued work; a CPU has none."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _bush(nodes: int) -> DraftTree:
+    """A tree whose every row has up to four children."""
+    if nodes == 0:
+        return EMPTY
+    parents = np.arange(nodes, dtype=np.int64) // 4
+    depths = np.empty(nodes, np.int64)
+    for node, parent in enumerate(parents):
+        depths[node] = 1 if parent == 0 else depths[parent - 1] + 1
+    return DraftTree(np.arange(nodes, dtype=np.int64), parents, depths, np.full(nodes, 0.1))
+
+
+def time_drafter(drafter: Drafter) -> DrafterSection:
+    """One draft's cost, for a profile that does not have this drafter."""
+    context = np.arange(1024, dtype=np.int64) % 40
+    times = []
+    for _ in range(REPEATS + 1):
+        start_s = perf_counter()
+        drafter.draft(context, drafter.max_depth)
+        times.append(perf_counter() - start_s)
+    kept = times[1:]  # the first call compiles
+    return DrafterSection(
+        name=drafter.name,
+        context=[len(context)],
+        median_s=[median(kept)],
+        mad_s=[_mad_s(kept)],
+        n=[len(kept)],
+    )
+
+
+def _mad_s(times: list[float]) -> float:
+    centre = median(times)
+    return median(abs(value - centre) for value in times)

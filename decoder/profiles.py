@@ -1,0 +1,156 @@
+"""Profiles of what this decoder runs: its key for the lookup, and a profile from points."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from platform import python_version
+from typing import Any
+
+import torch
+import transformers
+
+from costmodel.device import device_by_name
+from costmodel.fit import select_calibration
+from costmodel.points import Points
+from costmodel.profile import (
+    CalibrationSection,
+    LinearSection,
+    Profile,
+    SurfaceOptionsSection,
+)
+from costmodel.registry_key import ProfileKey, SoftKey
+from costmodel.roofline import Roofline
+from costmodel.schema import (
+    ELEMENT_BYTES,
+    DeviceSection,
+    ErrorSection,
+    PeaksSection,
+    ProvenanceKind,
+    ProvenanceSection,
+    RuntimeSection,
+    SurfaceSection,
+    TargetSection,
+)
+from decoder.device import dtype_name, fingerprint
+from decoder.peaks import measure_peaks
+from decoder.target import Target
+
+ATTENTION = "split"
+RUNTIME = "eager"
+
+
+def profile_key(target: Target) -> ProfileKey:
+    """The hard keys that a profile must share with this decoder."""
+    device = fingerprint(target.device)
+    return ProfileKey(
+        device_name=device.name,
+        memory_bytes=device.memory_bytes,
+        mig=device.mig,
+        threads=device.threads,
+        instruction_set=device.instruction_set,
+        architecture_hash=target.architecture.hash,
+        dtype=dtype_name(target.dtype),
+        runtime=RUNTIME,
+        attention=ATTENTION,
+    )
+
+
+def soft_key(target: Target) -> SoftKey:
+    """What may differ from a profile at the price of a warning and online correction."""
+    device = fingerprint(target.device)
+    return SoftKey(
+        driver=device.driver,
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+        cuda=device.cuda,
+        power_limit_w=device.power_limit_w,
+    )
+
+
+def runtime_section(target: Target) -> RuntimeSection:
+    return RuntimeSection(
+        kind=RUNTIME,
+        dtype=dtype_name(target.dtype),
+        attention=ATTENTION,
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+        python=python_version(),
+    )
+
+
+def find_peaks(target: Target) -> PeaksSection:
+    """The measured peaks, and the datasheet's in their place where the device is known.
+
+    Rooflines use the datasheet of a known GPU, so that profiles of one device agree.
+    """
+    measured = measure_peaks(target.device, target.dtype)
+    known = device_by_name(fingerprint(target.device).name)
+    # The datasheet's FLOPs are those of bfloat16, so other dtypes use what was measured.
+    if known is not None and target.dtype == torch.bfloat16:
+        used, source = known.peaks, "datasheet"
+    else:
+        used, source = measured, "measured"
+    return PeaksSection(
+        source=source,
+        flops_per_s=used.flops_per_s,
+        bytes_per_s=used.bytes_per_s,
+        measured_flops_per_s=measured.flops_per_s,
+        measured_bytes_per_s=measured.bytes_per_s,
+    )
+
+
+def roofline_of(target: Target, peaks: PeaksSection) -> Roofline:
+    return Roofline(
+        architecture=target.architecture,
+        peaks=peaks.peaks(),
+        element_bytes=ELEMENT_BYTES[dtype_name(target.dtype)],
+        count="paper",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What a calibration or a probe found, ready to become a profile.
+
+    `provenance` holds the fields of the section that the caller knows (samples,
+    duration_s, ...); `sections` the optional sections (stages, drafters, ...).
+    """
+
+    kind: ProvenanceKind
+    points: Points
+    peaks: PeaksSection
+    provenance: dict[str, Any] = field(default_factory=dict)
+    sections: dict[str, Any] = field(default_factory=dict)
+
+
+def make_profile(target: Target, measurement: Measurement) -> Profile:
+    """Fit the calibrations and put the profile together. Raises InputError, ProfileError."""
+    selection = select_calibration(measurement.points, roofline_of(target, measurement.peaks))
+    options = selection.surface.options if selection.surface is not None else None
+    calibration = CalibrationSection(
+        selected=selection.selected,
+        linear=LinearSection.of(selection.linear),
+        surface=None if options is None else SurfaceOptionsSection.of(options),
+        cross_validated={
+            name: ErrorSection.of(error) for name, error in selection.cross_validated.items()
+        },
+    )
+    return Profile(
+        provenance=ProvenanceSection(
+            kind=measurement.kind,
+            created_utc=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            tool_version=version("rooftree"),
+            points=len(measurement.points),
+            note=f"{target.loaded.weights} weights",
+            **measurement.provenance,
+        ),
+        device=DeviceSection.of(fingerprint(target.device)),
+        target=TargetSection.of(target.architecture),
+        runtime=runtime_section(target),
+        peaks=measurement.peaks,
+        calibration=calibration,
+        surface=SurfaceSection.of(measurement.points),
+        **measurement.sections,
+    )

@@ -1,0 +1,250 @@
+"""Measure, fit, check on points held out, and write the profile."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from costmodel.errors import InputError
+from costmodel.profile import Profile
+from costmodel.registry import ProfileStore, user_directory
+from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
+from decoder.drafters.base import Drafter
+from decoder.drafters.ngram import NgramDrafter
+from decoder.loading import Weights, default_target, load_model
+from decoder.profiles import Measurement, find_peaks, make_profile, profile_key
+from decoder.target import Target
+from profiler.device import CpuGuard, collect, observe, warnings
+from profiler.journal import Journal
+from profiler.lock import device_lock
+from profiler.nvml import Gpu, GpuGuard
+from profiler.sections import (
+    drafter_sections,
+    points_of,
+    provenance_fields,
+    stages_section,
+    with_held_out,
+)
+from profiler.stopping import NoiseRule
+from profiler.sweep import Progress, SweepPlan, SweepResult, run_sweep
+from profiler.timing import CudaTimer, Guard, Timer, WallTimer
+from profiler.workload import Task, Workload
+
+CPU_CONTEXTS = (64, 256, 1024, 2048)
+GPU_CONTEXTS = (64, 256, 1024, 4096, 16384)
+MIN_SAMPLES = 10  # fewer have a small spread by luck
+CPU_MAX_NODES = 127
+GPU_MAX_NODES = 1024
+DRAFTERS: Mapping[str, Callable[[], Drafter]] = {"ngram": NgramDrafter}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationSettings:
+    """What to calibrate; None takes what suits the device."""
+
+    target: str | None = None
+    weights: Weights = "auto"
+    drafter: str = "ngram"
+    device: str | None = None
+    dtype: str | None = None
+    contexts: tuple[int, ...] | None = None
+    max_nodes: int | None = None
+    batches: tuple[int, ...] = (1,)
+    time_budget_s: float = 30.0
+    output: Path | None = None
+    fresh: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationResult:
+    """The profile, where it and its picture lie, and what a user should know."""
+
+    profile: Profile
+    path: Path
+    picture: Path
+    warnings: tuple[str, ...]
+    resumed_samples: int
+    unmeasured: tuple[Task, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """Told about the progress; both do nothing by default."""
+
+    say: Callable[[str], None] = lambda text: None
+    progress: Callable[[Progress], None] = lambda progress: None
+
+
+def calibrate(settings: CalibrationSettings, listener: Listener = Listener()) -> CalibrationResult:
+    """Calibrate one target on one device and store the profile.
+
+    Raises InputError, DeviceError, MeasurementError or ProfileError. Nothing that was
+    measured is lost when it is interrupted: the next call with the same settings goes on.
+    """
+    device = select_device(settings.device)
+    drafter = _drafter(settings.drafter)
+    name = settings.target or default_target(device)
+    plan = _plan(settings, device)
+    check_writable(settings.output)
+    with device_lock(f"{fingerprint(device).name} {device}"):
+        activity = observe()
+        dtype = parse_dtype(settings.dtype, device)
+        loaded = load_model(name, weights=settings.weights, dtype=dtype, device=device)
+        target = Target(loaded)
+        plan = _fit_positions(plan, settings, target)
+        listener.say(
+            f"{loaded.name} ({loaded.weights} weights, {dtype_name(dtype)}) on "
+            f"{fingerprint(device).name}"
+        )
+        workload = Workload(target, drafter, capacity=plan.capacity, seed=plan.seed)
+        metadata = collect(device.index or 0 if device.type == "cuda" else None)
+        found = warnings(metadata, activity)
+        for warning in found:
+            listener.say(f"warning: {warning}")
+        peaks = find_peaks(target)
+        with _journal(target, drafter, plan, settings) as journal:
+            swept = _sweep(plan, workload, journal, settings, listener)
+            profile = make_profile(
+                target,
+                Measurement(
+                    kind="measured",
+                    points=points_of(swept, "verify"),
+                    peaks=peaks,
+                    provenance=provenance_fields(swept, metadata.fields, activity),
+                    sections={
+                        "stages": stages_section(swept),
+                        "drafters": drafter_sections(swept, drafter),
+                    },
+                ),
+            )
+            profile = with_held_out(profile, points_of(swept, "held_out"))
+            path = _store(profile, settings.output)
+            picture = _draw(profile, path)
+            keep_samples(journal, path)
+    return CalibrationResult(
+        profile=profile,
+        path=path,
+        picture=picture,
+        warnings=found,
+        resumed_samples=swept.resumed_samples,
+        unmeasured=swept.unmeasured,
+    )
+
+
+def check_writable(output: Path | None) -> None:
+    """Raise InputError before measuring when the profile could not be written afterwards."""
+    folder = user_directory() if output is None else output.absolute().parent
+    if output is not None and output.is_dir():
+        raise InputError(f"{output} is a folder", hint="Give --output a file name ending in .yaml.")
+    probe = folder / ".rooftree-writable"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"\0" * 4096)
+    except OSError as error:
+        raise InputError(
+            f"cannot write to {folder}: {error.strerror or error}",
+            hint="Choose another --output, or set ROOFTREE_HOME to a folder you can write to.",
+        ) from error
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def keep_samples(journal: Journal, path: Path) -> None:
+    """The raw samples go beside the profile, as `<profile>.samples.jsonl`."""
+    journal.close()
+    shutil.move(journal.path, path.with_suffix(".samples.jsonl"))
+
+
+def _drafter(name: str) -> Drafter:
+    if name not in DRAFTERS:
+        raise InputError(f"'{name}' is not a drafter", hint=f"Use one of {', '.join(DRAFTERS)}.")
+    return DRAFTERS[name]()
+
+
+def _plan(settings: CalibrationSettings, device: torch.device) -> SweepPlan:
+    cpu = device.type == "cpu"
+    return SweepPlan(
+        contexts=settings.contexts or (CPU_CONTEXTS if cpu else GPU_CONTEXTS),
+        max_nodes=settings.max_nodes or (CPU_MAX_NODES if cpu else GPU_MAX_NODES),
+        batches=settings.batches,
+        seed=settings.seed,
+    )
+
+
+def _fit_positions(plan: SweepPlan, settings: CalibrationSettings, target: Target) -> SweepPlan:
+    """Leave out default contexts that the target has no positions for; asked-for ones are errors."""
+    if settings.contexts is not None:
+        return plan
+    room = target.max_context - plan.max_nodes - 1
+    return replace(plan, contexts=tuple(c for c in plan.contexts if c <= room))
+
+
+def _sweep(
+    plan: SweepPlan,
+    workload: Workload,
+    journal: Journal,
+    settings: CalibrationSettings,
+    listener: Listener,
+) -> SweepResult:
+    timer, guard = _instruments(workload.device)
+    swept = run_sweep(
+        plan.tasks(),
+        workload,
+        timer=timer,
+        rule=NoiseRule(min_samples=MIN_SAMPLES),
+        guard=guard,
+        journal=journal,
+        budget_s=settings.time_budget_s,
+        seed=plan.seed,
+        on_progress=listener.progress,
+    )
+    if swept.resumed_samples:
+        listener.say(f"went on from {swept.resumed_samples} samples of an unfinished run")
+    return swept
+
+
+def _instruments(device: torch.device) -> tuple[Timer, Guard]:
+    if device.type == "cpu":
+        return WallTimer(), CpuGuard()
+    return CudaTimer(device), GpuGuard(Gpu.open(device.index or 0))
+
+
+def _journal(
+    target: Target, drafter: Drafter, plan: SweepPlan, settings: CalibrationSettings
+) -> Journal:
+    """The journal of exactly this run: same device, target, runtime and plan."""
+    key = profile_key(target)
+    header = {
+        "device": key.device_name,
+        "target": key.architecture_hash,
+        "weights": target.loaded.weights,
+        "dtype": key.dtype,
+        "runtime": key.runtime,
+        "threads": key.threads,
+        "torch": torch.__version__,
+        "drafter": drafter.architecture_hash,
+        "contexts": list(plan.contexts),
+        "max_nodes": plan.max_nodes,
+        "batches": list(plan.batches),
+        "seed": plan.seed,
+    }
+    name = f"{key.architecture_hash}.{key.dtype}.{key.runtime}.jsonl"
+    return Journal(user_directory() / "journals" / name, header, fresh=settings.fresh)
+
+
+def _store(profile: Profile, output: Path | None) -> Path:
+    if output is None:
+        return ProfileStore().save(profile)
+    profile.to_yaml(output)
+    return output
+
+
+def _draw(profile: Profile, path: Path) -> Path:
+    from profiler.report import plot_profile
+
+    return plot_profile(profile, path.with_suffix(".png"))

@@ -1,0 +1,140 @@
+"""`rooftree generate`: decode prompts with draft trees sized by the profile."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from costmodel.errors import InputError
+
+if TYPE_CHECKING:
+    from decoder import Generation, TreeDecoder
+    from decoder.engine import DecodeRun
+
+GENERATION_OPTIONS = ("max_new_tokens", "chat", "stop", "temperature", "top_p", "top_k", "seed")
+
+
+@click.command(name="generate")
+@click.option("--target", help="Folder, hub id or known target [default: fits this device].")
+@click.option("--prompt", "prompts", multiple=True, help="Text to continue; may be repeated.")
+@click.option(
+    "--prompts",
+    "file",
+    type=click.Path(path_type=Path),
+    help="JSONL file with a `prompt` (and an `id`) on each line.",
+)
+@click.option("--limit", type=click.IntRange(min=1), help="Take only the first prompts.")
+@click.option("--chat", is_flag=True, help="Wrap each prompt in the chat template.")
+@click.option("--max-new-tokens", default=128, show_default=True, type=click.IntRange(min=1))
+@click.option("--temperature", default=0.0, show_default=True, help="0 takes the argmax.")
+@click.option("--top-p", default=1.0, show_default=True)
+@click.option("--top-k", default=0, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--stop", multiple=True, help="End the text at this string; may be repeated.")
+@click.option(
+    "--policy", default="bastion", show_default=True, help="bastion, fixed:N, chain or plain."
+)
+@click.option("--max-nodes", type=int, help="Largest draft tree.")
+@click.option("--device", help="cpu, cuda or cuda:N [default: CUDA where there is one].")
+@click.option("--dtype", help="bfloat16, float16, float32 [default: the device's].")
+@click.option("--weights", default="pretrained", help="pretrained, or random to try a shape.")
+@click.option("--profile", type=click.Path(path_type=Path), help="Use this profile file.")
+@click.option("--calibrate/--no-calibrate", default=True, help="Probe when no profile is found.")
+@click.option("--require-profile", is_flag=True, help="Fail when no profile is found.")
+@click.option("--stats", is_flag=True, help="Print rates and stage times.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a prompt on stdout.")
+def command(**options: Any) -> None:
+    """Generate text with a target model and draft trees sized by the profile.
+
+    The output is what plain decoding gives. The line on stderr says which
+    profile chooses the tree sizes.
+    """
+    texts = read_prompts(options["prompts"], options["file"], options["limit"])
+    decoder = _decoder(options)
+    click.echo(decoder.profile_line, err=True)
+    generation = {name: options[name] for name in GENERATION_OPTIONS}
+    for identity, text in texts:
+        if options["as_json"]:
+            result = decoder.generate(text, **generation)
+            click.echo(json.dumps(to_record(identity, result)))
+        else:
+            if len(texts) > 1:
+                click.secho(f"[{identity}]", bold=True)
+            _show(decoder.stream(text, **generation), stats=options["stats"])
+
+
+def _decoder(options: dict[str, Any]) -> TreeDecoder:
+    from decoder import TreeDecoder
+    from decoder.startup import ProfileChoice
+
+    return TreeDecoder.from_pretrained(
+        options["target"],
+        dtype=options["dtype"],
+        device=options["device"],
+        weights=options["weights"],
+        policy=options["policy"],
+        max_nodes=options["max_nodes"],
+        profile=ProfileChoice(
+            path=options["profile"],
+            calibrate=options["calibrate"],
+            require=options["require_profile"],
+        ),
+    )
+
+
+def read_prompts(
+    prompts: tuple[str, ...], file: Path | None, limit: int | None
+) -> list[tuple[str, str]]:
+    """(id, text) of every prompt; InputError names the file and line of a bad one."""
+    texts = [(f"prompt-{index}", text) for index, text in enumerate(prompts)]
+    if file is not None:
+        texts += _read_file(file)
+    if not texts:
+        raise InputError("there is no prompt", hint="Give --prompt TEXT or --prompts FILE.jsonl.")
+    return texts[:limit]
+
+
+def _read_file(file: Path) -> list[tuple[str, str]]:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the prompts in {file}: {error}") from error
+    texts = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            texts.append((str(record.get("id", f"line-{number}")), str(record["prompt"])))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise InputError(
+                f"{file}, line {number} is not a JSON object with a `prompt`",
+                hint='Write one object a line, as {"id": "a", "prompt": "..."}.',
+            ) from None
+    return texts
+
+
+def to_record(identity: str, result: Generation) -> dict[str, Any]:
+    """The stable JSON form of one generation."""
+    return {
+        "id": identity,
+        "text": result.text,
+        "token_ids": result.token_ids,
+        "stats": result.stats.to_dict(),
+    }
+
+
+def _show(run: DecodeRun, *, stats: bool) -> None:
+    """Print pieces as they come."""
+    for piece in run:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    if stats:
+        for line in run.stats.lines():
+            click.echo(line, err=True)

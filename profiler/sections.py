@@ -1,0 +1,166 @@
+"""From the samples of a sweep to the sections of a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.fit import ErrorSummary
+from costmodel.points import Points
+from costmodel.profile import HeldOutSection, Profile, RegretSection
+from costmodel.schema import ErrorSection
+from costmodel.speculation import Regret, decision_regret, standard_curves
+from costmodel.stages import (
+    DrafterSection,
+    NodesSection,
+    PlainSection,
+    StagesSection,
+    TokensSection,
+)
+from decoder.drafters.base import Drafter
+from profiler.device import Activity
+from profiler.sweep import SweepResult
+from profiler.timing import Samples
+
+
+def with_held_out(profile: Profile, points: Points) -> Profile:
+    """The profile with its error on points no fit has seen, and the regret at their contexts."""
+    predicted_s = profile.verify_calibration().predict_s(points.rows, points.context, points.batch)
+    linear_s = profile.linear_calibration().predict_s(points.rows, points.context, points.batch)
+    noise = points.median_error
+    held_out = HeldOutSection(
+        error=ErrorSection.of(ErrorSummary.of(predicted_s, points.seconds)),
+        linear_error=ErrorSection.of(ErrorSummary.of(linear_s, points.seconds)),
+        repeat_noise=float(np.median(noise)),
+        rows=points.rows.astype(int),
+        context=points.context.astype(int),
+        batch=points.batch.astype(int),
+        measured_s=points.seconds,
+        predicted_s=predicted_s,
+    )
+    regret = regret_at_contexts(points, predicted_s)
+    section = RegretSection(
+        mean=regret.mean,
+        worst=regret.worst,
+        curves=len(standard_curves()),
+        contexts=sorted({int(context) for context in points.context}),
+    )
+    return profile.model_copy(update={"held_out": held_out, "regret": section})
+
+
+def regret_at_contexts(points: Points, predicted_s: NDArray[np.float64]) -> Regret:
+    """Decision regret over the standard curves, choosing among each context's row counts."""
+    regrets = []
+    for context in np.unique(points.context):
+        here = points.context == context
+        order = np.argsort(points.rows[here])
+        regrets.append(
+            decision_regret(
+                predicted_s[here][order],
+                points.seconds[here][order],
+                points.rows[here][order] - 1,
+            )
+        )
+    decisions = sum(regret.decisions for regret in regrets)
+    return Regret(
+        mean=sum(regret.mean * regret.decisions for regret in regrets) / decisions,
+        worst=max(regret.worst for regret in regrets),
+        decisions=decisions,
+    )
+
+
+def points_of(swept: SweepResult, kind: str) -> Points:
+    """The measured forwards of one kind (`verify` or `held_out`)."""
+    taken = [(task, samples) for task, samples in swept.samples.items() if task.kind == kind]
+    return Points(
+        rows=[task.size for task, _ in taken],
+        context=[task.context for task, _ in taken],
+        batch=[task.batch for task, _ in taken],
+        seconds=[samples.median_s for _, samples in taken],
+        mad_s=[_number(samples.mad_s) for _, samples in taken],
+        n=[samples.n for _, samples in taken],
+    )
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+def _columns(rows: list[tuple[int, Samples]]) -> dict[str, Any]:
+    return {
+        "median_s": [samples.median_s for _, samples in rows],
+        "mad_s": [samples.mad_s for _, samples in rows],
+        "n": [samples.n for _, samples in rows],
+    }
+
+
+def _of_kind(swept: SweepResult, kind: str, axis: str) -> list[tuple[int, Samples]]:
+    return sorted(
+        (
+            (getattr(task, axis), samples)
+            for task, samples in swept.samples.items()
+            if task.kind == kind
+        ),
+        key=lambda row: row[0],
+    )
+
+
+def stages_section(swept: SweepResult) -> StagesSection:
+    """Everything in a cycle beside draft and verification."""
+
+    def section(kind: str, section_type: Any) -> Any:
+        rows = _of_kind(swept, kind, "size")
+        if not rows:
+            return None
+        return section_type(**{section_type.axis: [size for size, _ in rows]}, **_columns(rows))
+
+    plain = sorted(
+        (
+            (task.batch, task.context, samples)
+            for task, samples in swept.samples.items()
+            if task.kind == "verify" and task.size == 1
+        ),
+        key=lambda row: row[:2],
+    )
+    return StagesSection(
+        plain=PlainSection(
+            batch=[batch for batch, _, _ in plain],
+            context=[context for _, context, _ in plain],
+            **_columns([(context, samples) for _, context, samples in plain]),
+        )
+        if plain
+        else None,
+        prefill=section("prefill", TokensSection),
+        build=section("build", NodesSection),
+        accept=section("accept", NodesSection),
+        commit=section("commit", TokensSection),
+    )
+
+
+def drafter_sections(swept: SweepResult, drafter: Drafter) -> dict[str, DrafterSection]:
+    """The drafter's cost by context, under its architecture hash."""
+    rows = _of_kind(swept, "draft", "context")
+    if not rows:
+        return {}
+    section = DrafterSection(
+        name=drafter.name, context=[context for context, _ in rows], **_columns(rows)
+    )
+    return {drafter.architecture_hash: section}
+
+
+def provenance_fields(
+    swept: SweepResult, fields: Mapping[str, Any], activity: Activity
+) -> dict[str, Any]:
+    """What the provenance section says of how the sweep went."""
+    return {
+        "samples": sum(samples.n for samples in swept.samples.values()),
+        "discarded_samples": sum(len(samples.rejected) for samples in swept.samples.values()),
+        "duration_s": round(swept.spent_s, 2),
+        "sm_clock_hz": fields.get("gpu_sm_clock_hz"),
+        "memory_clock_hz": fields.get("gpu_memory_clock_hz"),
+        "temperature_c": fields.get("gpu_temperature_c"),
+        "busy_processes": [process.name for process in activity.processes],
+    }

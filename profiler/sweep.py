@@ -1,0 +1,201 @@
+"""Which points are measured, and the loop that measures them.
+
+All points are mixed: each pass takes one sample of every unfinished point, in a
+fresh random order, so that a drift of the machine does not look like a trend.
+Every sample goes into the journal before the next is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from costmodel.errors import InputError, MeasurementError
+from profiler.journal import Journal
+from profiler.stopping import StoppingRule
+from profiler.timing import Guard, PointAccumulator, Samples, Timer, interleave, take_sample
+from profiler.workload import Task, Workload
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1025)
+PREFILL_TOKENS = (128, 512)
+BUILD_NODES = (1, 3, 7, 15, 31, 63, 127, 255, 511, 1023)
+COMMIT_TOKENS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPlan:
+    """What a calibration covers; validated on construction."""
+
+    contexts: tuple[int, ...]
+    max_nodes: int
+    batches: tuple[int, ...] = (1,)
+    held_out_contexts: int = 3
+    held_out_rows: int = 6
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, values in (("contexts", self.contexts), ("batches", self.batches)):
+            if not values or any(value < 1 for value in values):
+                raise InputError(f"{name} must be whole numbers of 1 or more, got {values}")
+        if len(self.contexts) < 2:
+            raise InputError("a calibration needs two contexts or more", hint="As 256,1024.")
+        if self.max_nodes < 3:
+            raise InputError(f"max nodes must be 3 or more, got {self.max_nodes}")
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Row counts of the grid, up to the largest tree and that one itself."""
+        most = self.max_nodes + 1
+        return tuple(sorted({row for row in ROWS if row <= most} | {most}))
+
+    @property
+    def capacity(self) -> int:
+        """Cache length that every point fits in."""
+        return max(self.contexts) + self.max_nodes + 1
+
+    def grid(self) -> list[Task]:
+        return [
+            Task(kind="verify", size=rows, context=context, batch=batch)
+            for batch in self.batches
+            for context in self.contexts
+            for rows in self.rows
+        ]
+
+    def held_out(self) -> list[Task]:
+        """Points that are never fitted: log-uniform contexts, log-uniform rows in each.
+
+        Drawn from the seed before anything is measured. Rows are stratified over the range,
+        one draw a stratum, and a plain step is added, so that each context can also tell
+        what choosing a tree size from the predictions costs.
+        """
+        random = np.random.default_rng((self.seed, 7919))
+        low, high = np.log(min(self.contexts)), np.log(max(self.contexts))
+        edges = np.linspace(np.log(2), np.log(self.max_nodes + 1), self.held_out_rows + 1)
+        tasks = set()
+        for context in np.exp(random.uniform(low, high, self.held_out_contexts)):
+            drawn = np.exp(random.uniform(edges[:-1], edges[1:]))
+            for rows in {1, *np.rint(drawn).astype(int).tolist()}:
+                tasks.add(Task(kind="held_out", size=rows, context=round(context)))
+        return sorted(tasks)
+
+    def stages(self) -> list[Task]:
+        """Everything in a cycle but the verify forward, and the prefill."""
+        middle = sorted(self.contexts)[len(self.contexts) // 2]
+        longest = max(min(self.contexts), max(self.contexts))
+        builds = sorted({n for n in BUILD_NODES if n <= self.max_nodes} | {self.max_nodes})
+        tasks = [Task(kind="prefill", size=n) for n in PREFILL_TOKENS if n <= longest]
+        tasks += [Task(kind="draft", size=1, context=context) for context in self.contexts]
+        tasks += [Task(kind="build", size=nodes) for nodes in builds]
+        tasks += [Task(kind="accept", size=nodes) for nodes in builds]
+        tasks += [
+            Task(kind="commit", size=tokens, context=middle)
+            for tokens in COMMIT_TOKENS
+            if 2 * tokens <= self.max_nodes
+        ]
+        return tasks
+
+    def tasks(self) -> list[Task]:
+        return self.grid() + self.held_out() + self.stages()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a sweep is: samples taken, points that are done, seconds spent and allowed."""
+
+    points_done: int
+    points: int
+    spent_s: float
+    budget_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepResult:
+    """Samples by task; tasks that the budget left without a sample are in `unmeasured`."""
+
+    samples: dict[Task, Samples]
+    unmeasured: tuple[Task, ...]
+    spent_s: float
+    resumed_samples: int
+
+
+def run_sweep(
+    tasks: Sequence[Task],
+    workload: Workload,
+    *,
+    timer: Timer,
+    rule: StoppingRule,
+    guard: Guard,
+    journal: Journal,
+    budget_s: float,
+    seed: int = 0,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> SweepResult:
+    """Measure the tasks in mixed order until all are done or the budget is spent.
+
+    Samples already in the journal count, with the time that they took. Raises
+    MeasurementError when no sample of the grid could be used.
+    """
+    points = [PointAccumulator(rule) for _ in tasks]
+    spent_s = _replay(journal, dict(zip(tasks, points, strict=True)))
+    resumed = sum(point.attempts for point in points)
+    calls = [workload.call(task) for task in tasks]
+    _warm_up([call for call, point in zip(calls, points, strict=True) if not point.done])
+    start_s = timer.now_s() - spent_s
+    for index in interleave(points, np.random.default_rng(seed)):
+        sample = take_sample(calls[index], timer, guard)
+        journal.append(
+            tasks[index].key() | {"seconds": sample.seconds, "disturbance": sample.disturbance},
+            durable=False,
+        )
+        points[index].add(sample.seconds, ok=not sample.disturbance)
+        spent_s = timer.now_s() - start_s
+        on_progress(
+            Progress(
+                points_done=sum(point.done for point in points),
+                points=len(points),
+                spent_s=spent_s,
+                budget_s=budget_s,
+            )
+        )
+        if spent_s >= budget_s:
+            break
+    return _collect(tasks, points, spent_s, resumed)
+
+
+def _replay(journal: Journal, points: dict[Task, PointAccumulator]) -> float:
+    """Put the journal's samples back; seconds that they took."""
+    spent_s = 0.0
+    for record in journal.records:
+        task = Task(**{key: record[key] for key in ("kind", "size", "context", "batch")})
+        if task in points:
+            points[task].add(record["seconds"], ok=not record["disturbance"])
+            spent_s += record["seconds"]
+    return spent_s
+
+
+def _warm_up(calls: Sequence[Callable[[], object]]) -> None:
+    """Once through everything: first calls compile, allocate and choose kernels."""
+    for call in calls:
+        call()
+
+
+def _collect(
+    tasks: Sequence[Task], points: Sequence[PointAccumulator], spent_s: float, resumed: int
+) -> SweepResult:
+    samples: dict[Task, Samples] = {}
+    unmeasured = []
+    for task, point in zip(tasks, points, strict=True):
+        try:
+            samples[task] = point.samples
+        except MeasurementError:
+            unmeasured.append(task)
+    if not any(task.kind == "verify" for task in samples):
+        raise MeasurementError(
+            "no verify step could be measured: every sample was disturbed or none was taken",
+            hint="Stop other work on this machine, or give a larger --time-budget.",
+        )
+    return SweepResult(
+        samples=samples, unmeasured=tuple(unmeasured), spent_s=spent_s, resumed_samples=resumed
+    )
