@@ -1,0 +1,133 @@
+"""The metadata and the files around the code: dependencies, pins, data, make targets."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("costmodel", "decoder", "profiler")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+# Import names that differ from the distribution's name.
+DISTRIBUTIONS = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py"}
+# Come with a declared dependency that cannot do without them.
+IMPLIED = {"tokenizers": "transformers", "huggingface_hub": "transformers"}
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {normal(name): version for name, version in pairs}
+
+
+def requirements() -> list[Requirement]:
+    extras = PROJECT["optional-dependencies"].values()
+    return [Requirement(text) for group in (PROJECT["dependencies"], *extras) for text in group]
+
+
+def third_party_imports() -> dict[str, str]:
+    """Import name of every package that the code imports from elsewhere, and a file that does."""
+    found: dict[str, str] = {}
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = []
+                if isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+                    names = [node.module]
+                for name in names:
+                    top = name.partition(".")[0]
+                    if top not in sys.stdlib_module_names and top not in PACKAGES:
+                        found[top] = str(path.relative_to(ROOT))
+    return found
+
+
+@pytest.mark.parametrize("requirement", requirements(), ids=lambda item: item.name)
+def test_every_dependency_has_a_range_and_a_pin_inside_it(requirement: Requirement) -> None:
+    assert requirement.specifier, f"{requirement.name} has no range"
+    assert not any(part.operator == "==" for part in requirement.specifier)
+    pin = pins().get(normal(requirement.name))
+    assert pin is not None, f"{requirement.name} is not in constraints.txt"
+    assert Version(pin) in requirement.specifier
+
+
+def test_torch_and_transformers_are_pinned_without_a_build() -> None:
+    assert pins()["torch"] == "2.13.0"
+    assert pins()["transformers"] == "5.17.0"
+
+
+@pytest.mark.parametrize("installed", ["2.11.0", "2.12.1+cpu", "2.13.0+cu130"])
+def test_an_installed_torch_satisfies_the_range(installed: str) -> None:
+    (allowed,) = [item.specifier for item in requirements() if item.name == "torch"]
+    assert Version(installed) in allowed
+
+
+def test_every_import_is_declared() -> None:
+    declared = {normal(item.name) for item in requirements()}
+    for name, path in third_party_imports().items():
+        distribution = normal(DISTRIBUTIONS.get(name, IMPLIED.get(name, name)))
+        assert distribution in declared, f"{path} imports {name}, which is not declared"
+
+
+def test_the_console_script_exists() -> None:
+    module, _, function = PROJECT["scripts"]["rooftree"].partition(":")
+    assert callable(getattr(import_module(module), function))
+
+
+def test_the_license_is_apache() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert PROJECT["license"] == "Apache-2.0"
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_the_changelog_knows_this_version() -> None:
+    assert PROJECT["version"] in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("target", "command"),
+    [
+        ("calibrate", "rooftree calibrate"),
+        ("test", "python -m pytest"),
+        ("demo", "rooftree demo-model --run"),
+        ("lint", "ruff check ."),
+    ],
+)
+def test_each_make_target_creates_the_environment_first(target: str, command: str) -> None:
+    result = subprocess.run(
+        ["make", "--dry-run", "VENV=/nonexistent/venv", target],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    install = result.stdout.index("install --quiet -c")
+    assert install < result.stdout.index(f"/nonexistent/venv/bin/{command}")
+
+
+def test_make_uses_an_installed_torch_when_asked() -> None:
+    result = subprocess.run(
+        ["make", "--dry-run", "VENV=/nonexistent/venv", "SYSTEM_PACKAGES=1", "environment"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    assert "--system-site-packages" in result.stdout
+    assert "-v '^torch=='" in result.stdout
