@@ -37,8 +37,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "creating $(VENV): a few minutes, PyTorch is the largest part"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(if $(SYSTEM_PACKAGES),--system-site-packages) $(VENV)
 	@grep $(if $(SYSTEM_PACKAGES),-v '^torch==',.) constraints.txt > $(VENV)/constraints.txt
-	@$(if $(TORCH),$(PIP) install --quiet $(TORCH))
-	@$(PIP) install --quiet -c $(VENV)/constraints.txt -e '.[dev,demo]'
+	@$(if $(TORCH),$(PIP) install -qq $(TORCH))
+	@$(PIP) install -qq -c $(VENV)/constraints.txt -e '.[dev,demo]'
 	@touch $@
 
 calibrate: $(STAMP)

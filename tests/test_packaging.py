@@ -117,7 +117,7 @@ def test_each_make_target_creates_the_environment_first(target: str, command: st
         check=True,
         cwd=ROOT,
     )
-    install = result.stdout.index("install --quiet -c")
+    install = result.stdout.index("install -qq -c")
     assert install < result.stdout.index(f"/nonexistent/venv/bin/{command}")
 
 
