@@ -20,6 +20,20 @@ from costmodel.errors import InputError, ProfileError, RooftreeError
 # A profile of a thousand points takes about 100 kB; anything far above it is not one.
 MAX_YAML_BYTES = 4_000_000
 
+# libyaml recurses without a limit and crashes the process somewhere above 20,000 levels.
+MAX_YAML_LEVELS = 5_000
+_OPENERS = ("[", "{", "- ", "? ", ": ")
+
+# PyYAML's own errors, and what its constructors raise on values that do not fit their tag.
+_PARSE_FAILURES = (
+    yaml.YAMLError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+)
+
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -72,21 +86,20 @@ def read_bytes(path: Path, error: type[RooftreeError] = ProfileError) -> bytes:
 
 def parse_yaml(raw: bytes, label: str, error: type[RooftreeError] = ProfileError) -> Any:
     """Parse YAML bytes; `label` names their origin in errors. Raises `error`."""
+    hint = "Restore the file"
+    if error is ProfileError:
+        hint += ", or measure again with `rooftree calibrate`"
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as failure:
-        raise error(
-            f"{label}: not UTF-8 text (byte {failure.start})",
-            hint="Restore the file or measure again with `rooftree calibrate`",
-        ) from None
+        raise error(f"{label}: not UTF-8 text (byte {failure.start})", hint=hint) from None
+    if sum(text.count(mark) for mark in _OPENERS) > MAX_YAML_LEVELS:
+        raise error(f"{label}: not readable as YAML: too many or too deep entries", hint=hint)
     try:
         # _StrictLoader derives from the safe loader: plain values only, tags refused.
         return yaml.load(text, Loader=_StrictLoader)
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as failure:
-        raise error(
-            f"{label}: {_yaml_problem(failure)}",
-            hint="Restore the file or measure again with `rooftree calibrate`",
-        ) from None
+    except _PARSE_FAILURES as failure:
+        raise error(f"{label}: {_yaml_problem(failure)}", hint=hint) from None
 
 
 def _yaml_problem(failure: Exception) -> str:
@@ -94,8 +107,10 @@ def _yaml_problem(failure: Exception) -> str:
         return "not readable as YAML: nested too deeply"
     mark = getattr(failure, "problem_mark", None)
     where = f" at line {mark.line + 1}" if mark is not None else ""
-    problem = getattr(failure, "problem", None) or str(failure).splitlines()[0]
-    return f"not readable as YAML{where}: {' '.join(str(problem).split())}"
+    problem = str(getattr(failure, "problem", None) or failure)
+    if not isinstance(failure, (yaml.YAMLError, ValueError, TypeError)):
+        problem = "a value does not fit its tag"
+    return f"not readable as YAML{where}: {' '.join(problem.split())[:200]}"
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -119,6 +119,12 @@ class RegretSection(Section):
     curves: Count
     contexts: CountsOrZero
 
+    @model_validator(mode="after")
+    def _check(self) -> RegretSection:
+        if self.mean > self.worst:
+            raise ValueError("mean must not exceed worst")
+        return self
+
 
 class Profile(Section):
     """One calibration profile. Frozen; make a changed one with the `with_...` methods."""
@@ -186,13 +192,12 @@ class Profile(Section):
         return text
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values in the order of the file; sections that are absent are left out."""
-        data = self.model_dump(exclude_defaults=False, exclude={"target": {"architecture"}})
+        """Plain values in the order of the file; what is absent or empty is left out."""
+        data = self.model_dump(exclude_none=True, exclude={"target": {"architecture"}})
         sizes = self.target.architecture.to_dict()
         del sizes["name"]
         data["target"]["architecture"] = sizes
-        data["stages"] = {name: value for name, value in data["stages"].items() if value}
-        return {name: value for name, value in data.items() if value not in (None, {})}
+        return _filled(data)
 
     @property
     def key(self) -> ProfileKey:
@@ -260,6 +265,14 @@ class Profile(Section):
             return type(self)(**(fields | sections))
         except ValidationError as failure:
             raise _profile_error("the changed profile", failure) from None
+
+
+def _filled(data: dict[str, Any]) -> dict[str, Any]:
+    """Without empty texts, lists and sections, which read back as their defaults."""
+    kept = {
+        key: _filled(value) if isinstance(value, dict) else value for key, value in data.items()
+    }
+    return {key: value for key, value in kept.items() if value not in ("", (), {})}
 
 
 def _profile_error(label: str, failure: ValidationError) -> ProfileError:

@@ -6,6 +6,7 @@ kept as tuples; numpy arrays are accepted when a profile is made in Python.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from itertools import pairwise
@@ -104,7 +105,7 @@ def _architecture(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     try:
-        return ModelArchitecture.from_dict({"name": "-"} | dict(value))
+        return ModelArchitecture.from_dict(value)
     except InputError as failure:
         raise ValueError(failure.problem) from None
 
@@ -119,11 +120,22 @@ class TargetSection(Section):
     @classmethod
     def of(cls, architecture: ModelArchitecture, name: str | None = None) -> TargetSection:
         """The section for a target; `name` defaults to the architecture's own."""
+        label = name or architecture.name
         return cls(
-            name=name or architecture.name,
+            name=label,
             architecture_hash=architecture.hash,
-            architecture=architecture,
+            architecture=dataclasses.replace(architecture, name=label),
         )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_architecture(cls, data: Any) -> Any:
+        """The sizes in a file carry no name of their own: give them the target's."""
+        if not isinstance(data, Mapping) or not isinstance(data.get("architecture"), Mapping):
+            return data
+        name = data.get("name")
+        label = name if isinstance(name, str) and name else "-"
+        return dict(data) | {"architecture": {"name": label} | dict(data["architecture"])}
 
     @model_validator(mode="after")
     def _check_hash(self) -> TargetSection:
@@ -186,6 +198,12 @@ class ErrorSection(Section):
     def of(cls, summary: ErrorSummary) -> ErrorSection:
         """The section for an error summary."""
         return cls(**{name: getattr(summary, name) for name in cls.model_fields})
+
+    @model_validator(mode="after")
+    def _check(self) -> ErrorSection:
+        if not self.median <= self.p95 <= self.worst or self.mape > self.worst:
+            raise ValueError("median, p95 and worst must ascend, and mape not exceed worst")
+        return self
 
 
 class SurfaceSection(Section):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,9 +27,8 @@ class SampledSection(Section):
 
     axis: ClassVar[str]
 
-    median_s: SecondsList
-    mad_s: SpreadList
-    n: Counts
+    if TYPE_CHECKING:  # each section declares it after its axis, the order in the file
+        median_s: SecondsList
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -47,6 +46,9 @@ class NodesSection(SampledSection):
 
     axis = "nodes"
     nodes: CountsOrZero
+    median_s: SecondsList
+    mad_s: SpreadList
+    n: Counts
 
 
 class TokensSection(SampledSection):
@@ -54,6 +56,9 @@ class TokensSection(SampledSection):
 
     axis = "tokens"
     tokens: Counts
+    median_s: SecondsList
+    mad_s: SpreadList
+    n: Counts
 
 
 class DrafterSection(SampledSection):
@@ -62,6 +67,9 @@ class DrafterSection(SampledSection):
     axis = "context"
     name: Text
     context: CountsOrZero
+    median_s: SecondsList
+    mad_s: SpreadList
+    n: Counts
 
 
 class PlainSection(Section):

@@ -143,13 +143,12 @@ def _grid(points: Points, work: WorkModel, options: SurfaceOptions) -> Grid:
     batch = float(points.batch[0])
     shape = (len(contexts), len(rows))
     base = work.seconds(rows[None, :], contexts[:, None], batch)
-    ratio = np.full(shape, np.nan)
-    error = np.zeros(shape)
-    measured = points.seconds / work.seconds(points.rows, points.context, points.batch)
-    for cell in set(zip(line.tolist(), column.tolist(), strict=True)):
-        here = (line == cell[0]) & (column == cell[1])
-        ratio[cell] = np.median(measured[here])
-        error[cell] = np.mean(points.median_error[here])
+    cells = line * len(rows) + column
+    counts = np.bincount(cells, minlength=base.size).reshape(shape)
+    with np.errstate(invalid="ignore"):  # 0 / 0 marks a cell that was not measured
+        measured = np.bincount(cells, points.seconds, base.size).reshape(shape) / counts
+        error = np.bincount(cells, points.median_error, base.size).reshape(shape) / counts
+    ratio, error = measured / base, np.nan_to_num(error)
     if options.context != "exact":
         ratio = _smoothed(ratio, contexts, options.context)
     seconds = _filled(ratio, np.log(rows), contexts) * base
@@ -188,32 +187,40 @@ def _smoothed(ratio: Array, contexts: Array, how: str) -> Array:
 def _filled(ratio: Array, log_rows: Array, contexts: Array) -> Array:
     """Fill cells that were not measured.
 
-    Each context is first interpolated over its measured row counts; a row count that was
-    measured elsewhere then shifts its cells by how far it lay from that interpolation.
+    Between two measured contexts of a row count its own ratio is interpolated. Beyond them
+    the other row counts at that context are, and shifted by how far this row count lies from
+    such an interpolation where it was measured.
     """
-    known = np.isfinite(ratio)
-    if known.all():
+    if np.isfinite(ratio).all():
         return ratio
-    across = np.array(
-        [np.interp(log_rows, log_rows[k], row[k]) for row, k in zip(ratio, known, strict=True)]
-    )
-    # Interpolation passes through a row count's own points, so leave it out to see its shift.
-    result = np.where(known, ratio, across)
+    result = ratio.copy()
     for index in range(ratio.shape[1]):
-        own = known[:, index]
-        if own.all():
-            continue
+        places = np.flatnonzero(np.isfinite(ratio[:, index]))
+        inside = slice(places[0], places[-1] + 1)
+        result[inside, index] = np.interp(contexts[inside], contexts[places], ratio[places, index])
+    known = np.isfinite(result)
+    for index in np.flatnonzero(~known.all(axis=0)).tolist():
         others = known.copy()
         others[:, index] = False
-        shifts, places = [], []
-        for line in np.flatnonzero(own & others.any(axis=1)):
-            k = others[line]
-            guess = np.interp(log_rows[index], log_rows[k], ratio[line, k])
-            shifts.append(ratio[line, index] - guess)
-            places.append(contexts[line])
-        if shifts:
-            result[~own, index] += np.interp(contexts[~own], places, shifts)
+        guess = _across(result, others, log_rows, index)
+        own = known[:, index]
+        shift = result[:, index] - guess  # NaN where this or every other row count is missing
+        usable = np.isfinite(shift)
+        if usable.any():
+            guess = guess + np.interp(contexts, contexts[usable], shift[usable])
+        nearest = np.interp(contexts, contexts[own], result[own, index])
+        missing = ~own
+        result[missing, index] = np.where(np.isfinite(guess), guess, nearest)[missing]
     return result
+
+
+def _across(ratio: Array, known: NDArray[np.bool_], log_rows: Array, index: int) -> Array:
+    """One column interpolated from the known others at each context; NaN where there are none."""
+    guess = np.full(len(ratio), np.nan)
+    for line in np.flatnonzero(known.any(axis=1)):
+        here = known[line]
+        guess[line] = np.interp(log_rows[index], log_rows[here], ratio[line, here])
+    return guess
 
 
 def _without_dips(values: Array, error: Array) -> Array:

@@ -1,0 +1,180 @@
+"""Fixture `invented`: points and profiles made of invented but plausible numbers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from costmodel.architecture import ModelArchitecture
+from costmodel.device import DeviceFingerprint, Peaks
+from costmodel.fit import Points, select_calibration
+from costmodel.profile import (
+    CalibrationSection,
+    HeldOutSection,
+    LinearSection,
+    Profile,
+    RegretSection,
+    SurfaceOptionsSection,
+)
+from costmodel.roofline import Roofline
+from costmodel.schema import (
+    DeviceSection,
+    ErrorSection,
+    PeaksSection,
+    ProvenanceSection,
+    RuntimeSection,
+    SurfaceSection,
+    TargetSection,
+)
+from costmodel.stages import (
+    DrafterSection,
+    NodesSection,
+    PlainSection,
+    StagesSection,
+    TokensSection,
+)
+from costmodel.targets import find_target
+
+ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+CONTEXTS = (64, 256, 1024, 2048)
+# Measured on two CPU cores with SmolLM2-135M in bfloat16, 256 cached tokens.
+CPU_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+CPU_SECONDS = (0.050, 0.054, 0.056, 0.057, 0.064, 0.080, 0.142, 0.207, 0.341)
+
+FINGERPRINT = DeviceFingerprint(
+    kind="cpu",
+    name="Imaginary CPU 9000",
+    memory_bytes=16 * 2**30,
+    threads=2,
+    instruction_set="avx512_bf16",
+)
+
+
+def smollm() -> ModelArchitecture:
+    return find_target("SmolLM2-135M-Instruct").architecture
+
+
+def cpu_roofline() -> Roofline:
+    return Roofline(
+        architecture=smollm(), peaks=Peaks(flops_per_s=3e11, bytes_per_s=1.5e10), element_bytes=2
+    )
+
+
+def cpu_seconds(rows, context):
+    """An invented truth: a measured row curve and a cost of context that grows with rows."""
+    rows = np.asarray(rows, dtype=float)
+    return np.interp(rows, CPU_ROWS, CPU_SECONDS) + 6e-6 * np.asarray(context) * (1 + rows / 40)
+
+
+def cpu_points(noise: float = 0.0, seed: int = 0, rows=ROWS, contexts=CONTEXTS) -> Points:
+    grid_rows, grid_context = (x.ravel() for x in np.meshgrid(rows, contexts))
+    true_s = cpu_seconds(grid_rows, grid_context)
+    factor = np.exp(noise * np.random.default_rng(seed).standard_normal(len(true_s)))
+    return Points(
+        rows=grid_rows,
+        context=grid_context,
+        seconds=true_s * factor,
+        mad_s=true_s * noise,
+        n=np.full(len(true_s), 5),
+    )
+
+
+def make_profile(points: Points | None = None, **changes) -> Profile:
+    """A whole profile; `changes` replace sections."""
+    points = cpu_points(0.01) if points is None else points
+    selection = select_calibration(points, cpu_roofline())
+    nodes, tokens = [1, 15, 63, 255], [1, 4, 16]
+    three, four = ([1e-6] * 3, [5] * 3), ([2e-6, None, 3e-6, 1e-6], [5, 1, 5, 5])
+    sections = {
+        "provenance": ProvenanceSection(
+            kind="measured",
+            created_utc="2026-03-01T12:00:00Z",
+            tool_version="0.1.0",
+            points=len(points),
+            samples=5 * len(points),
+            duration_s=28.25,
+        ),
+        "device": DeviceSection.of(FINGERPRINT),
+        "target": TargetSection.of(smollm()),
+        "runtime": RuntimeSection(
+            kind="eager",
+            dtype="bfloat16",
+            attention="ancestor",
+            torch="2.13.0",
+            transformers="5.17.0",
+        ),
+        "peaks": PeaksSection(source="measured", flops_per_s=3e11, bytes_per_s=1.5e10),
+        "calibration": CalibrationSection(
+            selected=selection.selected,
+            linear=LinearSection.of(selection.linear),
+            surface=SurfaceOptionsSection.of(selection.surface.options),
+            cross_validated={
+                name: ErrorSection.of(e) for name, e in selection.cross_validated.items()
+            },
+        ),
+        "surface": SurfaceSection.of(points),
+        "held_out": HeldOutSection(
+            error=ErrorSection(points=2, mape=0.01, median=0.01, p95=0.02, worst=0.02),
+            repeat_noise=0.015,
+            rows=(3, 100),
+            context=(100, 1500),
+            batch=(1, 1),
+            measured_s=(0.055, 0.19),
+            predicted_s=(0.0555, 0.191),
+        ),
+        "regret": RegretSection(mean=0.001, worst=0.01, curves=18, contexts=CONTEXTS),
+        "stages": StagesSection(
+            plain=PlainSection(
+                context=(64, 1024),
+                batch=(1, 1),
+                median_s=(0.049, 0.056),
+                mad_s=(0.0004, None),
+                n=(9, 1),
+            ),
+            prefill=TokensSection(
+                tokens=(16, 128, 512), median_s=(0.06, 0.2, 0.8), mad_s=three[0], n=three[1]
+            ),
+            build=NodesSection(
+                nodes=nodes, median_s=(3e-6, 5e-6, 8e-6, 2.5e-5), mad_s=four[0], n=four[1]
+            ),
+            accept=NodesSection(
+                nodes=nodes, median_s=(1e-4, 1.2e-4, 2e-4, 5e-4), mad_s=four[0], n=four[1]
+            ),
+            commit=TokensSection(
+                tokens=tokens, median_s=(1e-5, 2e-5, 5e-5), mad_s=three[0], n=three[1]
+            ),
+        ),
+        "drafters": {
+            "ngram-1": DrafterSection(
+                name="ngram",
+                context=(64, 1024),
+                median_s=(1e-4, 3e-4),
+                mad_s=(1e-6, 2e-6),
+                n=(9, 9),
+            )
+        },
+    }
+    return Profile(**(sections | changes))
+
+
+@pytest.fixture(scope="session")
+def invented() -> SimpleNamespace:
+    """Everything above, since test modules cannot import each other."""
+    return SimpleNamespace(
+        rows=ROWS,
+        contexts=CONTEXTS,
+        fingerprint=FINGERPRINT,
+        architecture=smollm(),
+        roofline=cpu_roofline(),
+        seconds=cpu_seconds,
+        points=cpu_points,
+        profile=make_profile,
+    )
+
+
+@pytest.fixture(scope="session")
+def profile(invented) -> Profile:
+    """One whole measured profile; frozen, so all tests may share it."""
+    return invented.profile()

@@ -1,0 +1,188 @@
+"""Architectures from Hugging Face configs, their hash and parameter counts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from costmodel.architecture import ModelArchitecture
+from costmodel.errors import InputError
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 1000,
+    "tie_word_embeddings": True,
+}
+QWEN3_MOE = LLAMA | {
+    "model_type": "qwen3_moe",
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+
+
+def read(**changes) -> ModelArchitecture:
+    fields = {key: value for key, value in (LLAMA | changes).items() if value != "absent"}
+    return ModelArchitecture.from_hf_config(fields, name="test")
+
+
+def test_llama_fields_by_hand():
+    a = read()
+    assert (a.layers, a.hidden, a.heads, a.kv_heads, a.head_dim) == (2, 64, 4, 2, 16)
+    assert (a.query_width, a.kv_width, a.tied, a.gated_ffn, a.qk_norm) == (
+        64,
+        32,
+        True,
+        True,
+        False,
+    )
+    # embedding 64000; a layer: q and o 2*4096, k and v 2*2048, ffn 3*8192, norms 128; norm 64
+    assert a.parameters == 64000 + 2 * (8192 + 4096 + 24576 + 128) + 64
+
+
+def test_absent_fields_take_the_kind_s_defaults():
+    assert read(num_key_value_heads="absent").kv_heads == 4
+    assert read(tie_word_embeddings="absent").tied is False
+    assert read(head_dim=24).head_dim == 24
+    assert read(head_dim=None).head_dim == 16
+    assert read(model_type="qwen3").head_dim == 128  # transformers' default of that kind
+    assert read(model_type="qwen3").qk_norm is True
+
+
+def test_biases_of_each_kind():
+    assert read(model_type="qwen2").qkv_bias and not read(model_type="qwen2").output_bias
+    both = read(attention_bias=True, mlp_bias=True)
+    assert both.qkv_bias and both.output_bias and both.ffn_bias
+    # a layer gains 64 + 32 + 32 + 64 (attention) and 128 + 128 + 64 (FFN)
+    assert both.parameters - read().parameters == 2 * (192 + 320)
+    assert read(model_type="mistral", attention_bias=True, sliding_window=None).qkv_bias is False
+
+
+def test_gpt_neox_has_two_ffn_matrices_and_as_many_kv_heads():
+    fields = {k: v for k, v in LLAMA.items() if k not in ("num_key_value_heads",)}
+    a = ModelArchitecture.from_hf_config(
+        fields | {"model_type": "gpt_neox", "rotary_pct": 0.25, "tie_word_embeddings": False}
+    )
+    assert (a.kv_heads, a.gated_ffn, a.ffn_matrices, a.norm_bias) == (4, False, 2, True)
+    assert a.parallel_residual is True
+    # 2 x 64000; a layer: attention 4*4096 + 4*64, ffn 2*8192 + 128 + 64, norms 4*64; norm 128
+    assert a.parameters == 128000 + 2 * (16384 + 256 + 16384 + 192 + 256) + 128
+
+
+def test_mixture_of_experts():
+    a = ModelArchitecture.from_hf_config(QWEN3_MOE)
+    assert (a.experts, a.active_experts, a.expert_ffn) == (8, 2, 32)
+    local = {k: v for k, v in QWEN3_MOE.items() if k != "num_experts"} | {"num_local_experts": 8}
+    assert ModelArchitecture.from_hf_config(local).hash == a.hash
+    unused = ModelArchitecture.from_hf_config(QWEN3_MOE | {"intermediate_size": 999})
+    assert unused.hash == a.hash
+    for dense_layers in ({"mlp_only_layers": [0]}, {"decoder_sparse_step": 2}):
+        with pytest.raises(InputError, match="dense layers"):
+            ModelArchitecture.from_hf_config(QWEN3_MOE | dense_layers)
+
+
+@pytest.mark.parametrize(
+    ("changes", "window"),
+    [
+        ({"sliding_window": 16, "max_position_embeddings": 64}, 16),
+        ({"sliding_window": 64, "max_position_embeddings": 64}, None),
+        ({"sliding_window": None}, None),
+        ({}, 4096),
+        ({"model_type": "qwen2", "sliding_window": 16}, None),
+        ({"model_type": "qwen2", "sliding_window": 16, "use_sliding_window": True}, 16),
+        ({"model_type": "llama", "sliding_window": 16}, None),
+        ({"sliding_window": 16, "layer_types": ["full_attention"] * 2}, None),
+        ({"sliding_window": 16, "layer_types": ["sliding_attention"] * 2}, 16),
+    ],
+)
+def test_sliding_window_only_where_it_is_active(changes, window):
+    a = read(**({"model_type": "mistral"} | changes))
+    assert a.sliding_window == window
+
+
+def test_partly_sliding_targets_are_refused():
+    with pytest.raises(InputError, match="only some layers"):
+        read(
+            model_type="mistral",
+            sliding_window=16,
+            layer_types=["full_attention", "sliding_attention"],
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "absent"}, "model_type"),
+        ({"model_type": "mamba"}, "'mamba' is not supported"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
+        ({"model_type": "llava", "text_config": {}}, "multimodal"),
+        ({"hidden_size": "absent"}, "'hidden_size'"),
+        ({"num_hidden_layers": 0}, "'num_hidden_layers'"),
+        ({"vocab_size": "many"}, "'vocab_size'"),
+        ({"intermediate_size": True}, "'intermediate_size'"),
+        ({"tie_word_embeddings": "yes"}, "'tie_word_embeddings'"),
+        ({"hidden_size": 63}, "head_dim"),
+        ({"num_key_value_heads": 3}, "kv_heads"),
+        ({"model_type": "qwen3_moe"}, "num_local_experts"),
+    ],
+)
+def test_errors_name_the_field(changes, message):
+    with pytest.raises(InputError, match=message) as caught:
+        read(**changes)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("config", [None, 7, "config.json", object()])
+def test_something_else_than_a_config_is_refused(config):
+    with pytest.raises(InputError):
+        ModelArchitecture.from_hf_config(config)
+
+
+def test_hash_covers_what_costs_and_nothing_else():
+    a = read()
+    assert len(a.hash) == 12
+    assert dataclasses.replace(a, name="a fine-tune of it").hash == a.hash
+    changed = {
+        "layers": 3, "hidden": 80, "heads": 2, "kv_heads": 1, "head_dim": 8, "ffn": 64,
+        "vocab": 999, "tied": False, "gated_ffn": False, "qk_norm": True, "qkv_bias": True,
+        "output_bias": True, "ffn_bias": True, "norm_bias": True, "parallel_residual": True,
+        "sliding_window": 9,
+    }  # fmt: skip
+    hashes = {dataclasses.replace(a, **{key: value}).hash for key, value in changed.items()}
+    assert len(hashes | {a.hash}) == len(changed) + 1
+
+
+def test_hash_is_stable():
+    # Written down once: a change would orphan every stored profile.
+    assert read().hash == ModelArchitecture.from_dict(read().to_dict()).hash
+    qwen3_8b = ModelArchitecture(
+        name="x", layers=36, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=12288,
+        vocab=151936, tied=False, qk_norm=True,
+    )  # fmt: skip
+    assert qwen3_8b.hash == "88c820071b16"
+
+
+def test_from_dict_is_the_inverse_and_strict():
+    for a in (read(), ModelArchitecture.from_hf_config(QWEN3_MOE)):
+        assert ModelArchitecture.from_dict(a.to_dict()) == a
+    good = read().to_dict()
+    bad = [
+        (good | {"wings": 2}, "unknown architecture field 'wings'"),
+        ({k: v for k, v in good.items() if k != "layers"}, "'layers' is missing"),
+        (good | {"layers": 2.5}, "layers must be a whole number"),
+        (good | {"layers": True}, "layers must be a whole number"),
+        (good | {"tied": 1}, "tied must be true or false"),
+        (good | {"name": ""}, "name"),
+        (good | {"experts": 4}, "together"),
+        (good | {"experts": 2, "active_experts": 4, "expert_ffn": 8}, "must not exceed"),
+        ([1, 2], "mapping"),
+    ]
+    for fields, message in bad:
+        with pytest.raises(InputError, match=message):
+            ModelArchitecture.from_dict(fields)

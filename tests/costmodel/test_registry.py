@@ -1,0 +1,351 @@
+"""Storing and finding profiles: hard keys refuse, soft keys warn, writes are whole or absent."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from costmodel.errors import ProfileError
+from costmodel.files import write_atomic
+from costmodel.profile import Profile
+from costmodel.registry import (
+    ProfileKey,
+    ProfileStore,
+    SoftKey,
+    profile_file_name,
+    shipped_directory,
+    user_directory,
+)
+
+STORED = Path(__file__).parent / "data/profile.yaml"
+
+
+def altered(profile: Profile, **sections) -> Profile:
+    """A profile with some fields of some sections changed."""
+    data = {name: getattr(profile, name) for name in Profile.model_fields}
+    for name, fields in sections.items():
+        data[name] = data[name].model_copy(update=fields)
+    return Profile(**data)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return ProfileStore([tmp_path / "user", tmp_path / "shipped"])
+
+
+def test_a_saved_profile_is_found(store, profile):
+    path = store.save(profile)
+    assert path.parent.name == "imaginary-cpu-9000"
+    assert path.name == "smollm2-135m-instruct.bfloat16.eager.tp1.yaml"
+    found = store.find(profile.key, profile.soft_key)
+    assert found.path == path
+    assert found.profile.to_yaml() == profile.to_yaml()
+    assert (found.warnings, found.online_correction, found.needs_floor_probe) == ((), False, False)
+    assert [stored.path for stored in store.list()] == [path]
+
+
+def test_file_names_say_what_is_inside():
+    name = profile_file_name(Profile.from_yaml(STORED))
+    assert name == "qwen3-4b.bfloat16-awq-4bit.graphs.tp2.yaml"
+
+
+def test_a_fine_tune_finds_the_profile_of_its_base(store, profile):
+    store.save(profile)
+    fine_tune = dataclasses.replace(profile.target.architecture, name="me/my-fine-tune")
+    key = dataclasses.replace(profile.key, architecture_hash=fine_tune.hash)
+    assert store.find(key).profile.target.name == profile.target.name
+
+
+HARD = {
+    "device_name": "Another CPU",
+    "memory_bytes": 8 * 2**30,
+    "architecture_hash": "0123456789ab",
+    "dtype": "float32",
+    "runtime": "graphs",
+    "attention": "sdpa",
+    "mig": "1g.10gb",
+    "threads": 4,
+    "instruction_set": "avx2",
+    "quantization": "awq",
+    "tensor_parallel": 2,
+}
+
+
+def test_every_hard_key_is_tried():
+    assert set(HARD) == {field.name for field in dataclasses.fields(ProfileKey)}
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_each_hard_key_refuses_and_is_named(store, profile, name):
+    path = store.save(profile)
+    key = dataclasses.replace(profile.key, **{name: HARD[name]})
+    with pytest.raises(ProfileError) as caught:
+        store.find(key)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "rooftree calibrate" in message
+    if name == "device_name":
+        assert "there is none for this device" in message
+    else:
+        assert path.name in message
+        shown = "8.0 GiB" if name == "memory_bytes" else str(HARD[name])
+        assert f"{name} " in message and f"here {shown}" in message
+
+
+@pytest.mark.parametrize(
+    ("share", "same"), [(0.96, True), (1.04, True), (0.94, False), (1.06, False)]
+)
+def test_memory_agrees_within_five_per_cent(store, profile, share, same):
+    store.save(profile)
+    key = dataclasses.replace(profile.key, memory_bytes=int(profile.key.memory_bytes * share))
+    if same:
+        store.find(key)
+    else:
+        with pytest.raises(ProfileError, match="memory_bytes"):
+            store.find(key)
+
+
+SOFT = {
+    "driver": "999.1",
+    "torch": "2.99.0",
+    "transformers": "9.9.9",
+    "cuda": "99.9",
+    "power_limit_w": 150.0,
+}
+
+
+def test_every_soft_key_is_tried():
+    assert set(SOFT) == {field.name for field in dataclasses.fields(SoftKey)}
+
+
+@pytest.mark.parametrize("name", SOFT)
+def test_each_soft_key_warns_and_switches_correction_on(store, name):
+    profile = Profile.from_yaml(STORED)
+    store.save(profile)
+    found = store.find(profile.key, dataclasses.replace(profile.soft_key, **{name: SOFT[name]}))
+    assert found.online_correction
+    assert len(found.warnings) == 1
+    assert name in found.warnings[0] and str(SOFT[name]) in found.warnings[0]
+
+
+def test_what_is_not_known_does_not_warn(store, profile):
+    store.save(profile)
+    assert not store.find(profile.key, SoftKey()).warnings
+    assert not store.find(profile.key, SoftKey(driver="1", power_limit_w=3.0)).warnings
+    assert not store.find(profile.key).warnings
+
+
+def test_nothing_at_all_names_the_folders(store, profile, tmp_path):
+    with pytest.raises(ProfileError, match="none for this device") as caught:
+        store.find(profile.key)
+    assert str(tmp_path / "user") in str(caught.value)
+    assert store.list() == ()
+
+
+def test_the_user_s_directory_comes_first(store, profile, tmp_path):
+    shipped = ProfileStore([tmp_path / "shipped"])
+    shipped_path = shipped.save(profile)
+    assert store.find(profile.key).path == shipped_path
+    user_path = store.save(profile)
+    assert store.find(profile.key).path == user_path
+    assert len(store.list()) == 2
+
+
+def test_measured_goes_before_quick_in_one_directory(store, profile):
+    folder = store.save(profile).parent
+    quick = altered(profile, provenance={"kind": "quick"})
+    quick.to_yaml(folder / "a-quick-one.yaml")
+    assert store.find(profile.key).profile.provenance.kind == "measured"
+
+
+def test_saving_again_replaces_only_the_same_key(store, profile):
+    first = store.save(profile)
+    newer = altered(profile, provenance={"created_utc": "2027-01-01T00:00:00Z"})
+    assert store.save(newer) == first
+    assert Profile.from_yaml(first).provenance.created_utc.startswith("2027")
+    threads = altered(profile, device={"threads": 8})
+    second = store.save(threads)
+    assert second != first and second.name.endswith(".tp1-2.yaml")
+    assert store.save(threads) == second
+    assert store.find(profile.key).path == first
+    assert store.find(threads.key).path == second
+
+
+def test_a_broken_file_is_reported_and_does_not_hide_a_good_one(store, profile):
+    path = store.save(profile)
+    broken = path.with_name("broken.yaml")
+    broken.write_text(path.read_text()[:900])
+    found = store.find(profile.key)
+    assert found.path == path
+    assert len(found.warnings) == 1 and "broken.yaml" in found.warnings[0]
+    assert not found.online_correction
+    path.unlink()
+    with pytest.raises(ProfileError, match=r"broken.yaml \(cannot be used"):
+        store.find(profile.key)
+    assert [stored.profile for stored in store.list()] == [None]
+    assert "broken.yaml" in store.list()[0].problem
+
+
+def test_a_broken_file_in_the_way_is_replaced(store, profile):
+    path = store.save(profile)
+    path.write_text("nonsense")
+    assert store.save(profile) == path
+    assert store.find(profile.key).path == path
+
+
+@pytest.mark.parametrize("kind", ["composed", "transferred", "datasheet"])
+def test_borrowed_profiles_serve_graphs_corrected_and_eager_after_a_probe(store, profile, kind):
+    borrowed = altered(
+        profile,
+        provenance={"kind": kind, "source": "published operator tables"},
+        runtime={"kind": "kernels", "attention": "published"},
+    )
+    store.save(borrowed)
+    graphs = store.find(dataclasses.replace(profile.key, runtime="graphs"))
+    assert (graphs.online_correction, graphs.needs_floor_probe) == (True, False)
+    assert kind in graphs.warnings[0]
+    eager = store.find(dataclasses.replace(profile.key, runtime="eager"))
+    assert (eager.online_correction, eager.needs_floor_probe) == (True, True)
+    with pytest.raises(ProfileError, match="dtype"):
+        store.find(dataclasses.replace(profile.key, dtype="float32"))
+
+
+def test_a_borrowed_eager_profile_serves_nothing_else(store, profile):
+    store.save(altered(profile, provenance={"kind": "transferred"}))
+    with pytest.raises(ProfileError, match="runtime eager, here graphs"):
+        store.find(dataclasses.replace(profile.key, runtime="graphs"))
+
+
+def test_a_lookup_does_not_parse_other_targets(store, profile, monkeypatch):
+    path = store.save(profile)
+    other = path.with_name("other.yaml")
+    other.write_text(path.read_text().replace(profile.key.architecture_hash, "0" * 12))
+    parsed = []
+    original = Profile.from_bytes.__func__
+    monkeypatch.setattr(
+        Profile,
+        "from_bytes",
+        classmethod(lambda cls, raw, label: parsed.append(label) or original(cls, raw, label)),
+    )
+    store.find(profile.key)
+    assert parsed == [str(path)]
+
+
+def test_the_user_s_directory_can_be_set(monkeypatch, tmp_path):
+    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path / "mine"))
+    assert user_directory() == tmp_path / "mine"
+    assert ProfileStore().directories == (tmp_path / "mine", shipped_directory())
+    monkeypatch.setenv("ROOFTREE_HOME", "~/mine")
+    assert user_directory() == Path.home() / "mine"
+    monkeypatch.setenv("ROOFTREE_HOME", "  ")
+    assert user_directory().name == "rooftree"
+    monkeypatch.delenv("ROOFTREE_HOME")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert user_directory() == tmp_path / "data" / "rooftree"
+
+
+def test_the_shipped_directory_holds_the_data():
+    assert (shipped_directory() / "devices.yaml").is_file()
+    assert (shipped_directory() / "targets.yaml").is_file()
+    with pytest.raises(ProfileError, match="at least one directory"):
+        ProfileStore([])
+
+
+def failing(code):
+    def fail(*_args, **_kwargs):
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "message"),
+    [
+        ("write", errno.ENOSPC, "the disk is full"),
+        ("write", errno.EDQUOT, "the disk is full"),
+        ("fsync", errno.ENOSPC, "the disk is full"),
+        ("fsync", errno.EIO, "Input/output error"),
+        ("replace", errno.EACCES, "no permission"),
+        ("replace", errno.EROFS, "no permission"),
+        ("fchmod", errno.EPERM, "no permission"),
+    ],
+)
+def test_a_failed_save_leaves_the_old_file(store, profile, monkeypatch, function, code, message):
+    path = store.save(profile)
+    before = path.read_bytes()
+    newer = altered(profile, provenance={"created_utc": "2027-01-01T00:00:00Z"})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, function, failing(code))
+        with pytest.raises(ProfileError, match=message) as caught:
+            store.save(newer)
+    assert str(path) in str(caught.value) and "ROOFTREE_HOME" in caught.value.hint
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_a_full_disk_after_some_bytes_leaves_nothing(store, profile, monkeypatch):
+    real, calls = os.write, []
+
+    def fill_up(handle, data):
+        calls.append(len(data))
+        if len(calls) > 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(handle, bytes(data)[:100])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", fill_up)
+        with pytest.raises(ProfileError, match="disk is full"):
+            store.save(profile)
+    assert store.list() == ()
+    assert not list(store.directories[0].rglob("*.*"))
+
+
+def test_short_writes_are_continued(tmp_path, monkeypatch):
+    real = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda handle, data: real(handle, bytes(data)[:7]))
+        write_atomic(tmp_path / "file", "a text of more than seven bytes \u00e4")
+    assert (tmp_path / "file").read_text() == "a text of more than seven bytes \u00e4"
+
+
+def test_an_interrupted_save_leaves_the_old_file(store, profile, monkeypatch):
+    path = store.save(profile)
+    before = path.read_bytes()
+
+    def interrupt(*_args):
+        raise KeyboardInterrupt
+
+    newer = altered(profile, provenance={"created_utc": "2027-01-01T00:00:00Z"})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            store.save(newer)
+    assert path.read_bytes() == before
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("function", ["mkdir", "mkstemp"])
+def test_a_folder_without_permission(store, profile, monkeypatch, function):
+    # root may write anywhere, so the refusal is simulated
+    if function == "mkdir":
+        monkeypatch.setattr(Path, "mkdir", failing(errno.EACCES))
+    else:
+        monkeypatch.setattr("tempfile.mkstemp", failing(errno.EACCES))
+    with pytest.raises(ProfileError, match="no permission"):
+        store.save(profile)
+    assert store.list() == ()
+
+
+def test_a_file_where_the_folder_should_be(tmp_path, profile):
+    (tmp_path / "user").write_text("in the way")
+    with pytest.raises(ProfileError, match="not written"):
+        ProfileStore([tmp_path / "user"]).save(profile)
+
+
+def test_saved_files_can_be_read_by_others(store, profile):
+    assert store.save(profile).stat().st_mode & 0o777 == 0o644

@@ -1,0 +1,270 @@
+"""FLOPs and bytes against independent answers and numbers worked out by hand."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costmodel.architecture import ModelArchitecture
+from costmodel.device import Peaks, find_device
+from costmodel.errors import InputError
+from costmodel.roofline import (
+    Roofline,
+    distinct_experts,
+    paper_bytes,
+    paper_flops,
+    physical_bytes,
+    physical_flops,
+)
+from costmodel.targets import find_target, load_targets
+
+SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
+TINY = ModelArchitecture(
+    name="tiny", layers=2, hidden=8, heads=4, kv_heads=2, head_dim=3, ffn=16, vocab=100, tied=False
+)
+LATENCY_SETS = {
+    "rtx-a6000_llama-3.1-8b_tp1": ("rtx-a6000", 1),
+    "rtx4090_llama-3.1-8b_tp1": ("rtx-4090", 1),
+    "rtxpro6000-server_llama-3.1-8b_tp1": ("rtx-pro-6000-server", 1),
+    "rtxpro6000-server_llama-3.1-8b_tp2": ("rtx-pro-6000-server", 2),
+}
+
+
+def replace(**changes) -> ModelArchitecture:
+    return ModelArchitecture.from_dict(TINY.to_dict() | changes)
+
+
+def test_paper_count_against_the_oracle(shared_dir):
+    cases = json.loads((shared_dir / "oracles/roofline.json").read_text())
+    assert len(cases) == 30
+    for case in cases:
+        a = ModelArchitecture(name="case", tied=False, **{size: case[size] for size in SIZES})
+        rows, context = case["new_tokens"], case["context_tokens"]
+        flops = paper_flops(a, rows, context)
+        moved = paper_bytes(a, rows, context, element_bytes=case["bytes_per_element"])
+        for module, expected in case["flops"].items():
+            assert getattr(flops, module) == expected, (case["target"], module)
+        for module, expected in case["bytes"].items():
+            assert getattr(moved, module) == expected, (case["target"], module)
+        assert flops.total == case["total_flops"]
+        assert moved.total == case["total_bytes"]
+
+
+def test_paper_count_by_hand():
+    # h_q = 12, h_kv = 6, s = 5, c = 7: equation (8) term by term
+    flops = paper_flops(TINY, 5, 7)
+    assert flops.q_projection == flops.output_projection == 2 * 2 * 5 * 8 * 12
+    assert flops.kv_projection == 2 * 4 * 5 * 8 * 6
+    assert flops.scores == flops.values == 2 * 2 * 5 * 12 * 12
+    assert flops.gate_up == 2 * 4 * 5 * 8 * 16
+    assert flops.down == 2 * 2 * 5 * 8 * 16
+    assert flops.lm_head == 2 * 5 * 8 * 100
+    assert (
+        flops.total
+        == 2 * (4 * 5 * 8 * 12 + 4 * 5 * 8 * 6 + 4 * 5 * 12 * 12 + 6 * 5 * 8 * 16) + 8000
+    )
+    # equation (9), 4 bytes an element
+    expected = 4 * (
+        2 * 100 * 8
+        + 5 * (8 + 100)
+        + 2 * (2 * 8 * 18 + 3 * 8 * 16 + 2 * 6 * (7 + 10) + 4 * 5 * (8 + 12 + 16) + 2 * 4 * 5 * 12)
+    )
+    assert paper_bytes(TINY, 5, 7, element_bytes=4).total == expected
+
+
+def test_batch_counts_weights_once_and_the_rest_per_sequence():
+    one, three = paper_bytes(TINY, 5, 7), paper_bytes(TINY, 5, 7, 3)
+    for weights in ("embedding_and_lm_head_weights", "attention_weights", "ffn_weights"):
+        assert getattr(three, weights) == getattr(one, weights)
+    for moved in ("kv_read", "kv_write", "attention_io", "ffn_io", "lm_head_io"):
+        assert getattr(three, moved) == 3 * getattr(one, moved)
+    assert paper_flops(TINY, 5, 7, 3).total == 3 * paper_flops(TINY, 5, 7).total
+    assert physical_flops(TINY, 5, 7, 3).total == 3 * physical_flops(TINY, 5, 7).total
+    one, three = physical_bytes(TINY, 5, 7), physical_bytes(TINY, 5, 7, 3)
+    assert three.attention_weights == one.attention_weights
+    assert three.ffn_weights == one.ffn_weights
+    assert three.kv_read == 3 * one.kv_read
+    # the LM head once and 15 instead of 5 gathered rows of the untied embedding
+    assert one.embedding_and_lm_head_weights == 2 * 8 * (100 + 5)
+    assert three.embedding_and_lm_head_weights == 2 * 8 * (100 + 15)
+
+
+def test_ungated_ffn_counts_two_matrices():
+    plain = replace(gated_ffn=False)
+    assert paper_flops(plain, 5, 7).gate_up == paper_flops(TINY, 5, 7).gate_up / 2
+    assert paper_flops(plain, 5, 7).down == paper_flops(TINY, 5, 7).down
+    assert paper_bytes(plain, 5, 7).ffn_weights == 2 * 2 * 2 * 8 * 16
+    assert paper_bytes(plain, 5, 7).ffn_io == 2 * 2 * 5 * (2 * 8 + 2 * 16)
+
+
+def test_mixture_of_experts_by_hand():
+    moe = replace(experts=8, active_experts=2, expert_ffn=4)
+    # a row runs 2 experts of width 4
+    assert paper_flops(moe, 5, 7).down == 2 * 2 * 5 * 8 * (2 * 4)
+    assert paper_bytes(moe, 5, 7).ffn_weights == 2 * 2 * 3 * 8 * (2 * 4)
+    assert physical_flops(moe, 5, 7).router == 2 * 2 * 5 * 8 * 8
+    # one token reads 2 experts, two tokens 8 (1 - (3/4)^2) = 3.5, many all 8
+    assert distinct_experts(moe, [1, 2]) == pytest.approx([2, 3.5])
+    assert distinct_experts(moe, 1000) == pytest.approx(8)
+    assert distinct_experts(TINY, [1, 9]) == pytest.approx([1, 1])
+    assert physical_bytes(moe, 2, 7).ffn_weights == pytest.approx(2 * 2 * 3.5 * 3 * 8 * 4)
+    assert physical_bytes(moe, 1, 7, 2).ffn_weights == pytest.approx(2 * 2 * 3.5 * 3 * 8 * 4)
+
+
+def test_expected_distinct_experts_against_enumeration():
+    # 3 tokens each choose 1 of 3 experts: 27 equally likely outcomes
+    moe = replace(experts=3, active_experts=1, expert_ffn=4)
+    outcomes = [(i, j, k) for i in range(3) for j in range(3) for k in range(3)]
+    expected = np.mean([len(set(outcome)) for outcome in outcomes])
+    assert distinct_experts(moe, 3) == pytest.approx(expected)
+
+
+def test_physical_count_by_hand():
+    flops = physical_flops(TINY, 5, 7)
+    # a chain's rows see 8, 9, 10, 11, 12 keys: 50 row-key pairs
+    assert flops.scores == 2 * 2 * 50 * 12
+    assert flops.lm_head == 2 * 5 * 8 * 100
+    moved = physical_bytes(TINY, 5, 7)
+    assert moved.kv_read == 2 * 2 * 2 * 7 * 6
+    assert moved.kv_write == 2 * 2 * 2 * 5 * 6
+    assert moved.attention_io == 0
+    assert moved.ffn_io == 2 * 2 * 2 * 5 * 8
+    assert moved.lm_head_io == 2 * 5 * 100
+    # two norms a layer and the last one
+    assert moved.small_weights == 2 * (2 * 16 + 8)
+    tied = physical_bytes(replace(tied=True), 5, 7)
+    assert tied.embedding_and_lm_head_weights == 2 * 8 * 100
+
+
+def test_weights_that_the_paper_counts_twice():
+    # the paper's weights over the physical ones: 8 % on Qwen3-8B and 26 % on Qwen3-0.6B
+    for name, excess in (("Qwen3-8B", 0.08), ("Qwen3-0.6B", 0.26)):
+        a = find_target(name).architecture
+        paper, physical = (count(a, 1, 0) for count in (paper_bytes, physical_bytes))
+        weights = [
+            m.embedding_and_lm_head_weights + m.attention_weights + m.ffn_weights + m.small_weights
+            for m in (paper, physical)
+        ]
+        assert weights[0] / weights[1] - 1 == pytest.approx(excess, abs=0.006)
+
+
+@pytest.mark.parametrize("name", sorted(load_targets()))
+def test_physical_weights_are_the_parameters(name):
+    a = find_target(name).architecture
+    moved = physical_bytes(a, 10**6 if a.experts else 1, 0, element_bytes=1)
+    weights = moved.attention_weights + moved.ffn_weights + moved.small_weights
+    embedding = a.vocab * a.hidden
+    assert weights + embedding * (1 if a.tied else 2) == pytest.approx(a.parameters, rel=1e-12)
+
+
+def test_published_bytes_per_token():
+    # bf16 without speculation: 15.0 GB for Llama-3.1-8B and 15.1 GB for Qwen3-8B
+    for name, gigabytes in (("Llama-3.1-8B-Instruct", 15.0), ("Qwen3-8B", 15.1)):
+        total = physical_bytes(find_target(name).architecture, 1, 0).total
+        assert total / 1e9 == pytest.approx(gigabytes, abs=0.06)
+
+
+def test_published_bandwidth_limits_of_an_8b_model():
+    # 7.4 ms on A100, 4.5 ms on H100, 3.1 ms on H200
+    a = find_target("Qwen3-8B").architecture
+    for device, milliseconds in (("a100-sxm-80gb", 7.4), ("h100-sxm", 4.5), ("h200", 3.15)):
+        roofline = Roofline(architecture=a, peaks=find_device(device).peaks, count="physical")
+        assert float(roofline.seconds(1, 0)) * 1e3 == pytest.approx(milliseconds, abs=0.06)
+
+
+@pytest.mark.parametrize("name", LATENCY_SETS)
+def test_no_published_forward_is_faster_than_the_physical_bound(shared_dir, name):
+    device, tensor_parallel = LATENCY_SETS[name]
+    roofline = Roofline(
+        architecture=find_target("Llama-3.1-8B-Instruct").architecture,
+        peaks=find_device(device).peaks,
+        count="physical",
+        tensor_parallel=tensor_parallel,
+    )
+    with open(shared_dir / f"data/forward_latency/{name}.csv", newline="") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["forward_us"]]
+    new, context, seconds = (
+        np.array([float(row[key]) for row in rows])
+        for key in ("new_tokens", "context_tokens", "forward_us")
+    )
+    assert np.all(seconds * 1e-6 >= roofline.seconds(new, context))
+
+
+def test_sliding_window_limits_keys_and_traffic():
+    window = replace(sliding_window=4)
+    # rows at 7 cached tokens see 4 keys each; at 2 cached tokens 3, 4, 4, 4, 4
+    assert physical_flops(window, 5, 7).scores == 2 * 2 * 5 * 4 * 12
+    assert physical_flops(window, 5, 2).scores == 2 * 2 * 19 * 12
+    assert physical_bytes(window, 5, 7).kv_read == 2 * 2 * 2 * 3 * 6
+    assert paper_flops(window, 5, 7).total == paper_flops(TINY, 5, 7).total
+
+
+def test_the_roofline_is_the_larger_side():
+    peaks = Peaks(flops_per_s=1e6, bytes_per_s=1e4)
+    roofline = Roofline(architecture=TINY, peaks=peaks)
+    compute_s, memory_s = roofline.branches_s([1, 1000], 0)
+    assert np.array_equal(roofline.seconds([1, 1000], 0), np.maximum(compute_s, memory_s))
+    assert compute_s[0] == paper_flops(TINY, 1, 0).total / 1e6
+    assert memory_s[0] == paper_bytes(TINY, 1, 0).total / 1e4
+    two = Roofline(architecture=TINY, peaks=peaks, tensor_parallel=2)
+    assert two.seconds(3, 4) == roofline.seconds(3, 4) / 2
+    assert roofline.predict_s(3, 4) == roofline.seconds(3, 4)
+
+
+def test_shapes_broadcast():
+    roofline = Roofline(architecture=TINY, peaks=Peaks(flops_per_s=1e6, bytes_per_s=1e4))
+    assert roofline.seconds(np.arange(1, 4), np.zeros((2, 1))).shape == (2, 3)
+    assert roofline.seconds(3, 4).shape == ()
+
+
+@given(
+    rows=st.integers(1, 1024),
+    context=st.integers(0, 100_000),
+    batch=st.integers(1, 64),
+    tied=st.booleans(),
+    experts=st.booleans(),
+    window=st.none() | st.integers(1, 5000),
+)
+def test_both_counts_grow_with_all_work(rows, context, batch, tied, experts, window):
+    extra = {"experts": 8, "active_experts": 2, "expert_ffn": 4} if experts else {}
+    a = replace(tied=tied, sliding_window=window, **extra)
+    for count in (paper_flops, paper_bytes, physical_flops, physical_bytes):
+        here = count(a, rows, context, batch).total
+        assert here > 0
+        assert count(a, rows + 1, context, batch).total >= here
+        assert count(a, rows, context + 1, batch).total >= here
+        assert count(a, rows, context, batch + 1).total >= here
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ((0, 5), "rows"),
+        ((1, -1), "context"),
+        ((1, 5, 0), "batch"),
+        ((float("nan"), 5), "rows"),
+        ((1, float("inf")), "context"),
+        (("many", 5), "rows"),
+        (([1, 2], [1, 2, 3]), "broadcast"),
+    ],
+)
+def test_impossible_shapes_are_refused(arguments, name):
+    with pytest.raises(InputError, match=name):
+        paper_flops(TINY, *arguments)
+
+
+def test_impossible_rooflines_are_refused():
+    peaks = Peaks(flops_per_s=1e6, bytes_per_s=1e4)
+    for wrong in (
+        {"element_bytes": 0},
+        {"element_bytes": 16},
+        {"count": "x"},
+        {"tensor_parallel": 0},
+    ):
+        with pytest.raises(InputError):
+            Roofline(**({"architecture": TINY, "peaks": peaks} | wrong))
