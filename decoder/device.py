@@ -67,6 +67,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def synchronise(device: torch.device) -> None:
+    """Wait for the device's queued work; a CPU has none."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def fingerprint(device: torch.device) -> DeviceFingerprint:
     """The device as the profile lookup knows it: hard keys and the soft ones torch can tell."""
     if device.type == "cpu":

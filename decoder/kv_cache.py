@@ -11,10 +11,11 @@ from costmodel.errors import InputError
 
 
 class KVCache:
-    """Keys and values of every layer in one tensor [layers, 2, batch, kv_heads, capacity, head_dim].
+    """Keys and values of every layer in one tensor.
 
-    `length` tokens are committed. A forward writes its rows behind them; `commit`
-    keeps the accepted ones and forgets the rest, without touching the prefix.
+    `data` is [layers, 2, batch, kv_heads, capacity, head_dim]; `length` tokens are
+    committed. A forward writes its rows behind them; `commit` keeps the accepted
+    ones and forgets the rest, without touching the prefix.
     """
 
     def __init__(

@@ -8,6 +8,7 @@ from time import perf_counter
 import torch
 
 from costmodel.device import Peaks
+from decoder.device import synchronise
 
 READ_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}  # several times any last-level cache
 MATRIX_SIZE = {"cpu": 1024, "cuda": 8192}
@@ -32,14 +33,9 @@ def _best_s(function: Callable[[], object], device: torch.device) -> float:
     function()
     times = []
     for _ in range(REPEATS):
-        _wait(device)
+        synchronise(device)
         start = perf_counter()
         function()
-        _wait(device)
+        synchronise(device)
         times.append(perf_counter() - start)
     return min(times)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

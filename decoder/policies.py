@@ -221,11 +221,13 @@ class DraftGate:
             self._plain_left = self.RETRY_ROUNDS
 
 
-def parse_policy(text: str, cost: Callable[[], Cost], max_nodes: int | None = None) -> Policy:
-    """`bastion`, `fixed:N`, `chain` or `plain`; `cost` is called only where one is needed."""
-    most = DEFAULT_MAX_NODES if max_nodes is None else max_nodes
-    if most < 1:
-        raise InputError(f"the largest tree must have 1 node or more, got {most}")
+def parse_policy(text: str, cost: Callable[[], Cost], max_nodes: int) -> Policy:
+    """`bastion`, `fixed:N`, `chain` or `plain`.
+
+    `cost` is called only where one is needed; `max_nodes` bounds bastion and chain.
+    """
+    if max_nodes < 1:
+        raise InputError(f"the largest tree must have 1 node or more, got {max_nodes}")
     name, _, argument = text.partition(":")
     if name == "fixed":
         if not argument.isdecimal() or int(argument) < 1:
@@ -234,9 +236,9 @@ def parse_policy(text: str, cost: Callable[[], Cost], max_nodes: int | None = No
             )
         return Fixed(int(argument))
     if text == "bastion":
-        return Bastion(cost(), most)
+        return Bastion(cost(), max_nodes)
     if text == "chain":
-        return Chain(max_nodes=most)
+        return Chain(max_nodes=max_nodes)
     if text == "plain":
         return Plain()
     raise InputError(f"'{text}' is not a policy", hint="Use bastion, fixed:N, chain or plain.")

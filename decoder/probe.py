@@ -11,6 +11,7 @@ import torch
 from costmodel.points import Points
 from costmodel.profile import Profile
 from costmodel.stages import DrafterSection
+from decoder.device import synchronise
 from decoder.drafters.base import Drafter
 from decoder.profiles import Measurement, find_peaks, make_profile
 from decoder.target import Target
@@ -88,12 +89,6 @@ def _seconds(target: Target, tree: DraftTree) -> float:
     target.verify(0, tree)
     synchronise(target.device)
     return perf_counter() - start_s
-
-
-def synchronise(device: torch.device) -> None:
-    """Wait for the device's queued work; a CPU has none."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _bush(nodes: int) -> DraftTree:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from time import perf_counter
 
 
 @dataclass(slots=True)
@@ -14,6 +15,21 @@ class StageTimes:
     verify_s: float = 0.0
     accept_s: float = 0.0
     commit_s: float = 0.0
+
+
+class Laps:
+    """Adds the time since the last lap to a stage."""
+
+    def __init__(self, stages: StageTimes) -> None:
+        self._stages = stages
+        self._last_s = perf_counter()
+
+    def end(self, stage: str) -> float:
+        """End the lap of `stage` (a field of StageTimes); its seconds."""
+        now_s = perf_counter()
+        lap_s, self._last_s = now_s - self._last_s, now_s
+        setattr(self._stages, stage, getattr(self._stages, stage) + lap_s)
+        return lap_s
 
 
 @dataclass(slots=True)

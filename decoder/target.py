@@ -52,10 +52,7 @@ class Target:
         return min(positions, self.architecture.sliding_window or positions)
 
     def reserve(self, tokens: int, batch: int = 1) -> KVCache:
-        """An empty cache for `tokens` tokens, reused when the present one is large enough.
-
-        Raises InputError when the model cannot attend over that many.
-        """
+        """An empty cache for `tokens` tokens, reused when the present one is large enough."""
         cache = self.cache
         if cache is None or cache.capacity < tokens or cache.batch != batch:
             cache = KVCache(

@@ -30,8 +30,8 @@ from profiler.sections import (
     with_held_out,
 )
 from profiler.stopping import NoiseRule
-from profiler.sweep import Progress, SweepPlan, SweepResult, run_sweep
-from profiler.timing import CudaTimer, Guard, Timer, WallTimer
+from profiler.sweep import Instruments, Progress, SweepPlan, SweepResult, run_sweep
+from profiler.timing import CudaTimer, WallTimer
 from profiler.workload import Task, Workload
 
 CPU_CONTEXTS = (64, 256, 1024, 2048)
@@ -177,7 +177,7 @@ def _plan(settings: CalibrationSettings, device: torch.device) -> SweepPlan:
 
 
 def _fit_positions(plan: SweepPlan, settings: CalibrationSettings, target: Target) -> SweepPlan:
-    """Leave out default contexts that the target has no positions for; asked-for ones are errors."""
+    """Leave out default contexts beyond the target's positions; asked-for ones are errors."""
     if settings.contexts is not None:
         return plan
     room = target.max_context - plan.max_nodes - 1
@@ -191,16 +191,12 @@ def _sweep(
     settings: CalibrationSettings,
     listener: Listener,
 ) -> SweepResult:
-    timer, guard = _instruments(workload.device)
     swept = run_sweep(
         plan.tasks(),
         workload,
-        timer=timer,
-        rule=NoiseRule(min_samples=MIN_SAMPLES),
-        guard=guard,
-        journal=journal,
+        _instruments(workload.device),
+        journal,
         budget_s=settings.time_budget_s,
-        seed=plan.seed,
         on_progress=listener.progress,
     )
     if swept.resumed_samples:
@@ -208,10 +204,12 @@ def _sweep(
     return swept
 
 
-def _instruments(device: torch.device) -> tuple[Timer, Guard]:
+def _instruments(device: torch.device) -> Instruments:
+    rule = NoiseRule(min_samples=MIN_SAMPLES)
     if device.type == "cpu":
-        return WallTimer(), CpuGuard()
-    return CudaTimer(device), GpuGuard(Gpu.open(device.index or 0))
+        return Instruments(timer=WallTimer(), guard=CpuGuard(), rule=rule)
+    guard = GpuGuard(Gpu.open(device.index or 0))
+    return Instruments(timer=CudaTimer(device), guard=guard, rule=rule)
 
 
 def _journal(

@@ -25,8 +25,8 @@ def verdict(profile: Profile) -> str:
     text = (
         f"Choosing the tree size from this profile costs at most {regret.worst:.1%} of tokens/s "
         f"({regret.mean:.2%} on average), over {regret.curves} acceptance curves at "
-        f"{len(regret.contexts)} contexts held out. Predictions there are off by {error.median:.1%} "
-        f"in the median and {error.worst:.1%} at worst"
+        f"{len(regret.contexts)} contexts held out. Predictions there are off by "
+        f"{error.median:.1%} in the median and {error.worst:.1%} at worst"
     )
     noise = profile.held_out.repeat_noise
     if noise is not None:

@@ -120,16 +120,22 @@ class SweepResult:
     resumed_samples: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruments:
+    """What times a sample, what tells that it was disturbed, and when a point is done."""
+
+    timer: Timer
+    guard: Guard
+    rule: StoppingRule
+
+
 def run_sweep(
     tasks: Sequence[Task],
     workload: Workload,
-    *,
-    timer: Timer,
-    rule: StoppingRule,
-    guard: Guard,
+    instruments: Instruments,
     journal: Journal,
+    *,
     budget_s: float,
-    seed: int = 0,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> SweepResult:
     """Measure the tasks in mixed order until all are done or the budget is spent.
@@ -137,14 +143,15 @@ def run_sweep(
     Samples already in the journal count, with the time that they took. Raises
     MeasurementError when no sample of the grid could be used.
     """
-    points = [PointAccumulator(rule) for _ in tasks]
+    points = [PointAccumulator(instruments.rule) for _ in tasks]
     spent_s = _replay(journal, dict(zip(tasks, points, strict=True)))
     resumed = sum(point.attempts for point in points)
     calls = [workload.call(task) for task in tasks]
     _warm_up([call for call, point in zip(calls, points, strict=True) if not point.done])
+    timer = instruments.timer
     start_s = timer.now_s() - spent_s
-    for index in interleave(points, np.random.default_rng(seed)):
-        sample = take_sample(calls[index], timer, guard)
+    for index in interleave(points, np.random.default_rng(0)):
+        sample = take_sample(calls[index], timer, instruments.guard)
         journal.append(
             tasks[index].key() | {"seconds": sample.seconds, "disturbance": sample.disturbance},
             durable=False,

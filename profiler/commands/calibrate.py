@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
@@ -17,7 +17,7 @@ class Duration(click.ParamType):
     """Seconds, or a number with s, m or h."""
 
     name = "duration"
-    UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+    UNITS_S: ClassVar = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
     def convert(self, value: Any, param: Any, ctx: Any) -> float:
         if isinstance(value, float):
@@ -60,7 +60,7 @@ class Numbers(click.ParamType):
 @click.option("--time-budget", "time_budget_s", type=Duration(), default="30s", show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), help="Write the profile here.")
 @click.option("--fresh", is_flag=True, help="Drop what an unfinished run has measured.")
-@click.option("--seed", default=0, show_default=True, help="Of the order and the held-out points.")
+@click.option("--seed", default=0, show_default=True, help="Of the held-out points.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 def command(as_json: bool, **settings: Any) -> None:
     """Measure what a verification step costs on this device and write a profile.

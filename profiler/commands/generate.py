@@ -13,7 +13,7 @@ from costmodel.errors import InputError
 
 if TYPE_CHECKING:
     from decoder import Generation, TreeDecoder
-    from decoder.engine import DecodeRun
+    from decoder.run import DecodeRun
 
 GENERATION_OPTIONS = ("max_new_tokens", "chat", "stop", "temperature", "top_p", "top_k", "seed")
 

@@ -1,0 +1,132 @@
+"""Small random targets and drafters for tests."""
+
+import numpy as np
+import torch
+from transformers import (
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from costmodel.architecture import ModelArchitecture
+from decoder.engine import TreeDecoder
+from decoder.loading import LoadedModel
+from decoder.target import Target
+from decoder.tree import Lattice
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "eos_token_id": None,
+    "bos_token_id": None,
+}
+FAMILIES = {
+    "llama-gqa": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=2)),
+    "llama-mha-tied": lambda: LlamaForCausalLM(
+        LlamaConfig(**SIZES, num_key_value_heads=4, tie_word_embeddings=True)
+    ),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=1)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=16)),
+    "mistral": lambda: MistralForCausalLM(
+        MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=None)
+    ),
+    "gpt-neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES)),
+}
+
+
+def random_model(family, *, dtype=torch.float64, scale=6.0, seed=0):
+    """A random model whose logits are spread enough for a clear argmax and short repeats."""
+    torch.manual_seed(seed)
+    model = FAMILIES[family]().to(dtype).eval()
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(scale)
+    return model
+
+
+def target_of(model) -> Target:
+    return Target(
+        LoadedModel(
+            model=model,
+            name="random",
+            source="",
+            weights="random",
+            architecture=ModelArchitecture.from_hf_config(model.config, name="random"),
+        )
+    )
+
+
+def decoder_of(model, policy, drafter=None, **options) -> TreeDecoder:
+    return TreeDecoder(target_of(model), policy=policy, drafter=drafter, **options)
+
+
+def greedy(model, prompt, tokens):
+    """Plain greedy decoding, the whole text again for every token: nothing to go wrong."""
+    ids = list(prompt)
+    for _ in range(tokens):
+        ids.append(int(plain_logits(model, ids)[-1].argmax()))
+    return ids[len(prompt) :]
+
+
+def plain_logits(model, ids):
+    """[tokens, vocab] by transformers' own attention, also on a model that a decoder owns."""
+    ours, model.config._attn_implementation = model.config._attn_implementation, "eager"
+    try:
+        with torch.inference_mode():
+            return model(torch.tensor([ids]), use_cache=False).logits[0]
+    finally:
+        model.config._attn_implementation = ours
+
+
+class LatticeDrafter:
+    """Marginals that depend on the text so far but not on the target; `peak` sharpens them."""
+
+    name = "lattice"
+    architecture_hash = "lattice"
+
+    def __init__(self, vocab, depth=4, width=3, seed=0):
+        self.max_depth = depth
+        self._vocab, self._width, self._seed = vocab, width, seed
+
+    def start(self, prompt):
+        pass
+
+    def draft(self, context, depth):
+        random = np.random.default_rng((self._seed, int(context[-1]), len(context)))
+        depth = min(depth, self.max_depth)
+        tokens = np.stack(
+            [random.permutation(self._vocab)[: self._width] for _ in range(depth)]
+        ).astype(np.int64)
+        weights = -np.sort(-random.dirichlet(np.ones(self._width + 1), depth), axis=1)
+        return Lattice(tokens, weights[:, : self._width])
+
+    def observe(self, emitted):
+        pass
+
+
+class OracleDrafter(LatticeDrafter):
+    """Knows the right continuation and hides it at a given rank of every position."""
+
+    def __init__(self, truth, vocab, rank=1, depth=6, width=3):
+        super().__init__(vocab, depth, width)
+        self._truth, self._rank = list(truth), rank
+
+    def draft(self, context, depth):
+        lattice = super().draft(context, depth)
+        for position in range(len(lattice.tokens)):
+            at = len(context) + position
+            if at < len(self._truth):
+                row = lattice.tokens[position]
+                row[row == self._truth[at]] = (self._truth[at] + 1) % self._vocab
+                row[self._rank] = self._truth[at]
+        return lattice

@@ -1,0 +1,109 @@
+"""At T > 0 the output's distribution is the target's: chi-square over whole outputs.
+
+The first three tokens of 20,000 generations are compared with the exact
+probabilities of all V^3 continuations, computed by enumeration. The wrong rule
+(accept by the target's argmax, as BASTION's public code does) must be caught.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from decoder.acceptance import Accepted
+from decoder.engine import TreeDecoder
+from decoder.sampling import Sampling, target_distribution
+from tests.decoder.models import LatticeDrafter, decoder_of, plain_logits
+
+VOCAB = 5
+LENGTH = 3
+SAMPLES = 20_000
+PROMPT = [1, 3, 0]
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(11)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(20.0)
+    return model
+
+
+def exact_probabilities(model, sampling):
+    """[V, V, V] probability of every continuation, one forward each, no cache."""
+    exact = np.zeros((VOCAB,) * LENGTH)
+    for path in itertools.product(range(VOCAB), repeat=LENGTH):
+        logits = plain_logits(model, PROMPT + list(path[:-1]))
+        chance = 1.0
+        for step, token in enumerate(path):
+            row = target_distribution(logits[len(PROMPT) - 1 + step], sampling)
+            chance *= float(row[token])
+        exact[path] = chance
+    assert abs(exact.sum() - 1.0) < 1e-5
+    return exact
+
+
+def observed_counts(decoder: TreeDecoder, samples: int, **sampling):
+    counts = np.zeros((VOCAB,) * LENGTH)
+    for seed in range(samples):
+        result = decoder.generate(PROMPT, max_new_tokens=LENGTH, seed=seed, **sampling)
+        counts[tuple(result.token_ids)] += 1
+    return counts
+
+
+def p_value(counts, exact):
+    """Chi-square over cells with an expectation of 5 or more; the rest are pooled."""
+    expected = exact * counts.sum()
+    large = expected >= 5
+    observed = np.append(counts[large], counts[~large].sum())
+    wanted = np.append(expected[large], expected[~large].sum())
+    if wanted[-1] < 5:  # too little to test; but nothing impossible may be drawn
+        assert counts[exact < 1e-12].sum() == 0
+        observed, wanted = observed[:-1], wanted[:-1]
+    statistic = ((observed - wanted) ** 2 / wanted).sum()
+    return float(chi2.sf(statistic, len(wanted) - 1))
+
+
+@pytest.mark.parametrize("policy", ["chain", "fixed:6"])
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.9, "top_k": 4}]
+)
+def test_outputs_follow_the_target(model, policy, sampling):
+    exact = exact_probabilities(model, Sampling(**sampling))
+    decoder = decoder_of(model, policy, LatticeDrafter(VOCAB, depth=2, width=3))
+    assert p_value(observed_counts(decoder, SAMPLES, **sampling), exact) > 0.001
+    top_p_drops_some = exact.min() == 0.0
+    assert top_p_drops_some == ("top_p" in sampling)
+
+
+def test_the_argmax_rule_is_caught(model, monkeypatch):
+    """Accept by argmax and sample only the last token: not lossless, and seen at once."""
+    exact = exact_probabilities(model, Sampling(temperature=1.0))
+    decoder = decoder_of(model, "fixed:6", LatticeDrafter(VOCAB, depth=2, width=3))
+    monkeypatch.setattr("decoder.run.walk", argmax_walk)
+    assert p_value(observed_counts(decoder, 4000, temperature=1.0), exact) < 1e-6
+
+
+def argmax_walk(tree, logits, pick):
+    """BASTION's public acceptance at T > 0, accept by argmax, sample only the last token."""
+    rows, tokens, row = [], [], 0
+    while (child := tree.child(row, int(logits[row].argmax()))) >= 0:
+        rows.append(child)
+        tokens.append(int(tree.tokens[child - 1]))
+        row = child
+    return Accepted(rows, tokens, pick(logits[row]))

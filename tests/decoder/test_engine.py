@@ -1,0 +1,205 @@
+"""The decode loop: the same tokens as plain decoding, whatever is drafted."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from costmodel.errors import InputError
+from decoder import TreeDecoder
+from decoder.drafters.ngram import NgramDrafter
+from decoder.tree import best_first
+from tests.decoder.models import (
+    FAMILIES,
+    LatticeDrafter,
+    OracleDrafter,
+    decoder_of,
+    greedy,
+    random_model,
+    target_of,
+)
+
+PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("policy", ["plain", "chain", "fixed:1", "fixed:7", "fixed:30"])
+def test_greedy_output_is_that_of_plain_decoding(family, policy):
+    model = random_model(family)
+    truth = greedy(model, PROMPT, 40)
+    result = decoder_of(model, policy, NgramDrafter()).generate(PROMPT, max_new_tokens=40)
+    assert result.token_ids == truth
+    assert result.stats.finish == "length"
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_every_branch_of_a_tree_can_be_accepted(rank):
+    """The truth is hidden at one rank, so that whole paths are accepted and compacted."""
+    model = random_model("qwen3")
+    truth = greedy(model, PROMPT, 40)
+    drafter = OracleDrafter(PROMPT + truth, 97, rank=rank)
+    result = decoder_of(model, "fixed:200", drafter).generate(PROMPT, max_new_tokens=40)
+    assert result.token_ids == truth
+    assert result.stats.accepted_tokens > 20
+
+
+def test_a_useless_drafter_changes_nothing():
+    model = random_model("llama-gqa")
+    truth = greedy(model, PROMPT, 30)
+    result = decoder_of(model, "fixed:12", LatticeDrafter(97)).generate(PROMPT, max_new_tokens=30)
+    assert result.token_ids == truth
+
+
+def test_token_zero_is_a_real_token():
+    model = random_model("llama-gqa")
+    with torch.no_grad():
+        model.get_output_embeddings().weight[0] += 3.0
+    truth = greedy(model, [0, 0, 7], 20)
+    result = decoder_of(model, "fixed:8").generate([0, 0, 7], max_new_tokens=20)
+    assert result.token_ids == truth
+
+
+@pytest.mark.parametrize("wanted", [1, 2, 3, 17])
+def test_exactly_the_tokens_asked_for(wanted):
+    model = random_model("llama-gqa")
+    truth = greedy(model, PROMPT, wanted)
+    drafter = OracleDrafter(PROMPT + truth + [1] * 20, 97, rank=0)
+    result = decoder_of(model, "chain", drafter).generate(PROMPT, max_new_tokens=wanted)
+    assert result.token_ids == truth
+    assert result.stats.new_tokens == wanted
+
+
+def test_the_end_token_ends_the_text_in_the_middle_of_a_path():
+    model = random_model("llama-gqa")
+    truth = greedy(model, PROMPT, 30)
+    end = truth[11]
+    cut = truth[: truth.index(end) + 1]
+    unused = next(token for token in range(97) if token not in truth)
+    model.generation_config.eos_token_id = [end, unused]
+    drafter = OracleDrafter(PROMPT + truth, 97, rank=0)
+    result = decoder_of(model, "chain", drafter).generate(PROMPT, max_new_tokens=30)
+    assert result.token_ids == cut
+    assert result.stats.finish == "eos"
+    assert result.stats.tokens_per_verification == (len(cut) - 1) / result.stats.rounds
+
+
+def test_decoders_can_be_used_again_and_again():
+    model = random_model("qwen2")
+    decoder = decoder_of(model, "fixed:9")
+    for prompt in ([1, 2, 3], PROMPT, [4] * 60, [1, 2, 3]):
+        assert decoder.generate(prompt, max_new_tokens=12).token_ids == greedy(model, prompt, 12)
+
+
+def test_an_interrupted_stream_leaves_a_sound_decoder():
+    model = random_model("qwen2")
+    decoder = decoder_of(model, "fixed:9")
+    stream = iter(decoder.stream(PROMPT, max_new_tokens=50)._tokens())
+    for _ in range(5):
+        next(stream)
+    stream.close()
+    assert decoder.generate(PROMPT, max_new_tokens=12).token_ids == greedy(model, PROMPT, 12)
+
+
+def test_same_seed_same_text_under_every_policy():
+    model = random_model("llama-gqa", scale=2.0)
+    texts = {
+        policy: decoder_of(model, policy)
+        .generate(PROMPT, max_new_tokens=25, temperature=1.0, top_p=0.9, top_k=20, seed=4)
+        .token_ids
+        for policy in ("plain", "chain", "fixed:5", "fixed:40")
+    }
+    assert len({tuple(tokens) for tokens in texts.values()}) == 1
+    other = decoder_of(model, "plain").generate(
+        PROMPT, max_new_tokens=25, temperature=1.0, top_p=0.9, top_k=20, seed=5
+    )
+    assert other.token_ids != texts["plain"]
+
+
+def test_a_borrowed_model_is_given_back_as_it_was():
+    model = random_model("llama-gqa")
+    before = model.config._attn_implementation
+    decoder = TreeDecoder.from_pretrained(model, policy="fixed:5")
+    result = decoder.generate(PROMPT, max_new_tokens=10)
+    assert model.config._attn_implementation == before
+    assert result.token_ids == greedy(model, PROMPT, 10)
+
+
+def test_long_prompts_are_prefilled_in_chunks(monkeypatch):
+    model = random_model("llama-gqa")
+    monkeypatch.setattr("decoder.target.PREFILL_CHUNK", 7)
+    prompt = [int(t) for t in np.random.default_rng(0).integers(0, 97, 50)]
+    result = decoder_of(model, "fixed:6").generate(prompt, max_new_tokens=10)
+    assert result.token_ids == greedy(model, prompt, 10)
+
+
+def test_batched_verification_equals_single_rows():
+    """Calibration measures batches with the same verify."""
+    model = random_model("qwen3")
+    target = target_of(model)
+    prompts = torch.tensor([PROMPT, PROMPT[::-1]])
+    tree = best_first(LatticeDrafter(97).draft(np.array(PROMPT), 4), 9)
+    target.reserve(64, batch=2)
+    target.prefill(prompts)
+    both = target.verify(5, tree)
+    for item in range(2):
+        target.reserve(64, batch=1)
+        target.prefill(prompts[item : item + 1])
+        torch.testing.assert_close(target.verify(5, tree)[0], both[item])
+
+
+class TestBadInput:
+    @pytest.fixture
+    def decoder(self):
+        return decoder_of(random_model("llama-gqa"), "fixed:4")
+
+    def test_empty_prompt(self, decoder):
+        with pytest.raises(InputError, match="prompt is empty"):
+            decoder.generate([])
+
+    def test_blank_text(self, decoder):
+        with pytest.raises(InputError, match="prompt is empty"):
+            decoder.generate("  \n")
+
+    def test_token_outside_the_vocabulary(self, decoder):
+        with pytest.raises(InputError, match="97 lies outside the vocabulary"):
+            decoder.generate([97])
+
+    def test_more_than_the_model_can_attend_over(self, decoder):
+        with pytest.raises(InputError, match="exceed the 512 positions"):
+            decoder.generate(PROMPT, max_new_tokens=503)
+
+    def test_the_last_position_can_be_used(self):
+        model = random_model("llama-gqa")
+        result = decoder_of(model, "fixed:4").generate(PROMPT, max_new_tokens=502)
+        assert len(result.token_ids) == 502
+
+    def test_text_without_a_tokenizer(self, decoder):
+        with pytest.raises(InputError, match="no tokenizer"):
+            decoder.generate("hello")
+
+    @pytest.mark.parametrize("policy", ["fixed", "fixed:0", "fixed:x", "best", "fixed:-3", ""])
+    def test_unknown_policies(self, policy):
+        with pytest.raises(InputError, match="is not a policy"):
+            decoder_of(random_model("llama-gqa"), policy)
+
+    def test_a_tree_larger_than_the_model(self):
+        with pytest.raises(InputError, match="does not fit"):
+            decoder_of(random_model("llama-gqa"), "fixed:512")
+
+    def test_not_a_model(self):
+        with pytest.raises(InputError, match="must be a name"):
+            TreeDecoder.from_pretrained(3)
+
+    def test_no_tokens_wanted(self, decoder):
+        with pytest.raises(InputError, match="1 or more"):
+            decoder.generate(PROMPT, max_new_tokens=0)
+
+
+def test_statistics_are_json(capsys):
+    result = decoder_of(random_model("llama-gqa"), "fixed:4").generate(PROMPT, max_new_tokens=9)
+    record = json.loads(json.dumps(result.stats.to_dict()))
+    assert record["new_tokens"] == 9
+    assert record["rounds"] == len(result.stats.tree_nodes)
+    assert sum(result.stats.tree_nodes) == record["drafted_tokens"]
+    assert result.text is None
