@@ -19,7 +19,8 @@ class LinearCalibration:
     """seconds = slope x paper roofline + intercept (paper, section 2.4 and appendix H.4).
 
     RMSE and MAPE (a fraction) of the fitted points are given before, for the bare roofline,
-    and after, for the line. Standard errors are those of least squares.
+    and after, for the line. Standard errors are those of least squares. `roofline` is the
+    paper's count.
     """
 
     roofline: Roofline
@@ -38,10 +39,11 @@ class LinearCalibration:
         The bound matters only far outside the fitted points, where a negative intercept would
         otherwise give nonsense. Raises InputError.
         """
-        paper = self.roofline.with_count("paper").seconds(rows, context, batch)
+        line: Array = self.slope * self.roofline.seconds(rows, context, batch) + self.intercept_s
+        if self.slope >= 1 and self.intercept_s >= 0 and not self.roofline.architecture.experts:
+            return line  # without experts the paper's count is never below the physical one
         bound = self.roofline.with_count("physical").seconds(rows, context, batch)
-        predicted: Array = np.maximum(self.slope * paper + self.intercept_s, bound)
-        return predicted
+        return np.maximum(line, bound)
 
 
 def fit_linear(points: Points, roofline: Roofline, *, relative: bool = False) -> LinearCalibration:

@@ -233,6 +233,13 @@ def test_shapes_broadcast():
 def test_both_counts_grow_with_all_work(rows, context, batch, tied, experts, window):
     extra = {"experts": 8, "active_experts": 2, "expert_ffn": 4} if experts else {}
     a = replace(tied=tied, sliding_window=window, **extra)
+    if not experts:  # LinearCalibration.predict_s relies on it
+        assert paper_flops(a, rows, context, batch).total >= (
+            physical_flops(a, rows, context, batch).total
+        )
+        assert paper_bytes(a, rows, context, batch).total >= (
+            physical_bytes(a, rows, context, batch).total
+        )
     for count in (paper_flops, paper_bytes, physical_flops, physical_bytes):
         here = count(a, rows, context, batch).total
         assert here > 0
