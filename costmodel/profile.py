@@ -33,8 +33,8 @@ from costmodel.schema import (
     SurfaceSection,
     TargetSection,
     check_lengths,
-    describe_error,
 )
+from costmodel.schema_errors import describe_error
 from costmodel.stages import DrafterSection, StagesSection
 from costmodel.surface import SurfaceCalibration, SurfaceOptions, build_surface
 

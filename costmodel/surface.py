@@ -22,7 +22,7 @@ class SurfaceOptions:
 
     rows: between two measured row counts the time rises in proportion to the modelled work
     (`work`) or to the logarithm of the rows (`log`). context: at each row count the measured
-    points are kept (`exact`), or their ratio to the modelled work is smoothed by a robust
+    points are kept (`exact`), or their log ratio to the modelled work is smoothed by a robust
     line over the context (`line`) or its median (`mean`), which averages noise away.
     """
 
@@ -148,10 +148,10 @@ def _grid(points: Points, work: WorkModel, options: SurfaceOptions) -> Grid:
     with np.errstate(invalid="ignore"):  # 0 / 0 marks a cell that was not measured
         measured = np.bincount(cells, points.seconds, base.size).reshape(shape) / counts
         error = np.bincount(cells, points.median_error, base.size).reshape(shape) / counts
-    ratio, error = measured / base, np.nan_to_num(error)
+    log_ratio, error = np.log(measured / base), np.nan_to_num(error)
     if options.context != "exact":
-        ratio = _smoothed(ratio, contexts, options.context)
-    seconds = _filled(ratio, np.log(rows), contexts) * base
+        log_ratio = _smoothed(log_ratio, contexts, options.context)
+    seconds = np.exp(_filled(log_ratio, np.log(rows), contexts)) * base
     for index in range(len(rows)):
         seconds[:, index] = _without_dips(seconds[:, index], error[:, index])
     for index in range(len(contexts)):
@@ -170,12 +170,12 @@ def _between(axis: Array, values: Array, at: float) -> Array:
     return between
 
 
-def _smoothed(ratio: Array, contexts: Array, how: str) -> Array:
+def _smoothed(log_ratio: Array, contexts: Array, how: str) -> Array:
     """Each column (row count) over its measured contexts: its median, or a Theil-Sen line."""
-    result = ratio.copy()
-    for index in range(ratio.shape[1]):
-        known = np.isfinite(ratio[:, index])
-        x, y = contexts[known], ratio[known, index]
+    result = log_ratio.copy()
+    for index in range(log_ratio.shape[1]):
+        known = np.isfinite(log_ratio[:, index])
+        x, y = contexts[known], log_ratio[known, index]
         slope = 0.0
         if how == "line" and len(x) > 2:
             first, second = np.triu_indices(len(x), 1)
@@ -184,20 +184,22 @@ def _smoothed(ratio: Array, contexts: Array, how: str) -> Array:
     return result
 
 
-def _filled(ratio: Array, log_rows: Array, contexts: Array) -> Array:
+def _filled(log_ratio: Array, log_rows: Array, contexts: Array) -> Array:
     """Fill cells that were not measured.
 
     Between two measured contexts of a row count its own ratio is interpolated. Beyond them
     the other row counts at that context are, and shifted by how far this row count lies from
     such an interpolation where it was measured.
     """
-    if np.isfinite(ratio).all():
-        return ratio
-    result = ratio.copy()
-    for index in range(ratio.shape[1]):
-        places = np.flatnonzero(np.isfinite(ratio[:, index]))
+    if np.isfinite(log_ratio).all():
+        return log_ratio
+    result = log_ratio.copy()
+    for index in range(log_ratio.shape[1]):
+        places = np.flatnonzero(np.isfinite(log_ratio[:, index]))
         inside = slice(places[0], places[-1] + 1)
-        result[inside, index] = np.interp(contexts[inside], contexts[places], ratio[places, index])
+        result[inside, index] = np.interp(
+            contexts[inside], contexts[places], log_ratio[places, index]
+        )
     known = np.isfinite(result)
     for index in np.flatnonzero(~known.all(axis=0)).tolist():
         others = known.copy()
@@ -214,12 +216,12 @@ def _filled(ratio: Array, log_rows: Array, contexts: Array) -> Array:
     return result
 
 
-def _across(ratio: Array, known: NDArray[np.bool_], log_rows: Array, index: int) -> Array:
+def _across(log_ratio: Array, known: NDArray[np.bool_], log_rows: Array, index: int) -> Array:
     """One column interpolated from the known others at each context; NaN where there are none."""
-    guess = np.full(len(ratio), np.nan)
+    guess = np.full(len(log_ratio), np.nan)
     for line in np.flatnonzero(known.any(axis=1)):
         here = known[line]
-        guess[line] = np.interp(log_rows[index], log_rows[here], ratio[line, here])
+        guess[line] = np.interp(log_rows[index], log_rows[here], log_ratio[line, here])
     return guess
 
 

@@ -20,6 +20,7 @@ from costmodel.roofline import Roofline, distinct_experts, physical_bytes, physi
 Array = NDArray[np.float64]
 
 TERMS = ("floor", "weights", "matrix_flops", "attention_flops", "kv_read")
+_WEIGHTS = TERMS.index("weights")
 # A coefficient that differs from its prior by the prior's size costs as much as a misfit of
 # 3 % at every point: enough to settle what the points leave open, and no more.
 _PRIOR_WEIGHT = 0.03**2
@@ -107,12 +108,14 @@ def fit_work(points: Points, roofline: Roofline) -> WorkModel:
     terms = work_terms(roofline, points.rows, points.context, points.batch)
     design = np.stack(terms, axis=1) / points.seconds[:, None]
     weights = np.ones(len(points))
-    coefficients = prior
+    coefficients = prior.copy()
     for _ in range(3):
         coefficients = _non_negative(design, weights, prior, factor)
         residual = np.abs(design @ coefficients - 1)
         limit = 3 * 1.4826 * float(np.median(residual)) + 1e-6
         weights = np.minimum(1.0, limit / np.maximum(residual, 1e-12))
+    # Wild points can leave nothing but terms that are 0 at some shape; a time never is.
+    coefficients[_WEIGHTS] = max(coefficients[_WEIGHTS], 0.05 * factor)
     return WorkModel(roofline=roofline, coefficients=tuple(float(x) for x in coefficients))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from costmodel.errors import ProfileError
 from costmodel.fit import LinearCalibration, Points, SurfaceCalibration, select_calibration
 from costmodel.profile import CalibrationSection, LinearSection, Profile
 from costmodel.profile_yaml import dump_yaml, float_text
-from costmodel.schema import SurfaceSection
+from costmodel.schema import Section, SurfaceSection
 from costmodel.stages import DrafterSection
 
 STORED = Path(__file__).parent / "data/profile.yaml"
@@ -206,3 +207,24 @@ def test_numpy_arrays_become_plain_numbers():
     )
     assert section.mad_s == (None, 0.01)
     assert all(type(value) is int for value in section.rows)
+
+
+def field_names(model: Section) -> set[str]:
+    """Names of all fields of a section and of the sections inside it."""
+    names = set(type(model).model_fields)
+    for value in [getattr(model, name) for name in names]:
+        for inner in value.values() if isinstance(value, dict) else [value]:
+            if isinstance(inner, Section):
+                names |= field_names(inner)
+    return names
+
+
+def test_every_field_is_documented():
+    text = (Path(__file__).parents[2] / "docs/profile-format.md").read_text()
+    profile = Profile.from_yaml(STORED)
+    sizes = {field.name for field in dataclasses.fields(profile.target.architecture)}
+    for name in field_names(profile):
+        assert f"`{name}`" in text or f"**{name}**" in text, name
+    optional = set(profile.target.architecture.to_dict()) ^ sizes
+    for name in optional:
+        assert f"`{name}`" in text, name
