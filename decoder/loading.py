@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 import torch
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    StrictDataclassError,
+)
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -27,6 +35,20 @@ Weights = Literal["auto", "random", "pretrained"]
 
 CPU_TARGET = DEMO_NAME
 GPU_TARGETS = ("Qwen/Qwen3-8B", "Qwen/Qwen3-4B", "Qwen/Qwen3-1.7B")
+HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+
+# What transformers raises for a folder with damaged, missing or contradictory files.
+_BROKEN_FILES = (
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ImportError,
+    RuntimeError,
+    SafetensorError,
+    StrictDataclassError,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +69,11 @@ class LoadedModel:
                 hint="Give token ids, or a target with weights (rooftree demo-model brings one).",
             )
         try:
-            return AutoTokenizer.from_pretrained(self.source)
-        except (OSError, ValueError) as error:
+            return AutoTokenizer.from_pretrained(self.source, trust_remote_code=False)
+        except _BROKEN_FILES as error:
             raise InputError(
                 f"no usable tokenizer in {self.source}",
-                hint="A folder needs tokenizer.json beside the weights.",
+                hint="A folder needs a whole tokenizer.json beside the weights.",
             ) from error
 
 
@@ -79,11 +101,15 @@ def load_model(
 
     weights  `pretrained` or raise InputError; `random` from the config alone;
              `auto` takes local weights where there are some, else random ones
-    download whether the hub may be asked when nothing is found locally
+    download whether the hub may be asked for `pretrained` weights not found locally
     """
     if weights not in ("auto", "random", "pretrained"):
-        raise InputError(f"'{weights}' is not a kind of weights", hint="Use auto or random.")
-    source = None if weights == "random" else _weights_source(name, download)
+        raise InputError(
+            f"'{weights}' is not a kind of weights", hint="Use auto, pretrained or random."
+        )
+    source = None
+    if weights != "random":
+        source = _weights_source(name, download=download and weights == "pretrained")
     with _quiet():
         if source is not None:
             return _load_pretrained(name, source, dtype, device)
@@ -117,10 +143,6 @@ def _weights_source(name: str, download: bool) -> str | None:
     """The folder or hub id that holds real weights, or None."""
     folder = Path(name).expanduser()
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise InputError(
-                f"{folder} holds no config.json", hint="Give a Hugging Face model folder."
-            )
         return str(folder) if any(folder.glob("*.safetensors")) else None
     if _looks_like_path(name):
         raise InputError(f"there is no folder {name}", hint="Check the path of the target.")
@@ -131,12 +153,11 @@ def _weights_source(name: str, download: bool) -> str | None:
 
 
 def _hub_source(name: str, download: bool) -> str | None:
+    """The local copy of a hub model, fetched first where asked for."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
     try:
-        folder = snapshot_download(name, allow_patterns=patterns, local_files_only=True)
+        folder = snapshot_download(name, allow_patterns=HUB_FILES, local_files_only=True)
         if any(Path(folder).glob("*.safetensors")):
             return folder
     except HFValidationError as error:
@@ -149,9 +170,13 @@ def _hub_source(name: str, download: bool) -> str | None:
     if not download:
         return None
     try:
-        return snapshot_download(name, allow_patterns=patterns)
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError):
-        return None
+        return snapshot_download(name, allow_patterns=HUB_FILES)
+    except (HfHubHTTPError, OSError) as error:
+        raise InputError(
+            f"'{name}' is no folder here, and the hub does not give it: {_reason(error)}",
+            hint="Check the name and the network, give a model folder, or run "
+            "`rooftree demo-model` for a small real model.",
+        ) from error
 
 
 def _looks_like_path(name: str) -> bool:
@@ -171,15 +196,24 @@ def _load_pretrained(
 ) -> LoadedModel:
     config = _read_config(source)
     architecture = ModelArchitecture.from_hf_config(config, name=_label(name))
+    _check_memory(architecture, dtype, device)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            source, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False
-        ).to(device)
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise InputError(
-            f"cannot load the weights in {source}: {_first_line(error)}",
-            hint="Only complete safetensors checkpoints are loaded; check the folder's files.",
-        ) from error
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+        model = model.to(device)
+    except _BROKEN_FILES as error:
+        raise _bad_weights(source, _reason(error)) from error
+    # transformers fills what a checkpoint lacks with random numbers.
+    wrong = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
+    if wrong:
+        raise _bad_weights(source, f"{len(wrong)} missing or of a wrong shape, as {wrong[0]}")
     return LoadedModel(
         model=model.eval(),
         name=_label(name),
@@ -189,12 +223,21 @@ def _load_pretrained(
     )
 
 
+def _bad_weights(source: str, reason: str) -> InputError:
+    return InputError(
+        f"cannot load the weights in {source}: {reason}",
+        hint="Only complete safetensors checkpoints are loaded; fetch or copy the folder again.",
+    )
+
+
 def _read_config(source: str) -> Any:
+    if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
+        raise InputError(f"{source} holds no config.json", hint="Give a Hugging Face model folder.")
     try:
         return AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except _BROKEN_FILES as error:
         raise InputError(
-            f"cannot read the config of {source}: {_first_line(error)}",
+            f"cannot read the config of {source}: {_reason(error)}",
             hint="Give a Hugging Face model folder of a dense decoder (Llama, Qwen, Mistral, ...).",
         ) from error
 
@@ -207,15 +250,10 @@ def _build_random(name: str, dtype: torch.dtype, device: torch.device) -> Loaded
         known = find_target(name).hf_config
         config = AutoConfig.for_model(**known)
     architecture = ModelArchitecture.from_hf_config(config, name=_label(name))
-    with _default_dtype(dtype), torch.device(device):
-        try:
-            model = AutoModelForCausalLM.from_config(config)
-        except torch.OutOfMemoryError as error:
-            size_gb = architecture.parameters * dtype.itemsize / 1e9
-            raise InputError(
-                f"{name} needs {size_gb:.1f} GB for its weights, more than {device} has free",
-                hint="Choose a smaller target.",
-            ) from error
+    _check_memory(architecture, dtype, device)
+    with torch.device(device):
+        # Named here because a config's own dtype would win over torch's default.
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return LoadedModel(
         model=model.eval(),
         name=_label(name),
@@ -225,23 +263,35 @@ def _build_random(name: str, dtype: torch.dtype, device: torch.device) -> Loaded
     )
 
 
+def _check_memory(
+    architecture: ModelArchitecture, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Raise InputError before a model is loaded that cannot fit; a CPU would start to swap."""
+    needed_bytes = architecture.parameters * dtype.itemsize
+    if device.type == "cuda":
+        free_bytes, _ = torch.cuda.mem_get_info(device)
+    else:
+        free_bytes = psutil.virtual_memory().available
+    if needed_bytes > free_bytes:
+        raise InputError(
+            f"{architecture.name} needs {needed_bytes / 1e9:.1f} GB for its weights, but {device} "
+            f"has {free_bytes / 1e9:.1f} GB free",
+            hint="Choose a smaller target, or free some memory.",
+        )
+
+
 def _label(name: str) -> str:
     folder = Path(name).expanduser()
     return folder.resolve().name if folder.is_dir() else _canonical_name(name)
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+def _reason(error: BaseException) -> str:
+    """An error's first line, or two where the first only announces the second."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    taken = lines[:2] if lines[0].endswith(":") else lines[:1]
+    return " ".join(taken).rstrip(".")
 
 
 @contextmanager
