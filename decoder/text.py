@@ -42,7 +42,7 @@ class TextStream:
 
 
 class StopStrings:
-    """Cuts a text at the first of some strings, wherever its pieces fall."""
+    """Cuts a text before whichever of some strings is complete first, however it is pieced."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
@@ -53,10 +53,15 @@ class StopStrings:
     def add(self, piece: str) -> str:
         """The part of the text that is certainly before any stop string."""
         self._held += piece
-        places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
-        if places:
+        found = [
+            (start + len(stop), start)
+            for stop in self._stops
+            if (start := self._held.find(stop)) >= 0
+        ]
+        if found:
             self.hit = True
-            shown, self._held = self._held[: min(places)], ""
+            _, start = min(found)
+            shown, self._held = self._held[:start], ""
             return shown
         keep = self._possible_start()
         shown, self._held = (

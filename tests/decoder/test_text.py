@@ -1,0 +1,125 @@
+"""Text in pieces: whole characters only, nothing lost, and stop strings wherever they fall."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decoder.text import StopStrings, TextStream
+
+EMOJI = "a👩‍👩‍👧é漢!"  # joined by zero-width joiners: 1 to 4 bytes a character
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+
+
+class ByteTokenizer:
+    """Each id is a byte; 256 is a special token without text."""
+
+    def decode(self, ids, skip_special_tokens):
+        assert skip_special_tokens
+        return bytes(i for i in ids if i < 256).decode("utf-8", errors="replace")
+
+
+class WordTokenizer:
+    """Like sentence-piece: every piece begins with a space, which the text's first one loses."""
+
+    def __init__(self, words):
+        self.words = words
+
+    def decode(self, ids, skip_special_tokens):
+        return "".join(" " + self.words[i] for i in ids)[1:]
+
+
+def stream(tokenizer, ids):
+    """The pieces, the last one from `finish`."""
+    text = TextStream(tokenizer)
+    return [*(text.add(token) for token in ids), text.finish()]
+
+
+@given(texts)
+def test_pieces_are_whole_characters_and_add_up(text):
+    pieces = stream(ByteTokenizer(), text.encode())
+    assert "".join(pieces) == text
+    assert pieces[-1] == "" or text.endswith("\ufffd")
+    assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in text
+
+
+def test_a_character_comes_with_its_last_byte():
+    ids = EMOJI.encode()
+    pieces = stream(ByteTokenizer(), ids)
+    shown = "".join
+    for count in range(len(ids) + 1):
+        assert shown(pieces[:count]) == ids[:count].decode("utf-8", errors="ignore")
+
+
+@given(st.lists(st.integers(0, 256), max_size=30))
+def test_any_bytes_add_up_to_the_whole_decoding(ids):
+    tokenizer = ByteTokenizer()
+    assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def test_an_unfinished_character_appears_at_the_end():
+    pieces = stream(ByteTokenizer(), "é".encode()[:1])
+    assert pieces == ["", "\ufffd"]
+
+
+@given(st.lists(st.integers(0, 3), max_size=12))
+def test_pieces_that_depend_on_the_token_before(ids):
+    tokenizer = WordTokenizer(["one", "two", "", "3"])
+    assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def cut_at_first_end(text, stops):
+    """The text before whichever stop string is complete first: the slow way."""
+    for end in range(len(text) + 1):
+        starts = [end - len(stop) for stop in stops if stop and text[:end].endswith(stop)]
+        if starts:
+            return text[: min(starts)], True
+    return text, False
+
+
+def cut(pieces, stops):
+    """What `StopStrings` lets through, and whether it was hit."""
+    watch = StopStrings(stops)
+    shown = ""
+    for piece in pieces:
+        shown += watch.add(piece)
+        if watch.hit:
+            return shown, True
+    return shown + watch.finish(), False
+
+
+@given(
+    text=st.text("abc", max_size=20),
+    stops=st.lists(st.text("abc", max_size=4), max_size=3),
+    data=st.data(),
+)
+def test_stop_strings_do_not_depend_on_how_a_text_is_cut(text, stops, data):
+    edges = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    bounds = [0, *edges, len(text)]
+    pieces = [text[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    assert cut(pieces, stops) == cut_at_first_end(text, stops)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stops", "expected"),
+    [
+        (["Hello", " wor", "ld"], ["o w"], ("Hell", True)),
+        (["ab", "c"], ["abc", "b"], ("a", True)),
+        (["abc"], ["abc", "b"], ("a", True)),
+        (["xabab", "y"], ["ababc"], ("xababy", False)),
+        (["anything"], [], ("anything", False)),
+        (["anything"], [""], ("anything", False)),
+        (["stop"], ["stop"], ("", True)),
+    ],
+)
+def test_stop_strings_by_example(pieces, stops, expected):
+    assert cut(pieces, stops) == expected
+
+
+def test_only_a_possible_start_is_held_back():
+    watch = StopStrings(["\n\nQ:"])
+    assert watch.add("one\n") == "one"
+    assert watch.add("two\n\nQ") == "\ntwo"
+    assert watch.add("!") == "\n\nQ!"
+    assert not watch.hit
