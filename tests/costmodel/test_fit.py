@@ -207,7 +207,11 @@ def test_a_surface_predicts_between_its_points(invented, noise, median, worst):
 
 def test_noise_is_smoothed_where_there_is_some_and_steps_are_kept_where_not(invented):
     assert fit_surface(invented.points(0.0), invented.roofline).options.context == "exact"
-    assert fit_surface(invented.points(0.03), invented.roofline).options.context != "exact"
+    chosen = [
+        fit_surface(invented.points(0.03, seed), invented.roofline).options.context
+        for seed in range(10)
+    ]
+    assert sum(context != "exact" for context in chosen) >= 8
 
 
 def steps_s(rows, context):
