@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,7 +99,7 @@ def cut(pieces, stops):
 def test_stop_strings_do_not_depend_on_how_a_text_is_cut(text, stops, data):
     edges = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     bounds = [0, *edges, len(text)]
-    pieces = [text[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    pieces = [text[a:b] for a, b in pairwise(bounds)]
     assert cut(pieces, stops) == cut_at_first_end(text, stops)
 
 
