@@ -200,14 +200,16 @@ class DraftGate:
         self._committed = 0.0
         self._worth = 0.0
         self._plain_left = 0
+        self._drafting = False
 
     def open(self, context: int) -> bool:
-        if self._plain_left > 0:
-            self._plain_left -= 1
-            return False
-        return True
+        self._drafting = self._plain_left == 0
+        self._plain_left = max(self._plain_left - 1, 0)
+        return self._drafting
 
     def observe(self, tree: DraftTree, accepted: int, context: int) -> None:
+        if not self._drafting:
+            return  # a round without a draft says nothing about drafting
         plain_s = self._cost.plain_s(context)
         draft_s = self._cost.draft_s(context)
         if draft_s < self.FREE_SHARE * plain_s:

@@ -1,0 +1,270 @@
+"""Tree sizes against brute force over a cost of stairs, and the no-loss rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costmodel.errors import InputError
+from decoder.policies import (
+    DEFAULT_MAX_NODES,
+    Bastion,
+    Chain,
+    DepthBias,
+    DraftGate,
+    Fixed,
+    Limits,
+    Plain,
+    parse_policy,
+)
+from decoder.tree import EMPTY, Lattice, best_first
+
+CONTEXT = 100
+FREE = Limits(nodes=10_000, depth=64)
+
+
+@dataclass
+class Stairs:
+    """A forward costs a step more at 4, 12, 20, ... rows; the rest is flat or by node."""
+
+    step_s: float = 0.3
+    node_s: float = 0.001
+    drafting_s: float = 0.0
+    every: int = 8
+
+    def plain_s(self, context):
+        return 1.0
+
+    def draft_s(self, context):
+        return self.drafting_s
+
+    def cycle_s(self, nodes, context):
+        assert context == CONTEXT
+        stairs = (np.asarray(nodes) + 5) // self.every
+        return 1.0 + self.step_s * stairs + self.node_s * np.asarray(nodes) + self.drafting_s
+
+
+def lattice(first, fading=0.8, depth=6, width=8):
+    ranks = first * 0.5 ** np.arange(width)
+    probabilities = np.minimum(ranks[None] * fading ** np.arange(depth)[:, None], 1.0)
+    tokens = np.arange(depth * width, dtype=np.int64).reshape(depth, width)
+    return Lattice(tokens, probabilities)
+
+
+def best_by_hand(candidates, cost, most):
+    """Every size in turn, a tree of its own for each."""
+    best, best_rate = 0, 0.0
+    for nodes in range(most + 1):
+        tree = best_first(candidates, nodes)
+        if tree.nodes < nodes:
+            break
+        cycle_s = float(cost.cycle_s(np.array([nodes]), CONTEXT)[0]) - cost.draft_s(CONTEXT)
+        rate = tree.expected_committed / cycle_s
+        if rate > best_rate + 1e-12:
+            best, best_rate = nodes, rate
+    return best
+
+
+costs = st.builds(
+    Stairs,
+    step_s=st.floats(0.0, 1.0),
+    node_s=st.floats(0.0, 0.1),
+    drafting_s=st.floats(0.0, 0.5),
+    every=st.integers(1, 16),
+)
+
+
+class TestBastion:
+    @given(first=st.floats(0.02, 0.5), fading=st.floats(0.3, 1.0), cost=costs)
+    def test_the_size_of_highest_rate(self, first, fading, cost):
+        candidates = lattice(first, fading)
+        tree = Bastion(cost, 60).choose(candidates, CONTEXT, FREE)
+        expected = best_by_hand(candidates, cost, 60)
+        if tree.nodes != expected:  # equal rates up to rounding
+            sizes = np.array([tree.nodes, expected])
+            committed = [best_first(candidates, n).expected_committed for n in sizes]
+            rates = committed / (cost.cycle_s(sizes, CONTEXT) - cost.drafting_s)
+            assert rates[0] == pytest.approx(rates[1], rel=1e-9)
+
+    def test_it_looks_beyond_the_first_stair(self):
+        """The rate falls at the stair and rises above its old height behind it."""
+        cost = Stairs(step_s=0.25, node_s=0.0)
+        candidates = lattice(0.5, fading=1.0)
+        tree = Bastion(cost, 60).choose(candidates, CONTEXT, FREE)
+        rates = np.array(
+            [
+                best_first(candidates, n).expected_committed
+                / float(cost.cycle_s(np.array([n]), CONTEXT)[0])
+                for n in range(tree.nodes + 1)
+            ]
+        )
+        first_drop = int(np.flatnonzero(np.diff(rates) < 0)[0])
+        assert 0 < first_drop < tree.nodes
+        assert rates[tree.nodes] > rates[first_drop]
+
+    @given(first=st.floats(0.001, 0.5), cost=costs)
+    def test_never_a_tree_when_a_plain_step_is_estimated_faster(self, first, cost):
+        tree = Bastion(cost, 60).choose(lattice(first), CONTEXT, FREE)
+        both_s = cost.cycle_s(np.array([0, tree.nodes]), CONTEXT) - cost.drafting_s
+        assert tree.expected_committed / both_s[1] >= 1.0 / both_s[0] - 1e-12
+
+    def test_a_hopeless_draft_gives_the_plain_step(self):
+        cost = Stairs(step_s=0.5, node_s=0.2)
+        assert Bastion(cost).choose(lattice(0.1), CONTEXT, FREE) is not None
+        assert Bastion(cost).choose(lattice(0.1), CONTEXT, FREE).nodes == 0
+
+    def test_no_candidates_give_the_plain_step(self):
+        empty = Lattice(np.zeros((0, 3), np.int64), np.zeros((0, 3)))
+        assert Bastion(Stairs()).choose(empty, CONTEXT, FREE) is EMPTY
+
+    @pytest.mark.parametrize(("most", "room", "nodes"), [(5, 100, 5), (100, 3, 3), (100, 0, 0)])
+    def test_limits(self, most, room, nodes):
+        cost = Stairs(step_s=0.0, node_s=0.0)
+        tree = Bastion(cost, most).choose(lattice(0.5), CONTEXT, Limits(nodes=room, depth=6))
+        assert tree.nodes == nodes
+
+    def test_a_drafter_that_lies_is_found_out(self):
+        """It says 0.9 and is right one time in twenty: a tree does not pay here."""
+        cost = Stairs(step_s=0.0, node_s=0.3)
+        policy = Bastion(cost, 1)
+        random = np.random.default_rng(0)
+        candidates = Lattice(np.array([[1]]), np.array([[0.9]]))
+        sizes = []
+        for _ in range(200):
+            tree = policy.choose(candidates, CONTEXT, FREE)
+            sizes.append(tree.nodes)
+            accepted = [1] if tree.nodes and random.random() < 0.05 else []
+            policy.observe(tree, accepted, CONTEXT)
+        assert sizes[0] == 1
+        assert sum(sizes[100:]) < 25
+
+
+class TestGate:
+    """Rounds as the decode loop runs them: asked first, told afterwards, drafted or not."""
+
+    @staticmethod
+    def rounds(policy, count, accepted=0, nodes=1):
+        """Which of `count` rounds drafted, when each drafted round accepts `accepted`."""
+        tree = best_first(lattice(0.5), nodes)
+        asked = []
+        for _ in range(count):
+            drafting = policy.wants_draft(CONTEXT)
+            asked.append(drafting)
+            rows = list(range(1, accepted + 1)) if drafting else []
+            policy.observe(tree if drafting else EMPTY, rows, CONTEXT)
+        return asked
+
+    def test_it_closes_when_drafting_does_not_pay(self):
+        asked = self.rounds(Bastion(Stairs(drafting_s=0.5)), 30)
+        assert all(asked[:4])
+        assert not any(asked[8:])
+
+    def test_it_tries_again_every_few_dozen_rounds(self):
+        asked = self.rounds(Bastion(Stairs(drafting_s=0.5)), 400)
+        tries = np.flatnonzero(asked[30:])
+        assert len(tries) >= 8
+        assert set(np.diff(tries)) == {DraftGate.RETRY_ROUNDS + 1}
+
+    def test_it_opens_again_when_drafting_pays(self):
+        policy = Bastion(Stairs(drafting_s=0.5))
+        self.rounds(policy, 30)
+        asked = self.rounds(policy, 400, accepted=4, nodes=4)
+        assert all(asked[-100:])
+
+    def test_it_stays_open_while_drafting_pays(self):
+        assert all(self.rounds(Bastion(Stairs(drafting_s=0.5)), 100, accepted=3, nodes=3))
+
+    def test_a_free_draft_is_never_given_up(self):
+        """The plain step competes with the tree after drafting anyway."""
+        assert all(self.rounds(Bastion(Stairs(drafting_s=0.001)), 100))
+
+
+class TestDepthBias:
+    @staticmethod
+    def learn(predicted, true, rounds=600, depth=3):
+        """Factors after chains of `predicted` probabilities that hold with `true`."""
+        random = np.random.default_rng(1)
+        bias = DepthBias()
+        for _ in range(rounds):
+            said = np.full((depth, 1), predicted)
+            candidates = Lattice(np.arange(depth)[:, None], said)
+            tree = best_first(candidates, depth, bias.factors())
+            accepted = []
+            for row in range(1, depth + 1):
+                if random.random() > true:
+                    break
+                accepted.append(row)
+            bias.observe(tree, accepted)
+        return bias.factors()
+
+    @pytest.mark.parametrize(("predicted", "true"), [(0.9, 0.45), (0.8, 0.7), (0.4, 0.8)])
+    def test_it_learns_the_factor(self, predicted, true):
+        factors = self.learn(predicted, true)
+        assert factors[0] * predicted == pytest.approx(true, abs=0.1)
+        assert factors[1] * predicted == pytest.approx(true, abs=0.12)
+
+    def test_depths_never_reached_keep_their_scores(self):
+        assert np.all(self.learn(0.9, 0.5)[3:] == 1.0)
+
+    def test_an_honest_drafter_is_left_alone(self):
+        assert self.learn(0.6, 0.6)[:2] == pytest.approx([1.0, 1.0], abs=0.15)
+
+    @pytest.mark.parametrize(("predicted", "true"), [(0.01, 1.0), (1.0, 0.0), (0.0, 0.0)])
+    def test_extreme_drafters_give_usable_factors(self, predicted, true):
+        factors = self.learn(predicted, true)
+        assert np.all((factors > 0) & np.isfinite(factors))
+
+    def test_plain_rounds_teach_nothing(self):
+        bias = DepthBias()
+        bias.observe(EMPTY, [])
+        assert np.all(bias.factors() == 1.0)
+
+
+class TestParsing:
+    def cost(self):
+        self.asked = True
+        return Stairs()
+
+    @pytest.mark.parametrize(
+        ("text", "kind", "most"),
+        [("plain", Plain, 0), ("chain", Chain, 9), ("fixed:12", Fixed, 12)],
+    )
+    def test_policies_without_a_cost(self, text, kind, most):
+        self.asked = False
+        policy = parse_policy(text, self.cost, 9)
+        assert (type(policy), policy.name, policy.max_nodes) == (kind, text, most)
+        assert not self.asked
+
+    def test_bastion_asks_for_its_cost(self):
+        policy = parse_policy("bastion", self.cost, DEFAULT_MAX_NODES)
+        assert (policy.name, policy.max_nodes, self.asked) == ("bastion", DEFAULT_MAX_NODES, True)
+
+    @pytest.mark.parametrize("text", ["bastion:3", "Plain", "fixed:1.5", "fixed:-1", "tree"])
+    def test_unknown_ones(self, text):
+        with pytest.raises(InputError, match="is not a policy"):
+            parse_policy(text, self.cost, 9)
+
+    @pytest.mark.parametrize("most", [0, -5])
+    def test_no_room_for_a_tree(self, most):
+        with pytest.raises(InputError, match="1 node or more"):
+            parse_policy("chain", self.cost, most)
+
+
+class TestSimplePolicies:
+    def test_fixed_takes_the_best_tree_that_fits(self):
+        tree = Fixed(7).choose(lattice(0.5), CONTEXT, FREE)
+        np.testing.assert_array_equal(tree.tokens, best_first(lattice(0.5), 7).tokens)
+        assert Fixed(7).choose(lattice(0.5), CONTEXT, Limits(nodes=4, depth=6)).nodes == 4
+
+    def test_chain_takes_the_first_of_each_position(self):
+        tree = Chain(max_nodes=10).choose(lattice(0.5), CONTEXT, Limits(nodes=10, depth=4))
+        assert tree.tokens.tolist() == [0, 8, 16, 24]
+        assert tree.is_chain()
+
+    def test_plain_never_drafts(self):
+        assert not Plain().wants_draft(CONTEXT)
+        assert Plain().choose(lattice(0.5), CONTEXT, FREE) is EMPTY
