@@ -82,6 +82,11 @@ class ProfileStore:
         paths = [path for folder in self.directories for path in sorted(folder.glob("*/*.yaml"))]
         return tuple(_read(path) for path in paths)
 
+    def unusable(self, device_name: str) -> tuple[StoredProfile, ...]:
+        """The files of one device that cannot be read, each with its problem."""
+        paths = [path for folder in self.directories for path in _device_files(folder, device_name)]
+        return tuple(stored for stored in map(_read, paths) if stored.profile is None)
+
     def find(self, key: ProfileKey, soft: SoftKey | None = None) -> LookupResult:
         """The profile for `key`: the first folder that has one; there the best provenance.
 
@@ -103,16 +108,31 @@ class ProfileStore:
                 return _result(min(fits, key=_rank), key, soft or SoftKey(), tuple(broken))
         raise self._nothing_found(key)
 
+    @staticmethod
+    def open(path: Path, key: ProfileKey, soft: SoftKey | None = None) -> LookupResult:
+        """The profile in a file that the user names, under the same rules as one found.
+
+        Raises ProfileError where it cannot be read or a hard key differs, naming each.
+        """
+        stored = StoredProfile(path=path, profile=Profile.from_yaml(path))
+        if stored.profile is not None and not _serves(stored.profile, key):
+            raise ProfileError(
+                f"this profile is not for this device, target and runtime: {_why_not(stored, key)}",
+                hint="Leave --profile out, or measure one with `rooftree calibrate`",
+            )
+        return _result(stored, key, soft or SoftKey(), ())
+
     def save(self, profile: Profile) -> Path:
         """Write the profile into the first folder in one step; returns its path.
 
         It replaces a profile with the same key; one with another key under the same name
-        stays, and a number is added to the new file's name. Raises ProfileError.
+        stays, and a number is added to the new file's name. An unusable file is replaced too,
+        but not by a `quick` profile. Raises ProfileError.
         """
         folder = self.directories[0] / device_slug(profile.device.name)
         stem = profile_file_name(profile).removesuffix(".yaml")
         path, number = folder / f"{stem}.yaml", 1
-        while not _replaceable(path, profile.key):
+        while not _replaceable(path, profile):
             number += 1
             path = folder / f"{stem}-{number}.yaml"
         profile.to_yaml(path)
@@ -208,13 +228,14 @@ def _result(
     )
 
 
-def _replaceable(path: Path, key: ProfileKey) -> bool:
+def _replaceable(path: Path, profile: Profile) -> bool:
     if not path.exists():
         return True
     stored = _read(path)
     if stored.profile is None:
-        return True  # unusable: the user was told to measure again
-    return not stored.profile.key.differences(key)
+        # A measurement was asked for; a probe was not, and leaves the file to be mended.
+        return profile.provenance.kind != "quick"
+    return not stored.profile.key.differences(profile.key)
 
 
 def _why_not(stored: StoredProfile, key: ProfileKey) -> str:

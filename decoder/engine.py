@@ -54,13 +54,9 @@ class TreeDecoder:
         self.cost_source: CostSource | None = None
         self._profile_choice = profile or ProfileChoice()
         most = min(DEFAULT_MAX_NODES, target.max_context - 1) if max_nodes is None else max_nodes
+        self._check_size(most)  # before a probe that it would waste
         self.policy: Policy = parse_policy(policy, self._find_cost, most)
-        if self.policy.max_nodes >= target.max_context:
-            raise InputError(
-                f"a tree of {self.policy.max_nodes} nodes does not fit the "
-                f"{target.max_context} positions of {target.loaded.name}",
-                hint="Use a smaller tree.",
-            )
+        self._check_size(self.policy.max_nodes)
         self._tokenizer: Any = None
 
     @classmethod
@@ -162,10 +158,25 @@ class TreeDecoder:
         else:
             ids = [int(token) for token in prompt]
         self._check(ids, max_new_tokens)
-        stream = None
-        if stop or isinstance(prompt, str) or self.target.loaded.source:
-            stream = TextStream(self.tokenizer)
+        stream = self._text_stream(needed=isinstance(prompt, str) or bool(stop))
         return DecodeRun(self, ids, max_new_tokens, sampling, (stream, StopStrings(stop)))
+
+    def _text_stream(self, needed: bool) -> TextStream | None:
+        """None where the target has no tokenizer and only token ids are asked for."""
+        try:
+            return TextStream(self.tokenizer)
+        except InputError:
+            if needed:
+                raise
+            return None
+
+    def _check_size(self, nodes: int) -> None:
+        if nodes >= self.target.max_context:
+            raise InputError(
+                f"a tree of {nodes} nodes does not fit the {self.target.max_context} positions "
+                f"of {self.target.loaded.name}",
+                hint="Use a smaller tree.",
+            )
 
     def _check(self, ids: list[int], max_new_tokens: int) -> None:
         if not ids:

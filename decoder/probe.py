@@ -26,8 +26,7 @@ def quick_profile(target: Target, drafter: Drafter) -> Profile:
     """A profile with provenance `quick`, from about six points timed here and now."""
     start_s = perf_counter()
     peaks = find_peaks(target)
-    longest = target.max_context
-    shapes = [(rows, min(context, longest - rows)) for rows, context in POINTS]
+    shapes = probe_shapes(target.max_context)
     samples = _time_points(target, shapes, deadline_s=start_s + BUDGET_S)
     rows, contexts = zip(*shapes, strict=True)
     points = Points(
@@ -50,6 +49,12 @@ def quick_profile(target: Target, drafter: Drafter) -> Profile:
             sections={"drafters": {drafter.architecture_hash: time_drafter(drafter)}},
         ),
     )
+
+
+def probe_shapes(longest: int) -> list[tuple[int, int]]:
+    """(rows, context) of the points that fit `longest` positions, each once."""
+    fitting = [(rows, min(context, longest - rows)) for rows, context in POINTS if rows < longest]
+    return list(dict.fromkeys(fitting))
 
 
 def _time_points(

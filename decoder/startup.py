@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from costmodel.errors import ProfileError
 from costmodel.estimator import CycleCost, OnlineEstimator
+from costmodel.fit import Calibration
 from costmodel.profile import Profile
 from costmodel.registry import LookupResult, ProfileStore
-from costmodel.roofline import Roofline
 from decoder.drafters.base import Drafter
 from decoder.probe import quick_profile, time_drafter, time_forward
 from decoder.profiles import find_peaks, profile_key, roofline_of, soft_key
@@ -54,38 +54,24 @@ class CostSource:
 
 def find_cost(target: Target, drafter: Drafter, choice: ProfileChoice) -> CostSource:
     """Find, probe or do without a profile. Raises ProfileError as `choice` asks."""
-    if choice.path is not None:
-        return _from_lookup(target, drafter, _given(choice.path, target))
     store = ProfileStore()
+    key, soft = profile_key(target), soft_key(target)
+    if choice.path is not None:
+        return _from_lookup(target, drafter, store.open(choice.path, key, soft))
     try:
-        found = store.find(profile_key(target), soft_key(target))
+        found = store.find(key, soft)
     except ProfileError:
         if choice.require:
             raise
-        if choice.calibrate:
-            return _probed(target, drafter, store)
-        return _bare_roofline(target, drafter)
+        source = _probed(target, drafter, store) if choice.calibrate else _bare(target, drafter)
+        return replace(source, warnings=_left_out(store, key.device_name))
     return _from_lookup(target, drafter, found)
 
 
-def _given(path: Path, target: Target) -> LookupResult:
-    """The named file, whose hard keys must all agree."""
-    profile = Profile.from_yaml(path)
-    wanted = profile_key(target)
-    different = profile.key.differences(wanted)
-    if different:
-        name = different[0]
-        raise ProfileError(
-            f"{path} does not fit: its {name} is {getattr(profile.key, name)}, "
-            f"here it is {getattr(wanted, name)}",
-            hint="Leave --profile out, or measure one with `rooftree calibrate`",
-        )
-    soft = profile.soft_key.differences(soft_key(target))
-    return LookupResult(
-        profile=profile,
-        path=path,
-        warnings=tuple(f"{name} differs from when {path.name} was made" for name in soft),
-        online_correction=bool(soft),
+def _left_out(store: ProfileStore, device_name: str) -> tuple[str, ...]:
+    return tuple(
+        f"left out a profile that cannot be used: {stored.problem}"
+        for stored in store.unusable(device_name)
     )
 
 
@@ -94,10 +80,9 @@ def _from_lookup(target: Target, drafter: Drafter, found: LookupResult) -> CostS
     if drafter.architecture_hash not in profile.drafters:
         profile = profile.with_drafter(drafter.architecture_hash, time_drafter(drafter))
     cost = CycleCost.from_profile(profile, drafter.architecture_hash)
-    estimator = OnlineEstimator(cost, "ema+calib" if found.online_correction else "static")
     if found.needs_floor_probe:
-        rows, context = 1, min(256, target.max_context - 1)
-        estimator.observe(rows, context, median(time_forward(target, rows, context)))
+        cost = _with_floor(cost, target)
+    estimator = OnlineEstimator(cost, "ema+calib" if found.online_correction else "static")
     made = profile.provenance
     line = f"profile {found.path} ({made.kind}, {made.created_utc[:10]})"
     return CostSource(cost=estimator, line=line, warnings=found.warnings, profile=profile)
@@ -118,21 +103,35 @@ def _probed(target: Target, drafter: Drafter, store: ProfileStore) -> CostSource
     return CostSource(cost=OnlineEstimator(cost, "static"), line=line, profile=profile)
 
 
-def _bare_roofline(target: Target, drafter: Drafter) -> CostSource:
+def _bare(target: Target, drafter: Drafter) -> CostSource:
     """The paper's `ema`: one factor over the roofline, learnt from each verification."""
-    roofline = roofline_of(target, find_peaks(target))
-    cost = CycleCost(verify=_Bare(roofline), roofline=roofline, drafter=time_drafter(drafter))
+    cost = replace(
+        CycleCost.from_roofline(roofline_of(target, find_peaks(target))),
+        drafter=time_drafter(drafter),
+    )
     line = "no profile, and calibration is off: the bare roofline, corrected while decoding"
     return CostSource(cost=OnlineEstimator(cost, "ema"), line=line)
 
 
-@dataclass(frozen=True, slots=True)
-class _Bare:
-    """The roofline in the place of a calibration."""
+def _with_floor(cost: CycleCost, target: Target) -> CycleCost:
+    """Costs that count the host: no forward takes less than a plain step takes here.
 
-    roofline: Roofline
+    A profile summed from kernel times knows nothing of the host, which launches them one by
+    one under `eager`.
+    """
+    context = min(256, target.max_context - 1)
+    floor_s = median(time_forward(target, rows=1, context=context))
+    return replace(cost, verify=_Floored(cost.verify, floor_s), plain=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Floored:
+    """A calibration that never predicts less than the floor."""
+
+    calibration: Calibration
+    floor_s: float
 
     def predict_s(
         self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1
     ) -> NDArray[np.float64]:
-        return self.roofline.seconds(rows, context, batch)
+        return np.maximum(self.calibration.predict_s(rows, context, batch), self.floor_s)
