@@ -19,25 +19,55 @@ from decoder.kv_cache import KVCache
 
 ATTENTION_NAME = "rooftree_split"
 BLOCK_SCORES = 1 << 20  # scores held at once in `blocked_attention`, about a cache's worth
+BLOCKED_FROM = 1 << 13  # rows x keys from which `blocked_attention` is the faster one
+KEY_MULTIPLE = 128  # its key counts, since a matrix product of a new shape costs 0.6 ms to set up
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardPlan:
     """What every layer of one forward shares.
 
-    tail_mask  None for one row, else an additive mask [1, 1, group * rows, rows]
-               (0 where a row sees another, -inf elsewhere), repeated for the
-               `group` query heads that share a KV head
+    keys       how many keys every layer reads: prefix, rows, and padding where blocked
+    tail_mask  None for one row, else an additive mask [1, 1, group * rows, tail] over the
+               last `tail` keys (0 where a row sees one, -inf elsewhere), repeated for
+               the `group` query heads that share a KV head
+    blocked    whether `blocked_attention` is used
     """
 
     cache: KVCache
+    keys: int
     tail_mask: torch.Tensor | None
+    blocked: bool
 
 
-def tail_mask(visible: torch.Tensor, group: int, dtype: torch.dtype) -> torch.Tensor:
-    """The additive mask of packed heads from a boolean visibility [rows, rows]."""
-    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-    mask.masked_fill_(~visible, float("-inf"))
+def plan_forward(
+    cache: KVCache, rows: int, visible: torch.Tensor | None, group: int
+) -> ForwardPlan:
+    """The plan of a forward of `rows` rows behind the cached ones.
+
+    visible  boolean [rows, rows], None for a single row
+    """
+    keys = cache.length + rows
+    if visible is None:
+        return ForwardPlan(cache, keys, None, blocked=False)
+    data = cache.data
+    blocked = (
+        data.device.type == "cpu" and data.dtype == torch.bfloat16 and rows * keys >= BLOCKED_FROM
+    )
+    if blocked:
+        keys = min(-(-keys // KEY_MULTIPLE) * KEY_MULTIPLE, cache.capacity)
+    mask = tail_mask(visible, group, keys - cache.length, data.dtype)
+    return ForwardPlan(cache, keys, mask, blocked)
+
+
+def tail_mask(visible: torch.Tensor, group: int, tail: int, dtype: torch.dtype) -> torch.Tensor:
+    """The additive mask of packed heads from a boolean visibility [rows, rows].
+
+    Returns [1, 1, group * rows, tail]; keys behind the rows are padding that none sees.
+    """
+    rows = visible.shape[0]
+    mask = torch.full((rows, tail), float("-inf"), dtype=dtype, device=visible.device)
+    mask[:, :rows].masked_fill_(visible, 0.0)
     return mask.repeat(group, 1)[None, None]
 
 
@@ -47,23 +77,24 @@ def attend(
     value: torch.Tensor,
     mask: torch.Tensor | None,
     scale: float,
+    blocked: bool = False,
 ) -> torch.Tensor:
-    """Attention of the last `rows` positions over a prefix and over each other.
+    """Attention of some rows over a prefix that all see and a tail under a mask.
 
     query       [batch, heads, rows, head_dim]
-    key, value  [batch, kv_heads, context + rows, head_dim]
-    mask        additive [1, 1, group * rows, rows] over the rows, or None for one row
+    key, value  [batch, kv_heads, context + tail, head_dim]
+    mask        additive [1, 1, group * rows, tail], or None where every row sees every key
     returns     [batch, heads, rows, head_dim]
     """
     batch, heads, rows, width = query.shape
-    kv_heads, total = key.shape[1], key.shape[2]
+    kv_heads = key.shape[1]
     packed = query.reshape(batch, kv_heads, heads // kv_heads * rows, width)
     if mask is None:
         merged, _ = partial_attention(packed, key, value, None, scale)
         return merged.view(batch, heads, rows, width)
-    if query.device.type == "cpu" and query.dtype == torch.bfloat16:
+    if blocked:
         return blocked_attention(packed, key, value, mask, scale).view(batch, heads, rows, width)
-    context = total - rows
+    context = key.shape[2] - mask.shape[3]
     tail, tail_lse = partial_attention(
         packed, key[:, :, context:], value[:, :, context:], mask, scale
     )
@@ -155,9 +186,12 @@ def split_attention_forward(  # noqa: PLR0913 - the signature is transformers'
     Stores the layer's new keys and values in the plan's cache and attends over
     them. Returns [batch, rows, heads, head_dim], as transformers expects.
     """
-    keys, values = plan.cache.write(module.layer_idx, key, value)  # type: ignore[arg-type]
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    plan.cache.write(layer, key, value)
+    keys, values = plan.cache.read(layer, plan.keys)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return attend(query, keys, values, plan.tail_mask, scale).transpose(1, 2), None
+    output = attend(query, keys, values, plan.tail_mask, scale, plan.blocked)
+    return output.transpose(1, 2), None
 
 
 AttentionInterface.register(ATTENTION_NAME, split_attention_forward)

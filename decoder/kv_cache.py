@@ -62,19 +62,15 @@ class KVCache:
                 hint="Use a smaller tree (--max-nodes), a shorter prompt or fewer new tokens.",
             )
 
-    def write(
-        self, layer: int, key: torch.Tensor, value: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put a layer's new rows behind the prefix; return views of prefix + rows.
-
-        key, value  [batch, kv_heads, rows, head_dim]
-        returns     [batch, kv_heads, length + rows, head_dim], no copy
-        """
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Put a layer's new rows, [batch, kv_heads, rows, head_dim] each, behind the prefix."""
         end = self.length + key.shape[2]
-        keys, values = self.data[layer, 0], self.data[layer, 1]
-        keys[:, :, self.length : end] = key
-        values[:, :, self.length : end] = value
-        return keys[:, :, :end], values[:, :, :end]
+        self.data[layer, 0, :, :, self.length : end] = key
+        self.data[layer, 1, :, :, self.length : end] = value
+
+    def read(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of a layer's first keys and values, [batch, kv_heads, tokens, head_dim] each."""
+        return self.data[layer, 0, :, :, :tokens], self.data[layer, 1, :, :, :tokens]
 
     def commit(self, rows: Sequence[int]) -> None:
         """Keep the given rows of the last forward, in order, as the new end of the prefix.

@@ -145,12 +145,14 @@ class Bastion:
 class DepthBias:
     """How often a depth's drafted children were accepted, over how often predicted.
 
-    Both sums fade by `FADING` a round and start from `PRIOR` pseudo-observations
-    of a drafter without bias.
+    Both sums fade by `FADING` a drafted round and start from `PRIOR` pseudo-observations
+    of a drafter without bias. In plain rounds they fade by `RECOVERY`, so that a drafter
+    once found useless is tried again, at some few per cent of the rounds.
     """
 
-    FADING = 0.99
-    PRIOR = 8.0
+    FADING = 0.98
+    RECOVERY = 0.998
+    PRIOR = 1.0
     DEPTHS = 64
 
     def __init__(self) -> None:
@@ -159,17 +161,15 @@ class DepthBias:
         self._factors = np.ones(self.DEPTHS)
 
     def factors(self) -> NDArray[np.float64]:
-        """[depths] factors for the probabilities of each depth, between 1/4 and 4."""
-        ratio = (self._realised + self.PRIOR) / (self._predicted + self.PRIOR)
-        self._factors = np.clip(ratio, 0.25, 4.0)
+        """[depths] factors for the probabilities of each depth."""
+        self._factors = (self._realised + self.PRIOR) / (self._predicted + self.PRIOR)
         return self._factors
 
     def observe(self, tree: DraftTree, accepted_rows: list[int]) -> None:
         """Compare, at each visited row, the children's probability with what happened."""
-        if tree.nodes == 0:
-            return
-        self._predicted *= self.FADING
-        self._realised *= self.FADING
+        fading = self.FADING if tree.nodes else self.RECOVERY
+        self._predicted *= fading
+        self._realised *= fading
         above = 1.0
         for depth, row in enumerate([0, *accepted_rows]):
             children = tree.scores[tree.parents == row]

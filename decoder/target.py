@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from costmodel.errors import InputError
-from decoder.attention import ATTENTION_NAME, ForwardPlan, tail_mask
+from decoder.attention import ATTENTION_NAME, plan_forward
 from decoder.kv_cache import KVCache
 from decoder.loading import LoadedModel
 from decoder.tree import EMPTY, DraftTree
@@ -123,13 +123,12 @@ class Target:
         cache = self.cache
         if cache is None:
             raise InputError("no KV cache is reserved", hint="Call reserve(tokens) first.")
-        mask = None if visible is None else tail_mask(visible, self._group, self.dtype)
         with self._split_attention():
             output = self._base(
                 input_ids=tokens,
                 position_ids=(offsets + cache.length)[None],
                 use_cache=False,
-                plan=ForwardPlan(cache, mask),
+                plan=plan_forward(cache, tokens.shape[1], visible, self._group),
             )
         return output.last_hidden_state
 

@@ -194,7 +194,7 @@ def _sweep(
     swept = run_sweep(
         plan.tasks(),
         workload,
-        _instruments(workload.device),
+        instruments(workload.device),
         journal,
         budget_s=settings.time_budget_s,
         on_progress=listener.progress,
@@ -204,7 +204,8 @@ def _sweep(
     return swept
 
 
-def _instruments(device: torch.device) -> Instruments:
+def instruments(device: torch.device) -> Instruments:
+    """The timer, guard and stopping rule that suit the device."""
     rule = NoiseRule(min_samples=MIN_SAMPLES)
     if device.type == "cpu":
         return Instruments(timer=WallTimer(), guard=CpuGuard(), rule=rule)

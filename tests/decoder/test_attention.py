@@ -33,25 +33,39 @@ def full_masked_attention(query, key, value, visible):
     return output
 
 
-@given(
-    rows=st.integers(1, 40),
-    context=st.integers(0, 200),
-    kv_heads=st.integers(1, 3),
-    group=st.integers(1, 4),
-    width=st.sampled_from([8, 64, 80]),
-    seed=st.integers(0, 2**31),
+shapes = st.fixed_dictionaries(
+    {
+        "rows": st.integers(1, 40),
+        "context": st.integers(0, 200),
+        "kv_heads": st.integers(1, 3),
+        "group": st.integers(1, 4),
+        "width": st.sampled_from([8, 64, 80]),
+        "padding": st.integers(0, 9),
+    }
 )
+
+
+@given(shape=shapes, seed=st.integers(0, 2**31))
 @settings(max_examples=60, deadline=None)
-def test_split_equals_full(rows, context, kv_heads, group, width, seed):
+def test_split_equals_full(shape, seed):
+    rows, context, padding = shape["rows"], shape["context"], shape["padding"]
+    kv_heads, group, width = shape["kv_heads"], shape["group"], shape["width"]
     generator = torch.Generator().manual_seed(seed)
     query = torch.randn(2, kv_heads * group, rows, width, generator=generator)
     key = torch.randn(2, kv_heads, context + rows, width, generator=generator)
     value = torch.randn(2, kv_heads, context + rows, width, generator=generator)
     visible = torch.from_numpy(random_tree(rows, seed).visibility())
-    mask = tail_mask(visible, group, torch.float32) if rows > 1 else None
-    ours = attend(query, key, value, mask, width**-0.5)
     truth = full_masked_attention(query, key, value, visible)
+    mask = tail_mask(visible, group, rows, torch.float32) if rows > 1 else None
+    ours = attend(query, key, value, mask, width**-0.5)
     torch.testing.assert_close(ours.double(), truth, atol=1e-5, rtol=1e-5)
+    padded = tail_mask(visible, group, rows + padding, torch.float32)
+    key, value = (
+        torch.nn.functional.pad(kept, (0, 0, 0, padding), value=3.0) for kept in (key, value)
+    )
+    for blocked in (False, True):
+        ours = attend(query, key, value, padded, width**-0.5, blocked)
+        torch.testing.assert_close(ours.double(), truth, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

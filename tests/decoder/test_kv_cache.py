@@ -38,11 +38,9 @@ def rows_of(names, layer, kind, batch=1):
 def forward(cache, names):
     """Write a forward's rows into every layer; what attention sees of the last one."""
     for layer in range(LAYERS):
-        keys, values = cache.write(
-            layer,
-            rows_of(names, layer, 0, cache.batch),
-            rows_of(names, layer, 1, cache.batch),
-        )
+        key, value = (rows_of(names, layer, kind, cache.batch) for kind in range(2))
+        cache.write(layer, key, value)
+    keys, values = cache.read(LAYERS - 1, cache.length + len(names))
     return keys, values
 
 

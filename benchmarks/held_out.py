@@ -1,0 +1,108 @@
+"""A stored profile against fresh measurements at points drawn beforehand, in a fresh process.
+
+    python -m benchmarks.held_out [--contexts 4] [--rows 8] [--time-budget 60]
+
+Points are log-uniform in rows (one draw a stratum) and in context, drawn from a seed
+that the calibration does not use; none of the contexts and few of the row counts were
+measured by it. Reports errors, decision regret and the repeat-to-repeat noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import environment, store
+from costmodel.fit import ErrorSummary
+from costmodel.registry import ProfileStore
+from decoder.device import default_dtype, select_device
+from decoder.drafters.ngram import NgramDrafter
+from decoder.loading import default_target, load_model
+from decoder.profiles import profile_key
+from decoder.target import Target
+from profiler.calibrate import instruments
+from profiler.journal import Journal
+from profiler.sections import points_of, regret_at_contexts
+from profiler.sweep import SweepPlan, run_sweep
+from profiler.workload import Workload
+
+SEED = 20261
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target")
+    parser.add_argument("--device")
+    parser.add_argument("--contexts", type=int, default=4)
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--time-budget", type=float, default=60.0)
+    parser.add_argument("--name", default="held_out")
+    options = parser.parse_args()
+    device = select_device(options.device)
+    name = options.target or default_target(device)
+    target = Target(load_model(name, dtype=default_dtype(device), device=device))
+    found = ProfileStore().find(profile_key(target))
+    profile = found.profile
+    contexts = sorted(set(profile.surface.context))
+    plan = SweepPlan(
+        contexts=tuple(contexts),
+        max_nodes=max(profile.surface.rows) - 1,
+        held_out_contexts=options.contexts,
+        held_out_rows=options.rows,
+        seed=SEED,
+    )
+    workload = Workload(target, NgramDrafter(), capacity=plan.capacity, seed=SEED)
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Journal(Path(folder) / "held_out.jsonl", {"seed": SEED})
+        swept = run_sweep(
+            plan.held_out(), workload, instruments(device), journal, budget_s=options.time_budget
+        )
+    store(options.name, summary(profile, points_of(swept, "held_out")))
+
+
+def summary(profile: Any, points: Any) -> dict[str, Any]:
+    """Errors of the selected and of the linear calibration, and the regret of each."""
+    result: dict[str, Any] = {
+        "environment": environment(),
+        "profile": profile.as_dict()["provenance"],
+        "selected": profile.calibration.selected,
+        "repeat_noise": float(np.median(points.median_error)),
+        "linear_rmse_reduction": 1
+        - profile.calibration.linear.rmse_after_s / profile.calibration.linear.rmse_before_s,
+    }
+    calibrations = {
+        "selected_calibration": profile.verify_calibration(),
+        "linear_calibration": profile.linear_calibration(),
+    }
+    for label, calibration in calibrations.items():
+        predicted_s = calibration.predict_s(points.rows, points.context, points.batch)
+        error = ErrorSummary.of(predicted_s, points.seconds)
+        regret = regret_at_contexts(points, predicted_s)
+        result[label] = {
+            "median_error": error.median,
+            "mean_error": error.mape,
+            "worst_error": error.worst,
+            "regret_mean": regret.mean,
+            "regret_worst": regret.worst,
+        }
+    predicted_s = profile.verify_calibration().predict_s(points.rows, points.context)
+    result["points"] = [
+        {
+            "rows": int(rows),
+            "context": int(context),
+            "measured_s": float(measured),
+            "predicted_s": float(predicted),
+        }
+        for rows, context, measured, predicted in zip(
+            points.rows, points.context, points.seconds, predicted_s, strict=True
+        )
+    ]
+    return result
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""Real text on a real model: transformers' decoding against ours, in one interleaved run.
+
+    python -m benchmarks.real_text [--prompts-per-set 10] [--new-tokens 128]
+
+Three parts. `exact` (float32): token for token what transformers' greedy `generate`
+gives; a difference is listed with the gap of the top two logits. `speed` (bfloat16):
+transformers' plain generate and prompt lookup, our plain step and our trees, each
+prompt with all four in turn, whole calls timed. `no_loss`: continuations of
+encyclopaedia text, plain against trees from the n-gram drafter and from a drafter
+that is always wrong and always sure.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.common import environment, read_prompts, store
+from decoder import TreeDecoder
+from decoder.demo_model import DEMO_NAME, ensure_demo_model
+from decoder.drafters.ngram import NgramDrafter
+from decoder.tree import CandidateTree
+
+SETS = ("gsm8k", "humaneval", "mt_bench")
+Arm = Callable[[list[int]], list[int]]
+
+
+class WrongDrafter(NgramDrafter):
+    """The n-gram drafter with every token replaced by its neighbour: sure and never right."""
+
+    name = architecture_hash = "wrong"
+
+    def draft(self, context: np.ndarray, depth: int) -> CandidateTree:
+        drafted = super().draft(context, depth)
+        return CandidateTree(drafted.tokens ^ 1, drafted.parents, drafted.probabilities)
+
+    def observe(self, emitted: object) -> None:
+        """Never learns how bad it is; the controller has to."""
+
+
+def hf_arm(model: Any, new_tokens: int, **options: Any) -> Arm:
+    def run(ids: list[int]) -> list[int]:
+        prompt = torch.tensor([ids])
+        output = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=new_tokens,
+            **options,
+        )
+        return output[0, len(ids) :].tolist()
+
+    return run
+
+
+def our_arm(decoder: TreeDecoder, new_tokens: int, record: list[Any]) -> Arm:
+    def run(ids: list[int]) -> list[int]:
+        result = decoder.generate(ids, max_new_tokens=new_tokens)
+        record.append(result.stats)
+        return result.token_ids
+
+    return run
+
+
+def timed_rounds(
+    arms: dict[str, Arm], prompts: list[list[int]]
+) -> tuple[list[dict[str, Any]], dict[str, list[list[int]]]]:
+    """Every prompt with every arm in turn, the order turned by one each prompt."""
+    names = list(arms)
+    rows, outputs = [], {name: [] for name in names}
+    for index, ids in enumerate(prompts):
+        row: dict[str, Any] = {"prompt_tokens": len(ids)}
+        for name in names[index % len(names) :] + names[: index % len(names)]:
+            start_s = perf_counter()
+            tokens = arms[name](ids)
+            row[name] = {"tokens": len(tokens), "seconds": perf_counter() - start_s}
+            outputs[name].append(tokens)
+        rows.append(row)
+        rates = ", ".join(f"{n} {row[n]['tokens'] / row[n]['seconds']:.1f}" for n in names)
+        print(f"  {index + 1}/{len(prompts)}: {rates} tokens/s", flush=True)
+    return rows, outputs
+
+
+def pooled(rows: list[dict[str, Any]], name: str) -> float:
+    return sum(row[name]["tokens"] for row in rows) / sum(row[name]["seconds"] for row in rows)
+
+
+def ratio(rows: list[dict[str, Any]], name: str, base: str) -> dict[str, Any]:
+    """Pooled ratio of rates with a bootstrap interval over prompts, and per-prompt ratios."""
+    random = np.random.default_rng(0)
+    draws = [
+        pooled(sample, name) / pooled(sample, base)
+        for sample in (
+            [rows[i] for i in random.integers(0, len(rows), len(rows))] for _ in range(2000)
+        )
+    ]
+    each = [
+        row[name]["tokens"] / row[name]["seconds"] / (row[base]["tokens"] / row[base]["seconds"])
+        for row in rows
+    ]
+    return {
+        "pooled": pooled(rows, name) / pooled(rows, base),
+        "interval_95": [float(np.quantile(draws, 0.025)), float(np.quantile(draws, 0.975))],
+        "median": median(each),
+        "worst": min(each),
+    }
+
+
+def exact_part(prompts: list[list[int]], new_tokens: int, folder: str) -> dict[str, Any]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    decoder = TreeDecoder.from_pretrained(DEMO_NAME, dtype="float32", policy="fixed:15")
+    theirs, ours = hf_arm(model, new_tokens), our_arm(decoder, new_tokens, [])
+    differences = []
+    for index, ids in enumerate(prompts):
+        expected, got = theirs(ids), ours(ids)
+        if expected != got:
+            at = next(i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b)
+            with torch.inference_mode():
+                logits = model(torch.tensor([ids + expected[:at]])).logits[0, -1]
+            top = logits.topk(2).values
+            differences.append({"prompt": index, "position": at, "gap": float(top[0] - top[1])})
+        print(f"  exact {index + 1}/{len(prompts)}: {'same' if expected == got else 'differs'}")
+    return {"dtype": "float32", "prompts": len(prompts), "differences": differences}
+
+
+def speed_part(prompts: list[list[int]], new_tokens: int, folder: str) -> dict[str, Any]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    trees = TreeDecoder.from_pretrained(DEMO_NAME, dtype="bfloat16", policy="bastion")
+    plain = TreeDecoder(trees.target, policy="plain")
+    stats: dict[str, list[Any]] = {"plain": [], "trees": []}
+    arms = {
+        "transformers_plain": hf_arm(model, new_tokens),
+        "transformers_lookup": hf_arm(model, new_tokens, prompt_lookup_num_tokens=10),
+        "plain": our_arm(plain, new_tokens, stats["plain"]),
+        "trees": our_arm(trees, new_tokens, stats["trees"]),
+    }
+    for arm in arms.values():
+        arm(prompts[0][:32])
+    stats["plain"].clear()
+    stats["trees"].clear()
+    rows, outputs = timed_rounds(arms, prompts)
+    kept = sum(s.new_tokens - 1 for s in stats["trees"])
+    rounds = sum(s.rounds for s in stats["trees"])
+    return {
+        "dtype": "bfloat16",
+        "profile": trees.profile_line,
+        "tokens_per_s": {name: pooled(rows, name) for name in arms},
+        "tokens_per_verification": kept / rounds,
+        "plain_over_transformers_plain": ratio(rows, "plain", "transformers_plain"),
+        "trees_over_plain": ratio(rows, "trees", "plain"),
+        "trees_over_transformers_lookup": ratio(rows, "trees", "transformers_lookup"),
+        "trees_over_transformers_plain": ratio(rows, "trees", "transformers_plain"),
+        "same_output_as_plain": sum(
+            a == b for a, b in zip(outputs["plain"], outputs["trees"], strict=True)
+        ),
+        "stage_shares": stage_shares(stats["trees"]),
+        "rows": rows,
+    }
+
+
+def no_loss_part(prompts: list[list[int]], new_tokens: int) -> dict[str, Any]:
+    trees = TreeDecoder.from_pretrained(DEMO_NAME, dtype="bfloat16", policy="bastion")
+    plain = TreeDecoder(trees.target, policy="plain")
+    wrong = TreeDecoder(trees.target, policy="bastion", drafter=WrongDrafter())
+    stats: dict[str, list[Any]] = {name: [] for name in ("plain", "trees", "wrong")}
+    decoders = {"plain": plain, "trees": trees, "wrong": wrong}
+    arms = {name: our_arm(decoder, new_tokens, stats[name]) for name, decoder in decoders.items()}
+    for arm in arms.values():
+        arm(prompts[0][:32])
+    rows, _ = timed_rounds(arms, prompts)
+    return {
+        "tokens_per_s": {name: pooled(rows, name) for name in arms},
+        "trees_over_plain": ratio(rows, "trees", "plain"),
+        "wrong_over_plain": ratio(rows, "wrong", "plain"),
+        "rows": rows,
+    }
+
+
+def stage_shares(stats: list[Any]) -> dict[str, float]:
+    names = ("draft_s", "build_s", "verify_s", "accept_s", "commit_s")
+    seconds = {name: sum(getattr(s.stages, name) for s in stats) for name in names}
+    total = sum(seconds.values())
+    return {name.removesuffix("_s"): value / total for name, value in seconds.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--prompts-per-set", type=int, default=10)
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--parts", nargs="+", default=["exact", "speed", "no_loss"])
+    parser.add_argument("--name", default="real_text")
+    options = parser.parse_args()
+    folder = str(ensure_demo_model(say=print))
+    tokenizer = TreeDecoder.from_pretrained(DEMO_NAME, policy="plain")
+    texts = [p["prompt"] for name in SETS for p in read_prompts(name, options.prompts_per_set)]
+    chats = [tokenizer.encode(text, chat=True) for text in texts]
+    articles = [
+        tokenizer.encode(p["prompt"])[:256]
+        for p in read_prompts("wikitext2", options.prompts_per_set)
+    ]
+    result: dict[str, Any] = {"environment": environment(), "sets": list(SETS)}
+    result["new_tokens"] = options.new_tokens
+    if "speed" in options.parts:
+        result["speed"] = speed_part(chats, options.new_tokens, folder)
+    if "no_loss" in options.parts:
+        result["no_loss"] = no_loss_part(articles, options.new_tokens)
+    if "exact" in options.parts:
+        result["exact"] = exact_part(chats, options.new_tokens, folder)
+    store(options.name, result)
+
+
+if __name__ == "__main__":
+    main()
