@@ -99,31 +99,24 @@ def calibrate(settings: CalibrationSettings, listener: Listener = Listener()) ->
         loaded = load_model(name, weights=settings.weights, dtype=dtype, device=device)
         target = Target(loaded)
         plan = _fit_positions(plan, settings, target)
-        listener.say(
-            f"{loaded.name} ({loaded.weights} weights, {dtype_name(dtype)}) on "
-            f"{fingerprint(device).name}"
-        )
         workload = Workload(target, drafter, capacity=plan.capacity, seed=plan.seed)
         metadata = collect(device.index or 0 if device.type == "cuda" else None)
         found = warnings(metadata, activity)
-        for warning in found:
-            listener.say(f"warning: {warning}")
+        _introduce(target, found, listener)
         peaks = find_peaks(target)
         with _journal(target, drafter, plan, settings) as journal:
             swept = _sweep(plan, workload, journal, settings, listener)
-            profile = make_profile(
-                target,
-                Measurement(
-                    kind="measured",
-                    points=points_of(swept, "verify"),
-                    peaks=peaks,
-                    provenance=provenance_fields(swept, metadata.fields, activity),
-                    sections={
-                        "stages": stages_section(swept),
-                        "drafters": drafter_sections(swept, drafter),
-                    },
-                ),
+            measurement = Measurement(
+                kind="measured",
+                points=points_of(swept, "verify"),
+                peaks=peaks,
+                provenance=provenance_fields(swept, metadata.fields, activity),
+                sections={
+                    "stages": stages_section(swept),
+                    "drafters": drafter_sections(swept, drafter),
+                },
             )
+            profile = make_profile(target, measurement)
             profile = with_held_out(profile, points_of(swept, "held_out"))
             path = _store(profile, settings.output)
             picture = _draw(profile, path)
@@ -136,6 +129,17 @@ def calibrate(settings: CalibrationSettings, listener: Listener = Listener()) ->
         resumed_samples=swept.resumed_samples,
         unmeasured=swept.unmeasured,
     )
+
+
+def _introduce(target: Target, found: tuple[str, ...], listener: Listener) -> None:
+    """Say what is measured, and what may spoil it."""
+    loaded = target.loaded
+    listener.say(
+        f"{loaded.name} ({loaded.weights} weights, {dtype_name(target.dtype)}) on "
+        f"{fingerprint(target.device).name}"
+    )
+    for warning in found:
+        listener.say(f"warning: {warning}")
 
 
 def check_writable(output: Path | None) -> None:
