@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-MEMORY_TOLERANCE = 0.05
+# Cards with error correction switched on report up to 7 % less than they have (A6000, L40S).
+MEMORY_TOLERANCE = 0.08
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class ProfileKey:
     tensor_parallel: int = 1
 
     def differences(self, other: ProfileKey) -> list[str]:
-        """Names of the fields that differ; memory agrees within 5 %."""
+        """Names of the fields that differ; memory agrees within 8 %."""
         different = []
         for field in dataclasses.fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)

@@ -74,6 +74,7 @@ class ProvenanceSection(Section):
     memory_clock_hz: Positive | None = None
     temperature_c: Number | None = None
     busy_processes: Texts = ()
+    error_bar: NotNegative | None = None
     note: AnyText = ""
 
 

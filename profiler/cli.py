@@ -26,6 +26,8 @@ EXIT_BROKEN_PIPE = 141
 COMMANDS = {
     "calibrate": "Measure this device and write its profile.",
     "generate": "Generate text with draft trees sized by the profile.",
+    "compose": "Compose a profile of a GPU that is not at hand.",
+    "transfer": "Scale a profile to a sibling GPU.",
     "profiles": "List, show, check and draw profiles.",
     "doctor": "Say what was found, what is missing and what to do.",
     "demo-model": "Fetch a small real model without a model hub.",

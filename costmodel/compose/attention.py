@@ -1,0 +1,220 @@
+"""Attention of new rows over cached tokens, from measured attention without a cache.
+
+Published tables hold attention of one row over c cached tokens (generation) and of s rows
+over nothing (context), never of s rows over c. In between a flash-attention kernel works in
+tiles: a tile of M rows of one head walks over all keys, one tile a multiprocessor, so
+
+    seconds(s, c) = context(s) + c x key_s x waves,   waves = ceil(heads x ceil(s / M) / SMs)
+
+with key_s the time that a tile needs for one key. The additive form, the wave count and M
+were found on chunked attention measured on other devices (see `fit_tile_rows`); key_s is
+read off the context tables of the device itself, where few heads over long prompts leave
+one wave of tiles. Kernels that split the keys of a tile over idle multiprocessors
+(FlashAttention 3) share a tile's keys among floor(SMs / tiles) of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from costmodel.errors import InputError
+
+Array = NDArray[np.float64]
+# (heads, kv_heads) -> {(batch, tokens): seconds}
+AttentionTable = Mapping[tuple[int, int], Mapping[tuple[int, int], float]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TileForm:
+    """How a kernel cuts its work: rows a tile, and whether idle processors share a tile's keys.
+
+    `packs_groups`: the query heads of one key-value head share tiles. `verified`: the form was
+    seen in chunked measurements of this kernel family.
+    """
+
+    tile_rows: int
+    splits_keys: bool = False
+    packs_groups: bool = False
+    verified: bool = False
+
+    def tiles(self, rows: ArrayLike, heads: int, kv_heads: int, batch: int = 1) -> Array:
+        """Tiles of one attention call."""
+        s = np.asarray(rows, dtype=np.float64)
+        if self.packs_groups:
+            return np.asarray(
+                batch * kv_heads * np.ceil(s * (heads / kv_heads) / self.tile_rows), dtype=float
+            )
+        return np.asarray(batch * heads * np.ceil(s / self.tile_rows), dtype=np.float64)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Attention:
+    """Seconds of one layer's attention on one device.
+
+    `generation`: keys of (batch, cached tokens) for one row a sequence; `context`: keys of
+    (batch, rows) over nothing. `key_s`: seconds of one tile for one key while no tile waits;
+    `busy_key_s`: the same share when every multiprocessor always has a tile.
+    """
+
+    generation: AttentionTable
+    context: AttentionTable
+    form: TileForm
+    sm_count: int
+    key_s: float
+    busy_key_s: float
+
+    def seconds(
+        self, rows: int, context: ArrayLike, batch: int, heads: int, kv_heads: int
+    ) -> Array:
+        """Seconds of `rows` new tokens a sequence over each `context`. Raises InputError."""
+        cached = np.asarray(context, dtype=np.float64)
+        one_row = self._one_row(cached, batch, heads, kv_heads)
+        if rows == 1:
+            return one_row
+        empty = self.on_nothing(rows, batch, heads, kv_heads)
+        first = self.on_nothing(1, batch, heads, kv_heads)
+        walked = empty + self.per_key_s(rows, batch, heads, kv_heads) * cached
+        # The keys and values are read at least once, as one row does.
+        return np.maximum(walked, one_row + max(empty - first, 0.0))
+
+    def on_nothing(self, rows: int, batch: int, heads: int, kv_heads: int) -> float:
+        """Seconds of `rows` rows a sequence with nothing cached."""
+        table = _pick(self.context, heads, kv_heads, "context")
+        return float(_interpolate(table, np.array([rows]), batch)[0])
+
+    def per_key_s(self, rows: int, batch: int, heads: int, kv_heads: int) -> float:
+        """Seconds that each cached token adds for more than one row."""
+        tiles = float(self.form.tiles(rows, heads, kv_heads, batch))
+        waves = float(np.ceil(tiles / self.sm_count))
+        alone = self.key_s
+        if self.form.splits_keys:
+            alone /= max(1.0, float(np.floor(self.sm_count / tiles)))
+            return max(alone, self.busy_key_s * tiles / self.sm_count)
+        return max(alone, self.busy_key_s * waves)
+
+    def _one_row(self, cached: Array, batch: int, heads: int, kv_heads: int) -> Array:
+        table = _pick(self.generation, heads, kv_heads, "generation")
+        return _interpolate(table, np.maximum(cached, 1), batch)
+
+
+def measure_keys(
+    context: AttentionTable, form: TileForm, sm_count: int, head_dim: int
+) -> tuple[float, float]:
+    """(key_s, busy_key_s) of a device, from attention over nothing.
+
+    key_s: seconds a key of the longest tile where all tiles run at once, the median over
+    prompts of 1024 tokens and more. busy_key_s: from the largest measured case. Raises
+    InputError where the table is too small for either.
+    """
+    alone: list[float] = []
+    largest, busy = 0.0, 0.0
+    for (heads, kv_heads), table in context.items():
+        start = min((s for (b, n), s in table.items() if b == 1 and n <= 64), default=0.0)
+        for (batch, rows), seconds in table.items():
+            if batch != 1 or rows < 1024 or seconds <= start:
+                continue
+            tiles = float(form.tiles(rows, heads, kv_heads))
+            if tiles <= sm_count:
+                splits = max(1.0, np.floor(sm_count / tiles)) if form.splits_keys else 1.0
+                alone.append((seconds - start) * splits / rows)
+            work = heads * rows * (rows + form.tile_rows) / 2 / form.tile_rows
+            if work > largest:
+                largest, busy = work, (seconds - start) * sm_count / work
+    if not alone or not busy:
+        raise InputError(
+            f"the context attention table (head size {head_dim}) has no long prompt of few heads"
+        )
+    return float(np.median(alone)), float(busy)
+
+
+def fit_tile_rows(
+    rows: ArrayLike,
+    cached: ArrayLike,
+    seconds: ArrayLike,
+    *,
+    heads: int,
+    sm_count: int,
+    candidates: Sequence[int] = (32, 64, 128, 256),
+) -> tuple[int, float, float]:
+    """The tile height that explains chunked attention best: (M, key_s, mean relative error).
+
+    Arrays of one length: `rows` new tokens on `cached` ones. For every row count the time
+    without a cache is free; what is fitted is one key_s for all of them. Raises InputError for
+    fewer than two row counts measured at two cached lengths each.
+    """
+    s, c, t = (np.asarray(x, dtype=np.float64) for x in (rows, cached, seconds))
+    counts = [n for n in np.unique(s) if len(np.unique(c[s == n])) > 1]
+    if len(counts) < 2:
+        raise InputError("chunked attention needs two row counts at two cached lengths each")
+    fits = []
+    for height in candidates:
+        form = TileForm(tile_rows=height)
+        waves = np.ceil(form.tiles(s, heads, heads) / sm_count)
+        x = waves * c
+        key_s = _shared_slope(s, x, t, counts)
+        errors = []
+        for n in counts:
+            here = s == n
+            level = np.median(t[here] - key_s * x[here])
+            errors.append(np.abs(level + key_s * x[here] - t[here]) / t[here])
+        fits.append((float(np.mean(np.concatenate(errors))), int(height), key_s))
+    error, height, key_s = min(fits)
+    return height, key_s, error
+
+
+def _shared_slope(s: Array, x: Array, t: Array, counts: Sequence[float]) -> float:
+    """One slope of relative least squares, with a level of its own for every row count."""
+    top = bottom = 0.0
+    for n in counts:
+        here = s == n
+        weight = 1 / t[here] ** 2
+        dx = x[here] - np.average(x[here], weights=weight)
+        dt = t[here] - np.average(t[here], weights=weight)
+        top += float(np.sum(weight * dx * dt))
+        bottom += float(np.sum(weight * dx * dx))
+    return top / bottom
+
+
+def _pick(
+    tables: AttentionTable, heads: int, kv_heads: int, label: str
+) -> Mapping[tuple[int, int], float]:
+    """The table of these heads, else of the smallest ones that hold them."""
+    if (heads, kv_heads) in tables:
+        return tables[heads, kv_heads]
+    larger = [pair for pair in tables if pair[0] >= heads and pair[1] >= kv_heads]
+    if not larger:
+        raise InputError(
+            f"the {label} attention table has nothing as large as {heads} heads with"
+            f" {kv_heads} key-value heads",
+            hint="Measure the target with `rooftree calibrate`",
+        )
+    return tables[min(larger, key=lambda pair: (pair[0] * pair[1], pair))]
+
+
+def _interpolate(table: Mapping[tuple[int, int], float], tokens: Array, batch: int) -> Array:
+    """Over tokens linearly, over batches by the logarithm; beyond either end in proportion."""
+    batches = sorted({b for b, _ in table})
+    upper = min(int(np.searchsorted(batches, batch)), len(batches) - 1)
+    high = batches[upper]
+    if high == batch or upper == 0:
+        return _over_tokens(table, tokens, high)
+    if batch > high:
+        return _over_tokens(table, tokens, high) * (batch / high)
+    low = batches[upper - 1]
+    share = np.log(batch / low) / np.log(high / low)
+    below, above = _over_tokens(table, tokens, low), _over_tokens(table, tokens, high)
+    return np.asarray(np.exp((1 - share) * np.log(below) + share * np.log(above)))
+
+
+def _over_tokens(table: Mapping[tuple[int, int], float], tokens: Array, batch: int) -> Array:
+    known = sorted((n, s) for (b, n), s in table.items() if b == batch)
+    x, y = np.array(known, dtype=np.float64).T
+    inside = np.interp(tokens, x, y)
+    if len(x) < 2:
+        return np.asarray(inside)
+    slope = max(float((y[-1] - y[-2]) / (x[-1] - x[-2])), 0.0)
+    return np.asarray(inside + slope * np.maximum(tokens - x[-1], 0.0), dtype=np.float64)

@@ -1,0 +1,149 @@
+"""Matrix products between measured shapes, by interpolation in utilisation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from costmodel.device import Peaks
+from costmodel.errors import InputError
+
+Array = NDArray[np.float64]
+Shape = tuple[int, int]
+
+# Beyond this factor outside the measured sizes a matrix is another kernel's business.
+FARTHEST = 4.0
+_NEIGHBOURS = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MatmulTable:
+    """Seconds of y[m, n] = x[m, k] w[n, k], measured at some (n, k), each over some m.
+
+    `shapes` maps (n, k) to ascending m and their seconds. Utilisation is the time at the
+    peaks over the measured time; it varies far less between shapes than time does.
+    `l2_bytes`: weights that fit in this cache are timed out of it, which no forward does,
+    since other weights pass through in between.
+    """
+
+    shapes: Mapping[Shape, tuple[Array, Array]]
+    peaks: Peaks
+    l2_bytes: int
+    element_bytes: float = 2
+    read_bytes_per_s: float = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.shapes:
+            raise InputError("the operator tables hold no matrix products")
+        object.__setattr__(self, "read_bytes_per_s", self._read_rate())
+
+    def _read_rate(self) -> float:
+        """Bytes/s at which weights far larger than the cache were read."""
+        rates = []
+        for (n, k), (m, seconds) in self.shapes.items():
+            weight_bytes = n * k * self.element_bytes
+            if weight_bytes >= 3 * self.l2_bytes and m[0] <= 16:
+                rates.append(weight_bytes / float(np.min(seconds[m <= 16])))
+        best = max(rates, default=self.peaks.bytes_per_s)
+        return min(best, self.peaks.bytes_per_s)
+
+    def seconds(self, rows: ArrayLike, n: int, k: int) -> Array:
+        """Seconds for each row count m, never less than reading the weights takes.
+
+        Raises InputError where (n, k) lies too far from what was measured.
+        """
+        m = np.asarray(rows, dtype=np.float64)
+        near = self._neighbours(n, k)
+        log_share = np.zeros_like(m)
+        for shape, weight in near:
+            log_share += weight * np.log(self._measured(m, shape) / self._roof(m, *shape))
+        seconds: Array = self._roof(m, n, k) * np.exp(log_share)
+        return np.maximum(seconds, n * k * self.element_bytes / self.read_bytes_per_s)
+
+    def left_out_error(self) -> float:
+        """Mean relative error at a measured shape, 1 to 256 rows, when it is left out.
+
+        With fewer than three shapes, or none near another, it is taken as 20 %.
+        """
+        m = np.array([1.0, 16.0, 64.0, 128.0, 256.0])
+        errors = []
+        for shape in self.shapes:
+            rest = {other: curve for other, curve in self.shapes.items() if other != shape}
+            if len(rest) < 2:
+                return 0.2
+            try:
+                guess = dataclasses.replace(self, shapes=rest).seconds(m, *shape)
+            except InputError:
+                continue
+            errors.append(np.mean(np.abs(np.log(guess / self._measured(m, shape)))))
+        return float(np.mean(errors)) if errors else 0.2
+
+    def smallest_s(self) -> float:
+        """Seconds of the smallest measured product: little but its launch."""
+        return min(float(np.min(seconds)) for _, seconds in self.shapes.values())
+
+    def outside(self, n: int, k: int) -> str:
+        """How (n, k) lies outside the measured sizes; empty where it is inside."""
+        parts = []
+        for name, value, axis in (("n", n, 0), ("k", k, 1)):
+            sizes = [shape[axis] for shape in self.shapes]
+            if value > max(sizes):
+                parts.append(f"{name} = {value} above {max(sizes)}")
+            elif value < min(sizes):
+                parts.append(f"{name} = {value} below {min(sizes)}")
+        return " and ".join(parts)
+
+    def _measured(self, m: Array, shape: Shape) -> Array:
+        """Linear over m at one measured shape; beyond the last m at its utilisation."""
+        grid, seconds = self.shapes[shape]
+        inside = np.interp(m, grid, seconds)
+        beyond = self._roof(m, *shape) * float(seconds[-1] / self._roof(grid[-1], *shape))
+        return np.where(m > grid[-1], beyond, inside)
+
+    def _roof(self, m: ArrayLike, n: int, k: int) -> Array:
+        rows = np.asarray(m, dtype=np.float64)
+        moved = self.element_bytes * (n * k + rows * (n + k))
+        flops = 2.0 * rows * n * k
+        return np.maximum(flops / self.peaks.flops_per_s, moved / self.peaks.bytes_per_s)
+
+    def _neighbours(self, n: int, k: int) -> list[tuple[Shape, float]]:
+        """Measured shapes and their weights: the cell's corners, else the nearest ones."""
+        if (n, k) in self.shapes:
+            return [((n, k), 1.0)]
+        corners: dict[Shape, float] = {}
+        for near_n, share_n in _bracket(n, sorted({shape[0] for shape in self.shapes})):
+            for near_k, share_k in _bracket(k, sorted({shape[1] for shape in self.shapes})):
+                corners[near_n, near_k] = corners.get((near_n, near_k), 0.0) + share_n * share_k
+        used = [(shape, weight) for shape, weight in corners.items() if weight > 0]
+        if all(shape in self.shapes for shape, _ in used) and all(
+            _distance(shape, (n, k)) <= np.log(FARTHEST) for shape, _ in used
+        ):
+            return used
+        nearest = sorted(self.shapes, key=lambda shape: _distance(shape, (n, k)))[:_NEIGHBOURS]
+        if _distance(nearest[0], (n, k)) > np.log(FARTHEST):
+            raise InputError(
+                f"a matrix of n = {n}, k = {k} lies too far from the measured ones"
+                f" (nearest: n = {nearest[0][0]}, k = {nearest[0][1]})",
+                hint="Measure the target with `rooftree calibrate`",
+            )
+        weights = np.array([1 / _distance(shape, (n, k)) ** 2 for shape in nearest])
+        return list(zip(nearest, (weights / weights.sum()).tolist(), strict=True))
+
+
+def _bracket(value: int, sizes: list[int]) -> list[tuple[int, float]]:
+    """The sizes on both sides and their shares, linear in the logarithm; the edge outside."""
+    if value <= sizes[0]:
+        return [(sizes[0], 1.0)]
+    if value >= sizes[-1]:
+        return [(sizes[-1], 1.0)]
+    upper = int(np.searchsorted(sizes, value))
+    low, high = sizes[upper - 1], sizes[upper]
+    share = float(np.log(value / low) / np.log(high / low))
+    return [(low, 1.0 - share), (high, share)]
+
+
+def _distance(one: Shape, other: Shape) -> float:
+    return float(max(abs(np.log(one[0] / other[0])), abs(np.log(one[1] / other[1]))))
