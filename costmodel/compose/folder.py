@@ -133,6 +133,7 @@ def _attention(
     chunks: Chunks, steps: Steps, device: DeviceSpec, a: ModelArchitecture, tp: int
 ) -> Attention:
     rows, cached, seconds = np.array(chunks, dtype=np.float64).T
+    steps = _plausible(steps, device, a.kv_width // tp)
     heads, kv_heads = a.heads // tp, a.kv_heads // tp
     tile_rows, key_s, _ = fit_tile_rows(
         rows, cached, seconds, heads=heads, sm_count=device.sm_count
@@ -156,6 +157,21 @@ def _attention(
         key_s=key_s,
         busy_key_s=key_s,
     )
+
+
+def _plausible(steps: Steps, device: DeviceSpec, kv_width: int) -> Steps:
+    """Without the batches that read their keys and values faster than the memory can.
+
+    Their sequences were timed on one shared cache (RTX A6000: up to 12 TB/s of 0.768).
+    """
+
+    def impossible(batch: int, length: int, seconds: float) -> bool:
+        cache_bytes = 4 * batch * length * kv_width
+        too_fast = cache_bytes > device.peak_bytes_per_s * seconds
+        return batch > 1 and cache_bytes > device.l2_bytes and too_fast
+
+    wrong = {b for (b, length), seconds in steps.items() if impossible(b, length, seconds)}
+    return {place: seconds for place, seconds in steps.items() if place[0] not in wrong}
 
 
 def _fused_attention(path: Path) -> tuple[Chunks, Steps]:

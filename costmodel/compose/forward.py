@@ -14,6 +14,9 @@ from costmodel.roofline import Roofline
 
 Array = NDArray[np.float64]
 
+# Profiles keep six digits: what is at the bound must not be rounded below it.
+_ROUNDING = 1.0 + 1e-5
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ComposedForward:
@@ -56,7 +59,7 @@ class ComposedForward:
         fixed = self.linear_s(counts * batch) + self.lm_head_s(counts * batch)
         total = fixed[:, None] + np.stack([self.attention_s(int(s), cached, batch) for s in counts])
         bound = self._bound().seconds(counts[:, None], cached[None, :], batch)
-        return np.maximum(total, bound)
+        return np.maximum(total, _ROUNDING * bound)
 
     def prefill_s(self, tokens: ArrayLike) -> Array:
         """Of a prompt of so many tokens; the LM head runs on the last one only."""
@@ -74,7 +77,10 @@ class ComposedForward:
         if a.sliding_window is not None:
             context = np.minimum(context, a.sliding_window)
         one = self.tables.attention.seconds(rows, context, batch, a.heads // tp, a.kv_heads // tp)
-        return np.asarray(a.layers * one, dtype=np.float64)
+        # Timed alone, a cache of keys and values that fits into the L2 is read out of it.
+        cached_bytes = 4.0 * batch * context * a.kv_width / tp
+        read_s = cached_bytes / self.tables.matmul.read_bytes_per_s
+        return np.asarray(a.layers * np.maximum(one, read_s), dtype=np.float64)
 
     def lm_head_s(self, rows: Array) -> Array:
         """Of the LM head over so many rows in all."""

@@ -195,7 +195,12 @@ def tool_version() -> str:
 
 
 def _stages(forward: ComposedForward) -> StagesSection:
-    steps = [(b, c, forward.seconds([1], [c], b)[0, 0]) for b in BATCHES for c in CONTEXTS]
+    steps = [
+        (b, c, forward.seconds([1], [c], b)[0, 0])
+        for b in BATCHES
+        for c in CONTEXTS
+        if b == 1 or _fits(forward, b, c)
+    ]
     prompts = forward.prefill_s(PROMPTS)
     return StagesSection(
         plain=PlainSection(
@@ -205,6 +210,14 @@ def _stages(forward: ComposedForward) -> StagesSection:
         ),
         prefill=TokensSection(tokens=PROMPTS, **_columns([float(t) for t in prompts])),
     )
+
+
+def _fits(forward: ComposedForward, batch: int, context: int) -> bool:
+    """Whether weights and cache of so many sequences fit into the devices' memory, in bfloat16."""
+    a = forward.architecture
+    cache = 2 * a.layers * a.kv_width * context * batch
+    memory = forward.tables.device.memory_bytes * forward.tensor_parallel
+    return 2 * (a.parameters + cache) <= 0.95 * memory
 
 
 def _columns(seconds: list[float]) -> dict[str, Any]:

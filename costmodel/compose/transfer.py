@@ -25,6 +25,8 @@ UNKNOWN_ERROR = 0.1
 # The sharpness of the bend between both branches: where they are equal, a forward takes
 # 2 ** (1 / 4) = 1.19 times either.
 _SHARPNESS = 4.0
+# Profiles keep six digits: what is at the bound must not be rounded below it.
+_ROUNDING = 1.0 + 1e-5
 
 
 def transfer_profile(
@@ -51,7 +53,7 @@ def transfer_profile(
     )
     source = profile.surface.points()
     ratio = _ratio(before, after, source.rows, source.context, source.batch)
-    bound = after.seconds(source.rows, source.context, source.batch)
+    bound = _ROUNDING * after.seconds(source.rows, source.context, source.batch)
     points = Points(
         rows=source.rows,
         context=source.context,
@@ -113,7 +115,8 @@ def _stages(profile: Profile, before: Roofline, after: Roofline) -> StagesSectio
     if plain is not None:
         ratio = _ratio(before, after, 1, plain.context, plain.batch)
         seconds = np.maximum(
-            np.array(plain.median_s) * ratio, after.seconds(1, plain.context, plain.batch)
+            np.array(plain.median_s) * ratio,
+            _ROUNDING * after.seconds(1, plain.context, plain.batch),
         )
         plain = PlainSection(
             context=plain.context,
