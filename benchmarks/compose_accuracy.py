@@ -1,0 +1,139 @@
+"""Composed against measured: RTX PRO 6000 Blackwell Server, Llama-3.1-8B, and the tile form.
+
+    python -m benchmarks.compose_accuracy [--shared ../shared]
+
+Forwards composed from aiconfigurator-core against forwards summed from the operator profiles of
+casys-kaist/LLMServingSim (MIT). Nothing in the composition was fitted on that GPU's chunked
+attention: the form of attention over cached tokens comes from the RTX 4090 and the RTX A6000.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import environment, store
+from costmodel.compose.attention import fit_tile_rows
+from costmodel.compose.folder import load_folder
+from costmodel.compose.forward import ComposedForward
+from costmodel.compose.published import ENGINES, load_published
+from costmodel.device import find_device
+from costmodel.points import ErrorSummary
+from costmodel.targets import find_target
+
+TARGET = find_target("meta-llama/Llama-3.1-8B-Instruct").architecture
+MAX_ROWS, MAX_CONTEXT = 256, 4096
+
+
+def read_set(path: Path) -> dict[str, np.ndarray]:
+    """Columns of a set of measured forwards; NaN where empty. Microseconds."""
+    with path.open(encoding="utf-8", newline="") as stream:
+        lines = list(csv.DictReader(stream))
+    return {
+        name: np.array([float(line[name]) if line[name] else np.nan for line in lines])
+        for name in lines[0]
+    }
+
+
+def error_of(forward: ComposedForward, measured: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Errors of the whole forward and of its parts, 1..256 rows on at most 4096 tokens."""
+    here = (measured["new_tokens"] <= MAX_ROWS) & (measured["context_tokens"] <= MAX_CONTEXT)
+    here &= np.isfinite(measured["forward_us"])
+    rows, context = measured["new_tokens"][here], measured["context_tokens"][here]
+    parts = {
+        "forward": [forward.seconds([s], [c])[0, 0] for s, c in zip(rows, context, strict=True)],
+        "linear": forward.linear_s(rows),
+        "lm_head": forward.lm_head_s(rows),
+        "attention": [
+            forward.attention_s(int(s), np.array([c]))[0]
+            for s, c in zip(rows, context, strict=True)
+        ],
+    }
+    result: dict[str, Any] = {}
+    for name, seconds in parts.items():
+        true_s = measured[f"{name}_us"][here] * 1e-6
+        error = ErrorSummary.of(seconds, true_s)
+        result[name] = {
+            "points": error.points,
+            "mape": error.mape,
+            "p95": error.p95,
+            "worst": error.worst,
+            "bias": float(np.mean(np.asarray(seconds) / true_s - 1)),
+        }
+    return result
+
+
+def tile_forms(shared: Path) -> dict[str, Any]:
+    """Rows a tile, seconds a key and the error of the form on three devices' chunks."""
+    forms: dict[str, Any] = {}
+    for label, device in (("rtx4090", "rtx-4090"), ("rtxpro6000-server", "rtx-pro-6000-server")):
+        chunks = read_set(shared / "forward_latency" / f"{label}_llama-3.1-8b_tp1.csv")
+        many = chunks["new_tokens"] > 1
+        forms[device] = fit_tile_rows(
+            chunks["new_tokens"][many],
+            chunks["context_tokens"][many],
+            chunks["attention_us"][many] * 1e-6 / TARGET.layers,
+            heads=TARGET.heads,
+            sm_count=find_device(device).sm_count,
+        )
+    chunks = read_set(shared / "forward_latency" / "rtx-a6000_llama-3.1-8b_tp1.csv")
+    many = chunks["new_tokens"] > 1
+    forms["rtx-a6000"] = fit_tile_rows(
+        chunks["new_tokens"][many],
+        chunks["context_tokens"][many] - chunks["new_tokens"][many],
+        chunks["attention_us"][many] * 1e-6 / TARGET.layers,
+        heads=TARGET.heads,
+        sm_count=find_device("rtx-a6000").sm_count,
+    )
+    return {
+        device: {"tile_rows": rows, "key_s": key_s, "mape": error}
+        for device, (rows, key_s, error) in forms.items()
+    }
+
+
+def folder_error(shared: Path) -> float:
+    """Mean error of the RTX A6000's forwards from its folder, cached length less the chunk."""
+    tables = load_folder(shared / "operators" / "rtx-a6000_llama-3.1-8b_tp1")
+    forward = ComposedForward(architecture=TARGET, tables=tables)
+    measured = read_set(shared / "forward_latency" / "rtx-a6000_llama-3.1-8b_tp1.csv")
+    rows, length = measured["new_tokens"], measured["context_tokens"]
+    here = (length <= 16384) & np.isfinite(measured["forward_us"])
+    cached = np.where(rows > 1, length - rows, length)
+    predicted = [
+        forward.seconds([s], [c])[0, 0] for s, c in zip(rows[here], cached[here], strict=True)
+    ]
+    return ErrorSummary.of(predicted, measured["forward_us"][here] * 1e-6).mape
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shared", type=Path, default=Path(__file__).parents[2] / "shared")
+    shared = parser.parse_args().shared / "data"
+    measured = read_set(shared / "forward_latency" / "rtxpro6000-server_llama-3.1-8b_tp1.csv")
+    device = find_device("rtx-pro-6000-server")
+    engines = {}
+    for engine in ENGINES:
+        tables = load_published(device, engine)
+        forward = ComposedForward(architecture=TARGET, tables=tables)
+        engines[engine] = {"source": tables.source, **error_of(forward, measured)}
+        print(engine, f"{engines[engine]['forward']['mape']:.1%}")
+    store(
+        "compose_rtx_pro_6000_server",
+        {
+            "environment": environment("cpu"),
+            "measured": "casys-kaist/LLMServingSim (MIT) operator profiles, vLLM 0.19 kernels",
+            "rows": f"1..{MAX_ROWS}",
+            "context": f"0..{MAX_CONTEXT}",
+            "engines": engines,
+            "tile_forms": tile_forms(shared),
+            "a6000_folder_mape": folder_error(shared),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

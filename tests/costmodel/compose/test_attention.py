@@ -1,0 +1,113 @@
+"""Attention over cached tokens from tiles, waves and time a key."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pytest
+
+from costmodel.compose.attention import Attention, TileForm, fit_tile_rows, measure_keys
+from costmodel.errors import InputError
+
+KEY_S = 20e-9
+
+
+def attention(form, *, sm_count=100, busy_key_s=KEY_S):
+    pair = (32, 8)
+    return Attention(
+        generation={pair: {(1, 1): 9e-6, (1, 10001): 59e-6, (4, 1): 9e-6, (4, 10001): 209e-6}},
+        context={pair: {(1, 1): 8e-6, (1, 64): 10e-6, (1, 512): 40e-6}},
+        form=form,
+        sm_count=sm_count,
+        key_s=KEY_S,
+        busy_key_s=busy_key_s,
+    )
+
+
+def test_one_row_is_the_generation_table():
+    made = attention(TileForm(tile_rows=64))
+    assert made.seconds(1, [1, 5001, 20001], 1, 32, 8) == pytest.approx([9e-6, 34e-6, 109e-6])
+
+
+def test_many_rows_walk_over_the_cache_in_waves():
+    made = attention(TileForm(tile_rows=64))
+    # 64 rows: 32 tiles, one wave of 100 processors; 512: 256 tiles, three waves.
+    assert made.seconds(64, [10000], 1, 32, 8)[0] == pytest.approx(10e-6 + 10000 * KEY_S)
+    assert made.seconds(512, [10000], 1, 32, 8)[0] == pytest.approx(40e-6 + 3 * 10000 * KEY_S)
+
+
+def test_idle_processors_share_the_keys_where_the_kernel_splits():
+    made = attention(TileForm(tile_rows=128, splits_keys=True, packs_groups=True))
+    # 8 key-value heads x ceil(64 x 4 / 128) = 16 tiles, so 6 processors share each.
+    assert made.per_key_s(64, 1, 32, 8) == pytest.approx(KEY_S / 6)
+
+
+def test_never_less_than_one_row_reading_the_cache():
+    made = attention(TileForm(tile_rows=64, splits_keys=True), busy_key_s=1e-12)
+    one_row = made.seconds(1, [10001], 1, 32, 8)[0]
+    assert made.seconds(2, [10001], 1, 32, 8)[0] >= one_row
+
+
+def test_batches_between_the_measured_ones():
+    made = attention(TileForm(tile_rows=64))
+    two = made.seconds(1, [10001], 2, 32, 8)[0]
+    assert two == pytest.approx(np.sqrt(59e-6 * 209e-6))
+    assert made.seconds(1, [10001], 8, 32, 8)[0] == pytest.approx(2 * 209e-6)
+
+
+def test_heads_that_were_not_measured_take_the_next_larger_ones():
+    made = attention(TileForm(tile_rows=64))
+    assert made.seconds(1, [1], 1, 24, 8)[0] == pytest.approx(9e-6)
+    with pytest.raises(InputError, match="nothing as large as 64 heads"):
+        made.seconds(1, [1], 1, 64, 8)
+
+
+@pytest.mark.parametrize("true_rows", [64, 128])
+def test_tile_rows_are_recovered_under_noise(true_rows):
+    rng = np.random.default_rng(3)
+    rows, cached = (x.ravel() for x in np.meshgrid([16, 128, 256, 512, 1024], [0, 512, 4096]))
+    waves = np.ceil(32 * np.ceil(rows / true_rows) / 84)
+    seconds = 5e-6 + 0.1e-6 * rows + KEY_S * waves * cached
+    seconds *= rng.normal(1, 0.02, len(seconds))
+    height, key_s, error = fit_tile_rows(rows, cached, seconds, heads=32, sm_count=84)
+    assert height == true_rows
+    assert key_s == pytest.approx(KEY_S, rel=0.05)
+    assert error < 0.04
+
+
+def test_one_row_count_is_not_enough_for_a_form():
+    with pytest.raises(InputError, match="two row counts"):
+        fit_tile_rows([16, 16], [0, 64], [1e-6, 2e-6], heads=32, sm_count=84)
+
+
+def test_time_a_key_is_read_off_few_heads_over_long_prompts():
+    tiles = {}
+    for heads in (1, 2, 32):
+        for rows in (32, 1024, 4096, 16384):
+            work = heads * rows * (rows + 64) / 2 / 64 * KEY_S / 188
+            tiles.setdefault((heads, 1), {})[1, rows] = 8e-6 + max(rows * KEY_S, work)
+            tiles[heads, 1][1, 32] = 8e-6
+    key_s, busy_key_s = measure_keys(tiles, TileForm(tile_rows=64), 188, 128)
+    assert key_s == pytest.approx(KEY_S, rel=1e-6)
+    assert busy_key_s == pytest.approx(KEY_S, rel=1e-6)
+    with pytest.raises(InputError, match="no long prompt"):
+        measure_keys({(1, 1): {(1, 32): 1e-6}}, TileForm(tile_rows=64), 188, 128)
+
+
+@pytest.mark.parametrize(
+    ("name", "sm_count", "tile_rows"),
+    [("rtx4090", 128, 64), ("rtxpro6000-server", 188, 64), ("rtx-a6000", 84, 128)],
+)
+def test_the_form_holds_on_published_chunks(shared_data, name, sm_count, tile_rows):
+    path = shared_data / "forward_latency" / f"{name}_llama-3.1-8b_tp1.csv"
+    with path.open(encoding="utf-8", newline="") as stream:
+        lines = [line for line in csv.DictReader(stream) if int(line["new_tokens"]) > 1]
+    rows = np.array([float(line["new_tokens"]) for line in lines])
+    cached = np.array([float(line["context_tokens"]) for line in lines])
+    if name == "rtx-a6000":  # its cached length counts the chunk
+        cached = cached - rows
+    seconds = np.array([float(line["attention_us"]) for line in lines]) * 1e-6 / 32
+    found, _, error = fit_tile_rows(rows, cached, seconds, heads=32, sm_count=sm_count)
+    assert found == tile_rows
+    assert error < 0.035

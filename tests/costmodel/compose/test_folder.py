@@ -1,0 +1,87 @@
+"""Operator tables in a folder: both formats, and what is wrong with a bad one."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+
+import numpy as np
+import pytest
+
+from costmodel.compose.folder import folder_subject, load_folder
+from costmodel.compose.forward import ComposedForward
+from costmodel.errors import InputError
+from costmodel.targets import find_target
+
+LLAMA = find_target("llama-3.1-8b-instruct").architecture
+
+
+def measured(shared_data, name):
+    path = shared_data / "forward_latency" / f"{name}_llama-3.1-8b_tp1.csv"
+    with path.open(encoding="utf-8", newline="") as stream:
+        lines = [line for line in csv.DictReader(stream) if line["forward_us"]]
+    names = ("new_tokens", "context_tokens", "forward_us")
+    return tuple(np.array([float(line[name]) for line in lines]) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("folder", "name", "limit"),
+    [
+        ("rtx-a6000_llama-3.1-8b_tp1", "rtx-a6000", 0.004),
+        ("rtx-pro-6000-server_llama-3.1-8b_tp1", "rtxpro6000-server", 0.01),
+    ],
+)
+def test_forwards_equal_their_published_sums(shared_data, folder, name, limit):
+    forward = ComposedForward(
+        architecture=LLAMA, tables=load_folder(shared_data / "operators" / folder)
+    )
+    rows, cached, microseconds = measured(shared_data, name)
+    if name == "rtx-a6000":  # its cached length counts the chunk
+        cached = np.where(rows > 1, cached - rows, cached)
+    here = cached <= 16384
+    predicted = [
+        forward.seconds([s], [c])[0, 0] for s, c in zip(rows[here], cached[here], strict=True)
+    ]
+    error = np.abs(np.array(predicted) * 1e6 / microseconds[here] - 1)
+    assert np.mean(error) < limit
+
+
+def test_batches_on_one_shared_cache_are_left_out(shared_data):
+    tables = load_folder(shared_data / "operators" / "rtx-a6000_llama-3.1-8b_tp1")
+    batches = {batch for batch, _ in tables.attention.generation[32, 8]}
+    assert 1 in batches and not batches & {8, 64, 256}
+    eight = tables.attention.seconds(1, [8192], 8, 32, 8)[0]
+    assert eight > 8 * 8192 * 4096 / 768e9
+
+
+def test_the_folder_name_says_what_was_measured(tmp_path):
+    folder = tmp_path / "rtx-a6000_qwen3-8b_tp2"
+    folder.mkdir()
+    device, target, tensor_parallel = folder_subject(folder)
+    assert (device.slug, target.name, tensor_parallel) == ("rtx-a6000", "Qwen/Qwen3-8B", 2)
+
+
+def test_bad_folders_are_refused(tmp_path):
+    with pytest.raises(InputError, match="is not a folder"):
+        load_folder(tmp_path / "nothing")
+    nameless = tmp_path / "tables"
+    nameless.mkdir()
+    with pytest.raises(InputError, match="does not say what was measured"):
+        load_folder(nameless)
+    empty = tmp_path / "rtx-a6000_qwen3-8b_tp1"
+    empty.mkdir()
+    with pytest.raises(InputError, match=r"has no layers\.csv"):
+        load_folder(empty)
+    (empty / "layers.csv").write_text("layer_name,input\nq_proj,1\n")
+    with pytest.raises(InputError, match=r"no column 'latency\(ns\)'"):
+        load_folder(empty)
+    (empty / "layers.csv").write_text("layer_name,input,latency(ns)\nq_proj,1,fast\n")
+    with pytest.raises(InputError, match="not a number"):
+        load_folder(empty)
+
+
+def test_a_table_of_another_degree_is_refused(shared_data, tmp_path):
+    folder = tmp_path / "rtx-a6000_llama-3.1-8b_tp2"
+    shutil.copytree(shared_data / "operators" / "rtx-a6000_llama-3.1-8b_tp1", folder)
+    with pytest.raises(InputError, match="tensor_parallel 2, not 1"):
+        ComposedForward(architecture=LLAMA, tables=load_folder(folder))

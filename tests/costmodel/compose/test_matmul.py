@@ -1,0 +1,83 @@
+"""Interpolation of matrix products in utilisation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from costmodel.compose.matmul import MatmulTable
+from costmodel.device import Peaks
+from costmodel.errors import InputError
+
+PEAKS = Peaks(flops_per_s=100e12, bytes_per_s=1e12)
+ROWS = np.array([1.0, 16.0, 128.0, 1024.0])
+
+
+def roof_s(m, n, k):
+    """By hand: the larger of FLOPs and bytes over their peaks, bfloat16."""
+    return np.maximum(2 * m * n * k / 100e12, 2 * (n * k + m * n + m * k) / 1e12)
+
+
+def table(shapes, factor=1.25, l2_bytes=1):
+    curves = {(n, k): (ROWS, factor * roof_s(ROWS, n, k)) for n, k in shapes}
+    return MatmulTable(shapes=curves, peaks=PEAKS, l2_bytes=l2_bytes)
+
+
+GRID = [(n, k) for n in (1024, 4096, 16384) for k in (1024, 4096)]
+
+
+@pytest.mark.parametrize("shape", [(4096, 4096), (6144, 2560), (28672, 4096), (1024, 1500)])
+def test_constant_utilisation_is_exact_at_any_shape(shape):
+    seconds = table(GRID).seconds(ROWS, *shape)
+    assert seconds == pytest.approx(1.25 * roof_s(ROWS, *shape), rel=1e-4)
+
+
+def test_few_scattered_shapes_work_too():
+    seconds = table([(4096, 4096), (1024, 2048), (4096, 14336)]).seconds(ROWS, 2560, 4096)
+    assert seconds == pytest.approx(1.25 * roof_s(ROWS, 2560, 4096), rel=1e-12)
+
+
+def test_measured_points_come_back_and_time_is_linear_between_them():
+    made = MatmulTable(
+        shapes={(4096, 4096): (np.array([1.0, 3.0]), np.array([1e-3, 3e-3]))},
+        peaks=PEAKS,
+        l2_bytes=1,
+    )
+    assert made.seconds([1, 2, 3], 4096, 4096) == pytest.approx([1e-3, 2e-3, 3e-3])
+
+
+def test_beyond_the_last_row_count_utilisation_stays():
+    assert table(GRID).seconds(4096, 4096, 4096) == pytest.approx(
+        1.25 * float(roof_s(4096.0, 4096, 4096))
+    )
+
+
+def test_weights_out_of_the_cache_are_read_at_the_rate_of_large_ones():
+    shapes = {
+        (16384, 4096): (ROWS, 1.25 * roof_s(ROWS, 16384, 4096)),
+        (1024, 1024): (ROWS, 0.1 * roof_s(ROWS, 1024, 1024)),
+    }
+    made = MatmulTable(shapes=shapes, peaks=PEAKS, l2_bytes=4 * 2**20)
+    read_s = 2 * 1024 * 1024 / made.read_bytes_per_s
+    assert made.read_bytes_per_s == pytest.approx(0.8e12, rel=0.01)
+    assert made.seconds([1], 1024, 1024)[0] == pytest.approx(read_s)
+
+
+def test_a_shape_far_from_all_is_refused():
+    with pytest.raises(InputError, match="n = 1000000, k = 4096 lies too far"):
+        table(GRID).seconds([1], 1_000_000, 4096)
+
+
+def test_outside_says_how():
+    assert table(GRID).outside(4096, 2000) == ""
+    assert table(GRID).outside(151936, 512) == "n = 151936 above 16384 and k = 512 below 1024"
+
+
+def test_no_products_are_refused():
+    with pytest.raises(InputError, match="no matrix products"):
+        MatmulTable(shapes={}, peaks=PEAKS, l2_bytes=1)
+
+
+def test_left_out_error():
+    assert table(GRID).left_out_error() < 0.01
+    assert table(GRID[:2]).left_out_error() == 0.2

@@ -1,0 +1,164 @@
+"""Reading the published tables: a made-up package, and the real one where it is installed."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from costmodel.compose import published
+from costmodel.compose.forward import ComposedForward
+from costmodel.compose.published import load_published
+from costmodel.device import find_device
+from costmodel.errors import DeviceError, InputError
+from costmodel.roofline import distinct_experts
+from costmodel.targets import find_target
+
+LLAMA = find_target("llama-3.1-8b-instruct").architecture
+MOE = find_target("Qwen/Qwen3-30B-A3B").architecture
+H100 = find_device("h100-sxm")
+PRO = find_device("rtx-pro-6000-server")
+
+
+def gemm_table():
+    n, k, m = (x.ravel() for x in np.meshgrid([128, 4096, 65536], [2048, 16384], [1, 64, 1024]))
+    seconds = np.maximum(2 * m * n * k / 9e14, 2.0 * n * k / 3e12) + 2e-6
+    return {
+        "gemm_dtype": np.array(["bfloat16"] * len(n) + ["fp8"]),
+        "m": np.append(m, 1),
+        "n": np.append(n, 128),
+        "k": np.append(k, 2048),
+        "latency": np.append(seconds * 1e3, 1e-9),
+    }
+
+
+def attention_table(kind):
+    lines = []
+    for heads, kv_heads in ((1, 1), (32, 8), (32, 4)):
+        for tokens in (1, 32, 1024, 4096, 16384):
+            context = kind == "context"
+            work_s = heads * tokens**2 * 1e-13 if context else tokens * kv_heads * 2e-10
+            lines.append((1, tokens if context else 1, 0 if context else tokens - 1,
+                          heads, kv_heads, 1e3 * (9e-6 + work_s)))  # fmt: skip
+    names = ("batch_size", "isl", "step", "num_heads", "num_key_value_heads", "latency")
+    table = {
+        name: np.array(values) for name, values in zip(names, zip(*lines, strict=True), strict=True)
+    }
+    label = {"kernel_source": "vllm_flash_attn_fa2", "attn_dtype": "bfloat16"}
+    label |= {"kv_cache_dtype": "bfloat16"}
+    table |= {name: np.array([value] * len(lines)) for name, value in label.items()}
+    return table | {"head_dim": np.full(len(lines), 128)}
+
+
+def moe_table():
+    tokens = np.array([1, 2, 4, 8, 16, 64, 1024])
+    read = np.minimum(8 * tokens, 128)
+    count = len(tokens)
+    return {
+        "moe_dtype": np.array(["bfloat16"] * count),
+        "moe_tp_size": np.ones(count),
+        "moe_ep_size": np.ones(count),
+        "distribution": np.array(["balanced"] * count),
+        "num_tokens": tokens,
+        "latency": 1e3 * (4e-6 * read),
+        "hidden_size": np.full(count, 2048),
+        "inter_size": np.full(count, 768),
+        "topk": np.full(count, 8),
+        "num_experts": np.full(count, 128),
+    }
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package whose folders exist and whose tables are made up."""
+
+    def fake_table(path: Path, columns):
+        kind = path.name.split("_")[0]
+        table = {"gemm": gemm_table, "moe": moe_table}.get(kind, lambda: attention_table(kind))()
+        return {name: table[name] for name in columns if name in table}
+
+    for system, version in (("h100_sxm", "0.9.0"), ("h100_sxm", "0.24.0"),
+                            ("rtx_pro_6000_server", "0.19.0")):  # fmt: skip
+        for operator in ("gemm", "attention", "moe"):
+            folder = tmp_path / system / operator / "vllm" / version
+            folder.mkdir(parents=True)
+            (folder / "moe_perf.parquet").touch()
+    monkeypatch.setattr(published, "_data_folder", lambda: tmp_path)
+    monkeypatch.setattr(published, "read_table", fake_table)
+    return tmp_path
+
+
+def test_the_newest_version_is_read_and_named(package):
+    tables = load_published(H100)
+    assert tables.source.endswith("h100_sxm, vllm 0.24.0")
+    assert tables.attention.form.tile_rows == 64
+    assert tables.matmul.seconds([1], 128, 2048)[0] == pytest.approx(2e-6, rel=0.2)
+
+
+def test_unsound_versions_are_never_used(package):
+    with pytest.raises(DeviceError, match="no sound vllm tables of rtx_pro_6000_server"):
+        load_published(PRO)
+
+
+def test_forward_is_the_sum_of_its_operators(package):
+    forward = ComposedForward(architecture=LLAMA, tables=load_published(H100))
+    total = forward.seconds([1, 64], [1024])
+    rows = np.array([1.0, 64.0])
+    parts = forward.linear_s(rows) + forward.lm_head_s(rows)
+    attention = [forward.attention_s(int(s), np.array([1024]))[0] for s in rows]
+    assert total[:, 0] == pytest.approx(parts + attention)
+    assert forward.prefill_s([64])[0] < total[1, 0]
+    assert forward.extrapolated() == ["LM head (n = 128256 above 65536)"]
+
+
+def test_experts_are_counted_as_the_expected_distinct_ones(package):
+    tables = load_published(H100, experts=True)
+    tokens = np.array([1.0, 4.0, 16.0, 64.0])
+    seconds = tables.expert_table(MOE).seconds(MOE, tokens)
+    assert seconds == pytest.approx(4e-6 * distinct_experts(MOE, tokens), rel=0.02)
+    ComposedForward(architecture=MOE, tables=tables).seconds([1], [256])
+
+
+def test_bad_requests(package):
+    with pytest.raises(InputError, match="no engine is called 'tgi'"):
+        load_published(H100, "tgi")
+    with pytest.raises(DeviceError, match="no published operator tables of NVIDIA L4"):
+        load_published(find_device("l4"))
+    tables = load_published(H100)
+    with pytest.raises(InputError, match="tensor_parallel 3 does not divide 32 heads"):
+        ComposedForward(architecture=LLAMA, tables=tables, tensor_parallel=3)
+    small = find_target("Llama-3.2-1B-Instruct").architecture
+    with pytest.raises(InputError, match="heads of size 128"):
+        ComposedForward(architecture=small, tables=tables)
+    with pytest.raises(InputError, match="no experts of 2048 x 768"):
+        ComposedForward(architecture=MOE, tables=tables)
+    with pytest.raises(InputError, match="no heads of size 64"):
+        load_published(H100, head_dim=64)
+
+
+def test_a_missing_package_is_named_with_its_command(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="aiconfigurator-core and pyarrow is not installed") as bad:
+        load_published(H100)
+    assert "rooftree[operators]" in bad.value.hint
+
+
+def test_composed_against_measured(shared_data):
+    """RTX PRO 6000 Server, Llama-3.1-8B, up to 256 rows on at most 4096 tokens."""
+    pytest.importorskip("aiconfigurator_core", reason="the extra 'operators' is not installed")
+    pytest.importorskip("pyarrow", reason="the extra 'operators' is not installed")
+    forward = ComposedForward(architecture=LLAMA, tables=load_published(PRO))
+    path = shared_data / "forward_latency" / "rtxpro6000-server_llama-3.1-8b_tp1.csv"
+    errors = []
+    with path.open(encoding="utf-8", newline="") as stream:
+        for line in csv.DictReader(stream):
+            rows, context = int(line["new_tokens"]), int(line["context_tokens"])
+            if rows <= 256 and context <= 4096:
+                predicted = forward.seconds([rows], [context])[0, 0]
+                errors.append(abs(predicted * 1e6 / float(line["forward_us"]) - 1))
+    assert len(errors) > 100
+    assert np.mean(errors) < 0.03
+    assert np.max(errors) < 0.08
