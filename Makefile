@@ -21,13 +21,14 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help environment calibrate test demo lint clean
+.PHONY: help environment calibrate calibrations test demo lint clean
 
 help:
 	@echo "make calibrate   measure this device and write its profile"
 	@echo "make test        run the tests"
 	@echo "make demo        decode with a small real model, plain and with draft trees"
 	@echo "make lint        style, types, import rules"
+	@echo "make calibrations  compose the shipped calibrations again and their page"
 	@echo "make clean       remove the environment"
 
 environment: $(STAMP)
@@ -43,6 +44,14 @@ $(STAMP): pyproject.toml constraints.txt
 
 calibrate: $(STAMP)
 	$(BIN)/rooftree calibrate $(ARGS)
+
+# OPERATORS: the folder with the tables of docs/calibrations.md
+OPERATORS ?= ../shared/data/operators
+
+calibrations: $(STAMP)
+	$(PIP) install -qq -c constraints.txt -e '.[operators]'
+	$(BIN)/python -m benchmarks.shipped write --operators $(OPERATORS) $(ARGS) > /dev/null
+	$(BIN)/python -m benchmarks.shipped document
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
