@@ -28,7 +28,7 @@ help:
 	@echo "make test        run the tests"
 	@echo "make demo        decode with a small real model, plain and with draft trees"
 	@echo "make lint        style, types, import rules"
-	@echo "make calibrations  compose the shipped calibrations again and their page"
+	@echo "make calibrations compose the shipped calibrations again and their page"
 	@echo "make clean       remove the environment"
 
 environment: $(STAMP)

@@ -66,7 +66,7 @@ def load_published(
             f"there are no published operator tables of {device.name}",
             hint=f"There are for: {', '.join(SYSTEMS)}; from a sibling use `rooftree transfer`",
         )
-    data = _data_folder() / system
+    data = data_folder() / system
     version = _newest(data, system, engine)
     matmul = _matmul(data / "gemm" / engine / version, device)
     attention = _attention(data / "attention" / engine / version, device, head_dim)
@@ -84,7 +84,8 @@ def load_published(
     )
 
 
-def _data_folder() -> Path:
+def data_folder() -> Path:
+    """The folder of the package's tables. Raises InputError where the extra is missing."""
     found = importlib.util.find_spec("aiconfigurator_core")
     missing = [] if found else ["aiconfigurator-core"]
     if importlib.util.find_spec("pyarrow") is None:

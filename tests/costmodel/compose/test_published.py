@@ -86,7 +86,7 @@ def package(tmp_path, monkeypatch):
             folder = tmp_path / system / operator / "vllm" / version
             folder.mkdir(parents=True)
             (folder / "moe_perf.parquet").touch()
-    monkeypatch.setattr(published, "_data_folder", lambda: tmp_path)
+    monkeypatch.setattr(published, "data_folder", lambda: tmp_path)
     monkeypatch.setattr(published, "read_table", fake_table)
     return tmp_path
 
