@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,16 @@ def error_of(forward: ComposedForward, measured: dict[str, np.ndarray]) -> dict[
             "bias": float(np.mean(np.asarray(seconds) / true_s - 1)),
         }
     return result
+
+
+def two_devices(shared: Path) -> dict[str, Any]:
+    """The same on two devices; the measured forwards leave communication out, so do these."""
+    tables = load_published(find_device("rtx-pro-6000-server"))
+    forward = ComposedForward(
+        architecture=TARGET, tables=dataclasses.replace(tables, all_reduce={}), tensor_parallel=2
+    )
+    path = shared / "forward_latency" / "rtxpro6000-server_llama-3.1-8b_tp2.csv"
+    return error_of(forward, read_set(path))
 
 
 def tile_forms(shared: Path) -> dict[str, Any]:
@@ -158,6 +169,7 @@ def main() -> None:
             "rows": f"1..{MAX_ROWS}",
             "context": f"0..{MAX_CONTEXT}",
             "engines": engines,
+            "tensor_parallel_2": two_devices(shared),
             "tile_forms": tile_forms(shared),
             "a6000_folder_mape": folder_error(shared),
             "h100_server_time_per_token": server_error(),

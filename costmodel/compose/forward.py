@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from costmodel.architecture import ModelArchitecture
 from costmodel.compose.operators import OperatorTables
 from costmodel.errors import InputError
-from costmodel.roofline import Roofline
+from costmodel.roofline import Roofline, distinct_experts
 
 Array = NDArray[np.float64]
 
@@ -133,15 +133,9 @@ class ComposedForward:
         a, small = self.architecture, self.tables.small
         if a.experts:
             measured = self.tables.expert_table(a).seconds(a, rows)
-            share = self.tables.matmul.read_bytes_per_s
-            moved = (
-                2.0
-                * a.expert_parameters
-                * np.minimum(
-                    a.experts, a.experts * (1 - (1 - a.active_experts / a.experts) ** rows)
-                )
-            )
-            return self._products_s(rows, ("router",)) + np.maximum(measured, moved / share)
+            moved = 2.0 * a.expert_parameters * distinct_experts(a, rows)
+            read_s = moved / self.tables.matmul.read_bytes_per_s
+            return self._products_s(rows, ("router",)) + np.maximum(measured, read_s)
         total = self._products_s(rows, ("gate and up", "gate", "up", "down"))
         return total + small.seconds("activation", rows, a.ffn // self.tensor_parallel)
 

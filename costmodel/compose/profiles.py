@@ -126,46 +126,56 @@ def composed_profile(
         tensor_parallel=forward.tensor_parallel,
     )
     return assemble(
-        "composed",
-        tables.device,
-        forward.architecture,
-        points,
-        provenance={
-            "created_utc": created_utc or now_utc(),
-            "source": tables.source,
-            "error_bar": round(bar.total, 3),
-            "note": _note(forward, bar),
-        },
-        runtime=RuntimeSection(
-            kind="kernels",
-            dtype="bfloat16",
-            attention=tables.engine,
-            tensor_parallel=forward.tensor_parallel,
-        ),
-        roofline=roofline,
-        stages=_stages(forward),
+        ProfileParts(
+            kind="composed",
+            device=tables.device,
+            architecture=forward.architecture,
+            points=points,
+            provenance={
+                "created_utc": created_utc or now_utc(),
+                "source": tables.source,
+                "error_bar": round(bar.total, 3),
+                "note": _note(forward, bar),
+            },
+            runtime=RuntimeSection(
+                kind="kernels",
+                dtype="bfloat16",
+                attention=tables.engine,
+                tensor_parallel=forward.tensor_parallel,
+            ),
+            roofline=roofline,
+            stages=_stages(forward),
+        )
     )
 
 
-def assemble(  # noqa: PLR0913
-    kind: ProvenanceKind,
-    device: DeviceSpec,
-    architecture: ModelArchitecture,
-    points: Points,
-    *,
-    provenance: dict[str, Any],
-    runtime: RuntimeSection,
-    roofline: Roofline,
-    stages: StagesSection,
-) -> Profile:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ProfileParts:
+    """What a profile that was not measured is put together from.
+
+    `provenance` holds the fields of the section beside kind, version and count.
+    """
+
+    kind: ProvenanceKind
+    device: DeviceSpec
+    architecture: ModelArchitecture
+    points: Points
+    provenance: dict[str, Any]
+    runtime: RuntimeSection
+    roofline: Roofline
+    stages: StagesSection
+
+
+def assemble(parts: ProfileParts) -> Profile:
     """A profile of points that are not measurements: a surface through all of them."""
+    device, points = parts.device, parts.points
     return Profile(
         provenance=ProvenanceSection(
-            kind=kind, tool_version=tool_version(), points=len(points), **provenance
+            kind=parts.kind, tool_version=tool_version(), points=len(points), **parts.provenance
         ),
         device=DeviceSection(kind="cuda", name=device.name, memory_bytes=device.memory_bytes),
-        target=TargetSection.of(architecture),
-        runtime=runtime,
+        target=TargetSection.of(parts.architecture),
+        runtime=parts.runtime,
         peaks=PeaksSection(
             source="datasheet",
             flops_per_s=device.peak_flops_per_s,
@@ -173,11 +183,11 @@ def assemble(  # noqa: PLR0913
         ),
         calibration=CalibrationSection(
             selected="surface",
-            linear=LinearSection.of(fit_linear(points, roofline)),
+            linear=LinearSection.of(fit_linear(points, parts.roofline)),
             surface=SurfaceOptionsSection.of(SurfaceOptions(rows="work", context="exact")),
         ),
         surface=SurfaceSection.of(points),
-        stages=stages,
+        stages=parts.stages,
     )
 
 

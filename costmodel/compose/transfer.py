@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from costmodel.compose.profiles import assemble, now_utc
+from costmodel.compose.profiles import ProfileParts, assemble, now_utc
 from costmodel.device import DeviceSpec, Peaks, device_by_name
 from costmodel.errors import InputError
 from costmodel.points import Points
@@ -65,22 +65,24 @@ def transfer_profile(
     stated = UNKNOWN_ERROR if bar is None else bar
     made = profile.provenance
     return assemble(
-        "transferred",
-        device,
-        profile.target.architecture,
-        points,
-        provenance={
-            "created_utc": created_utc or now_utc(),
-            "source": f"{made.kind} profile of {profile.device.name}"
-            + (f" ({made.source})" if made.source else ""),
-            "error_bar": round(float(np.hypot(stated, doubt)), 3),
-            "note": _note(profile, device.peaks),
-        },
-        runtime=profile.runtime.model_copy(
-            update={"torch": None, "transformers": None, "python": None}
-        ),
-        roofline=after.with_count("paper"),
-        stages=_stages(profile, before, after),
+        ProfileParts(
+            kind="transferred",
+            device=device,
+            architecture=profile.target.architecture,
+            points=points,
+            provenance={
+                "created_utc": created_utc or now_utc(),
+                "source": f"{made.kind} profile of {profile.device.name}"
+                + (f" ({made.source})" if made.source else ""),
+                "error_bar": round(float(np.hypot(stated, doubt)), 3),
+                "note": _note(profile, device.peaks),
+            },
+            runtime=profile.runtime.model_copy(
+                update={"torch": None, "transformers": None, "python": None}
+            ),
+            roofline=after.with_count("paper"),
+            stages=_stages(profile, before, after),
+        )
     )
 
 
