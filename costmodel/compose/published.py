@@ -38,7 +38,8 @@ SYSTEMS = {
 UNSOUND = {("rtx_pro_6000_server", "vllm", "0.19.0"), ("rtx_pro_6000_server", "sglang", "0.5.10")}
 # Kernels whose tiles are known; `verified` ones were seen in chunked measurements.
 KERNELS = {
-    "vllm_flash_attn": TileForm(tile_rows=64, verified=True),
+    # A100 only: the same library, but nobody published chunked measurements on that generation.
+    "vllm_flash_attn": TileForm(tile_rows=64),
     "vllm_flash_attn_fa2": TileForm(tile_rows=64, verified=True),
     "vllm_flash_attn_fa3": TileForm(tile_rows=128, splits_keys=True, packs_groups=True),
     "fa3": TileForm(tile_rows=128, splits_keys=True, packs_groups=True),
