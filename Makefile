@@ -49,7 +49,7 @@ calibrate: $(STAMP)
 OPERATORS ?= ../shared/data/operators
 
 calibrations: $(STAMP)
-	$(PIP) install -qq -c constraints.txt -e '.[operators]'
+	$(PIP) install -qq -c $(VENV)/constraints.txt -e '.[operators]'
 	$(BIN)/python -m benchmarks.shipped write --operators $(OPERATORS) $(ARGS) > /dev/null
 	$(BIN)/python -m benchmarks.shipped document
 

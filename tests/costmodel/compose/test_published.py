@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import importlib.util
 from pathlib import Path
 
@@ -120,6 +121,21 @@ def test_experts_are_counted_as_the_expected_distinct_ones(package):
     seconds = tables.expert_table(MOE).seconds(MOE, tokens)
     assert seconds == pytest.approx(4e-6 * distinct_experts(MOE, tokens), rel=0.02)
     ComposedForward(architecture=MOE, tables=tables).seconds([1], [256])
+
+
+def test_two_devices_share_the_work_and_pay_for_two_all_reduces_a_layer(package):
+    tables = load_published(H100)
+    alone = ComposedForward(architecture=LLAMA, tables=tables)
+    silent = ComposedForward(architecture=LLAMA, tables=tables, tensor_parallel=2)
+    curve = (np.array([1.0, 1e9]), np.array([5e-6, 5e-6]))
+    talking = ComposedForward(
+        architecture=LLAMA,
+        tables=dataclasses.replace(tables, all_reduce={2: curve}),
+        tensor_parallel=2,
+    )
+    one, two, paid = (forward.seconds([16], [1024])[0, 0] for forward in (alone, silent, talking))
+    assert 0.5 * one < two < 0.7 * one
+    assert paid - two == pytest.approx(2 * LLAMA.layers * 5e-6)
 
 
 def test_bad_requests(package):
