@@ -27,6 +27,7 @@ COMMANDS = {
     "calibrate": "Measure this device and write its profile.",
     "generate": "Generate text with draft trees sized by the profile.",
     "profiles": "List, show, check and draw profiles.",
+    "fit": "Fit calibrations to a table of forward times.",
     "doctor": "Say what was found, what is missing and what to do.",
     "demo-model": "Fetch a small real model without a model hub.",
 }
