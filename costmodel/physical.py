@@ -17,9 +17,9 @@ Array = NDArray[np.float64]
 
 COEFFICIENTS = ("floor", "weights", "matrix_flops", "kv_read", "attention_flops", "activations")
 TILES = (1, 16, 32, 64, 128, 256)
-# A coefficient one prior size away from its prior costs as much as a misfit of 0.3 % at every
+# A coefficient one prior size away from its prior costs as much as a misfit of 0.1 % at every
 # point: it settles what the points leave open and biases nothing that they show.
-_PRIOR_WEIGHT = 0.003**2
+_PRIOR_WEIGHT = 0.001**2
 _RATIOS = np.geomspace(0.3, 8.0, 16)
 _TUKEY = 4.685  # 95 % efficient under normal noise; what lies beyond counts nothing
 

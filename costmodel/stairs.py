@@ -41,7 +41,7 @@ class StairsCalibration:
     points: Points
     places: Places
     weights: Array  # covariance of the points, inverted, times their log ratios
-    inverse: Array
+    left_out: NDArray[np.bool_]  # points that others contradict
     _tables: dict[float, _Table] = dataclasses.field(default_factory=dict, repr=False)
 
     def predict_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
@@ -175,11 +175,10 @@ def fit_stairs(points: Points, physical: PhysicalCalibration) -> StairsCalibrati
     than 6 points.
     """
     places, ratio, parts = _prepared(points, physical)
-    scored = []
-    for step, tile, context, noise in product(_STEPS, _TILES, _CONTEXTS, _NOISES):
-        scales = Scales(step=step, tile=tile, context=context, noise=noise)
-        scored.append((_unlikeliness(points, scales, ratio, parts), scales))
-    ranked = [scales for _, scales in sorted(scored, key=lambda entry: entry[0])]
+    ranked = _ranked(points.median_error**2, ratio, parts)
+    wild = _conditioned(points, physical, ranked[0], places, ratio, parts).left_out
+    if wild.any():
+        ranked = _ranked(points.median_error**2 + wild, ratio, parts)
     for scales in ranked[:6]:
         fitted = _conditioned(points, physical, scales, places, ratio, parts)
         if not _falls_with_context(fitted):
@@ -209,14 +208,18 @@ def _prepared(points: Points, physical: PhysicalCalibration) -> tuple[Places, Ar
     return places, np.log(points.seconds / predicted), Parts.of(places, places)
 
 
-def _noise_variance(points: Points, scales: Scales) -> Array:
-    variance: Array = scales.noise**2 + points.median_error**2
-    return variance
+def _ranked(variance: Array, ratio: Array, parts: Parts) -> list[Scales]:
+    """All scales, the likeliest first; `variance` of each point comes on top of the noise."""
+    choices = [
+        Scales(step=step, tile=tile, context=context, noise=noise)
+        for step, tile, context, noise in product(_STEPS, _TILES, _CONTEXTS, _NOISES)
+    ]
+    return sorted(choices, key=lambda scales: _unlikeliness(variance, scales, ratio, parts))
 
 
-def _unlikeliness(points: Points, scales: Scales, ratio: Array, parts: Parts) -> float:
+def _unlikeliness(variance: Array, scales: Scales, ratio: Array, parts: Parts) -> float:
     """Minus the log likelihood of the ratios, less the log prior of the noise."""
-    total = parts.covariance(scales) + np.diag(_noise_variance(points, scales))
+    total = parts.covariance(scales) + np.diag(scales.noise**2 + variance)
     lower = np.linalg.cholesky(total)
     white = np.linalg.solve(lower, ratio)
     away = np.log(scales.noise / _USUAL_NOISE) / _NOISE_FACTOR
@@ -232,7 +235,7 @@ def _conditioned(
     parts: Parts,
 ) -> StairsCalibration:
     covariance = parts.covariance(scales)
-    variance = _noise_variance(points, scales)
+    variance = scales.noise**2 + points.median_error**2
     inverse = _inverse(covariance, variance)
     wild = _contradicted(inverse, ratio, places)
     if wild.any():
@@ -244,7 +247,7 @@ def _conditioned(
         points=points,
         places=places,
         weights=inverse @ ratio,
-        inverse=inverse,
+        left_out=wild,
     )
 
 
