@@ -260,14 +260,15 @@ def _contradicted(inverse: Array, ratio: Array, places: Places) -> NDArray[np.bo
 
     The left-out residual of a Gaussian process is [inverse ratio]_i / inverse_ii.
     """
-    scale = np.diag(inverse)
-    residual = np.abs(inverse @ ratio) / np.sqrt(scale)
+    residual = np.abs(inverse @ ratio) / np.sqrt(np.diag(inverse))
     tile = np.where(places.tokens > 1, np.ceil(places.tokens / 16), 0.0)
-    alike = tile[:, None] == tile[None, :]
-    centre = np.array([np.median(ratio[row]) for row in alike])
-    spread = np.array([np.median(np.abs(ratio[row] - np.median(ratio[row]))) for row in alike])
-    apart = np.abs(ratio - centre) > 5 * 1.4826 * spread + 0.02
-    return np.asarray((residual > _FAR_OFF) & apart & (alike.sum(axis=1) > 3))
+    wild = np.zeros(len(ratio), dtype=bool)
+    for index in np.flatnonzero(residual > _FAR_OFF):
+        alike = ratio[tile == tile[index]]
+        centre = np.median(alike)
+        spread = 1.4826 * np.median(np.abs(alike - centre))
+        wild[index] = len(alike) > 3 and abs(ratio[index] - centre) > 5 * spread + 0.02
+    return wild
 
 
 def _falls_with_context(fitted: StairsCalibration) -> bool:
