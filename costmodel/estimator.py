@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from statistics import median
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from costmodel.correction import AffineCorrection, DriftMonitor, Line
 from costmodel.errors import InputError, ProfileError
 from costmodel.fit import Calibration
 from costmodel.profile import Profile
@@ -15,10 +18,13 @@ from costmodel.roofline import Roofline
 from costmodel.stages import DrafterSection, NodesSection, PlainSection, TokensSection
 
 Array = NDArray[np.float64]
-Mode = Literal["static", "ema", "ema+calib"]
+Mode = Literal["static", "ema", "ema+calib", "affine"]
+MODES: tuple[Mode, ...] = ("static", "ema", "ema+calib", "affine")
 
 # Tokens that a cycle commits, where the caller does not say: the commit cost hardly depends on it.
 TYPICAL_COMMITTED = 4.0
+# Drift is measured against the correction as it stood so many to twice as many rounds ago.
+_LAG = 25
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,18 +135,30 @@ class OnlineEstimator:
     the calibrated curve (paper, appendix H.4: bias <- (1 - alpha) bias + alpha x ratio of
     observed to predicted seconds). The bias of `ema` starts at the first ratio, since the
     paper does not say and the bare roofline is off by a factor; that of `ema+calib` at 1.
+    `affine`: floor and slope over a borrowed curve, see `AffineCorrection`.
+
+    Every mode watches for drift. The first time that verifications leave what was expected
+    by some 20 %, `drift_warning` says so and the correction widens: `static` becomes
+    `ema+calib`, an average three times as quick, the line forgets what it learnt before.
     """
 
     def __init__(self, cost: CycleCost, mode: Mode = "static", alpha: float = 0.1) -> None:
-        if mode not in ("static", "ema", "ema+calib"):
-            raise InputError(f"the estimator mode must be static, ema or ema+calib (is {mode!r})")
+        if mode not in MODES:
+            raise InputError(
+                f"the estimator mode must be {', '.join(MODES[:-1])} or {MODES[-1]} (is {mode!r})"
+            )
         if not 0 < alpha <= 1:
             raise InputError(f"alpha must be above 0 and at most 1 (is {alpha!r})")
         self.cost = cost
         self.mode = mode
         self.alpha = alpha
         self.bias = 1.0
+        self.affine = AffineCorrection()
         self.observations = 0
+        self.drift_warning: str | None = None
+        self._drift = DriftMonitor() if mode == "static" else DriftMonitor(warm_up=2 * _LAG)
+        self._expected = [Line()]
+        self._ratios: list[float] = []
 
     def observe(self, rows: int, context: int, measured_s: float, batch: int = 1) -> None:
         """Learn from one verification of `rows` rows, padding included.
@@ -149,30 +167,61 @@ class OnlineEstimator:
         """
         if not 0 < measured_s < float("inf"):
             raise InputError(f"measured seconds must be finite and above 0 (is {measured_s!r})")
-        ratio = measured_s / float(self._predict_s(rows, context, batch))
-        first = self.observations == 0 and self.mode == "ema"
-        self.bias = ratio if first else (1 - self.alpha) * self.bias + self.alpha * ratio
+        predicted_s = float(self._predict_s(rows, context, batch))
+        self._watch(predicted_s, measured_s)
+        if self.mode == "affine":
+            self.affine.observe(predicted_s, measured_s)
+        elif self.mode != "static":
+            ratio = measured_s / predicted_s
+            first = self.observations == 0 and self.mode == "ema"
+            self.bias = ratio if first else (1 - self.alpha) * self.bias + self.alpha * ratio
         self.observations += 1
+        self._ratios.append(measured_s / predicted_s)
+        if len(self._ratios) == _LAG:
+            self._expected = [self._expected[-1], self._settled()]
+            self._ratios = []
+
+    def _settled(self) -> Line:
+        """What the last rounds say, wild ones left out."""
+        if self.mode == "affine":
+            return self.affine.line
+        return Line() if self.mode == "static" else Line(slope=median(self._ratios))
+
+    def _watch(self, predicted_s: float, measured_s: float) -> None:
+        """Compare with the correction of some rounds ago, which has not followed a change yet."""
+        expected_s = float(self._expected[0].seconds(predicted_s))
+        if not self._drift.observe(math.log(measured_s / expected_s)):
+            return
+        self.drift_warning = (
+            f"verification takes {self._drift.raised:.2f}x what was expected: the machine has"
+            " changed or the profile does not fit it; `rooftree calibrate` measures it again"
+        )
+        if self.mode == "static":
+            self.mode = "ema+calib"
+        self.alpha = min(3 * self.alpha, 1.0)
+        self.affine.forget()
 
     def _predict_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike) -> Array:
         if self.mode == "ema":
             return self.cost.roofline.seconds(rows, context, batch)
         return self.cost.verify.predict_s(rows, context, batch)
 
-    def _factor(self) -> float:
-        return 1.0 if self.mode == "static" else self.bias
+    def _line(self) -> Line:
+        """The correction as it stands."""
+        if self.mode == "affine":
+            return self.affine.line
+        return Line(slope=1.0 if self.mode == "static" else self.bias)
 
     def verify_s(self, nodes: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
         """Corrected seconds of the target's forward over the root and N nodes."""
         rows = self.cost.bucket_rows(nodes)
-        corrected: Array = self._factor() * self._predict_s(rows, context, batch)
-        return corrected
+        return self._line().seconds(self._predict_s(rows, context, batch))
 
     def plain_s(self, context: float, batch: int = 1) -> float:
         """Corrected seconds of one plain step."""
         if self.mode == "ema":
             return float(self.verify_s(0, context, batch))
-        return self._factor() * self.cost.plain_s(context, batch)
+        return float(self._line().seconds(self.cost.plain_s(context, batch)))
 
     def draft_s(self, context: float) -> float:
         """Seconds of one draft."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import product
 from typing import Literal, Protocol
@@ -13,26 +13,48 @@ from numpy.typing import ArrayLike, NDArray
 
 from costmodel.errors import InputError
 from costmodel.linear import LinearCalibration, fit_linear
+from costmodel.physical import PhysicalCalibration, fit_physical
 from costmodel.points import ErrorSummary, Points
 from costmodel.roofline import Roofline
+from costmodel.speculation import Regret, decision_regret
+from costmodel.stairs import StairsCalibration, build_stairs, fit_stairs
 from costmodel.surface import SurfaceCalibration, SurfaceOptions, build_surface
+from costmodel.two_branch import TwoBranchCalibration, fit_two_branch
 
 __all__ = [
+    "CALIBRATIONS",
     "Calibration",
+    "CalibrationName",
     "ErrorSummary",
     "LinearCalibration",
+    "PhysicalCalibration",
     "Points",
     "Selection",
+    "StairsCalibration",
     "SurfaceCalibration",
     "SurfaceOptions",
+    "TwoBranchCalibration",
+    "build_stairs",
     "build_surface",
     "cross_validate",
     "fit_linear",
+    "fit_physical",
+    "fit_stairs",
     "fit_surface",
+    "fit_two_branch",
+    "regret_at_contexts",
     "select_calibration",
 ]
 
 Array = NDArray[np.float64]
+CalibrationName = Literal["linear", "two_branch", "physical", "stairs", "surface"]
+CALIBRATIONS: tuple[CalibrationName, ...] = (
+    "linear", "two_branch", "physical", "surface", "stairs",
+)  # fmt: skip
+# Six coefficients and a correction need a few points more than they have numbers.
+_ONE_BY_ONE = 40
+_STRUCTURE = 4.0  # left-out errors of so many times the noise are not noise
+_LEAST_POINTS = {"physical": 8, "stairs": 10}
 
 
 class Calibration(Protocol):
@@ -47,18 +69,30 @@ class Calibration(Protocol):
 class Selection:
     """The calibrations of one set of points and which of them predicts best.
 
-    `cross_validated` holds each calibration's error on points left out of its fit.
+    `cross_validated` holds each calibration's error on points left out of its fit, and
+    `regret` what choosing N by those predictions, `predicted_left_out_s`, costs. A calibration
+    for which the points are too few is None.
     """
 
-    selected: Literal["linear", "surface"]
+    selected: CalibrationName
     linear: LinearCalibration
-    surface: SurfaceCalibration | None
-    cross_validated: dict[str, ErrorSummary]
+    two_branch: TwoBranchCalibration | None = None
+    physical: PhysicalCalibration | None = None
+    stairs: StairsCalibration | None = None
+    surface: SurfaceCalibration | None = None
+    cross_validated: dict[CalibrationName, ErrorSummary]
+    regret: dict[CalibrationName, Regret] = dataclasses.field(default_factory=dict)
+    predicted_left_out_s: dict[CalibrationName, Array] = dataclasses.field(default_factory=dict)
 
     @property
     def calibration(self) -> Calibration:
         """The selected one."""
-        return self.surface if self.surface and self.selected == "surface" else self.linear
+        return self.fitted()[self.selected]
+
+    def fitted(self) -> dict[str, Calibration]:
+        """Every calibration that could be fitted, the simplest first."""
+        found = {name: getattr(self, name) for name in CALIBRATIONS}
+        return {name: fitted for name, fitted in found.items() if fitted is not None}
 
 
 def fit_surface(
@@ -82,35 +116,122 @@ def cross_validate(
 
     Raises InputError where the points are too few to leave some out.
     """
-    return _left_out_error(points, fit, _random_groups(len(points), folds))
+    predicted = _left_out_predictions(points, fit, folds)
+    return ErrorSummary.of(predicted, points.seconds)
+
+
+def regret_at_contexts(points: Points, predicted_s: ArrayLike) -> Regret | None:
+    """Decision regret over the standard curves, choosing among each context's row counts.
+
+    None where no context (and batch) has two row counts or more. Points of one shape that
+    come twice count once.
+    """
+    predicted = np.asarray(predicted_s, dtype=np.float64)
+    regrets = []
+    shapes = np.stack([points.context, points.batch], axis=1)
+    for context, batch in np.unique(shapes, axis=0):
+        here = np.flatnonzero((points.context == context) & (points.batch == batch))
+        rows, first = np.unique(points.rows[here], return_index=True)
+        if len(rows) < 2:
+            continue
+        chosen = here[first]
+        regrets.append(decision_regret(predicted[chosen], points.seconds[chosen], rows - 1))
+    if not regrets:
+        return None
+    decisions = sum(regret.decisions for regret in regrets)
+    return Regret(
+        mean=sum(regret.mean * regret.decisions for regret in regrets) / decisions,
+        worst=max(regret.worst for regret in regrets),
+        decisions=decisions,
+    )
 
 
 def select_calibration(points: Points, roofline: Roofline) -> Selection:
-    """Fit both calibrations and take the one with the smaller cross-validated mean error.
+    """Fit all calibrations; take the one with the least cross-validated error and regret.
 
-    Points too few for a surface, or for leaving any out, give the linear one. Raises
-    InputError where even that cannot be fitted.
+    The two shares, mean error and mean regret of points left out, are added. Where that error
+    is structure, far above the noise, `stairs` is taken even if worse by one standard error of
+    the difference: leaving out a chosen point takes away what no other point tells, which
+    costs the calibration that learns most from it most. Points too few for a calibration, or
+    for leaving any out, leave it out. Raises InputError where not even the linear one can be
+    fitted.
     """
-    linear = fit_linear(points, roofline)
-    errors: dict[str, ErrorSummary] = {}
-    surface: SurfaceCalibration | None = None
-    try:
-        errors["linear"] = cross_validate(points, lambda part: fit_linear(part, roofline))
-        surface = fit_surface(points, roofline)
-        options = surface.options
-        errors["surface"] = cross_validate(
-            points, lambda part: build_surface(part, roofline, options)
-        )
-    except InputError:
-        if "surface" not in errors:
-            surface = None
-    better = surface is not None and errors["surface"].mape <= errors["linear"].mape
+    fitters = _fitters(roofline)
+    found: dict[str, Calibration] = {"linear": fit_linear(points, roofline)}
+    errors: dict[CalibrationName, ErrorSummary] = {}
+    regrets: dict[CalibrationName, Regret] = {}
+    losses: dict[CalibrationName, Array] = {}
+    left_out: dict[CalibrationName, Array] = {}
+    for name in CALIBRATIONS:
+        if len(points) < _LEAST_POINTS.get(name, 0):
+            continue
+        try:
+            fitted, refit = fitters[name](points)
+            left_out_s = left_out[name] = _left_out_predictions(points, refit, _folds(points))
+        except InputError:
+            continue
+        found[name] = fitted
+        errors[name] = ErrorSummary.of(left_out_s, points.seconds)
+        regret = regret_at_contexts(points, left_out_s)
+        if regret is not None:
+            regrets[name] = regret
+        relative = np.abs(left_out_s - points.seconds) / points.seconds
+        losses[name] = relative + (regret.mean if regret else 0.0)
     return Selection(
-        selected="surface" if better else "linear",
-        linear=linear,
-        surface=surface,
+        selected=_selected(losses, found.get("stairs")),  # type: ignore[arg-type]
         cross_validated=errors,
+        regret=regrets,
+        predicted_left_out_s=left_out,
+        **found,  # type: ignore[arg-type]
     )
+
+
+def _folds(points: Points) -> int:
+    """Ten groups, or every point by itself where there are few."""
+    return len(points) if len(points) <= _ONE_BY_ONE else 10
+
+
+def _selected(
+    losses: Mapping[CalibrationName, Array], stairs: StairsCalibration | None
+) -> CalibrationName:
+    """The least mean loss, or stairs where chance and its design explain the difference."""
+    if not losses:
+        return "linear"
+    name = min(losses, key=lambda name: float(np.mean(losses[name])))
+    if stairs is None or "stairs" not in losses:
+        return name
+    worse = losses["stairs"] - losses[name]
+    structure = np.mean(losses[name]) > _STRUCTURE * stairs.scales.noise
+    chance = np.mean(worse) <= np.std(worse) / np.sqrt(len(worse))
+    return "stairs" if structure and chance else name
+
+
+Fitter = Callable[[Points], tuple[Calibration, Callable[[Points], Calibration]]]
+
+
+def _fitters(roofline: Roofline) -> Mapping[str, Fitter]:
+    """For each name: fit all points, and how to fit some of them for cross-validation."""
+
+    def simple(fit: Callable[[Points, Roofline], Calibration]) -> Fitter:
+        def refit(part: Points) -> Calibration:
+            return fit(part, roofline)
+
+        return lambda some: (refit(some), refit)
+
+    def surface(some: Points) -> tuple[Calibration, Callable[[Points], Calibration]]:
+        fitted = fit_surface(some, roofline)
+        return fitted, partial(build_surface, roofline=roofline, options=fitted.options)
+
+    def stairs(some: Points, roofline: Roofline) -> Calibration:
+        return fit_stairs(some, fit_physical(some, roofline))
+
+    return {
+        "linear": simple(fit_linear),
+        "two_branch": simple(fit_two_branch),
+        "physical": simple(fit_physical),
+        "stairs": simple(stairs),
+        "surface": surface,
+    }
 
 
 def _best_options(points: Points, roofline: Roofline) -> SurfaceOptions:
@@ -125,6 +246,18 @@ def _best_options(points: Points, roofline: Roofline) -> SurfaceOptions:
             return SurfaceOptions()
         scores.append((error.mape, options))
     return min(scores, key=lambda score: score[0])[1]
+
+
+def _left_out_predictions(
+    points: Points, fit: Callable[[Points], Calibration], folds: int
+) -> Array:
+    """Each point as predicted by a fit without its group."""
+    predicted = np.empty(len(points))
+    for left_out in _random_groups(len(points), folds):
+        part = points.take(left_out)
+        calibration = fit(points.take(~left_out))
+        predicted[left_out] = calibration.predict_s(part.rows, part.context, part.batch)
+    return predicted
 
 
 def _left_out_error(

@@ -10,8 +10,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from costmodel.calibration_sections import (
+    CalibrationSection,
+    LinearSection,
+    SurfaceOptionsSection,
+)
 from costmodel.errors import InputError, ProfileError
 from costmodel.files import parse_yaml, read_bytes, write_atomic
+from costmodel.fit import Calibration
 from costmodel.linear import LinearCalibration
 from costmodel.profile_yaml import dump_yaml
 from costmodel.registry_key import ProfileKey, SoftKey
@@ -24,7 +30,6 @@ from costmodel.schema import (
     ErrorSection,
     Hash,
     NotNegative,
-    Number,
     PeaksSection,
     ProvenanceSection,
     RuntimeSection,
@@ -36,55 +41,19 @@ from costmodel.schema import (
 )
 from costmodel.schema_errors import describe_error
 from costmodel.stages import DrafterSection, StagesSection
-from costmodel.surface import SurfaceCalibration, SurfaceOptions, build_surface
+from costmodel.stairs import MIN_POINTS
+
+__all__ = [
+    "CalibrationSection",
+    "HeldOutSection",
+    "LinearSection",
+    "Profile",
+    "RegretSection",
+    "SurfaceOptionsSection",
+]
 
 SCHEMA_VERSION = 1
 _HINT = "Correct the file, or measure again with `rooftree calibrate`"
-
-
-class LinearSection(Section):
-    """The paper's calibration; see `LinearCalibration`."""
-
-    slope: NotNegative
-    intercept_s: Number
-    slope_se: NotNegative
-    intercept_se_s: NotNegative
-    rmse_before_s: NotNegative
-    rmse_after_s: NotNegative
-    mape_before: NotNegative
-    mape_after: NotNegative
-
-    @classmethod
-    def of(cls, calibration: LinearCalibration) -> LinearSection:
-        """The section for a fitted calibration."""
-        return cls(**{name: getattr(calibration, name) for name in cls.model_fields})
-
-
-class SurfaceOptionsSection(Section):
-    """How the measured surface is interpolated; see `SurfaceOptions`."""
-
-    rows: Literal["work", "log"]
-    context: Literal["exact", "line", "mean"]
-
-    @classmethod
-    def of(cls, options: SurfaceOptions) -> SurfaceOptionsSection:
-        """The section for chosen options."""
-        return cls(rows=options.rows, context=options.context)
-
-
-class CalibrationSection(Section):
-    """The calibrations, which one predicts best, and each one's cross-validated error."""
-
-    selected: Literal["linear", "surface"]
-    linear: LinearSection
-    surface: SurfaceOptionsSection | None = None
-    cross_validated: dict[Literal["linear", "surface"], ErrorSection] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _check(self) -> CalibrationSection:
-        if self.selected == "surface" and self.surface is None:
-            raise ValueError("selected is surface, but the field surface is missing")
-        return self
 
 
 class HeldOutSection(Section):
@@ -146,13 +115,17 @@ class Profile(Section):
     def _check(self) -> Profile:
         if self.device.kind == "cpu" and self.device.threads is None:
             raise ValueError("device.threads is missing, which a CPU needs")
-        needed = self.calibration.selected == "surface" or self.provenance.kind == "measured"
+        selected = self.calibration.selected
+        needed = selected in ("surface", "stairs") or self.provenance.kind == "measured"
         if needed and self.surface is None:
             raise ValueError("the section surface is missing")
-        if self.surface is not None and self.calibration.selected == "surface":
-            rows = set(self.surface.rows)
-            if len(rows) < 2 or len(self.surface.rows) < 4:
-                raise ValueError("surface needs at least 4 points and 2 row counts to be selected")
+        if self.surface is not None and selected in ("surface", "stairs"):
+            least = 4 if selected == "surface" else MIN_POINTS
+            if len(set(self.surface.rows)) < 2 or len(self.surface.rows) < least:
+                raise ValueError(
+                    f"surface needs at least {least} points and 2 row counts for {selected}"
+                    " to be selected"
+                )
         return self
 
     @classmethod
@@ -243,17 +216,15 @@ class Profile(Section):
             roofline=self.roofline("paper"), **self.calibration.linear.model_dump()
         )
 
-    def verify_calibration(self) -> LinearCalibration | SurfaceCalibration:
+    def verify_calibration(self) -> Calibration:
         """The selected calibration, with `predict_s(rows, context, batch)`."""
         if self.calibration.selected == "linear":
             return self.linear_calibration()
-        if self.surface is None or self.calibration.surface is None:  # validation forbids it
-            raise ProfileError("the profile has no surface", hint=_HINT)
-        options = SurfaceOptions(**self.calibration.surface.model_dump())
+        points = None if self.surface is None else self.surface.points()
         try:
-            return build_surface(self.surface.points(), self.roofline(), options)
+            return self.calibration.build(points, self.roofline())
         except InputError as failure:
-            raise ProfileError(f"surface: {failure.problem}", hint=_HINT) from None
+            raise ProfileError(f"calibration: {failure.problem}", hint=_HINT) from None
 
     def with_drafter(self, architecture_hash: str, drafter: DrafterSection) -> Profile:
         """The same profile with one drafter added or replaced. Raises ProfileError."""

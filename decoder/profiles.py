@@ -14,18 +14,12 @@ import transformers
 from costmodel.device import device_by_name
 from costmodel.fit import select_calibration
 from costmodel.points import Points
-from costmodel.profile import (
-    CalibrationSection,
-    LinearSection,
-    Profile,
-    SurfaceOptionsSection,
-)
+from costmodel.profile import CalibrationSection, Profile
 from costmodel.registry_key import ProfileKey, SoftKey
 from costmodel.roofline import Roofline
 from costmodel.schema import (
     ELEMENT_BYTES,
     DeviceSection,
-    ErrorSection,
     PeaksSection,
     ProvenanceKind,
     ProvenanceSection,
@@ -128,15 +122,6 @@ class Measurement:
 def make_profile(target: Target, measurement: Measurement) -> Profile:
     """Fit the calibrations and put the profile together. Raises InputError, ProfileError."""
     selection = select_calibration(measurement.points, roofline_of(target, measurement.peaks))
-    options = selection.surface.options if selection.surface is not None else None
-    calibration = CalibrationSection(
-        selected=selection.selected,
-        linear=LinearSection.of(selection.linear),
-        surface=None if options is None else SurfaceOptionsSection.of(options),
-        cross_validated={
-            name: ErrorSection.of(error) for name, error in selection.cross_validated.items()
-        },
-    )
     return Profile(
         provenance=ProvenanceSection(
             kind=measurement.kind,
@@ -150,7 +135,7 @@ def make_profile(target: Target, measurement: Measurement) -> Profile:
         target=TargetSection.of(target.architecture),
         runtime=runtime_section(target),
         peaks=measurement.peaks,
-        calibration=calibration,
+        calibration=CalibrationSection.of(selection),
         surface=SurfaceSection.of(measurement.points),
         **measurement.sections,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -138,12 +139,17 @@ class DecodeRun:
 
     def _observe_cost(self, tree: DraftTree, cached: int, laps: Laps) -> None:
         source = self._decoder.cost_source
-        if source is None or not source.online:
+        if source is None:
             laps.end("verify_s")
             return
         synchronise(self._decoder.target.device)
         verify_s = laps.end("verify_s")
+        known = source.cost.drift_warning
         source.cost.observe(tree.rows, cached, verify_s)
+        warning = source.cost.drift_warning
+        if warning is not None and known is None:
+            self.stats.warnings.append(warning)
+            logging.getLogger(__name__).warning(warning)
 
 
 def end_tokens(model: Any) -> frozenset[int]:

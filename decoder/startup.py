@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from costmodel.errors import ProfileError
-from costmodel.estimator import CycleCost, OnlineEstimator
+from costmodel.estimator import CycleCost, Mode, OnlineEstimator
 from costmodel.fit import Calibration
 from costmodel.profile import Profile
 from costmodel.registry import LookupResult, ProfileStore
@@ -39,7 +39,8 @@ class ProfileChoice:
 class CostSource:
     """The cost model in use, and what to tell the user about it.
 
-    `online`: verification times are observed while decoding.
+    `online`: verification times correct it while decoding; they are watched for drift in
+    any case.
     """
 
     cost: OnlineEstimator
@@ -82,10 +83,18 @@ def _from_lookup(target: Target, drafter: Drafter, found: LookupResult) -> CostS
     cost = CycleCost.from_profile(profile, drafter.architecture_hash)
     if found.needs_floor_probe:
         cost = _with_floor(cost, target)
-    estimator = OnlineEstimator(cost, "ema+calib" if found.online_correction else "static")
     made = profile.provenance
+    estimator = OnlineEstimator(cost, _mode(found))
     line = f"profile {found.path} ({made.kind}, {made.created_utc[:10]})"
     return CostSource(cost=estimator, line=line, warnings=found.warnings, profile=profile)
+
+
+def _mode(found: LookupResult) -> Mode:
+    """How to correct: floor and slope where the curve is borrowed, else one factor."""
+    if not found.online_correction:
+        return "static"
+    borrowed = found.profile.provenance.kind in ("composed", "transferred", "datasheet")
+    return "affine" if borrowed else "ema+calib"
 
 
 def _probed(target: Target, drafter: Drafter, store: ProfileStore) -> CostSource:

@@ -51,6 +51,7 @@ class Statistics:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     finish: str = ""  # "eos", "stop" or "length"
+    warnings: list[str] = field(default_factory=list)  # as of drift; each once
     stages: StageTimes = field(default_factory=StageTimes)
     tree_nodes: list[int] = field(default_factory=list)  # of each round
     accepted_depths: list[int] = field(default_factory=list)  # of each round
@@ -85,6 +86,7 @@ class Statistics:
             f"{self.drafted_tokens} drafted and {self.accepted_tokens} accepted in "
             f"{self.rounds} rounds ({self.policy})",
             f"time: {shares}",
+            *(f"warning: {warning}" for warning in self.warnings),
         ]
 
     def to_dict(self) -> dict[str, object]:

@@ -13,10 +13,8 @@ from costmodel.fit import Points, select_calibration
 from costmodel.profile import (
     CalibrationSection,
     HeldOutSection,
-    LinearSection,
     Profile,
     RegretSection,
-    SurfaceOptionsSection,
 )
 from costmodel.roofline import Roofline
 from costmodel.schema import (
@@ -106,14 +104,7 @@ def make_profile(points: Points | None = None, **changes) -> Profile:
             transformers="5.17.0",
         ),
         "peaks": PeaksSection(source="measured", flops_per_s=3e11, bytes_per_s=1.5e10),
-        "calibration": CalibrationSection(
-            selected=selection.selected,
-            linear=LinearSection.of(selection.linear),
-            surface=SurfaceOptionsSection.of(selection.surface.options),
-            cross_validated={
-                name: ErrorSection.of(e) for name, e in selection.cross_validated.items()
-            },
-        ),
+        "calibration": CalibrationSection.of(selection),
         "surface": SurfaceSection.of(points),
         "held_out": HeldOutSection(
             error=ErrorSection(points=2, mape=0.01, median=0.01, p95=0.02, worst=0.02),

@@ -46,7 +46,7 @@ def test_save_and_load_agree(profile, tmp_path):
 def test_the_file_is_readable_by_a_person(profile):
     text = profile.to_yaml()
     assert max(map(len, text.splitlines())) <= 120
-    assert len(text.splitlines()) < 150
+    assert len(text.splitlines()) < 210
     assert "null" not in text.replace("[", "").split("surface:\n  rows")[0]
     assert "threads: 2" in text
     assert "slope: " in text
@@ -148,18 +148,32 @@ def test_any_scalars_round_trip(slope, intercept, bandwidth, name, threads, prof
     assert (back.target.name, back.device.threads) == (name, threads)
 
 
+def selecting(profile, name) -> Profile:
+    """The same profile with another calibration selected."""
+    calibration = profile.calibration.model_dump() | {"selected": name}
+    fields = profile.model_dump() | {"target": profile.target, "calibration": calibration}
+    return Profile.model_validate(fields)
+
+
+@pytest.mark.parametrize("name", ["two_branch", "physical", "stairs"])
+def test_a_stored_calibration_predicts_what_the_fitted_one_did(invented, tmp_path, name):
+    points = invented.points(0.01)
+    fitted = getattr(select_calibration(points, invented.roofline), name)
+    stored = selecting(invented.profile(points), name)
+    stored.to_yaml(tmp_path / "profile.yaml")
+    rows, context = np.arange(1, 300), 700
+    again = Profile.from_yaml(tmp_path / "profile.yaml").verify_calibration()
+    assert again.predict_s(rows, context) == pytest.approx(
+        fitted.predict_s(rows, context), rel=1e-4
+    )
+
+
 def test_the_selected_calibration_predicts(profile, invented):
-    calibration = profile.verify_calibration()
+    calibration = selecting(profile, "surface").verify_calibration()
     assert isinstance(calibration, SurfaceCalibration)
     rows = np.array([3, 50, 200])
     assert calibration.predict_s(rows, 500) == pytest.approx(invented.seconds(rows, 500), rel=0.03)
-    linear = Profile.model_validate(
-        profile.model_dump()
-        | {
-            "target": profile.target,
-            "calibration": profile.calibration.model_dump() | {"selected": "linear"},
-        }
-    )
+    linear = selecting(profile, "linear")
     calibration = linear.verify_calibration()
     assert isinstance(calibration, LinearCalibration)
     paper_s = linear.roofline("paper").seconds(rows, 500)

@@ -226,7 +226,11 @@ def test_each_section_as_something_else(path):
         (("target", "architecture_hash"), "XYZ", "target.architecture_hash"),
         (("target", "architecture", "layers"), 37, "one of them was changed"),
         (("calibration", "linear", "slope"), -0.5, "must be greater than or equal to 0 (is -0.5)"),
-        (("calibration", "selected"), "best", "must be 'linear' or 'surface'"),
+        (
+            ("calibration", "selected"),
+            "best",
+            "must be 'linear', 'two_branch', 'physical', 'stairs' or 'surface'",
+        ),
         (("calibration", "linear", "mape_after"), "12%", "is '12%'"),
         (("calibration", "cross_validated", "linear", "worst"), 0.0, "must ascend"),
         (("regret", "worst"), 1.5, "less than or equal to 1"),
@@ -246,7 +250,7 @@ def test_messages_say_what_is_wrong(path, value, message):
 
 def test_sections_that_must_go_together():
     assert "surface is missing" in problem_of(without(("surface",)))
-    assert "surface is missing" in problem_of(without(("calibration", "surface")))
+    assert "selected is surface, but" in problem_of(without(("calibration", "surface")))
     data = without(("device", "threads"))
     data["device"]["kind"] = "cpu"
     assert "threads" in problem_of(data)

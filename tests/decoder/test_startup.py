@@ -105,6 +105,33 @@ class TestFound:
         assert decoder.cost_source.cost.bias != 1.0
         assert result.token_ids == greedy(model, PROMPT, 20)
 
+    @pytest.mark.parametrize(
+        ("kind", "mode"),
+        [("composed", "affine"), ("transferred", "affine"), ("quick", "ema+calib")],
+    )
+    def test_borrowed_profiles_are_corrected_by_floor_and_slope(self, target, probed, kind, mode):
+        fields = {"kind": kind, "source": "somewhere else"}
+        ProfileStore().save(changed(probed, provenance=fields, runtime={"torch": "1.0.0"}))
+        source = find_cost(target, NgramDrafter(), ProfileChoice())
+        assert source.online and source.cost.mode == mode
+
+    def test_drift_is_told_once(self, probed, caplog):
+        model = random_model("llama-gqa", dtype=torch.float32)
+        surface = {"median_s": tuple(time / 100 for time in probed.surface.median_s)}
+        calibration = probed.calibration.model_copy(update={"selected": "surface"})
+        ProfileStore().save(
+            changed(probed, surface=surface).model_copy(update={"calibration": calibration})
+        )
+        decoder = decoder_of(model, "bastion")
+        first = decoder.generate(PROMPT, max_new_tokens=60)
+        (warning,) = first.stats.warnings
+        assert "what was expected" in warning
+        assert f"warning: {warning}" in first.stats.lines()
+        assert decoder.cost_source.cost.mode == "ema+calib"
+        assert decoder.generate(PROMPT, max_new_tokens=20).stats.warnings == []
+        assert sum("what was expected" in record.message for record in caplog.records) == 1
+        assert first.token_ids == greedy(model, PROMPT, 60)
+
     def test_a_profile_of_kernels_alone_gets_the_floor_of_the_host(
         self, target, probed, monkeypatch
     ):
