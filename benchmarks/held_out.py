@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import environment, store
-from costmodel.fit import ErrorSummary
+from costmodel.fit import ErrorSummary, regret_at_contexts
 from costmodel.registry import ProfileStore
 from decoder.device import default_dtype, select_device
 from decoder.drafters.ngram import NgramDrafter
@@ -26,8 +26,8 @@ from decoder.profiles import profile_key
 from decoder.target import Target
 from profiler.calibrate import instruments
 from profiler.journal import Journal
-from profiler.sections import points_of, regret_at_contexts
-from profiler.sweep import SweepPlan, run_sweep
+from profiler.sections import points_of
+from profiler.sweep import Steering, SweepPlan, run_sweep
 from profiler.workload import Workload
 
 SEED = 20261
@@ -59,7 +59,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "held_out.jsonl", {"seed": SEED})
         swept = run_sweep(
-            plan.held_out(), workload, instruments(device), journal, budget_s=options.time_budget
+            plan.held_out(),
+            workload,
+            instruments(device),
+            journal,
+            Steering(budget_s=options.time_budget),
         )
     store(options.name, summary(profile, points_of(swept, "held_out")))
 

@@ -17,8 +17,9 @@ from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
 from decoder.drafters.base import Drafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.loading import Weights, default_target, load_model
-from decoder.profiles import Measurement, find_peaks, make_profile, profile_key
+from decoder.profiles import Measurement, find_peaks, make_profile, profile_key, roofline_of
 from decoder.target import Target
+from profiler.adaptive import AdaptiveGrid
 from profiler.device import CpuGuard, collect, observe, warnings
 from profiler.journal import Journal
 from profiler.lock import device_lock
@@ -31,7 +32,7 @@ from profiler.sections import (
     with_held_out,
 )
 from profiler.stopping import NoiseRule
-from profiler.sweep import Instruments, Progress, SweepPlan, SweepResult, run_sweep
+from profiler.sweep import Instruments, Progress, Steering, SweepPlan, SweepResult, run_sweep
 from profiler.timing import CudaTimer, WallTimer
 from profiler.workload import Task, Workload
 
@@ -105,7 +106,8 @@ def calibrate(settings: CalibrationSettings, listener: Listener = Listener()) ->
         _introduce(target, found, listener)
         peaks = find_peaks(target)
         with _journal(target, drafter, plan, settings) as journal:
-            swept = _sweep(plan, workload, journal, settings, listener)
+            grid = AdaptiveGrid(plan, roofline_of(target, peaks))
+            swept = _sweep(plan, grid, workload, journal, settings, listener)
             measurement = Measurement(
                 kind="measured",
                 points=points_of(swept, "verify"),
@@ -214,18 +216,22 @@ def _fit_positions(plan: SweepPlan, settings: CalibrationSettings, target: Targe
 
 def _sweep(
     plan: SweepPlan,
+    grid: AdaptiveGrid,
     workload: Workload,
     journal: Journal,
     settings: CalibrationSettings,
     listener: Listener,
 ) -> SweepResult:
     swept = run_sweep(
-        plan.tasks(),
+        grid.first() + plan.held_out() + plan.stages(),
         workload,
         instruments(workload.device),
         journal,
-        budget_s=settings.time_budget_s or BUDGETS_S[workload.device.type],
-        on_progress=listener.progress,
+        Steering(
+            budget_s=settings.time_budget_s or BUDGETS_S[workload.device.type],
+            on_progress=listener.progress,
+            more=grid.more,
+        ),
     )
     if swept.resumed_samples:
         listener.say(f"went on from {swept.resumed_samples} samples of an unfinished run")

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.fit import ErrorSummary
+from costmodel.fit import ErrorSummary, regret_at_contexts
 from costmodel.points import Points
 from costmodel.profile import HeldOutSection, Profile, RegretSection
 from costmodel.schema import ErrorSection
-from costmodel.speculation import Regret, decision_regret, standard_curves
+from costmodel.speculation import standard_curves
 from costmodel.stages import (
     DrafterSection,
     NodesSection,
@@ -66,27 +66,6 @@ def _regret_section(points: Points, predicted_s: NDArray[np.float64]) -> RegretS
         worst=regret.worst,
         curves=len(standard_curves()),
         contexts=wide.astype(int),
-    )
-
-
-def regret_at_contexts(points: Points, predicted_s: NDArray[np.float64]) -> Regret:
-    """Decision regret over the standard curves, choosing among each context's row counts."""
-    regrets = []
-    for context in np.unique(points.context):
-        here = points.context == context
-        order = np.argsort(points.rows[here])
-        regrets.append(
-            decision_regret(
-                predicted_s[here][order],
-                points.seconds[here][order],
-                points.rows[here][order] - 1,
-            )
-        )
-    decisions = sum(regret.decisions for regret in regrets)
-    return Regret(
-        mean=sum(regret.mean * regret.decisions for regret in regrets) / decisions,
-        worst=max(regret.worst for regret in regrets),
-        decisions=decisions,
     )
 
 

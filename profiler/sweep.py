@@ -7,7 +7,7 @@ Every sample goes into the journal before the next is taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 7
 PREFILL_TOKENS = (128, 512)
 BUILD_NODES = (1, 3, 7, 15, 31, 63, 127, 255, 511, 1023)
 COMMIT_TOKENS = (1, 2, 4, 8)
+SAMPLES_A_ROUND = 6  # of every point before an adaptive sweep asks for further ones
 MIN_GRID_SHARE = 0.75  # a profile from less would have holes that nobody sees
 
 
@@ -138,64 +139,129 @@ class Instruments:
     rule: StoppingRule
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steering:
+    """How long a sweep may take, who is told of it, and what makes it adaptive.
+
+    `more` is asked for further tasks each time every point has some samples. It answers
+    with none when there are none left, after which the rest of the budget goes into more
+    samples, or with None when nothing more is needed.
+    """
+
+    budget_s: float
+    on_progress: Callable[[Progress], None] = lambda progress: None
+    more: Callable[[SweepResult], Sequence[Task] | None] = lambda swept: ()
+
+
 def run_sweep(
     tasks: Sequence[Task],
     workload: Workload,
     instruments: Instruments,
     journal: Journal,
-    *,
-    budget_s: float,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    steering: Steering,
 ) -> SweepResult:
     """Measure the tasks in mixed order until all are done or the budget is spent.
 
     Samples already in the journal count, with the time that they took. Raises
     MeasurementError when too few points of the grid could be measured.
     """
-    points = [PointAccumulator(instruments.rule) for _ in tasks]
-    spent_s = _replay(journal, dict(zip(tasks, points, strict=True)))
-    resumed = sum(point.attempts for point in points)
-    calls = [workload.call(task) for task in tasks]
-    waiting = [call for call, point in zip(calls, points, strict=True) if not point.done]
-    _warm_up(waiting, instruments.timer, most_s=budget_s / 2)
-    timer = instruments.timer
-    start_s = timer.now_s() - spent_s
-    for index in interleave(points, np.random.default_rng(0)):
-        sample = take_sample(calls[index], timer, instruments.guard)
-        journal.append(
-            tasks[index].key() | {"seconds": sample.seconds, "disturbance": sample.disturbance},
-            durable=False,
-        )
-        points[index].add(sample.seconds, ok=not sample.disturbance)
-        spent_s = timer.now_s() - start_s
-        on_progress(
+    sweep = _Sweep(workload, instruments, journal, steering)
+    sweep.add(tasks)
+    while sweep.measure(SAMPLES_A_ROUND):
+        further = steering.more(sweep.result())
+        if further is None:
+            return sweep.result()
+        if not further:
+            sweep.measure(None)
+            break
+        sweep.add(further)
+    return sweep.result()
+
+
+class _Sweep:
+    """The points of a sweep, and the seconds spent on them."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        instruments: Instruments,
+        journal: Journal,
+        steering: Steering,
+    ) -> None:
+        self._workload, self._instruments, self._journal = workload, instruments, journal
+        self._steering = steering
+        self._recorded = _recorded(journal)
+        self._points: dict[Task, PointAccumulator] = {}
+        self._calls: dict[Task, Callable[[], object]] = {}
+        self._random = np.random.default_rng(0)
+        self._spent_s = 0.0
+        self._resumed = 0
+
+    def add(self, tasks: Sequence[Task]) -> None:
+        """Take tasks in, with what the journal holds of them, and warm up what is to measure."""
+        for task in tasks:
+            point = PointAccumulator(self._instruments.rule)
+            for seconds, ok in self._recorded.get(task, []):
+                point.add(seconds, ok=ok)
+                self._spent_s += seconds
+            self._resumed += point.attempts
+            self._points[task] = point
+            self._calls[task] = self._workload.call(task)
+        waiting = [self._calls[task] for task in tasks if not self._points[task].done]
+        _warm_up(waiting, self._instruments.timer, most_s=self._steering.budget_s / 2)
+
+    def measure(self, samples: int | None) -> bool:
+        """Measure until every point is done, or has so many samples; False: the budget is spent."""
+        timer, guard = self._instruments.timer, self._instruments.guard
+        start_s = timer.now_s() - self._spent_s
+        for task in interleave(lambda: self._waiting(samples), self._random):
+            sample = take_sample(self._calls[task], timer, guard)
+            record = {"seconds": sample.seconds, "disturbance": sample.disturbance}
+            self._journal.append(task.key() | record, durable=False)
+            self._points[task].add(sample.seconds, ok=not sample.disturbance)
+            self._spent_s = timer.now_s() - start_s
+            self._tell()
+            if self._spent_s >= self._steering.budget_s:
+                return False
+        return True
+
+    def result(self) -> SweepResult:
+        return _collect(self._points, self._spent_s, self._resumed)
+
+    def _waiting(self, samples: int | None) -> list[Task]:
+        return [
+            task
+            for task, point in self._points.items()
+            if not point.done and (samples is None or point.attempts < samples)
+        ]
+
+    def _tell(self) -> None:
+        self._steering.on_progress(
             Progress(
-                points_done=sum(point.done for point in points),
-                points=len(points),
-                spent_s=spent_s,
-                budget_s=budget_s,
+                points_done=sum(point.done for point in self._points.values()),
+                points=len(self._points),
+                spent_s=self._spent_s,
+                budget_s=self._steering.budget_s,
             )
         )
-        if spent_s >= budget_s:
-            break
-    return _collect(tasks, points, spent_s, resumed)
 
 
-def _replay(journal: Journal, points: dict[Task, PointAccumulator]) -> float:
-    """Put the journal's samples back; seconds that they took."""
-    spent_s = 0.0
+def _recorded(journal: Journal) -> dict[Task, list[tuple[float, bool]]]:
+    """The journal's samples by task: seconds, and whether they count."""
+    recorded: dict[Task, list[tuple[float, bool]]] = {}
     for number, record in enumerate(journal.records, start=2):
         try:
             task = Task(**{key: record[key] for key in ("kind", "size", "context", "batch")})
-            if task in points:
-                points[task].add(record["seconds"], ok=not record["disturbance"])
-                spent_s += record["seconds"]
-        except (KeyError, TypeError, MeasurementError):
+            seconds = float(record["seconds"])
+            if not seconds > 0:
+                raise ValueError
+            recorded.setdefault(task, []).append((seconds, not record["disturbance"]))
+        except (KeyError, TypeError, ValueError):
             raise InputError(
                 f"{journal.path}, line {number} is not a sample of this sweep",
                 hint="Run again with --fresh to start over.",
             ) from None
-    return spent_s
+    return recorded
 
 
 def _warm_up(calls: Sequence[Callable[[], object]], timer: Timer, most_s: float) -> None:
@@ -211,17 +277,15 @@ def _warm_up(calls: Sequence[Callable[[], object]], timer: Timer, most_s: float)
             return
 
 
-def _collect(
-    tasks: Sequence[Task], points: Sequence[PointAccumulator], spent_s: float, resumed: int
-) -> SweepResult:
+def _collect(points: Mapping[Task, PointAccumulator], spent_s: float, resumed: int) -> SweepResult:
     samples: dict[Task, Samples] = {}
     unmeasured = []
-    for task, point in zip(tasks, points, strict=True):
+    for task, point in points.items():
         try:
             samples[task] = point.samples
         except MeasurementError:
             unmeasured.append(task)
-    wanted = sum(task.kind == "verify" for task in tasks)
+    wanted = sum(task.kind == "verify" for task in points)
     measured = sum(task.kind == "verify" for task in samples)
     if measured < MIN_GRID_SHARE * wanted:
         raise MeasurementError(

@@ -12,13 +12,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from costmodel.errors import MeasurementError
 from profiler.robust import mad_s, median_interval_s, relative_error, warmup_length
 from profiler.stopping import LIMIT, StoppingRule, Verdict
+
+Item = TypeVar("Item")
 
 
 class Timer(Protocol):
@@ -269,15 +271,14 @@ def measure(
     return point.samples
 
 
-def interleave(points: Sequence[PointAccumulator], generator: np.random.Generator) -> Iterator[int]:
-    """Yield indices of points that are not done, in passes, each pass in a fresh random order.
+def interleave(
+    waiting: Callable[[], Sequence[Item]], generator: np.random.Generator
+) -> Iterator[Item]:
+    """Yield what `waiting` names, in passes, each pass in a fresh random order.
 
-    The caller adds one sample to the yielded point before it asks for the next; the iteration
-    ends when all points are done.
+    The caller adds one sample to each point that it is given; `waiting` is asked again
+    before every pass, and the iteration ends when it names none.
     """
-    while True:
-        waiting = [index for index, point in enumerate(points) if not point.done]
-        if not waiting:
-            return
-        for position in generator.permutation(len(waiting)):
-            yield waiting[position]
+    while items := waiting():
+        for position in generator.permutation(len(items)):
+            yield items[position]

@@ -13,7 +13,7 @@ import pytest
 from costmodel.errors import InputError, MeasurementError
 from profiler.journal import Journal
 from profiler.stopping import CountRule
-from profiler.sweep import ROWS, Instruments, SweepPlan, run_sweep
+from profiler.sweep import ROWS, SAMPLES_A_ROUND, Instruments, Steering, SweepPlan, run_sweep
 from profiler.timing import FakeTimer
 from profiler.workload import Task
 
@@ -57,7 +57,8 @@ class Run:
 
     def __init__(self, folder: Path, **changed) -> None:
         self.path = folder / "run.jsonl"
-        self.options = {"every": 0, "samples": 5, "budget_s": 1e9, "tasks": PLAN.tasks()}
+        self.options = {"every": 0, "samples": 5, "budget_s": 1e9}
+        self.options |= {"tasks": PLAN.tasks(), "more": lambda swept: ()}
         self.options |= changed
         self.workload = FakeWorkload()
         self.timer = FakeTimer(lambda work: true_s(work.task))
@@ -73,8 +74,11 @@ class Run:
                 self.workload,
                 Instruments(timer=self.timer, guard=guard, rule=rule),
                 journal,
-                budget_s=self.options["budget_s"],
-                on_progress=self.progress.append,
+                Steering(
+                    budget_s=self.options["budget_s"],
+                    on_progress=self.progress.append,
+                    more=self.options["more"],
+                ),
             )
 
     def records(self) -> list[dict]:
@@ -332,3 +336,25 @@ class TestJournal:
             journal.append(record)
         with pytest.raises(InputError, match=r"line 2 is not a sample.*--fresh"):
             run()
+
+
+class TestAdaptive:
+    EXTRA = Task(kind="verify", size=5, context=77)
+
+    def test_further_points_are_asked_for_once_each_has_some_samples(self, tmp_path: Path) -> None:
+        asked = []
+
+        def more(swept):
+            asked.append({task: samples.n for task, samples in swept.samples.items()})
+            return [self.EXTRA] if len(asked) == 1 else []
+
+        swept = Run(tmp_path, more=more, samples=20)()
+        assert set(asked[0]) == set(PLAN.tasks())
+        assert all(n <= SAMPLES_A_ROUND for n in asked[0].values())
+        assert set(asked[1]) == {*PLAN.tasks(), self.EXTRA}
+        # None left: the rest of the budget goes into more samples of all of them.
+        assert {samples.n for samples in swept.samples.values()} == {20}
+
+    def test_none_needed_ends_the_sweep(self, tmp_path: Path) -> None:
+        swept = Run(tmp_path, more=lambda swept: None, samples=20)()
+        assert {samples.n for samples in swept.samples.values()} == {SAMPLES_A_ROUND}

@@ -148,10 +148,14 @@ def test_samples_survive_json() -> None:
     assert Samples.from_record(json.loads(json.dumps(samples.to_record()))) == samples
 
 
+def unfinished(points: list[PointAccumulator]) -> list[int]:
+    return [index for index, point in enumerate(points) if not point.done]
+
+
 def test_interleaving_mixes_the_points_and_ends() -> None:
     points = [PointAccumulator(CountRule(samples=count)) for count in (2, 5, 3)]
     order = []
-    for index in interleave(points, np.random.default_rng(0)):
+    for index in interleave(lambda: unfinished(points), np.random.default_rng(0)):
         order.append(int(index))
         points[index].add(1.0)
     assert Counter(order) == {0: 2, 1: 5, 2: 3}
@@ -164,7 +168,7 @@ def test_a_drift_does_not_become_a_trend() -> None:
     # rise by 16 % from the first to the last; interleaved they agree.
     points = [PointAccumulator(CountRule(samples=20)) for _ in range(5)]
     clock = iter(np.linspace(1.0, 1.2, 100))
-    for index in interleave(points, np.random.default_rng(2)):
+    for index in interleave(lambda: unfinished(points), np.random.default_rng(2)):
         points[index].add(float(next(clock)))
     medians = [point.samples.median_s for point in points]
     assert max(medians) / min(medians) < 1.02
