@@ -127,7 +127,12 @@ def exact_part(prompts: list[list[int]], new_tokens: int, folder: str) -> dict[s
             top = logits.topk(2).values
             differences.append({"prompt": index, "position": at, "gap": float(top[0] - top[1])})
         print(f"  exact {index + 1}/{len(prompts)}: {'same' if expected == got else 'differs'}")
-    return {"dtype": "float32", "prompts": len(prompts), "differences": differences}
+    return {
+        "sets": list(SETS),
+        "dtype": "float32",
+        "prompts": len(prompts),
+        "differences": differences,
+    }
 
 
 def speed_part(prompts: list[list[int]], new_tokens: int, folder: str) -> dict[str, Any]:
@@ -149,8 +154,9 @@ def speed_part(prompts: list[list[int]], new_tokens: int, folder: str) -> dict[s
     kept = sum(s.new_tokens - 1 for s in stats["trees"])
     rounds = sum(s.rounds for s in stats["trees"])
     return {
+        "sets": list(SETS),
         "dtype": "bfloat16",
-        "profile": trees.profile_line,
+        "profile": trees.cost_source.profile.as_dict()["provenance"],
         "tokens_per_s": {name: pooled(rows, name) for name in arms},
         "tokens_per_verification": kept / rounds,
         "plain_over_transformers_plain": ratio(rows, "plain", "transformers_plain"),
@@ -194,8 +200,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prompts-per-set", type=int, default=10)
     parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--parts", nargs="+", default=["exact", "speed", "no_loss"])
-    parser.add_argument("--name", default="real_text")
+    parser.add_argument("--parts", nargs="+", default=["speed", "no_loss", "exact"])
     options = parser.parse_args()
     folder = str(ensure_demo_model(say=print))
     tokenizer = TreeDecoder.from_pretrained(DEMO_NAME, policy="plain")
@@ -205,15 +210,14 @@ def main() -> None:
         tokenizer.encode(p["prompt"])[:256]
         for p in read_prompts("wikitext2", options.prompts_per_set)
     ]
-    result: dict[str, Any] = {"environment": environment(), "sets": list(SETS)}
-    result["new_tokens"] = options.new_tokens
-    if "speed" in options.parts:
-        result["speed"] = speed_part(chats, options.new_tokens, folder)
-    if "no_loss" in options.parts:
-        result["no_loss"] = no_loss_part(articles, options.new_tokens)
-    if "exact" in options.parts:
-        result["exact"] = exact_part(chats, options.new_tokens, folder)
-    store(options.name, result)
+    parts = {
+        "speed": lambda: speed_part(chats, options.new_tokens, folder),
+        "no_loss": lambda: no_loss_part(articles, options.new_tokens),
+        "exact": lambda: exact_part(chats, options.new_tokens, folder),
+    }
+    for name in options.parts:
+        header = {"environment": environment(), "new_tokens": options.new_tokens}
+        store(f"real_text_{name}", header | parts[name]())
 
 
 if __name__ == "__main__":

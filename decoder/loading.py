@@ -107,6 +107,10 @@ def load_model(
         raise InputError(
             f"'{weights}' is not a kind of weights", hint="Use auto, pretrained or random."
         )
+    if not name.strip():
+        raise InputError(
+            "the target's name is empty", hint="Give a folder, a hub id or a known target."
+        )
     source = None
     if weights != "random":
         source = _weights_source(name, download=download and weights == "pretrained")

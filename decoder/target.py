@@ -103,9 +103,9 @@ class Target:
 
     def commit(self, accepted_rows: Sequence[int]) -> None:
         """Keep the root and the accepted rows of the last forward as the new prefix."""
-        assert self.cache is not None
+        cache = self._cache_with_room(0)
         with torch.inference_mode():
-            self.cache.commit([0, *accepted_rows])
+            cache.commit([0, *accepted_rows])
 
     def _cache_with_room(self, rows: int) -> KVCache:
         if self.cache is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from profiler.workload import Task, Workload
 
 CPU_CONTEXTS = (64, 256, 1024, 2048)
 GPU_CONTEXTS = (64, 256, 1024, 4096, 16384)
+BUDGETS_S = {"cuda": 30.0, "cpu": 45.0}  # a CPU is noisier, so it gets more samples
 MIN_SAMPLES = 10  # fewer have a small spread by luck
 CPU_MAX_NODES = 127
 GPU_MAX_NODES = 1024
@@ -54,7 +56,7 @@ class CalibrationSettings:
     contexts: tuple[int, ...] | None = None
     max_nodes: int | None = None
     batches: tuple[int, ...] = (1,)
-    time_budget_s: float = 30.0
+    time_budget_s: float | None = None
     output: Path | None = None
     fresh: bool = False
     seed: int = 0
@@ -88,40 +90,33 @@ def calibrate(settings: CalibrationSettings, listener: Listener = Listener()) ->
     """
     device = select_device(settings.device)
     drafter = _drafter(settings.drafter)
-    name = settings.target or default_target(device)
+    name = default_target(device) if settings.target is None else settings.target
     plan = _plan(settings, device)
     check_writable(settings.output)
-    with device_lock(f"{fingerprint(device).name} {device}"):
+    with device_lock(f"{fingerprint(device).name} {_device_label(device)}"):
         activity = observe()
         dtype = parse_dtype(settings.dtype, device)
         loaded = load_model(name, weights=settings.weights, dtype=dtype, device=device)
         target = Target(loaded)
         plan = _fit_positions(plan, settings, target)
-        listener.say(
-            f"{loaded.name} ({loaded.weights} weights, {dtype_name(dtype)}) on "
-            f"{fingerprint(device).name}"
-        )
         workload = Workload(target, drafter, capacity=plan.capacity, seed=plan.seed)
         metadata = collect(device.index or 0 if device.type == "cuda" else None)
         found = warnings(metadata, activity)
-        for warning in found:
-            listener.say(f"warning: {warning}")
+        _introduce(target, found, listener)
         peaks = find_peaks(target)
         with _journal(target, drafter, plan, settings) as journal:
             swept = _sweep(plan, workload, journal, settings, listener)
-            profile = make_profile(
-                target,
-                Measurement(
-                    kind="measured",
-                    points=points_of(swept, "verify"),
-                    peaks=peaks,
-                    provenance=provenance_fields(swept, metadata.fields, activity),
-                    sections={
-                        "stages": stages_section(swept),
-                        "drafters": drafter_sections(swept, drafter),
-                    },
-                ),
+            measurement = Measurement(
+                kind="measured",
+                points=points_of(swept, "verify"),
+                peaks=peaks,
+                provenance=provenance_fields(swept, metadata.fields, activity),
+                sections={
+                    "stages": stages_section(swept),
+                    "drafters": drafter_sections(swept, drafter),
+                },
             )
+            profile = make_profile(target, measurement)
             profile = with_held_out(profile, points_of(swept, "held_out"))
             path = _store(profile, settings.output)
             picture = _draw(profile, path)
@@ -136,11 +131,25 @@ def calibrate(settings: CalibrationSettings, listener: Listener = Listener()) ->
     )
 
 
+def _introduce(target: Target, found: tuple[str, ...], listener: Listener) -> None:
+    """Say what is measured, and what may spoil it."""
+    loaded = target.loaded
+    listener.say(
+        f"{loaded.name} ({loaded.weights} weights, {dtype_name(target.dtype)}) on "
+        f"{fingerprint(target.device).name}"
+    )
+    for warning in found:
+        listener.say(f"warning: {warning}")
+
+
 def check_writable(output: Path | None) -> None:
     """Raise InputError before measuring when the profile could not be written afterwards."""
     folder = user_directory() if output is None else output.absolute().parent
-    if output is not None and output.is_dir():
-        raise InputError(f"{output} is a folder", hint="Give --output a file name ending in .yaml.")
+    if output is not None and (output.is_dir() or output.suffix != ".yaml"):
+        raise InputError(
+            f"the profile cannot be written to {output}",
+            hint="Give --output a file name ending in .yaml.",
+        )
     probe = folder / ".rooftree-writable"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -151,13 +160,25 @@ def check_writable(output: Path | None) -> None:
             hint="Choose another --output, or set ROOFTREE_HOME to a folder you can write to.",
         ) from error
     finally:
-        probe.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where it could not be made it is not there
+            probe.unlink()
 
 
 def keep_samples(journal: Journal, path: Path) -> None:
-    """The raw samples go beside the profile, as `<profile>.samples.jsonl`."""
+    """The raw samples go beside the profile, as `<profile>.samples.jsonl`, whole or not at all."""
     journal.close()
-    shutil.move(journal.path, path.with_suffix(".samples.jsonl"))
+    sidecar = path.with_suffix(".samples.jsonl")
+    part = sidecar.with_suffix(".part")
+    try:
+        shutil.move(journal.path, part)
+        part.replace(sidecar)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise InputError(
+            f"the profile {path} is written, but not its raw samples: {error.strerror or error}",
+            hint="Free some space and run the same command again; nothing is measured anew.",
+        ) from error
 
 
 def _drafter(name: str) -> Drafter:
@@ -181,7 +202,14 @@ def _fit_positions(plan: SweepPlan, settings: CalibrationSettings, target: Targe
     if settings.contexts is not None:
         return plan
     room = target.max_context - plan.max_nodes - 1
-    return replace(plan, contexts=tuple(c for c in plan.contexts if c <= room))
+    fitting = tuple(context for context in plan.contexts if context <= room)
+    if len(fitting) < 2:
+        raise InputError(
+            f"{target.loaded.name} has {target.max_context} positions, too few for the usual "
+            f"contexts and {plan.max_nodes} nodes",
+            hint="Choose smaller --contexts and --max-nodes.",
+        )
+    return replace(plan, contexts=fitting)
 
 
 def _sweep(
@@ -196,7 +224,7 @@ def _sweep(
         workload,
         instruments(workload.device),
         journal,
-        budget_s=settings.time_budget_s,
+        budget_s=settings.time_budget_s or BUDGETS_S[workload.device.type],
         on_progress=listener.progress,
     )
     if swept.resumed_samples:
@@ -232,8 +260,14 @@ def _journal(
         "batches": list(plan.batches),
         "seed": plan.seed,
     }
-    name = f"{key.architecture_hash}.{key.dtype}.{key.runtime}.jsonl"
+    where = _device_label(target.device)
+    name = f"{where}.{key.architecture_hash}.{key.dtype}.{key.runtime}.jsonl"
     return Journal(user_directory() / "journals" / name, header, fresh=settings.fresh)
+
+
+def _device_label(device: torch.device) -> str:
+    """`cpu` or `cuda-N`, also where the device was named without a number."""
+    return "cpu" if device.type == "cpu" else f"cuda-{device.index or 0}"
 
 
 def _store(profile: Profile, output: Path | None) -> Path:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from costmodel.errors import InputError
 from costmodel.profile import Profile
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 DRAWN_POINTS = 200
 
@@ -102,10 +108,7 @@ def plot_profile(profile: Profile, path: Path) -> Path:
     return _save(figure, path)
 
 
-def _draw_context(axis: object, profile: Profile, context: int) -> None:
-    from matplotlib.axes import Axes
-
-    assert isinstance(axis, Axes)
+def _draw_context(axis: Axes, profile: Profile, context: int) -> None:
     most = max(profile.surface.rows) if profile.surface else 256
     rows = np.unique(np.rint(np.geomspace(1, most, DRAWN_POINTS)))
     nodes = rows - 1
@@ -136,25 +139,22 @@ def _draw_context(axis: object, profile: Profile, context: int) -> None:
     axis.grid(alpha=0.3)
 
 
-def _save(figure: object, path: Path) -> Path:
+def _save(figure: Figure, path: Path) -> Path:
     """Write the PNG in one step, so that an interrupted run leaves no half picture."""
-    from matplotlib.figure import Figure
-
-    assert isinstance(figure, Figure)
-    temporary = None
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=130, format="png")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with NamedTemporaryFile(dir=path.parent, suffix=".png", delete=False) as stream:
-            temporary = Path(stream.name)
-            figure.savefig(stream, dpi=130, format="png")
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        temporary.write_bytes(picture.getvalue())
+        temporary.replace(path)
     except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
         raise InputError(
             f"cannot write the picture {path}: {error.strerror or error}",
-            hint="Choose a folder you can write to.",
+            hint="Free some space, or choose a folder you can write to.",
         ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()  # gone already where it was renamed
     return path
 
 

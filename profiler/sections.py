@@ -25,9 +25,17 @@ from profiler.device import Activity
 from profiler.sweep import SweepResult
 from profiler.timing import Samples
 
+MIN_CHOICES = 4  # row counts of a context below which its regret says nothing
+
 
 def with_held_out(profile: Profile, points: Points) -> Profile:
-    """The profile with its error on points no fit has seen, and the regret at their contexts."""
+    """The profile with its error on points no fit has seen, and the regret at their contexts.
+
+    Without points it stays as it is, and contexts with too few row counts are left out of
+    the regret: it cannot be wrong where there is nothing to choose from.
+    """
+    if len(points) == 0:
+        return profile
     predicted_s = profile.verify_calibration().predict_s(points.rows, points.context, points.batch)
     linear_s = profile.linear_calibration().predict_s(points.rows, points.context, points.batch)
     noise = points.median_error
@@ -41,14 +49,24 @@ def with_held_out(profile: Profile, points: Points) -> Profile:
         measured_s=points.seconds,
         predicted_s=predicted_s,
     )
-    regret = regret_at_contexts(points, predicted_s)
-    section = RegretSection(
+    return profile.model_copy(
+        update={"held_out": held_out, "regret": _regret_section(points, predicted_s)}
+    )
+
+
+def _regret_section(points: Points, predicted_s: NDArray[np.float64]) -> RegretSection | None:
+    contexts, rows = np.unique(points.context, return_counts=True)
+    wide = contexts[rows >= MIN_CHOICES]
+    if len(wide) == 0:
+        return None
+    kept = np.isin(points.context, wide)
+    regret = regret_at_contexts(points.take(kept), predicted_s[kept])
+    return RegretSection(
         mean=regret.mean,
         worst=regret.worst,
         curves=len(standard_curves()),
-        contexts=sorted({int(context) for context in points.context}),
+        contexts=wide.astype(int),
     )
-    return profile.model_copy(update={"held_out": held_out, "regret": section})
 
 
 def regret_at_contexts(points: Points, predicted_s: NDArray[np.float64]) -> Regret:
@@ -162,5 +180,5 @@ def provenance_fields(
         "sm_clock_hz": fields.get("gpu_sm_clock_hz"),
         "memory_clock_hz": fields.get("gpu_memory_clock_hz"),
         "temperature_c": fields.get("gpu_temperature_c"),
-        "busy_processes": [process.name for process in activity.processes],
+        "busy_processes": [process.name for process in activity.processes if process.name],
     }

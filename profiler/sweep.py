@@ -22,6 +22,7 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 7
 PREFILL_TOKENS = (128, 512)
 BUILD_NODES = (1, 3, 7, 15, 31, 63, 127, 255, 511, 1023)
 COMMIT_TOKENS = (1, 2, 4, 8)
+MIN_GRID_SHARE = 0.75  # a profile from less would have holes that nobody sees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,8 @@ class SweepPlan:
         for name, values in (("contexts", self.contexts), ("batches", self.batches)):
             if not values or any(value < 1 for value in values):
                 raise InputError(f"{name} must be whole numbers of 1 or more, got {values}")
+            if len(set(values)) < len(values):
+                raise InputError(f"{name} must not repeat, got {values}")
         if len(self.contexts) < 2:
             raise InputError("a calibration needs two contexts or more", hint="As 256,1024.")
         if self.max_nodes < 3:
@@ -68,7 +71,7 @@ class SweepPlan:
 
         Drawn from the seed before anything is measured. Rows are stratified over the range,
         one draw a stratum, and a plain step is added, so that each context can also tell
-        what choosing a tree size from the predictions costs.
+        what choosing a tree size from the predictions costs. All of the smallest batch.
         """
         random = np.random.default_rng((self.seed, 7919))
         low, high = np.log(min(self.contexts)), np.log(max(self.contexts))
@@ -77,15 +80,21 @@ class SweepPlan:
         for context in np.exp(random.uniform(low, high, self.held_out_contexts)):
             drawn = np.exp(random.uniform(edges[:-1], edges[1:]))
             for rows in {1, *np.rint(drawn).astype(int).tolist()}:
-                tasks.add(Task(kind="held_out", size=rows, context=round(context)))
+                tasks.add(
+                    Task(
+                        kind="held_out",
+                        size=rows,
+                        context=round(context),
+                        batch=min(self.batches),
+                    )
+                )
         return sorted(tasks)
 
     def stages(self) -> list[Task]:
         """Everything in a cycle but the verify forward, and the prefill."""
         middle = sorted(self.contexts)[len(self.contexts) // 2]
-        longest = max(min(self.contexts), max(self.contexts))
         builds = sorted({n for n in BUILD_NODES if n <= self.max_nodes} | {self.max_nodes})
-        tasks = [Task(kind="prefill", size=n) for n in PREFILL_TOKENS if n <= longest]
+        tasks = [Task(kind="prefill", size=n) for n in PREFILL_TOKENS if n <= max(self.contexts)]
         tasks += [Task(kind="draft", size=1, context=context) for context in self.contexts]
         tasks += [Task(kind="build", size=nodes) for nodes in builds]
         tasks += [Task(kind="accept", size=nodes) for nodes in builds]
@@ -141,7 +150,7 @@ def run_sweep(
     """Measure the tasks in mixed order until all are done or the budget is spent.
 
     Samples already in the journal count, with the time that they took. Raises
-    MeasurementError when no sample of the grid could be used.
+    MeasurementError when too few points of the grid could be measured.
     """
     points = [PointAccumulator(instruments.rule) for _ in tasks]
     spent_s = _replay(journal, dict(zip(tasks, points, strict=True)))
@@ -175,11 +184,17 @@ def run_sweep(
 def _replay(journal: Journal, points: dict[Task, PointAccumulator]) -> float:
     """Put the journal's samples back; seconds that they took."""
     spent_s = 0.0
-    for record in journal.records:
-        task = Task(**{key: record[key] for key in ("kind", "size", "context", "batch")})
-        if task in points:
-            points[task].add(record["seconds"], ok=not record["disturbance"])
-            spent_s += record["seconds"]
+    for number, record in enumerate(journal.records, start=2):
+        try:
+            task = Task(**{key: record[key] for key in ("kind", "size", "context", "batch")})
+            if task in points:
+                points[task].add(record["seconds"], ok=not record["disturbance"])
+                spent_s += record["seconds"]
+        except (KeyError, TypeError, MeasurementError):
+            raise InputError(
+                f"{journal.path}, line {number} is not a sample of this sweep",
+                hint="Run again with --fresh to start over.",
+            ) from None
     return spent_s
 
 
@@ -206,10 +221,13 @@ def _collect(
             samples[task] = point.samples
         except MeasurementError:
             unmeasured.append(task)
-    if not any(task.kind == "verify" for task in samples):
+    wanted = sum(task.kind == "verify" for task in tasks)
+    measured = sum(task.kind == "verify" for task in samples)
+    if measured < MIN_GRID_SHARE * wanted:
         raise MeasurementError(
-            "no verify step could be measured: every sample was disturbed or none was taken",
-            hint="Stop other work on this machine, or give a larger --time-budget.",
+            f"only {measured} of {wanted} verification points could be measured",
+            hint="Stop other work on this machine, and run again with a larger --time-budget; "
+            "what was measured is kept.",
         )
     return SweepResult(
         samples=samples, unmeasured=tuple(unmeasured), spent_s=spent_s, resumed_samples=resumed

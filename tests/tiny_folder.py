@@ -1,15 +1,25 @@
-"""A Hugging Face folder of a tiny Llama: its config, and weights and a tokenizer on demand."""
+"""A Hugging Face folder of a tiny Llama, and a machine to oneself to try it on."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from costmodel.device import Peaks
+from profiler.device import Activity
+from profiler.stopping import CountRule
+from profiler.sweep import Instruments
+from profiler.timing import FakeTimer
 
 POSITIONS = 256
 CONFIG: dict[str, Any] = {
@@ -62,3 +72,61 @@ def write_tokenizer(folder: Path) -> Path:
 def write_all(folder: Path) -> Path:
     """A whole target: config, weights and tokenizer."""
     return write_tokenizer(write_weights(folder))
+
+
+def isolate(patch: pytest.MonkeyPatch, folder: Path) -> Path:
+    """A data directory and locks of one's own, and a machine that is known at once.
+
+    Returns the data directory; peaks are made up and other processes are not looked for.
+    """
+    patch.setenv("ROOFTREE_HOME", str(folder / "home"))
+    patch.setattr(tempfile, "tempdir", str(folder / "locks"))
+    patch.setattr(
+        "decoder.profiles.measure_peaks",
+        lambda device, dtype: Peaks(flops_per_s=1e11, bytes_per_s=1e10),
+    )
+    patch.setattr(
+        "profiler.calibrate.observe", lambda: Activity(processes=(), steal_share=0.0), raising=True
+    )
+    return folder / "home"
+
+
+def fake_clock(patch: pytest.MonkeyPatch, samples: int = 3, interrupt_after: int = -1) -> None:
+    """Calibrations by a clock of about 1 ms a call: the same number of samples each time.
+
+    The sample after `interrupt_after` raises KeyboardInterrupt.
+    """
+
+    def instruments(device: torch.device) -> Instruments:
+        random = np.random.default_rng(0)
+        taken = itertools.count()
+
+        def duration_s(call: object) -> float:
+            if next(taken) == interrupt_after:
+                raise KeyboardInterrupt
+            return 1e-3 * (1.0 + 0.1 * random.random())
+
+        return Instruments(
+            timer=FakeTimer(duration_s), guard=NoGuard(), rule=CountRule(samples=samples)
+        )
+
+    patch.setattr("profiler.calibrate.instruments", instruments)
+
+
+class NoGuard:
+    """Finds nothing disturbed."""
+
+    def start(self) -> None:
+        pass
+
+    def disturbance(self) -> str:
+        return ""
+
+
+def listing(folder: Path) -> dict[str, bytes]:
+    """Every file below the folder with its content."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

@@ -33,7 +33,7 @@ GENERATION_OPTIONS = ("max_new_tokens", "chat", "stop", "temperature", "top_p", 
 @click.option("--temperature", default=0.0, show_default=True, help="0 takes the argmax.")
 @click.option("--top-p", default=1.0, show_default=True)
 @click.option("--top-k", default=0, show_default=True)
-@click.option("--seed", default=0, show_default=True)
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1))
 @click.option("--stop", multiple=True, help="End the text at this string; may be repeated.")
 @click.option(
     "--policy", default="bastion", show_default=True, help="bastion, fixed:N, chain or plain."
@@ -56,6 +56,8 @@ def command(**options: Any) -> None:
     texts = read_prompts(options["prompts"], options["file"], options["limit"])
     decoder = _decoder(options)
     click.echo(decoder.profile_line, err=True)
+    for warning in decoder.cost_source.warnings if decoder.cost_source else ():
+        click.echo(f"warning: {warning}", err=True)
     generation = {name: options[name] for name in GENERATION_OPTIONS}
     for identity, text in texts:
         if options["as_json"]:
@@ -93,29 +95,44 @@ def read_prompts(
     texts = [(f"prompt-{index}", text) for index, text in enumerate(prompts)]
     if file is not None:
         texts += _read_file(file)
+    texts = texts[:limit]
     if not texts:
         raise InputError("there is no prompt", hint="Give --prompt TEXT or --prompts FILE.jsonl.")
-    return texts[:limit]
+    empty = next((identity for identity, text in texts if not text.strip()), None)
+    if empty is not None:
+        raise InputError(f"the prompt is empty ({empty})", hint="Give some text.")
+    return texts
 
 
 def _read_file(file: Path) -> list[tuple[str, str]]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")  # a text may hold other line ends
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the prompts in {file}: {error}") from error
+        reason = (error.strerror or error) if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InputError(
+            f"cannot read the prompts in {file}: {reason}", hint="Check the path of --prompts."
+        ) from error
     texts = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
-            record = json.loads(line)
-            texts.append((str(record.get("id", f"line-{number}")), str(record["prompt"])))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        record = _parse(line)
+        prompt = record.get("prompt") if isinstance(record, dict) else None
+        if not isinstance(prompt, str):
             raise InputError(
-                f"{file}, line {number} is not a JSON object with a `prompt`",
+                f"{file}, line {number} is not a JSON object with a text `prompt`",
                 hint='Write one object a line, as {"id": "a", "prompt": "..."}.',
-            ) from None
+            )
+        texts.append((str(record.get("id", f"line-{number}")), prompt))
     return texts
+
+
+def _parse(line: str) -> Any:
+    """The JSON value of a line; None where it is none."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def to_record(identity: str, result: Generation) -> dict[str, Any]:

@@ -164,6 +164,8 @@ def test_ctrl_c_of_a_real_process() -> None:
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
+        # A shell that runs the tests in the background has Ctrl-C ignored for all below it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

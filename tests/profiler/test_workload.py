@@ -1,0 +1,149 @@
+"""What is timed is what the decoder runs: the same methods, shapes and cache."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from costmodel.errors import InputError
+from decoder.acceptance import walk
+from decoder.drafters.ngram import NgramDrafter
+from decoder.target import Target
+from decoder.tree import best_first
+from profiler import workload as module
+from profiler.workload import ACCEPTED_DEPTH, Task, Workload
+from tests.decoder.models import random_model, target_of
+
+CAPACITY = 200
+
+
+@pytest.fixture
+def target() -> Target:
+    return target_of(random_model("llama-gqa", dtype=torch.float32))
+
+
+@pytest.fixture
+def work(target: Target) -> Workload:
+    return Workload(target, NgramDrafter(), capacity=CAPACITY)
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """(name, cached tokens, batch, argument) of every call of the target's methods."""
+    calls: list[tuple] = []
+
+    def watch(name: str) -> None:
+        original = getattr(Target, name)
+
+        def spy(self, *arguments):
+            calls.append((name, self.cache.length, self.cache.batch, arguments[-1]))
+            return original(self, *arguments)
+
+        monkeypatch.setattr(Target, name, spy)
+
+    for name in ("prefill", "verify", "commit"):
+        watch(name)
+    return calls
+
+
+@pytest.mark.parametrize("kind", ["verify", "held_out"])
+@pytest.mark.parametrize(("rows", "context", "batch"), [(1, 100, 1), (7, 33, 1), (16, 100, 2)])
+def test_verify_is_the_decoders_own(work, seen, kind, rows, context, batch) -> None:
+    logits = work.call(Task(kind=kind, size=rows, context=context, batch=batch))()
+    ((name, cached, width, tree),) = seen
+    assert (name, cached, width, tree.rows) == ("verify", context, batch, rows)
+    assert logits.shape == (batch, rows, 97)
+
+
+def test_a_plain_step_is_a_verification_without_a_tree(work, seen) -> None:
+    work.call(Task(kind="verify", size=1, context=9))()
+    assert seen[0][3].nodes == 0
+
+
+def test_trees_branch_and_deepen(work, seen) -> None:
+    work.call(Task(kind="verify", size=64, context=9))()
+    tree = seen[0][3]
+    assert not tree.is_chain()
+    assert tree.depths.max() >= 4
+    assert np.bincount(tree.parents).max() >= 3
+
+
+def test_every_call_starts_from_the_same_length(work, seen) -> None:
+    """Whatever the mixed order left in the cache."""
+    tasks = {
+        "verify": Task(kind="verify", size=5, context=50),
+        "prefill": Task(kind="prefill", size=20),
+        "commit": Task(kind="commit", size=3, context=40),
+    }
+    calls = {name: work.call(task) for name, task in tasks.items()}
+    order = ["verify", "prefill", "verify", "commit", "commit", "verify", "prefill"]
+    for name in order:
+        calls[name]()
+    assert [(name, cached) for name, cached, _, _ in seen] == [
+        (name, tasks[name].context) for name in order
+    ]
+
+
+def test_prefill_appends_the_whole_prompt(work, target, seen) -> None:
+    call = work.call(Task(kind="prefill", size=37))
+    call()
+    call()
+    assert [(name, cached, tokens.shape) for name, cached, _, tokens in seen] == [
+        ("prefill", 0, (1, 37))
+    ] * 2
+    assert target.cache.length == 37
+
+
+def test_commit_moves_every_accepted_row(work, target, seen) -> None:
+    call = work.call(Task(kind="commit", size=4, context=50))
+    call()
+    assert seen == [("commit", 50, 1, [2, 4, 6, 8])]
+    assert target.cache.length == 50 + 5
+
+
+def test_a_draft_sees_the_context(work, monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr(
+        NgramDrafter, "draft", lambda self, context, depth: asked.append((context, depth))
+    )
+    work.call(Task(kind="draft", size=1, context=123))()
+    ((context, depth),) = asked
+    assert len(context) == 123
+    assert depth == NgramDrafter().max_depth
+    assert len(set(context.tolist())) < 60  # so that there is something to match
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 15, 100])
+def test_build_is_best_first(work, nodes) -> None:
+    assert work.call(Task(kind="build", size=nodes))().nodes == nodes
+    assert module.best_first is best_first
+
+
+@pytest.mark.parametrize(("nodes", "depth"), [(1, 1), (3, 3), (15, 3), (63, 3)])
+def test_acceptance_walks_a_usual_path(work, nodes, depth) -> None:
+    outcome = work.call(Task(kind="accept", size=nodes))()
+    assert len(outcome.rows) == min(depth, ACCEPTED_DEPTH)
+    assert module.walk is walk
+
+
+def test_the_cache_holds_noise_and_is_kept(work, target) -> None:
+    work.call(Task(kind="verify", size=3, context=10))()
+    cache = target.cache
+    assert cache.capacity == CAPACITY
+    assert cache.data.std() == pytest.approx(1.0, abs=0.05)
+    work.call(Task(kind="verify", size=3, context=10, batch=2))()
+    assert target.cache is not cache
+    work.call(Task(kind="verify", size=9, context=10))()
+    assert target.cache is cache
+
+
+def test_more_than_the_model_has_positions(target) -> None:
+    with pytest.raises(InputError, match=r"513 tokens, rows included, exceeds the 512 positions"):
+        Workload(target, NgramDrafter(), capacity=513)
+
+
+def test_tasks_are_keys_in_json() -> None:
+    task = Task(kind="verify", size=3, context=4, batch=2)
+    assert Task(**task.key()) == task
+    assert task.key() == {"kind": "verify", "size": 3, "context": 4, "batch": 2}
