@@ -116,7 +116,8 @@ class Profile(Section):
         if self.device.kind == "cpu" and self.device.threads is None:
             raise ValueError("device.threads is missing, which a CPU needs")
         selected = self.calibration.selected
-        needed = selected in ("surface", "stairs") or self.provenance.kind == "measured"
+        timed = self.provenance.kind in ("measured", "quick")
+        needed = timed or selected in ("surface", "stairs")
         if needed and self.surface is None:
             raise ValueError("the section surface is missing")
         if self.surface is not None and selected in ("surface", "stairs"):
