@@ -150,9 +150,9 @@ class DepthBias:
     once found useless is tried again, at some few per cent of the rounds.
     """
 
-    FADING = 0.98
+    FADING = 0.99
     RECOVERY = 0.998
-    PRIOR = 1.0
+    PRIOR = 0.5
     DEPTHS = 64
 
     def __init__(self) -> None:
