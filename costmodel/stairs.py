@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from costmodel.errors import InputError
 from costmodel.physical import PhysicalCalibration
 from costmodel.points import Points
+from costmodel.slices import predict_slices
 from costmodel.stairs_kernel import LEVEL, Parts, Places, Scales, over_context, over_rows
 
 Array = NDArray[np.float64]
@@ -46,18 +47,7 @@ class StairsCalibration:
 
     def predict_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
         """Seconds in the broadcast shape of the arguments."""
-        r = np.asarray(rows, dtype=np.float64)
-        if np.ndim(context) == 0 and np.ndim(batch) == 0:
-            return self._slice(r, float(np.asarray(context)), float(np.asarray(batch)))
-        r, c, b = np.broadcast_arrays(r, np.asarray(context, float), np.asarray(batch, float))
-        result = np.empty(r.shape)
-        settings = np.stack([c.ravel(), b.ravel()], axis=1)
-        pairs, which = np.unique(settings, axis=0, return_inverse=True)
-        which = which.reshape(r.shape)
-        for index, (one_context, one_batch) in enumerate(pairs):
-            chosen = which == index
-            result[chosen] = self._slice(r[chosen], float(one_context), float(one_batch))
-        return result
+        return predict_slices(self._slice, rows, context, batch)
 
     def _slice(self, rows: Array, context: float, batch: float) -> Array:
         """Seconds of any rows at one context and batch."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.errors import InputError
+from costmodel.speculation import expected_committed
 from decoder.tree import EMPTY, CandidateTree, DraftTree, Lattice, best_first, chain
 
 Candidates = Lattice | CandidateTree
@@ -134,8 +135,7 @@ class Bastion:
         # Size 0 is the plain step. The draft is already paid for, so it counts for no size.
         sizes = np.arange(tree.nodes + 1)
         cycle_s = self.cost.cycle_s(sizes, context) - self.cost.draft_s(context)
-        committed = np.concatenate(([1.0], 1.0 + np.cumsum(tree.scores)))
-        return tree.first(int(np.argmax(committed / cycle_s)))
+        return tree.first(int(np.argmax(expected_committed(tree.scores) / cycle_s)))
 
     def observe(self, tree: DraftTree, accepted_rows: list[int], context: int) -> None:
         self._bias.observe(tree, accepted_rows)
