@@ -9,6 +9,7 @@ of n nodes (BASTION, proposition 2.3: the trees are nested).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,10 +84,12 @@ class Lattice:
 
     tokens         int64 [gamma, K]
     probabilities  float64 [gamma, K]  descending in each row; a row may sum to less than 1
+    whole          tensor float32 [gamma, vocab], the drafter's softmax; None unless asked for
     """
 
     tokens: NDArray[np.int64]
     probabilities: NDArray[np.float64]
+    whole: Any = None
 
     def __post_init__(self) -> None:
         if self.tokens.shape != self.probabilities.shape or self.tokens.ndim != 2:

@@ -3,12 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from decoder.growth import Growth
 from decoder.tree import CandidateTree, Lattice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftRequest:
+    """What one round wants drafted.
+
+    depth        deepest position wanted, 1 or more
+    width        K: candidates a position of which any could end in the tree
+    growth       how a drafter that goes level by level expands its tree
+    temperature  of the drafter's softmax q; the target's own, 1 where that is 0
+    whole        also give q over the whole vocabulary, which drawn trees need
+    """
+
+    depth: int
+    width: int
+    growth: Growth
+    temperature: float = 1.0
+    whole: bool = False
+
+
+class DraftSession(Protocol):
+    """The drafting of one sequence; `draft` twice without `observe` gives the same."""
+
+    def start(self, prompt: NDArray[np.int64], features: torch.Tensor | None) -> None:
+        """Begin with the prompt, int64 [tokens], and its target features [tokens, width]."""
+
+    def draft(self, context: NDArray[np.int64], request: DraftRequest) -> Lattice | CandidateTree:
+        """Candidates for the tokens after `context`, whose last token is the bonus."""
+
+    def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
+        """What the target emitted this round, the new bonus token last.
+
+        features  [len(emitted), width]: of the rows that were kept, which are the last
+                  bonus token and the accepted ones; None where none are asked for
+        Called after every round, a plain step included.
+        """
 
 
 class Drafter(Protocol):
@@ -17,12 +56,7 @@ class Drafter(Protocol):
     name: str
     architecture_hash: str  # the key of its cost in a profile
     max_depth: int  # gamma: the deepest position it drafts
+    feature_layers: tuple[int, ...]  # hidden states it reads (0: the embedding), or none
 
-    def start(self, prompt: NDArray[np.int64]) -> None:
-        """Begin a new sequence with its prompt."""
-
-    def draft(self, context: NDArray[np.int64], depth: int) -> Lattice | CandidateTree:
-        """Candidates for up to `depth` tokens after `context`, whose last token is the bonus."""
-
-    def observe(self, emitted: Sequence[int]) -> None:
-        """The tokens the target emitted after the last draft, the bonus token included."""
+    def session(self) -> DraftSession:
+        """The drafting of a new sequence; what it learns of acceptance may be shared."""
