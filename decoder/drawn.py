@@ -3,7 +3,11 @@
 The shape is chosen first, from q and from past rounds alone; only then are the tokens
 drawn, every parent's children independently of all others. This is what recursive
 rejection and traversal verification (decoder.acceptance) need to be exact: whether a child
-exists may depend on q and on earlier draws, never on the token it would hold.
+exists may depend on q and on earlier draws, never on the token it would hold. Where q
+depends on the path (a drafter that goes level by level), a node's children may depend on
+the q's along its own path, but not on those of other branches: if branches competed for a
+budget, the size of one subtree would tell which token a later sibling holds, and traversal
+verification, which judges the subtree first, would be biased.
 """
 
 from __future__ import annotations
@@ -59,7 +63,7 @@ def draw_from_lattice(
     """
     if topology.nodes == 0:
         return EMPTY
-    q = proposal(whole)
+    q = proposal(whole[: int(topology.depths.max())])
     counts = np.bincount(topology.parents, minlength=topology.rows)
     inner = np.flatnonzero(counts)
     positions = topology.row_depths()[inner]
@@ -149,18 +153,8 @@ class _Room:
 
     def add(self, parents: NDArray[np.int64], found: NDArray[np.float64], vocab: int) -> None:
         """Keep what is new of found [3, parents, tries]: flat index, interval start and end."""
-        for slot, parent in enumerate(parents):
-            fresh = _add(
-                found[:, slot],
-                self._sources[parent] * vocab,
-                vocab,
-                self.tokens[parent, : self._wanted[parent]],
-                self._taken[parent],
-                self.filled[parent],
-            )
-            if fresh == 0:  # the first try is always new, unless nothing above 0 is left
-                self._wanted[parent] = self.filled[parent]
-            self.filled[parent] += fresh
+        state = (self.tokens, self._taken, self.filled, self._wanted)
+        _add(found, parents, self._sources[parents] * vocab, vocab, state)
 
 
 @jit
@@ -180,25 +174,30 @@ def _places(uniforms, first, mass, taken, filled):  # type: ignore[no-untyped-de
 
 
 @jit
-def _add(found, first, vocab, tokens, taken, filled):  # type: ignore[no-untyped-def]
-    """Append the new tokens of one parent and insert their intervals; how many were new."""
-    before = filled
-    for trial in range(found.shape[1]):
-        token = int(found[0, trial]) - first
-        if filled == len(tokens):
-            break
-        # Rounding can place a draw at an edge: outside its row, or on a token already there.
-        if token < 0 or token >= vocab or np.any(tokens[:filled] == token):
-            continue
-        tokens[filled] = token
-        hole = filled
-        while hole > 0 and taken[hole - 1, 0] > found[1, trial]:
-            taken[hole] = taken[hole - 1]
-            hole -= 1
-        taken[hole, 0] = found[1, trial]
-        taken[hole, 1] = found[2, trial] - found[1, trial]
-        filled += 1
-    return filled - before
+def _add(found, parents, firsts, vocab, state):  # type: ignore[no-untyped-def]
+    """Append each parent's new tokens and insert their intervals."""
+    tokens, taken, filled, wanted = state
+    for slot in range(len(parents)):
+        parent = parents[slot]
+        before = count = filled[parent]
+        for trial in range(found.shape[2]):
+            if count == wanted[parent]:
+                break
+            token = int(found[0, slot, trial]) - firsts[slot]
+            # Rounding can place a draw at an edge: outside its row, or on a token already there.
+            if token < 0 or token >= vocab or np.any(tokens[parent, :count] == token):
+                continue
+            tokens[parent, count] = token
+            hole = count
+            while hole > 0 and taken[parent, hole - 1, 0] > found[1, slot, trial]:
+                taken[parent, hole] = taken[parent, hole - 1]
+                hole -= 1
+            taken[parent, hole, 0] = found[1, slot, trial]
+            taken[parent, hole, 1] = found[2, slot, trial] - found[1, slot, trial]
+            count += 1
+        filled[parent] = count
+        if count == before:  # the first try is new, unless nothing above 0 is left
+            wanted[parent] = count
 
 
 def _without_undrawn(tree: DrawnTree) -> DraftTree:
