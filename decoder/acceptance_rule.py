@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from costmodel.errors import InputError
 from decoder.acceptance import Accepted, recursive_rejection, traversal, walk
+from decoder.drafters.base import Drafter
 from decoder.drawn import DrawnTree, draw_from_lattice
 from decoder.expectation import RankExpectation
 from decoder.sampling import Picker, RunningEntropy, Sampling
@@ -21,23 +22,25 @@ RuleName = Literal["walk", "recursive", "traversal", "auto"]
 ENTROPY_THRESHOLD = 0.7
 
 
-def parse_rule(name: str, *, drafter: str, gives_whole: bool) -> RuleName:
+def parse_rule(name: str, drafter: Drafter) -> RuleName:
     """The rule of this name; InputError for an unknown one, or one the drafter cannot serve.
 
-    gives_whole  whether the drafter gives q over the whole vocabulary
+    `auto` is `walk` for a drafter without sampled trees.
     """
     if name not in get_args(RuleName):
         raise InputError(
             f"'{name}' is not an acceptance rule",
             hint="Use walk, recursive, traversal or auto.",
         )
-    if name in ("recursive", "traversal") and not gives_whole:
+    if drafter.draws != "never":
+        return cast(RuleName, name)
+    if name in ("recursive", "traversal"):
         raise InputError(
-            f"the {name} rule needs the drafter's whole distribution, "
-            f"which the {drafter} drafter does not have",
+            f"{name} acceptance needs a drafter with a distribution over the whole vocabulary, "
+            f"and the {drafter.name} drafter has none",
             hint="Use --acceptance walk, or auto.",
         )
-    return name  # type: ignore[return-value]
+    return "walk"
 
 
 class AcceptanceRule:
@@ -54,19 +57,18 @@ class AcceptanceRule:
     `expected(...)` instead of the candidates, and `drawn` gives that shape its tokens.
     """
 
-    def __init__(
-        self, name: RuleName, sampling: Sampling, device: torch.device, *, gives_whole: bool
-    ) -> None:
-        undecided = name == "auto" and gives_whole and sampling.temperature > 0.0
-        self._entropy = RunningEntropy() if undecided else None
-        self._fixed = "walk" if name == "auto" or sampling.temperature == 0.0 else name
+    def __init__(self, name: RuleName, sampling: Sampling, device: torch.device) -> None:
+        if sampling.temperature == 0.0:
+            name = "walk"
+        self._fixed = name
+        self._entropy = RunningEntropy() if name == "auto" else None
         self._sampling = sampling
         self._expectation = RankExpectation()
         self.pick = Picker(sampling, device, self._entropy)
 
     @property
     def name(self) -> str:
-        """The rule for trees drawn now: walk, recursive or traversal."""
+        """The rule of the coming round: walk, recursive or traversal."""
         if self._entropy is None:
             return self._fixed
         entropy = self._entropy.mean()
@@ -81,6 +83,8 @@ class AcceptanceRule:
 
         Token j stands for the j-th draw, its probability for the expected acceptance.
         """
+        if candidates.tokens.size == 0:
+            return candidates
         return self._expectation.lattice(candidates.probabilities[:, 0], candidates.tokens.shape[1])
 
     def expected_by_depth(self, depth: int, width: int) -> Lattice:
