@@ -38,6 +38,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from decoder.policies.grown import Grown
+from decoder.tree import DraftTree
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfidentGrowth:
@@ -106,29 +109,36 @@ class HistorySettings:
     sure_step: float = 0.05
 
 
-class HistoryAdaptation:
-    """DynaTree's historical adjustment of `ConfidentGrowth` (section 3.3, last paragraph).
+class DynaTree(Grown):
+    """Every node of the tree that `ConfidentGrowth` makes, adapted to recent acceptance.
 
-    The base depth is kept as a real number and rounded for use.
+    After each round with a tree (section 3.3, last paragraph), with the mean share over
+    the window above the target by s,
+
+        D_0 <- clip(D_0 + eta_D s, 1, D_max - 1),  tau_h <- clip(tau_h - eta_h s, 0, 1).
+
+    D_0 is kept as a real number and rounded for use.
     """
 
-    def __init__(self, growth: ConfidentGrowth, settings: HistorySettings) -> None:
-        self._settings = settings
-        self._shares: deque[float] = deque(maxlen=settings.window)
-        self._base_depth = float(growth.base_depth)
-        self._sure = growth.sure
-        self.growth = growth
+    growth: ConfidentGrowth
 
-    def observe(self, levels: int, accepted: int) -> None:
-        """A round that accepted a path of a tree `levels` deep; without a tree it says nothing."""
-        if levels == 0:
-            return
-        self._shares.append(accepted / levels)
+    def __init__(self, max_nodes: int, settings: HistorySettings | None = None) -> None:
+        default = ConfidentGrowth()
+        growth = replace(default, max_nodes=min(default.max_nodes, max_nodes))
+        super().__init__("dynatree", growth)
+        self._settings = settings or HistorySettings()
+        self._shares: deque[float] = deque(maxlen=self._settings.window)
+        self._base_depth = float(growth.base_depth)
+
+    def observe(self, tree: DraftTree, accepted_rows: list[int], context: int) -> None:
+        if tree.nodes == 0:
+            return  # neither accepted nor wasted
+        self._shares.append(len(accepted_rows) / int(tree.depths.max()))
         if len(self._shares) < self._settings.window:
             return
         surplus = sum(self._shares) / len(self._shares) - self._settings.target_share
         deepest = float(self.growth.max_depth - 1)
         depth = self._base_depth + self._settings.depth_step * surplus
         self._base_depth = min(max(depth, 1.0), deepest)
-        self._sure = min(max(self._sure - self._settings.sure_step * surplus, 0.0), 1.0)
-        self.growth = replace(self.growth, base_depth=int(self._base_depth + 0.5), sure=self._sure)
+        sure = min(max(self.growth.sure - self._settings.sure_step * surplus, 0.0), 1.0)
+        self.growth = replace(self.growth, base_depth=int(self._base_depth + 0.5), sure=sure)
