@@ -209,9 +209,7 @@ def split_attention_forward(  # noqa: PLR0913 - the signature is transformers'
         rows = part.rows
         plan.cache.write(layer, part.sequence, part.start, key[:, :, rows], value[:, :, rows])
         keys, values = plan.cache.read(layer, part.sequence, part.keys)
-        parts.append(
-            attend(query[:, :, rows], keys, values, part.tail_mask, scale, part.blocked)
-        )
+        parts.append(attend(query[:, :, rows], keys, values, part.tail_mask, scale, part.blocked))
     output = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
     return output.transpose(1, 2), None
 

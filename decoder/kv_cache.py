@@ -79,7 +79,9 @@ class KVCache:
     def read(self, layer: int, sequence: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of a layer's first keys and values, [1, kv_heads, tokens, head_dim] each."""
         sequences = slice(sequence, sequence + 1)
-        return self.data[layer, 0, sequences, :, :tokens], self.data[layer, 1, sequences, :, :tokens]
+        return self.data[layer, 0, sequences, :, :tokens], self.data[
+            layer, 1, sequences, :, :tokens
+        ]
 
     def commit(self, rows: Sequence[int], sequence: int = 0) -> None:
         """Keep these pending rows, in order, as the new end of the prefix; forget the others.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from decoder.growth import Growth, TopPaths
 from decoder.tree import CandidateTree, DraftTree, Lattice
 
 Candidates = Lattice | CandidateTree
+
+# Which calibration of the profile a policy wants.
+CostKind = Literal["best", "linear"]
 
 DEFAULT_MAX_NODES = 256
 
@@ -87,4 +90,5 @@ class PolicyBase(ABC):
         return [self.choose(offer.candidates, offer.context, offer.limits) for offer in offers]
 
     def observe(self, tree: DraftTree, accepted_rows: list[int], context: int) -> None:
-        pass
+        """Nothing is learnt."""
+        return

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 from costmodel.errors import InputError
-from decoder.policies.base import Cost, Policy
+from decoder.policies.base import Cost, CostKind, Policy
 from decoder.policies.bastion import Bastion, PaperBastion
 from decoder.policies.simple import Chain, Fixed, Plain
 
 KNOWN = "bastion, bastion:paper, fixed:N, chain or plain"
-
-# Which calibration of the profile a policy wants.
-CostKind = Literal["best", "linear"]
 
 
 def parse_policy(text: str, cost: Callable[[CostKind], Cost], max_nodes: int) -> Policy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from decoder.growth import Growth, SinglePath
+from decoder.growth import UNBOUNDED, Growth, single_path
 from decoder.policies.base import DEFAULT_MAX_NODES, Candidates, Limits, PolicyBase
 from decoder.tree import EMPTY, DraftTree, best_first, chain
 
@@ -29,7 +29,7 @@ class Chain(PolicyBase):
 
     name: str = "chain"
     max_nodes: int = DEFAULT_MAX_NODES
-    growth: Growth = field(default_factory=SinglePath)
+    growth: Growth = field(default_factory=lambda: single_path(UNBOUNDED))
 
     def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
         return chain(candidates, min(limits.depth, limits.nodes))

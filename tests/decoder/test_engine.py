@@ -9,7 +9,8 @@ import torch
 from costmodel.errors import InputError
 from decoder import TreeDecoder
 from decoder.drafters.ngram import NgramDrafter
-from decoder.tree import best_first
+from decoder.target import Step
+from decoder.tree import EMPTY, best_first
 from tests.decoder.models import (
     FAMILIES,
     LatticeDrafter,
@@ -17,6 +18,7 @@ from tests.decoder.models import (
     decoder_of,
     greedy,
     random_model,
+    request,
     target_of,
 )
 
@@ -133,19 +135,20 @@ def test_long_prompts_are_prefilled_in_chunks(monkeypatch):
     assert result.token_ids == greedy(model, prompt, 10)
 
 
-def test_batched_verification_equals_single_rows():
+def test_ragged_verification_equals_single_forwards():
     """Calibration measures batches with the same verify."""
-    model = random_model("qwen3")
-    target = target_of(model)
-    prompts = torch.tensor([PROMPT, PROMPT[::-1]])
-    tree = best_first(LatticeDrafter(97).draft(np.array(PROMPT), 4), 9)
-    target.reserve(64, batch=2)
-    target.prefill(prompts)
-    both = target.verify(5, tree)
-    for item in range(2):
-        target.reserve(64, batch=1)
-        target.prefill(prompts[item : item + 1])
-        torch.testing.assert_close(target.verify(5, tree)[0], both[item])
+    target = target_of(random_model("qwen3"))
+    prompts = [torch.tensor(PROMPT), torch.tensor(PROMPT[:3])]
+    trees = [best_first(LatticeDrafter(97).draft(np.array(PROMPT), request(4)), 9), EMPTY]
+    steps = [Step(5, tree, sequence) for sequence, tree in enumerate(trees)]
+    target.reserve(64, sequences=2)
+    for sequence, prompt in enumerate(prompts):
+        target.prefill(prompt, sequence)
+    both = target.verify(steps)
+    for prompt, step, together in zip(prompts, steps, both, strict=True):
+        target.reserve(64)
+        target.prefill(prompt)
+        torch.testing.assert_close(target.verify([Step(5, step.tree)])[0], together)
 
 
 class TestBadInput:

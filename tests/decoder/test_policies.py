@@ -225,8 +225,8 @@ class TestDepthBias:
 
 
 class TestParsing:
-    def cost(self):
-        self.asked = True
+    def cost(self, kind):
+        self.asked = kind
         return Stairs()
 
     @pytest.mark.parametrize(
@@ -234,14 +234,18 @@ class TestParsing:
         [("plain", Plain, 0), ("chain", Chain, 9), ("fixed:12", Fixed, 12)],
     )
     def test_policies_without_a_cost(self, text, kind, most):
-        self.asked = False
+        self.asked = None
         policy = parse_policy(text, self.cost, 9)
         assert (type(policy), policy.name, policy.max_nodes) == (kind, text, most)
-        assert not self.asked
+        assert self.asked is None
 
     def test_bastion_asks_for_its_cost(self):
         policy = parse_policy("bastion", self.cost, DEFAULT_MAX_NODES)
-        assert (policy.name, policy.max_nodes, self.asked) == ("bastion", DEFAULT_MAX_NODES, True)
+        assert (policy.name, policy.max_nodes, self.asked) == ("bastion", DEFAULT_MAX_NODES, "best")
+
+    def test_the_paper_preset_asks_for_the_linear_calibration(self):
+        policy = parse_policy("bastion:paper", self.cost, 9)
+        assert (policy.name, policy.max_nodes, self.asked) == ("bastion:paper", 9, "linear")
 
     @pytest.mark.parametrize("text", ["bastion:3", "Plain", "fixed:1.5", "fixed:-1", "tree"])
     def test_unknown_ones(self, text):
