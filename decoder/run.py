@@ -30,12 +30,17 @@ class DecodeRun:
         return self._sequence.stats
 
     def __iter__(self) -> Iterator[str]:
+        for pieces in self.rounds():
+            yield from pieces
+
+    def rounds(self) -> Iterator[list[str]]:
+        """The pieces of text of each round, the prefill first; `token_ids` grows with them."""
         decoder, sequence = self._decoder, self._sequence
         decoder.target.reserve(_tokens_needed(decoder, sequence))
-        yield from sequence.take([prefill(decoder, sequence)])
+        yield list(sequence.take([prefill(decoder, sequence)]))
         while not sequence.ended:
             [emitted] = run_round(decoder, [sequence])
-            yield from sequence.take(emitted)
+            yield list(sequence.take(emitted))
 
 
 def run_together(
