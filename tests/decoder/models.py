@@ -16,7 +16,9 @@ from transformers import (
 )
 
 from costmodel.architecture import ModelArchitecture
+from decoder.drafters.base import DraftRequest
 from decoder.engine import TreeDecoder
+from decoder.growth import TopPaths
 from decoder.loading import LoadedModel
 from decoder.target import Target
 from decoder.tree import Lattice
@@ -88,29 +90,37 @@ def plain_logits(model, ids):
         model.config._attn_implementation = ours
 
 
+def request(depth, width=16):
+    return DraftRequest(depth=depth, width=width, growth=TopPaths())
+
+
 class LatticeDrafter:
     """Marginals that depend on the text so far but not on the target; `peak` sharpens them."""
 
     name = "lattice"
     architecture_hash = "lattice"
+    feature_layers = ()
 
     def __init__(self, vocab, depth=4, width=3, seed=0):
         self.max_depth = depth
         self._vocab, self._width, self._seed = vocab, width, seed
 
-    def start(self, prompt):
+    def session(self):
+        return self
+
+    def start(self, prompt, features):
         pass
 
-    def draft(self, context, depth):
+    def draft(self, context, request):
         random = np.random.default_rng((self._seed, int(context[-1]), len(context)))
-        depth = min(depth, self.max_depth)
+        depth = min(request.depth, self.max_depth)
         tokens = np.stack(
             [random.permutation(self._vocab)[: self._width] for _ in range(depth)]
         ).astype(np.int64)
         weights = -np.sort(-random.dirichlet(np.ones(self._width + 1), depth), axis=1)
         return Lattice(tokens, weights[:, : self._width])
 
-    def observe(self, emitted):
+    def observe(self, emitted, features):
         pass
 
 
@@ -121,8 +131,8 @@ class OracleDrafter(LatticeDrafter):
         super().__init__(vocab, depth, width)
         self._truth, self._rank = list(truth), rank
 
-    def draft(self, context, depth):
-        lattice = super().draft(context, depth)
+    def draft(self, context, request):
+        lattice = super().draft(context, request)
         for position in range(len(lattice.tokens)):
             at = len(context) + position
             if at < len(self._truth):

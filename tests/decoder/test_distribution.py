@@ -95,7 +95,7 @@ def test_the_argmax_rule_is_caught(model, monkeypatch):
     """Accept by argmax and sample only the last token: not lossless, and seen at once."""
     exact = exact_probabilities(model, Sampling(temperature=1.0))
     decoder = decoder_of(model, "fixed:6", LatticeDrafter(VOCAB, depth=2, width=3))
-    monkeypatch.setattr("decoder.run.walk", argmax_walk)
+    monkeypatch.setattr("decoder.rounds.walk", argmax_walk)
     assert p_value(observed_counts(decoder, 4000, temperature=1.0), exact) < 1e-6
 
 
