@@ -15,7 +15,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -32,27 +32,27 @@ Shape = tuple[int, ...]
 
 def checkpoint_folder(name: str | Path) -> Path:
     """The folder of that name, or the local copy of that hub id, fetched where needed."""
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    folder = _local(name)
+    if folder is not None:
         return folder
-    label = str(name)
-    if isinstance(name, Path) or label.startswith((".", "/", "~")) or label.count("/") > 1:
-        raise InputError(f"there is no folder {name}", hint="Check the path of the drafter.")
-    try:
-        here = Path(snapshot_download(label, allow_patterns=FILES, local_files_only=True))
-        if (here / CONFIG).is_file():
-            return here
-    except HFValidationError as error:
-        raise InputError(f"'{label}' is neither a folder nor a hub id") from error
-    except LocalEntryNotFoundError:
-        pass
-    try:
-        return Path(snapshot_download(label, allow_patterns=FILES))
-    except (HfHubHTTPError, OSError) as error:
-        raise InputError(
-            f"the drafter '{label}' is no folder here, and the hub does not give it",
-            hint="Check the name and the network, or give a checkpoint folder.",
-        ) from error
+    with _asking_the_hub(name):
+        try:
+            here = Path(snapshot_download(str(name), allow_patterns=FILES, local_files_only=True))
+            # A config alone may have been fetched, to see what kind of drafter it is.
+            if any(here.glob("*.safetensors")) or (here / PICKLED).is_file():
+                return here
+        except LocalEntryNotFoundError:
+            pass
+        return Path(snapshot_download(str(name), allow_patterns=FILES))
+
+
+def find_config(name: str | Path) -> dict[str, Any]:
+    """config.json in the folder of that name, or of that hub id, fetched alone."""
+    folder = _local(name)
+    if folder is None:
+        with _asking_the_hub(name):
+            folder = Path(hf_hub_download(str(name), CONFIG)).parent
+    return read_config(folder)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -226,6 +226,32 @@ def save_checkpoint(
     except OSError as error:
         raise InputError(
             f"cannot write the drafter to {folder}: {error.strerror or error}"
+        ) from error
+
+
+def _local(name: str | Path) -> Path | None:
+    """The folder of that name, None for a hub id; InputError for a path without a folder."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    label = str(name)
+    if isinstance(name, Path) or label.startswith((".", "/", "~")) or label.count("/") > 1:
+        raise InputError(f"there is no folder {name}", hint="Check the path of the drafter.")
+    return None
+
+
+@contextmanager
+def _asking_the_hub(name: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except HFValidationError as error:
+        raise InputError(
+            f"'{name}' is neither a folder nor a hub id", hint="Check the name of the drafter."
+        ) from error
+    except (HfHubHTTPError, OSError) as error:  # LocalEntryNotFoundError is an OSError
+        raise InputError(
+            f"the drafter '{name}' is no folder here, and the hub does not give it",
+            hint="Check the name and the network, or give a checkpoint folder.",
         ) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +11,15 @@ import torch
 from numpy.typing import NDArray
 
 from costmodel.errors import InputError
-from decoder.drafters.base import DraftRequest
+from decoder.drafters.base import DraftRequest, Draws
 from decoder.drafters.blocks import DraftCache, Rotary, Span, span
 from decoder.drafters.checkpoint import checkpoint_folder, read_config
 from decoder.drafters.eagle3_model import Eagle3Config, Eagle3Model, load_eagle3, token_ids
 from decoder.drafters.topk import most_probable, softmax
+from decoder.drawn_levels import draw_levels
 from decoder.growth import Children, Frontier, grow
 from decoder.target import Target
-from decoder.tree import CandidateTree
+from decoder.tree import CandidateTree, DraftTree
 
 # The published default: the root's children, then as many expansions, one forward each.
 EXPANSIONS = 7
@@ -33,6 +35,7 @@ class Eagle3Drafter:
     """
 
     name = "eagle3"
+    draws: Draws = "levels"
     max_depth = EXPANSIONS + 1
 
     def __init__(self, target: Target, source: str | Path | Eagle3Model) -> None:
@@ -80,15 +83,21 @@ class Eagle3Session:
 
     def draft(self, context: NDArray[np.int64], request: DraftRequest) -> CandidateTree:
         """The tree that `request.growth` makes, with probabilities given the parent."""
-        self._take_in(context)
-        if self._cache.length != len(context) - 1:
-            raise InputError(
-                f"the drafter has features of {self._cache.length} tokens and the context has "
-                f"{len(context)}",
-                hint="Every round must be observed, a plain step too.",
-            )
-        level_source = _Levels(self._drafter, self._cache, self._last, request.temperature)
-        return grow(level_source, request.growth, min(request.depth, self._drafter.max_depth))
+        children = _BestChildren(self._tree(context), self._drafter.tokens, request.temperature)
+        return grow(children, request.growth, min(request.depth, self._drafter.max_depth))
+
+    def draw(
+        self,
+        context: NDArray[np.int64],
+        shape: DraftTree,
+        temperature: float,
+        generator: torch.Generator,
+    ) -> DraftTree:
+        """A `DrawnTree` of this shape, drawn from q at this temperature level by level."""
+        drafter = self._drafter
+        vocab = drafter.target.architecture.vocab
+        q = _Distributions(self._tree(context), drafter.tokens, vocab, temperature)
+        return draw_levels(shape, q, generator, drafter.max_depth)
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
         """Keep the features of the rows that were committed; drafting takes them in."""
@@ -97,6 +106,17 @@ class Eagle3Session:
         self._waiting.append(features)
         if sum(len(rows) for rows in self._waiting) >= WAITING_ROWS:
             self._make_narrow()
+
+    def _tree(self, context: NDArray[np.int64]) -> _Tree:
+        """A tree to grow behind the context, whose last token is the bonus."""
+        self._take_in(context)
+        if self._cache.length != len(context) - 1:
+            raise InputError(
+                f"the drafter has features of {self._cache.length} tokens and the context has "
+                f"{len(context)}",
+                hint="Every round must be observed, a plain step too.",
+            )
+        return _Tree(self._drafter, self._cache, self._last)
 
     @torch.inference_mode()
     def _make_narrow(self) -> None:
@@ -135,23 +155,23 @@ class Eagle3Session:
         self._last = output[-1:]
 
 
-class _Levels:
-    """The drafter's children level by level; rows of the tree lie behind the stable cache."""
+class _Tree:
+    """Runs the layer over a tree as it grows; its rows lie behind the stable cache."""
 
-    def __init__(
-        self, drafter: Eagle3Drafter, cache: DraftCache, last: torch.Tensor, temperature: float
-    ) -> None:
-        self._drafter, self._cache, self._temperature = drafter, cache, temperature
-        self._root = last
+    def __init__(self, drafter: Eagle3Drafter, cache: DraftCache, last: torch.Tensor) -> None:
+        self._drafter, self._cache, self._root = drafter, cache, last
         self._hidden = last  # the layer's output at the rows of the last answer
         self._ancestors = np.zeros((1, 0), np.bool_)  # of these, among the tree's rows so far
 
-    def root(self, width: int) -> Children:
+    @torch.inference_mode()
+    def root(self) -> torch.Tensor:
+        """Logits [1, draft_vocab] below the bonus token; starts a new tree."""
         self._hidden, self._ancestors = self._root, np.zeros((1, 0), np.bool_)
-        return self._answer(width)
+        return self._drafter.model.logits(self._hidden)
 
     @torch.inference_mode()
-    def expand(self, frontier: Frontier, width: int) -> Children:
+    def expand(self, frontier: Frontier) -> torch.Tensor:
+        """Logits [F, draft_vocab] below the frontier's nodes."""
         drafter, cache = self._drafter, self._cache
         device, rows = self._hidden.device, len(frontier.rows)
         own = np.eye(rows, dtype=np.bool_)
@@ -169,14 +189,50 @@ class _Levels:
         hidden = self._hidden[torch.from_numpy(frontier.above).to(device)]
         self._hidden = drafter.model(embed(drafter, frontier.tokens), hidden, rope, cache, seen)
         self._ancestors = visible
-        return self._answer(width)
+        return drafter.model.logits(self._hidden)
 
-    @torch.inference_mode()
-    def _answer(self, width: int) -> Children:
-        logits = self._drafter.model.logits(self._hidden)
-        ids, probabilities = most_probable(softmax(logits, self._temperature), width)
-        tokens = ids if self._drafter.tokens is None else self._drafter.tokens[ids]
-        return tokens, probabilities
+
+@dataclass(frozen=True, slots=True)
+class _BestChildren:
+    """The most probable children of each node, as target tokens."""
+
+    tree: _Tree
+    tokens: NDArray[np.int64] | None
+    temperature: float
+
+    def root(self, width: int) -> Children:
+        return self._best(self.tree.root(), width)
+
+    def expand(self, frontier: Frontier, width: int) -> Children:
+        return self._best(self.tree.expand(frontier), width)
+
+    def _best(self, logits: torch.Tensor, width: int) -> Children:
+        ids, probabilities = most_probable(softmax(logits, self.temperature), width)
+        return ids if self.tokens is None else self.tokens[ids], probabilities
+
+
+@dataclass(frozen=True, slots=True)
+class _Distributions:
+    """q over the target's vocabulary; zero where the drafter has no such token."""
+
+    tree: _Tree
+    tokens: NDArray[np.int64] | None
+    vocab: int
+    temperature: float
+
+    def root(self) -> torch.Tensor:
+        return self._q(self.tree.root())
+
+    def expand(self, frontier: Frontier) -> torch.Tensor:
+        return self._q(self.tree.expand(frontier))
+
+    def _q(self, logits: torch.Tensor) -> torch.Tensor:
+        drafted = softmax(logits, self.temperature)
+        if self.tokens is None:
+            return drafted
+        whole = drafted.new_zeros(len(drafted), self.vocab)
+        whole[:, torch.from_numpy(self.tokens).to(drafted.device)] = drafted
+        return whole
 
 
 def embed(drafter: Eagle3Drafter, tokens: NDArray[np.int64]) -> torch.Tensor:

@@ -13,6 +13,7 @@ from decoder.drafters.base import DraftRequest
 from decoder.drafters.eagle3 import Eagle3Drafter
 from decoder.drafters.eagle3_model import save_eagle3
 from decoder.growth import Beam, EveryChild, TopPaths
+from decoder.tree import DraftTree
 from tests.decoder.draft_models import (
     EAGLE3,
     HIDDEN,
@@ -249,6 +250,31 @@ class TestAgainstTheReference:
         for context in rounds(target, drafter, session, PROMPT, [2, 1]):
             expected = Reference(config, tensors, target, context).tree(3, 3, 4)
             assert_same(session.draft(context, asked()), expected)
+
+    @torch.inference_mode()
+    def test_drawn_trees_are_drawn_from_q(self, tmp_path):
+        """Every parent's children come from the reference's q below its path."""
+        target = draft_target()
+        folder, config, tensors = eagle3_folder(tmp_path / "draft", draft_vocab_size=31)
+        drafter = Eagle3Drafter(target, folder)
+        session = drafter.session()
+        *_, context = rounds(target, drafter, session, PROMPT, [1])
+        reference = Reference(config, tensors, target, context)
+        parents = np.array([0, 0, 1, 1, 2, 3, 5])
+        depths = np.array([1, 1, 2, 2, 2, 3, 3])
+        shape = DraftTree(np.zeros(7, np.int64), parents, depths, np.ones(7))
+        tree = session.draw(context, shape, 0.8, torch.Generator().manual_seed(3))
+        np.testing.assert_array_equal(tree.parents, parents)
+        paths = [()]
+        for token, parent in zip(tree.tokens.tolist(), parents.tolist(), strict=True):
+            paths.append((*paths[parent], token))
+        assert len(set(paths)) == 8
+        for row in sorted(set(parents.tolist())):
+            drawn = tree.q[tree.sources[row]]
+            assert drawn.shape == (VOCAB,)
+            expected = reference.q(paths[row], temperature=0.8)
+            for token in range(VOCAB):
+                assert float(drawn[token]) == pytest.approx(expected.get(token, 0.0), abs=1e-5)
 
     def test_an_unobserved_round_is_noticed(self, tmp_path):
         target = draft_target()
