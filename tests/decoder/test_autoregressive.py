@@ -288,7 +288,7 @@ POLICIES = ["beam:3x4", "static-tree:3x2", "dynatree", "chain", "fixed:8"]
 def test_sampling_gives_the_text_of_plain_sampling(policy):
     model, small = random_model("llama-gqa", scale=2.0), random_model("llama-mha-tied", scale=2.0)
     texts = [
-        decoder_of(model, name, drafter)
+        decoder_of(model, name, drafter, acceptance="walk")
         .generate(PROMPT, max_new_tokens=25, temperature=0.9, top_p=0.9, seed=4)
         .token_ids
         for name, drafter in (("plain", None), (policy, drafter_of(small)))
