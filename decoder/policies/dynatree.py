@@ -26,8 +26,9 @@ whole tree.
 The paper's "fraction of drafted tokens committed" is taken as accepted levels over
 drafted levels. That is what its table 3 reports (its acceptance rates are its mean
 path lengths over a constant: 10 for the fixed tree, 7 for DynaTree), it is the same
-for a chain, and it makes the control stable: over nodes, a high share narrows the
-tree, which raises the share, until the tree is a chain.
+for a chain, and it mostly keeps the control off its bounds: over nodes, a high share
+narrows the tree, which raises the share, until the tree is a chain
+(benchmarks/dynatree_history.py).
 """
 
 from __future__ import annotations
