@@ -73,7 +73,7 @@ def draw_from_lattice(
     sources = np.full(topology.rows, -1, dtype=np.int64)
     sources[inner] = positions
     tree = DrawnTree(tokens, topology.parents, topology.depths, topology.scores, q, sources)
-    return tree if tokens.min() >= 0 else _without_undrawn(tree)
+    return tree if tokens.min() >= 0 else without_undrawn(tree)
 
 
 def sibling_ranks(parents: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -183,8 +183,11 @@ def _add(found, parents, firsts, vocab, state):  # type: ignore[no-untyped-def]
             if count == wanted[parent]:
                 break
             token = int(found[0, slot, trial]) - firsts[slot]
-            # Rounding can place a draw at an edge: outside its row, or on a token already there.
+            # Rounding can place a draw at an edge: outside its row, on a token already there, or
+            # on one of probability 0.
             if token < 0 or token >= vocab or np.any(tokens[parent, :count] == token):
+                continue
+            if found[2, slot, trial] <= found[1, slot, trial]:
                 continue
             tokens[parent, count] = token
             hole = count
@@ -199,7 +202,7 @@ def _add(found, parents, firsts, vocab, state):  # type: ignore[no-untyped-def]
             wanted[parent] = count
 
 
-def _without_undrawn(tree: DrawnTree) -> DraftTree:
+def without_undrawn(tree: DrawnTree) -> DraftTree:
     """The tree without the children that q had no token for, and without their subtrees."""
     row_of = np.full(tree.rows, -1, dtype=np.int64)
     row_of[0] = 0
