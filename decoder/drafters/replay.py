@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from costmodel.errors import InputError
 from decoder.drafters.acceptance_process import AcceptanceProcess
-from decoder.drafters.base import Drafter, DraftRequest, DraftSession
+from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
 from decoder.jit import jit
 from decoder.tree import Lattice
 
@@ -62,6 +62,8 @@ class ReplayDrafter:
     vocab     size of the vocabulary that wrong tokens are taken from
     paced_by  a drafter that is run at every draft for its time alone
     """
+
+    draws: Draws = "whole"
 
     def __init__(
         self,
