@@ -97,15 +97,13 @@ class ReplaySession:
         self._pace = pace
         self._key = 0
         self._text: NDArray[np.int64] | None = None
-        self._agreed = 0  # tokens of the context known to agree with the text
 
     def start(self, prompt: NDArray[np.int64], features: torch.Tensor | None) -> None:
         if self._pace is not None:
             self._pace.start(prompt, features)
         tokens = np.ascontiguousarray(prompt, dtype=np.int64)
-        self._key = _key(tokens, self._drafter.seed % 2**64)
+        self._key = _key(tokens, self._drafter.seed % 2**63)
         self._text = self._drafter.truth.find(prompt)
-        self._agreed = len(prompt)
 
     def draft(self, context: NDArray[np.int64], request: DraftRequest) -> Lattice:
         """[depth, K] candidates with the probabilities that they are the target's tokens."""
@@ -130,11 +128,9 @@ class ReplaySession:
     def _known(self, context: NDArray[np.int64], depth: int) -> NDArray[np.int64]:
         """[depth] true tokens behind the context, `UNKNOWN` where there are none."""
         known = np.full(depth, UNKNOWN, dtype=np.int64)
-        size = len(context)
-        text, agreed = self._text, min(self._agreed, size)
-        if text is None or not np.array_equal(text[agreed:size], context[agreed:]):
-            text = self._drafter.truth.find(context)
-        self._text, self._agreed = text, size
+        size, text = len(context), self._text
+        if text is None or not np.array_equal(text[:size], context):
+            text = self._text = self._drafter.truth.find(context)
         if text is not None:
             rest = text[size : size + depth]
             known[: len(rest)] = rest
@@ -158,10 +154,11 @@ def _mix(state):  # type: ignore[no-untyped-def]
 
 @jit
 def _key(prompt, seed):  # type: ignore[no-untyped-def]
+    """One number of 63 bits, which Python can hand back, for a prompt and a seed."""
     key = _mix(np.uint64(seed) + MIX)
     for token in prompt:
         key = _mix((key ^ np.uint64(token)) + MIX)
-    return key
+    return np.int64(key >> np.uint64(1))
 
 
 @jit
