@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from costmodel.errors import InputError
 from decoder.drafters.acceptance_process import AcceptanceProcess
-from decoder.drafters.base import Drafter, DraftRequest, DraftSession
+from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
 from decoder.jit import jit
 from decoder.tree import Lattice
 
@@ -61,7 +61,11 @@ class ReplayDrafter:
               still drafted, with tokens that have nothing to do with the target's
     vocab     size of the vocabulary that wrong tokens are taken from
     paced_by  a drafter that is run at every draft for its time alone
+
+    Its trees are deterministic at any temperature; above 0 the target soon leaves the truth.
     """
+
+    draws: Draws = "never"
 
     def __init__(
         self,
@@ -116,10 +120,7 @@ class ReplaySession:
         # Without one token of the vocabulary, so that the truth can be among none of them.
         width = min(request.width, drafter.vocab - 1)
         tokens, probabilities = _block(self._key, len(context), known, width, draws)
-        whole = None
-        if request.whole:
-            whole = _whole(*_block(self._key, len(context), known, drafter.vocab, draws))
-        return Lattice(tokens, probabilities, whole)
+        return Lattice(tokens, probabilities)
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
         if self._pace is not None:
@@ -135,13 +136,6 @@ class ReplaySession:
             rest = text[size : size + depth]
             known[: len(rest)] = rest
         return known
-
-
-def _whole(tokens: NDArray[np.int64], probabilities: NDArray[np.float64]) -> torch.Tensor:
-    """float32 [depth, vocab] by token, of a block that holds the whole vocabulary."""
-    by_token = np.zeros_like(probabilities, dtype=np.float32)
-    np.put_along_axis(by_token, tokens, probabilities.astype(np.float32), axis=1)
-    return torch.from_numpy(by_token)
 
 
 @jit
@@ -168,11 +162,7 @@ def _uniform(state):  # type: ignore[no-untyped-def]
 
 @jit
 def _block(key, start, known, width, draws):  # type: ignore[no-untyped-def]
-    """Tokens and probabilities [depth, width] of the block that starts at position `start`.
-
-    A width of the whole vocabulary holds every token: what is left of the probability goes
-    to the last rank, and so does a truth that no rank before has drawn.
-    """
+    """Tokens and probabilities [depth, width] of the block that starts at position `start`."""
     confidences, tail, vocab = draws
     depth = len(known)
     tokens = np.empty((depth, width), np.int64)
@@ -186,10 +176,9 @@ def _block(key, start, known, width, draws):  # type: ignore[no-untyped-def]
         offset = np.int64((third >> np.uint64(20)) % np.uint64(vocab - 1))
         left, wrong, found = 1.0, 0, False
         for rank in range(width):
-            last = rank == vocab - 1
-            share = left if last else left * hazard
+            share = left * hazard
             probabilities[level, rank] = share
-            if not found and (draw < share or last):
+            if not found and draw < share:
                 tokens[level, rank] = truth
                 found = True
             else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,8 +24,8 @@ def given_process(rank1=FADING_RATES, **options):
     return AcceptanceProcess(label="a test", kind="given", rank1=rank1, **options)
 
 
-def request(depth=15, width=40, whole=False):
-    return DraftRequest(depth=depth, width=width, growth=TopPaths(), whole=whole)
+def request(depth=15, width=40):
+    return DraftRequest(depth=depth, width=width, growth=TopPaths())
 
 
 def text_of(length, seed=0):
@@ -134,15 +133,6 @@ class TestBlocks:
             np.testing.assert_array_equal(wider.tokens[:, :width], block.tokens[:3])
             np.testing.assert_array_equal(wider.probabilities[:, :width], block.probabilities[:3])
 
-    def test_a_whole_distribution_agrees_with_the_top(self):
-        text = text_of(100)
-        block = session_of(text, given_process()).draft(text[:50], request(6, 8, whole=True))
-        assert block.whole.shape == (6, VOCAB)
-        assert block.whole.dtype == torch.float32
-        assert block.whole.sum(dim=1).tolist() == pytest.approx([1.0] * 6, abs=1e-4)
-        picked = block.whole.gather(1, torch.from_numpy(block.tokens)).numpy()
-        assert picked == pytest.approx(block.probabilities, abs=1e-6)
-
     def test_a_tiny_vocabulary_leaves_room_for_a_truth_outside(self):
         text = np.array([0, 1, 0, 1, 1, 0, 0, 1])
         drafter = ReplayDrafter(Truth([text]), given_process(), vocab=2)
@@ -219,7 +209,7 @@ class Pacer:
     """A drafter that only counts how often it is run."""
 
     name = architecture_hash = "pacer"
-    max_depth, feature_layers = 2, (1,)
+    max_depth, feature_layers, draws = 2, (1,), "never"
 
     def __init__(self):
         self.calls = []
