@@ -3,11 +3,10 @@
 The shape is chosen first, from q and from past rounds alone; only then are the tokens
 drawn, every parent's children independently of all others. This is what recursive
 rejection and traversal verification (decoder.acceptance) need to be exact: whether a child
-exists may depend on q and on earlier draws, never on the token it would hold. Where q
-depends on the path (a drafter that goes level by level), a node's children may depend on
-the q's along its own path, but not on those of other branches: if branches competed for a
-budget, the size of one subtree would tell which token a later sibling holds, and traversal
-verification, which judges the subtree first, would be biased.
+exists may depend on q and on earlier draws, never on the token it would hold. So where q
+depends on the path (a drafter that goes level by level), branches may compete for a budget
+by scores that hold no node's own token: under both rules a child is accepted, itself or in
+its subtree, with a probability that does not depend on the shape of the subtree.
 """
 
 from __future__ import annotations
