@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from decoder.acceptance import Accepted, walk
+from decoder.candidates import usable
 from decoder.device import synchronise
 from decoder.drafters.base import DraftRequest
 from decoder.policies import Limits, Offer
@@ -100,7 +101,8 @@ def _choose_trees(
             growth=policy.growth,
             temperature=sequence.sampling.temperature or 1.0,
         )
-        candidates = sequence.session.draft(sequence.context, request)
+        drafted = sequence.session.draft(sequence.context, request)
+        candidates = usable(drafted, decoder.target.architecture.vocab)
         # Behind the root there is always room for the policy's largest tree.
         limits = Limits(nodes=max(policy.max_nodes, 1), depth=depths[index])
         offers.append(Offer(candidates, sequence.cached, limits))

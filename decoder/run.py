@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from costmodel.errors import InputError
 from decoder.rounds import prefill, run_round
 from decoder.sequence import TextRequest, TextSequence
 from decoder.statistics import Statistics
@@ -13,13 +14,20 @@ if TYPE_CHECKING:
     from decoder.engine import TreeDecoder
 
 
-class DecodeRun:
-    """One generation in progress; iterate over it for text pieces."""
+class DecodeRun(Iterator[str]):
+    """One generation in progress, in pieces of text as they are completed.
+
+    Leaving the loop and entering it again goes on where it stopped. A target has one KV
+    cache, so that beginning another generation with it ends this one: asked for more, it
+    raises InputError. After `close`, or an error or interrupt inside a round,
+    `stats.finish` says "interrupted"; `token_ids` holds what was complete.
+    """
 
     def __init__(self, decoder: TreeDecoder, request: TextRequest) -> None:
         self.has_text = request.stream is not None
         self._decoder = decoder
         self._sequence = _open(decoder, request, place=0)
+        self._pieces = self._run()
 
     @property
     def token_ids(self) -> list[int]:
@@ -29,13 +37,32 @@ class DecodeRun:
     def stats(self) -> Statistics:
         return self._sequence.stats
 
-    def __iter__(self) -> Iterator[str]:
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """Stop here; the decoder is free for the next text, as it is in any case."""
+        self._pieces.close()
+        self._sequence.interrupt()
+
+    def _run(self) -> Generator[str, None, None]:
         decoder, sequence = self._decoder, self._sequence
-        decoder.target.reserve(_tokens_needed(decoder, sequence))
-        yield from sequence.take([prefill(decoder, sequence)])
-        while not sequence.ended:
-            [emitted] = run_round(decoder, [sequence])
-            yield from sequence.take(emitted)
+        target = decoder.target
+        try:
+            target.reserve(_tokens_needed(decoder, sequence))
+            own = target.reservations
+            yield from sequence.take([prefill(decoder, sequence)])
+            while not sequence.ended:
+                if target.reservations != own:
+                    raise InputError(
+                        "this stream cannot go on: its target began another text since",
+                        hint="Finish one stream before the next, use generate_batch for several "
+                        "texts at once, or a decoder with a model of its own for each.",
+                    )
+                [emitted] = run_round(decoder, [sequence])
+                yield from sequence.take(emitted)
+        finally:
+            sequence.interrupt()
 
 
 def run_together(
