@@ -41,7 +41,6 @@ def run_round(decoder: TreeDecoder, sequences: Sequence[TextSequence]) -> list[l
     started_s = perf_counter()
     laps = Laps(decoder.target.device if decoder.stage_times else None)
     trees = _choose_trees(decoder, sequences, laps)
-    predicted = _predict(decoder, sequences, trees) if decoder.trace else (None, None)
     steps = [
         Step(int(sequence.context[-1]), tree, sequence.place)
         for sequence, tree in zip(sequences, trees, strict=True)
@@ -56,28 +55,7 @@ def run_round(decoder: TreeDecoder, sequences: Sequence[TextSequence]) -> list[l
     for sequence, tree, outcome in zip(sequences, trees, outcomes, strict=True):
         _commit(decoder, sequence, tree, outcome)
     laps.end("commit_s")
-    round_s = perf_counter() - started_s
-    for sequence, tree, outcome in zip(sequences, trees, outcomes, strict=True):
-        stats = sequence.stats
-        stats.count_round(tree.nodes, len(outcome.rows))
-        stats.stages.add(laps.stages)
-        stats.decode_s += round_s
-        if decoder.trace:
-            decoder.trace.write(
-                RoundRecord(
-                    text=sequence.number,
-                    round=stats.rounds - 1,
-                    batch=len(sequences),
-                    context=sequence.cached,
-                    nodes=tree.nodes,
-                    depth=int(tree.depths.max(initial=0)),
-                    expected_committed=tree.expected_committed,
-                    accepted=len(outcome.rows),
-                    predicted_verify_s=predicted[0],
-                    predicted_cycle_s=predicted[1],
-                    stages=laps.stages,
-                )
-            )
+    _count(decoder, sequences, trees, outcomes, laps, perf_counter() - started_s)
     return [[*outcome.tokens, outcome.bonus] for outcome in outcomes]
 
 
@@ -125,6 +103,38 @@ def _commit(
     sequence.session.observe(
         [*outcome.tokens, outcome.bonus], None if features is None else features[kept]
     )
+
+
+def _count(
+    decoder: TreeDecoder,
+    sequences: Sequence[TextSequence],
+    trees: list[DraftTree],
+    outcomes: list[Accepted],
+    laps: Laps,
+    round_s: float,
+) -> None:
+    """Add the round to each sequence's statistics, and to the trace."""
+    for sequence, tree, outcome in zip(sequences, trees, outcomes, strict=True):
+        stats, accepted = sequence.stats, len(outcome.rows)
+        stats.count_round(tree.nodes, accepted)
+        stats.stages.add(laps.stages)
+        stats.decode_s += round_s
+        if decoder.trace is not None:
+            verify_s, cycle_s = _predict(decoder, sequences, trees)
+            record = RoundRecord(
+                text=sequence.number,
+                round=stats.rounds - 1,
+                batch=len(sequences),
+                context=sequence.cached,
+                nodes=tree.nodes,
+                depth=int(tree.depths.max(initial=0)),
+                expected_committed=tree.expected_committed,
+                accepted=accepted,
+                predicted_verify_s=verify_s,
+                predicted_cycle_s=cycle_s,
+                stages=laps.stages,
+            )
+            decoder.trace.write(record)
 
 
 def _observe_cost(

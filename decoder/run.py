@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,17 +18,18 @@ if TYPE_CHECKING:
 class DecodeRun(Iterator[str]):
     """One generation in progress, in pieces of text as they are completed.
 
-    Leaving the loop and entering it again goes on where it stopped. A target has one KV
-    cache, so that beginning another generation with it ends this one: asked for more, it
-    raises InputError. After `close`, or an error or interrupt inside a round,
-    `stats.finish` says "interrupted"; `token_ids` holds what was complete.
+    Leaving a loop over it and entering another goes on where the first stopped. A target
+    has one KV cache, so that beginning another generation with it ends this one: asked for
+    more, it raises InputError. After `close`, or an error or interrupt inside a round,
+    `stats.finish` says "interrupted", and `token_ids` holds what was complete.
     """
 
     def __init__(self, decoder: TreeDecoder, request: TextRequest) -> None:
         self.has_text = request.stream is not None
         self._decoder = decoder
         self._sequence = _open(decoder, request, place=0)
-        self._pieces = self._run()
+        self._rounds = self._run()
+        self._pieces: deque[str] = deque()
 
     @property
     def token_ids(self) -> list[int]:
@@ -38,20 +40,27 @@ class DecodeRun(Iterator[str]):
         return self._sequence.stats
 
     def __next__(self) -> str:
-        return next(self._pieces)
+        while not self._pieces:
+            self._pieces.extend(next(self._rounds))
+        return self._pieces.popleft()
+
+    def rounds(self) -> Iterator[list[str]]:
+        """The pieces of text of each round, the prefill first; `token_ids` grows with them."""
+        return self._rounds
 
     def close(self) -> None:
-        """Stop here; the decoder is free for the next text, as it is in any case."""
-        self._pieces.close()
+        """Stop here. Not closing a stream does no harm either."""
+        self._rounds.close()
+        self._pieces.clear()
         self._sequence.interrupt()
 
-    def _run(self) -> Generator[str, None, None]:
+    def _run(self) -> Generator[list[str], None, None]:
         decoder, sequence = self._decoder, self._sequence
         target = decoder.target
         try:
             target.reserve(_tokens_needed(decoder, sequence))
             own = target.reservations
-            yield from sequence.take([prefill(decoder, sequence)])
+            yield list(sequence.take([prefill(decoder, sequence)]))
             while not sequence.ended:
                 if target.reservations != own:
                     raise InputError(
@@ -60,7 +69,7 @@ class DecodeRun(Iterator[str]):
                         "texts at once, or a decoder with a model of its own for each.",
                     )
                 [emitted] = run_round(decoder, [sequence])
-                yield from sequence.take(emitted)
+                yield list(sequence.take(emitted))
         finally:
             sequence.interrupt()
 

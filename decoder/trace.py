@@ -19,8 +19,8 @@ class RoundRecord:
     context      cached tokens before the round
     nodes        of the tree that was verified, with its expected committed length
     accepted     drafted tokens that were accepted
-    predicted_s  of the forward and of the whole cycle, before the round; None without
-                 a cost model
+    predicted_s  of the forward and of the whole cycle, by the cost model as it stands
+                 after the round; None without one
     """
 
     text: int
@@ -29,7 +29,6 @@ class RoundRecord:
     context: int
     nodes: int
     depth: int
-    drafted: bool
     expected_committed: float
     accepted: int
     predicted_verify_s: float | None

@@ -117,7 +117,7 @@ class Workload:
 
     def _commit(self, task: Task) -> Callable[[], object]:
         target = self._target
-        rows = [2 * (index + 1) for index in range(task.size)]  # every one has to be moved
+        rows = [0, *range(2, 2 * task.size + 1, 2)]  # every one but the root has to be moved
 
         def run() -> object:
             cache = self._use_cache(task.batch)

@@ -96,7 +96,7 @@ def test_decoders_can_be_used_again_and_again():
 def test_an_interrupted_stream_leaves_a_sound_decoder():
     model = random_model("qwen2")
     decoder = decoder_of(model, "fixed:9")
-    stream = iter(decoder.stream(PROMPT, max_new_tokens=50)._tokens())
+    stream = decoder.stream(PROMPT, max_new_tokens=50).rounds()
     for _ in range(5):
         next(stream)
     stream.close()
@@ -149,6 +149,35 @@ def test_ragged_verification_equals_single_forwards():
         target.reserve(64)
         target.prefill(prompt)
         torch.testing.assert_close(target.verify([Step(5, step.tree)])[0], together)
+
+
+def test_a_batch_gives_what_each_prompt_gives_alone():
+    model = random_model("llama-gqa")
+    prompts = [PROMPT, PROMPT[:1], PROMPT[2:7] * 6]
+    for policy in ("plain", "fixed:7"):
+        together = decoder_of(model, policy).generate_batch(prompts, max_new_tokens=20)
+        assert [result.token_ids for result in together] == [
+            greedy(model, prompt, 20) for prompt in prompts
+        ]
+
+
+def test_the_trace_tells_every_round(tmp_path):
+    path = tmp_path / "rounds.jsonl"
+    decoder = decoder_of(random_model("llama-gqa"), "fixed:7", trace=path)
+    stats = [decoder.generate(PROMPT, max_new_tokens=20).stats for _ in range(2)]
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [record["text"] for record in records] == [0] * stats[0].rounds + [1] * stats[1].rounds
+    second = records[stats[0].rounds :]
+    assert [record["nodes"] for record in second] == stats[1].tree_nodes
+    assert [record["accepted"] for record in second] == stats[1].accepted_depths
+    assert sum(record["verify_s"] for record in second) == pytest.approx(stats[1].stages.verify_s)
+    assert second[0]["context"] == len(PROMPT)
+    assert second[0]["predicted_cycle_s"] is None
+
+
+def test_a_trace_that_cannot_be_written(tmp_path):
+    with pytest.raises(InputError, match="cannot write the trace"):
+        decoder_of(random_model("llama-gqa"), "plain", trace=tmp_path / "none" / "rounds.jsonl")
 
 
 class TestBadInput:

@@ -147,6 +147,6 @@ def test_no_memory_is_an_error_that_says_so():
 
 
 def test_shape():
-    cache = make(capacity=5, batch=2)
+    cache = make(capacity=5, sequences=2)
     assert cache.data.shape == (LAYERS, 2, 2, HEADS, 5, WIDTH)
-    assert (cache.capacity, cache.batch, cache.length) == (5, 2, 0)
+    assert (cache.capacity, cache.sequences, cache.lengths) == (5, 2, [0, 0])

@@ -18,6 +18,7 @@ from decoder.policies import (
     DraftGate,
     Fixed,
     Limits,
+    PaperBastion,
     Plain,
     parse_policy,
 )
@@ -36,13 +37,13 @@ class Stairs:
     drafting_s: float = 0.0
     every: int = 8
 
-    def plain_s(self, context):
+    def plain_s(self, context, batch=1):
         return 1.0
 
     def draft_s(self, context):
         return self.drafting_s
 
-    def cycle_s(self, nodes, context):
+    def cycle_s(self, nodes, context, batch=1):
         assert context == CONTEXT
         stairs = (np.asarray(nodes) + 5) // self.every
         return 1.0 + self.step_s * stairs + self.node_s * np.asarray(nodes) + self.drafting_s
@@ -256,6 +257,35 @@ class TestParsing:
     def test_no_room_for_a_tree(self, most):
         with pytest.raises(InputError, match="1 node or more"):
             parse_policy("chain", self.cost, most)
+
+
+class TestThePaperPreset:
+    """Algorithm 1: grow until the estimated speed drops for the first time."""
+
+    @given(costs, st.floats(0.01, 0.99))
+    def test_it_stops_at_the_first_drop(self, cost, first):
+        candidates, most = lattice(first), 40
+        speeds = []
+        for nodes in range(most + 1):
+            tree = best_first(candidates, nodes)
+            if tree.nodes < nodes:
+                break
+            cycle_s = float(cost.cycle_s(np.array([nodes]), CONTEXT)[0])
+            speeds.append(tree.expected_committed / cycle_s)
+        expected = next(
+            (n for n in range(len(speeds) - 1) if speeds[n + 1] < speeds[n]), len(speeds) - 1
+        )
+        assert PaperBastion(cost, most).choose(candidates, CONTEXT, FREE).nodes == expected
+
+    def test_it_misses_what_lies_behind_a_step(self):
+        cost = Stairs(step_s=0.2, node_s=0.0, every=8)
+        assert PaperBastion(cost, 60).choose(lattice(0.5), CONTEXT, FREE).nodes < (
+            Bastion(cost, 60).choose(lattice(0.5), CONTEXT, FREE).nodes
+        )
+
+    def test_it_always_drafts(self):
+        policy = PaperBastion(Stairs(drafting_s=100.0))
+        assert all(policy.wants_draft(CONTEXT) for _ in range(100))
 
 
 class TestSimplePolicies:
