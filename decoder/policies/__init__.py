@@ -11,6 +11,8 @@ from decoder.policies.base import (
 )
 from decoder.policies.bastion import Bastion, PaperBastion
 from decoder.policies.bias import DepthBias, DraftGate
+from decoder.policies.dynatree import DynaTree
+from decoder.policies.grown import Grown
 from decoder.policies.parse import parse_policy
 from decoder.policies.simple import Chain, Fixed, Plain
 
@@ -22,7 +24,9 @@ __all__ = [
     "Cost",
     "DepthBias",
     "DraftGate",
+    "DynaTree",
     "Fixed",
+    "Grown",
     "Limits",
     "Offer",
     "PaperBastion",
