@@ -158,7 +158,7 @@ class _Node:
 
     @property
     def _divisor(self) -> float:  # Z
-        return self._left + 1.0 - self._share
+        return self._left + (1.0 - self._share)
 
     @property
     def kept(self) -> float:

@@ -3,11 +3,10 @@
 The shape is chosen first, from q and from past rounds alone; only then are the tokens
 drawn, every parent's children independently of all others. This is what recursive
 rejection and traversal verification (decoder.acceptance) need to be exact: whether a child
-exists may depend on q and on earlier draws, never on the token it would hold. Where q
-depends on the path (a drafter that goes level by level), a node's children may depend on
-the q's along its own path, but not on those of other branches: if branches competed for a
-budget, the size of one subtree would tell which token a later sibling holds, and traversal
-verification, which judges the subtree first, would be biased.
+exists may depend on q and on earlier draws, never on the token it would hold. So where q
+depends on the path (a drafter that goes level by level), branches may compete for a budget
+by scores that hold no node's own token: under both rules a child is accepted, itself or in
+its subtree, with a probability that does not depend on the shape of the subtree.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def draw_from_lattice(
     sources = np.full(topology.rows, -1, dtype=np.int64)
     sources[inner] = positions
     tree = DrawnTree(tokens, topology.parents, topology.depths, topology.scores, q, sources)
-    return tree if tokens.min() >= 0 else _without_undrawn(tree)
+    return tree if tokens.min() >= 0 else without_undrawn(tree)
 
 
 def sibling_ranks(parents: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -184,8 +183,11 @@ def _add(found, parents, firsts, vocab, state):  # type: ignore[no-untyped-def]
             if count == wanted[parent]:
                 break
             token = int(found[0, slot, trial]) - firsts[slot]
-            # Rounding can place a draw at an edge: outside its row, or on a token already there.
+            # Rounding can place a draw at an edge: outside its row, on a token already there, or
+            # on one of probability 0.
             if token < 0 or token >= vocab or np.any(tokens[parent, :count] == token):
+                continue
+            if found[2, slot, trial] <= found[1, slot, trial]:
                 continue
             tokens[parent, count] = token
             hole = count
@@ -200,7 +202,7 @@ def _add(found, parents, firsts, vocab, state):  # type: ignore[no-untyped-def]
             wanted[parent] = count
 
 
-def _without_undrawn(tree: DrawnTree) -> DraftTree:
+def without_undrawn(tree: DrawnTree) -> DraftTree:
     """The tree without the children that q had no token for, and without their subtrees."""
     row_of = np.full(tree.rows, -1, dtype=np.int64)
     row_of[0] = 0

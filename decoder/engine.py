@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from costmodel.errors import InputError
+from decoder.acceptance_rule import RuleName, parse_rule
 from decoder.device import parse_dtype, select_device
 from decoder.drafters.base import Drafter
 from decoder.drafters.ngram import NgramDrafter
@@ -51,11 +52,13 @@ class TreeDecoder:
         drafter: Drafter | None = None,
         policy: str = "bastion",
         max_nodes: int | None = None,
+        acceptance: str = "auto",
         profile: ProfileChoice | None = None,
         trace: Path | None = None,
         stage_times: bool = False,
     ) -> None:
         """
+        acceptance   walk, recursive, traversal or auto (decoder/acceptance_rule.py)
         max_nodes    bounds the adaptive trees and chains
         trace        a JSONL file to which every round is written (decoder/trace.py)
         stage_times  end every stage with a synchronisation, so that its time is its own
@@ -63,6 +66,7 @@ class TreeDecoder:
         """
         self.target = target
         self.drafter = NgramDrafter() if drafter is None else drafter
+        self.acceptance: RuleName = parse_rule(acceptance, self.drafter)
         self.cost_source: CostSource | None = None
         self.trace = None if trace is None else RoundTrace(trace)
         self.stage_times = stage_times or trace is not None

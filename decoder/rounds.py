@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 
-from decoder.acceptance import Accepted, walk
+from decoder.acceptance import Accepted
 from decoder.candidates import usable
 from decoder.device import synchronise
-from decoder.drafters.base import DraftRequest
-from decoder.policies import Limits, Offer
+from decoder.drafters.base import DraftRequest, DrawingSession
+from decoder.policies import Candidates, Limits, Offer
 from decoder.sequence import TextSequence
 from decoder.statistics import Laps
 from decoder.target import Step
 from decoder.trace import RoundRecord
-from decoder.tree import EMPTY, DraftTree
+from decoder.tree import EMPTY, DraftTree, Lattice
 
 if TYPE_CHECKING:
     from decoder.engine import TreeDecoder
+
+Fill = Callable[[DraftTree], DraftTree]  # from a chosen shape to the tree that is verified
 
 
 def prefill(decoder: TreeDecoder, sequence: TextSequence) -> int:
@@ -30,7 +32,7 @@ def prefill(decoder: TreeDecoder, sequence: TextSequence) -> int:
     target, started_s = decoder.target, perf_counter()
     prompt = sequence.context
     logits = target.prefill(torch.from_numpy(prompt).to(target.device), sequence.place)
-    bonus = sequence.pick(logits)
+    bonus = sequence.rule.pick(logits)
     sequence.session.start(prompt, target.features(sequence.place))
     sequence.stats.prefill_s = perf_counter() - started_s
     return bonus
@@ -48,7 +50,7 @@ def run_round(decoder: TreeDecoder, sequences: Sequence[TextSequence]) -> list[l
     logits = decoder.target.verify(steps)
     _observe_cost(decoder, sequences, trees, laps)
     outcomes = [
-        walk(tree, rows, sequence.pick)
+        sequence.rule.accept(tree, rows)
         for sequence, tree, rows in zip(sequences, trees, logits, strict=True)
     ]
     laps.end("accept_s")
@@ -71,25 +73,51 @@ def _choose_trees(
         return [EMPTY] * batch
     width = min(max(policy.max_nodes, 1), decoder.target.architecture.vocab)
     offers, drafting = [], [index for index in range(batch) if depths[index] >= 1]
+    fills: list[Fill] = []
     for index in drafting:
-        sequence = sequences[index]
-        request = DraftRequest(
-            depth=depths[index],
-            width=width,
-            growth=policy.growth,
-            temperature=sequence.sampling.temperature or 1.0,
-        )
-        drafted = sequence.session.draft(sequence.context, request)
-        candidates = usable(drafted, decoder.target.architecture.vocab)
+        candidates, fill = _draft(decoder, sequences[index], depths[index], width)
+        fills.append(fill)
         # Behind the root there is always room for the policy's largest tree.
         limits = Limits(nodes=max(policy.max_nodes, 1), depth=depths[index])
-        offers.append(Offer(candidates, sequence.cached, limits))
+        offers.append(Offer(candidates, sequences[index].cached, limits))
     laps.end("draft_s")
-    trees = [EMPTY] * batch
-    for index, tree in zip(drafting, policy.choose_together(offers), strict=True):
-        trees[index] = tree
+    shapes = policy.choose_together(offers)
     laps.end("build_s")
+    trees = [EMPTY] * batch
+    for index, fill, shape in zip(drafting, fills, shapes, strict=True):
+        trees[index] = fill(shape)
+    laps.end("draft_s")
     return trees
+
+
+def _draft(
+    decoder: TreeDecoder, sequence: TextSequence, depth: int, width: int
+) -> tuple[Candidates, Fill]:
+    """What the policy chooses from, and what makes the tree of its choice.
+
+    A deterministic tree is the choice itself. For a sampled one the policy sees expected
+    acceptance in place of tokens, and the tokens are drawn once the shape is settled.
+    """
+    rule, session, context = sequence.rule, sequence.session, sequence.context
+    temperature = sequence.sampling.temperature or 1.0
+    drawn = rule.wants_drawn()
+    if drawn and decoder.drafter.draws == "levels":
+        drawing = cast(DrawingSession, session)
+        return rule.expected_by_depth(depth, width), lambda shape: drawing.draw(
+            context, shape, temperature, rule.pick.generator
+        )
+    request = DraftRequest(
+        depth=depth,
+        width=width,
+        growth=decoder.policy.growth,
+        temperature=temperature,
+        whole=drawn,
+    )
+    candidates = usable(session.draft(context, request), decoder.target.architecture.vocab)
+    if not drawn:
+        return candidates, lambda shape: shape
+    lattice = cast(Lattice, candidates)
+    return rule.expected(lattice), lambda shape: rule.drawn(shape, lattice)
 
 
 def _commit(

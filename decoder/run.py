@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from costmodel.errors import InputError
+from decoder.acceptance_rule import AcceptanceRule
 from decoder.rounds import prefill, run_round
 from decoder.sequence import TextRequest, TextSequence
 from decoder.statistics import Statistics
@@ -93,8 +94,8 @@ def run_together(
 
 def _open(decoder: TreeDecoder, request: TextRequest, place: int) -> TextSequence:
     stats = Statistics(policy=decoder.policy.name, profile=decoder.profile_line)
-    device = decoder.target.device
-    return TextSequence(request, decoder.drafter, stats, device, decoder.number_text(), place)
+    rule = AcceptanceRule(decoder.acceptance, request.sampling, decoder.target.device)
+    return TextSequence(request, decoder.drafter, stats, rule, decoder.number_text(), place)
 
 
 def _tokens_needed(decoder: TreeDecoder, sequence: TextSequence) -> int:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from decoder.acceptance_rule import AcceptanceRule
 from decoder.drafters.base import Drafter
-from decoder.sampling import Picker, Sampling
+from decoder.sampling import Sampling
 from decoder.statistics import Statistics
 from decoder.text import StopStrings, TextStream
 
@@ -43,7 +43,7 @@ class TextSequence:
         request: TextRequest,
         drafter: Drafter,
         stats: Statistics,
-        device: torch.device,
+        rule: AcceptanceRule,
         number: int,
         place: int,
     ) -> None:
@@ -52,7 +52,7 @@ class TextSequence:
         self.token_ids: list[int] = []
         self.stats = stats
         self.session = drafter.session()
-        self.pick = Picker(request.sampling, device)
+        self.rule = rule
         self.sampling = request.sampling
         self._request = request
         prompt = len(request.prompt)

@@ -9,7 +9,7 @@ same rounds, so the best of them in hindsight is exact.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,18 +26,29 @@ WIDTH = 256  # candidates a position; the ranks behind hardly ever end in a tree
 VOCAB = 151_936  # Qwen3's; only its order of size matters
 
 
-@dataclass(slots=True)
-class Totals:
-    """What one policy did over all rounds."""
+class Played:
+    """What one policy did in each round: rows of tokens, seconds and nodes."""
 
-    committed: int = 0
-    seconds: float = 0.0
-    nodes: int = 0
-    drafted_rounds: int = 0
+    def __init__(self) -> None:
+        self._rows: list[tuple[float, float, float]] = []
+
+    def add(self, committed: int, seconds: float, nodes: int) -> None:
+        self._rows.append((committed, seconds, nodes))
+
+    @property
+    def rounds(self) -> NDArray[np.float64]:
+        """[rounds, 3]"""
+        return np.array(self._rows, dtype=np.float64)
 
     @property
     def rate(self) -> float:
-        return self.committed / self.seconds
+        """Tokens a second over all rounds."""
+        committed, seconds, _ = self.rounds.sum(axis=0)
+        return float(committed / seconds)
+
+    @property
+    def mean_nodes(self) -> float:
+        return float(self.rounds[:, 2].mean())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +82,9 @@ def draw_rounds(
 
 def compare(
     process: AcceptanceProcess, policies: Mapping[str, Policy], setting: Setting
-) -> tuple[dict[str, Totals], Hindsight]:
+) -> tuple[dict[str, Played], Hindsight]:
     """Run every policy over the same rounds; also every fixed size of 0 .. max_nodes."""
-    totals = {name: Totals() for name in policies}
+    played = {name: Played() for name in policies}
     cost, context = setting.cost, setting.context
     sizes = np.arange(setting.max_nodes + 1)
     cycle_s = np.asarray(cost.cycle_s(sizes.astype(np.float64), context), dtype=np.float64)
@@ -81,14 +92,14 @@ def compare(
     for index, (block, truth) in enumerate(draw_rounds(process, setting.rounds, setting.seed)):
         committed[index] = committed_by_size(block, truth.tolist(), setting.max_nodes)
         for name, policy in policies.items():
-            _play(policy, totals[name], (block, truth), setting)
+            _play(policy, played[name], (block, truth), setting)
     seconds = np.broadcast_to(cycle_s, committed.shape)
-    return totals, Hindsight(sizes=sizes, committed=committed, seconds=seconds)
+    return played, Hindsight(sizes=sizes, committed=committed, seconds=seconds)
 
 
 def _play(
     policy: Policy,
-    totals: Totals,
+    played: Played,
     drawn: tuple[Lattice, NDArray[np.int64]],
     setting: Setting,
 ) -> None:
@@ -97,17 +108,14 @@ def _play(
     context, cost = setting.context, setting.cost
     if not policy.wants_draft(context):
         policy.observe(EMPTY, [], context)
-        totals.committed += 1
-        totals.seconds += cost.plain_s(context)
+        played.add(1, cost.plain_s(context), 0)
         return
     limits = Limits(nodes=max(policy.max_nodes, 1), depth=len(truth))
     tree = policy.choose(block, context, limits)
     rows = accepted_rows(tree, truth.tolist())
     policy.observe(tree, rows, context)
-    totals.committed += 1 + len(rows)
-    totals.seconds += float(cost.cycle_s(np.array([float(tree.nodes)]), context)[0])
-    totals.nodes += tree.nodes
-    totals.drafted_rounds += 1
+    cycle_s = float(cost.cycle_s(np.array([float(tree.nodes)]), context)[0])
+    played.add(1 + len(rows), cycle_s, tree.nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +141,3 @@ class CostAt:
         self, nodes: NDArray[np.float64], context: float, batch: int = 1
     ) -> NDArray[np.float64]:
         return self.cycles_s[np.asarray(nodes, dtype=np.int64)]
-
-    def with_factor(self, factor: float) -> CostAt:
-        """The same costs on a machine that is slower by a factor."""
-        return replace(
-            self,
-            cycles_s=self.cycles_s * factor,
-            draft=self.draft * factor,
-            plain=self.plain * factor,
-        )

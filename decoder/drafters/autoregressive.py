@@ -15,13 +15,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from decoder.drafters.base import DraftRequest
+from decoder.drafters.base import DraftRequest, Draws
 from decoder.drafters.vocabulary import check_vocabulary
+from decoder.drawn_levels import draw_levels
 from decoder.growth import Children, Frontier, grow
 from decoder.kv_cache import KVCache
 from decoder.loading import load_model
 from decoder.target import Target
-from decoder.tree import CandidateTree
+from decoder.tree import EMPTY, CandidateTree, DraftTree
 
 MAX_DEPTH = 8
 CATCH_UP_ROWS = 64  # unseen tokens that go into the bonus token's forward; more are prefilled
@@ -32,11 +33,12 @@ class AutoregressiveDrafter:
     """Drafts with a causal language model; `model` runs it, as a target of its own.
 
     max_depth  deepest position drafted; each costs a forward of the drafter
-    vocab      token ids that the target has, where the drafter's are padded beyond
+    vocab      size of the target's vocabulary, where one of the two is padded
     """
 
     name = "autoregressive"
     feature_layers: tuple[int, ...] = ()
+    draws: Draws = "levels"
 
     def __init__(
         self, model: Target, *, max_depth: int = MAX_DEPTH, vocab: int | None = None
@@ -44,7 +46,7 @@ class AutoregressiveDrafter:
         self.model = model
         self.max_depth = max_depth
         self.architecture_hash = model.architecture.hash
-        self.vocab = min(vocab or model.architecture.vocab, model.architecture.vocab)
+        self.vocab = vocab or model.architecture.vocab
 
     @classmethod
     def from_pretrained(
@@ -87,14 +89,28 @@ class AutoregressiveSession:
 
     def draft(self, context: NDArray[np.int64], request: DraftRequest) -> CandidateTree:
         """Candidates below the bonus token; none where the drafter's positions have run out."""
-        # A node at depth d is forwarded at position len(context) - 1 + d, the deepest ones never.
-        room = self._model.max_context + 1 - len(context)
-        depth = min(request.depth, self._drafter.max_depth, room)
+        depth = self._depth(context, request.depth)
         if depth < 1:
             return NOTHING
-        logits = self._catch_up(context)
-        source = _ModelSource(self, logits, request.temperature, self._drafter.vocab)
-        return grow(source, request.growth, depth)
+        distributions = _Distributions(self, self._catch_up(context), request.temperature)
+        return grow(_BestChildren(distributions), request.growth, depth)
+
+    def draw(
+        self,
+        context: NDArray[np.int64],
+        shape: DraftTree,
+        temperature: float,
+        generator: torch.Generator,
+    ) -> DraftTree:
+        """A `DrawnTree` of this shape, drawn from q; a chain is speculative sampling.
+
+        The empty tree where the drafter's positions have run out.
+        """
+        depth = self._depth(context, int(shape.depths.max(initial=0)))
+        if depth < 1:
+            return EMPTY
+        distributions = _Distributions(self, self._catch_up(context), temperature)
+        return draw_levels(shape, distributions, generator, depth)
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
         """Keep the rows of the text and of the accepted nodes that were expanded."""
@@ -116,7 +132,18 @@ class AutoregressiveSession:
 
     @property
     def bonus_row(self) -> int:
+        """The pending row that is the root of the tree."""
         return self._rows.text_rows - 1
+
+    @property
+    def vocab(self) -> int:
+        """Of the target."""
+        return self._drafter.vocab
+
+    def _depth(self, context: NDArray[np.int64], wanted: int) -> int:
+        """Levels that can be drafted; a node of the last level is never forwarded itself."""
+        room = self._model.max_context + 1 - len(context)
+        return min(wanted, self._drafter.max_depth, room)
 
     def _catch_up(self, context: NDArray[np.int64]) -> torch.Tensor:
         """Logits [1, vocab] at the bonus token, after all of the context that is not cached."""
@@ -201,42 +228,55 @@ class PendingRows:
         return rows
 
 
-class _ModelSource:
-    """The most probable next tokens at the bonus token and at nodes, one forward a level.
+class _Distributions:
+    """The drafter's q at the bonus token and at nodes, one forward a level.
 
     logits  [1, vocab] at the bonus token
-    vocab   token ids that may be proposed
     """
 
     def __init__(
-        self, session: AutoregressiveSession, logits: torch.Tensor, temperature: float, vocab: int
+        self, session: AutoregressiveSession, logits: torch.Tensor, temperature: float
     ) -> None:
         self._session = session
         self._logits = logits
         self._temperature = temperature
-        self._vocab = vocab
         self._rows = np.array([session.bonus_row])  # pending rows of the frontier before
 
-    def root(self, width: int) -> Children:
+    def root(self) -> torch.Tensor:
         self._rows = np.array([self._session.bonus_row])
-        return self._best(self._logits, width)
+        return self._q(self._logits)
 
-    def expand(self, frontier: Frontier, width: int) -> Children:
+    def expand(self, frontier: Frontier) -> torch.Tensor:
         parents = self._rows[frontier.above]
         self._rows, logits = self._session.expand(frontier.tokens, parents)
-        return self._best(logits, width)
+        return self._q(logits)
 
     @torch.inference_mode()
-    def _best(self, logits: torch.Tensor, width: int) -> Children:
-        """The top of each row, [F, K]; a row of logits that are no numbers has no children."""
-        known = distribution(logits[:, : self._vocab], self._temperature)
-        top = known.topk(min(width, known.shape[1]))
-        # One copy to the host for both; float64 holds every token id exactly.
-        both = torch.stack((top.values.double(), top.indices.double())).cpu().numpy()
-        return both[1].astype(np.int64), both[0]
+    def _q(self, logits: torch.Tensor) -> torch.Tensor:
+        """[rows, the target's vocabulary], in float32 or finer."""
+        vocab = self._session.vocab
+        accurate = logits[:, :vocab].to(torch.promote_types(logits.dtype, torch.float32))
+        q = (accurate / self._temperature).softmax(-1)
+        return torch.nn.functional.pad(q, (0, vocab - q.shape[1]))
 
 
-def distribution(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """The drafter's q, [rows, vocab], in float32 or finer."""
-    accurate = torch.promote_types(logits.dtype, torch.float32)
-    return (logits.to(accurate) / temperature).softmax(-1)
+class _BestChildren:
+    """The most probable children of each node; a row of q that is no numbers has none."""
+
+    def __init__(self, distributions: _Distributions) -> None:
+        self._distributions = distributions
+
+    def root(self, width: int) -> Children:
+        return _best(self._distributions.root(), width)
+
+    def expand(self, frontier: Frontier, width: int) -> Children:
+        return _best(self._distributions.expand(frontier), width)
+
+
+@torch.inference_mode()
+def _best(q: torch.Tensor, width: int) -> Children:
+    """The top of each row of q, [F, K], on the host."""
+    top = q.topk(min(width, q.shape[1]))
+    # One copy for both; float64 holds every token id exactly.
+    both = torch.stack((top.values.double(), top.indices.double())).cpu().numpy()
+    return both[1].astype(np.int64), both[0]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from decoder.growth import Growth
-from decoder.tree import CandidateTree, Lattice
+from decoder.tree import CandidateTree, DraftTree, Lattice
+
+# How a drafter serves sampled trees: not at all, having no q over the whole vocabulary; by
+# `Lattice.whole`, q at every position; or by `DrawingSession.draw`, level by level.
+Draws = Literal["never", "whole", "levels"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,23 @@ class DraftSession(Protocol):
         """
 
 
+class DrawingSession(DraftSession, Protocol):
+    """A session whose q depends on the path, so that it draws sampled trees itself."""
+
+    def draw(
+        self,
+        context: NDArray[np.int64],
+        shape: DraftTree,
+        temperature: float,
+        generator: torch.Generator,
+    ) -> DraftTree:
+        """A `DrawnTree` of this shape: siblings, in row order, drawn without replacement.
+
+        The tokens of `shape` do not count; children for which q has no token left are left
+        out, with what hangs below them. `temperature` is that of q.
+        """
+
+
 class Drafter(Protocol):
     """Proposes candidates for the tokens after the bonus token."""
 
@@ -57,6 +78,7 @@ class Drafter(Protocol):
     architecture_hash: str  # the key of its cost in a profile
     max_depth: int  # gamma: the deepest position it drafts
     feature_layers: tuple[int, ...]  # hidden states it reads (0: the embedding), or none
+    draws: Draws  # how it serves sampled trees
 
     def session(self) -> DraftSession:
         """The drafting of a new sequence; what it learns of acceptance may be shared."""

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from decoder.drafters.base import DraftRequest
+from decoder.drafters.base import DraftRequest, Draws
 from decoder.jit import jit
 from decoder.tree import CandidateTree
 
@@ -45,6 +45,7 @@ class NgramDrafter:
     name = "ngram"
     architecture_hash = "ngram"
     feature_layers: tuple[int, ...] = ()
+    draws: Draws = "never"
 
     def __init__(self, max_depth: int = 16) -> None:
         self.max_depth = max_depth

@@ -70,10 +70,10 @@ def published(
 ) -> AcceptanceProcess:
     """The process of one line. Raises InputError where the papers have no such line."""
     rows = published_rows()
+    wanted = (table, dataset, target, temperature)
     for row in rows:
-        if (row.table, row.dataset, row.target) == (table, dataset, target):
-            if row.temperature == temperature:
-                return process_of(row)
+        if (row.table, row.dataset, row.target, row.temperature) == wanted:
+            return process_of(row)
     known = sorted({f"{row.table} {row.target} {row.dataset}" for row in rows})
     raise InputError(
         f"no published acceptance of {table} {target} {dataset} at temperature {temperature}",

@@ -16,17 +16,23 @@ from decoder.policies.base import (
     Offer,
     PolicyBase,
 )
-from decoder.policies.bias import DepthBias, DraftGate
+from decoder.policies.bias import DepthBias, DraftGate, Pace
 from decoder.tree import EMPTY, DraftTree, best_first
 
 
 class Bastion(PolicyBase):
-    """The tree size of highest estimated speed, from the cost model (BASTION eqs. 6, 7).
+    """The tree size that adds most to the speed of the whole text, from the cost model.
+
+    The speed of a text is all its tokens over all its seconds, and such a ratio of sums is
+    highest where every round takes the size of highest A(N) - rate x C(N), at the rate that
+    is reached on the whole (renewal reward; Dinkelbach, 1967). The paper instead takes each
+    round's own highest A(N) / C(N) (BASTION eqs. 6, 7), which spends too much on rounds that
+    promise little and too little on those that promise much.
 
     Unlike the paper's first-drop rule, every size is scored, because measured
-    costs are stairs; size 0 (a plain step) competes with the rest, so a round is
-    never expected to be slower than not speculating. Path scores are corrected
-    online by depth, since drafters are biased.
+    costs are stairs; size 0 (a plain step) competes with the rest, and the rate is never
+    taken below that of plain steps, so a round is never expected to be slower than not
+    speculating. Path scores are corrected online by depth, since drafters are biased.
     """
 
     name = "bastion"
@@ -36,18 +42,19 @@ class Bastion(PolicyBase):
         self.max_nodes = max_nodes
         self._bias = DepthBias()
         self._gate = DraftGate(cost)
+        self._pace = Pace()
+        self._batch = 1
+        self._cycle_s: float | None = None  # of the round under way, a sequence; None if plain
 
     def wants_draft(self, context: int, batch: int = 1) -> bool:
+        self._batch, self._cycle_s = batch, None
         return self._gate.open(context, batch)
 
     def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
         tree = self._largest(candidates, limits)
         if tree.nodes == 0:
             return EMPTY
-        # Size 0 is the plain step. The draft is already paid for, so it counts for no size.
-        sizes = np.arange(tree.nodes + 1)
-        cycle_s = self.cost.cycle_s(sizes, context) - self.cost.draft_s(context)
-        return tree.first(int(np.argmax(expected_committed(tree.scores) / cycle_s)))
+        return tree.first(self._best_size(expected_committed(tree.scores), context))
 
     def choose_together(self, offers: Sequence[Offer]) -> list[DraftTree]:
         """One budget for the batch: the best nodes of all trees compete for it.
@@ -64,18 +71,32 @@ class Bastion(PolicyBase):
         order = np.argsort(-scores, kind="stable")
         batch, context = len(offers), float(np.mean([offer.context for offer in offers]))
         committed = batch - 1.0 + expected_committed(scores[order])
-        sizes = np.arange(len(scores) + 1) / batch
-        cycle_s = self.cost.cycle_s(sizes, context, batch) - self.cost.draft_s(context)
-        taken = owner[order[: int(np.argmax(committed / cycle_s))]]
+        taken = owner[order[: self._best_size(committed, context, batch)]]
         counts = np.bincount(taken, minlength=batch)
         return [tree.first(int(count)) for tree, count in zip(trees, counts, strict=True)]
 
     def observe(self, tree: DraftTree, accepted_rows: list[int], context: int) -> None:
         self._bias.observe(tree, accepted_rows)
         self._gate.observe(tree, len(accepted_rows), context)
+        plain_s = self.cost.plain_s(context, self._batch) / self._batch
+        spent_s = plain_s if self._cycle_s is None else self._cycle_s
+        self._pace.observe(1 + len(accepted_rows), spent_s / plain_s)
 
     def _largest(self, candidates: Candidates, limits: Limits) -> DraftTree:
         return best_first(candidates, min(self.max_nodes, limits.nodes), self._bias.factors())
+
+    def _best_size(self, committed: NDArray[np.float64], context: float, batch: int = 1) -> int:
+        """The number of nodes, in all sequences, to verify; `committed` [sizes] are A(N)."""
+        cycle_s = self.cost.cycle_s(np.arange(len(committed)) / batch, context, batch)
+        speed = self._pace.speed()
+        if speed is None:
+            # Nothing is known but the round itself, whose draft is already paid for.
+            rate = float(np.max(committed / (cycle_s - self.cost.draft_s(context))))
+        else:
+            rate = speed * batch / self.cost.plain_s(context, batch)
+        best = int(np.argmax(committed - rate * cycle_s))
+        self._cycle_s = float(cycle_s[best]) / batch
+        return best
 
 
 class PaperBastion(PolicyBase):

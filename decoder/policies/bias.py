@@ -1,4 +1,4 @@
-"""What is learnt while decoding: the drafter's bias by depth, and whether drafting pays."""
+"""What is learnt while decoding: the drafter's bias, the speed reached, whether drafting pays."""
 
 from __future__ import annotations
 
@@ -48,6 +48,31 @@ class DepthBias:
             if depth < len(accepted_rows):
                 self._realised[depth] += 1.0
                 above = float(tree.scores[accepted_rows[depth] - 1])
+
+
+class Pace:
+    """The speed that decoding has reached: tokens in the time of one plain step.
+
+    Both counts fade by `FADING` a round. Seconds are the cost model's, so that a model which
+    is wrong by a factor still leads to the same choices.
+    """
+
+    FADING = 0.98
+
+    def __init__(self) -> None:
+        self._committed = 0.0
+        self._plain_steps = 0.0
+
+    def speed(self) -> float | None:
+        """None before the first round; at least 1, which plain steps always reach."""
+        if self._plain_steps == 0.0:
+            return None
+        return max(self._committed / self._plain_steps, 1.0)
+
+    def observe(self, committed: int, plain_steps: float) -> None:
+        """A round's tokens, and its time in plain steps."""
+        self._committed = self._committed * self.FADING + committed
+        self._plain_steps = self._plain_steps * self.FADING + plain_steps
 
 
 class DraftGate:

@@ -40,7 +40,7 @@ GENERATION_OPTIONS = ("max_new_tokens", "chat", "stop", "temperature", "top_p", 
     "--drafter",
     default="ngram",
     show_default=True,
-    help="ngram, or a folder or hub id: DFlash, EAGLE-3, or a smaller model of the same vocabulary.",
+    help="ngram, or a folder or hub id of a DFlash or EAGLE-3 drafter or a smaller model.",
 )
 @click.option(
     "--policy",

@@ -116,6 +116,7 @@ class LatticeDrafter:
     name = "lattice"
     architecture_hash = "lattice"
     feature_layers = ()
+    draws = "never"
 
     def __init__(self, vocab, depth=4, width=3, seed=0):
         self.max_depth = depth
