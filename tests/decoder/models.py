@@ -155,6 +155,24 @@ class StairCost:
         return 1.0 + 0.2 * (rows // 8) + 0.05 * batch
 
 
+class WholeDrafter(LatticeDrafter):
+    """The same with q over the whole vocabulary, so that trees can be drawn from it."""
+
+    name = "whole"
+    draws = "whole"
+
+    def draft(self, context, request):
+        generator = torch.Generator().manual_seed(
+            self._seed + 31 * int(context[-1]) + 1009 * len(context)
+        )
+        depth = min(request.depth, self.max_depth)
+        logits = torch.randn(depth, self._vocab, generator=generator)
+        whole = (1.5 * logits / request.temperature).softmax(-1)
+        top = whole.topk(min(self._width, self._vocab))
+        given = whole if request.whole else None
+        return Lattice(top.indices.numpy(), top.values.double().numpy(), given)
+
+
 class OracleDrafter(LatticeDrafter):
     """Knows the right continuation and hides it at a given rank of every position."""
 

@@ -34,6 +34,7 @@ class PromptDrafter:
     name = architecture_hash = "prompt"
     max_depth = 5
     feature_layers = ()
+    draws = "never"
 
     def __init__(self, texts):
         self._texts = texts
