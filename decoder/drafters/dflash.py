@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from costmodel.errors import InputError
-from decoder.drafters.base import DraftRequest
+from decoder.drafters.base import DraftRequest, Draws
 from decoder.drafters.blocks import DraftCache, Rotary
 from decoder.drafters.checkpoint import checkpoint_folder, read_config
 from decoder.drafters.dflash_model import DFlashConfig, DFlashModel, load_dflash
@@ -29,6 +29,7 @@ class DFlashDrafter:
     """
 
     name = "dflash"
+    draws: Draws = "whole"
 
     def __init__(self, target: Target, source: str | Path | DFlashModel) -> None:
         if isinstance(source, DFlashModel):

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from costmodel.errors import InputError
-from decoder.drafters.base import DraftRequest
+from decoder.drafters.base import DraftRequest, Draws
 from decoder.drafters.blocks import DraftCache, Rotary, Span, span
 from decoder.drafters.checkpoint import checkpoint_folder, read_config
 from decoder.drafters.eagle3_model import Eagle3Config, Eagle3Model, load_eagle3, token_ids
@@ -34,6 +34,7 @@ class Eagle3Drafter:
 
     name = "eagle3"
     max_depth = EXPANSIONS + 1
+    draws: Draws = "never"
 
     def __init__(self, target: Target, source: str | Path | Eagle3Model) -> None:
         if isinstance(source, Eagle3Model):

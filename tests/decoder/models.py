@@ -36,21 +36,29 @@ SIZES = {
     "bos_token_id": None,
 }
 FAMILIES = {
-    "llama-gqa": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=2)),
-    "llama-mha": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=4)),
+    "llama-gqa": lambda **more: LlamaForCausalLM(
+        LlamaConfig(**SIZES | more, num_key_value_heads=2)
+    ),
+    "llama-mha": lambda **more: LlamaForCausalLM(
+        LlamaConfig(**SIZES | more, num_key_value_heads=4)
+    ),
     # A tied head with the usual small weights would only repeat its input.
-    "llama-mha-tied": lambda: LlamaForCausalLM(
-        LlamaConfig(**SIZES, num_key_value_heads=4, tie_word_embeddings=True, initializer_range=0.5)
+    "llama-mha-tied": lambda **more: LlamaForCausalLM(
+        LlamaConfig(
+            **SIZES | more, num_key_value_heads=4, tie_word_embeddings=True, initializer_range=0.5
+        )
     ),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=1)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=16)),
-    "mistral": lambda: MistralForCausalLM(
-        MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=None)
+    "qwen2": lambda **more: Qwen2ForCausalLM(Qwen2Config(**SIZES | more, num_key_value_heads=1)),
+    "qwen3": lambda **more: Qwen3ForCausalLM(
+        Qwen3Config(**SIZES | more, num_key_value_heads=2, head_dim=16)
     ),
-    "gpt-neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES)),
-    "qwen3-moe": lambda: Qwen3MoeForCausalLM(
+    "mistral": lambda **more: MistralForCausalLM(
+        MistralConfig(**SIZES | more, num_key_value_heads=2, sliding_window=None)
+    ),
+    "gpt-neox": lambda **more: GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES | more)),
+    "qwen3-moe": lambda **more: Qwen3MoeForCausalLM(
         Qwen3MoeConfig(
-            **SIZES,
+            **SIZES | more,
             num_key_value_heads=2,
             head_dim=16,
             num_experts=6,
@@ -61,10 +69,10 @@ FAMILIES = {
 }
 
 
-def random_model(family, *, dtype=torch.float64, scale=6.0, seed=0):
+def random_model(family, *, dtype=torch.float64, scale=6.0, seed=0, **sizes):
     """A random model whose logits are spread enough for a clear argmax and short repeats."""
     torch.manual_seed(seed)
-    model = FAMILIES[family]().to(dtype).eval()
+    model = FAMILIES[family](**sizes).to(dtype).eval()
     if family == "qwen3-moe":
         model.set_experts_implementation("eager")  # the grouped kernel has no float64
     with torch.no_grad():

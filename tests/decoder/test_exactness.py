@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import product
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -24,14 +25,18 @@ from transformers import (
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError
+from decoder import TreeDecoder
 from decoder.candidates import usable
 from decoder.drafters.acceptance_process import AcceptanceProcess
 from decoder.drafters.autoregressive import AutoregressiveDrafter
+from decoder.drafters.dflash import DFlashDrafter
+from decoder.drafters.eagle3 import Eagle3Drafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.drafters.replay import ReplayDrafter, Truth
 from decoder.policies import parse_policy
 from decoder.tree import CandidateTree, Lattice
 from tests.decoder.adversaries import ADVERSARIES, MASK
+from tests.decoder.draft_models import dflash_folder, eagle3_folder
 from tests.decoder.models import (
     FAMILIES,
     SIZES,
@@ -174,6 +179,51 @@ def test_sampled_text_is_that_of_plain_sampling(drafter):
         for policy in ("plain", "fixed:13", "bastion")
     ]
     assert texts[0] == texts[1] == texts[2]
+
+
+class TestDraftersThatReadTheTarget:
+    """DFlash and EAGLE-3, which need a deeper target for the hidden states that they read."""
+
+    LAYERS = 6
+    MAKERS: ClassVar = {
+        "dflash": (dflash_folder, DFlashDrafter),
+        "eagle3": (eagle3_folder, Eagle3Drafter),
+    }
+
+    @pytest.mark.parametrize("kind", MAKERS)
+    @pytest.mark.parametrize(("turn", "family"), enumerate(FAMILIES))
+    def test_output_is_that_of_plain_decoding(self, tmp_path, kind, turn, family):
+        """Each family with a third of the policies, all of them over the families."""
+        decoder, truth = self.decoder(tmp_path, kind, family)
+        for policy in POLICIES[turn % 3 :: 3]:
+            decoder.policy = parse_policy(policy, lambda kind: StairCost(), max_nodes=60)
+            assert decoder.generate(PROMPT, max_new_tokens=TOKENS).token_ids == truth
+
+    @pytest.mark.parametrize("kind", MAKERS)
+    @pytest.mark.parametrize("policy", ["fixed:13", "bastion", "dynatree"])
+    def test_a_drafter_whose_numbers_overflow(self, tmp_path, kind, policy):
+        decoder, truth = self.decoder(tmp_path, kind, "llama-gqa")
+        with torch.no_grad():
+            decoder.drafter.model.norm.weight.fill_(float("nan"))
+        decoder.policy = parse_policy(policy, lambda kind: StairCost(), max_nodes=60)
+        assert decoder.generate(PROMPT, max_new_tokens=TOKENS).token_ids == truth
+
+    @pytest.mark.parametrize("kind", MAKERS)
+    def test_in_a_batch(self, tmp_path, kind):
+        decoder, truth = self.decoder(tmp_path, kind, "qwen3")
+        decoder.policy = parse_policy("bastion", lambda kind: StairCost(), max_nodes=60)
+        results = decoder.generate_batch([PROMPT[:3], PROMPT], max_new_tokens=TOKENS)
+        alone = decoder.generate(PROMPT[:3], max_new_tokens=TOKENS)
+        assert [result.token_ids for result in results] == [alone.token_ids, truth]
+
+    def decoder(self, folder, kind, family):
+        """A decoder with a random drafter, and what its target writes after `PROMPT`."""
+        model = random_model(family, num_hidden_layers=self.LAYERS)
+        write, drafter_class = self.MAKERS[kind]
+        target = target_of(model)
+        drafter = drafter_class(target, write(folder / "drafter")[0])
+        truth = greedy(model, PROMPT, TOKENS)
+        return TreeDecoder(target, policy="plain", drafter=drafter), truth
 
 
 class TestUsable:
