@@ -191,7 +191,7 @@ class TestDraftersThatReadTheTarget:
     }
 
     @pytest.mark.parametrize("kind", MAKERS)
-    @pytest.mark.parametrize(("turn", "family"), enumerate(FAMILIES))
+    @pytest.mark.parametrize(("turn", "family"), list(enumerate(FAMILIES)))
     def test_output_is_that_of_plain_decoding(self, tmp_path, kind, turn, family):
         """Each family with a third of the policies, all of them over the families."""
         decoder, truth = self.decoder(tmp_path, kind, family)
