@@ -26,7 +26,8 @@ class DrawnTree(DraftTree):
     """A tree whose siblings, in row order, were drawn without replacement from q.
 
     q        float32 [distributions, vocab], the very numbers the children were drawn with;
-             rows need not sum to 1 exactly, what counts are their proportions
+             rows need not sum to 1 exactly, what counts are their proportions; may have
+             fewer columns than the target's vocabulary, the rest then being 0
     sources  int64 [N + 1]: for each row, which distribution its children were drawn from;
              -1 for a leaf
     scores   float64 [N]: expected acceptance (of the shape), not the drawn tokens' chances

@@ -143,6 +143,16 @@ def test_proportions_of_q_are_what_counts(name, scale):
 
 
 @pytest.mark.parametrize("name", RULES)
+def test_a_smaller_vocabulary_of_the_drafter(name):
+    """The target's last token is one that the drafter does not know."""
+    target, draft = random_target(4, seed=7), random_draft(2, 3, seed=7)
+    trees = list(drawn_trees([0, 0, 1, 1], draft))
+    assert all(tree.q.shape[1] == 3 for _, tree in trees)
+    _, emitted = enumerate_rule(RULES[name], trees, target, 3)
+    np.testing.assert_allclose(emitted, target.joint(3), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", RULES)
 def test_keeping_the_best_scored_of_several_draws_is_caught(name):
     """Draw two, keep the more probable one: the ratio test then uses the wrong q."""
     target, draft = random_target(3, seed=3), random_draft(1, 3, seed=3)
