@@ -92,7 +92,7 @@ def target_of(model) -> Target:
     )
 
 
-def decoder_of(model, policy, drafter=None, **options) -> TreeDecoder:
+def decoder_of(model, policy, drafter="ngram", **options) -> TreeDecoder:
     return TreeDecoder(target_of(model), policy=policy, drafter=drafter, **options)
 
 

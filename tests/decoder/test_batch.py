@@ -65,7 +65,7 @@ class PromptSession:
         pass
 
 
-def decoder_with(model, policy, drafter=None):
+def decoder_with(model, policy, drafter="ngram"):
     decoder = decoder_of(model, "plain", drafter)
     decoder.policy = parse_policy(policy, lambda kind: StairCost(), max_nodes=40)
     return decoder
