@@ -58,7 +58,11 @@ class AutoregressiveDrafter:
         target's.
         """
         loaded = load_model(
-            str(name), weights="pretrained", dtype=target.dtype, device=target.device
+            str(name),
+            weights="pretrained",
+            dtype=target.dtype,
+            device=target.device,
+            download=True,
         )
         check_vocabulary(loaded, target.loaded)
         return cls(Target(loaded), max_depth=max_depth, vocab=target.architecture.vocab)
