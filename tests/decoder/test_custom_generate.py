@@ -22,6 +22,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from costmodel.errors import InputError
 from decoder import TreeDecoder
 from decoder.custom_generate import CustomGenerate, sampling_of
+from decoder.drafters.ngram import NgramDrafter
 from decoder.sampling import Sampling
 from tests.decoder.models import FAMILIES, WholeDrafter, random_model
 
@@ -139,7 +140,7 @@ def test_the_model_is_given_back_and_nothing_is_random_in_greedy_decoding(model)
     assert generate.stats[0].rounds == len(generate.stats[0].tree_nodes)
 
 
-@pytest.mark.parametrize("drafter", [None, WholeDrafter(97, depth=3, width=4)])
+@pytest.mark.parametrize("drafter", [NgramDrafter(), WholeDrafter(97, depth=3, width=4)])
 def test_samples_have_the_distribution_of_generate(drafter):
     """The first two new tokens of many rows, top-k 50 by default left in: one chi-square."""
     model = random_model("llama-gqa", scale=16.0, dtype=torch.float32)
