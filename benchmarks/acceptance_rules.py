@@ -7,8 +7,8 @@ tokens. After each path the target has its own p = softmax(beta (base + sigma no
 noise of its own; the drafter has q, the mean of 48 such targets: the marginal that a perfectly
 calibrated block drafter would give. beta sets the entropy, sigma how far p lies from q. Trees
 of the same size are compared: best-first on q for the walk, best-first on the expected
-acceptance that decoder.expectation learns in the run for the sampled rules. Reported is the
-mean number of accepted drafted tokens, and the entropy at which the rules cross.
+acceptance that decoder.acceptance.expectation learns in the run for the sampled rules.
+Reported is the mean number of accepted drafted tokens, and the entropy at which the rules cross.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from benchmarks.common import environment, store
-from decoder.acceptance import recursive_rejection, traversal
-from decoder.drawn import DrawnTree, draw_from_lattice
-from decoder.expectation import RankExpectation
-from decoder.sampling import Picker, Sampling
+from decoder.acceptance.drawn import DrawnTree, draw_from_lattice
+from decoder.acceptance.expectation import RankExpectation
+from decoder.acceptance.rules import recursive_rejection, traversal
+from decoder.acceptance.sampling import Picker, Sampling
 from decoder.tree import DraftTree, Lattice, best_first
 
 VOCAB = 4000

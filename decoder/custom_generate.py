@@ -38,9 +38,9 @@ from transformers.generation import (
 from transformers.generation.configuration_utils import GenerationMode
 
 from costmodel.errors import InputError
+from decoder.acceptance.sampling import Sampling
 from decoder.engine import TreeDecoder
 from decoder.run import run_together
-from decoder.sampling import Sampling
 from decoder.sequence import TextRequest
 from decoder.statistics import Statistics
 from decoder.text import StopStrings

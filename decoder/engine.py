@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from costmodel.errors import InputError
-from decoder.acceptance_rule import RuleName, parse_rule
+from decoder.acceptance.choice import RuleName, parse_rule
+from decoder.acceptance.sampling import Sampling
 from decoder.device import parse_dtype, select_device
 from decoder.drafters.base import Drafter
 from decoder.drafters.factory import load_drafter
@@ -19,7 +20,6 @@ from decoder.loading import LoadedModel, Weights, borrow_model, default_target, 
 from decoder.policies import DEFAULT_MAX_NODES, Policy, parse_policy
 from decoder.policies.base import CostKind
 from decoder.run import DecodeRun, run_together
-from decoder.sampling import Sampling
 from decoder.sequence import TextRequest, end_tokens
 from decoder.startup import CostSource, ProfileChoice, find_cost
 from decoder.statistics import Statistics
@@ -59,7 +59,7 @@ class TreeDecoder:
     ) -> None:
         """
         drafter      an object, or what `--drafter` takes (decoder/drafters/factory.py)
-        acceptance   walk, recursive, traversal or auto (decoder/acceptance_rule.py)
+        acceptance   walk, recursive, traversal or auto (decoder/acceptance/choice.py)
         max_nodes    bounds the adaptive trees and chains
         trace        a JSONL file to which every round is written (decoder/trace.py)
         stage_times  end every stage with a synchronisation, so that its time is its own

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from decoder.acceptance import Accepted
+from decoder.acceptance.rules import Accepted
 from decoder.candidates import usable
 from decoder.device import synchronise
 from decoder.drafters.base import DraftRequest, DrawingSession

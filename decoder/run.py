@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from costmodel.errors import InputError
-from decoder.acceptance_rule import AcceptanceRule
+from decoder.acceptance.choice import AcceptanceRule
 from decoder.rounds import prefill, run_round
 from decoder.sequence import TextRequest, TextSequence
 from decoder.statistics import Statistics

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.acceptance_rule import AcceptanceRule
+from decoder.acceptance.choice import AcceptanceRule
+from decoder.acceptance.sampling import Sampling
 from decoder.drafters.base import Drafter
-from decoder.sampling import Sampling
 from decoder.statistics import Statistics
 from decoder.text import StopStrings, TextStream
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from costmodel.errors import InputError
-from decoder.acceptance import walk
+from decoder.acceptance.rules import walk
+from decoder.acceptance.sampling import Picker, Sampling
 from decoder.drafters.base import Drafter
 from decoder.drafters.timing import steady_draft
 from decoder.kv_cache import KVCache
-from decoder.sampling import Picker, Sampling
 from decoder.target import Step, Target
 from decoder.tree import EMPTY, DraftTree, Lattice, best_first
 

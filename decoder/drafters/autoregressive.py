@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from decoder.acceptance.drawn_levels import draw_levels
 from decoder.drafters.base import DraftRequest, Draws
 from decoder.drafters.vocabulary import check_vocabulary
-from decoder.drawn_levels import draw_levels
 from decoder.growth import Children, Frontier, grow
 from decoder.kv_cache import KVCache
 from decoder.loading import load_model

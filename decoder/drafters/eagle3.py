@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from costmodel.errors import InputError
+from decoder.acceptance.drawn_levels import draw_levels
 from decoder.drafters.base import DraftRequest, Draws
 from decoder.drafters.blocks import DraftCache, Rotary, Span, span
 from decoder.drafters.checkpoint import checkpoint_folder, read_config
 from decoder.drafters.eagle3_model import Eagle3Config, Eagle3Model, load_eagle3, token_ids
 from decoder.drafters.topk import most_probable, softmax
-from decoder.drawn_levels import draw_levels
 from decoder.growth import Children, Frontier, grow
 from decoder.target import Target
 from decoder.tree import CandidateTree, DraftTree

@@ -9,9 +9,9 @@ of the best matches form a trie. A child's probability is
 where hit(m) is the measured frequency with which the target's next token is
 among the continuations of an m-token match, learnt from the target's own
 output, at the root and below it apart: a match that has just gone on as before is
-likelier to go on than one of the same length that starts a draft. Prompt lookup decoding (Saxena, 2023) is the special case of one match
-and no probabilities; with several matches and calibrated probabilities the
-drafter yields trees.
+likelier to go on than one of the same length that starts a draft. Prompt lookup
+decoding (Saxena, 2023) is the special case of one match and no probabilities; with
+several matches and calibrated probabilities the drafter yields trees.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from decoder.drawn import DrawnTree
+from decoder.acceptance.drawn import DrawnTree
 
 
 class Script:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from decoder.acceptance import recursive_rejection, traversal, walk
-from decoder.drawn import DrawnTree
+from decoder.acceptance.drawn import DrawnTree
+from decoder.acceptance.rules import recursive_rejection, traversal, walk
 from decoder.tree import DraftTree
 from tests.decoder.enumeration import Target, drawn_trees, enumerate_rule, row_paths
 
@@ -328,7 +328,7 @@ def textbook_traversal(tree, logits, choices):
 
 
 def textbook_outcome(tree, rows, bonus):
-    from decoder.acceptance import Accepted
+    from decoder.acceptance.rules import Accepted
 
     return Accepted([int(row) for row in rows], [int(tree.tokens[row - 1]) for row in rows], bonus)
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
-from decoder.acceptance import recursive_rejection, traversal
-from decoder.acceptance_rule import ENTROPY_THRESHOLD, AcceptanceRule, parse_rule
+from decoder.acceptance.choice import ENTROPY_THRESHOLD, AcceptanceRule, parse_rule
+from decoder.acceptance.drawn import DrawnTree
+from decoder.acceptance.rules import recursive_rejection, traversal
+from decoder.acceptance.sampling import RunningEntropy, Sampling
 from decoder.drafters.ngram import NgramDrafter
-from decoder.drawn import DrawnTree
-from decoder.sampling import RunningEntropy, Sampling
 from decoder.tree import EMPTY, Lattice, best_first
 from tests.decoder.models import LatticeDrafter, WholeDrafter, decoder_of, random_model
 
@@ -93,7 +93,7 @@ def test_trees_are_drawn_and_judged_by_the_rule(name, monkeypatch):
             used.append(real)
             return real(*arguments)
 
-        monkeypatch.setattr(f"decoder.acceptance_rule.{real.__name__}", noted)
+        monkeypatch.setattr(f"decoder.acceptance.choice.{real.__name__}", noted)
     rule = AcceptanceRule(name, Sampling(temperature=1.0), CPU)
     whole = torch.randn(3, 40, generator=torch.Generator().manual_seed(1)).softmax(-1)
     top = whole.topk(8)

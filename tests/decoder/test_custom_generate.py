@@ -21,9 +21,9 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from costmodel.errors import InputError
 from decoder import TreeDecoder
+from decoder.acceptance.sampling import Sampling
 from decoder.custom_generate import CustomGenerate, sampling_of
 from decoder.drafters.ngram import NgramDrafter
-from decoder.sampling import Sampling
 from tests.decoder.models import FAMILIES, WholeDrafter, random_model
 
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]

@@ -15,10 +15,10 @@ import torch
 from scipy.stats import chi2
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from decoder.acceptance import Accepted
-from decoder.drawn import draw_from_lattice, sibling_ranks
+from decoder.acceptance.drawn import draw_from_lattice, sibling_ranks
+from decoder.acceptance.rules import Accepted
+from decoder.acceptance.sampling import Sampling, target_distribution
 from decoder.engine import TreeDecoder
-from decoder.sampling import Sampling, target_distribution
 from tests.decoder.models import LatticeDrafter, WholeDrafter, decoder_of, plain_logits
 
 VOCAB = 5
@@ -146,7 +146,7 @@ def test_wrong_draws_are_caught(model, monkeypatch, rule, wrong):
     changed = best_of_all if wrong == "best of all draws" else another_temperature
     exact = exact_probabilities(model, Sampling(temperature=1.3))
     decoder = drawing_decoder(model, "fixed:2", rule)
-    monkeypatch.setattr("decoder.acceptance_rule.draw_from_lattice", changed)
+    monkeypatch.setattr("decoder.acceptance.choice.draw_from_lattice", changed)
     assert p_value(observed_counts(decoder, 4000, temperature=1.3), exact) < 1e-6
 
 
@@ -154,7 +154,7 @@ def test_the_argmax_rule_is_caught(model, monkeypatch):
     """Accept by argmax and sample only the last token: not lossless, and seen at once."""
     exact = exact_probabilities(model, Sampling(temperature=1.0))
     decoder = decoder_of(model, "fixed:6", LatticeDrafter(VOCAB, depth=2, width=3))
-    monkeypatch.setattr("decoder.acceptance_rule.walk", argmax_walk)
+    monkeypatch.setattr("decoder.acceptance.choice.walk", argmax_walk)
     assert p_value(observed_counts(decoder, 4000, temperature=1.0), exact) < 1e-6
 
 

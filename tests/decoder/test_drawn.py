@@ -5,9 +5,15 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from decoder.acceptance_rule import least_kept
-from decoder.drawn import DrawnTree, draw_from_lattice, proposal, sibling_ranks, without_replacement
-from decoder.sampling import Sampling, target_distribution
+from decoder.acceptance.choice import least_kept
+from decoder.acceptance.drawn import (
+    DrawnTree,
+    draw_from_lattice,
+    proposal,
+    sibling_ranks,
+    without_replacement,
+)
+from decoder.acceptance.sampling import Sampling, target_distribution
 from decoder.tree import EMPTY, DraftTree, Lattice, best_first
 from tests.decoder.enumeration import ordered_draws
 

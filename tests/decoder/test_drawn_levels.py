@@ -9,11 +9,11 @@ import torch
 from scipy.stats import chisquare
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from decoder.acceptance import recursive_rejection, traversal
+from decoder.acceptance.drawn import DrawnTree
+from decoder.acceptance.drawn_levels import draw_levels
+from decoder.acceptance.rules import recursive_rejection, traversal
+from decoder.acceptance.sampling import Picker, Sampling
 from decoder.drafters.autoregressive import AutoregressiveDrafter
-from decoder.drawn import DrawnTree
-from decoder.drawn_levels import draw_levels
-from decoder.sampling import Picker, Sampling
 from decoder.tree import EMPTY, DraftTree
 from tests.decoder.models import SIZES, decoder_of, plain_logits, random_model, target_of
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from decoder.drawn import DrawnTree
-from decoder.expectation import RankExpectation
+from decoder.acceptance.drawn import DrawnTree
+from decoder.acceptance.expectation import RankExpectation
 
 CONFIDENCE, BELOW = 0.5, 0.9  # at the root, and one level below
 Q = torch.tensor([[CONFIDENCE, 0.2, 0.2, 0.1], [BELOW, 0.1, 0.0, 0.0]])

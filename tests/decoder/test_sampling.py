@@ -5,7 +5,7 @@ import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from costmodel.errors import InputError
-from decoder.sampling import Picker, Sampling, target_distribution
+from decoder.acceptance.sampling import Picker, Sampling, target_distribution
 
 
 def transformers_distribution(logits, sampling):

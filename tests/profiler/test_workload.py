@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
-from decoder.acceptance import walk
+from decoder.acceptance.rules import walk
 from decoder.drafters.ngram import NgramDrafter, NgramSession
 from decoder.target import Target
 from decoder.tree import best_first

@@ -18,7 +18,7 @@ class Sampling:
     top_k        keep the k most probable tokens (0: all)
     seed         of the generator. Trees that are walked leave the text alone: one draw is
                  made for each emitted token, in order, so the same seed gives the same text
-                 under every policy. Sampled trees (decoder.drawn) give the same distribution
+                 under every policy. Sampled trees give the same distribution
                  of texts, but a seed's text then depends on the trees too: it comes again
                  with the same shapes in every round, not under another policy, and not where
                  measured times choose the tree sizes

@@ -9,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 
 from costmodel.errors import InputError
-from decoder.acceptance import Accepted, recursive_rejection, traversal, walk
+from decoder.acceptance.drawn import DrawnTree, draw_from_lattice
+from decoder.acceptance.expectation import RankExpectation
+from decoder.acceptance.rules import Accepted, recursive_rejection, traversal, walk
+from decoder.acceptance.sampling import Picker, RunningEntropy, Sampling
 from decoder.drafters.base import Drafter
-from decoder.drawn import DrawnTree, draw_from_lattice
-from decoder.expectation import RankExpectation
-from decoder.sampling import Picker, RunningEntropy, Sampling
 from decoder.tree import DraftTree, Lattice
 
 RuleName = Literal["walk", "recursive", "traversal", "auto"]

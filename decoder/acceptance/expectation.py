@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.drawn import DrawnTree
+from decoder.acceptance.drawn import DrawnTree
 from decoder.tree import Lattice
 
 

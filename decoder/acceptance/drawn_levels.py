@@ -13,7 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from decoder.drawn import DrawnTree, proposal, sibling_ranks, without_replacement, without_undrawn
+from decoder.acceptance.drawn import (
+    DrawnTree,
+    proposal,
+    sibling_ranks,
+    without_replacement,
+    without_undrawn,
+)
 from decoder.growth import Frontier
 from decoder.tree import EMPTY, DraftTree
 

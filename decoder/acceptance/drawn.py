@@ -2,7 +2,7 @@
 
 The shape is chosen first, from q and from past rounds alone; only then are the tokens
 drawn, every parent's children independently of all others. This is what recursive
-rejection and traversal verification (decoder.acceptance) need to be exact: whether a child
+rejection and traversal verification (decoder.acceptance.rules) need to be exact: whether a child
 exists may depend on q and on earlier draws, never on the token it would hold. So where q
 depends on the path (a drafter that goes level by level), branches may compete for a budget
 by scores that hold no node's own token: under both rules a child is accepted, itself or in

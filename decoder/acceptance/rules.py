@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from decoder.drawn import DrawnTree
+from decoder.acceptance.drawn import DrawnTree
 from decoder.tree import DraftTree
 
 
@@ -28,7 +28,7 @@ class Accepted:
 
 
 class Choices(Protocol):
-    """The random choices of a rule; `decoder.sampling.Picker` makes them."""
+    """The random choices of a rule; `decoder.acceptance.sampling.Picker` makes them."""
 
     def distribution(self, logits: torch.Tensor) -> torch.Tensor:
         """The target's distribution [vocab] of a row of logits, after top-k and top-p."""
