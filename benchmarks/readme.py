@@ -26,8 +26,23 @@ def ratio(value: dict[str, Any]) -> str:
     return f"{value['pooled']:.2f}x ({low:.2f} to {high:.2f})"
 
 
+def live(series: dict[str, Any]) -> str:
+    """`bastion` over the best fixed size of one prompt set."""
+    found = series["bastion_over"]["best_fixed"]
+    low, high = found["interval_95"]
+    return f"{found['ratio']:.2f}x ({low:.2f} to {high:.2f})"
+
+
+def simulated() -> list[tuple[str, float, float]]:
+    """Place, mean and worst of `bastion` over the best fixed size, by costs of that place."""
+    places = result("controller_simulated")["places"]
+    found = {name: place["over_best_fixed"]["bastion"] for name, place in places.items()}
+    return [(name, one["mean"], one["worst"]) for name, one in found.items()]
+
+
 def numbers() -> str:
     """The block, in Markdown."""
+    ngram, replay = (result(f"controller_{name}")["sets"] for name in ("ngram", "replay"))
     held_out, startup = result("held_out"), result("startup")
     speed, no_loss, exact = (result(f"real_text_{name}") for name in ("speed", "no_loss", "exact"))
     chosen, linear = held_out["selected_calibration"], held_out["linear_calibration"]
@@ -61,6 +76,12 @@ def numbers() -> str:
          ratio(no_loss["trees_over_plain"])),
         ("float32, T = 0: texts that differ from transformers' greedy `generate`",
          f"{differing} of {exact['prompts']}"),
+        ("`bastion` over the best fixed size in hindsight, live: " + ", ".join(ngram),
+         "; ".join(live(one["ngram"]) for one in ngram.values())),
+        ("the same with replay at published acceptance (simulated, Qwen3-8B of BASTION's table 1)",
+         "; ".join(live(one["replay bastion"]) for one in replay.values())),
+        ("the same in simulation, 92 published acceptances: mean, worst",
+         "; ".join(f"{place} {mean:.3f}, {worst:.3f}" for place, mean, worst in simulated())),
         ("share of a cycle that is not the verification forward",
          f"{1 - speed['stage_shares']['verify']:.1%}"),
         ("`rooftree --help`; profile lookup and load (medians)",
