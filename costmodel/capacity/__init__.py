@@ -1,0 +1,1 @@
+"""Capacity planning: memory, throughput and latency of a server, from measured operators."""
