@@ -24,7 +24,7 @@ import numpy as np
 from costmodel.capacity.engines import engine_rules
 from costmodel.capacity.forward import ServingForward
 from costmodel.capacity.overheads import MeasuredServer, Overheads, fit_overheads
-from costmodel.capacity.steady import Workload, steady_work
+from costmodel.capacity.steady import IN_STEP_SHARE, Workload, steady_work
 from costmodel.compose.published import data_folder
 from costmodel.compose.serving_tables import Precision, Weights, load_serving
 from costmodel.device import find_device
@@ -189,7 +189,8 @@ def main() -> None:
         rows = read_rows(csv.DictReader(stream))
     servers = [measured_server(row) for row in rows]
     measured = np.array([row.seconds for row in rows])
-    predicted = leave_pairs_out([row.pair for row in rows], servers)
+    pairs = [row.pair for row in rows]
+    predicted = leave_pairs_out(pairs, servers)
     kernels = np.array([kernel_seconds(server) for server in servers])
     planner = planner_seconds(rows)
     same = np.isfinite(planner)
@@ -211,6 +212,10 @@ def main() -> None:
         if name != "all":
             result[name]["planner"] = summary(planner, measured, chosen)
         print(name, result[name])
+    result["variants"] = {
+        name: summary(leave_pairs_out(pairs, changed), measured, subsets["all"])
+        for name, changed in variants(servers).items()
+    }
     for label, key in (("pairs", _pair), ("servers", _server)):
         result[label] = {
             "ours": groups(rows, key, predicted, same),
@@ -221,6 +226,25 @@ def main() -> None:
         for name, o in fit_overheads(servers).items()
     }
     store("capacity_accuracy", result)
+
+
+def variants(servers: Sequence[MeasuredServer]) -> dict[str, list[MeasuredServer]]:
+    """The same servers under other assumptions, to tell how much those matter."""
+
+    def whole_prompts(server: MeasuredServer) -> MeasuredServer:
+        if engine_rules(server.engine).mixes_prompts:
+            return server
+        share = {
+            "prompts_s": server.work.prompts_s / IN_STEP_SHARE,
+            "prompt_steps": server.work.prompt_steps / IN_STEP_SHARE,
+        }
+        return dataclasses.replace(server, work=dataclasses.replace(server.work, **share))
+
+    return {
+        "host never overlaps": [dataclasses.replace(s, overlaps_host=False) for s in servers],
+        "host always overlaps": [dataclasses.replace(s, overlaps_host=True) for s in servers],
+        "every prompt counts whole": [whole_prompts(server) for server in servers],
+    }
 
 
 def kernel_seconds(server: MeasuredServer) -> float:

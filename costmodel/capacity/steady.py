@@ -19,7 +19,8 @@ from costmodel.capacity.forward import ServingForward
 from costmodel.capacity.memory import largest_concurrency
 from costmodel.errors import InputError
 
-_IN_STEP_SHARE = 0.5
+# Of the other requests' prompts, those that come after a request's own while all are in step.
+IN_STEP_SHARE = 0.5
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class TokenWork:
 
 def prompt_share(rules: EngineRules, running: float, output_tokens: float) -> float:
     """Prompts of other requests that one token waits for."""
-    share = 1.0 if rules.mixes_prompts else _IN_STEP_SHARE
+    share = 1.0 if rules.mixes_prompts else IN_STEP_SHARE
     return share * max(running - 1.0, 0.0) / output_tokens
 
 
