@@ -160,7 +160,7 @@ class OnlineEstimator:
         self._expected = [Line()]
         self._ratios: list[float] = []
 
-    def observe(self, rows: int, context: int, measured_s: float, batch: int = 1) -> None:
+    def observe(self, rows: float, context: float, measured_s: float, batch: int = 1) -> None:
         """Learn from one verification of `rows` rows, padding included.
 
         Raises InputError for a time that is not finite and above 0.

@@ -24,50 +24,65 @@ KEY_MULTIPLE = 128  # its key counts, since a matrix product of a new shape cost
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardPlan:
-    """What every layer of one forward shares.
+class Segment:
+    """The rows of one sequence in a forward.
 
-    keys       how many keys every layer reads: prefix, rows, and padding where blocked
+    rows       which of the forward's rows
+    start      the cache slot of the first of them
+    keys       how many keys each layer reads: prefix, pending rows, these, and padding
+               where blocked
     tail_mask  None for one row, else an additive mask [1, 1, group * rows, tail] over the
                last `tail` keys (0 where a row sees one, -inf elsewhere), repeated for
                the `group` query heads that share a KV head
     blocked    whether `blocked_attention` is used
     """
 
-    cache: KVCache
+    sequence: int
+    rows: slice
+    start: int
     keys: int
     tail_mask: torch.Tensor | None
     blocked: bool
 
 
-def plan_forward(
-    cache: KVCache, rows: int, visible: torch.Tensor | None, group: int
-) -> ForwardPlan:
-    """The plan of a forward of `rows` rows behind the cached ones.
+@dataclass(frozen=True, slots=True)
+class ForwardPlan:
+    """What every layer of one forward shares; sequences of any length lie end to end."""
 
-    visible  boolean [rows, rows], None for a single row
+    cache: KVCache
+    segments: tuple[Segment, ...]
+
+
+def plan_segment(
+    cache: KVCache, sequence: int, rows: slice, visible: torch.Tensor | None, group: int
+) -> Segment:
+    """The plan of some rows behind a sequence's committed and pending ones.
+
+    visible  boolean [rows, pending + rows], None for a single row without pending ones
     """
-    keys = cache.length + rows
+    prefix, start = cache.lengths[sequence], cache.end(sequence)
+    count = rows.stop - rows.start
+    keys = start + count
     if visible is None:
-        return ForwardPlan(cache, keys, None, blocked=False)
+        return Segment(sequence, rows, start, keys, None, blocked=False)
     data = cache.data
     blocked = (
-        data.device.type == "cpu" and data.dtype == torch.bfloat16 and rows * keys >= BLOCKED_FROM
+        data.device.type == "cpu" and data.dtype == torch.bfloat16 and count * keys >= BLOCKED_FROM
     )
     if blocked:
         keys = min(-(-keys // KEY_MULTIPLE) * KEY_MULTIPLE, cache.capacity)
-    mask = tail_mask(visible, group, keys - cache.length, data.dtype)
-    return ForwardPlan(cache, keys, mask, blocked)
+    mask = tail_mask(visible, group, keys - prefix, data.dtype)
+    return Segment(sequence, rows, start, keys, mask, blocked)
 
 
 def tail_mask(visible: torch.Tensor, group: int, tail: int, dtype: torch.dtype) -> torch.Tensor:
-    """The additive mask of packed heads from a boolean visibility [rows, rows].
+    """The additive mask of packed heads from a boolean visibility [rows, pending + rows].
 
     Returns [1, 1, group * rows, tail]; keys behind the rows are padding that none sees.
     """
-    rows = visible.shape[0]
+    rows, known = visible.shape
     mask = torch.full((rows, tail), float("-inf"), dtype=dtype, device=visible.device)
-    mask[:, :rows].masked_fill_(visible, 0.0)
+    mask[:, :known].masked_fill_(visible, 0.0)
     return mask.repeat(group, 1)[None, None]
 
 
@@ -183,14 +198,19 @@ def split_attention_forward(  # noqa: PLR0913 - the signature is transformers'
 ) -> tuple[torch.Tensor, None]:
     """The attention function registered with transformers as `rooftree_split`.
 
-    Stores the layer's new keys and values in the plan's cache and attends over
-    them. Returns [batch, rows, heads, head_dim], as transformers expects.
+    Stores the layer's new keys and values in the plan's cache and attends over them, each
+    sequence over its own. Tensors are [1, heads, rows, head_dim]; returns
+    [1, rows, heads, head_dim], as transformers expects.
     """
     layer: int = module.layer_idx  # type: ignore[assignment]
-    plan.cache.write(layer, key, value)
-    keys, values = plan.cache.read(layer, plan.keys)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output = attend(query, keys, values, plan.tail_mask, scale, plan.blocked)
+    parts = []
+    for part in plan.segments:
+        rows = part.rows
+        plan.cache.write(layer, part.sequence, part.start, key[:, :, rows], value[:, :, rows])
+        keys, values = plan.cache.read(layer, part.sequence, part.keys)
+        parts.append(attend(query[:, :, rows], keys, values, part.tail_mask, scale, part.blocked))
+    output = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
     return output.transpose(1, 2), None
 
 

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from costmodel.errors import InputError
+from decoder.acceptance_rule import RuleName, parse_rule
 from decoder.device import parse_dtype, select_device
 from decoder.drafters.base import Drafter
-from decoder.drafters.ngram import NgramDrafter
+from decoder.drafters.factory import load_drafter
 from decoder.loading import LoadedModel, Weights, borrow_model, default_target, load_model
 from decoder.policies import DEFAULT_MAX_NODES, Policy, parse_policy
-from decoder.run import DecodeRun
+from decoder.policies.base import CostKind
+from decoder.run import DecodeRun, run_together
 from decoder.sampling import Sampling
+from decoder.sequence import TextRequest, end_tokens
 from decoder.startup import CostSource, ProfileChoice, find_cost
 from decoder.statistics import Statistics
 from decoder.target import Target
 from decoder.text import StopStrings, TextStream
+from decoder.trace import RoundTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +45,35 @@ class Generation:
 class TreeDecoder:
     """Decodes with a target, a drafter and a budget policy; same output as plain decoding."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keyword-only options, each with a default
         self,
         target: Target,
         *,
-        drafter: Drafter | None = None,
+        drafter: Drafter | str = "ngram",
         policy: str = "bastion",
         max_nodes: int | None = None,
+        acceptance: str = "auto",
         profile: ProfileChoice | None = None,
+        trace: Path | None = None,
+        stage_times: bool = False,
     ) -> None:
+        """
+        drafter      an object, or what `--drafter` takes (decoder/drafters/factory.py)
+        acceptance   walk, recursive, traversal or auto (decoder/acceptance_rule.py)
+        max_nodes    bounds the adaptive trees and chains
+        trace        a JSONL file to which every round is written (decoder/trace.py)
+        stage_times  end every stage with a synchronisation, so that its time is its own
+                     on an accelerator too; a trace does so in any case
+        """
         self.target = target
-        self.drafter = NgramDrafter() if drafter is None else drafter
+        self.drafter = load_drafter(drafter, target) if isinstance(drafter, str) else drafter
+        self.acceptance: RuleName = parse_rule(acceptance, self.drafter)
         self.cost_source: CostSource | None = None
+        self.trace = None if trace is None else RoundTrace(trace)
+        self.stage_times = stage_times or trace is not None
+        self._texts = count()
         self._profile_choice = profile or ProfileChoice()
+        target.capture(self.drafter.feature_layers)
         most = min(DEFAULT_MAX_NODES, target.max_context - 1) if max_nodes is None else max_nodes
         self._check_size(most)  # before a probe that it would waste
         self.policy: Policy = parse_policy(policy, self._find_cost, most)
@@ -71,7 +92,7 @@ class TreeDecoder:
     ) -> TreeDecoder:
         """A decoder for a folder, a hub id, a known target, or a transformers model.
 
-        options  `drafter`, `policy`, `max_nodes` and `profile`, as the constructor takes them
+        options  as the constructor takes them
         Raises InputError or ProfileError with what was wrong and what to do.
         """
         if target is not None and not isinstance(target, (str, Path)):
@@ -114,10 +135,9 @@ class TreeDecoder:
         sampling  `temperature`, `top_p`, `top_k`, `seed`
         Raises InputError for an empty prompt or one that does not fit the model.
         """
-        run = self._start(prompt, max_new_tokens, chat, stop, Sampling(**sampling))
-        pieces = list(run)
-        text = "".join(pieces) if run.has_text else None
-        return Generation(run.token_ids, text, run.stats)
+        run = self.stream(prompt, max_new_tokens=max_new_tokens, chat=chat, stop=stop, **sampling)
+        text = "".join(run)
+        return Generation(run.token_ids, text if run.has_text else None, run.stats)
 
     def stream(
         self,
@@ -129,7 +149,41 @@ class TreeDecoder:
         **sampling: Any,
     ) -> DecodeRun:
         """The same as `generate`, as an iterator of text pieces with `token_ids` and `stats`."""
-        return self._start(prompt, max_new_tokens, chat, stop, Sampling(**sampling))
+        wanted = Sampling(**sampling)
+        return DecodeRun(self, self._request(prompt, max_new_tokens, chat, stop, wanted))
+
+    def generate_batch(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        *,
+        max_new_tokens: int = 128,
+        chat: bool = False,
+        stop: Sequence[str] = (),
+        **sampling: Any,
+    ) -> list[Generation]:
+        """Decode several prompts of any lengths in common forwards, with one node budget.
+
+        Options as in `generate`; text i draws with seed + i. At T = 0 each result is the
+        one that its prompt gives alone. Raises InputError naming the prompt that is wrong.
+        """
+        if not prompts:
+            raise InputError("there is no prompt", hint="Give at least one.")
+        wanted = Sampling(**sampling)
+        requests = []
+        for index, prompt in enumerate(prompts):
+            own = replace(wanted, seed=wanted.seed + index)
+            try:
+                requests.append(self._request(prompt, max_new_tokens, chat, stop, own))
+            except InputError as error:
+                raise InputError(
+                    f"prompt {index + 1} of {len(prompts)}: {error.problem}", hint=error.hint
+                ) from error
+        return [
+            Generation(sequence.token_ids, text if request.stream else None, sequence.stats)
+            for request, (sequence, text) in zip(
+                requests, run_together(self, requests), strict=True
+            )
+        ]
 
     def encode(self, prompt: str, chat: bool = False) -> list[int]:
         """Token ids of a text, wrapped in the chat template where asked for."""
@@ -143,14 +197,18 @@ class TreeDecoder:
         )
         return list(encoded["input_ids"])
 
-    def _start(
+    def number_text(self) -> int:
+        """The number of the next text, for the trace."""
+        return next(self._texts)
+
+    def _request(
         self,
         prompt: str | Sequence[int],
         max_new_tokens: int,
         chat: bool,
         stop: Sequence[str],
         sampling: Sampling,
-    ) -> DecodeRun:
+    ) -> TextRequest:
         if isinstance(prompt, str):
             if not prompt.strip():
                 raise InputError("the prompt is empty", hint="Give some text.")
@@ -158,8 +216,14 @@ class TreeDecoder:
         else:
             ids = [int(token) for token in prompt]
         self._check(ids, max_new_tokens)
-        stream = self._text_stream(needed=isinstance(prompt, str) or bool(stop))
-        return DecodeRun(self, ids, max_new_tokens, sampling, (stream, StopStrings(stop)))
+        return TextRequest(
+            prompt=ids,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            stream=self._text_stream(needed=isinstance(prompt, str) or bool(stop)),
+            stops=StopStrings(stop),
+            ends=end_tokens(self.target.model),
+        )
 
     def _text_stream(self, needed: bool) -> TextStream | None:
         """None where the target has no tokenizer and only token ids are asked for."""
@@ -189,12 +253,14 @@ class TreeDecoder:
             raise InputError(f"token id {outside} lies outside the vocabulary of {vocab}")
         longest = self.target.max_context
         if len(ids) + max_new_tokens > longest:
+            slides = self.target.architecture.sliding_window == longest
+            limit = f"sliding window of {longest} tokens" if slides else f"{longest} positions"
             raise InputError(
                 f"a prompt of {len(ids)} tokens and {max_new_tokens} new ones exceed the "
-                f"{longest} positions of {self.target.loaded.name}",
+                f"{limit} of {self.target.loaded.name}",
                 hint=f"Shorten the prompt, or ask for at most {max(longest - len(ids), 0)} tokens.",
             )
 
-    def _find_cost(self) -> Any:
-        self.cost_source = find_cost(self.target, self.drafter, self._profile_choice)
+    def _find_cost(self, kind: CostKind) -> Any:
+        self.cost_source = find_cost(self.target, self.drafter, self._profile_choice, kind)
         return self.cost_source.cost

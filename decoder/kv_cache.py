@@ -11,11 +11,11 @@ from costmodel.errors import InputError
 
 
 class KVCache:
-    """Keys and values of every layer in one tensor.
+    """Keys and values of every layer, for some sequences of texts of their own lengths.
 
-    `data` is [layers, 2, batch, kv_heads, capacity, head_dim]; `length` tokens are
-    committed. A forward writes its rows behind them; `commit` keeps the accepted
-    ones and forgets the rest, without touching the prefix.
+    `data` is [layers, 2, sequences, kv_heads, capacity, head_dim]. Of each sequence
+    `lengths` tokens are committed. A forward writes its rows behind them, where they are
+    pending until `commit` keeps some and forgets the rest, without touching the prefix.
     """
 
     def __init__(
@@ -23,14 +23,14 @@ class KVCache:
         architecture: ModelArchitecture,
         *,
         capacity: int,
-        batch: int,
+        sequences: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         shape = (
             architecture.layers,
             2,
-            batch,
+            sequences,
             architecture.kv_heads,
             capacity,
             architecture.head_dim,
@@ -40,53 +40,65 @@ class KVCache:
         except RuntimeError as error:  # torch.OutOfMemoryError is a RuntimeError
             size_gb = torch.Size(shape).numel() * dtype.itemsize / 1e9
             raise InputError(
-                f"no memory for a KV cache of {capacity} tokens x batch {batch} ({size_gb:.1f} GB)",
+                f"no memory for a KV cache of {capacity} tokens x batch {sequences} "
+                f"({size_gb:.1f} GB)",
                 hint="Ask for fewer tokens, a smaller tree or a smaller batch.",
             ) from error
-        self.length = 0
+        self.lengths = [0] * sequences
+        self.pending = [0] * sequences
 
     @property
     def capacity(self) -> int:
         return self.data.shape[4]
 
     @property
-    def batch(self) -> int:
+    def sequences(self) -> int:
         return self.data.shape[2]
 
-    def check_room(self, rows: int) -> None:
-        """Raise InputError unless `rows` more rows fit behind the committed ones."""
-        if self.length + rows > self.capacity:
+    def end(self, sequence: int) -> int:
+        """The slot behind a sequence's committed and pending rows."""
+        return self.lengths[sequence] + self.pending[sequence]
+
+    def check_room(self, rows: int, sequence: int) -> None:
+        """Raise InputError unless `rows` more rows fit behind the sequence's others."""
+        if self.end(sequence) + rows > self.capacity:
             raise InputError(
-                f"{rows} rows behind {self.length} cached tokens do not fit a KV cache of "
+                f"{rows} rows behind {self.end(sequence)} cached tokens do not fit a KV cache of "
                 f"{self.capacity} tokens",
                 hint="Use a smaller tree (--max-nodes), a shorter prompt or fewer new tokens.",
             )
 
-    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Put a layer's new rows, [batch, kv_heads, rows, head_dim] each, behind the prefix."""
-        end = self.length + key.shape[2]
-        self.data[layer, 0, :, :, self.length : end] = key
-        self.data[layer, 1, :, :, self.length : end] = value
+    def write(
+        self, layer: int, sequence: int, start: int, key: torch.Tensor, value: torch.Tensor
+    ) -> None:
+        """Put a layer's new rows, [1, kv_heads, rows, head_dim] each, at slot `start` on."""
+        end = start + key.shape[2]
+        self.data[layer, 0, sequence, :, start:end] = key[0]
+        self.data[layer, 1, sequence, :, start:end] = value[0]
 
-    def read(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of a layer's first keys and values, [batch, kv_heads, tokens, head_dim] each."""
-        return self.data[layer, 0, :, :, :tokens], self.data[layer, 1, :, :, :tokens]
+    def read(self, layer: int, sequence: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of a layer's first keys and values, [1, kv_heads, tokens, head_dim] each."""
+        sequences = slice(sequence, sequence + 1)
+        return self.data[layer, 0, sequences, :, :tokens], self.data[
+            layer, 1, sequences, :, :tokens
+        ]
 
-    def commit(self, rows: Sequence[int]) -> None:
-        """Keep the given rows of the last forward, in order, as the new end of the prefix.
+    def commit(self, rows: Sequence[int], sequence: int = 0) -> None:
+        """Keep these pending rows, in order, as the new end of the prefix; forget the others.
 
         Rows that already lie where they belong (0, 1, 2, ...) are not moved; the
         others are moved up by one gather over all layers.
         """
+        length = self.lengths[sequence]
         start = next((i for i, row in enumerate(rows) if row != i), len(rows))
         if start < len(rows):
-            source = torch.tensor(
-                [self.length + row for row in rows[start:]], device=self.data.device
-            )
-            moved = self.data.index_select(4, source)
-            self.data[:, :, :, :, self.length + start : self.length + len(rows)] = moved
-        self.length += len(rows)
+            source = torch.tensor([length + row for row in rows[start:]], device=self.data.device)
+            moved = self.data[:, :, sequence].index_select(3, source)
+            self.data[:, :, sequence, :, length + start : length + len(rows)] = moved
+        self.lengths[sequence] += len(rows)
+        self.pending[sequence] = 0
 
     def truncate(self, length: int) -> None:
-        """Forget everything behind the first `length` tokens."""
-        self.length = length
+        """Forget everything behind the first `length` tokens of every sequence."""
+        self.lengths = [length] * self.sequences
+        self.pending = [0] * self.sequences

@@ -10,11 +10,11 @@ import torch
 
 from costmodel.points import Points
 from costmodel.profile import Profile
-from costmodel.stages import DrafterSection
 from decoder.device import synchronise
 from decoder.drafters.base import Drafter
+from decoder.drafters.timing import mad_s, time_drafter
 from decoder.profiles import Measurement, find_peaks, make_profile
-from decoder.target import Target
+from decoder.target import Step, Target
 from decoder.tree import EMPTY, DraftTree
 
 POINTS = ((1, 256), (4, 256), (16, 256), (64, 256), (1, 1024), (32, 1024))  # rows, context
@@ -33,7 +33,7 @@ def quick_profile(target: Target, drafter: Drafter) -> Profile:
         rows=rows,
         context=contexts,
         seconds=[median(times) for times in samples],
-        mad_s=[_mad_s(times) for times in samples],
+        mad_s=[mad_s(times) for times in samples],
         n=[len(times) for times in samples],
     )
     return make_profile(
@@ -46,7 +46,7 @@ def quick_profile(target: Target, drafter: Drafter) -> Profile:
                 "samples": sum(len(times) for times in samples),
                 "duration_s": round(perf_counter() - start_s, 2),
             },
-            sections={"drafters": {drafter.architecture_hash: time_drafter(drafter)}},
+            sections={"drafters": {drafter.architecture_hash: time_drafter(drafter, target)}},
         ),
     )
 
@@ -70,7 +70,7 @@ def _time_points(
         trees = [_bush(rows - 1) for rows, _ in shapes]
         for tree, (_, context) in zip(trees, shapes, strict=True):
             cache.truncate(context)
-            target.verify(0, tree)
+            target.verify([Step(0, tree)])
         samples: list[list[float]] = [[] for _ in shapes]
         for _ in range(REPEATS):
             for tree, (_, context), times in zip(trees, shapes, samples, strict=True):
@@ -91,7 +91,7 @@ def time_forward(target: Target, rows: int, context: int) -> list[float]:
 def _seconds(target: Target, tree: DraftTree) -> float:
     synchronise(target.device)
     start_s = perf_counter()
-    target.verify(0, tree)
+    target.verify([Step(0, tree)])
     synchronise(target.device)
     return perf_counter() - start_s
 
@@ -105,26 +105,3 @@ def _bush(nodes: int) -> DraftTree:
     for node, parent in enumerate(parents):
         depths[node] = 1 if parent == 0 else depths[parent - 1] + 1
     return DraftTree(np.arange(nodes, dtype=np.int64), parents, depths, np.full(nodes, 0.1))
-
-
-def time_drafter(drafter: Drafter) -> DrafterSection:
-    """One draft's cost, for a profile that does not have this drafter."""
-    context = np.arange(1024, dtype=np.int64) % 40
-    times = []
-    for _ in range(REPEATS + 1):
-        start_s = perf_counter()
-        drafter.draft(context, drafter.max_depth)
-        times.append(perf_counter() - start_s)
-    kept = times[1:]  # the first call compiles
-    return DrafterSection(
-        name=drafter.name,
-        context=[len(context)],
-        median_s=[median(kept)],
-        mad_s=[_mad_s(kept)],
-        n=[len(kept)],
-    )
-
-
-def _mad_s(times: list[float]) -> float:
-    centre = median(times)
-    return median(abs(value - centre) for value in times)

@@ -1,161 +1,102 @@
-"""One generation in progress: the rounds of the decode loop."""
+"""Generations in progress: one streamed, or several together."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
-from decoder.acceptance import walk
-from decoder.device import synchronise
-from decoder.policies import Limits
-from decoder.sampling import Picker, Sampling
-from decoder.statistics import Laps, Statistics
-from decoder.text import StopStrings, TextStream
-from decoder.tree import EMPTY, DraftTree
+from costmodel.errors import InputError
+from decoder.acceptance_rule import AcceptanceRule
+from decoder.rounds import prefill, run_round
+from decoder.sequence import TextRequest, TextSequence
+from decoder.statistics import Statistics
 
 if TYPE_CHECKING:
     from decoder.engine import TreeDecoder
 
 
-class DecodeRun:
-    """One generation in progress; iterate over it for text pieces."""
+class DecodeRun(Iterator[str]):
+    """One generation in progress, in pieces of text as they are completed.
 
-    def __init__(
-        self,
-        decoder: TreeDecoder,
-        prompt: list[int],
-        max_new_tokens: int,
-        sampling: Sampling,
-        text: tuple[TextStream | None, StopStrings],
-    ) -> None:
-        self.token_ids: list[int] = []
-        self.stats = Statistics(policy=decoder.policy.name, profile=decoder.profile_line)
+    Leaving a loop over it and entering another goes on where the first stopped. A target
+    has one KV cache, so that beginning another generation with it ends this one: asked for
+    more, it raises InputError. After `close`, or an error or interrupt inside a round,
+    `stats.finish` says "interrupted", and `token_ids` holds what was complete.
+    """
+
+    def __init__(self, decoder: TreeDecoder, request: TextRequest) -> None:
+        self.has_text = request.stream is not None
         self._decoder = decoder
-        self._prompt = prompt
-        self._wanted = max_new_tokens
-        self._pick = Picker(sampling, decoder.target.device)
-        self._stream, self._stops = text
-        self._ends = end_tokens(decoder.target.model)
+        self._sequence = _open(decoder, request, place=0)
+        self._rounds = self._run()
+        self._pieces: deque[str] = deque()
 
     @property
-    def has_text(self) -> bool:
-        return self._stream is not None
+    def token_ids(self) -> list[int]:
+        return self._sequence.token_ids
 
-    def __iter__(self) -> Iterator[str]:
-        for token in self._tokens():
-            self.token_ids.append(token)
-            ended = self._ended(token)
-            if self._stream is not None:
-                piece = self._stops.add(self._stream.add(token))
-                if self._stops.hit:
-                    self.stats.finish = ended = "stop"
-                if piece:
-                    yield piece
-            if ended:
-                break
-        self.stats.new_tokens = len(self.token_ids)
-        if self._stream is not None and not self._stops.hit:
-            rest = self._stops.add(self._stream.finish()) + self._stops.finish()
-            if rest:
-                yield rest
+    @property
+    def stats(self) -> Statistics:
+        return self._sequence.stats
 
-    def _ended(self, token: int) -> str:
-        if token in self._ends:
-            self.stats.finish = "eos"
-        elif len(self.token_ids) >= self._wanted:
-            self.stats.finish = "length"
-        return self.stats.finish
+    def __next__(self) -> str:
+        while not self._pieces:
+            self._pieces.extend(next(self._rounds))
+        return self._pieces.popleft()
 
-    def _tokens(self) -> Iterator[int]:
-        """Every emitted token in order; the caller stops when it has enough."""
-        decoder, stats = self._decoder, self.stats
-        target, drafter = decoder.target, decoder.drafter
-        target.reserve(len(self._prompt) + self._wanted + decoder.policy.max_nodes + 1)
-        context = np.empty(len(self._prompt) + self._wanted + 1, dtype=np.int64)
-        context[: len(self._prompt)] = self._prompt
-        length = len(self._prompt)
-        started = perf_counter()
-        logits = target.prefill(torch.tensor([self._prompt], device=target.device))
-        bonus = self._pick(logits[0])
-        stats.prompt_tokens = length
-        stats.prefill_s = perf_counter() - started
-        drafter.start(context[:length])
-        while True:
-            context[length] = bonus
-            length += 1
-            yield bonus
-            started = perf_counter()
-            emitted = self._round(context[:length])
-            bonus = emitted.pop()
-            stats.decode_s += perf_counter() - started
-            for token in emitted:
-                context[length] = token
-                length += 1
-                yield token
+    def rounds(self) -> Iterator[list[str]]:
+        """The pieces of text of each round, the prefill first; `token_ids` grows with them."""
+        return self._rounds
 
-    def _round(self, context: NDArray[np.int64]) -> list[int]:
-        """One cycle after `context`, whose last token is the bonus; the tokens it emits."""
-        decoder, stats = self._decoder, self.stats
-        laps = Laps(stats.stages)
-        tree = self._choose_tree(context, laps)
-        logits = decoder.target.verify(int(context[-1]), tree)
-        self._observe_cost(tree, len(context) - 1, laps)
-        outcome = walk(tree, logits[0], self._pick)
-        laps.end("accept_s")
-        decoder.target.commit(outcome.rows)
-        emitted = [*outcome.tokens, outcome.bonus]
-        decoder.policy.observe(tree, outcome.rows, len(context) - 1)
-        decoder.drafter.observe(emitted)
-        laps.end("commit_s")
-        stats.rounds += 1
-        stats.drafted_rounds += tree.nodes > 0
-        stats.drafted_tokens += tree.nodes
-        stats.accepted_tokens += len(outcome.rows)
-        stats.tree_nodes.append(tree.nodes)
-        stats.accepted_depths.append(len(outcome.rows))
-        return emitted
+    def close(self) -> None:
+        """Stop here. Not closing a stream does no harm either."""
+        self._rounds.close()
+        self._pieces.clear()
+        self._sequence.interrupt()
 
-    def _choose_tree(self, context: NDArray[np.int64], laps: Laps) -> DraftTree:
-        """What to verify this round; the empty tree where drafting does not pay."""
-        policy, drafter = self._decoder.policy, self._decoder.drafter
-        cached = len(context) - 1
-        # The round itself gives one token, so drafting pays only for what is wanted beyond it.
-        depth = min(drafter.max_depth, self._wanted - len(self.token_ids) - 1)
-        if depth < 1 or not policy.wants_draft(cached):
-            return EMPTY
-        candidates = drafter.draft(context, depth)
-        laps.end("draft_s")
-        # Behind the root there is always room for the policy's largest tree.
-        limits = Limits(nodes=max(policy.max_nodes, 1), depth=depth)
-        tree = policy.choose(candidates, cached, limits)
-        laps.end("build_s")
-        return tree
-
-    def _observe_cost(self, tree: DraftTree, cached: int, laps: Laps) -> None:
-        source = self._decoder.cost_source
-        if source is None:
-            laps.end("verify_s")
-            return
-        synchronise(self._decoder.target.device)
-        verify_s = laps.end("verify_s")
-        known = source.cost.drift_warning
-        source.cost.observe(tree.rows, cached, verify_s)
-        warning = source.cost.drift_warning
-        if warning is not None and known is None:
-            self.stats.warnings.append(warning)
-            logging.getLogger(__name__).warning(warning)
+    def _run(self) -> Generator[list[str], None, None]:
+        decoder, sequence = self._decoder, self._sequence
+        target = decoder.target
+        try:
+            target.reserve(_tokens_needed(decoder, sequence))
+            own = target.reservations
+            yield list(sequence.take([prefill(decoder, sequence)]))
+            while not sequence.ended:
+                if target.reservations != own:
+                    raise InputError(
+                        "this stream cannot go on: its target began another text since",
+                        hint="Finish one stream before the next, use generate_batch for several "
+                        "texts at once, or a decoder with a model of its own for each.",
+                    )
+                [emitted] = run_round(decoder, [sequence])
+                yield list(sequence.take(emitted))
+        finally:
+            sequence.interrupt()
 
 
-def end_tokens(model: Any) -> frozenset[int]:
-    """The ids that end a text: the generation config's, else the config's."""
-    for config in (model.generation_config, model.config):
-        ids = getattr(config, "eos_token_id", None)
-        if ids is not None:
-            return frozenset([ids] if isinstance(ids, int) else ids)
-    return frozenset()
+def run_together(
+    decoder: TreeDecoder, requests: Sequence[TextRequest]
+) -> list[tuple[TextSequence, str]]:
+    """Decode several texts, one forward a round for all that have not ended.
+
+    Each gives the tokens that it gives alone. Returns each sequence with its text.
+    """
+    sequences = [_open(decoder, request, place) for place, request in enumerate(requests)]
+    tokens = max(_tokens_needed(decoder, sequence) for sequence in sequences)
+    decoder.target.reserve(tokens, len(sequences))
+    pieces = [list(sequence.take([prefill(decoder, sequence)])) for sequence in sequences]
+    while running := [sequence for sequence in sequences if not sequence.ended]:
+        for sequence, emitted in zip(running, run_round(decoder, running), strict=True):
+            pieces[sequence.place] += sequence.take(emitted)
+    return [(sequence, "".join(pieces[sequence.place])) for sequence in sequences]
+
+
+def _open(decoder: TreeDecoder, request: TextRequest, place: int) -> TextSequence:
+    stats = Statistics(policy=decoder.policy.name, profile=decoder.profile_line)
+    rule = AcceptanceRule(decoder.acceptance, request.sampling, decoder.target.device)
+    return TextSequence(request, decoder.drafter, stats, rule, decoder.number_text(), place)
+
+
+def _tokens_needed(decoder: TreeDecoder, sequence: TextSequence) -> int:
+    return sequence.cached + 1 + sequence.wanted + decoder.policy.max_nodes + 1

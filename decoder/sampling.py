@@ -16,8 +16,12 @@ class Sampling:
     temperature  0 takes the argmax; otherwise logits are divided by it
     top_p        keep the smallest set of tokens whose probability reaches it (1: all)
     top_k        keep the k most probable tokens (0: all)
-    seed         of the generator; the same seed gives the same text under every policy,
-                 because one draw is made for each emitted token, in order
+    seed         of the generator. Trees that are walked leave the text alone: one draw is
+                 made for each emitted token, in order, so the same seed gives the same text
+                 under every policy. Sampled trees (decoder.drawn) give the same distribution
+                 of texts, but a seed's text then depends on the trees too: it comes again
+                 with the same shapes in every round, not under another policy, and not where
+                 measured times choose the tree sizes
     """
 
     temperature: float = 0.0
@@ -35,19 +39,76 @@ class Sampling:
 
 
 class Picker:
-    """Draws the target's own token at one row, with its own random generator."""
+    """All random choices of one sequence, with its own generator.
 
-    def __init__(self, sampling: Sampling, device: torch.device) -> None:
+    entropy  where one is given, the entropy of every distribution used is noted there
+    """
+
+    def __init__(
+        self, sampling: Sampling, device: torch.device, entropy: RunningEntropy | None = None
+    ) -> None:
         self.sampling = sampling
-        self._generator = torch.Generator(device=device)
-        self._generator.manual_seed(sampling.seed)
+        self.generator = torch.Generator(device=device)
+        self.generator.manual_seed(sampling.seed)
+        self._entropy = entropy
 
     def __call__(self, logits: torch.Tensor) -> int:
-        """One token from logits [vocab]; only the rows the walk visits come here."""
+        """The target's own token from logits [vocab]; only visited rows come here."""
         if self.sampling.temperature == 0.0:
             return int(logits.argmax())
+        probabilities = self.distribution(logits)
+        return int(torch.multinomial(probabilities, 1, generator=self.generator))
+
+    def distribution(self, logits: torch.Tensor) -> torch.Tensor:
+        """What the target samples from at T > 0, float32 [vocab], of logits [vocab]."""
         probabilities = target_distribution(logits, self.sampling)
-        return int(torch.multinomial(probabilities, 1, generator=self._generator))
+        if self._entropy is not None:
+            self._entropy.add(probabilities)
+        return probabilities
+
+    def happens(self, probability: float) -> bool:
+        """True with this probability: always at 1, never at 0."""
+        uniform = torch.rand(
+            1, generator=self.generator, device=self.generator.device, dtype=torch.float64
+        )
+        return float(uniform) < probability
+
+    def one_of(self, weights: torch.Tensor) -> int:
+        """An index drawn in proportion to weights [vocab], float64, not negative."""
+        cumulative = weights.cumsum(0, dtype=torch.float64)
+        uniform = torch.rand(
+            1, generator=self.generator, device=self.generator.device, dtype=torch.float64
+        )
+        # uniform < 1, so the place lies below the total, and only weights above 0 can be hit.
+        place = uniform.to(weights.device) * cumulative[-1]
+        index = int(torch.searchsorted(cumulative, place, right=True))
+        if index == len(weights):
+            raise InputError("the target's probabilities are not numbers (NaN or infinite logits)")
+        return index
+
+
+class RunningEntropy:
+    """Mean entropy, in nats, of the target's recent distributions; fades by `FADING` each."""
+
+    FADING = 0.98
+
+    def __init__(self) -> None:
+        self._new: list[torch.Tensor] = []
+        self._sum = 0.0
+        self._weight = 0.0
+
+    def add(self, probabilities: torch.Tensor) -> None:
+        """Note one distribution, [vocab]; nothing is copied to the host yet."""
+        self._new.append(torch.special.entr(probabilities).sum())
+
+    def mean(self) -> float | None:
+        """The mean so far; None before the first distribution."""
+        if self._new:
+            for entropy in torch.stack(self._new).tolist():
+                self._sum = self.FADING * self._sum + entropy
+                self._weight = self.FADING * self._weight + 1.0
+            self._new.clear()
+        return self._sum / self._weight if self._weight else None
 
 
 def target_distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:

@@ -15,7 +15,9 @@ from costmodel.fit import Calibration
 from costmodel.profile import Profile
 from costmodel.registry import LookupResult, ProfileStore
 from decoder.drafters.base import Drafter
-from decoder.probe import quick_profile, time_drafter, time_forward
+from decoder.drafters.timing import time_drafter
+from decoder.policies.base import CostKind
+from decoder.probe import quick_profile, time_forward
 from decoder.profiles import find_peaks, profile_key, roofline_of, soft_key
 from decoder.target import Target
 
@@ -28,11 +30,14 @@ class ProfileChoice:
     calibrate  probe for a few seconds when no profile is found; otherwise start from
                the bare roofline and learn one factor while decoding (the paper's `ema`)
     require    make it an error when no profile is found
+    estimator  how verification times correct the costs while decoding; None leaves it to
+               the profile: `static` for a measured one of this very machine
     """
 
     path: Path | None = None
     calibrate: bool = True
     require: bool = False
+    estimator: Mode | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +58,22 @@ class CostSource:
         return self.cost.mode != "static"
 
 
-def find_cost(target: Target, drafter: Drafter, choice: ProfileChoice) -> CostSource:
-    """Find, probe or do without a profile. Raises ProfileError as `choice` asks."""
+def find_cost(
+    target: Target, drafter: Drafter, choice: ProfileChoice, kind: CostKind = "best"
+) -> CostSource:
+    """Find, probe or do without a profile. Raises ProfileError as `choice` asks.
+
+    kind  `linear` takes the profile's linear calibration instead of its selected one
+    """
+    source = _find(target, drafter, choice)
+    cost, mode = source.cost.cost, choice.estimator or source.cost.mode
+    if kind == "linear" and source.profile is not None:
+        cost = replace(cost, verify=source.profile.linear_calibration())
+        mode = choice.estimator or "static"
+    return replace(source, cost=OnlineEstimator(cost, mode))
+
+
+def _find(target: Target, drafter: Drafter, choice: ProfileChoice) -> CostSource:
     store = ProfileStore()
     key, soft = profile_key(target), soft_key(target)
     if choice.path is not None:
@@ -79,7 +98,7 @@ def _left_out(store: ProfileStore, device_name: str) -> tuple[str, ...]:
 def _from_lookup(target: Target, drafter: Drafter, found: LookupResult) -> CostSource:
     profile = found.profile
     if drafter.architecture_hash not in profile.drafters:
-        profile = profile.with_drafter(drafter.architecture_hash, time_drafter(drafter))
+        profile = profile.with_drafter(drafter.architecture_hash, time_drafter(drafter, target))
     cost = CycleCost.from_profile(profile, drafter.architecture_hash)
     if found.needs_floor_probe:
         cost = _with_floor(cost, target)
@@ -116,7 +135,7 @@ def _bare(target: Target, drafter: Drafter) -> CostSource:
     """The paper's `ema`: one factor over the roofline, learnt from each verification."""
     cost = replace(
         CycleCost.from_roofline(roofline_of(target, find_peaks(target))),
-        drafter=time_drafter(drafter),
+        drafter=time_drafter(drafter, target),
     )
     line = "no profile, and calibration is off: the bare roofline, corrected while decoding"
     return CostSource(cost=OnlineEstimator(cost, "ema"), line=line)

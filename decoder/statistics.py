@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from time import perf_counter
+
+import torch
+
+from decoder.device import synchronise
 
 
 @dataclass(slots=True)
@@ -16,25 +20,40 @@ class StageTimes:
     accept_s: float = 0.0
     commit_s: float = 0.0
 
+    @property
+    def total_s(self) -> float:
+        return self.draft_s + self.build_s + self.verify_s + self.accept_s + self.commit_s
+
+    def add(self, other: StageTimes) -> None:
+        for part in fields(self):
+            setattr(self, part.name, getattr(self, part.name) + getattr(other, part.name))
+
 
 class Laps:
-    """Adds the time since the last lap to a stage."""
+    """Adds the time since the last lap to a stage of one round.
 
-    def __init__(self, stages: StageTimes) -> None:
-        self._stages = stages
+    device  where given, a lap ends when the device has finished its work, which
+            costs a synchronisation on an accelerator
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.stages = StageTimes()
+        self._device = device
         self._last_s = perf_counter()
 
     def end(self, stage: str) -> float:
         """End the lap of `stage` (a field of StageTimes); its seconds."""
+        if self._device is not None:
+            synchronise(self._device)
         now_s = perf_counter()
         lap_s, self._last_s = now_s - self._last_s, now_s
-        setattr(self._stages, stage, getattr(self._stages, stage) + lap_s)
+        setattr(self.stages, stage, getattr(self.stages, stage) + lap_s)
         return lap_s
 
 
 @dataclass(slots=True)
 class Statistics:
-    """Counts and times of one generation.
+    """Counts and times of one generation; in a batch, times of the rounds it took part in.
 
     The first token comes from the prefill; every other one from a round of the
     decode loop, so rates use `new_tokens - 1` over `decode_s`.
@@ -50,11 +69,20 @@ class Statistics:
     accepted_tokens: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
-    finish: str = ""  # "eos", "stop" or "length"
+    finish: str = ""  # "eos", "stop", "length" or "interrupted"
     warnings: list[str] = field(default_factory=list)  # as of drift; each once
     stages: StageTimes = field(default_factory=StageTimes)
     tree_nodes: list[int] = field(default_factory=list)  # of each round
     accepted_depths: list[int] = field(default_factory=list)  # of each round
+
+    def count_round(self, nodes: int, accepted: int) -> None:
+        """Add a round that verified `nodes` drafted tokens and accepted some of them."""
+        self.rounds += 1
+        self.drafted_rounds += nodes > 0
+        self.drafted_tokens += nodes
+        self.accepted_tokens += accepted
+        self.tree_nodes.append(nodes)
+        self.accepted_depths.append(accepted)
 
     @property
     def tokens_per_s(self) -> float | None:

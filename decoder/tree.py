@@ -9,6 +9,7 @@ of n nodes (BASTION, proposition 2.3: the trees are nested).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,10 +84,12 @@ class Lattice:
 
     tokens         int64 [gamma, K]
     probabilities  float64 [gamma, K]  descending in each row; a row may sum to less than 1
+    whole          tensor float32 [gamma, vocab], the drafter's softmax; None unless asked for
     """
 
     tokens: NDArray[np.int64]
     probabilities: NDArray[np.float64]
+    whole: Any = None
 
     def __post_init__(self) -> None:
         if self.tokens.shape != self.probabilities.shape or self.tokens.ndim != 2:
@@ -128,7 +131,9 @@ def best_first(
         return _best_first_candidates(candidates, nodes, depth_factors)
     probabilities = candidates.probabilities
     if depth_factors is not None:
-        probabilities = np.minimum(probabilities * depth_factors[: len(probabilities), None], 1.0)
+        # Beyond the last factor that one holds, as for candidate trees.
+        depths = np.minimum(np.arange(len(probabilities)), len(depth_factors) - 1)
+        probabilities = np.minimum(probabilities * depth_factors[depths, None], 1.0)
     ranks, parents, depths, scores = _best_first_lattice(
         np.ascontiguousarray(probabilities, dtype=np.float64), nodes
     )
@@ -138,7 +143,9 @@ def best_first(
 def chain(candidates: Lattice | CandidateTree, depth: int) -> DraftTree:
     """The most probable child at every step, down to `depth`."""
     if isinstance(candidates, Lattice):
-        length = min(depth, len(candidates.tokens))
+        length = min(depth, len(candidates.tokens)) if candidates.tokens.shape[1] else 0
+        if length == 0:
+            return EMPTY
         tokens = candidates.tokens[:length, 0]
         scores = np.cumprod(candidates.probabilities[:length, 0])
     else:

@@ -12,9 +12,10 @@ import torch
 from costmodel.errors import InputError
 from decoder.acceptance import walk
 from decoder.drafters.base import Drafter
+from decoder.drafters.timing import steady_draft
 from decoder.kv_cache import KVCache
 from decoder.sampling import Picker, Sampling
-from decoder.target import Target
+from decoder.target import Step, Target
 from decoder.tree import EMPTY, DraftTree, Lattice, best_first
 
 LATTICE_DEPTH = 15  # gamma of a block of 16
@@ -52,6 +53,7 @@ class Workload:
         self._target = target
         self._drafter = drafter
         self._capacity = capacity
+        self._seed = seed
         self._random = np.random.default_rng(seed)
         self._caches: dict[int, KVCache] = {}
 
@@ -73,27 +75,26 @@ class Workload:
 
     def _verify(self, task: Task) -> Callable[[], object]:
         target, tree = self._target, self._tree(task.size - 1)
+        steps = [Step(1, tree, sequence) for sequence in range(task.batch)]
 
         def run() -> object:
             self._use_cache(task.batch).truncate(task.context)
-            return target.verify(1, tree)
+            return target.verify(steps)
 
         return run
 
     def _prefill(self, task: Task) -> Callable[[], object]:
         target = self._target
-        prompt = self._tokens(task.batch, task.size)
+        prompt = self._tokens(task.size)
 
         def run() -> object:
             self._use_cache(task.batch).truncate(0)
-            return target.prefill(prompt)
+            return [target.prefill(prompt, sequence) for sequence in range(task.batch)]
 
         return run
 
     def _draft(self, task: Task) -> Callable[[], object]:
-        # Few distinct tokens, so that there are matches to follow as in real text.
-        context = self._random.integers(0, 50, task.context).astype(np.int64)
-        return lambda: self._drafter.draft(context, self._drafter.max_depth)
+        return steady_draft(self._drafter, self._target, task.context, self._seed)
 
     def _build(self, task: Task) -> Callable[[], object]:
         lattice = self._lattice(task.size)
@@ -116,11 +117,13 @@ class Workload:
 
     def _commit(self, task: Task) -> Callable[[], object]:
         target = self._target
-        rows = [2 * (index + 1) for index in range(task.size)]  # every one has to be moved
+        rows = [0, *range(2, 2 * task.size + 1, 2)]  # every one but the root has to be moved
 
         def run() -> object:
-            self._use_cache(task.batch).truncate(task.context)
-            return target.commit(rows)
+            cache = self._use_cache(task.batch)
+            cache.truncate(task.context)
+            for sequence in range(task.batch):
+                target.commit(rows, sequence)
 
         return run
 
@@ -136,8 +139,8 @@ class Workload:
         self._target.cache = cache
         return cache
 
-    def _tokens(self, batch: int, tokens: int) -> torch.Tensor:
-        ids = self._random.integers(0, self._target.architecture.vocab, (batch, tokens))
+    def _tokens(self, tokens: int) -> torch.Tensor:
+        ids = self._random.integers(0, self._target.architecture.vocab, tokens)
         return torch.from_numpy(ids).to(self._target.device)
 
     def _lattice(self, nodes: int) -> Lattice:

@@ -18,8 +18,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from decoder.drafters.base import DraftRequest, Draws
 from decoder.jit import jit
 from decoder.tree import CandidateTree
 
@@ -35,45 +37,66 @@ FORGETTING = 0.998  # of old observations, for each new one
 
 
 class NgramDrafter:
-    """Drafts from the text so far; needs no model and no training."""
+    """Drafts from the text so far; needs no model and no training.
+
+    What it learns of its hits is shared by all its sessions.
+    """
 
     name = "ngram"
     architecture_hash = "ngram"
+    feature_layers: tuple[int, ...] = ()
+    draws: Draws = "never"
 
     def __init__(self, max_depth: int = 16) -> None:
         self.max_depth = max_depth
         self._tried = np.full(MAX_MATCH, PRIOR_WEIGHT)
         self._hits = PRIOR_HITS * PRIOR_WEIGHT
-        self._parents = np.zeros(0, np.int64)
-        self._tokens = np.zeros(0, np.int64)
-        self._matches = np.zeros(1, np.int64)
 
-    def start(self, prompt: NDArray[np.int64]) -> None:
+    def session(self) -> NgramSession:
+        return NgramSession(self)
+
+    def hit_rates(self) -> NDArray[np.float64]:
+        """[MAX_MATCH] how often a match of 1, 2, ... tokens goes on as it did before."""
+        return self._hits / self._tried
+
+    def learn(self, match: int, hit: bool) -> None:
+        """Count one match of `match` tokens."""
+        slot = min(match, MAX_MATCH) - 1
+        self._tried[slot] = self._tried[slot] * FORGETTING + 1.0
+        self._hits[slot] = self._hits[slot] * FORGETTING + hit
+
+
+class NgramSession:
+    """The n-gram drafting of one text."""
+
+    def __init__(self, drafter: NgramDrafter) -> None:
+        self._drafter = drafter
         self._forget_trie()
 
-    def draft(self, context: NDArray[np.int64], depth: int) -> CandidateTree:
+    def start(self, prompt: NDArray[np.int64], features: torch.Tensor | None) -> None:
+        self._forget_trie()
+
+    def draft(self, context: NDArray[np.int64], request: DraftRequest) -> CandidateTree:
         """The trie of the best matches' continuations, parents before children.
 
         context  int64 [tokens], the bonus token last
         """
-        hit_rates = self._hits / self._tried
+        depth = min(request.depth, self._drafter.max_depth)
         tokens, parents, probabilities, matches = _build_trie(
-            context, min(depth, self.max_depth), hit_rates
+            context, depth, self._drafter.hit_rates()
         )
         self._tokens, self._parents, self._matches = tokens, parents, matches
         return CandidateTree(tokens, parents, probabilities)
 
-    def observe(self, emitted: Sequence[int]) -> None:
+    def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
         """Learn hit(m) from every trie node that the emitted tokens pass through."""
         row = 0
         for token in emitted:
             children = np.flatnonzero(self._parents == row)
             if len(children) == 0:
                 break
-            slot = min(int(self._matches[row]), MAX_MATCH) - 1
             found = children[self._tokens[children] == token]
-            self._tried[slot] = self._tried[slot] * FORGETTING + 1.0
-            self._hits[slot] = self._hits[slot] * FORGETTING + (1.0 if len(found) else 0.0)
+            self._drafter.learn(int(self._matches[row]), len(found) > 0)
             if len(found) == 0:
                 break
             row = int(found[0]) + 1
@@ -82,6 +105,7 @@ class NgramDrafter:
     def _forget_trie(self) -> None:
         self._parents = np.zeros(0, np.int64)
         self._tokens = np.zeros(0, np.int64)
+        self._matches = np.zeros(1, np.int64)
 
 
 @jit

@@ -14,6 +14,7 @@ from costmodel.errors import InputError
 if TYPE_CHECKING:
     from decoder import Generation, TreeDecoder
     from decoder.run import DecodeRun
+    from decoder.statistics import Statistics
 
 GENERATION_OPTIONS = ("max_new_tokens", "chat", "stop", "temperature", "top_p", "top_k", "seed")
 
@@ -36,9 +37,33 @@ GENERATION_OPTIONS = ("max_new_tokens", "chat", "stop", "temperature", "top_p", 
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1))
 @click.option("--stop", multiple=True, help="End the text at this string; may be repeated.")
 @click.option(
-    "--policy", default="bastion", show_default=True, help="bastion, fixed:N, chain or plain."
+    "--drafter",
+    default="ngram",
+    show_default=True,
+    help="ngram, or a folder or hub id of a DFlash or EAGLE-3 drafter or a smaller model.",
+)
+@click.option(
+    "--policy",
+    default="bastion",
+    show_default=True,
+    help="bastion, bastion:paper, fixed:N, chain, beam:WxD, static-tree:DxB, dynatree or plain.",
 )
 @click.option("--max-nodes", type=int, help="Largest draft tree.")
+@click.option(
+    "--acceptance",
+    default="auto",
+    show_default=True,
+    help="walk, recursive, traversal or auto; what a temperature above 0 accepts by.",
+)
+@click.option(
+    "--estimator",
+    type=click.Choice(["static", "ema", "ema+calib"]),
+    help="How measured times correct the profile [default: as the profile needs].",
+)
+@click.option("--together", type=click.IntRange(min=1), help="Prompts to decode in one batch.")
+@click.option(
+    "--trace", type=click.Path(path_type=Path), help="Append every round to this JSONL file."
+)
 @click.option("--device", help="cpu, cuda or cuda:N [default: CUDA where there is one].")
 @click.option("--dtype", help="bfloat16, float16, float32 [default: the device's].")
 @click.option("--weights", default="pretrained", help="pretrained, or random to try a shape.")
@@ -59,6 +84,9 @@ def command(**options: Any) -> None:
     for warning in decoder.cost_source.warnings if decoder.cost_source else ():
         click.echo(f"warning: {warning}", err=True)
     generation = {name: options[name] for name in GENERATION_OPTIONS}
+    if options["together"]:
+        _generate_together(decoder, texts, generation, options)
+        return
     for identity, text in texts:
         if options["as_json"]:
             result = decoder.generate(text, **generation)
@@ -67,6 +95,28 @@ def command(**options: Any) -> None:
             if len(texts) > 1:
                 click.secho(f"[{identity}]", bold=True)
             _show(decoder.stream(text, **generation), stats=options["stats"])
+
+
+def _generate_together(
+    decoder: TreeDecoder,
+    texts: list[tuple[str, str]],
+    generation: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
+    """Decode in batches; texts come out when their batch has ended."""
+    size = options["together"]
+    for first in range(0, len(texts), size):
+        group = texts[first : first + size]
+        results = decoder.generate_batch([text for _, text in group], **generation)
+        for (identity, _), result in zip(group, results, strict=True):
+            if options["as_json"]:
+                click.echo(json.dumps(to_record(identity, result)))
+                continue
+            if len(texts) > 1:
+                click.secho(f"[{identity}]", bold=True)
+            click.echo(result.text)
+            if options["stats"]:
+                _show_stats(result.stats)
 
 
 def _decoder(options: dict[str, Any]) -> TreeDecoder:
@@ -78,12 +128,17 @@ def _decoder(options: dict[str, Any]) -> TreeDecoder:
         dtype=options["dtype"],
         device=options["device"],
         weights=options["weights"],
+        drafter=options["drafter"],
         policy=options["policy"],
+        acceptance=options["acceptance"],
+        trace=options["trace"],
+        stage_times=options["stats"] or options["as_json"],
         max_nodes=options["max_nodes"],
         profile=ProfileChoice(
             path=options["profile"],
             calibrate=options["calibrate"],
             require=options["require_profile"],
+            estimator=options["estimator"],
         ),
     )
 
@@ -153,5 +208,9 @@ def _show(run: DecodeRun, *, stats: bool) -> None:
     sys.stdout.write("\n")
     sys.stdout.flush()
     if stats:
-        for line in run.stats.lines():
-            click.echo(line, err=True)
+        _show_stats(run.stats)
+
+
+def _show_stats(stats: Statistics) -> None:
+    for line in stats.lines():
+        click.echo(line, err=True)

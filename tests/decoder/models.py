@@ -13,10 +13,14 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from costmodel.architecture import ModelArchitecture
+from decoder.drafters.base import DraftRequest
 from decoder.engine import TreeDecoder
+from decoder.growth import TopPaths
 from decoder.loading import LoadedModel
 from decoder.target import Target
 from decoder.tree import Lattice
@@ -32,23 +36,45 @@ SIZES = {
     "bos_token_id": None,
 }
 FAMILIES = {
-    "llama-gqa": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=2)),
-    "llama-mha-tied": lambda: LlamaForCausalLM(
-        LlamaConfig(**SIZES, num_key_value_heads=4, tie_word_embeddings=True)
+    "llama-gqa": lambda **more: LlamaForCausalLM(
+        LlamaConfig(**SIZES | more, num_key_value_heads=2)
     ),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=1)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=16)),
-    "mistral": lambda: MistralForCausalLM(
-        MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=None)
+    "llama-mha": lambda **more: LlamaForCausalLM(
+        LlamaConfig(**SIZES | more, num_key_value_heads=4)
     ),
-    "gpt-neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES)),
+    # A tied head with the usual small weights would only repeat its input.
+    "llama-mha-tied": lambda **more: LlamaForCausalLM(
+        LlamaConfig(
+            **SIZES | more, num_key_value_heads=4, tie_word_embeddings=True, initializer_range=0.5
+        )
+    ),
+    "qwen2": lambda **more: Qwen2ForCausalLM(Qwen2Config(**SIZES | more, num_key_value_heads=1)),
+    "qwen3": lambda **more: Qwen3ForCausalLM(
+        Qwen3Config(**SIZES | more, num_key_value_heads=2, head_dim=16)
+    ),
+    "mistral": lambda **more: MistralForCausalLM(
+        MistralConfig(**SIZES | more, num_key_value_heads=2, sliding_window=None)
+    ),
+    "gpt-neox": lambda **more: GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES | more)),
+    "qwen3-moe": lambda **more: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            **SIZES | more,
+            num_key_value_heads=2,
+            head_dim=16,
+            num_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+        )
+    ),
 }
 
 
-def random_model(family, *, dtype=torch.float64, scale=6.0, seed=0):
+def random_model(family, *, dtype=torch.float64, scale=6.0, seed=0, **sizes):
     """A random model whose logits are spread enough for a clear argmax and short repeats."""
     torch.manual_seed(seed)
-    model = FAMILIES[family]().to(dtype).eval()
+    model = FAMILIES[family](**sizes).to(dtype).eval()
+    if family == "qwen3-moe":
+        model.set_experts_implementation("eager")  # the grouped kernel has no float64
     with torch.no_grad():
         model.get_output_embeddings().weight.mul_(scale)
     return model
@@ -66,7 +92,7 @@ def target_of(model) -> Target:
     )
 
 
-def decoder_of(model, policy, drafter=None, **options) -> TreeDecoder:
+def decoder_of(model, policy, drafter="ngram", **options) -> TreeDecoder:
     return TreeDecoder(target_of(model), policy=policy, drafter=drafter, **options)
 
 
@@ -88,30 +114,71 @@ def plain_logits(model, ids):
         model.config._attn_implementation = ours
 
 
+def request(depth, width=16):
+    return DraftRequest(depth=depth, width=width, growth=TopPaths())
+
+
 class LatticeDrafter:
     """Marginals that depend on the text so far but not on the target; `peak` sharpens them."""
 
     name = "lattice"
     architecture_hash = "lattice"
+    feature_layers = ()
+    draws = "never"
 
     def __init__(self, vocab, depth=4, width=3, seed=0):
         self.max_depth = depth
         self._vocab, self._width, self._seed = vocab, width, seed
 
-    def start(self, prompt):
+    def session(self):
+        return self
+
+    def start(self, prompt, features):
         pass
 
-    def draft(self, context, depth):
+    def draft(self, context, request):
         random = np.random.default_rng((self._seed, int(context[-1]), len(context)))
-        depth = min(depth, self.max_depth)
+        depth = min(request.depth, self.max_depth)
         tokens = np.stack(
             [random.permutation(self._vocab)[: self._width] for _ in range(depth)]
         ).astype(np.int64)
         weights = -np.sort(-random.dirichlet(np.ones(self._width + 1), depth), axis=1)
         return Lattice(tokens, weights[:, : self._width])
 
-    def observe(self, emitted):
+    def observe(self, emitted, features):
         pass
+
+
+class StairCost:
+    """A cost model for the adaptive policies: a forward costs a step more every 8 rows."""
+
+    def plain_s(self, context, batch=1):
+        return 1.0
+
+    def draft_s(self, context):
+        return 0.05
+
+    def cycle_s(self, nodes, context, batch=1):
+        rows = batch * (np.asarray(nodes, dtype=np.float64) + 1)
+        return 1.0 + 0.2 * (rows // 8) + 0.05 * batch
+
+
+class WholeDrafter(LatticeDrafter):
+    """The same with q over the whole vocabulary, so that trees can be drawn from it."""
+
+    name = "whole"
+    draws = "whole"
+
+    def draft(self, context, request):
+        generator = torch.Generator().manual_seed(
+            self._seed + 31 * int(context[-1]) + 1009 * len(context)
+        )
+        depth = min(request.depth, self.max_depth)
+        logits = torch.randn(depth, self._vocab, generator=generator)
+        whole = (1.5 * logits / request.temperature).softmax(-1)
+        top = whole.topk(min(self._width, self._vocab))
+        given = whole if request.whole else None
+        return Lattice(top.indices.numpy(), top.values.double().numpy(), given)
 
 
 class OracleDrafter(LatticeDrafter):
@@ -121,8 +188,8 @@ class OracleDrafter(LatticeDrafter):
         super().__init__(vocab, depth, width)
         self._truth, self._rank = list(truth), rank
 
-    def draft(self, context, depth):
-        lattice = super().draft(context, depth)
+    def draft(self, context, request):
+        lattice = super().draft(context, request)
         for position in range(len(lattice.tokens)):
             at = len(context) + position
             if at < len(self._truth):

@@ -9,7 +9,8 @@ import torch
 from costmodel.errors import InputError
 from decoder import TreeDecoder
 from decoder.drafters.ngram import NgramDrafter
-from decoder.tree import best_first
+from decoder.target import Step
+from decoder.tree import EMPTY, best_first
 from tests.decoder.models import (
     FAMILIES,
     LatticeDrafter,
@@ -17,6 +18,7 @@ from tests.decoder.models import (
     decoder_of,
     greedy,
     random_model,
+    request,
     target_of,
 )
 
@@ -94,7 +96,7 @@ def test_decoders_can_be_used_again_and_again():
 def test_an_interrupted_stream_leaves_a_sound_decoder():
     model = random_model("qwen2")
     decoder = decoder_of(model, "fixed:9")
-    stream = iter(decoder.stream(PROMPT, max_new_tokens=50)._tokens())
+    stream = decoder.stream(PROMPT, max_new_tokens=50).rounds()
     for _ in range(5):
         next(stream)
     stream.close()
@@ -133,19 +135,49 @@ def test_long_prompts_are_prefilled_in_chunks(monkeypatch):
     assert result.token_ids == greedy(model, prompt, 10)
 
 
-def test_batched_verification_equals_single_rows():
+def test_ragged_verification_equals_single_forwards():
     """Calibration measures batches with the same verify."""
-    model = random_model("qwen3")
-    target = target_of(model)
-    prompts = torch.tensor([PROMPT, PROMPT[::-1]])
-    tree = best_first(LatticeDrafter(97).draft(np.array(PROMPT), 4), 9)
-    target.reserve(64, batch=2)
-    target.prefill(prompts)
-    both = target.verify(5, tree)
-    for item in range(2):
-        target.reserve(64, batch=1)
-        target.prefill(prompts[item : item + 1])
-        torch.testing.assert_close(target.verify(5, tree)[0], both[item])
+    target = target_of(random_model("qwen3"))
+    prompts = [torch.tensor(PROMPT), torch.tensor(PROMPT[:3])]
+    trees = [best_first(LatticeDrafter(97).draft(np.array(PROMPT), request(4)), 9), EMPTY]
+    steps = [Step(5, tree, sequence) for sequence, tree in enumerate(trees)]
+    target.reserve(64, sequences=2)
+    for sequence, prompt in enumerate(prompts):
+        target.prefill(prompt, sequence)
+    both = target.verify(steps)
+    for prompt, step, together in zip(prompts, steps, both, strict=True):
+        target.reserve(64)
+        target.prefill(prompt)
+        torch.testing.assert_close(target.verify([Step(5, step.tree)])[0], together)
+
+
+def test_a_batch_gives_what_each_prompt_gives_alone():
+    model = random_model("llama-gqa")
+    prompts = [PROMPT, PROMPT[:1], PROMPT[2:7] * 6]
+    for policy in ("plain", "fixed:7"):
+        together = decoder_of(model, policy).generate_batch(prompts, max_new_tokens=20)
+        assert [result.token_ids for result in together] == [
+            greedy(model, prompt, 20) for prompt in prompts
+        ]
+
+
+def test_the_trace_tells_every_round(tmp_path):
+    path = tmp_path / "rounds.jsonl"
+    decoder = decoder_of(random_model("llama-gqa"), "fixed:7", trace=path)
+    stats = [decoder.generate(PROMPT, max_new_tokens=20).stats for _ in range(2)]
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [record["text"] for record in records] == [0] * stats[0].rounds + [1] * stats[1].rounds
+    second = records[stats[0].rounds :]
+    assert [record["nodes"] for record in second] == stats[1].tree_nodes
+    assert [record["accepted"] for record in second] == stats[1].accepted_depths
+    assert sum(record["verify_s"] for record in second) == pytest.approx(stats[1].stages.verify_s)
+    assert second[0]["context"] == len(PROMPT)
+    assert second[0]["predicted_cycle_s"] is None
+
+
+def test_a_trace_that_cannot_be_written(tmp_path):
+    with pytest.raises(InputError, match="cannot write the trace"):
+        decoder_of(random_model("llama-gqa"), "plain", trace=tmp_path / "none" / "rounds.jsonl")
 
 
 class TestBadInput:

@@ -18,39 +18,42 @@ ARCHITECTURE = ModelArchitecture(
 )  # fmt: skip
 
 
-def make(capacity=32, batch=1):
+def make(capacity=32, sequences=1):
     return KVCache(
         ARCHITECTURE,
         capacity=capacity,
-        batch=batch,
+        sequences=sequences,
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
 
 
-def rows_of(names, layer, kind, batch=1):
-    """[batch, kv_heads, rows, head_dim] filled with a number for each row, layer and kind."""
+def rows_of(names, layer, kind):
+    """[1, kv_heads, rows, head_dim] filled with a number for each row, layer and kind."""
     values = torch.tensor([1000.0 * layer + 100.0 * kind + name for name in names])
-    shape = (batch, HEADS, len(names), WIDTH)
+    shape = (1, HEADS, len(names), WIDTH)
     return values[None, None, :, None].expand(shape).clone()
 
 
-def forward(cache, names):
+def forward(cache, names, sequence=0):
     """Write a forward's rows into every layer; what attention sees of the last one."""
+    start = cache.end(sequence)
     for layer in range(LAYERS):
-        key, value = (rows_of(names, layer, kind, cache.batch) for kind in range(2))
-        cache.write(layer, key, value)
-    keys, values = cache.read(LAYERS - 1, cache.length + len(names))
+        key, value = (rows_of(names, layer, kind) for kind in range(2))
+        cache.write(layer, sequence, start, key, value)
+    cache.pending[sequence] += len(names)
+    keys, values = cache.read(LAYERS - 1, sequence, start + len(names))
     return keys, values
 
 
-def held(cache):
-    """The committed rows' names, the same in every layer, head and batch."""
-    names = cache.data[0, 0, 0, 0, : cache.length, 0].tolist()
+def held(cache, sequence=0):
+    """The committed rows' names, the same in every layer and head."""
+    length = cache.lengths[sequence]
+    names = cache.data[0, 0, sequence, 0, :length, 0].tolist()
     for layer in range(LAYERS):
         for kind in range(2):
-            expected = rows_of(names, layer, kind, cache.batch)
-            torch.testing.assert_close(cache.data[layer, kind, :, :, : cache.length], expected)
+            expected = rows_of(names, layer, kind)[0]
+            torch.testing.assert_close(cache.data[layer, kind, sequence, :, :length], expected)
     return names
 
 
@@ -67,19 +70,32 @@ rounds = st.lists(
 )
 
 
-@given(rounds, st.integers(1, 2))
+@given(st.lists(st.tuples(st.integers(0, 1), rounds), max_size=4))
 @settings(deadline=None)
-def test_committed_rows_are_those_of_a_plain_list(rounds, batch):
-    cache, truth, name = make(batch=batch), [], 0
-    for rows, accepted in rounds:
-        names = [float(name + row) for row in range(rows)]
-        name += rows
-        keys, values = forward(cache, names)
-        assert keys[0, 0, :, 0].tolist() == [2000.0 + n for n in truth + names]
-        assert values[0, 0, :, 0].tolist() == [2100.0 + n for n in truth + names]
-        cache.commit(accepted)
-        truth += [names[row] for row in accepted]
-        assert held(cache) == truth
+def test_committed_rows_are_those_of_a_plain_list(turns):
+    """Two sequences in turn, each with the history of a list of its own."""
+    cache, truths, name = make(capacity=128, sequences=2), [[], []], 0
+    for sequence, turn in turns:
+        truth = truths[sequence]
+        for rows, accepted in turn:
+            names = [float(name + row) for row in range(rows)]
+            name += rows
+            keys, values = forward(cache, names, sequence)
+            assert keys[0, 0, :, 0].tolist() == [2000.0 + n for n in truth + names]
+            assert values[0, 0, :, 0].tolist() == [2100.0 + n for n in truth + names]
+            cache.commit(accepted, sequence)
+            truth += [names[row] for row in accepted]
+            assert [held(cache, 0), held(cache, 1)] == truths
+
+
+def test_pending_rows_may_come_in_several_forwards():
+    cache = make()
+    forward(cache, [1.0, 2.0])
+    forward(cache, [3.0, 4.0])
+    assert cache.end(0) == 4
+    cache.commit([0, 3])
+    assert held(cache) == [1.0, 4.0]
+    assert cache.end(0) == 2
 
 
 def test_what_attention_sees_is_no_copy():
@@ -92,7 +108,7 @@ def test_what_attention_sees_is_no_copy():
 
 
 def held_layer(cache, layer):
-    return cache.data[layer, 0, 0, 0, : cache.length, 0].tolist()
+    return cache.data[layer, 0, 0, 0, : cache.lengths[0], 0].tolist()
 
 
 def test_rows_in_place_are_not_moved():
@@ -119,10 +135,10 @@ def test_room(length, rows, fits):
     cache = make(capacity=8)
     cache.truncate(length)
     if fits:
-        cache.check_room(rows)
+        cache.check_room(rows, 0)
         return
     with pytest.raises(InputError, match=r"do not fit a KV cache of 8 tokens\. Use a smaller"):
-        cache.check_room(rows)
+        cache.check_room(rows, 0)
 
 
 def test_no_memory_is_an_error_that_says_so():
@@ -131,6 +147,6 @@ def test_no_memory_is_an_error_that_says_so():
 
 
 def test_shape():
-    cache = make(capacity=5, batch=2)
+    cache = make(capacity=5, sequences=2)
     assert cache.data.shape == (LAYERS, 2, 2, HEADS, 5, WIDTH)
-    assert (cache.capacity, cache.batch, cache.length) == (5, 2, 0)
+    assert (cache.capacity, cache.sequences, cache.lengths) == (5, 2, [0, 0])

@@ -16,6 +16,7 @@ from decoder.drafters.ngram import (
     WEIGHT_GROWTH,
     NgramDrafter,
 )
+from tests.decoder.models import request
 
 contexts = st.one_of(
     st.lists(st.integers(0, 2), min_size=1, max_size=40),
@@ -73,7 +74,8 @@ def as_paths(tree):
 
 
 def draft(context, depth=16, drafter=None):
-    return (drafter or NgramDrafter()).draft(np.array(context, dtype=np.int64), depth)
+    session = (drafter or NgramDrafter()).session()
+    return session.draft(np.array(context, dtype=np.int64), request(depth))
 
 
 @given(contexts, st.integers(1, 18))
@@ -118,8 +120,9 @@ class TestLearning:
     CONTEXT = (5, 6, 7, 8, 5)  # a match of one token, continued by 6 7 8
 
     def observe(self, drafter, emitted):
-        tree = draft(self.CONTEXT, 3, drafter)
-        drafter.observe(emitted)
+        session = drafter.session()
+        tree = session.draft(np.array(self.CONTEXT), request(3))
+        session.observe(emitted, None)
         return tree.probabilities[0]
 
     def test_hits_raise_and_misses_lower_the_probability(self):
@@ -163,7 +166,10 @@ class TestLearning:
         drafter = NgramDrafter()
         self.observe(drafter, [6])
         after = draft(self.CONTEXT, 3, drafter).probabilities.copy()
-        drafter.start(np.array([5]))
-        drafter.observe([6, 7])
-        drafter.observe([6, 7])
+        session = drafter.session()
+        session.start(np.array([5]), None)
+        session.observe([6, 7], None)
+        session.draft(np.array(self.CONTEXT), request(3))
+        session.start(np.array([5]), None)
+        session.observe([6, 7], None)
         np.testing.assert_array_equal(draft(self.CONTEXT, 3, drafter).probabilities, after)

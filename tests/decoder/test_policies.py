@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.errors import InputError
@@ -18,9 +18,11 @@ from decoder.policies import (
     DraftGate,
     Fixed,
     Limits,
+    PaperBastion,
     Plain,
     parse_policy,
 )
+from decoder.policies.bias import Pace
 from decoder.tree import EMPTY, Lattice, best_first
 
 CONTEXT = 100
@@ -36,13 +38,13 @@ class Stairs:
     drafting_s: float = 0.0
     every: int = 8
 
-    def plain_s(self, context):
+    def plain_s(self, context, batch=1):
         return 1.0
 
     def draft_s(self, context):
         return self.drafting_s
 
-    def cycle_s(self, nodes, context):
+    def cycle_s(self, nodes, context, batch=1):
         assert context == CONTEXT
         stairs = (np.asarray(nodes) + 5) // self.every
         return 1.0 + self.step_s * stairs + self.node_s * np.asarray(nodes) + self.drafting_s
@@ -80,6 +82,7 @@ costs = st.builds(
 
 class TestBastion:
     @given(first=st.floats(0.02, 0.5), fading=st.floats(0.3, 1.0), cost=costs)
+    @settings(deadline=None)
     def test_the_size_of_highest_rate(self, first, fading, cost):
         candidates = lattice(first, fading)
         tree = Bastion(cost, 60).choose(candidates, CONTEXT, FREE)
@@ -141,6 +144,56 @@ class TestBastion:
             policy.observe(tree, accepted, CONTEXT)
         assert sizes[0] == 1
         assert sum(sizes[100:]) < 25
+
+
+class TestPace:
+    """The speed of the text so far decides what a second of this round has to bring."""
+
+    def test_it_is_the_ratio_of_faded_sums(self):
+        pace, rounds = Pace(), [(3, 1.5), (1, 1.0), (6, 2.0)]
+        for committed, plain_steps in rounds:
+            pace.observe(committed, plain_steps)
+        weights = [Pace.FADING**2, Pace.FADING, 1.0]
+        tokens = sum(w * committed for w, (committed, _) in zip(weights, rounds, strict=True))
+        steps = sum(w * plain_steps for w, (_, plain_steps) in zip(weights, rounds, strict=True))
+        assert pace.speed() == pytest.approx(tokens / steps)
+
+    def test_plain_steps_are_the_least(self):
+        pace = Pace()
+        assert pace.speed() is None
+        pace.observe(1, 2.0)
+        assert pace.speed() == 1.0
+
+    @given(first=st.floats(0.05, 0.5), speed=st.floats(1.0, 8.0), cost=costs)
+    @settings(deadline=None)
+    def test_the_size_gains_most_at_the_known_speed(self, first, speed, cost):
+        """Every size in turn: A(N) less what its seconds bring elsewhere."""
+        policy, candidates = Bastion(cost, 60), lattice(first)
+        policy._pace.observe(speed, 1.0)
+        tree = policy.choose(candidates, CONTEXT, FREE)
+        gains = []
+        for nodes in range(61):
+            grown = best_first(candidates, nodes)
+            cycle_s = float(cost.cycle_s(np.array([nodes]), CONTEXT)[0])
+            gains.append(grown.expected_committed - speed * cycle_s / cost.plain_s(CONTEXT))
+        assert gains[tree.nodes] == pytest.approx(max(gains), abs=1e-9)
+
+    def test_a_faster_text_leaves_less_for_a_poor_round(self):
+        """The same poor candidates get a smaller tree where seconds bring more elsewhere."""
+        cost = Stairs(step_s=0.0, node_s=0.05)
+        sizes = []
+        for speed in (1.0, 2.0, 4.0, 8.0):
+            policy = Bastion(cost, 60)
+            policy._pace.observe(speed, 1.0)
+            sizes.append(policy.choose(lattice(0.4), CONTEXT, FREE).nodes)
+        assert sizes == sorted(sizes, reverse=True)
+        assert sizes[-1] < sizes[0]
+
+    def test_rounds_without_a_draft_count_as_plain_steps(self):
+        policy = Bastion(Stairs())
+        policy.wants_draft(CONTEXT)
+        policy.observe(EMPTY, [], CONTEXT)
+        assert policy._pace.speed() == 1.0
 
 
 class TestGate:
@@ -225,8 +278,8 @@ class TestDepthBias:
 
 
 class TestParsing:
-    def cost(self):
-        self.asked = True
+    def cost(self, kind):
+        self.asked = kind
         return Stairs()
 
     @pytest.mark.parametrize(
@@ -234,14 +287,18 @@ class TestParsing:
         [("plain", Plain, 0), ("chain", Chain, 9), ("fixed:12", Fixed, 12)],
     )
     def test_policies_without_a_cost(self, text, kind, most):
-        self.asked = False
+        self.asked = None
         policy = parse_policy(text, self.cost, 9)
         assert (type(policy), policy.name, policy.max_nodes) == (kind, text, most)
-        assert not self.asked
+        assert self.asked is None
 
     def test_bastion_asks_for_its_cost(self):
         policy = parse_policy("bastion", self.cost, DEFAULT_MAX_NODES)
-        assert (policy.name, policy.max_nodes, self.asked) == ("bastion", DEFAULT_MAX_NODES, True)
+        assert (policy.name, policy.max_nodes, self.asked) == ("bastion", DEFAULT_MAX_NODES, "best")
+
+    def test_the_paper_preset_asks_for_the_linear_calibration(self):
+        policy = parse_policy("bastion:paper", self.cost, 9)
+        assert (policy.name, policy.max_nodes, self.asked) == ("bastion:paper", 9, "linear")
 
     @pytest.mark.parametrize("text", ["bastion:3", "Plain", "fixed:1.5", "fixed:-1", "tree"])
     def test_unknown_ones(self, text):
@@ -252,6 +309,35 @@ class TestParsing:
     def test_no_room_for_a_tree(self, most):
         with pytest.raises(InputError, match="1 node or more"):
             parse_policy("chain", self.cost, most)
+
+
+class TestThePaperPreset:
+    """Algorithm 1: grow until the estimated speed drops for the first time."""
+
+    @given(costs, st.floats(0.01, 0.99))
+    def test_it_stops_at_the_first_drop(self, cost, first):
+        candidates, most = lattice(first), 40
+        speeds = []
+        for nodes in range(most + 1):
+            tree = best_first(candidates, nodes)
+            if tree.nodes < nodes:
+                break
+            cycle_s = float(cost.cycle_s(np.array([nodes]), CONTEXT)[0])
+            speeds.append(tree.expected_committed / cycle_s)
+        expected = next(
+            (n for n in range(len(speeds) - 1) if speeds[n + 1] < speeds[n]), len(speeds) - 1
+        )
+        assert PaperBastion(cost, most).choose(candidates, CONTEXT, FREE).nodes == expected
+
+    def test_it_misses_what_lies_behind_a_step(self):
+        cost = Stairs(step_s=0.2, node_s=0.0, every=8)
+        assert PaperBastion(cost, 60).choose(lattice(0.5), CONTEXT, FREE).nodes < (
+            Bastion(cost, 60).choose(lattice(0.5), CONTEXT, FREE).nodes
+        )
+
+    def test_it_always_drafts(self):
+        policy = PaperBastion(Stairs(drafting_s=100.0))
+        assert all(policy.wants_draft(CONTEXT) for _ in range(100))
 
 
 class TestSimplePolicies:

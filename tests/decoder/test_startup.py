@@ -15,8 +15,9 @@ from costmodel.profile import Profile
 from costmodel.registry import ProfileKey, ProfileStore, user_directory
 from decoder import TreeDecoder
 from decoder.drafters.ngram import NgramDrafter
+from decoder.drafters.timing import time_drafter
 from decoder.loading import LoadedModel
-from decoder.probe import POINTS, probe_shapes, quick_profile, time_drafter
+from decoder.probe import POINTS, probe_shapes, quick_profile
 from decoder.profiles import profile_key, soft_key
 from decoder.startup import ProfileChoice, find_cost
 from decoder.target import Target
@@ -236,7 +237,7 @@ class TestNotFound:
         cache.truncate(7)
         find_cost(target, NgramDrafter(), ProfileChoice())
         assert target.cache is cache
-        assert cache.length == 7
+        assert cache.lengths == [7]
         target.cache = None
 
     def test_where_nothing_can_be_written_it_says_so_and_decodes(
@@ -314,8 +315,8 @@ class TestProbe:
             decoder_of(random_model("llama-gqa"), "bastion", max_nodes=512)
         assert not home.exists()
 
-    def test_a_draft_is_timed(self):
-        section = time_drafter(NgramDrafter())
+    def test_a_draft_is_timed(self, target):
+        section = time_drafter(NgramDrafter(), target)
         assert section.name == "ngram"
         assert section.median_s[0] > 0
 

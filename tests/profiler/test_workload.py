@@ -8,7 +8,7 @@ import torch
 
 from costmodel.errors import InputError
 from decoder.acceptance import walk
-from decoder.drafters.ngram import NgramDrafter
+from decoder.drafters.ngram import NgramDrafter, NgramSession
 from decoder.target import Target
 from decoder.tree import best_first
 from profiler import workload as module
@@ -30,14 +30,15 @@ def work(target: Target) -> Workload:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
-    """(name, cached tokens, batch, argument) of every call of the target's methods."""
+    """(name, cached tokens, batch, first argument) of every call of the target's methods."""
     calls: list[tuple] = []
 
     def watch(name: str) -> None:
         original = getattr(Target, name)
 
         def spy(self, *arguments):
-            calls.append((name, self.cache.length, self.cache.batch, arguments[-1]))
+            (cached,) = set(self.cache.lengths)
+            calls.append((name, cached, self.cache.sequences, arguments[0]))
             return original(self, *arguments)
 
         monkeypatch.setattr(Target, name, spy)
@@ -51,19 +52,21 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 @pytest.mark.parametrize(("rows", "context", "batch"), [(1, 100, 1), (7, 33, 1), (16, 100, 2)])
 def test_verify_is_the_decoders_own(work, seen, kind, rows, context, batch) -> None:
     logits = work.call(Task(kind=kind, size=rows, context=context, batch=batch))()
-    ((name, cached, width, tree),) = seen
-    assert (name, cached, width, tree.rows) == ("verify", context, batch, rows)
-    assert logits.shape == (batch, rows, 97)
+    ((name, cached, width, steps),) = seen
+    assert (name, cached, width) == ("verify", context, batch)
+    assert [step.tree.rows for step in steps] == [rows] * batch
+    assert [step.sequence for step in steps] == list(range(batch))
+    assert [part.shape for part in logits] == [(rows, 97)] * batch
 
 
 def test_a_plain_step_is_a_verification_without_a_tree(work, seen) -> None:
     work.call(Task(kind="verify", size=1, context=9))()
-    assert seen[0][3].nodes == 0
+    assert seen[0][3][0].tree.nodes == 0
 
 
 def test_trees_branch_and_deepen(work, seen) -> None:
     work.call(Task(kind="verify", size=64, context=9))()
-    tree = seen[0][3]
+    tree = seen[0][3][0].tree
     assert not tree.is_chain()
     assert tree.depths.max() >= 4
     assert np.bincount(tree.parents).max() >= 3
@@ -90,27 +93,27 @@ def test_prefill_appends_the_whole_prompt(work, target, seen) -> None:
     call()
     call()
     assert [(name, cached, tokens.shape) for name, cached, _, tokens in seen] == [
-        ("prefill", 0, (1, 37))
+        ("prefill", 0, (37,))
     ] * 2
-    assert target.cache.length == 37
+    assert target.cache.lengths == [37]
 
 
 def test_commit_moves_every_accepted_row(work, target, seen) -> None:
     call = work.call(Task(kind="commit", size=4, context=50))
     call()
-    assert seen == [("commit", 50, 1, [2, 4, 6, 8])]
-    assert target.cache.length == 50 + 5
+    assert seen == [("commit", 50, 1, [0, 2, 4, 6, 8])]
+    assert target.cache.lengths == [50 + 5]
 
 
 def test_a_draft_sees_the_context(work, monkeypatch) -> None:
     asked = []
     monkeypatch.setattr(
-        NgramDrafter, "draft", lambda self, context, depth: asked.append((context, depth))
+        NgramSession, "draft", lambda self, context, request: asked.append((context, request))
     )
     work.call(Task(kind="draft", size=1, context=123))()
-    ((context, depth),) = asked
-    assert len(context) == 123
-    assert depth == NgramDrafter().max_depth
+    ((context, request),) = asked
+    assert len(context) == 123 + 1  # the bonus token is not cached
+    assert request.depth == NgramDrafter().max_depth
     assert len(set(context.tolist())) < 60  # so that there is something to match
 
 

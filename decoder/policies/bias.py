@@ -1,0 +1,119 @@
+"""What is learnt while decoding: the drafter's bias, the speed reached, whether drafting pays."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.policies.base import Cost
+from decoder.tree import DraftTree
+
+
+class DepthBias:
+    """How often a depth's drafted children were accepted, over how often predicted.
+
+    Both sums fade by `FADING` a drafted round and start from `PRIOR` pseudo-observations
+    of a drafter without bias. In plain rounds they fade by `RECOVERY`, so that a drafter
+    once found useless is tried again, at some few per cent of the rounds.
+    """
+
+    FADING = 0.99
+    RECOVERY = 0.998
+    PRIOR = 0.5
+    DEPTHS = 64
+
+    def __init__(self) -> None:
+        self._predicted = np.zeros(self.DEPTHS)
+        self._realised = np.zeros(self.DEPTHS)
+        self._factors = np.ones(self.DEPTHS)
+
+    def factors(self) -> NDArray[np.float64]:
+        """[depths] factors for the probabilities of each depth."""
+        self._factors = (self._realised + self.PRIOR) / (self._predicted + self.PRIOR)
+        return self._factors
+
+    def observe(self, tree: DraftTree, accepted_rows: list[int]) -> None:
+        """Compare, at each visited row, the children's probability with what happened."""
+        fading = self.FADING if tree.nodes else self.RECOVERY
+        self._predicted *= fading
+        self._realised *= fading
+        above = 1.0
+        for depth, row in enumerate([0, *accepted_rows]):
+            children = tree.scores[tree.parents == row]
+            if depth >= self.DEPTHS or len(children) == 0 or above <= 0.0:
+                return
+            # The tree was built with the factors on; predictions are compared without them.
+            predicted = float(children.sum()) / above / self._factors[depth]
+            self._predicted[depth] += min(predicted, 1.0)
+            if depth < len(accepted_rows):
+                self._realised[depth] += 1.0
+                above = float(tree.scores[accepted_rows[depth] - 1])
+
+
+class Pace:
+    """The speed that decoding has reached: tokens in the time of one plain step.
+
+    Both counts fade by `FADING` a round. Seconds are the cost model's, so that a model which
+    is wrong by a factor still leads to the same choices.
+    """
+
+    FADING = 0.99
+
+    def __init__(self) -> None:
+        self._committed = 0.0
+        self._plain_steps = 0.0
+
+    def speed(self) -> float | None:
+        """None before the first round; at least 1, which plain steps always reach."""
+        if self._plain_steps == 0.0:
+            return None
+        return max(self._committed / self._plain_steps, 1.0)
+
+    def observe(self, committed: int, plain_steps: float) -> None:
+        """A round's tokens, and its time in plain steps."""
+        self._committed = self._committed * self.FADING + committed
+        self._plain_steps = self._plain_steps * self.FADING + plain_steps
+
+
+class DraftGate:
+    """Stops drafting while it does not pay, and tries again every few dozen rounds.
+
+    Once candidates exist their cost is sunk, so this decision is made before
+    drafting, from the committed length and the cost of recent drafted rounds.
+    """
+
+    RETRY_ROUNDS = 32
+    FADING = 0.9
+    FREE_SHARE = 0.005  # a draft below this share of a plain step never needs a decision
+
+    def __init__(self, cost: Cost) -> None:
+        self._cost = cost
+        self._rounds = 0.0
+        self._committed = 0.0
+        self._worth = 0.0
+        self._plain_left = 0
+        self._drafting = False
+        self._batch = 1
+
+    def open(self, context: int, batch: int = 1) -> bool:
+        """Whether this round, of `batch` sequences, drafts."""
+        self._batch = batch
+        self._drafting = self._plain_left == 0
+        self._plain_left = max(self._plain_left - 1, 0)
+        return self._drafting
+
+    def observe(self, tree: DraftTree, accepted: int, context: int) -> None:
+        if not self._drafting:
+            return  # a round without a draft says nothing about drafting
+        plain_s = self._cost.plain_s(context, self._batch)
+        draft_s = self._cost.draft_s(context) * self._batch
+        if draft_s < self.FREE_SHARE * plain_s:
+            return
+        nodes = np.array([float(tree.nodes)])
+        cycle_s = float(self._cost.cycle_s(nodes, context, self._batch)[0])
+        self._rounds = self._rounds * self.FADING + 1.0
+        # Plain steps that the drafted round replaced, against what it cost in plain steps.
+        self._committed = self._committed * self.FADING + 1.0 + accepted
+        self._worth = self._worth * self.FADING + cycle_s / plain_s
+        if self._rounds > 4.0 and self._committed < self._worth:
+            self._plain_left = self.RETRY_ROUNDS

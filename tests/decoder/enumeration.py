@@ -1,0 +1,140 @@
+"""Every outcome of an acceptance rule with its exact probability, over a tiny vocabulary."""
+
+import itertools
+from functools import cache
+
+import numpy as np
+import torch
+
+from decoder.drawn import DrawnTree
+
+
+class Script:
+    """Random choices that follow a given list, then the first possible option each time."""
+
+    def __init__(self, choices):
+        self._choices = list(choices)
+        self.taken, self.options, self.probability = [], [], 1.0
+
+    def _choose(self, probabilities):
+        possible = [option for option, chance in enumerate(probabilities) if chance > 0.0]
+        step = len(self.taken)
+        option = self._choices[step] if step < len(self._choices) else possible[0]
+        self.taken.append(option)
+        self.options.append(possible)
+        self.probability *= probabilities[option]
+        return option
+
+    def __call__(self, logits):
+        return self._choose(self.distribution(logits).tolist())
+
+    def distribution(self, logits):
+        return logits.exp()
+
+    def happens(self, probability):
+        assert 0.0 <= probability <= 1.0
+        return self._choose([1.0 - probability, probability]) == 1
+
+    def one_of(self, weights):
+        return self._choose((weights / weights.sum()).tolist())
+
+
+def outcomes(rule):
+    """(probability, result) of every way that rule(choices) can go."""
+    waiting = [[]]
+    while waiting:
+        start = waiting.pop()
+        script = Script(start)
+        result = rule(script)
+        yield script.probability, result
+        for step in range(len(start), len(script.taken)):
+            for other in script.options[step]:
+                if other != script.taken[step]:
+                    waiting.append([*script.taken[:step], other])
+
+
+def ordered_draws(q, count):
+    """(probability, tokens) of every draw of `count` distinct tokens from q, in order."""
+    for tokens in itertools.permutations(range(len(q)), count):
+        left, probability = float(sum(q)), 1.0
+        for token in tokens:
+            if q[token] == 0.0:
+                probability = 0.0
+                break
+            probability *= float(q[token]) / left
+            left -= float(q[token])
+        if probability > 0.0:
+            yield probability, tokens
+
+
+def drawn_trees(parents, q):
+    """(probability, tree) of every tree of a shape; q float64 [depth, vocab]."""
+    parents = np.array(parents, dtype=np.int64)
+    depths = np.zeros(len(parents) + 1, dtype=np.int64)
+    for node, parent in enumerate(parents):
+        depths[node + 1] = depths[parent] + 1
+    inner = sorted(set(parents.tolist()))
+    sources = np.full(len(parents) + 1, -1, dtype=np.int64)
+    sources[inner] = depths[inner]
+    children = {row: np.flatnonzero(parents == row) for row in inner}
+    draws = [list(ordered_draws(q[depths[row]].tolist(), len(children[row]))) for row in inner]
+    for combination in itertools.product(*draws):
+        tokens = np.zeros(len(parents), dtype=np.int64)
+        probability = 1.0
+        for row, (chance, drawn) in zip(inner, combination, strict=True):
+            tokens[children[row]] = drawn
+            probability *= chance
+        scores = np.ones(len(parents))
+        yield probability, DrawnTree(tokens, parents, depths[1:], scores, q, sources)
+
+
+def row_paths(tree):
+    """The tokens from the root to every row, the root's being ()."""
+    paths = [()]
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        paths.append((*paths[parent], token))
+    return paths
+
+
+class Target:
+    """A target over a tiny vocabulary: its distribution after every path, by a function."""
+
+    def __init__(self, after, vocab):
+        self._after, self.vocab = cache(after), vocab
+
+    def logits(self, tree):
+        return torch.stack([self._after(path) for path in row_paths(tree)]).log()
+
+    def joint(self, length):
+        """[vocab] * length: the probability of every text of that length."""
+        return self.continued((), length)
+
+    def continued(self, path, length):
+        """The same for texts that begin with `path`, given that they do."""
+        whole = np.zeros((self.vocab,) * length)
+        for rest in itertools.product(range(self.vocab), repeat=length - len(path)):
+            text, chance = path, 1.0
+            for token in rest:
+                chance *= float(self._after(text)[token])
+                text = (*text, token)
+            whole[text] = chance
+        return whole
+
+
+def enumerate_rule(rule, trees, target, length):
+    """Expected accepted tokens, and the distribution of the first `length` tokens emitted.
+
+    rule   of (tree, logits, choices)
+    trees  iterable of (probability, tree)
+    """
+    emitted, accepted = {}, 0.0
+    for chance, tree in trees:
+        logits = target.logits(tree)
+        for branch, result in outcomes(lambda choices: rule(tree, logits, choices)):  # noqa: B023
+            text = (*result.tokens, result.bonus)
+            emitted[text] = emitted.get(text, 0.0) + chance * branch
+            accepted += chance * branch * len(result.tokens)
+    whole = np.zeros((target.vocab,) * length)
+    for text, chance in emitted.items():
+        whole += chance * target.continued(text, length)
+    return accepted, whole

@@ -1,0 +1,222 @@
+"""DynaTree's rules against its Algorithm 1 spelt out, and its updates against sums by hand."""
+
+from collections import deque
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decoder.growth import grow, source_of
+from decoder.policies.base import Limits
+from decoder.policies.dynatree import ConfidentGrowth, DynaTree, HistorySettings
+from decoder.tree import EMPTY, CandidateTree, DraftTree, Lattice
+
+FREE = Limits(nodes=10_000, depth=64)
+
+
+def lattice(*probabilities):
+    """Tokens say where they come from: 10 * depth + rank."""
+    rows = np.array(probabilities)
+    tokens = 10 * np.arange(1, len(rows) + 1)[:, None] + np.arange(rows.shape[1])
+    return Lattice(tokens.astype(np.int64), rows)
+
+
+def paths(tree):
+    found = {0: ()}
+    for node in range(len(tree.tokens)):
+        found[node + 1] = (*found[int(tree.parents[node])], int(tree.tokens[node]))
+    return [found[row] for row in range(1, len(found))]
+
+
+def grown(candidates, **changes):
+    return paths(grow(source_of(candidates), ConfidentGrowth(**changes), 64))
+
+
+OPEN = {"stop_score": 0.0, "deep_score": 0.0, "least_score": 0.0}
+
+
+def test_breadth_follows_the_confidence_of_the_parent():
+    """Section 3.3: one child from 0.9 on, three below 0.4, two between."""
+    for confidence, children in ((0.95, 1), (0.9, 1), (0.89, 2), (0.4, 2), (0.39, 3)):
+        row = [confidence, 0.3, 0.2, 0.1] if confidence < 0.5 else [confidence, 0.04, 0.03, 0.02]
+        assert len(grown(lattice(row), **OPEN)) == children
+
+
+def test_the_paths_of_a_small_tree_by_hand():
+    """Scores 0.5, 0.3 | 0.5 * (0.95) = 0.475, 0.3 * 0.95 = 0.285 | level 3 from c = 0.35.
+
+    Level 3: 0.475 * (0.35, 0.3, 0.2) = 0.166, 0.143, 0.095; 0.285 * ... = 0.100, 0.086, 0.057.
+    """
+    candidates = lattice([0.5, 0.3, 0.1], [0.95, 0.02, 0.01], [0.35, 0.3, 0.2], [0.95, 0.01, 0.01])
+    expected_two = [(10,), (11,), (10, 20), (11, 20)]
+    level_three = [(*path, 30 + rank) for path in ((10, 20), (11, 20)) for rank in range(3)]
+    # Pruned below 0.09, stopped below 0.12, and beyond depth 3 only above 0.15.
+    kept = [(10, 20, 30), (10, 20, 31), (10, 20, 32), (11, 20, 30)]
+    assert grown(candidates, base_depth=4, stop_score=0.12, deep_score=0.15, least_score=0.09) == [
+        *expected_two,
+        *kept,
+        (10, 20, 30, 40),
+        (10, 20, 31, 40),
+    ]
+    assert grown(candidates, base_depth=3, stop_score=0.12, deep_score=0.15, least_score=0.09) == [
+        *expected_two,
+        *kept,
+        (10, 20, 30, 40),
+    ]
+    assert grown(candidates, base_depth=3, max_depth=3, **OPEN) == expected_two + level_three
+
+
+def test_the_node_budget_ends_the_tree_breadth_first():
+    candidates = lattice([0.5, 0.3, 0.1], [0.6, 0.3, 0.1], [0.7, 0.2, 0.1])
+    whole = grown(candidates, **OPEN)
+    assert len(whole) == 2 + 4 + 8
+    for most in range(1, 15):
+        assert grown(candidates, max_nodes=most, **OPEN) == whole[:most]
+
+
+def algorithm_1(children, rule):
+    """The paper's loop from a queue, rooted at the bonus token, pruned children left out."""
+    queue, nodes = deque([((), 1.0)]), []
+    while queue and len(nodes) < rule.max_nodes:
+        path, score = queue.popleft()
+        depth = len(path)
+        if depth >= rule.max_depth or score < rule.stop_score:
+            continue
+        if depth >= rule.base_depth and score <= rule.deep_score:
+            continue
+        below = children(path)
+        if not below:
+            continue
+        confidence = max(probability for _, probability in below)
+        if confidence >= rule.sure:
+            breadth = rule.few
+        elif confidence < rule.unsure:
+            breadth = rule.many
+        else:
+            breadth = rule.some
+        for token, probability in sorted(below, key=lambda child: -child[1])[:breadth]:
+            if score * probability >= rule.least_score and len(nodes) < rule.max_nodes:
+                nodes.append((*path, token))
+                queue.append(((*path, token), score * probability))
+    return nodes
+
+
+def confident_tree(rng, depth, width):
+    """A full candidate tree whose nodes are sure or unsure at random, and its children."""
+    tokens, parents, probabilities, table = [], [], [], {}
+    level = [(0, ())]
+    for _ in range(depth):
+        following = []
+        for row, path in level:
+            shares = -np.sort(-rng.dirichlet(np.full(width + 1, rng.choice([0.1, 0.6, 5.0]))))
+            table[path] = [(int(token), float(p)) for token, p in enumerate(shares[:width])]
+            for token, p in table[path]:
+                tokens.append(token)
+                parents.append(row)
+                probabilities.append(p)
+                following.append((len(tokens), (*path, token)))
+        level = following
+    tree = CandidateTree(np.array(tokens), np.array(parents), np.array(probabilities))
+    return tree, lambda path: table.get(path, [])
+
+
+rules = st.builds(
+    ConfidentGrowth,
+    base_depth=st.integers(1, 4),
+    max_depth=st.integers(1, 6),
+    few=st.just(1),
+    some=st.integers(1, 2),
+    many=st.integers(2, 4),
+    sure=st.sampled_from([0.0, 0.3, 0.7, 0.9, 1.0]),
+    unsure=st.sampled_from([0.2, 0.4]),
+    stop_score=st.sampled_from([0.0, 0.05, 0.2]),
+    deep_score=st.sampled_from([0.1, 0.3]),
+    least_score=st.sampled_from([0.0, 0.03, 0.1]),
+    max_nodes=st.sampled_from([1, 7, 40, 256]),
+)
+
+
+@given(st.integers(0, 10_000), rules)
+@settings(max_examples=150, deadline=None)
+def test_the_tree_is_that_of_algorithm_1(seed, rule):
+    candidates, children = confident_tree(np.random.default_rng(seed), 5, 4)
+    found = grow(source_of(candidates), rule, 64)
+    assert paths(found) == algorithm_1(children, rule)
+    again = grow(source_of(found), rule, 64)
+    np.testing.assert_array_equal(again.tokens, found.tokens)
+    np.testing.assert_array_equal(again.parents, found.parents)
+
+
+def test_the_policy_verifies_the_grown_tree_with_its_path_scores():
+    candidates, children = confident_tree(np.random.default_rng(1), 5, 4)
+    policy = DynaTree(max_nodes=256)
+    tree = policy.choose(candidates, 10, FREE)
+    expected = algorithm_1(children, policy.growth)
+    assert sorted(paths(tree)) == sorted(expected)
+    for path, score in zip(paths(tree), tree.scores, strict=True):
+        factors = [dict(children(path[:depth]))[path[depth]] for depth in range(len(path))]
+        assert score == pytest.approx(np.prod(factors), rel=1e-12)
+    assert policy.choose(candidates, 10, Limits(nodes=3, depth=64)).nodes == 3
+    assert policy.choose(candidates, 10, Limits(nodes=300, depth=1)).depths.tolist() == [1] * len(
+        [path for path in expected if len(path) == 1]
+    )
+    assert DynaTree(max_nodes=64).growth.max_nodes == 64
+    assert DynaTree(max_nodes=1000).max_nodes == 256
+
+
+def chain_of(depth):
+    rows = np.arange(depth, dtype=np.int64)
+    return DraftTree(rows, rows, rows + 1, np.full(depth, 0.5))
+
+
+def observe(policy, *rounds):
+    for depth, accepted in rounds:
+        policy.observe(chain_of(depth), list(range(1, accepted + 1)), 100)
+
+
+def test_nothing_is_adapted_before_the_window_is_full():
+    policy = DynaTree(256, HistorySettings(window=3))
+    observe(policy, (4, 4), (4, 4))
+    assert policy.growth == ConfidentGrowth()
+    policy.observe(EMPTY, [], 100)  # a plain round is no observation
+    assert policy.growth == ConfidentGrowth()
+    observe(policy, (4, 4))
+    assert policy.growth.sure == pytest.approx(0.9 - 0.05 * 0.5)
+
+
+def test_the_updates_by_hand():
+    """Shares 1, 0.75, 0.25 with a window of 2: means 0.875, then 0.5, then 0.125."""
+    policy = DynaTree(
+        256, HistorySettings(window=2, target_share=0.5, depth_step=2.0, sure_step=0.1)
+    )
+    observe(policy, (4, 4), (4, 3))
+    assert policy.growth.sure == pytest.approx(0.9 - 0.1 * 0.375)
+    assert policy.growth.base_depth == 6  # 5 + 2 * 0.375 = 5.75
+    observe(policy, (8, 2))
+    assert policy.growth.sure == pytest.approx(0.8625)
+    assert policy.growth.base_depth == 6
+    observe(policy, (8, 0))
+    assert policy.growth.sure == pytest.approx(0.8625 + 0.1 * 0.375)
+    assert policy.growth.base_depth == 5
+    observe(policy, (8, 0))
+    assert policy.growth.sure == pytest.approx(0.9 + 0.1 * 0.5)
+    assert policy.growth.base_depth == 4
+
+
+def test_the_updates_are_clipped():
+    policy = DynaTree(256, HistorySettings(window=1, depth_step=1.0, sure_step=0.25))
+    observe(policy, *[(5, 5)] * 50)
+    assert (policy.growth.base_depth, policy.growth.sure) == (7, 0.0)
+    observe(policy, *[(5, 0)] * 50)
+    assert (policy.growth.base_depth, policy.growth.sure) == (1, 1.0)
+
+
+def test_deep_shares_count_levels_and_not_nodes():
+    """Two siblings above a chain: three levels of five nodes, two of them accepted."""
+    tree = DraftTree(
+        np.arange(5), np.array([0, 0, 1, 1, 3]), np.array([1, 1, 2, 2, 3]), np.full(5, 0.5)
+    )
+    policy = DynaTree(256, HistorySettings(window=1, sure_step=0.3))
+    policy.observe(tree, [1, 3], 100)
+    assert policy.growth.sure == pytest.approx(0.9 - 0.3 * (2 / 3 - 0.5))
