@@ -31,6 +31,7 @@ class EngineRules:
 # mem_fraction_static 0.88, chunked_prefill_size 8192, no mixed chunks, overlap schedule;
 # TensorRT-LLM free_gpu_memory_fraction 0.9 of what is left, overlap scheduler, no eviction.
 # What a running engine needs beside weights and cache is a round guess of 2 to 4 GB.
+# rooftree is this project's decoder: one loop that prepares, launches and waits.
 RULES = {
     "trtllm": EngineRules(
         name="trtllm",
@@ -47,6 +48,12 @@ RULES = {
         name="sglang",
         memory=MemoryRule(fraction=0.88, reserve_bytes=2 * _GB),
         mixes_prompts=False,
+    ),
+    "rooftree": EngineRules(
+        name="rooftree",
+        memory=MemoryRule(fraction=0.9, reserve_bytes=1 * _GB),
+        mixes_prompts=False,
+        overlaps_host=False,
     ),
 }
 

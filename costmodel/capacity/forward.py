@@ -7,22 +7,9 @@ import dataclasses
 import numpy as np
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.compose.serving_tables import ServingTables
+from costmodel.capacity.steps import Card, Origin, StepSeconds
+from costmodel.compose.serving_tables import Precision, ServingTables
 from costmodel.errors import InputError
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class StepSeconds:
-    """Seconds of one step, or of what prompts add to one, by kind of work."""
-
-    products: float
-    attention: float
-    all_reduce: float
-
-    @property
-    def total(self) -> float:
-        """The sum of the three."""
-        return self.products + self.attention + self.all_reduce
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,15 +38,30 @@ class ServingForward:
                 f" {a.name} has {a.head_dim}"
             )
 
-    def decode(self, batch: float, context: float) -> StepSeconds:
-        """One new token for each of `batch` sequences with `context` cached tokens each."""
-        a, tp = self.architecture, self.tensor_parallel
-        rows = np.array([float(batch)])
-        head = self.tables.head_s(rows, a.vocab // tp, a.hidden)
+    @property
+    def precision(self) -> Precision:
+        """What weights and cache are stored in."""
+        return self.tables.precision
+
+    @property
+    def card(self) -> Card:
+        """The device."""
+        device = self.tables.device
+        return Card(name=device.name, memory_bytes=device.memory_bytes, power_w=device.tdp_w)
+
+    @property
+    def origin(self) -> Origin:
+        """The tables; their error is part of that of the servers they were scored on."""
+        return Origin(kind="operators", text=self.tables.source, error=0.0)
+
+    def decode(self, batch: float, context: float, rows: int = 1) -> StepSeconds:
+        """`rows` new rows for each of `batch` sequences with `context` cached tokens each."""
+        a, tp, total = self.architecture, self.tensor_parallel, batch * rows
+        head = self.tables.head_s(np.array([float(total)]), a.vocab // tp, a.hidden)
         return StepSeconds(
-            products=self._products_s(batch) + float(head[0]),
-            attention=self._decode_attention_s(batch, context),
-            all_reduce=self._all_reduce_s(batch),
+            products=self._products_s(total) + float(head[0]),
+            attention=self._decode_attention_s(batch, context, rows),
+            all_reduce=self._all_reduce_s(total),
         )
 
     def prompt(self, tokens: float, batch: float, chunks: int) -> StepSeconds:
@@ -94,13 +96,13 @@ class ServingForward:
         layer = sum(float(self.tables.product_s(rows, n, k)[0]) for n, k in shapes)
         return a.layers * layer
 
-    def _decode_attention_s(self, batch: float, context: float) -> float:
+    def _decode_attention_s(self, batch: float, context: float, rows: int) -> float:
         a, tp = self.architecture, self.tensor_parallel
         if a.sliding_window is not None:
             context = min(context, a.sliding_window)
         # The table holds whole batches: between two of them its logarithm is interpolated.
         measured = self.tables.attention.seconds(
-            1, [context], round(batch), a.heads // tp, a.kv_heads // tp
+            rows, [context], max(round(batch), 1), a.heads // tp, a.kv_heads // tp
         )
         moved = 2.0 * batch * context * a.kv_width / tp * self.tables.precision.cache_bytes
         return a.layers * max(float(measured[0]), moved / self.tables.read_bytes_per_s)

@@ -53,10 +53,7 @@ class MemoryRule:
     ) -> float:
         """Tokens that fit into the cache. Raises InputError where the weights do not fit."""
         weights = weight_bytes(architecture, precision, tensor_parallel)
-        if self.after_weights:
-            free = self.fraction * (memory_bytes - weights - self.reserve_bytes)
-        else:
-            free = self.fraction * memory_bytes - weights - self.reserve_bytes
+        free = self.free_bytes(memory_bytes, weights)
         if free <= 0:
             raise InputError(
                 f"{architecture.name} does not fit: {weights / 1e9:.1f} GB of weights on each of"
@@ -64,6 +61,12 @@ class MemoryRule:
                 hint="Use more devices (tensor parallelism) or a smaller precision",
             )
         return free / cache_bytes_per_token(architecture, precision, tensor_parallel)
+
+    def free_bytes(self, memory_bytes: float, weights_bytes: float) -> float:
+        """Bytes that are left for the cache beside so many of weights; below 0 for none."""
+        if self.after_weights:
+            return self.fraction * (memory_bytes - weights_bytes - self.reserve_bytes)
+        return self.fraction * memory_bytes - weights_bytes - self.reserve_bytes
 
     def tokens_held(self, prompt_tokens: float, output_tokens: float) -> float:
         """Tokens of the cache that one running request takes up."""

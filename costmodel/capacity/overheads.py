@@ -157,7 +157,10 @@ def _seconds(work: Mapping[str, Array], values: Array, overlaps: Array) -> Array
         + work["layers"] * (c["layer_s"] + work["prompt_steps"] * c["prompt_layer_s"])
     )
     host = (
-        c["step_s"] + work["running"] * c["sequence_s"] + np.log2(work["devices"]) * c["device_s"]
+        c["step_s"]
+        + work["running"] * c["sequence_s"]
+        + np.log2(work["devices"]) * c["device_s"]
+        + work["host_s"]
     )
     device, host = np.maximum(device, _LEAST_S), np.maximum(host, 0.0)
     return np.where(overlaps, np.hypot(device, host), device + host)

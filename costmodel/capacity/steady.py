@@ -15,8 +15,8 @@ import dataclasses
 import math
 
 from costmodel.capacity.engines import EngineRules
-from costmodel.capacity.forward import ServingForward
 from costmodel.capacity.memory import largest_concurrency
+from costmodel.capacity.steps import StepModel, StepSeconds
 from costmodel.errors import InputError
 
 # Of the other requests' prompts, those that come after a request's own while all are in step.
@@ -43,7 +43,9 @@ class TokenWork:
     """What one token of an answer takes: kernel seconds by kind, and what overheads scale with.
 
     `running`: requests that run at once; `waiting`: those of the closed loop that do not fit;
-    `prompt_steps`: steps with a prompt in them, for each token.
+    `prompt_steps`: steps with a prompt in them, for each token; `host_s`: what the host does
+    beside an engine's own work. Under speculation all of it is for one cycle, which commits
+    several tokens.
     """
 
     products_s: float
@@ -55,6 +57,21 @@ class TokenWork:
     devices: int
     running: float
     waiting: float
+    host_s: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Cycle:
+    """One round of every running sequence: rows verified, tokens committed, what a draft adds.
+
+    A plain step verifies one row and commits one token.
+    """
+
+    nodes: int = 0
+    committed: float = 1.0
+    draft: StepSeconds = dataclasses.field(default_factory=StepSeconds)
+    draft_layers: int = 0
+    host_s: float = 0.0
 
 
 def prompt_share(rules: EngineRules, running: float, output_tokens: float) -> float:
@@ -69,27 +86,37 @@ def chunks_of(rules: EngineRules, prompt_tokens: float, running: float) -> int:
     return max(1, math.ceil(prompt_tokens / max(room, 1.0)))
 
 
-def steady_work(forward: ServingForward, rules: EngineRules, workload: Workload) -> TokenWork:
+def steady_work(forward: StepModel, rules: EngineRules, workload: Workload) -> TokenWork:
     """The work of one token in steady state. Raises InputError where the weights do not fit."""
-    w, a, tp = workload, forward.architecture, forward.tensor_parallel
+    w = workload
     tokens = rules.memory.cache_tokens(
-        a, forward.tables.precision, forward.tables.device.memory_bytes, tp
+        forward.architecture, forward.precision, forward.card.memory_bytes, forward.tensor_parallel
     )
     held = rules.memory.tokens_held(w.prompt_tokens, w.output_tokens)
     running = min(w.concurrency, largest_concurrency(tokens, held))
-    chunks = chunks_of(rules, w.prompt_tokens, running)
-    decode = forward.decode(running, w.prompt_tokens + w.output_tokens / 2)
-    beside = running if rules.mixes_prompts else 0.0
+    work = cycle_work(forward, rules, dataclasses.replace(w, concurrency=running), Cycle())
+    return dataclasses.replace(work, waiting=w.concurrency - running)
+
+
+def cycle_work(
+    forward: StepModel, rules: EngineRules, workload: Workload, cycle: Cycle
+) -> TokenWork:
+    """The work of one cycle in steady state, with all of `workload.concurrency` running."""
+    w, running = workload, workload.concurrency
+    chunks = chunks_of(rules, w.prompt_tokens, running * (cycle.nodes + 1))
+    step = forward.decode(running, w.prompt_tokens + w.output_tokens / 2, cycle.nodes + 1)
+    beside = running * (cycle.nodes + 1) if rules.mixes_prompts else 0.0
     prompt = forward.prompt(w.prompt_tokens, beside, chunks)
-    share = prompt_share(rules, running, w.output_tokens)
+    share = cycle.committed * prompt_share(rules, running, w.output_tokens)
     return TokenWork(
-        products_s=decode.products,
-        attention_s=decode.attention,
-        all_reduce_s=decode.all_reduce,
+        products_s=step.products + cycle.draft.products,
+        attention_s=step.attention + cycle.draft.attention,
+        all_reduce_s=step.all_reduce + cycle.draft.all_reduce,
         prompts_s=share * prompt.total,
         prompt_steps=share * chunks,
-        layers=a.layers,
-        devices=tp,
+        layers=forward.architecture.layers + cycle.draft_layers,
+        devices=forward.tensor_parallel,
         running=running,
-        waiting=w.concurrency - running,
+        waiting=0.0,
+        host_s=cycle.host_s,
     )
