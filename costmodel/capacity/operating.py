@@ -29,6 +29,8 @@ TREES = (2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255, 383, 511)
 # Building and walking one tree on the host: 8 us for 256 nodes, 23 us for 1024
 # (benchmarks/results/startup.json), and about as much for the walk.
 _TREE_S, _NODE_S = 5e-6, 5e-8
+# Times per token that differ by less are as good as equal: no profile tells them apart.
+_NO_DIFFERENCE = 0.02
 # A verification may take up at most this share of the rows that an engine runs in one step.
 _STEP_SHARE = 0.5
 
@@ -141,12 +143,14 @@ class Server:
         return [self.best(traffic, running) for running in tried]
 
     def best(self, traffic: Traffic, running: int) -> OperatingPoint:
-        """The shape and size with the shortest time per token at one concurrency."""
+        """The smallest size with (nearly) the shortest time per token at one concurrency."""
         options = [
             (self._cycle_s(traffic, running, cycle) / cycle.committed, shape, cycle)
             for shape, cycle in self._cycles(traffic, running)
         ]
-        tpot_s, shape, cycle = min(options, key=lambda option: option[0])
+        shortest_s = min(tpot_s for tpot_s, _, _ in options)
+        close = [option for option in options if option[0] <= shortest_s * (1 + _NO_DIFFERENCE)]
+        tpot_s, shape, cycle = min(close, key=lambda option: (option[2].nodes, option[0]))
         return self._point(traffic, running, shape, cycle, tpot_s)
 
     def _cycles(self, traffic: Traffic, running: int) -> Iterator[tuple[Shape, Cycle]]:
