@@ -125,7 +125,7 @@ def option_cells(option: Option) -> list[str | None]:
         interval(sizing.cost_per_hour, ".2f"),
         interval(sizing.cost_per_million, ".2f"),
         None if joules is None else f"<= {joules:.2f}",
-        None if origin is None else f"{origin.kind} +-{origin.error:.0%}",
+        None if origin is None else f"{origin.kind}, +-{option.error:.0%}",
     ]
 
 
@@ -163,7 +163,9 @@ def heading(plan: Plan) -> str:
 def refuse_infeasible(plan: Plan) -> None:
     """Raise InputError, for the exit code, where no option could be sized."""
     if plan.best is None:
-        raise InputError("no option holds the goals", hint="The nearest of each is named above")
+        goals = plan.request.goals
+        what = "holds the goals" if goals.tpot_s or goals.ttft_s else "can be planned"
+        raise InputError(f"no option {what}", hint="The nearest of each is named above")
 
 
 def export_settings(plan: Plan, engine: str) -> str:

@@ -143,11 +143,11 @@ def _missing(device: DeviceSpec, target: Target, degree: int, precision: Precisi
     what = f"no profile of {name} on {device.slug}, tp {degree}"
     if precision != Precision():
         what += f", weights {precision.weights}, cache {precision.cache}"
-    if device.slug in SYSTEMS:
-        compose = f"`rooftree compose --device {device.slug} --target {name}`"
+    if device.slug not in SYSTEMS:
         return ProfileError(
-            what, hint=f"`pip install 'rooftree[operators]'` is enough, or {compose} after it"
+            what, hint=f"Scale a sibling's: `rooftree transfer PROFILE --to {device.slug}`"
         )
-    return ProfileError(
-        what, hint=f"Scale a sibling's: `rooftree transfer PROFILE --to {device.slug}`"
-    )
+    hint = "`pip install 'rooftree[operators]'` is enough"
+    if precision == Precision():
+        hint += f", or `rooftree compose --device {device.slug} --target {name} --tp {degree}`"
+    return ProfileError(what, hint=hint)

@@ -107,31 +107,21 @@ class Server:
     acceptance: Acceptance | None = None
     drafter: Drafter | None = None
 
-    def memory(self) -> tuple[float, float]:
-        """(bytes of weights on a device, tokens that its cache holds).
-
-        Raises InputError where the weights do not fit.
-        """
-        f = self.forward
-        weights = weight_bytes(f.architecture, f.precision, f.tensor_parallel)
-        token = cache_bytes_per_token(f.architecture, f.precision, f.tensor_parallel)
+    def room(self, degree: int | None = None) -> float:
+        """Tokens that the cache holds, at this tensor-parallel degree or another; 0 for none."""
+        f, tp = self.forward, degree or self.forward.tensor_parallel
+        weights = weight_bytes(f.architecture, f.precision, tp)
+        token = cache_bytes_per_token(f.architecture, f.precision, tp)
         if self.drafter is not None:
-            weights += self.drafter.weight_bytes(f.architecture) / f.tensor_parallel
-            token += self.drafter.cache_bytes_per_token(f.architecture) / f.tensor_parallel
-        free = self.rules.memory.free_bytes(f.card.memory_bytes, weights)
-        if free <= 0:
-            raise InputError(
-                f"does not fit: {weights / 1e9:.1f} GB of weights on a device of"
-                f" {f.card.memory_bytes / 1e9:.1f} GB"
-            )
-        return weights, free / token
+            weights += self.drafter.weight_bytes(f.architecture) / tp
+            token += self.drafter.cache_bytes_per_token(f.architecture) / tp
+        return max(self.rules.memory.free_bytes(f.card.memory_bytes, weights), 0.0) / token
 
     def most_running(self, traffic: Traffic) -> int:
         """Requests whose cache fits at once; 0 where not one does."""
         held = self.rules.memory.tokens_held(traffic.prompt_tokens, traffic.output_tokens)
-        whole = traffic.prompt_tokens + traffic.output_tokens
-        _, tokens = self.memory()
-        return int(tokens / held) if tokens >= whole else 0
+        tokens = self.room()
+        return int(tokens / held) if tokens >= traffic.prompt_tokens + traffic.output_tokens else 0
 
     def points(self, traffic: Traffic, most: int | None = None) -> list[OperatingPoint]:
         """The best point at each concurrency that fits, and at the largest one that does."""

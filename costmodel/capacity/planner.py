@@ -13,7 +13,7 @@ from costmodel.capacity.engines import engine_rules
 from costmodel.capacity.lookup import Target, find_card, find_plan_target, find_steps, profile_steps
 from costmodel.capacity.operating import OperatingPoint, Policy, Server, Traffic
 from costmodel.capacity.overheads import Overheads
-from costmodel.capacity.request import Goals, PlanRequest
+from costmodel.capacity.request import DEGREES, Goals, PlanRequest
 from costmodel.capacity.shipped import engine_overheads
 from costmodel.capacity.sizing import Group, Sizing, choose, nearest, size
 from costmodel.capacity.steps import Origin, StepModel
@@ -73,6 +73,9 @@ def plan(request: PlanRequest, store: ProfileStore | None = None) -> Plan:
     profiles = store or ProfileStore()
     target = find_plan_target(request.target)
     _check_length(request, target)
+    for gpu in request.gpus:
+        if not _is_file(gpu):
+            find_card(gpu, profiles)  # a wrong name is refused before anything is planned
     acceptance = None
     if request.acceptance is not None:
         acceptance = find_acceptance(request.acceptance, request.target, request.temperature)
@@ -84,6 +87,9 @@ def plan(request: PlanRequest, store: ProfileStore | None = None) -> Plan:
         for degree in request.degrees
     ]
     options.sort(key=_rank)
+    unseen = [option for option in options if option.origin is None]
+    if len(unseen) == len(options) and len({option.problem for option in unseen}) == 1:
+        raise InputError(unseen[0].problem, hint=unseen[0].nearest)
     return Plan(
         request=request,
         options=tuple(options),
@@ -133,7 +139,7 @@ def steps_for(
 ) -> StepModel:
     """The step times of one (GPU or profile, degree). Raises what the lookup raises."""
     gpu, degree = choice
-    if gpu.endswith((".yaml", ".yml")):
+    if _is_file(gpu):
         steps = profile_steps(Path(gpu), target)
         if steps.tensor_parallel != degree:
             raise InputError(f"is a profile of tp {steps.tensor_parallel}, not {degree}")
@@ -146,6 +152,10 @@ def steps_for(
         precision=request.precision,
         engine=request.engine,
     )
+
+
+def _is_file(gpu: str) -> bool:
+    return gpu.endswith((".yaml", ".yml"))
 
 
 def _option(
@@ -167,13 +177,9 @@ def _option(
         )
         points = server.points(request.traffic, request.most_running)
         if not points:
-            raise _no_room(request.traffic, server)
+            raise no_room(request.traffic, server)
     except RooftreeError as failure:
-        return dataclasses.replace(
-            option,
-            problem=failure.problem,
-            nearest=failure.hint or "more devices (--tp) or a smaller precision",
-        )
+        return dataclasses.replace(option, problem=failure.problem, nearest=failure.hint)
     return _sized(request, option, points, (steps, acceptance))
 
 
@@ -200,13 +206,17 @@ def _sized(
     return dataclasses.replace(option, error=error, sizing=sizing)
 
 
-def _no_room(traffic: Traffic, server: Server) -> InputError:
-    _, tokens = server.memory()
-    needed = traffic.prompt_tokens + traffic.output_tokens
-    return InputError(
-        f"does not fit: a request needs {needed:.0f} cached tokens, there is room for {tokens:.0f}",
-        hint=f"texts of {tokens:.0f} tokens, more devices (--tp) or a smaller precision",
-    )
+def no_room(traffic: Traffic, server: Server) -> InputError:
+    """That not one request fits, and the smallest degree at which one does."""
+    whole = traffic.prompt_tokens + traffic.output_tokens
+    a, degree = server.forward.architecture, server.forward.tensor_parallel
+    fitting = next((n for n in DEGREES if n > degree and server.room(n) >= whole), None)
+    room = server.room(degree)
+    problem = f"does not fit: a request needs {whole:.0f} cached tokens"
+    problem += f", there is room for {room:.0f}" if room > 0 else ", the weights leave no room"
+    if fitting is None:
+        return InputError(problem, hint=f"a smaller model or precision than {a.name} in bfloat16")
+    return InputError(problem, hint=f"--tp {fitting}, or a smaller precision")
 
 
 def _check_length(request: PlanRequest, target: Target) -> None:
@@ -246,6 +256,7 @@ def _notes(request: PlanRequest, options: list[Option]) -> list[str]:
             " `rooftree calibrate` there narrows the intervals"
         )
     if any(option.sizing for option in options):
+        notes.append("J a token: at most, as if every GPU always drew its power limit or TDP")
         notes.append(
             "intervals are of 80 %: errors of the profile, of the server model"
             f" ({SERVER_ERROR:.1%}, on 1,043 published servers) and of acceptance, in squares"
