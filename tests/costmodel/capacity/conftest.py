@@ -1,10 +1,15 @@
-"""Fixture `tables`: made-up operator tables whose times are simple formulas."""
+"""Made-up operator tables, step times and acceptance whose numbers are simple formulas."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 import pytest
 
+from costmodel.architecture import ModelArchitecture
+from costmodel.capacity.acceptance_data import Acceptance
+from costmodel.capacity.steps import Card, Origin, StepSeconds
 from costmodel.compose.attention import Attention, TileForm
 from costmodel.compose.matmul import MatmulTable
 from costmodel.compose.serving_tables import Precision, ServingTables
@@ -51,4 +56,47 @@ def tables() -> ServingTables:
                 (np.array([1.0, 1e9]), np.array([1e-6, 1e-6])),
             )
         },
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class LineSteps:
+    """A step takes `fixed_s` + `row_s` a row + `token_s` a cached token; a prompt `row_s` a row."""
+
+    architecture: ModelArchitecture
+    fixed_s: float = 10e-3
+    row_s: float = 20e-6
+    token_s: float = 1e-8
+    precision: Precision = dataclasses.field(default_factory=Precision)
+    card: Card = dataclasses.field(
+        default_factory=lambda: Card(name="made up", memory_bytes=80e9, power_w=500.0)
+    )
+    origin: Origin = dataclasses.field(
+        default_factory=lambda: Origin(kind="measured", text="", error=0.05, whole_runtime=True)
+    )
+    tensor_parallel: int = 1
+
+    def decode(self, batch: float, context: float, rows: int = 1) -> StepSeconds:
+        return StepSeconds(
+            products=self.fixed_s + self.row_s * batch * rows,
+            attention=self.token_s * batch * context,
+        )
+
+    def prompt(self, tokens: float, batch: float, chunks: int) -> StepSeconds:
+        return StepSeconds(products=self.row_s * tokens)
+
+
+@pytest.fixture
+def line_steps() -> type[LineSteps]:
+    """The class, to be made with other numbers."""
+    return LineSteps
+
+
+@pytest.fixture
+def line_acceptance() -> Acceptance:
+    """Chains of 0.8 a token; trees that gain half of 6 tokens by 8 nodes."""
+    nodes = np.arange(512)
+    chain = np.concatenate([[1.0], 1 + np.cumsum(0.8 ** np.arange(1, 16))])
+    return Acceptance(
+        label="made up", kind="given", chain=chain, tree=1 + 6 * nodes / (nodes + 8), spread=0.1
     )
