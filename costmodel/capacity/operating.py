@@ -127,6 +127,8 @@ class Server:
         """The best point at each concurrency that fits, and at the largest one that does."""
         limit = self.most_running(traffic)
         limit = limit if most is None else min(limit, most)
+        if limit and self.policy.nodes is not None:
+            limit = max(1, min(limit, self._most_rows // (self.policy.nodes + 1)))
         tried = [b for b in CONCURRENCIES if b <= limit]
         if limit and limit < CONCURRENCIES[-1] and limit not in tried:
             tried.append(limit)
@@ -143,6 +145,11 @@ class Server:
         tpot_s, shape, cycle = min(close, key=lambda option: (option[2].nodes, option[0]))
         return self._point(traffic, running, shape, cycle, tpot_s)
 
+    @property
+    def _most_rows(self) -> int:
+        """Rows that verifications of one step may take up together."""
+        return int(_STEP_SHARE * self.rules.step_tokens)
+
     def _cycles(self, traffic: Traffic, running: int) -> Iterator[tuple[Shape, Cycle]]:
         context = traffic.prompt_tokens + traffic.output_tokens / 2
         sizes = list(self.policy.sizes(self.acceptance))
@@ -154,7 +161,7 @@ class Server:
             if nodes == 0 or self.acceptance is None or drafter is None or draft_s is None:
                 yield shape, Cycle()
                 continue
-            if not fixed and running * (nodes + 1) > _STEP_SHARE * self.rules.step_tokens:
+            if not fixed and running * (nodes + 1) > self._most_rows:
                 continue
             yield (
                 shape,

@@ -111,6 +111,11 @@ def test_memory_limits_what_runs_at_once(make):
     assert server.points(TRAFFIC, most=7)[-1].running == 7
 
 
+def test_fixed_trees_leave_room_in_a_step(make):
+    """Half of 8192 rows: 64 sequences of 64 rows."""
+    assert make("fixed:63", engine="vllm").points(TRAFFIC)[-1].running == 64
+
+
 def test_a_drafter_takes_memory(make):
     plain, drafting = make("plain"), dataclasses.replace(make("auto"), drafter=BlockDrafter())
     assert drafting.room() < plain.room()
