@@ -261,4 +261,6 @@ def _notes(request: PlanRequest, options: list[Option]) -> list[str]:
             "intervals are of 80 %: errors of the profile, of the server model"
             f" ({SERVER_ERROR:.1%}, on 1,043 published servers) and of acceptance, in squares"
         )
+    if request.acceptance is not None:
+        notes.append("drafting for many requests at once was not checked against measured servers")
     return notes
