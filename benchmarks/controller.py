@@ -26,11 +26,11 @@ import torch
 from benchmarks.common import environment, read_prompts, store
 from benchmarks.forced import ForcedTarget
 from benchmarks.recorded_rounds import Text, hindsight_of, read_trace, summary
+from costmodel.published_acceptance import published
 from decoder import TreeDecoder
 from decoder.demo_model import DEMO_NAME, ensure_demo_model
 from decoder.drafters.base import Drafter
 from decoder.drafters.ngram import NgramDrafter
-from decoder.drafters.published import published
 from decoder.drafters.replay import ReplayDrafter, Truth
 from profiler.rounds import paired_ratio
 

@@ -23,10 +23,10 @@ from benchmarks.common import store
 from costmodel.estimator import CycleCost
 from costmodel.files import shipped_directory
 from costmodel.profile import Profile
+from costmodel.published_acceptance import process_of, published_rows
 from costmodel.registry import user_directory
 from costmodel.stages import DrafterSection
 from decoder.demo_model import DEMO_NAME
-from decoder.drafters.published import process_of, published_rows
 from decoder.policies import Bastion, Chain, Plain, Policy
 from decoder.policies.bastion import PaperBastion
 from decoder.policies.bias import Pace

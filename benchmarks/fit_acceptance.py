@@ -4,7 +4,7 @@
 
 The chain's length fixes the acceptance of the first rank, exactly; the tail is then found by
 bisection, so that the best-first tree of the stated nodes commits the published number of
-tokens a round in expectation. Rewrites `decoder/drafters/published.csv` and reports how far
+tokens a round in expectation. Rewrites `costmodel/published_acceptance.csv` and reports how far
 each length is reproduced on blocks that the fit did not see, and the correlation of
 predicted and accepted length that BASTION reports for MATH500 (appendix H.1: 0.79-0.82).
 """
@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-import decoder.drafters.published as data
+import costmodel.published_acceptance as data
 from benchmarks.common import store
-from decoder.drafters.acceptance_process import AcceptanceProcess
-from decoder.drafters.published import PublishedRow, process_of, published, published_rows
+from costmodel.acceptance_process import AcceptanceProcess
+from costmodel.published_acceptance import PublishedRow, process_of, published, published_rows
 from decoder.tree import Lattice, best_first
 
 BLOCKS = 4000
@@ -80,7 +80,8 @@ def main() -> None:
         )
         print(f"{row.label}: tail {row.tail}, tree {row.tree} -> {length:.2f}", flush=True)
     names = [field.name for field in fields(PublishedRow)]
-    with (Path(data.__file__).parent / "published.csv").open("w", encoding="utf-8") as lines:
+    table = Path(data.__file__).with_name("published_acceptance.csv")
+    with table.open("w", encoding="utf-8") as lines:
         writer = csv.DictWriter(lines, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows({name: getattr(row, name) for name in names} for row in rows)

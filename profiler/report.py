@@ -105,7 +105,7 @@ def plot_profile(profile: Profile, path: Path) -> Path:
         f"{profile.target.name} on {profile.device.name} ({runtime.dtype}, {runtime.kind}, {kind})",
         fontsize=10,
     )
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def _draw_context(axis: Axes, profile: Profile, context: int) -> None:
@@ -139,7 +139,7 @@ def _draw_context(axis: Axes, profile: Profile, context: int) -> None:
     axis.grid(alpha=0.3)
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def save_figure(figure: Figure, path: Path) -> Path:
     """Write the PNG in one step, so that an interrupted run leaves no half picture."""
     picture = io.BytesIO()
     figure.savefig(picture, dpi=130, format="png")

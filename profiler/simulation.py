@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.drafters.acceptance_process import AcceptanceProcess
+from costmodel.acceptance_process import AcceptanceProcess
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.replay import ReplayDrafter, Truth
 from decoder.growth import TopPaths

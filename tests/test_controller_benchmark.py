@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.forced import ForcedTarget
 from benchmarks.recorded_rounds import SIZES, Text, hindsight_of, played_of, read_trace, summary
-from decoder.drafters.acceptance_process import constant
+from costmodel.acceptance_process import constant
 from decoder.drafters.ngram import NgramDrafter
 from decoder.drafters.replay import ReplayDrafter, Truth
 from decoder.engine import TreeDecoder

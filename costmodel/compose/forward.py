@@ -150,7 +150,7 @@ class ComposedForward:
         if self.tensor_parallel == 1 or self.tensor_parallel not in self.tables.all_reduce:
             return np.zeros_like(rows)
         size, seconds = self.tables.all_reduce[self.tensor_parallel]
-        moved = 2.0 * rows * self.architecture.hidden
+        moved = rows * self.architecture.hidden
         beyond = np.maximum(moved / size[-1], 1.0)
         return np.asarray(np.interp(moved, size, seconds) * beyond, dtype=np.float64)
 

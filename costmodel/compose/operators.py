@@ -97,7 +97,7 @@ class OperatorTables:
     """Everything that a forward is summed from.
 
     `fused`: query, key and value are one product, gate and up another. `experts`: by (hidden,
-    expert width, active, experts). `all_reduce`: (bytes, seconds) by number of devices.
+    expert width, active, experts). `all_reduce`: (values, seconds) by number of devices.
     """
 
     device: DeviceSpec

@@ -68,7 +68,7 @@ def load_published(
             hint=f"There are for: {', '.join(SYSTEMS)}; from a sibling use `rooftree transfer`",
         )
     data = data_folder() / system
-    version = _newest(data, system, engine)
+    version = newest_version(data, system, engine)
     matmul = _matmul(data / "gemm" / engine / version, device)
     attention = _attention(data / "attention" / engine / version, device, head_dim)
     return OperatorTables(
@@ -81,7 +81,7 @@ def load_published(
         small=BytesAtBandwidth(launch_s=matmul.smallest_s(), device=device),
         head_dim=head_dim,
         experts=_experts(data, system, engine) if experts else {},
-        all_reduce=_all_reduce(data, engine),
+        all_reduce=all_reduce_curves(data, engine),
     )
 
 
@@ -108,7 +108,7 @@ def _version() -> str:
         return "of unknown version"
 
 
-def _newest(data: Path, system: str, engine: str) -> str:
+def newest_version(data: Path, system: str, engine: str) -> str:
     """The newest version that has both products and attention, without the unsound ones."""
     folders = [
         {path.name for path in (data / operator / engine).glob("*") if path.is_dir()}
@@ -138,8 +138,16 @@ def read_table(path: Path, columns: tuple[str, ...]) -> Columns:
 
 
 def _matmul(folder: Path, device: DeviceSpec) -> MatmulTable:
+    shapes = matmul_shapes(folder, _BF16[0])
+    return MatmulTable(shapes=shapes, peaks=device.peaks, l2_bytes=device.l2_bytes)
+
+
+def matmul_shapes(folder: Path, dtype: str) -> dict[tuple[int, int], tuple[Array, Array]]:
+    """{(n, k): (ascending m, seconds)} of one type of weights; empty where there is none."""
     table = read_table(folder / "gemm_perf.parquet", ("gemm_dtype", "m", "n", "k", "latency"))
-    kept = np.isin(table["gemm_dtype"], _BF16)
+    kept = table["gemm_dtype"] == dtype
+    if not kept.any():
+        return {}
     m, n, k = (table[name][kept].astype(int) for name in ("m", "n", "k"))
     seconds = table["latency"][kept] * 1e-3
     shapes = {}
@@ -149,12 +157,12 @@ def _matmul(folder: Path, device: DeviceSpec) -> MatmulTable:
     for part in np.split(np.arange(len(m)), edges):
         rows, first = np.unique(m[part], return_index=True)
         shapes[int(n[part[0]]), int(k[part[0]])] = (rows.astype(float), seconds[part][first])
-    return MatmulTable(shapes=shapes, peaks=device.peaks, l2_bytes=device.l2_bytes)
+    return shapes
 
 
 def _attention(folder: Path, device: DeviceSpec, head_dim: int) -> Attention:
-    context, kernel = _attention_table(folder, "context", head_dim)
-    generation, _ = _attention_table(folder, "generation", head_dim)
+    context, kernel = attention_table(folder, "context", head_dim)
+    generation, _ = attention_table(folder, "generation", head_dim)
     form = KERNELS.get(kernel, UNKNOWN_KERNEL)
     key_s, busy_key_s = measure_keys(context, form, device.sm_count, head_dim)
     return Attention(
@@ -167,17 +175,26 @@ def _attention(folder: Path, device: DeviceSpec, head_dim: int) -> Attention:
     )
 
 
-def _attention_table(folder: Path, kind: str, head_dim: int) -> tuple[AttentionTable, str]:
-    """{(heads, kv_heads): {(batch, tokens): seconds}} and the kernel of most of its rows."""
+def attention_table(
+    folder: Path, kind: str, head_dim: int, dtypes: tuple[str, str] = (_BF16[0], _BF16[0])
+) -> tuple[AttentionTable, str]:
+    """{(heads, kv_heads): {(batch, tokens): seconds}} and the kernel of most of its rows.
+
+    `kind` is context or generation; `dtypes` are the attention's and the cache's. Raises
+    InputError where the table has none of these.
+    """
     names = ("batch_size", "isl", "step", "num_heads", "num_key_value_heads", "latency")
     labels = ("kernel_source", "head_dim", "attn_dtype", "kv_cache_dtype", "window_size")
     table = read_table(folder / f"{kind}_attention_perf.parquet", names + labels)
-    kept = np.isin(table["attn_dtype"], _BF16) & np.isin(table["kv_cache_dtype"], _BF16)
+    kept = (table["attn_dtype"] == dtypes[0]) & (table["kv_cache_dtype"] == dtypes[1])
     kept &= table["head_dim"] == head_dim
     if "window_size" in table:
         kept &= table["window_size"] == 0
     if not kept.any():
-        raise InputError(f"the attention tables have no heads of size {head_dim} in bfloat16")
+        raise InputError(
+            f"the attention tables have no heads of size {head_dim} in {dtypes[0]} with a cache"
+            f" in {dtypes[1]}"
+        )
     kernels, counts = np.unique(table["kernel_source"][kept].astype(str), return_counts=True)
     kernel = str(kernels[np.argmax(counts)])
     kept &= table["kernel_source"] == kernel
@@ -222,8 +239,12 @@ def _experts(data: Path, system: str, engine: str) -> dict[tuple[int, int, int, 
     return found
 
 
-def _all_reduce(data: Path, engine: str) -> dict[int, tuple[Array, Array]]:
-    """(bytes, seconds) by number of devices: the newest table of captured all-reduces."""
+def all_reduce_curves(data: Path, engine: str) -> dict[int, tuple[Array, Array]]:
+    """(values, seconds) by number of devices: the newest table of captured all-reduces.
+
+    `message_size` counts values, not bytes: read as bytes of bfloat16, two H100s would reach
+    165 GB/s of NVLink's 450 at the largest size and eight 234; read as values 331 and 470.
+    """
     paths = sorted(
         (data / "comm" / engine).glob("*/custom_allreduce_perf.parquet"),
         key=lambda path: _version_key(path.parent.name),

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from costmodel.acceptance_process import AcceptanceProcess
 from costmodel.errors import InputError
-from decoder.drafters.acceptance_process import AcceptanceProcess
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
 from decoder.jit import jit
 from decoder.tree import Lattice

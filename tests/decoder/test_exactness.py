@@ -23,11 +23,11 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from costmodel.acceptance_process import AcceptanceProcess
 from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError
 from decoder import TreeDecoder
 from decoder.candidates import usable
-from decoder.drafters.acceptance_process import AcceptanceProcess
 from decoder.drafters.autoregressive import AutoregressiveDrafter
 from decoder.drafters.dflash import DFlashDrafter
 from decoder.drafters.eagle3 import Eagle3Drafter

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from costmodel.acceptance_process import AcceptanceProcess, constant, recorded
 from costmodel.errors import InputError
-from decoder.drafters.acceptance_process import AcceptanceProcess, constant, recorded
+from costmodel.published_acceptance import process_of, published, published_rows
 from decoder.drafters.base import DraftRequest
-from decoder.drafters.published import process_of, published, published_rows
 from decoder.drafters.replay import ReplayDrafter, Truth
 from decoder.growth import TopPaths
 from decoder.tree import best_first

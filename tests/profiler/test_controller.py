@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from costmodel.acceptance_process import AcceptanceProcess
 from costmodel.estimator import CycleCost
 from costmodel.files import shipped_directory
 from costmodel.profile import Profile
-from decoder.drafters.acceptance_process import AcceptanceProcess
-from decoder.drafters.published import published
+from costmodel.published_acceptance import published
 from decoder.policies import Bastion, Chain, Fixed, Plain
 from decoder.policies.bastion import PaperBastion
 from profiler.simulation import CostAt, Setting, compare

@@ -138,6 +138,21 @@ def test_two_devices_share_the_work_and_pay_for_two_all_reduces_a_layer(package)
     assert paid - two == pytest.approx(2 * LLAMA.layers * 5e-6)
 
 
+def test_an_all_reduce_is_looked_up_by_its_values(package):
+    """16 rows of 4096 values are 65,536 values: the knee of this curve."""
+    tables = load_published(H100)
+    curve = (np.array([1.0, 65536.0, 131072.0]), np.array([4e-6, 4e-6, 8e-6]))
+    flat, rising = (
+        ComposedForward(
+            architecture=LLAMA,
+            tables=dataclasses.replace(tables, all_reduce={2: measured}),
+            tensor_parallel=2,
+        ).linear_s(np.array([16.0, 32.0]))
+        for measured in ((curve[0], np.full(3, 4e-6)), curve)
+    )
+    assert rising - flat == pytest.approx([0.0, 2 * LLAMA.layers * 4e-6])
+
+
 def test_bad_requests(package):
     with pytest.raises(InputError, match="no engine is called 'tgi'"):
         load_published(H100, "tgi")

@@ -1,6 +1,6 @@
 """Acceptance lengths that papers report for DFlash drafters, as acceptance processes.
 
-`published.csv` holds one line a table, target, temperature and data set:
+`published_acceptance.csv` holds one line a table, target, temperature and data set:
 
     chain       tau of the drafter's single path (block of 16, so 15 drafted positions)
     tree        tau of the paper's best-first tree over the same drafts
@@ -23,8 +23,8 @@ import csv
 from dataclasses import dataclass
 from importlib.resources import files
 
+from costmodel.acceptance_process import AcceptanceProcess, constant
 from costmodel.errors import InputError
-from decoder.drafters.acceptance_process import AcceptanceProcess, constant
 
 BLOCK_GAMMA = 15  # positions that the published drafters draft: block size 16
 
@@ -49,7 +49,7 @@ class PublishedRow:
 
 def published_rows() -> list[PublishedRow]:
     """All lines, in the order of the file."""
-    text = files("decoder.drafters").joinpath("published.csv").read_text(encoding="utf-8")
+    text = files("costmodel").joinpath("published_acceptance.csv").read_text(encoding="utf-8")
     return [
         PublishedRow(
             table=line["table"],

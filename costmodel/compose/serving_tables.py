@@ -1,0 +1,261 @@
+"""Operator tables at the precision a server runs in, the fastest of all engines' kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.compose.attention import Attention, measure_keys
+from costmodel.compose.matmul import MatmulTable
+from costmodel.compose.published import (
+    ENGINES,
+    KERNELS,
+    SYSTEMS,
+    UNKNOWN_KERNEL,
+    all_reduce_curves,
+    attention_table,
+    data_folder,
+    matmul_shapes,
+    newest_version,
+    read_table,
+)
+from costmodel.device import DeviceSpec, Peaks
+from costmodel.errors import DeviceError, InputError
+
+Array = NDArray[np.float64]
+Curve = tuple[Array, Array]
+Shapes = dict[tuple[int, int], Curve]
+Weights = Literal["bfloat16", "fp8", "fp8_dynamic", "fp8_block", "nvfp4"]
+Cache = Literal["bfloat16", "fp8"]
+
+# Bytes of a weight; nvfp4 has one 8-bit scale for 16 values.
+WEIGHT_BYTES: Mapping[Weights, float] = {
+    "bfloat16": 2.0,
+    "fp8": 1.0,
+    "fp8_dynamic": 1.0,
+    "fp8_block": 1.0,
+    "nvfp4": 0.5625,
+}
+CACHE_BYTES: Mapping[Cache, float] = {"bfloat16": 2.0, "fp8": 1.0}
+# Dense rate as a multiple of bfloat16's (NVIDIA data sheets of Hopper and Blackwell).
+_SPEEDUP = {"bfloat16": 1.0, "fp8": 2.0, "fp8_dynamic": 2.0, "fp8_block": 2.0, "nvfp4": 4.0}
+# Of a table's time at most this share is taken for finding scales.
+_LARGEST_SCALE_SHARE = 0.6
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """What weights and cached keys and values are stored in; the LM head stays in bfloat16.
+
+    `fp8`: one scale a tensor, stored in the checkpoint; `fp8_dynamic`: found for every product;
+    `fp8_block`: one for each block.
+    """
+
+    weights: Weights = "bfloat16"
+    cache: Cache = "bfloat16"
+
+    def __post_init__(self) -> None:
+        if self.weights not in WEIGHT_BYTES:
+            raise InputError(
+                f"no weights are called '{self.weights}'",
+                hint=f"Use one of: {', '.join(WEIGHT_BYTES)}",
+            )
+        if self.cache not in CACHE_BYTES:
+            raise InputError(
+                f"no cache is called '{self.cache}'", hint=f"Use one of: {', '.join(CACHE_BYTES)}"
+            )
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of one weight, scales included."""
+        return WEIGHT_BYTES[self.weights]
+
+    @property
+    def cache_bytes(self) -> float:
+        """Bytes of one cached value."""
+        return CACHE_BYTES[self.cache]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServingTables:
+    """Measured operators of one device for one engine's attention at one precision.
+
+    `products` and `head` hold one table for each engine that was measured: they call the same
+    libraries, so the fastest one is taken. `all_reduce`: (values, seconds) curves of each engine
+    by number of devices.
+    """
+
+    device: DeviceSpec
+    source: str
+    precision: Precision
+    head_dim: int
+    products: tuple[MatmulTable, ...]
+    head: tuple[MatmulTable, ...]
+    attention: Attention
+    all_reduce: Mapping[int, tuple[Curve, ...]]
+
+    def product_s(self, rows: Array, n: int, k: int) -> Array:
+        """Seconds of a quantised product y[rows, n] = x[rows, k] w[n, k]."""
+        return _fastest([table.seconds(rows, n, k) for table in self.products])
+
+    def head_s(self, rows: Array, n: int, k: int) -> Array:
+        """Seconds of the LM head's product."""
+        return _fastest([table.seconds(rows, n, k) for table in self.head])
+
+    def all_reduce_s(self, values: Array, devices: int) -> Array:
+        """Seconds of one all-reduce of so many bfloat16 values. Raises InputError."""
+        if devices == 1:
+            return np.zeros_like(values)
+        if devices not in self.all_reduce:
+            raise InputError(
+                f"all-reduces of {devices} {self.device.name} were not measured",
+                hint=f"Measured: {', '.join(str(n) for n in sorted(self.all_reduce))}",
+            )
+        times = [
+            np.interp(values, size, seconds) * np.maximum(values / size[-1], 1.0)
+            for size, seconds in self.all_reduce[devices]
+        ]
+        return _fastest(times)
+
+    @property
+    def read_bytes_per_s(self) -> float:
+        """The rate at which weights were read best."""
+        return max(table.read_bytes_per_s for table in self.products)
+
+
+def load_serving(
+    device: DeviceSpec, engine: str, precision: Precision, *, head_dim: int = 128
+) -> ServingTables:
+    """The newest sound tables of one device.
+
+    Raises InputError where the engine or the precision was not measured, DeviceError where the
+    device was not.
+    """
+    if engine not in ENGINES:
+        raise InputError(
+            f"no engine is called '{engine}'", hint=f"Use one of: {', '.join(ENGINES)}"
+        )
+    system = SYSTEMS.get(device.slug)
+    if system is None:
+        raise DeviceError(
+            f"there are no published operator tables of {device.name}",
+            hint=f"There are for: {', '.join(SYSTEMS)}",
+        )
+    data = data_folder() / system
+    folder = data / "attention" / engine / newest_version(data, system, engine)
+    curves = [all_reduce_curves(data, name) for name in ENGINES]
+    return ServingTables(
+        device=device,
+        source=f"aiconfigurator-core (NVIDIA, Apache-2.0), {system}, {folder.name} of {engine}",
+        precision=precision,
+        head_dim=head_dim,
+        products=_products(data, device, precision.weights),
+        head=_products(data, device, "bfloat16"),
+        attention=_attention(folder, device, head_dim, precision.cache),
+        all_reduce={
+            count: tuple(_rising(*found[count]) for found in curves if count in found)
+            for count in sorted(set().union(*curves))
+        },
+    )
+
+
+def _fastest(times: list[Array]) -> Array:
+    return np.asarray(np.min(times, axis=0), dtype=np.float64)
+
+
+def _products(data: Path, device: DeviceSpec, weights: Weights) -> tuple[MatmulTable, ...]:
+    """One table for each engine that measured these weights. Raises InputError for none."""
+    tables = []
+    dtype = "fp8" if weights == "fp8_dynamic" else weights
+    for engine in ENGINES:
+        try:
+            version = newest_version(data, data.name, engine)
+        except DeviceError:
+            continue
+        shapes = matmul_shapes(data / "gemm" / engine / version, dtype)
+        if weights == "fp8":
+            shapes = _without_scales(shapes, _scale_times(data / "quantize" / engine))
+        if shapes:
+            tables.append(
+                _table({place: _rising(*s) for place, s in shapes.items()}, device, weights)
+            )
+    if not tables:
+        raise InputError(f"there are no products of {weights} weights on {device.name}")
+    return tuple(tables)
+
+
+def _table(shapes: Shapes, device: DeviceSpec, weights: Weights) -> MatmulTable:
+    peaks = Peaks(
+        flops_per_s=device.peak_flops_per_s * _SPEEDUP[weights], bytes_per_s=device.peak_bytes_per_s
+    )
+    return MatmulTable(
+        shapes=shapes,
+        peaks=peaks,
+        l2_bytes=device.l2_bytes,
+        element_bytes=WEIGHT_BYTES[weights],
+    )
+
+
+def _rising(size: Array, seconds: Array) -> Curve:
+    """Without upward outliers: more work never takes less time than what is kept."""
+    return size, np.minimum.accumulate(seconds[::-1])[::-1]
+
+
+def _scale_times(folder: Path) -> dict[int, Curve]:
+    """{k: (m, seconds)} of finding the scale of x[m, k]; empty where it was not measured."""
+    paths = sorted(folder.glob("*/computescale_perf.parquet"))
+    if not paths:
+        return {}
+    table = read_table(paths[0], ("m", "k", "latency"))
+    times = {}
+    for k in np.unique(table["k"]):
+        here = table["k"] == k
+        m, first = np.unique(table["m"][here], return_index=True)
+        times[int(k)] = _rising(m.astype(float), table["latency"][here][first] * 1e-3)
+    return times
+
+
+def _without_scales(shapes: Shapes, scale_s: dict[int, Curve]) -> Shapes:
+    """The tables time a product with finding its input's scale, which static scales save."""
+    if not scale_s:
+        return shapes
+    sizes = np.array(sorted(scale_s))
+    found = {}
+    for (n, k), (m, seconds) in shapes.items():
+        near = int(sizes[np.argmin(np.abs(np.log(sizes / k)))])
+        saved = np.interp(m, *scale_s[near])
+        found[n, k] = (m, seconds - np.minimum(saved, _LARGEST_SCALE_SHARE * seconds))
+    return found
+
+
+def _attention(folder: Path, device: DeviceSpec, head_dim: int, cache: Cache) -> Attention:
+    generation, _ = attention_table(folder, "generation", head_dim, ("bfloat16", cache))
+    context, kernel = _context(folder, head_dim, cache)
+    form = KERNELS.get(kernel, UNKNOWN_KERNEL)
+    key_s, busy_key_s = measure_keys(context, form, device.sm_count, head_dim)
+    return Attention(
+        generation=generation,
+        context=context,
+        form=form,
+        sm_count=device.sm_count,
+        key_s=key_s,
+        busy_key_s=busy_key_s,
+    )
+
+
+def _context(
+    folder: Path, head_dim: int, cache: Cache
+) -> tuple[Mapping[tuple[int, int], Mapping[tuple[int, int], float]], str]:
+    """Prompts attend in the cache's type where a kernel for it was measured."""
+    choices = [("fp8", "fp8"), ("bfloat16", "fp8")] if cache == "fp8" else []
+    for dtypes in choices:
+        try:
+            return attention_table(folder, "context", head_dim, dtypes)
+        except InputError:
+            continue
+    return attention_table(folder, "context", head_dim)
