@@ -32,7 +32,6 @@ from decoder.peaks import measure_peaks
 from decoder.target import Target
 
 ATTENTION = "split"
-RUNTIME = "eager"
 
 
 def profile_key(target: Target) -> ProfileKey:
@@ -46,7 +45,7 @@ def profile_key(target: Target) -> ProfileKey:
         instruction_set=device.instruction_set,
         architecture_hash=target.architecture.hash,
         dtype=dtype_name(target.dtype),
-        runtime=RUNTIME,
+        runtime=target.runtime.kind,
         attention=ATTENTION,
     )
 
@@ -65,9 +64,10 @@ def soft_key(target: Target) -> SoftKey:
 
 def runtime_section(target: Target) -> RuntimeSection:
     return RuntimeSection(
-        kind=RUNTIME,
+        kind=target.runtime.kind,
         dtype=dtype_name(target.dtype),
         attention=ATTENTION,
+        buckets=target.runtime.buckets,
         torch=torch.__version__,
         transformers=transformers.__version__,
         python=python_version(),

@@ -18,6 +18,8 @@ from decoder.drafters.base import Drafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.loading import Weights, default_target, load_model
 from decoder.profiles import Measurement, find_peaks, make_profile, profile_key, roofline_of
+from decoder.runtime.base import RuntimeChoice
+from decoder.runtime.select import runtime_kind
 from decoder.target import Target
 from profiler.adaptive import AdaptiveGrid
 from profiler.device import CpuGuard, collect, observe, warnings
@@ -54,6 +56,7 @@ class CalibrationSettings:
     drafter: str = "ngram"
     device: str | None = None
     dtype: str | None = None
+    runtime: RuntimeChoice = "auto"
     contexts: tuple[int, ...] | None = None
     max_nodes: int | None = None
     batches: tuple[int, ...] = (1,)
@@ -92,13 +95,15 @@ def calibrate(settings: CalibrationSettings, listener: Listener = Listener()) ->
     device = select_device(settings.device)
     drafter = _drafter(settings.drafter)
     name = default_target(device) if settings.target is None else settings.target
+    runtime_kind(settings.runtime, device)  # an error before the target is loaded
     plan = _plan(settings, device)
     check_writable(settings.output)
     with device_lock(f"{fingerprint(device).name} {_device_label(device)}"):
         activity = observe()
         dtype = parse_dtype(settings.dtype, device)
         loaded = load_model(name, weights=settings.weights, dtype=dtype, device=device)
-        target = Target(loaded)
+        target = Target(loaded, runtime=settings.runtime)
+        plan = replace(plan, buckets=target.runtime.buckets)
         plan = _fit_positions(plan, settings, target)
         workload = Workload(target, drafter, capacity=plan.capacity, seed=plan.seed)
         metadata = collect(device.index or 0 if device.type == "cuda" else None)
@@ -127,7 +132,7 @@ def calibrate(settings: CalibrationSettings, listener: Listener = Listener()) ->
         profile=profile,
         path=path,
         picture=picture,
-        warnings=found,
+        warnings=found + target.runtime.warnings,
         resumed_samples=swept.resumed_samples,
         unmeasured=swept.unmeasured,
     )
@@ -203,7 +208,7 @@ def _fit_positions(plan: SweepPlan, settings: CalibrationSettings, target: Targe
     """Leave out default contexts beyond the target's positions; asked-for ones are errors."""
     if settings.contexts is not None:
         return plan
-    room = target.max_context - plan.max_nodes - 1
+    room = target.max_context - plan.padded(plan.max_nodes + 1)
     fitting = tuple(context for context in plan.contexts if context <= room)
     if len(fitting) < 2:
         raise InputError(

@@ -28,7 +28,11 @@ MIN_GRID_SHARE = 0.75  # a profile from less would have holes that nobody sees
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:
-    """What a calibration covers; validated on construction."""
+    """What a calibration covers; validated on construction.
+
+    buckets  row counts that the runtime pads forwards to, which alone are measured; none
+             where it does not pad
+    """
 
     contexts: tuple[int, ...]
     max_nodes: int
@@ -36,6 +40,7 @@ class SweepPlan:
     held_out_contexts: int = 3
     held_out_rows: int = 6
     seed: int = 0
+    buckets: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name, values in (("contexts", self.contexts), ("batches", self.batches)):
@@ -51,13 +56,18 @@ class SweepPlan:
     @property
     def rows(self) -> tuple[int, ...]:
         """Row counts of the grid, up to the largest tree and that one itself."""
-        most = self.max_nodes + 1
-        return tuple(sorted({row for row in ROWS if row <= most} | {most}))
+        most = self.padded(self.max_nodes + 1)
+        usual = self.buckets or ROWS
+        return tuple(sorted({row for row in usual if row <= most} | {most}))
+
+    def padded(self, rows: int) -> int:
+        """Rows that a forward of `rows` rows runs."""
+        return next((size for size in self.buckets if size >= rows), rows)
 
     @property
     def capacity(self) -> int:
         """Cache length that every point fits in."""
-        return max(self.contexts) + self.max_nodes + 1
+        return max(self.contexts) + self.padded(self.max_nodes + 1)
 
     def grid(self) -> list[Task]:
         return [
@@ -80,7 +90,8 @@ class SweepPlan:
         tasks = set()
         for context in np.exp(random.uniform(low, high, self.held_out_contexts)):
             drawn = np.exp(random.uniform(edges[:-1], edges[1:]))
-            for rows in {1, *np.rint(drawn).astype(int).tolist()}:
+            drawn_rows = (self.padded(rows) for rows in np.rint(drawn).astype(int).tolist())
+            for rows in {1, *drawn_rows}:
                 tasks.add(
                     Task(
                         kind="held_out",

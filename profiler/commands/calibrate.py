@@ -54,6 +54,13 @@ class Numbers(click.ParamType):
 @click.option("--drafter", default="ngram", show_default=True, help="Drafter whose cost to add.")
 @click.option("--device", help="cpu, cuda or cuda:N [default: CUDA where there is one].")
 @click.option("--dtype", help="bfloat16, float16, float32 [default: the device's].")
+@click.option(
+    "--runtime",
+    type=click.Choice(["auto", "graphs", "eager"]),
+    default="auto",
+    show_default=True,
+    help="graphs captures the forwards (CUDA only); auto: graphs on CUDA.",
+)
 @click.option("--contexts", type=Numbers(), help="Cached tokens to measure at.")
 @click.option("--max-nodes", type=click.IntRange(min=3), help="Largest draft tree.")
 @click.option("--batch", "batches", type=Numbers(), default="1", show_default=True)

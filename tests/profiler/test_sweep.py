@@ -358,3 +358,11 @@ class TestAdaptive:
     def test_none_needed_ends_the_sweep(self, tmp_path: Path) -> None:
         swept = Run(tmp_path, more=lambda swept: None, samples=20)()
         assert {samples.n for samples in swept.samples.values()} == {SAMPLES_A_ROUND}
+
+
+def test_a_runtime_that_pads_is_measured_at_its_buckets() -> None:
+    plan = SweepPlan(contexts=(64, 512), max_nodes=100, buckets=(1, 4, 16, 64, 256))
+    assert plan.rows == (1, 4, 16, 64, 256)
+    assert plan.capacity == 512 + 256
+    assert {task.size for task in plan.held_out()} <= {1, 4, 16, 64, 256}
+    assert len(plan.held_out()) > 6
