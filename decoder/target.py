@@ -21,6 +21,7 @@ from decoder.runtime.base import (
     TreeVisible,
 )
 from decoder.runtime.eager import EagerRuntime
+from decoder.runtime.fused import fuse
 from decoder.runtime.select import make_runtime
 from decoder.runtime.step import ModelStep
 from decoder.tree import EMPTY, DraftTree
@@ -46,11 +47,17 @@ class Target:
     """
 
     def __init__(
-        self, loaded: LoadedModel, *, owned: bool = True, runtime: RuntimeChoice = "auto"
+        self,
+        loaded: LoadedModel,
+        *,
+        owned: bool = True,
+        runtime: RuntimeChoice = "auto",
+        fused: bool = True,
     ) -> None:
         """
         runtime  `graphs` captures forwards of the target, `eager` does not; `auto` does so
                  on CUDA for a model that is owned
+        fused    join products and small operations of the layers of an owned model
         Raises InputError for another runtime, DeviceError for graphs on a CPU.
         """
         self.loaded = loaded
@@ -58,6 +65,8 @@ class Target:
         self.model = loaded.model
         self.cache: KVCache | None = None
         self._step = ModelStep(loaded.model, owned=owned)
+        if owned and fused:
+            fuse(loaded.model)
         group = loaded.architecture.heads // loaded.architecture.kv_heads
         self._eager = EagerRuntime(self._step, group)
         self.runtime: Runtime = make_runtime(

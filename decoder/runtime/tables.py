@@ -105,6 +105,20 @@ class RowTables:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerCache:
+    """Where a layer's new keys and values go.
+
+    keys, values   [sequences, kv_heads, slots, head_dim]
+    owners, slots  int64 [rows]
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    owners: torch.Tensor
+    slots: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class TablePlan:
     """Attention of the rows that some tables describe, over a cache's tensor.
 
@@ -123,16 +137,23 @@ class TablePlan:
         scale: float,
     ) -> torch.Tensor:
         """Store the rows' keys and values, and attend: see `AttentionPlan`."""
-        keys, values = self.data[layer]
-        tables = self.tables
-        keys[tables.owners, :, tables.slots] = key[0].transpose(0, 1)
-        values[tables.owners, :, tables.slots] = value[0].transpose(0, 1)
-        rows = query[0].transpose(0, 1)  # [rows, heads, head_dim]
-        if kernels_usable(query.device):
-            from decoder.runtime.triton_attention import table_attention
+        cache = self.layer(layer)
+        cache.keys[cache.owners, :, cache.slots] = key[0].transpose(0, 1)
+        cache.values[cache.owners, :, cache.slots] = value[0].transpose(0, 1)
+        return self.attend_stored(layer, query[0].transpose(0, 1), scale)[None]
 
-            return table_attention(rows, keys, values, tables, scale)[None]
-        return reference_table_attention(rows, keys, values, tables, scale)[None]
+    def layer(self, layer: int) -> LayerCache:
+        """Where the rows' keys and values of a layer go."""
+        keys, values = self.data[layer]
+        return LayerCache(keys, values, self.tables.owners, self.tables.slots)
+
+    def attend_stored(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
+        """Attention of rows whose keys and values are stored; [rows, heads, head_dim] each way."""
+        keys, values = self.data[layer]
+        attend = reference_table_attention
+        if kernels_usable(query.device) and query.dtype != torch.float64:
+            from decoder.runtime.triton_attention import table_attention as attend
+        return attend(query, keys, values, self.tables, scale)
 
 
 def reference_table_attention(

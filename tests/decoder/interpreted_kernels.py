@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.errors import InputError
+from decoder.runtime.tables import LayerCache
 from decoder.runtime.triton_attention import Launch, table_attention
+from decoder.runtime.triton_layers import rms_norm, rotate_and_store, swiglu
 from tests.decoder.table_cases import TableCase, assert_finite_padding, cases
 
 LAUNCHES = st.builds(
@@ -55,3 +57,56 @@ def test_float64_is_refused():
     )  # fmt: skip
     with pytest.raises(InputError, match="no float64"):
         table_attention(made.query, made.keys, made.values, made.tables, 1.0)
+
+
+@pytest.mark.parametrize("columns", [24, 128])
+def test_rms_norm(columns):
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    norm = LlamaRMSNorm(columns, eps=1e-5)
+    with torch.no_grad():
+        norm.weight.normal_(generator=torch.Generator().manual_seed(0))
+        rows = torch.randn(5, columns, generator=torch.Generator().manual_seed(1))
+        torch.testing.assert_close(rms_norm(rows, norm.weight, 1e-5), norm(rows))
+
+
+@pytest.mark.parametrize("width", [24, 1500])
+def test_swiglu(width):
+    gate_up = torch.randn(3, 2 * width, generator=torch.Generator().manual_seed(0))
+    expected = torch.nn.functional.silu(gate_up[:, :width]) * gate_up[:, width:]
+    torch.testing.assert_close(swiglu(gate_up), expected)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(4, 2, 16), (3, 1, 24)])
+def test_rotate_and_store(heads, kv_heads, width, normed):
+    """Against transformers' own norm and rotation, and plain indexing."""
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+    generator = torch.Generator().manual_seed(0)
+    rows = 5
+    qkv = torch.randn(rows, (heads + 2 * kv_heads) * width, generator=generator)
+    angle = torch.randn(rows, width // 2, generator=generator).repeat(1, 2)
+    cos, sin = angle.cos(), angle.sin()
+    query_norm, key_norm = Qwen3RMSNorm(width, eps=1e-5), Qwen3RMSNorm(width, eps=1e-5)
+    with torch.no_grad():
+        query_norm.weight.normal_(generator=generator)
+        key_norm.weight.normal_(generator=generator)
+    keys, values = torch.zeros(2, 2, kv_heads, 30, width)
+    owners, slots = torch.tensor([0, 0, 1, 1, 0]), torch.tensor([3, 4, 20, 22, 9])
+    norms = (query_norm.weight, key_norm.weight, 1e-5) if normed else None
+    with torch.no_grad():
+        found = rotate_and_store(qkv, (cos, sin), norms, LayerCache(keys, values, owners, slots))
+        query, key, value = qkv.view(1, rows, -1, width).split([heads, kv_heads, kv_heads], dim=2)
+        if normed:
+            query, key = query_norm(query), key_norm(key)
+        query, key = apply_rotary_pos_emb(
+            query.transpose(1, 2), key.transpose(1, 2), cos[None], sin[None]
+        )
+    torch.testing.assert_close(found, query[0].transpose(0, 1))
+    for row in range(rows):
+        place = (owners[row], slice(None), slots[row])
+        torch.testing.assert_close(keys[place], key[0, :, row])
+        torch.testing.assert_close(values[place], value[0, row])
+    assert int((keys != 0).any(-1).sum()) == int((values != 0).any(-1).sum()) == rows * kv_heads

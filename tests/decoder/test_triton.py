@@ -36,15 +36,28 @@ def test_the_kernels_in_the_interpreter():
     assert " passed" in done.stdout and "skipped" not in done.stdout
 
 
+def assembled_for(capability, kernel, types, fixed):
+    """The kernel compiled without a GPU: Triton brings its own assembler.
+
+    types  of the arguments that are not int32, fixed are compile-time constants
+    """
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    signature = dict.fromkeys(kernel.arg_names, "i32") | types | dict.fromkeys(fixed, "constexpr")
+    compiled = compile(
+        ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", capability, 32)
+    )
+    assert len(compiled.asm["cubin"]) > 0
+    return compiled
+
+
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("element", ["bf16", "fp32"])
 def test_the_attention_kernel_compiles(capability, element):
-    """For the A100 and the H100 and H200, without a GPU: Triton brings its own assembler."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, compile
-
+    """For the A100, and for the H100 and H200."""
     from decoder.runtime import triton_attention as kernels
 
     exact = element == "fp32"
@@ -54,15 +67,46 @@ def test_the_attention_kernel_compiles(capability, element):
         "BLOCK_KEYS": kernels.EXACT_KEYS if exact else kernels.KEYS,
         "EXACT": exact,
     }  # fmt: skip
-    types = dict.fromkeys(kernels._attend_part.arg_names, "i32")
-    types |= dict.fromkeys(("query", "keys", "values"), f"*{element}")
+    types = dict.fromkeys(("query", "keys", "values"), f"*{element}")
     types |= dict.fromkeys(("starts", "counts", "prefixes", "tails", "bits"), "*i32")
     types |= {"partial": "*fp32", "lse": "*fp32", "scale": "fp32"}
-    types |= dict.fromkeys(fixed, "constexpr")
-    source = ASTSource(kernels._attend_part, types, fixed)
-    compiled = compile(source, target=GPUTarget("cuda", capability, 32))
-    assert len(compiled.asm["cubin"]) > 0
+    compiled = assembled_for(capability, kernels._attend_part, types, fixed)
     assert compiled.metadata.shared <= 99 << 10  # what a program may use on every such GPU
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "floats", "fixed"),
+    [
+        ("_rms_norm", ("rows", "weight", "output"), {"BLOCK": 4096}),
+        ("_swiglu", ("gate_up", "output"), {"BLOCK": 1024}),
+        (
+            "_rotate_and_store",
+            ("qkv", "cosines", "sines", "query_norm", "key_norm", "query", "keys", "values"),
+            {"HALF": 64, "BLOCK": 64, "NORMED": True},
+        ),
+    ],
+)
+def test_the_layer_kernels_compile(name, floats, fixed):
+    from decoder.runtime import triton_layers as kernels
+
+    types = dict.fromkeys(floats, "*bf16")
+    if name != "_swiglu":
+        types["epsilon"] = "fp32"
+    if name == "_rotate_and_store":
+        types |= {"owners": "*i64", "slots": "*i64"}
+    assembled_for(90, getattr(kernels, name), types, fixed)
+
+
+@needs_triton
+@pytest.mark.slow
+def test_the_merge_kernel_compiles():
+    from decoder.runtime import triton_attention as kernels
+
+    types = {"partial": "*fp32", "lse": "*fp32", "output": "*bf16"}
+    fixed = {"WIDTH": 128, "PADDED_WIDTH": 128, "PARTS": 17, "PADDED_PARTS": 32}
+    assembled_for(90, kernels._merge_parts, types, fixed)
 
 
 def test_no_kernel_is_used_on_a_cpu():
