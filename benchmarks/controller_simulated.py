@@ -1,6 +1,6 @@
 """The controller on every published acceptance curve, without a model and without noise.
 
-    python -m benchmarks.controller_simulated [--rounds 600]
+    python -m benchmarks.controller_simulated [--rounds 1500]
 
 Costs are the shipped composed profiles of Qwen3-8B, and a measured profile of this machine
 where there is one. Policies see the same drawn blocks and pay what the profile says; the
@@ -151,7 +151,7 @@ def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=600)
+    parser.add_argument("--rounds", type=int, default=1500)
     options = parser.parse_args()
     stored: dict[str, Any] = {
         "acceptance": "simulated",
@@ -161,12 +161,13 @@ def main() -> None:
     }
     for place in places():
         results = []
-        for row in published_rows():
+        for seed, row in enumerate(published_rows()):
             setting = Setting(
                 cost=place.true,
                 context=place.context,
                 max_nodes=place.max_nodes,
                 rounds=options.rounds,
+                seed=seed,
             )
             played, hindsight = compare(process_of(row), place.policies(), setting)
             results.append({"curve": row.label, **outcome(place, played, hindsight)})

@@ -146,7 +146,10 @@ class _Node:
     def _begin(self, tree: DrawnTree) -> None:
         self._p = _normalised(self._choices.distribution(self._logits))
         self._weights = self._p * self._share
-        self._q = _normalised(tree.q[int(tree.sources[self.row])])
+        # q may lie on another device, and leave out the padding of the target's vocabulary.
+        self._q = torch.zeros_like(self._p)
+        q = tree.q[int(tree.sources[self.row])]
+        self._q[: len(q)] = _normalised(q)
         tokens = torch.from_numpy(tree.tokens[self._rows - 1]).to(self._q.device)
         self._child_weights, self._child_q = torch.stack(
             (self._weights[tokens], self._q[tokens])
@@ -158,7 +161,7 @@ class _Node:
 
     @property
     def _divisor(self) -> float:  # Z
-        return self._left + 1.0 - self._share
+        return self._left + (1.0 - self._share)
 
     @property
     def kept(self) -> float:

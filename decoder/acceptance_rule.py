@@ -19,7 +19,7 @@ from decoder.tree import DraftTree, Lattice
 RuleName = Literal["walk", "recursive", "traversal", "auto"]
 
 # nats; below it deterministic trees accept more (benchmarks/results/acceptance_rules.json).
-ENTROPY_THRESHOLD = 0.7
+ENTROPY_THRESHOLD = 0.6
 
 
 def parse_rule(name: str, drafter: Drafter) -> RuleName:

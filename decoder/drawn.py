@@ -3,11 +3,10 @@
 The shape is chosen first, from q and from past rounds alone; only then are the tokens
 drawn, every parent's children independently of all others. This is what recursive
 rejection and traversal verification (decoder.acceptance) need to be exact: whether a child
-exists may depend on q and on earlier draws, never on the token it would hold. Where q
-depends on the path (a drafter that goes level by level), a node's children may depend on
-the q's along its own path, but not on those of other branches: if branches competed for a
-budget, the size of one subtree would tell which token a later sibling holds, and traversal
-verification, which judges the subtree first, would be biased.
+exists may depend on q and on earlier draws, never on the token it would hold. So where q
+depends on the path (a drafter that goes level by level), branches may compete for a budget
+by scores that hold no node's own token: under both rules a child is accepted, itself or in
+its subtree, with a probability that does not depend on the shape of the subtree.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ class DrawnTree(DraftTree):
     """A tree whose siblings, in row order, were drawn without replacement from q.
 
     q        float32 [distributions, vocab], the very numbers the children were drawn with;
-             rows need not sum to 1 exactly, what counts are their proportions
+             rows need not sum to 1 exactly, what counts are their proportions; may have
+             fewer columns than the target's vocabulary, the rest then being 0
     sources  int64 [N + 1]: for each row, which distribution its children were drawn from;
              -1 for a leaf
     scores   float64 [N]: expected acceptance (of the shape), not the drawn tokens' chances

@@ -14,7 +14,7 @@ from costmodel.errors import InputError
 from decoder.acceptance_rule import RuleName, parse_rule
 from decoder.device import parse_dtype, select_device
 from decoder.drafters.base import Drafter
-from decoder.drafters.ngram import NgramDrafter
+from decoder.drafters.factory import load_drafter
 from decoder.loading import LoadedModel, Weights, borrow_model, default_target, load_model
 from decoder.policies import DEFAULT_MAX_NODES, Policy, parse_policy
 from decoder.policies.base import CostKind
@@ -51,7 +51,7 @@ class TreeDecoder:
         self,
         target: Target,
         *,
-        drafter: Drafter | None = None,
+        drafter: Drafter | str = "ngram",
         policy: str = "bastion",
         max_nodes: int | None = None,
         acceptance: str = "auto",
@@ -60,6 +60,7 @@ class TreeDecoder:
         stage_times: bool = False,
     ) -> None:
         """
+        drafter      an object, or what `--drafter` takes (decoder/drafters/factory.py)
         acceptance   walk, recursive, traversal or auto (decoder/acceptance_rule.py)
         max_nodes    bounds the adaptive trees and chains
         trace        a JSONL file to which every round is written (decoder/trace.py)
@@ -67,7 +68,7 @@ class TreeDecoder:
                      on an accelerator too; a trace does so in any case
         """
         self.target = target
-        self.drafter = NgramDrafter() if drafter is None else drafter
+        self.drafter = load_drafter(drafter, target) if isinstance(drafter, str) else drafter
         self.acceptance: RuleName = parse_rule(acceptance, self.drafter)
         self.cost_source: CostSource | None = None
         self.trace = None if trace is None else RoundTrace(trace)
@@ -259,9 +260,11 @@ class TreeDecoder:
             raise InputError(f"token id {outside} lies outside the vocabulary of {vocab}")
         longest = self.target.max_context
         if len(ids) + max_new_tokens > longest:
+            slides = self.target.architecture.sliding_window == longest
+            limit = f"sliding window of {longest} tokens" if slides else f"{longest} positions"
             raise InputError(
                 f"a prompt of {len(ids)} tokens and {max_new_tokens} new ones exceed the "
-                f"{longest} positions of {self.target.loaded.name}",
+                f"{limit} of {self.target.loaded.name}",
                 hint=f"Shorten the prompt, or ask for at most {max(longest - len(ids), 0)} tokens.",
             )
 

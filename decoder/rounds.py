@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from decoder.acceptance import Accepted
+from decoder.candidates import usable
 from decoder.device import synchronise
 from decoder.drafters.base import DraftRequest, DrawingSession
 from decoder.policies import Candidates, Limits, Offer
@@ -112,7 +113,7 @@ def _draft(
         temperature=temperature,
         whole=drawn,
     )
-    candidates = session.draft(context, request)
+    candidates = usable(session.draft(context, request), decoder.target.architecture.vocab)
     if not drawn:
         return candidates, lambda shape: shape
     lattice = cast(Lattice, candidates)

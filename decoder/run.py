@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from costmodel.errors import InputError
 from decoder.acceptance_rule import AcceptanceRule
 from decoder.rounds import prefill, run_round
 from decoder.sequence import TextRequest, TextSequence
@@ -14,13 +16,21 @@ if TYPE_CHECKING:
     from decoder.engine import TreeDecoder
 
 
-class DecodeRun:
-    """One generation in progress; iterate over it for text pieces."""
+class DecodeRun(Iterator[str]):
+    """One generation in progress, in pieces of text as they are completed.
+
+    Leaving a loop over it and entering another goes on where the first stopped. A target
+    has one KV cache, so that beginning another generation with it ends this one: asked for
+    more, it raises InputError. After `close`, or an error or interrupt inside a round,
+    `stats.finish` says "interrupted", and `token_ids` holds what was complete.
+    """
 
     def __init__(self, decoder: TreeDecoder, request: TextRequest) -> None:
         self.has_text = request.stream is not None
         self._decoder = decoder
         self._sequence = _open(decoder, request, place=0)
+        self._rounds = self._run()
+        self._pieces: deque[str] = deque()
 
     @property
     def token_ids(self) -> list[int]:
@@ -30,18 +40,39 @@ class DecodeRun:
     def stats(self) -> Statistics:
         return self._sequence.stats
 
-    def __iter__(self) -> Iterator[str]:
-        for pieces in self.rounds():
-            yield from pieces
+    def __next__(self) -> str:
+        while not self._pieces:
+            self._pieces.extend(next(self._rounds))
+        return self._pieces.popleft()
 
     def rounds(self) -> Iterator[list[str]]:
         """The pieces of text of each round, the prefill first; `token_ids` grows with them."""
+        return self._rounds
+
+    def close(self) -> None:
+        """Stop here. Not closing a stream does no harm either."""
+        self._rounds.close()
+        self._pieces.clear()
+        self._sequence.interrupt()
+
+    def _run(self) -> Generator[list[str], None, None]:
         decoder, sequence = self._decoder, self._sequence
-        decoder.target.reserve(_tokens_needed(decoder, sequence))
-        yield list(sequence.take([prefill(decoder, sequence)]))
-        while not sequence.ended:
-            [emitted] = run_round(decoder, [sequence])
-            yield list(sequence.take(emitted))
+        target = decoder.target
+        try:
+            target.reserve(_tokens_needed(decoder, sequence))
+            own = target.reservations
+            yield list(sequence.take([prefill(decoder, sequence)]))
+            while not sequence.ended:
+                if target.reservations != own:
+                    raise InputError(
+                        "this stream cannot go on: its target began another text since",
+                        hint="Finish one stream before the next, use generate_batch for several "
+                        "texts at once, or a decoder with a model of its own for each.",
+                    )
+                [emitted] = run_round(decoder, [sequence])
+                yield list(sequence.take(emitted))
+        finally:
+            sequence.interrupt()
 
 
 def run_together(

@@ -99,6 +99,11 @@ class TextSequence:
             if rest:
                 yield rest
 
+    def interrupt(self) -> None:
+        """Say so where the text is left before its end."""
+        if not self.ended:
+            self.stats.finish = "interrupted"
+
     def _text(self, token: int) -> str:
         if self._request.stream is None:
             return ""

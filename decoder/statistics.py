@@ -69,7 +69,7 @@ class Statistics:
     accepted_tokens: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
-    finish: str = ""  # "eos", "stop" or "length"
+    finish: str = ""  # "eos", "stop", "length" or "interrupted"
     warnings: list[str] = field(default_factory=list)  # as of drift; each once
     stages: StageTimes = field(default_factory=StageTimes)
     tree_nodes: list[int] = field(default_factory=list)  # of each round

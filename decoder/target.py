@@ -64,6 +64,7 @@ class Target:
         self.architecture = loaded.architecture
         self.model = loaded.model
         self.cache: KVCache | None = None
+        self.reservations = 0  # counts `reserve`: whose keys and values the cache holds
         self._step = ModelStep(loaded.model, owned=owned)
         if owned and fused:
             fuse(loaded.model)
@@ -89,7 +90,10 @@ class Target:
         return min(positions, self.architecture.sliding_window or positions)
 
     def reserve(self, tokens: int, sequences: int = 1) -> KVCache:
-        """An empty cache for `tokens` tokens, reused when the present one is large enough."""
+        """An empty cache for `tokens` tokens, reused when the present one is large enough.
+
+        There is one cache a target: whatever was being decoded with it cannot go on.
+        """
         cache = self.cache
         if cache is None or cache.capacity < tokens or cache.sequences != sequences:
             graphs = self.runtime.kind == "graphs"
@@ -102,6 +106,7 @@ class Target:
             )
             self.cache = cache
         cache.truncate(0)
+        self.reservations += 1
         return cache
 
     def capture(self, layers: Sequence[int]) -> None:

@@ -132,7 +132,9 @@ def best_first(
         return _best_first_candidates(candidates, nodes, depth_factors)
     probabilities = candidates.probabilities
     if depth_factors is not None:
-        probabilities = np.minimum(probabilities * depth_factors[: len(probabilities), None], 1.0)
+        # Beyond the last factor that one holds, as for candidate trees.
+        depths = np.minimum(np.arange(len(probabilities)), len(depth_factors) - 1)
+        probabilities = np.minimum(probabilities * depth_factors[depths, None], 1.0)
     ranks, parents, depths, scores = _best_first_lattice(
         np.ascontiguousarray(probabilities, dtype=np.float64), nodes
     )
@@ -142,7 +144,9 @@ def best_first(
 def chain(candidates: Lattice | CandidateTree, depth: int) -> DraftTree:
     """The most probable child at every step, down to `depth`."""
     if isinstance(candidates, Lattice):
-        length = min(depth, len(candidates.tokens))
+        length = min(depth, len(candidates.tokens)) if candidates.tokens.shape[1] else 0
+        if length == 0:
+            return EMPTY
         tokens = candidates.tokens[:length, 0]
         scores = np.cumprod(candidates.probabilities[:length, 0])
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from costmodel.profile import Profile
 from costmodel.registry import ProfileStore, user_directory
 from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
 from decoder.drafters.base import Drafter
-from decoder.drafters.ngram import NgramDrafter
+from decoder.drafters.factory import load_drafter
 from decoder.loading import Weights, default_target, load_model
 from decoder.profiles import Measurement, find_peaks, make_profile, profile_key, roofline_of
 from decoder.runtime.base import RuntimeChoice
@@ -44,7 +44,6 @@ BUDGETS_S = {"cuda": 30.0, "cpu": 45.0}  # a CPU is noisier, so it gets more sam
 MIN_SAMPLES = 10  # fewer have a small spread by luck
 CPU_MAX_NODES = 127
 GPU_MAX_NODES = 1024
-DRAFTERS: Mapping[str, Callable[[], Drafter]] = {"ngram": NgramDrafter}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +92,6 @@ def calibrate(settings: CalibrationSettings, listener: Listener = Listener()) ->
     measured is lost when it is interrupted: the next call with the same settings goes on.
     """
     device = select_device(settings.device)
-    drafter = _drafter(settings.drafter)
     name = default_target(device) if settings.target is None else settings.target
     runtime_kind(settings.runtime, device)  # an error before the target is loaded
     plan = _plan(settings, device)
@@ -104,6 +102,7 @@ def calibrate(settings: CalibrationSettings, listener: Listener = Listener()) ->
         loaded = load_model(name, weights=settings.weights, dtype=dtype, device=device)
         target = Target(loaded, runtime=settings.runtime)
         plan = replace(plan, buckets=target.runtime.buckets)
+        drafter = load_drafter(settings.drafter, target)
         plan = _fit_positions(plan, settings, target)
         workload = Workload(target, drafter, capacity=plan.capacity, seed=plan.seed)
         metadata = collect(device.index or 0 if device.type == "cuda" else None)
@@ -186,12 +185,6 @@ def keep_samples(journal: Journal, path: Path) -> None:
             f"the profile {path} is written, but not its raw samples: {error.strerror or error}",
             hint="Free some space and run the same command again; nothing is measured anew.",
         ) from error
-
-
-def _drafter(name: str) -> Drafter:
-    if name not in DRAFTERS:
-        raise InputError(f"'{name}' is not a drafter", hint=f"Use one of {', '.join(DRAFTERS)}.")
-    return DRAFTERS[name]()
 
 
 def _plan(settings: CalibrationSettings, device: torch.device) -> SweepPlan:

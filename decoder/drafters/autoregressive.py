@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from decoder.drafters.base import DraftRequest
+from decoder.drafters.base import DraftRequest, Draws
 from decoder.drafters.vocabulary import check_vocabulary
 from decoder.drawn_levels import draw_levels
 from decoder.growth import Children, Frontier, grow
@@ -38,6 +38,7 @@ class AutoregressiveDrafter:
 
     name = "autoregressive"
     feature_layers: tuple[int, ...] = ()
+    draws: Draws = "levels"
 
     def __init__(
         self, model: Target, *, max_depth: int = MAX_DEPTH, vocab: int | None = None
@@ -57,7 +58,11 @@ class AutoregressiveDrafter:
         target's.
         """
         loaded = load_model(
-            str(name), weights="pretrained", dtype=target.dtype, device=target.device
+            str(name),
+            weights="pretrained",
+            dtype=target.dtype,
+            device=target.device,
+            download=True,
         )
         check_vocabulary(loaded, target.loaded)
         return cls(Target(loaded), max_depth=max_depth, vocab=target.architecture.vocab)
@@ -88,7 +93,7 @@ class AutoregressiveSession:
 
     def draft(self, context: NDArray[np.int64], request: DraftRequest) -> CandidateTree:
         """Candidates below the bonus token; none where the drafter's positions have run out."""
-        depth = self._depth(context, request)
+        depth = self._depth(context, request.depth)
         if depth < 1:
             return NOTHING
         distributions = _Distributions(self, self._catch_up(context), request.temperature)
@@ -97,19 +102,19 @@ class AutoregressiveSession:
     def draw(
         self,
         context: NDArray[np.int64],
-        topology: DraftTree,
-        request: DraftRequest,
+        shape: DraftTree,
+        temperature: float,
         generator: torch.Generator,
     ) -> DraftTree:
-        """A tree of the topology's shape, drawn from q; a chain is speculative sampling.
+        """A `DrawnTree` of this shape, drawn from q; a chain is speculative sampling.
 
-        Returns a `DrawnTree`; the empty tree where the drafter's positions have run out.
+        The empty tree where the drafter's positions have run out.
         """
-        depth = min(self._depth(context, request), int(topology.depths.max(initial=0)))
+        depth = self._depth(context, int(shape.depths.max(initial=0)))
         if depth < 1:
             return EMPTY
-        distributions = _Distributions(self, self._catch_up(context), request.temperature)
-        return draw_levels(topology, distributions, generator, depth)
+        distributions = _Distributions(self, self._catch_up(context), temperature)
+        return draw_levels(shape, distributions, generator, depth)
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
         """Keep the rows of the text and of the accepted nodes that were expanded."""
@@ -139,10 +144,10 @@ class AutoregressiveSession:
         """Of the target."""
         return self._drafter.vocab
 
-    def _depth(self, context: NDArray[np.int64], request: DraftRequest) -> int:
+    def _depth(self, context: NDArray[np.int64], wanted: int) -> int:
         """Levels that can be drafted; a node of the last level is never forwarded itself."""
         room = self._model.max_context + 1 - len(context)
-        return min(request.depth, self._drafter.max_depth, room)
+        return min(wanted, self._drafter.max_depth, room)
 
     def _catch_up(self, context: NDArray[np.int64]) -> torch.Tensor:
         """Logits [1, vocab] at the bonus token, after all of the context that is not cached."""

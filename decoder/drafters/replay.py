@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from costmodel.errors import InputError
 from decoder.drafters.acceptance_process import AcceptanceProcess
-from decoder.drafters.base import Drafter, DraftRequest, DraftSession
+from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
 from decoder.jit import jit
 from decoder.tree import Lattice
 
@@ -61,7 +61,11 @@ class ReplayDrafter:
               still drafted, with tokens that have nothing to do with the target's
     vocab     size of the vocabulary that wrong tokens are taken from
     paced_by  a drafter that is run at every draft for its time alone
+
+    Its trees are deterministic at any temperature; above 0 the target soon leaves the truth.
     """
+
+    draws: Draws = "never"
 
     def __init__(
         self,
@@ -97,15 +101,13 @@ class ReplaySession:
         self._pace = pace
         self._key = 0
         self._text: NDArray[np.int64] | None = None
-        self._agreed = 0  # tokens of the context known to agree with the text
 
     def start(self, prompt: NDArray[np.int64], features: torch.Tensor | None) -> None:
         if self._pace is not None:
             self._pace.start(prompt, features)
         tokens = np.ascontiguousarray(prompt, dtype=np.int64)
-        self._key = _key(tokens, self._drafter.seed % 2**64)
+        self._key = _key(tokens, self._drafter.seed % 2**63)
         self._text = self._drafter.truth.find(prompt)
-        self._agreed = len(prompt)
 
     def draft(self, context: NDArray[np.int64], request: DraftRequest) -> Lattice:
         """[depth, K] candidates with the probabilities that they are the target's tokens."""
@@ -118,10 +120,7 @@ class ReplaySession:
         # Without one token of the vocabulary, so that the truth can be among none of them.
         width = min(request.width, drafter.vocab - 1)
         tokens, probabilities = _block(self._key, len(context), known, width, draws)
-        whole = None
-        if request.whole:
-            whole = _whole(*_block(self._key, len(context), known, drafter.vocab, draws))
-        return Lattice(tokens, probabilities, whole)
+        return Lattice(tokens, probabilities)
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
         if self._pace is not None:
@@ -130,22 +129,13 @@ class ReplaySession:
     def _known(self, context: NDArray[np.int64], depth: int) -> NDArray[np.int64]:
         """[depth] true tokens behind the context, `UNKNOWN` where there are none."""
         known = np.full(depth, UNKNOWN, dtype=np.int64)
-        size = len(context)
-        text, agreed = self._text, min(self._agreed, size)
-        if text is None or not np.array_equal(text[agreed:size], context[agreed:]):
-            text = self._drafter.truth.find(context)
-        self._text, self._agreed = text, size
+        size, text = len(context), self._text
+        if text is None or not np.array_equal(text[:size], context):
+            text = self._text = self._drafter.truth.find(context)
         if text is not None:
             rest = text[size : size + depth]
             known[: len(rest)] = rest
         return known
-
-
-def _whole(tokens: NDArray[np.int64], probabilities: NDArray[np.float64]) -> torch.Tensor:
-    """float32 [depth, vocab] by token, of a block that holds the whole vocabulary."""
-    by_token = np.zeros_like(probabilities, dtype=np.float32)
-    np.put_along_axis(by_token, tokens, probabilities.astype(np.float32), axis=1)
-    return torch.from_numpy(by_token)
 
 
 @jit
@@ -158,10 +148,11 @@ def _mix(state):  # type: ignore[no-untyped-def]
 
 @jit
 def _key(prompt, seed):  # type: ignore[no-untyped-def]
+    """One number of 63 bits, which Python can hand back, for a prompt and a seed."""
     key = _mix(np.uint64(seed) + MIX)
     for token in prompt:
         key = _mix((key ^ np.uint64(token)) + MIX)
-    return key
+    return np.int64(key >> np.uint64(1))
 
 
 @jit
@@ -171,11 +162,7 @@ def _uniform(state):  # type: ignore[no-untyped-def]
 
 @jit
 def _block(key, start, known, width, draws):  # type: ignore[no-untyped-def]
-    """Tokens and probabilities [depth, width] of the block that starts at position `start`.
-
-    A width of the whole vocabulary holds every token: what is left of the probability goes
-    to the last rank, and so does a truth that no rank before has drawn.
-    """
+    """Tokens and probabilities [depth, width] of the block that starts at position `start`."""
     confidences, tail, vocab = draws
     depth = len(known)
     tokens = np.empty((depth, width), np.int64)
@@ -189,10 +176,9 @@ def _block(key, start, known, width, draws):  # type: ignore[no-untyped-def]
         offset = np.int64((third >> np.uint64(20)) % np.uint64(vocab - 1))
         left, wrong, found = 1.0, 0, False
         for rank in range(width):
-            last = rank == vocab - 1
-            share = left if last else left * hazard
+            share = left * hazard
             probabilities[level, rank] = share
-            if not found and (draw < share or last):
+            if not found and draw < share:
                 tokens[level, rank] = truth
                 found = True
             else:

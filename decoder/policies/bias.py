@@ -57,7 +57,7 @@ class Pace:
     is wrong by a factor still leads to the same choices.
     """
 
-    FADING = 0.98
+    FADING = 0.99
 
     def __init__(self) -> None:
         self._committed = 0.0

@@ -51,7 +51,12 @@ class Numbers(click.ParamType):
     show_default=True,
     help="auto: local weights where there are some, else random ones (latency is the same).",
 )
-@click.option("--drafter", default="ngram", show_default=True, help="Drafter whose cost to add.")
+@click.option(
+    "--drafter",
+    default="ngram",
+    show_default=True,
+    help="Drafter whose cost to add: ngram, or a folder or hub id of a checkpoint.",
+)
 @click.option("--device", help="cpu, cuda or cuda:N [default: CUDA where there is one].")
 @click.option("--dtype", help="bfloat16, float16, float32 [default: the device's].")
 @click.option(

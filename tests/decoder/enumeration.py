@@ -1,6 +1,7 @@
 """Every outcome of an acceptance rule with its exact probability, over a tiny vocabulary."""
 
 import itertools
+from functools import cache
 
 import numpy as np
 import torch
@@ -99,7 +100,7 @@ class Target:
     """A target over a tiny vocabulary: its distribution after every path, by a function."""
 
     def __init__(self, after, vocab):
-        self._after, self.vocab = after, vocab
+        self._after, self.vocab = cache(after), vocab
 
     def logits(self, tree):
         return torch.stack([self._after(path) for path in row_paths(tree)]).log()

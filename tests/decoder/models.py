@@ -13,6 +13,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from costmodel.architecture import ModelArchitecture
@@ -34,23 +36,45 @@ SIZES = {
     "bos_token_id": None,
 }
 FAMILIES = {
-    "llama-gqa": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=2)),
-    "llama-mha-tied": lambda: LlamaForCausalLM(
-        LlamaConfig(**SIZES, num_key_value_heads=4, tie_word_embeddings=True)
+    "llama-gqa": lambda **more: LlamaForCausalLM(
+        LlamaConfig(**SIZES | more, num_key_value_heads=2)
     ),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=1)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=16)),
-    "mistral": lambda: MistralForCausalLM(
-        MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=None)
+    "llama-mha": lambda **more: LlamaForCausalLM(
+        LlamaConfig(**SIZES | more, num_key_value_heads=4)
     ),
-    "gpt-neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES)),
+    # A tied head with the usual small weights would only repeat its input.
+    "llama-mha-tied": lambda **more: LlamaForCausalLM(
+        LlamaConfig(
+            **SIZES | more, num_key_value_heads=4, tie_word_embeddings=True, initializer_range=0.5
+        )
+    ),
+    "qwen2": lambda **more: Qwen2ForCausalLM(Qwen2Config(**SIZES | more, num_key_value_heads=1)),
+    "qwen3": lambda **more: Qwen3ForCausalLM(
+        Qwen3Config(**SIZES | more, num_key_value_heads=2, head_dim=16)
+    ),
+    "mistral": lambda **more: MistralForCausalLM(
+        MistralConfig(**SIZES | more, num_key_value_heads=2, sliding_window=None)
+    ),
+    "gpt-neox": lambda **more: GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES | more)),
+    "qwen3-moe": lambda **more: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            **SIZES | more,
+            num_key_value_heads=2,
+            head_dim=16,
+            num_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+        )
+    ),
 }
 
 
-def random_model(family, *, dtype=torch.float64, scale=6.0, seed=0):
+def random_model(family, *, dtype=torch.float64, scale=6.0, seed=0, **sizes):
     """A random model whose logits are spread enough for a clear argmax and short repeats."""
     torch.manual_seed(seed)
-    model = FAMILIES[family]().to(dtype).eval()
+    model = FAMILIES[family](**sizes).to(dtype).eval()
+    if family == "qwen3-moe":
+        model.set_experts_implementation("eager")  # the grouped kernel has no float64
     with torch.no_grad():
         model.get_output_embeddings().weight.mul_(scale)
     return model
@@ -68,7 +92,7 @@ def target_of(model) -> Target:
     )
 
 
-def decoder_of(model, policy, drafter=None, **options) -> TreeDecoder:
+def decoder_of(model, policy, drafter="ngram", **options) -> TreeDecoder:
     return TreeDecoder(target_of(model), policy=policy, drafter=drafter, **options)
 
 
@@ -123,6 +147,38 @@ class LatticeDrafter:
 
     def observe(self, emitted, features):
         pass
+
+
+class StairCost:
+    """A cost model for the adaptive policies: a forward costs a step more every 8 rows."""
+
+    def plain_s(self, context, batch=1):
+        return 1.0
+
+    def draft_s(self, context):
+        return 0.05
+
+    def cycle_s(self, nodes, context, batch=1):
+        rows = batch * (np.asarray(nodes, dtype=np.float64) + 1)
+        return 1.0 + 0.2 * (rows // 8) + 0.05 * batch
+
+
+class WholeDrafter(LatticeDrafter):
+    """The same with q over the whole vocabulary, so that trees can be drawn from it."""
+
+    name = "whole"
+    draws = "whole"
+
+    def draft(self, context, request):
+        generator = torch.Generator().manual_seed(
+            self._seed + 31 * int(context[-1]) + 1009 * len(context)
+        )
+        depth = min(request.depth, self.max_depth)
+        logits = torch.randn(depth, self._vocab, generator=generator)
+        whole = (1.5 * logits / request.temperature).softmax(-1)
+        top = whole.topk(min(self._width, self._vocab))
+        given = whole if request.whole else None
+        return Lattice(top.indices.numpy(), top.values.double().numpy(), given)
 
 
 class OracleDrafter(LatticeDrafter):

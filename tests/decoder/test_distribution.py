@@ -1,11 +1,13 @@
 """At T > 0 the output's distribution is the target's: chi-square over whole outputs.
 
 The first three tokens of 20,000 generations are compared with the exact
-probabilities of all V^3 continuations, computed by enumeration. The wrong rule
-(accept by the target's argmax, as BASTION's public code does) must be caught.
+probabilities of all V^3 continuations, computed by enumeration, for every acceptance
+rule. Wrong rules (accept by the target's argmax, as BASTION's public code does; keep the
+best-scored of several draws; a ratio with another q than the draw's) must be caught.
 """
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,13 +16,15 @@ from scipy.stats import chi2
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from decoder.acceptance import Accepted
+from decoder.drawn import draw_from_lattice, sibling_ranks
 from decoder.engine import TreeDecoder
 from decoder.sampling import Sampling, target_distribution
-from tests.decoder.models import LatticeDrafter, decoder_of, plain_logits
+from tests.decoder.models import LatticeDrafter, WholeDrafter, decoder_of, plain_logits
 
 VOCAB = 5
 LENGTH = 3
 SAMPLES = 20_000
+BATCH = 50
 PROMPT = [1, 3, 0]
 
 
@@ -59,11 +63,23 @@ def exact_probabilities(model, sampling):
 
 
 def observed_counts(decoder: TreeDecoder, samples: int, **sampling):
+    """How often each text came, with a seed of its own each; decoded in batches, for speed.
+
+    One token more than is counted is asked for, so that the first trees may be 2 deep.
+    """
     counts = np.zeros((VOCAB,) * LENGTH)
-    for seed in range(samples):
-        result = decoder.generate(PROMPT, max_new_tokens=LENGTH, seed=seed, **sampling)
-        counts[tuple(result.token_ids)] += 1
+    for seed in range(0, samples, BATCH):
+        results = decoder.generate_batch(
+            [PROMPT] * BATCH, max_new_tokens=LENGTH + 1, seed=seed, **sampling
+        )
+        for result in results:
+            counts[tuple(result.token_ids[:LENGTH])] += 1
     return counts
+
+
+def drawing_decoder(model, policy, rule):
+    drafter = WholeDrafter(VOCAB, depth=2, width=4)
+    return decoder_of(model, policy, drafter, acceptance=rule)
 
 
 def p_value(counts, exact):
@@ -91,11 +107,54 @@ def test_outputs_follow_the_target(model, policy, sampling):
     assert top_p_drops_some == ("top_p" in sampling)
 
 
+HOT, COOL = {"temperature": 1.3}, {"temperature": 0.7, "top_p": 0.9, "top_k": 4}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rule", "policy", "sampling"),
+    [
+        ("recursive", "fixed:6", HOT),
+        ("recursive", "chain", COOL),
+        ("traversal", "fixed:6", HOT),
+        ("traversal", "fixed:6", COOL),
+        ("traversal", "chain", HOT),
+        ("auto", "fixed:6", HOT),
+    ],
+)
+def test_sampled_trees_follow_the_target(model, policy, rule, sampling):
+    exact = exact_probabilities(model, Sampling(**sampling))
+    decoder = drawing_decoder(model, policy, rule)
+    assert p_value(observed_counts(decoder, SAMPLES, **sampling), exact) > 0.001
+
+
+@pytest.mark.parametrize("rule", ["recursive", "traversal"])
+@pytest.mark.parametrize("wrong", ["best of all draws", "another temperature"])
+def test_wrong_draws_are_caught(model, monkeypatch, rule, wrong):
+    """The same test sees a tree whose tokens do not follow the q of the ratio."""
+
+    def best_of_all(shape, whole, generator):
+        tree = draw_from_lattice(shape, whole, generator)
+        order = np.argsort(-whole.numpy(), axis=1, kind="stable")
+        ranked = order[tree.depths - 1, sibling_ranks(tree.parents)]
+        return replace(tree, tokens=ranked.astype(np.int64))
+
+    def another_temperature(shape, whole, generator):
+        tree = draw_from_lattice(shape, whole, generator)
+        return replace(tree, q=tree.q**0.5)
+
+    changed = best_of_all if wrong == "best of all draws" else another_temperature
+    exact = exact_probabilities(model, Sampling(temperature=1.3))
+    decoder = drawing_decoder(model, "fixed:2", rule)
+    monkeypatch.setattr("decoder.acceptance_rule.draw_from_lattice", changed)
+    assert p_value(observed_counts(decoder, 4000, temperature=1.3), exact) < 1e-6
+
+
 def test_the_argmax_rule_is_caught(model, monkeypatch):
     """Accept by argmax and sample only the last token: not lossless, and seen at once."""
     exact = exact_probabilities(model, Sampling(temperature=1.0))
     decoder = decoder_of(model, "fixed:6", LatticeDrafter(VOCAB, depth=2, width=3))
-    monkeypatch.setattr("decoder.rounds.walk", argmax_walk)
+    monkeypatch.setattr("decoder.acceptance_rule.walk", argmax_walk)
     assert p_value(observed_counts(decoder, 4000, temperature=1.0), exact) < 1e-6
 
 

@@ -11,13 +11,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from decoder.acceptance import recursive_rejection, traversal
 from decoder.drafters.autoregressive import AutoregressiveDrafter
-from decoder.drafters.base import DraftRequest
 from decoder.drawn import DrawnTree
 from decoder.drawn_levels import draw_levels
-from decoder.growth import single_path
 from decoder.sampling import Picker, Sampling
 from decoder.tree import EMPTY, DraftTree
-from tests.decoder.models import SIZES, plain_logits, random_model, target_of
+from tests.decoder.models import SIZES, decoder_of, plain_logits, random_model, target_of
 
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41]
 
@@ -33,12 +31,6 @@ def shape(*parents):
 
 CHAIN = shape(0, 1, 2, 3)
 BUSHY = shape(0, 1, 0, 2, 1, 3, 0, 4, 4)  # not in level order, as best-first trees are not
-
-
-def request(depth=8, temperature=0.7):
-    return DraftRequest(
-        depth=depth, width=8, growth=single_path(8), temperature=temperature, whole=True
-    )
 
 
 def seeded(seed):
@@ -77,7 +69,7 @@ def test_children_are_drawn_from_the_plain_models_distribution(topology):
     model = random_model("gpt-neox", scale=2.0)
     session, text = session_of(model, PROMPT), [*PROMPT, 9]
     for seed in range(3):
-        tree = session.draw(np.array(text), topology, request(), seeded(seed))
+        tree = session.draw(np.array(text), topology, 0.7, seeded(seed))
         np.testing.assert_array_equal(tree.parents, topology.parents)
         np.testing.assert_array_equal(tree.depths, topology.depths)
         np.testing.assert_array_equal(tree.scores, topology.scores)
@@ -92,7 +84,7 @@ def test_children_are_drawn_from_the_plain_models_distribution(topology):
             torch.testing.assert_close(
                 tree.q[tree.sources[row]], (logits / 0.7).softmax(-1).float(), rtol=1e-5, atol=0
             )
-    again = session.draw(np.array(text), topology, request(), seeded(2))
+    again = session.draw(np.array(text), topology, 0.7, seeded(2))
     np.testing.assert_array_equal(again.tokens, tree.tokens)
 
 
@@ -100,28 +92,28 @@ def test_accepted_rows_are_kept_for_the_next_draw():
     model = random_model("gpt-neox")
     session, text = session_of(model, PROMPT), [*PROMPT, 9]
     for seed in range(6):
-        tree = session.draw(np.array(text), BUSHY, request(), seeded(seed))
+        tree = session.draw(np.array(text), BUSHY, 0.7, seeded(seed))
         emitted = [*path_to(tree, 8 if seed % 2 else 5), seed]
         session.observe(emitted, None)
         text += emitted
-    tree = session.draw(np.array(text), shape(0), request(), seeded(0))
+    tree = session.draw(np.array(text), shape(0), 0.7, seeded(0))
     logits = plain_logits(model, text)[-1]
     torch.testing.assert_close(tree.q[0], (logits / 0.7).softmax(-1).float(), rtol=1e-5, atol=0)
 
 
-def test_the_depth_is_bounded_by_request_drafter_and_positions():
+def test_the_depth_is_bounded_by_shape_drafter_and_positions():
     model = random_model("llama-gqa")
     text = np.array([*PROMPT, 9])
 
-    def depth(session, asked):
-        return int(session.draw(text, CHAIN, request(asked), seeded(0)).depths.max(initial=0))
+    def depth(session):
+        return int(session.draw(text, CHAIN, 0.7, seeded(0)).depths.max(initial=0))
 
-    assert [depth(session_of(model, PROMPT), asked) for asked in (1, 3, 9)] == [1, 3, 4]
-    assert depth(session_of(model, PROMPT, max_depth=2), 9) == 2
+    assert depth(session_of(model, PROMPT)) == 4
+    assert depth(session_of(model, PROMPT, max_depth=2)) == 2
     for positions, expected in ((8, 0), (9, 1), (10, 2), (100, 4)):
         model.config.max_position_embeddings = positions
-        assert depth(session_of(model, PROMPT), 9) == expected
-    assert session_of(model, PROMPT).draw(text, EMPTY, request(), seeded(0)) is EMPTY
+        assert depth(session_of(model, PROMPT)) == expected
+    assert session_of(model, PROMPT).draw(text, EMPTY, 0.7, seeded(0)) is EMPTY
 
 
 class Table:
@@ -197,7 +189,7 @@ def test_two_tokens_of_speculative_sampling_have_the_targets_distribution(rule, 
     }
     counts, rounds = Counter(), 800
     for _ in range(rounds):
-        tree = session.draw(np.array(text), topology, request(temperature=1.0), generator)
+        tree = session.draw(np.array(text), topology, 1.0, generator)
         logits = torch.stack([known[tuple(path_to(tree, row))] for row in range(tree.rows)])
         outcome = rule(tree, logits, choices)
         emitted = (*outcome.tokens, outcome.bonus)[:2]
@@ -205,3 +197,19 @@ def test_two_tokens_of_speculative_sampling_have_the_targets_distribution(rule, 
             emitted = (*emitted, choices(known[emitted]))
         counts[emitted] += 1
     assert_distributed(counts, expected)
+
+
+@pytest.mark.parametrize("rule", ["recursive", "traversal"])
+@pytest.mark.parametrize("policy", ["chain", "fixed:6", "beam:2x3", "dynatree"])
+def test_a_seed_gives_the_same_sampled_text_again(rule, policy):
+    model = random_model("llama-gqa", scale=2.0)
+    drafter = AutoregressiveDrafter(target_of(random_model("llama-mha-tied", scale=2.0)))
+    results = [
+        decoder_of(model, policy, drafter, acceptance=rule).generate(
+            PROMPT, max_new_tokens=25, temperature=0.8, seed=3
+        )
+        for _ in range(2)
+    ]
+    assert results[0].token_ids == results[1].token_ids
+    assert len(results[0].token_ids) == 25
+    assert results[0].stats.accepted_tokens > 0

@@ -168,7 +168,7 @@ class TestBeforeMeasuring:
     @pytest.mark.parametrize(
         ("changed", "message"),
         [
-            ({"drafter": "oracle"}, r"'oracle' is not a drafter\. Use one of ngram"),
+            ({"drafter": "./oracle"}, r"there is no folder \./oracle"),
             ({"contexts": (64,)}, "two contexts"),
             ({"max_nodes": 2}, "max nodes must be 3"),
             ({"contexts": (64, 250)}, "266 tokens, rows included, exceeds the 256 positions"),

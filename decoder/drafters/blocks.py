@@ -1,0 +1,204 @@
+"""What the drafters with a transformer of their own are built from.
+
+Sequences are drafted one at a time, so tensors have no batch axis: [rows, width].
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from costmodel.errors import InputError
+from decoder.attention import attend, tail_mask
+
+FIRST_CAPACITY = 256  # tokens of a new draft cache
+ROPE_FIELDS = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
+# Kinds of rotary embedding whose angles do not depend on how long the text has become.
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+Rope = tuple[torch.Tensor, torch.Tensor]  # cosine and sine, [rows, head_dim] each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftShape:
+    """The sizes of a drafter's layers.
+
+    bias  whether the four attention projections have one
+    rope  the rotary fields of config.json, as they are there
+    """
+
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    bias: bool
+    rope: Mapping[str, Any]
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.heads // self.kv_heads
+
+    def costs(self) -> dict[str, int | bool]:
+        """The fields that decide how long a forward takes."""
+        names = ("hidden", "ffn", "heads", "kv_heads", "head_dim", "bias")
+        return {name: getattr(self, name) for name in names}
+
+
+def hash_of(fields: Mapping[str, object]) -> str:
+    """12 hex digits over cost-relevant fields, as `ModelArchitecture.hash` has them."""
+    text = json.dumps(dict(fields), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+class Rotary:
+    """Rotary position embedding after a drafter's config.json."""
+
+    def __init__(self, shape: DraftShape, device: torch.device) -> None:
+        try:
+            config = LlamaConfig(head_dim=shape.head_dim, **shape.rope)
+            kind = config.rope_parameters["rope_type"]
+            if kind not in ROPE_TYPES:
+                raise InputError(
+                    f"the drafter's rotary embedding of type '{kind}' is not supported",
+                    hint=f"Supported are {', '.join(ROPE_TYPES)}.",
+                )
+            self._module = LlamaRotaryEmbedding(config).to(device)
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            raise InputError(
+                f"the drafter's rotary embedding cannot be built: {error}",
+                hint="Look at rope_theta and rope_scaling in its config.json.",
+            ) from error
+
+    def __call__(self, positions: torch.Tensor, dtype: torch.dtype) -> Rope:
+        """Cosines and sines [rows, head_dim] at positions [rows]."""
+        like = torch.empty(0, dtype=dtype, device=positions.device)
+        cosine, sine = self._module(like, positions[None])
+        return cosine[0], sine[0]
+
+
+def rotate(heads: torch.Tensor, rope: Rope) -> torch.Tensor:
+    """Rotary embedding of [heads, rows, head_dim]: halves are the two coordinates."""
+    cosine, sine = rope
+    first, second = heads.chunk(2, dim=-1)
+    return heads * cosine + torch.cat((-second, first), dim=-1) * sine
+
+
+class DraftCache:
+    """A drafter's keys and values in one tensor that grows by doubling.
+
+    `data` is [layers, 2, kv_heads, capacity, head_dim]. The first `length` rows are
+    context, after norm and rotation; rows written behind them last until the next
+    ones are written there.
+    """
+
+    def __init__(
+        self, shape: DraftShape, layers: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        size = (layers, 2, shape.kv_heads, FIRST_CAPACITY, shape.head_dim)
+        self.data = torch.zeros(size, dtype=dtype, device=device)
+        self.length = 0
+
+    def make_room(self, rows: int) -> None:
+        """Room for `rows` rows behind the context; what is written stays."""
+        layers, two, heads, capacity, width = self.data.shape
+        needed = self.length + rows
+        if needed <= capacity:
+            return
+        grown = self.data.new_zeros(layers, two, heads, max(needed, 2 * capacity), width)
+        grown[:, :, :, :capacity] = self.data
+        self.data = grown
+
+    def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Put rows [kv_heads, rows, head_dim] each at slot `start` on."""
+        end = start + key.shape[1]
+        self.data[layer, 0, :, start:end] = key
+        self.data[layer, 1, :, start:end] = value
+
+    def read(self, layer: int, first: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of the keys and values in slots first..end, [1, kv_heads, keys, head_dim]."""
+        return self.data[layer, 0, None, :, first:end], self.data[layer, 1, None, :, first:end]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Which cached rows the rows of one forward see: slots first..end, under a mask.
+
+    mask  additive, over the last of these slots (`decoder.attention.attend`), or None
+    """
+
+    first: int
+    end: int
+    mask: torch.Tensor | None
+
+
+def span(
+    shape: DraftShape, ends: tuple[int, int], visible: torch.Tensor, dtype: torch.dtype
+) -> Span:
+    """The span of slots ends[0]..ends[1]; the last columns of it are those of `visible`.
+
+    visible  boolean [rows, tail]
+    dtype    of keys and queries
+    """
+    mask = tail_mask(visible, shape.group, visible.shape[1], dtype)
+    return Span(ends[0], ends[1], mask)
+
+
+class DraftAttention(nn.Module):
+    """Attention over a draft cache; `width` is that of its input rows."""
+
+    def __init__(self, shape: DraftShape, width: int, *, normed: bool) -> None:
+        super().__init__()
+        self._head_dim = shape.head_dim
+        queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.q_proj = nn.Linear(width, queries, bias=shape.bias)
+        self.k_proj = nn.Linear(width, keys, bias=shape.bias)
+        self.v_proj = nn.Linear(width, keys, bias=shape.bias)
+        self.o_proj = nn.Linear(queries, shape.hidden, bias=shape.bias)
+        if normed:
+            self.q_norm: nn.Module = nn.RMSNorm(shape.head_dim, eps=shape.norm_eps)
+            self.k_norm: nn.Module = nn.RMSNorm(shape.head_dim, eps=shape.norm_eps)
+        else:
+            self.q_norm, self.k_norm = nn.Identity(), nn.Identity()
+
+    def store(self, rows: torch.Tensor, rope: Rope, cache: DraftCache, layer: int, at: int) -> None:
+        """Write keys and values of rows [rows, width] at slot `at` on."""
+        key = rotate(self.k_norm(self._heads(self.k_proj(rows))), rope)
+        cache.write(layer, at, key, self._heads(self.v_proj(rows)))
+
+    def forward(
+        self, rows: torch.Tensor, rope: Rope, cache: DraftCache, layer: int, seen: Span
+    ) -> torch.Tensor:
+        """[rows, hidden]: what rows [rows, width] draw from the stored ones they see."""
+        query = rotate(self.q_norm(self._heads(self.q_proj(rows))), rope)
+        key, value = cache.read(layer, seen.first, seen.end)
+        drawn = attend(query[None], key, value, seen.mask, self._head_dim**-0.5)
+        return self.o_proj(drawn[0].transpose(0, 1).reshape(len(rows), -1))
+
+    def _heads(self, projected: torch.Tensor) -> torch.Tensor:
+        """[heads, rows, head_dim] of [rows, heads * head_dim]."""
+        return projected.unflatten(-1, (-1, self._head_dim)).transpose(0, 1)
+
+
+class GatedFfn(nn.Module):
+    """The SwiGLU feed-forward of Llama and Qwen models."""
+
+    def __init__(self, shape: DraftShape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden, shape.ffn, bias=False)
+        self.up_proj = nn.Linear(shape.hidden, shape.ffn, bias=False)
+        self.down_proj = nn.Linear(shape.ffn, shape.hidden, bias=False)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(functional.silu(self.gate_proj(rows)) * self.up_proj(rows))

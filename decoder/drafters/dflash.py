@@ -1,0 +1,145 @@
+"""The DFlash drafter: marginals of a whole block from one forward (Chen et al., 2026)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from costmodel.errors import InputError
+from decoder.drafters.base import DraftRequest, Draws
+from decoder.drafters.blocks import DraftCache, Rotary
+from decoder.drafters.checkpoint import checkpoint_folder, read_config
+from decoder.drafters.dflash_model import DFlashConfig, DFlashModel, load_dflash
+from decoder.drafters.topk import most_probable, softmax
+from decoder.target import Target
+from decoder.tree import Lattice
+
+WAITING_ROWS = 256  # features kept of plain rounds before they are put into the cache
+
+
+class DFlashDrafter:
+    """Drafts block_size - 1 positions at once; embedding and LM head are the target's.
+
+    Takes a published checkpoint's folder or hub id, or a model that is already there.
+    Raises InputError where the checkpoint is damaged or belongs to another target.
+    """
+
+    name = "dflash"
+    draws: Draws = "whole"
+
+    def __init__(self, target: Target, source: str | Path | DFlashModel) -> None:
+        if isinstance(source, DFlashModel):
+            self.model = source
+        else:
+            folder = checkpoint_folder(source)
+            like = torch.empty(0, dtype=target.dtype, device=target.device)
+            self.model = load_dflash(folder, read_config(folder), like)
+        config = self.model.config
+        check_fit(config, target)
+        self.target = target
+        self.rotary = Rotary(config.shape, target.device)
+        self.max_depth = config.block_size - 1
+        # A layer's output is the input of the next one: one further on in hidden_states.
+        self.feature_layers = tuple(number + 1 for number in config.target_layer_ids)
+        self.architecture_hash = config.hash(target.architecture.vocab)
+
+    def session(self) -> DFlashSession:
+        return DFlashSession(self)
+
+
+class DFlashSession:
+    """One sequence: the draft cache of its context, and features that are not yet in it."""
+
+    def __init__(self, drafter: DFlashDrafter) -> None:
+        self._model, self._target, self._rotary = drafter.model, drafter.target, drafter.rotary
+        config, target = drafter.model.config, drafter.target
+        self._cache = DraftCache(config.shape, config.layers, target.dtype, target.device)
+        self._waiting: list[torch.Tensor] = []
+        masks = [config.mask_token_id] * config.block_size
+        self._block = torch.tensor(masks, device=target.device)
+
+    def start(self, prompt: NDArray[np.int64], features: torch.Tensor | None) -> None:
+        """Begin with the prompt's features [tokens, ids * hidden], the target's own."""
+        self._cache.length = 0
+        self._waiting.clear()
+        self._add(features)
+        self._take_in()
+
+    @torch.inference_mode()
+    def draft(self, context: NDArray[np.int64], request: DraftRequest) -> Lattice:
+        """Marginals of the positions after the bonus token, cut to the depth asked for.
+
+        The forward is over the whole block whatever the depth: a shorter block is
+        another computation.
+        """
+        self._take_in()
+        known = self._cache.length
+        if known != len(context) - 1:
+            raise InputError(
+                f"the drafter has features of {known} tokens and the context has {len(context)}",
+                hint="Every round must be observed, a plain step too.",
+            )
+        self._block[0] = int(context[-1])
+        hidden = self._model(
+            self._target.embed(self._block), self._rope(known, len(self._block)), self._cache
+        )
+        probabilities = softmax(
+            self._target.head(hidden[1 : 1 + request.depth]), request.temperature
+        )
+        tokens, best = most_probable(probabilities, request.width)
+        return Lattice(tokens, best, probabilities if request.whole else None)
+
+    def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
+        """Keep the features of the rows that were committed; drafting takes them in."""
+        self._add(features)
+        if sum(len(rows) for rows in self._waiting) >= WAITING_ROWS:
+            self._take_in()
+
+    def _add(self, features: torch.Tensor | None) -> None:
+        if features is None:
+            raise InputError("a DFlash drafter needs the target's features, and got none")
+        self._waiting.append(features)
+
+    @torch.inference_mode()
+    def _take_in(self) -> None:
+        if not self._waiting:
+            return
+        rows = torch.cat(self._waiting)
+        self._waiting.clear()
+        self._model.add_context(rows, self._rope(self._cache.length, len(rows)), self._cache)
+
+    def _rope(self, start: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        positions = torch.arange(start, start + rows, device=self._target.device)
+        return self._rotary(positions, self._target.dtype)
+
+
+def check_fit(config: DFlashConfig, target: Target) -> None:
+    """Raise InputError unless the drafter was made for such a target."""
+    own = target.architecture
+    found = {
+        "hidden size": (config.shape.hidden, own.hidden),
+        "number of target layers": (config.num_target_layers, own.layers),
+        "vocabulary": (config.vocab, own.vocab),
+    }
+    problems = [
+        f"its {what} is {drafted}, the target's is {real}"
+        for what, (drafted, real) in found.items()
+        if drafted is not None and drafted != real
+    ]
+    # The last layer's output is not among the features: transformers gives it behind the norm.
+    deepest = max(config.target_layer_ids)
+    if deepest > own.layers - 2:
+        problems.append(f"it reads layer {deepest} of a target of {own.layers} layers")
+    if config.mask_token_id >= own.vocab:
+        problems.append(
+            f"its mask token {config.mask_token_id} lies outside the vocabulary of {own.vocab}"
+        )
+    if problems:
+        raise InputError(
+            f"the drafter does not fit {target.loaded.name}: {'; '.join(problems)}",
+            hint="Use the drafter that was trained for this target.",
+        )

@@ -1,0 +1,73 @@
+"""From the text of `--drafter` to a drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from costmodel.errors import InputError
+from decoder.demo_model import DEMO_NAME, demo_model_folder, has_demo_model
+from decoder.drafters.autoregressive import AutoregressiveDrafter
+from decoder.drafters.base import Drafter
+from decoder.drafters.checkpoint import find_config
+from decoder.drafters.dflash import DFlashDrafter
+from decoder.drafters.dflash_model import is_dflash
+from decoder.drafters.eagle3 import Eagle3Drafter
+from decoder.drafters.eagle3_model import is_eagle3
+from decoder.drafters.ngram import NgramDrafter
+from decoder.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of checkpoint: how its config.json is recognised, and what loads it.
+
+    load  from the folder or hub id and the target it drafts for
+    """
+
+    label: str
+    recognise: Callable[[Mapping[str, Any]], bool]
+    load: Callable[[str, Target], Drafter]
+
+
+def is_causal_lm(published: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of a whole language model."""
+    architectures = published.get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    return any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names)
+
+
+# Drafters that need no checkpoint.
+NAMED: Mapping[str, Callable[[], Drafter]] = {"ngram": NgramDrafter}
+
+# In this order: an EAGLE-3 config may also call itself a causal language model.
+KINDS = (
+    Kind("a DFlash drafter", is_dflash, lambda name, target: DFlashDrafter(target, name)),
+    Kind("an EAGLE-3 drafter", is_eagle3, lambda name, target: Eagle3Drafter(target, name)),
+    Kind("a causal language model", is_causal_lm, AutoregressiveDrafter.from_pretrained),
+)
+
+
+def load_drafter(name: str, target: Target) -> Drafter:
+    """The drafter of a name, a checkpoint folder or a hub id, for this target.
+
+    Raises InputError where nothing is found, where its kind is not known, where the
+    checkpoint is damaged, and where it belongs to another target.
+    """
+    if not name.strip():
+        raise InputError("the drafter's name is empty", hint=_hint())
+    if name in NAMED:
+        return NAMED[name]()
+    if name == DEMO_NAME and has_demo_model():
+        name = str(demo_model_folder())
+    published = find_config(name)
+    for kind in KINDS:
+        if kind.recognise(published):
+            return kind.load(name, target)
+    raise InputError(f"the config.json of {name} is not that of a drafter", hint=_hint())
+
+
+def _hint() -> str:
+    labels = ", ".join(kind.label for kind in KINDS)
+    return f"Use {' or '.join(NAMED)}, or a folder or hub id of {labels}."

@@ -1,0 +1,137 @@
+"""Drafters that do everything wrong: whatever they propose, the output must not change."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from decoder.tree import CandidateTree, Lattice
+from tests.decoder.models import LatticeDrafter
+
+MASK = 96  # stands for a drafter's mask id: the last id of the vocabulary
+
+
+class Knowing(LatticeDrafter):
+    """A block drafter that may look up the target's true next tokens."""
+
+    def __init__(self, truth, vocab, depth=5, width=4):
+        super().__init__(vocab, depth, width)
+        self._truth = np.asarray(truth, dtype=np.int64)
+
+    def true_tokens(self, context, depth):
+        """[depth] the target's next tokens, or any behind the end of what is known."""
+        rest = self._truth[len(context) : len(context) + depth]
+        return np.concatenate((rest, np.full(depth - len(rest), 1)))
+
+
+class Right(Knowing):
+    """Always right, among other candidates, and always sure."""
+
+    def draft(self, context, request):
+        depth = min(request.depth, self.max_depth)
+        true = self.true_tokens(context, depth)[:, None]
+        others = (true + np.arange(1, self._width)) % self._vocab
+        chances = np.array([0.97] + [0.01] * (self._width - 1))
+        return Lattice(np.hstack((true, others)), np.tile(chances, (depth, 1)))
+
+
+class Wrong(Right):
+    """Always wrong and always sure."""
+
+    def draft(self, context, request):
+        lattice = super().draft(context, request)
+        true = lattice.tokens[:, :1]
+        return Lattice((true + 1 + np.arange(self._width)) % self._vocab, lattice.probabilities)
+
+
+class Numbers(Right):
+    """Right tokens with probabilities that are none, in some places or in all."""
+
+    def __init__(self, truth, vocab, value, everywhere):
+        super().__init__(truth, vocab)
+        self._value, self._everywhere = value, everywhere
+
+    def draft(self, context, request):
+        lattice = super().draft(context, request)
+        probabilities = lattice.probabilities.copy()
+        random = np.random.default_rng(len(context))
+        where = self._everywhere | (random.random(probabilities.shape) < 0.3)
+        probabilities[where] = self._value
+        return Lattice(lattice.tokens, probabilities)
+
+
+class OneToken(Right):
+    """One token at every rank of every position: duplicates of id 0, or of a mask id."""
+
+    def __init__(self, truth, vocab, token):
+        super().__init__(truth, vocab)
+        self._token = token
+
+    def draft(self, context, request):
+        lattice = super().draft(context, request)
+        return Lattice(np.full_like(lattice.tokens, self._token), lattice.probabilities)
+
+
+class Outside(Right):
+    """The truth between tokens that the target does not have."""
+
+    def draft(self, context, request):
+        lattice = super().draft(context, request)
+        tokens = lattice.tokens.copy()
+        tokens[:, 1::2] = self._vocab + 5
+        tokens[1::2, 2] = -1
+        return Lattice(tokens, lattice.probabilities)
+
+
+class Nothing(LatticeDrafter):
+    """No candidates, in each of the ways to say so in turn."""
+
+    def draft(self, context, request):
+        nothing = (
+            CandidateTree(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)),
+            Lattice(np.zeros((0, 3), np.int64), np.zeros((0, 3))),
+            Lattice(np.zeros((4, 0), np.int64), np.zeros((4, 0))),
+        )
+        return nothing[len(context) % 3]
+
+
+class TooDeep(Right):
+    """A block far deeper than was asked for."""
+
+    def draft(self, context, request):
+        true = self.true_tokens(context, 100)[:, None]
+        return Lattice(np.hstack((true, (true + 1) % 97)), np.tile([0.9, 0.1], (100, 1)))
+
+
+class BrokenTree(Knowing):
+    """A path tree: the truth beside nodes that are none, each with the truth below it too."""
+
+    def draft(self, context, request):
+        depth = min(request.depth, self.max_depth)
+        true = self.true_tokens(context, depth)
+        tokens, parents, probabilities = [], [], []
+        trunk = 0
+        for token in true:
+            tokens += [token, self._vocab + 3, token, int(token)]
+            probabilities += [0.9, 0.8, np.nan, -0.5]
+            first = len(parents)
+            parents += [trunk, trunk, first + 2, first + 3]
+            trunk = first + 1
+        return CandidateTree(np.array(tokens), np.array(parents), np.array(probabilities))
+
+
+# Each takes the true text (prompt included) and the vocabulary.
+ADVERSARIES = {
+    "right": Right,
+    "wrong": Wrong,
+    "nan": lambda truth, vocab: Numbers(truth, vocab, np.nan, everywhere=True),
+    "some nan": lambda truth, vocab: Numbers(truth, vocab, np.nan, everywhere=False),
+    "infinite": lambda truth, vocab: Numbers(truth, vocab, np.inf, everywhere=False),
+    "negative": lambda truth, vocab: Numbers(truth, vocab, -0.5, everywhere=False),
+    "no chance": lambda truth, vocab: Numbers(truth, vocab, 0.0, everywhere=True),
+    "id 0": lambda truth, vocab: OneToken(truth, vocab, 0),
+    "mask id": lambda truth, vocab: OneToken(truth, vocab, MASK),
+    "outside": Outside,
+    "nothing": lambda truth, vocab: Nothing(vocab),
+    "too deep": TooDeep,
+    "broken tree": BrokenTree,
+}

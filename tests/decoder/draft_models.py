@@ -1,0 +1,221 @@
+"""Small random targets with drafters beside them, as checkpoint folders in the published form."""
+
+import json
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from decoder.target import Step
+from decoder.tree import DraftTree
+from tests.decoder.models import SIZES, target_of
+
+VOCAB, HIDDEN, LAYERS = SIZES["vocab_size"], SIZES["hidden_size"], 6
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+COMMON = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": 40,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512,
+    "vocab_size": VOCAB,
+}
+DFLASH = COMMON | {
+    "architectures": ["DFlashDraftModel"],
+    "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
+    "model_type": "qwen3",
+    "num_hidden_layers": 2,
+    "head_dim": 16,
+    "attention_bias": False,
+    "rope_theta": 10000,
+    "rope_scaling": None,
+    "layer_types": ["full_attention", "full_attention"],
+    "sliding_window": None,
+    "use_sliding_window": False,
+    "block_size": 5,
+    "num_target_layers": LAYERS,
+    "dflash_config": {"mask_token_id": 96, "target_layer_ids": [0, 2, 4]},
+}
+EAGLE3 = COMMON | {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "num_hidden_layers": 1,
+    "rope_theta": 500000.0,
+    "draft_vocab_size": VOCAB,
+}
+
+
+def draft_target(family="qwen3", dtype=torch.float32, seed=0):
+    """A target of six layers with attention and logits that are spread enough to tell apart."""
+    torch.manual_seed(seed)
+    sizes = SIZES | {"num_hidden_layers": LAYERS, "num_key_value_heads": 2}
+    if family == "qwen3":
+        model = Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=16))
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(8.0 if weight.dim() > 1 else 1.0)
+    return target_of(model.to(dtype).eval())
+
+
+def plain_states(target, ids):
+    """The target's hidden states [tokens, hidden], its embedding's first, without a cache."""
+    config = target.model.config
+    ours, config._attn_implementation = config._attn_implementation, "eager"
+    try:
+        with torch.inference_mode():
+            output = target.model(
+                torch.tensor([list(ids)]), use_cache=False, output_hidden_states=True
+            )
+    finally:
+        config._attn_implementation = ours
+    return [state[0] for state in output.hidden_states]
+
+
+def dflash_shapes(config):
+    """Names and shapes of a published DFlash state dict, written out from what is published."""
+    heads, width = config["num_attention_heads"], config["head_dim"]
+    hidden, ffn = config["hidden_size"], config["intermediate_size"]
+    queries, keys = heads * width, config["num_key_value_heads"] * width
+    ids = config["dflash_config"]["target_layer_ids"]
+    shapes = {
+        "fc.weight": (hidden, len(ids) * hidden),
+        "hidden_norm.weight": (hidden,),
+        "norm.weight": (hidden,),
+    }
+    for i in range(config["num_hidden_layers"]):
+        shapes |= {
+            f"layers.{i}.self_attn.q_proj.weight": (queries, hidden),
+            f"layers.{i}.self_attn.k_proj.weight": (keys, hidden),
+            f"layers.{i}.self_attn.v_proj.weight": (keys, hidden),
+            f"layers.{i}.self_attn.o_proj.weight": (hidden, queries),
+            f"layers.{i}.self_attn.q_norm.weight": (width,),
+            f"layers.{i}.self_attn.k_norm.weight": (width,),
+            f"layers.{i}.mlp.gate_proj.weight": (ffn, hidden),
+            f"layers.{i}.mlp.up_proj.weight": (ffn, hidden),
+            f"layers.{i}.mlp.down_proj.weight": (hidden, ffn),
+            f"layers.{i}.input_layernorm.weight": (hidden,),
+            f"layers.{i}.post_attention_layernorm.weight": (hidden,),
+        }
+        if config["attention_bias"]:
+            shapes |= {
+                f"layers.{i}.self_attn.{name}_proj.bias": (size,)
+                for name, size in (("q", queries), ("k", keys), ("v", keys), ("o", hidden))
+            }
+    return shapes
+
+
+def eagle3_shapes(config):
+    """Names and shapes of a published EAGLE-3 state dict, without the vocabulary mapping."""
+    hidden, ffn = config["hidden_size"], config["intermediate_size"]
+    width = config.get("head_dim", hidden // config["num_attention_heads"])
+    queries = config["num_attention_heads"] * width
+    keys = config["num_key_value_heads"] * width
+    return {
+        "fc.weight": (hidden, 3 * config.get("target_hidden_size", hidden)),
+        "midlayer.self_attn.q_proj.weight": (queries, 2 * hidden),
+        "midlayer.self_attn.k_proj.weight": (keys, 2 * hidden),
+        "midlayer.self_attn.v_proj.weight": (keys, 2 * hidden),
+        "midlayer.self_attn.o_proj.weight": (hidden, queries),
+        "midlayer.mlp.gate_proj.weight": (ffn, hidden),
+        "midlayer.mlp.up_proj.weight": (ffn, hidden),
+        "midlayer.mlp.down_proj.weight": (hidden, ffn),
+        "midlayer.hidden_norm.weight": (hidden,),
+        "midlayer.input_layernorm.weight": (hidden,),
+        "midlayer.post_attention_layernorm.weight": (hidden,),
+        "norm.weight": (hidden,),
+        "lm_head.weight": (config["draft_vocab_size"], hidden),
+    }
+
+
+def random_tensors(shapes, seed=1):
+    """Weights that keep the size of what passes, norms near 1."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, shape in shapes.items():
+        noise = torch.randn(shape, generator=generator)
+        norm = name.endswith("norm.weight")
+        tensors[name] = 1.0 + 0.2 * noise if norm else noise * 1.5 / shape[-1] ** 0.5
+    return tensors
+
+
+def mapping(config, seed=2):
+    """d2t and t2d: which tokens the drafter knows, in increasing order."""
+    drafted = np.random.default_rng(seed).permutation(VOCAB)[: config["draft_vocab_size"]]
+    tokens = torch.from_numpy(np.sort(drafted))
+    known = torch.zeros(VOCAB, dtype=torch.bool)
+    known[tokens] = True
+    return {"d2t": tokens - torch.arange(len(tokens)), "t2d": known}
+
+
+def write_checkpoint(folder, config, tensors, shards=1):
+    """config.json and safetensors, in several files with an index where asked for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    if shards == 1:
+        save_file(tensors, folder / "model.safetensors")
+        return folder
+    names = sorted(tensors)
+    files = {
+        name: f"model-{i % shards + 1:05}-of-{shards:05}.safetensors"
+        for i, name in enumerate(names)
+    }
+    for file in set(files.values()):
+        save_file({n: tensors[n] for n in names if files[n] == file}, folder / file)
+    index = {"metadata": {}, "weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def dflash_folder(folder, seed=1, shards=1, **changed):
+    """A random DFlash checkpoint; returns folder, config and tensors."""
+    config = DFLASH | changed
+    tensors = random_tensors(dflash_shapes(config), seed)
+    return write_checkpoint(folder, config, tensors, shards), config, tensors
+
+
+def eagle3_folder(folder, seed=1, **changed):
+    """A random EAGLE-3 checkpoint; returns folder, config and tensors."""
+    config = EAGLE3 | changed
+    tensors = random_tensors(eagle3_shapes(config), seed)
+    if config["draft_vocab_size"] != VOCAB:
+        tensors |= mapping(config)
+    return write_checkpoint(folder, config, tensors), config, tensors
+
+
+def rounds(target, drafter, session, prompt, accepted):
+    """The contexts at which a session drafts, while the target commits so many tokens a round.
+
+    Features are the target's own, from its hooks and its cache. Tokens are drawn at random,
+    as what is accepted does not matter to a drafter.
+    """
+    random = np.random.default_rng(5)
+    target.reserve(1024)
+    target.capture(drafter.feature_layers)
+    target.prefill(torch.tensor(prompt))
+    session.start(np.array(prompt), target.features())
+    context = [*prompt, int(random.integers(VOCAB))]
+    for count in accepted:
+        yield np.array(context)
+        forced = random.integers(VOCAB, size=count + 1)
+        # Two siblings at every step, so that the accepted rows lie apart.
+        tokens = np.repeat(forced[:count], 2)
+        parents = np.repeat(2 * np.arange(count), 2)
+        depths = np.repeat(np.arange(1, count + 1), 2)
+        tree = DraftTree(tokens, parents, depths, np.ones(2 * count))
+        target.verify([Step(context[-1], tree)])
+        kept = [0, *range(2, 2 * count + 1, 2)]
+        target.commit(kept)
+        session.observe(forced.tolist(), target.features()[kept])
+        context.extend(forced.tolist())
+    yield np.array(context)

@@ -1,0 +1,225 @@
+"""Several ragged prompts in one call: each gives what it gives alone, with one node budget."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodel.errors import InputError
+from decoder.drafters.ngram import NgramDrafter
+from decoder.policies import Bastion, Limits, Offer, parse_policy
+from decoder.tree import EMPTY, CandidateTree, Lattice, best_first
+from tests.decoder.models import (
+    LatticeDrafter,
+    StairCost,
+    decoder_of,
+    greedy,
+    random_model,
+)
+from tests.tiny_folder import write_all
+
+POLICIES = ("plain", "fixed:9", "bastion", "chain", "beam:2x3", "dynatree")
+random = np.random.default_rng(4)
+EIGHT = [[int(t) for t in random.integers(0, 97, size)] for size in (3, 40, 1, 17, 8, 25, 2, 12)]
+TOKENS = 26
+
+
+class PromptDrafter:
+    """For each text the right continuation now and then, told apart by how it begins."""
+
+    name = architecture_hash = "prompt"
+    max_depth = 5
+    feature_layers = ()
+    draws = "never"
+
+    def __init__(self, texts):
+        self._texts = texts
+
+    def session(self):
+        return PromptSession(self._texts)
+
+
+class PromptSession:
+    def __init__(self, texts):
+        self._texts = texts
+
+    def start(self, prompt, features):
+        self._truth = next(t for t in self._texts if t[: len(prompt)] == prompt.tolist())
+
+    def draft(self, context, request):
+        depth = min(request.depth, PromptDrafter.max_depth)
+        rest = self._truth[len(context) :][:depth]
+        if len(context) % 3 == 0 or not rest:
+            return CandidateTree(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+        right = np.array(rest)
+        columns = [right, (right + 1) % 97, (right + 2) % 97]
+        if len(context) % 2:  # the truth at the second rank
+            columns[:2] = reversed(columns[:2])
+        return Lattice(np.column_stack(columns), np.tile([0.7, 0.25, 0.02], (len(right), 1)))
+
+    def observe(self, emitted, features):
+        pass
+
+
+def decoder_with(model, policy, drafter=None):
+    decoder = decoder_of(model, "plain", drafter)
+    decoder.policy = parse_policy(policy, lambda kind: StairCost(), max_nodes=40)
+    return decoder
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_eight_ragged_prompts_give_what_each_gives_alone(policy):
+    model = random_model("qwen3")
+    truths = [greedy(model, prompt, TOKENS) for prompt in EIGHT]
+    drafter = PromptDrafter([[*p, *t] for p, t in zip(EIGHT, truths, strict=True)])
+    results = decoder_with(model, policy, drafter).generate_batch(EIGHT, max_new_tokens=TOKENS)
+    assert [result.token_ids for result in results] == truths
+    rounds = {result.stats.rounds for result in results}
+    assert (rounds == {TOKENS - 1}) == (policy == "plain")
+    assert all(result.stats.accepted_tokens > 0 for result in results) == (policy != "plain")
+
+
+@pytest.mark.parametrize("family", ["llama-gqa", "gpt-neox", "qwen3-moe"])
+def test_with_learning_drafters_too(family):
+    """The n-gram drafter learns from all texts of the batch; that changes speed alone."""
+    model = random_model(family)
+    truths = [greedy(model, prompt, TOKENS) for prompt in EIGHT]
+    results = decoder_with(model, "bastion", NgramDrafter()).generate_batch(
+        EIGHT, max_new_tokens=TOKENS
+    )
+    assert [result.token_ids for result in results] == truths
+
+
+@pytest.mark.parametrize("policy", ["plain", "fixed:9", "bastion"])
+def test_text_i_draws_with_seed_plus_i(policy):
+    model = random_model("llama-gqa", scale=2.0)
+    sampling = {"temperature": 0.9, "top_p": 0.95, "top_k": 40}
+    together = decoder_with(model, policy, LatticeDrafter(97)).generate_batch(
+        EIGHT, max_new_tokens=TOKENS, seed=11, **sampling
+    )
+    alone = [
+        decoder_with(model, "plain").generate(
+            prompt, max_new_tokens=TOKENS, seed=11 + i, **sampling
+        )
+        for i, prompt in enumerate(EIGHT)
+    ]
+    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
+    same = decoder_with(model, policy).generate_batch(
+        [EIGHT[1]] * 3, max_new_tokens=TOKENS, seed=11, **sampling
+    )
+    assert len({tuple(r.token_ids) for r in same}) == 3  # three draws, not one
+
+
+def test_texts_end_at_different_times():
+    """One at an end token, in the middle of an accepted path; the others go on."""
+    model = random_model("qwen3")
+    truths = [greedy(model, prompt, TOKENS) for prompt in EIGHT]
+    end = truths[1][6]
+    model.generation_config.eos_token_id = end
+    cuts = [t[: t.index(end) + 1] if end in t else t for t in truths]
+    assert len({len(cut) for cut in cuts}) > 2
+    drafter = PromptDrafter([[*p, *t] for p, t in zip(EIGHT, truths, strict=True)])
+    results = decoder_with(model, "fixed:9", drafter).generate_batch(EIGHT, max_new_tokens=TOKENS)
+    assert [result.token_ids for result in results] == cuts
+    ends = ["eos" if cut[-1] == end else "length" for cut in cuts]
+    assert [result.stats.finish for result in results] == ends
+    assert all(
+        result.stats.new_tokens == len(cut) for result, cut in zip(results, cuts, strict=True)
+    )
+
+
+def test_one_text_stops_at_a_string(tmp_path):
+    from decoder import TreeDecoder
+
+    decoder = TreeDecoder.from_pretrained(
+        str(write_all(tmp_path)), dtype="float64", device="cpu", policy="fixed:9"
+    )
+    prompts = ["abc", "a longer one", "x"]
+    whole = [decoder.generate(p, max_new_tokens=30).text for p in prompts]
+    stop = whole[1][4:6]
+    alone = [decoder.generate(p, max_new_tokens=30, stop=[stop]) for p in prompts]
+    together = decoder.generate_batch(prompts, max_new_tokens=30, stop=[stop])
+    assert [r.text for r in together] == [text.split(stop)[0] for text in whole]
+    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
+    assert [r.stats.finish for r in together] == [r.stats.finish for r in alone]
+    assert together[1].stats.finish == "stop"
+
+
+class TestBadInput:
+    @pytest.fixture
+    def decoder(self):
+        return decoder_with(random_model("llama-gqa"), "fixed:9")
+
+    @pytest.mark.parametrize("bad", [[], [5, 97], [1] * 500])
+    def test_the_prompt_that_is_wrong_is_named(self, decoder, bad):
+        with pytest.raises(InputError, match="prompt 3 of 4: "):
+            decoder.generate_batch([[1], [2, 3], bad, [4]], max_new_tokens=20)
+        assert len(decoder.generate_batch([[1], [2, 3]], max_new_tokens=5)) == 2
+
+    def test_no_prompt_at_all(self, decoder):
+        with pytest.raises(InputError, match="no prompt"):
+            decoder.generate_batch([])
+
+
+def lattice_of(first, fading, depth, width):
+    chances = np.minimum(first * 0.6 ** np.arange(width) * fading ** np.arange(depth)[:, None], 1.0)
+    tokens = np.arange(depth * width, dtype=np.int64).reshape(depth, width)
+    return Lattice(tokens, chances)
+
+
+class CountingCost(StairCost):
+    """Stairs of the rows of the whole forward; checks what it is asked."""
+
+    def __init__(self, step_s, every):
+        self.step_s, self.every = step_s, every
+
+    def cycle_s(self, nodes, context, batch=1):
+        rows = batch * (np.asarray(nodes, dtype=np.float64) + 1)
+        assert np.allclose(rows, np.round(rows))
+        return 1.0 + self.step_s * np.floor(np.round(rows) / self.every) + 0.01 * rows + 0.05
+
+
+offers = st.lists(
+    st.builds(
+        lattice_of,
+        first=st.floats(0.05, 0.6),
+        fading=st.floats(0.4, 1.0),
+        depth=st.integers(1, 3),
+        width=st.integers(1, 3),
+    ),
+    min_size=2,
+    max_size=3,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lattices=offers,
+    most=st.integers(1, 6),
+    step_s=st.floats(0.0, 0.8),
+    every=st.integers(1, 9),
+)
+def test_one_budget_for_the_batch_is_the_best_of_all_splits(lattices, most, step_s, every):
+    """Every split of nodes among the texts, each tree built for itself: none is faster."""
+    cost = CountingCost(step_s, every)
+    given_offers = [Offer(lattice, 100 + i, Limits(most, 8)) for i, lattice in enumerate(lattices)]
+    trees = Bastion(cost, most).choose_together(given_offers)
+    batch = len(lattices)
+    context = float(np.mean([100 + i for i in range(batch)]))
+
+    def speed(chosen):
+        """Tokens a second of a round: every text commits its bonus and what is accepted."""
+        committed = sum(1.0 + tree.scores.sum() for tree in chosen)
+        nodes = sum(tree.nodes for tree in chosen) / batch
+        return committed / float(cost.cycle_s(np.array([nodes]), context, batch)[0] - 0.05)
+
+    choices = [
+        [EMPTY, *(best_first(lattice, n) for n in range(1, most + 1))] for lattice in lattices
+    ]
+    best = max(speed(split) for split in product(*choices))
+    assert speed(trees) == pytest.approx(best, rel=1e-12)
+    assert all(tree.nodes <= most for tree in trees)

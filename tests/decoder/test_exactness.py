@@ -1,0 +1,317 @@
+"""At T = 0 the output is plain decoding's, in float64 without exception.
+
+Every policy meets every drafter, every policy meets every model family, and every drafter
+meets every family: a design that covers all pairs, because the full product takes minutes.
+`test_every_pair_is_covered` holds it to that. The truth is decoded without a cache by
+transformers' own attention.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from costmodel.architecture import ModelArchitecture
+from costmodel.errors import InputError
+from decoder import TreeDecoder
+from decoder.candidates import usable
+from decoder.drafters.acceptance_process import AcceptanceProcess
+from decoder.drafters.autoregressive import AutoregressiveDrafter
+from decoder.drafters.dflash import DFlashDrafter
+from decoder.drafters.eagle3 import Eagle3Drafter
+from decoder.drafters.ngram import NgramDrafter
+from decoder.drafters.replay import ReplayDrafter, Truth
+from decoder.policies import parse_policy
+from decoder.tree import CandidateTree, Lattice
+from tests.decoder.adversaries import ADVERSARIES, MASK
+from tests.decoder.draft_models import dflash_folder, eagle3_folder
+from tests.decoder.models import (
+    FAMILIES,
+    SIZES,
+    LatticeDrafter,
+    OracleDrafter,
+    StairCost,
+    decoder_of,
+    greedy,
+    plain_logits,
+    random_model,
+    target_of,
+)
+
+PROMPT = [5, 17, 0, 88, 5, 17, MASK, 41, 5, 17]
+TOKENS = 24
+VOCAB = SIZES["vocab_size"]
+
+
+@cache
+def model_of(family):
+    """A random model that often writes id 0 and the mask id."""
+    model = random_model(family)
+    with torch.no_grad():
+        weight = model.get_output_embeddings().weight
+        weight[[0, MASK]] += 0.3 * weight.std()
+    return model
+
+
+@cache
+def truth_of(family):
+    return greedy(model_of(family), PROMPT, TOKENS)
+
+
+def replay(truth, vocab):
+    process = AcceptanceProcess(label="test", kind="given", rank1=(0.7,) * 6)
+    return ReplayDrafter(Truth([truth]), process, vocab=vocab)
+
+
+def autoregressive(seed):
+    """A smaller model's drafts; with seed 0 the model is the target's twin and mostly right."""
+    return lambda truth, vocab: AutoregressiveDrafter(
+        target_of(random_model("llama-gqa", seed=seed)), max_depth=4
+    )
+
+
+def overflowed(truth, vocab):
+    """A drafting model whose logits are no numbers."""
+    model = random_model("llama-gqa")
+    with torch.no_grad():
+        model.model.norm.weight.fill_(float("nan"))
+    return AutoregressiveDrafter(target_of(model), max_depth=4)
+
+
+# Each takes the true text (prompt included) and the vocabulary.
+DRAFTERS = {
+    "ngram": lambda truth, vocab: NgramDrafter(),
+    "random": lambda truth, vocab: LatticeDrafter(vocab),
+    "second rank": lambda truth, vocab: OracleDrafter(truth, vocab, rank=1),
+    "last rank": lambda truth, vocab: OracleDrafter(truth, vocab, rank=2),
+    "replay": replay,
+    "twin": autoregressive(seed=0),
+    "stranger": autoregressive(seed=5),
+    "overflowed model": overflowed,
+    **ADVERSARIES,
+}
+POLICIES = (
+    "plain",
+    "chain",
+    "fixed:1",
+    "fixed:13",
+    "fixed:120",
+    "bastion",
+    "bastion:paper",
+    "beam:3x4",
+    "static-tree:3x3",
+    "dynatree",
+)
+# The family turns with both, so that each policy and each drafter meets all of them.
+CASES = [
+    (policy, drafter, list(FAMILIES)[(i + j) % len(FAMILIES)])
+    for (i, policy), (j, drafter) in product(enumerate(POLICIES), enumerate(DRAFTERS))
+]
+
+
+PAIRS = ((0, 1), (0, 2), (1, 2))  # of policy, drafter and family
+
+
+def decoder_for(family, policy, drafter, **options):
+    truth = PROMPT + truth_of(family)
+    decoder = decoder_of(model_of(family), "plain", DRAFTERS[drafter](truth, VOCAB), **options)
+    decoder.policy = parse_policy(policy, lambda kind: StairCost(), max_nodes=60)
+    return decoder
+
+
+def test_every_pair_is_covered():
+    met = [{pair for case in CASES for pair in [(case[a], case[b])]} for a, b in PAIRS]
+    parts = (POLICIES, DRAFTERS, FAMILIES)
+    assert met == [set(product(parts[a], parts[b])) for a, b in PAIRS]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_texts_are_worth_testing(family):
+    """Not one token over and over, and no near-tie that float64 could not tell apart."""
+    model, truth = model_of(family), truth_of(family)
+    best = plain_logits(model, PROMPT + truth)[len(PROMPT) - 1 : -1].topk(2).values
+    assert float((best[:, 0] - best[:, 1]).min()) > 1e-4
+    assert len(set(truth)) >= 5
+
+
+def test_id_0_and_the_mask_id_are_written():
+    written = [token for family in FAMILIES for token in truth_of(family)]
+    assert 0 in written
+    assert MASK in written
+
+
+@pytest.mark.parametrize(("policy", "drafter", "family"), CASES)
+def test_output_is_that_of_plain_decoding(policy, drafter, family):
+    decoder = decoder_for(family, policy, drafter)
+    for _ in range(2):  # again, with what policy and drafter have learnt
+        assert decoder.generate(PROMPT, max_new_tokens=TOKENS).token_ids == truth_of(family)
+
+
+@pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "plain"])
+def test_trees_are_accepted_where_the_drafter_is_right(policy):
+    """So that the cases above compare more than plain steps."""
+    decoder = decoder_for("qwen3", policy, "right")
+    stats = decoder.generate(PROMPT, max_new_tokens=TOKENS).stats
+    assert stats.accepted_tokens >= 10
+    assert stats.rounds < TOKENS - 10
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_sampled_text_is_that_of_plain_sampling(drafter):
+    """Where trees are walked, the same seed gives the same text whatever is drafted."""
+    sampling = {"temperature": 0.8, "top_p": 0.95, "top_k": 30, "seed": 3}
+    texts = [
+        decoder_for("llama-gqa", policy, drafter)
+        .generate(PROMPT, max_new_tokens=TOKENS, **sampling)
+        .token_ids
+        for policy in ("plain", "fixed:13", "bastion")
+    ]
+    assert texts[0] == texts[1] == texts[2]
+
+
+class TestDraftersThatReadTheTarget:
+    """DFlash and EAGLE-3, which need a deeper target for the hidden states that they read."""
+
+    LAYERS = 6
+    MAKERS: ClassVar = {
+        "dflash": (dflash_folder, DFlashDrafter),
+        "eagle3": (eagle3_folder, Eagle3Drafter),
+    }
+
+    @pytest.mark.parametrize("kind", MAKERS)
+    @pytest.mark.parametrize(("turn", "family"), enumerate(FAMILIES))
+    def test_output_is_that_of_plain_decoding(self, tmp_path, kind, turn, family):
+        """Each family with a third of the policies, all of them over the families."""
+        decoder, truth = self.decoder(tmp_path, kind, family)
+        for policy in POLICIES[turn % 3 :: 3]:
+            decoder.policy = parse_policy(policy, lambda kind: StairCost(), max_nodes=60)
+            assert decoder.generate(PROMPT, max_new_tokens=TOKENS).token_ids == truth
+
+    @pytest.mark.parametrize("kind", MAKERS)
+    @pytest.mark.parametrize("policy", ["fixed:13", "bastion", "dynatree"])
+    def test_a_drafter_whose_numbers_overflow(self, tmp_path, kind, policy):
+        decoder, truth = self.decoder(tmp_path, kind, "llama-gqa")
+        with torch.no_grad():
+            decoder.drafter.model.norm.weight.fill_(float("nan"))
+        decoder.policy = parse_policy(policy, lambda kind: StairCost(), max_nodes=60)
+        assert decoder.generate(PROMPT, max_new_tokens=TOKENS).token_ids == truth
+
+    @pytest.mark.parametrize("kind", MAKERS)
+    def test_in_a_batch(self, tmp_path, kind):
+        decoder, truth = self.decoder(tmp_path, kind, "qwen3")
+        decoder.policy = parse_policy("bastion", lambda kind: StairCost(), max_nodes=60)
+        results = decoder.generate_batch([PROMPT[:3], PROMPT], max_new_tokens=TOKENS)
+        alone = decoder.generate(PROMPT[:3], max_new_tokens=TOKENS)
+        assert [result.token_ids for result in results] == [alone.token_ids, truth]
+
+    def decoder(self, folder, kind, family):
+        """A decoder with a random drafter, and what its target writes after `PROMPT`."""
+        model = random_model(family, num_hidden_layers=self.LAYERS)
+        write, drafter_class = self.MAKERS[kind]
+        target = target_of(model)
+        drafter = drafter_class(target, write(folder / "drafter")[0])
+        truth = greedy(model, PROMPT, TOKENS)
+        return TreeDecoder(target, policy="plain", drafter=drafter), truth
+
+
+class TestUsable:
+    """What is left of damaged candidates, by hand."""
+
+    def test_sound_candidates_are_left_alone(self):
+        lattice = Lattice(np.array([[3, 4]]), np.array([[0.6, 0.4]]))
+        assert usable(lattice, 10) is lattice
+
+    def test_a_lattice_keeps_what_is_sound_in_order(self):
+        nan = float("nan")
+        lattice = Lattice(
+            np.array([[1, 2, 3, 4], [5, 99, 6, 7], [1, 2, 3, 4], [1, 2, 3, 4]]),
+            np.array([[0.4, nan, 0.3, 0.2], [0.5, 0.3, 7.0, 0.1], [nan] * 4, [0.4, 0.3, 0.2, 0.1]]),
+        )
+        found = usable(lattice, 10)
+        assert found.tokens.tolist() == [[1, 3, 4], [6, 5, 7]]
+        assert found.probabilities.tolist() == [[0.4, 0.3, 0.2], [1.0, 0.5, 0.1]]
+
+    def test_a_tree_loses_what_hangs_below_a_bad_node(self):
+        tree = CandidateTree(
+            tokens=np.array([1, 2, -3, 4, 5, 6]),
+            parents=np.array([0, 1, 1, 3, 2, 0]),
+            probabilities=np.array([0.9, 0.5, 0.4, 0.9, 1.5, float("nan")]),
+        )
+        found = usable(tree, 10)
+        assert found.tokens.tolist() == [1, 2, 5]
+        assert found.parents.tolist() == [0, 1, 2]
+        assert found.probabilities.tolist() == [0.9, 0.5, 1.0]
+
+
+class TestSlidingWindow:
+    """Right while the text fits the window, refused beyond it."""
+
+    WINDOW = 32
+
+    def models(self):
+        sizes = SIZES | {"num_key_value_heads": 2, "sliding_window": self.WINDOW}
+        torch.manual_seed(2)
+        return [
+            MistralForCausalLM(MistralConfig(**sizes)).double().eval(),
+            Qwen2ForCausalLM(
+                Qwen2Config(
+                    **sizes,
+                    use_sliding_window=True,
+                    max_window_layers=0,
+                    layer_types=["sliding_attention"] * 2,
+                )
+            )
+            .double()
+            .eval(),
+        ]
+
+    def test_right_within_the_window(self):
+        for model in self.models():
+            wanted = self.WINDOW - len(PROMPT)
+            truth = greedy(model, PROMPT, wanted)
+            drafter = OracleDrafter(PROMPT + truth, VOCAB, rank=1)
+            result = decoder_of(model, "fixed:12", drafter).generate(PROMPT, max_new_tokens=wanted)
+            assert result.token_ids == truth
+
+    def test_the_window_does_change_longer_texts(self):
+        """So that refusing them is right: full attention would write something else."""
+        model = self.models()[0]
+        ids = [int(token) for token in np.random.default_rng(0).integers(0, VOCAB, 60)]
+        with torch.inference_mode():
+            sliding = model(torch.tensor([ids])).logits[0, -1]
+            model.config.sliding_window = None
+            full = model(torch.tensor([ids])).logits[0, -1]
+        assert not torch.allclose(sliding, full)
+
+    def test_refused_beyond_the_window(self):
+        for model in self.models():
+            decoder = decoder_of(model, "fixed:4")
+            with pytest.raises(InputError, match="exceed the sliding window of 32 tokens"):
+                decoder.generate(PROMPT, max_new_tokens=self.WINDOW - len(PROMPT) + 1)
+
+    def test_models_with_some_sliding_layers_are_refused(self):
+        config = Qwen2Config(
+            **SIZES,
+            use_sliding_window=True,
+            sliding_window=32,
+            layer_types=["full_attention", "sliding_attention"],
+        )
+        with pytest.raises(InputError, match="only some layers use sliding attention"):
+            decoder_of(Qwen2ForCausalLM(config), "plain")
+
+    @pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "gpt_oss"])
+    def test_hybrid_families_are_refused(self, kind):
+        with pytest.raises(InputError, match=f"the model kind '{kind}' is not supported"):
+            ModelArchitecture.from_hf_config(AutoConfig.for_model(kind))

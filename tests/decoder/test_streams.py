@@ -1,0 +1,214 @@
+"""Streams that are interrupted, closed, left, or in each other's way; the next call is right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from costmodel.errors import InputError
+from decoder import TreeDecoder
+from tests.decoder.models import decoder_of, greedy, random_model
+from tests.tiny_folder import write_all
+
+PROMPT = "some text, some text"
+TOKENS = 40
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(write_all(tmp_path_factory.mktemp("target")))
+
+
+@pytest.fixture
+def decoder(folder):
+    return TreeDecoder.from_pretrained(folder, dtype="float64", device="cpu", policy="fixed:9")
+
+
+@pytest.fixture
+def truth(decoder):
+    return decoder.generate(PROMPT, max_new_tokens=TOKENS).text
+
+
+def test_a_stream_gives_the_whole_text_in_pieces(decoder, truth):
+    pieces = list(decoder.stream(PROMPT, max_new_tokens=TOKENS))
+    assert "".join(pieces) == truth
+    assert len(pieces) > 5
+
+
+def test_leaving_the_loop_and_coming_back_goes_on(decoder, truth):
+    stream = decoder.stream(PROMPT, max_new_tokens=TOKENS)
+    parts = []
+    for piece in stream:
+        parts.append(piece)
+        if len(parts) == 3:
+            break
+    assert "".join([*parts, *stream]) == truth
+    assert list(stream) == []
+
+
+def test_rounds_give_the_same_pieces(decoder, truth):
+    stream = decoder.stream(PROMPT, max_new_tokens=TOKENS)
+    counts = []
+    for _ in stream.rounds():
+        counts.append(len(stream.token_ids))
+    assert counts[-1] == TOKENS
+    assert len(counts) == stream.stats.rounds + 1
+    assert stream.token_ids == decoder.generate(PROMPT, max_new_tokens=TOKENS).token_ids
+
+
+def test_a_closed_stream_has_ended_and_the_next_call_is_right(decoder, truth):
+    stream = decoder.stream(PROMPT, max_new_tokens=TOKENS)
+    start = next(stream) + next(stream)
+    stream.close()
+    assert list(stream) == []
+    assert stream.stats.finish == "interrupted"
+    assert truth.startswith(start)
+    assert decoder.generate(PROMPT, max_new_tokens=TOKENS).text == truth
+
+
+def test_a_stream_closed_before_it_began(decoder, truth):
+    stream = decoder.stream(PROMPT, max_new_tokens=TOKENS)
+    stream.close()
+    assert list(stream) == []
+    assert stream.stats.finish == "interrupted"
+    assert decoder.generate(PROMPT, max_new_tokens=TOKENS).text == truth
+
+
+def test_closing_a_stream_that_has_ended_changes_nothing(decoder, truth):
+    stream = decoder.stream(PROMPT, max_new_tokens=TOKENS)
+    assert "".join(stream) == truth
+    stream.close()
+    assert stream.stats.finish == "length"
+
+
+def test_an_older_stream_says_that_it_cannot_go_on(decoder, truth):
+    """Two streams have one cache: the second is right, the first does not go on wrongly."""
+    first = decoder.stream(PROMPT, max_new_tokens=TOKENS)
+    start = next(first)
+    second = decoder.stream(PROMPT[5:], max_new_tokens=TOKENS)
+    begun = next(second)
+    with pytest.raises(InputError, match="its target began another text"):
+        start += "".join(first)
+    assert first.stats.finish == "interrupted"
+    rest = begun + "".join(second)
+    assert rest == decoder.generate(PROMPT[5:], max_new_tokens=TOKENS).text
+    assert truth.startswith(start)
+
+
+def test_two_decoders_of_one_target_are_told_apart_too(decoder, truth):
+    first = decoder.stream(PROMPT, max_new_tokens=TOKENS)
+    next(first)
+    other = TreeDecoder(decoder.target, policy="plain")
+    assert other.generate(PROMPT, max_new_tokens=TOKENS).text == truth
+    with pytest.raises(InputError, match="its target began another text"):
+        list(first)
+
+
+def test_streams_of_two_models_do_not_mind_each_other(folder, truth):
+    streams = [
+        TreeDecoder.from_pretrained(folder, dtype="float64", device="cpu", policy=policy).stream(
+            PROMPT, max_new_tokens=TOKENS
+        )
+        for policy in ("fixed:9", "chain")
+    ]
+    texts = ["", ""]
+    for _ in range(TOKENS):
+        for index, stream in enumerate(streams):
+            texts[index] += next(stream, "")
+    assert texts == [truth, truth]
+
+
+INSIDE = ["target.verify", "target.commit", "policy.choose_together", "policy.observe"]
+
+
+@pytest.mark.parametrize("where", INSIDE)
+def test_an_interrupt_in_a_round(decoder, truth, monkeypatch, where):
+    """Ctrl-C arrives anywhere: the pieces so far are right, and so is the next call."""
+    interrupt(monkeypatch, decoder, where, call=3)
+    stream, text = decoder.stream(PROMPT, max_new_tokens=TOKENS), ""
+    with pytest.raises(KeyboardInterrupt):
+        for piece in stream:
+            text += piece
+    assert truth.startswith(text)
+    assert len(text) > 0
+    assert stream.stats.finish == "interrupted"
+    assert list(stream) == []
+    monkeypatch.undo()
+    assert decoder.generate(PROMPT, max_new_tokens=TOKENS).text == truth
+
+
+def test_an_interrupt_in_the_prefill(decoder, truth, monkeypatch):
+    interrupt(monkeypatch, decoder, "target.prefill", call=1)
+    with pytest.raises(KeyboardInterrupt):
+        decoder.generate(PROMPT, max_new_tokens=TOKENS)
+    monkeypatch.undo()
+    assert decoder.generate(PROMPT, max_new_tokens=TOKENS).text == truth
+
+
+def interrupt(monkeypatch, decoder, where, call):
+    """KeyboardInterrupt at the given call of a method."""
+    owner = getattr(decoder, where.split(".")[0])
+    name = where.split(".")[1]
+    original, calls = getattr(owner, name), []
+
+    def interrupted(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(type(owner), name, staticmethod(interrupted))
+
+
+def test_an_interrupt_in_a_forward_gives_a_borrowed_model_back(monkeypatch):
+    """In the middle of a layer: hooks and attention are off again, the cache is sound."""
+    model = random_model("llama-gqa")
+    prompt, before = [5, 17, 3, 88, 5, 17], model.config._attn_implementation
+    truth = greedy(model, prompt, 20)
+    decoder = TreeDecoder.from_pretrained(model, policy="fixed:5")
+    decoder.target.capture([0, 2])
+    calls = []
+
+    def broken(*_):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+
+    handle = model.model.layers[1].register_forward_pre_hook(broken)
+    with pytest.raises(KeyboardInterrupt):
+        decoder.generate(prompt, max_new_tokens=20)
+    handle.remove()
+    assert model.config._attn_implementation == before
+    assert not model.model.layers[1]._forward_hooks
+    assert not model.get_input_embeddings()._forward_hooks
+    assert decoder.generate(prompt, max_new_tokens=20).token_ids == truth
+
+
+class TestOverflow:
+    def test_more_than_the_positions_is_refused_before_anything_runs(self, monkeypatch):
+        decoder = decoder_of(random_model("llama-gqa"), "fixed:9")
+        monkeypatch.setattr(decoder.target, "prefill", forbidden)
+        with pytest.raises(InputError, match="exceed the 512 positions"):
+            decoder.generate([1] * 500, max_new_tokens=13)
+
+    def test_the_last_position_is_used_with_trees_that_reach_beyond_it(self):
+        """A tree is no deeper than what is wanted, however much the policy would verify."""
+        model = random_model("llama-gqa")
+        prompt = [int(t) for t in torch.randint(0, 97, (500,), generator=torch.Generator())]
+        decoder = decoder_of(model, "fixed:200")
+        result = decoder.generate(prompt, max_new_tokens=12)
+        assert result.token_ids == greedy(model, prompt, 12)
+
+    def test_a_cache_that_is_too_small_says_so_and_the_next_call_is_right(self, monkeypatch):
+        model = random_model("llama-gqa")
+        decoder = decoder_of(model, "fixed:9")
+        monkeypatch.setattr("decoder.run._tokens_needed", lambda *_: 20)
+        with pytest.raises(InputError, match="do not fit a KV cache of 20 tokens"):
+            decoder.generate([5, 17, 3, 88, 5, 17], max_new_tokens=40)
+        monkeypatch.undo()
+        truth = greedy(model, [5, 17, 3], 30)
+        assert decoder.generate([5, 17, 3], max_new_tokens=30).token_ids == truth
+
+
+def forbidden(*args, **kwargs):
+    raise AssertionError("nothing may run")
