@@ -24,10 +24,11 @@ from decoder.drafters.ngram import NgramDrafter
 from decoder.loading import default_target, load_model
 from decoder.profiles import profile_key
 from decoder.target import Target
-from profiler.calibrate import instruments
+from profiler.instruments import instruments
 from profiler.journal import Journal
+from profiler.plan import SweepPlan
 from profiler.sections import points_of
-from profiler.sweep import Steering, SweepPlan, run_sweep
+from profiler.sweep import Steering, run_sweep
 from profiler.workload import Workload
 
 SEED = 20261

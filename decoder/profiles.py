@@ -28,7 +28,7 @@ from costmodel.schema import (
     TargetSection,
 )
 from decoder.device import dtype_name, fingerprint
-from decoder.peaks import measure_peaks
+from decoder.peaks import measure_copy_bytes_per_s, measure_peaks
 from decoder.target import Target
 
 ATTENTION = "split"
@@ -80,6 +80,8 @@ def find_peaks(target: Target) -> PeaksSection:
     Rooflines use the datasheet of a known GPU, so that profiles of one device agree.
     """
     measured = measure_peaks(target.device, target.dtype)
+    on_gpu = target.device.type == "cuda"  # where a copy tells how far a read is from the peak
+    copy_bytes_per_s = measure_copy_bytes_per_s(target.device) if on_gpu else None
     known = device_by_name(fingerprint(target.device).name)
     # The datasheet's FLOPs are those of bfloat16, so other dtypes use what was measured.
     if known is not None and target.dtype == torch.bfloat16:
@@ -92,6 +94,7 @@ def find_peaks(target: Target) -> PeaksSection:
         bytes_per_s=used.bytes_per_s,
         measured_flops_per_s=measured.flops_per_s,
         measured_bytes_per_s=measured.bytes_per_s,
+        measured_copy_bytes_per_s=copy_bytes_per_s,
     )
 
 

@@ -139,6 +139,7 @@ def to_record(result: CalibrationResult) -> dict[str, Any]:
         "warnings": list(result.warnings),
         "resumed_samples": result.resumed_samples,
         "unmeasured": [task.key() for task in result.unmeasured],
+        "skipped": [task.key() | {"reason": reason} for task, reason in result.skipped.items()],
         "profile": profile.as_dict(),
     }
 
@@ -156,6 +157,8 @@ def _show(result: CalibrationResult) -> None:
         f"{profile.calibration.selected}"
     )
     click.echo(linear_line(profile))
+    if result.skipped:
+        click.echo(f"{len(result.skipped)} points did not fit into memory")
     if result.unmeasured:
         click.echo(f"{len(result.unmeasured)} points did not fit the time budget")
     click.echo(f"profile: {result.path}")
