@@ -13,6 +13,7 @@ runs of 25 rounds.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -136,17 +137,27 @@ def outcome(place: Place, played: dict[str, Played], hindsight: Any) -> dict[str
     }
 
 
-def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Over all curves of a device: worst and mean ratio to the best fixed size."""
-    return {
-        name: {
+def columns(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """The results of all curves of a place, one list a figure, and a summary of each policy."""
+    policies = {}
+    for name in results[0]["policies"]:
+        found = [result["policies"][name] for result in results]
+        ratios = [each["ratio"] for each in found]
+        policies[name] = {
             "mean": float(np.mean(ratios)),
             "worst": float(np.min(ratios)),
             "below_0.99": int(np.sum(np.array(ratios) < 0.99)),
+            "ratio": rounded(ratios),
+            "low_95": rounded(each["interval_95"][0] for each in found),
+            "high_95": rounded(each["interval_95"][1] for each in found),
+            "nodes": rounded(each["nodes"] for each in found),
         }
-        for name in results[0]["policies"]
-        for ratios in [[result["policies"][name]["ratio"] for result in results]]
-    }
+    kept = {key: rounded(r[key] for r in results) for key in results[0] if key != "policies"}
+    return kept | {"over_best_fixed": policies}
+
+
+def rounded(values: Iterable[float]) -> list[float]:
+    return [round(value, 4) for value in values]
 
 
 def main() -> None:
@@ -157,6 +168,7 @@ def main() -> None:
         "acceptance": "simulated",
         "rounds": options.rounds,
         "draft_share_of_plain_step": DRAFT_SHARE,
+        "curves": [row.label for row in published_rows()],
         "places": {},
     }
     for place in places():
@@ -170,9 +182,10 @@ def main() -> None:
                 seed=seed,
             )
             played, hindsight = compare(process_of(row), place.policies(), setting)
-            results.append({"curve": row.label, **outcome(place, played, hindsight)})
-        stored["places"][place.name] = {"summary": summary(results), "curves": results}
-        print(place.name, stored["places"][place.name]["summary"], flush=True)
+            results.append(outcome(place, played, hindsight))
+        stored["places"][place.name] = columns(results)
+        for name, found in stored["places"][place.name]["over_best_fixed"].items():
+            print(f"{place.name} {name}: mean {found['mean']:.3f}, worst {found['worst']:.3f}")
     store("controller_simulated", stored)
 
 

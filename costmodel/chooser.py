@@ -151,7 +151,7 @@ class PointChooser:
         rows = np.unique(np.concatenate([c.rows, points.rows]))
         context, batch = float(np.median(c.context)), float(c.batch.min())
         correction = np.log(
-            fitted.predict_s(rows, context, batch) / fitted.physical.predict_s(rows, context, batch)
+            fitted.predict_s(rows, context, batch) / fitted.physical.fitted_s(rows, context, batch)
         )
         gain = np.zeros(len(rows))
         mass = step_mass(rows * batch)

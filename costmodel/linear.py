@@ -42,8 +42,7 @@ class LinearCalibration:
         line: Array = self.slope * self.roofline.seconds(rows, context, batch) + self.intercept_s
         if self.slope >= 1 and self.intercept_s >= 0 and not self.roofline.architecture.experts:
             return line  # without experts the paper's count is never below the physical one
-        bound = self.roofline.with_count("physical").seconds(rows, context, batch)
-        return np.maximum(line, bound)
+        return self.roofline.bounded(line, rows, context, batch)
 
 
 def fit_linear(points: Points, roofline: Roofline, *, relative: bool = False) -> LinearCalibration:

@@ -21,6 +21,7 @@ TILES = (1, 16, 32, 64, 128, 256)
 # point: it settles what the points leave open and biases nothing that they show.
 _PRIOR_WEIGHT = 0.001**2
 _RATIOS = np.geomspace(0.3, 8.0, 16)
+_USUAL_TILE = 128
 _TUKEY = 4.685  # 95 % efficient under normal noise; what lies beyond counts nothing
 
 
@@ -44,7 +45,12 @@ class PhysicalCalibration:
     points: int
 
     def predict_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
-        """Seconds in the broadcast shape of the arguments."""
+        """Seconds in the broadcast shape of the arguments, never below the physical bound."""
+        fitted_s = self.fitted_s(rows, context, batch)
+        return self.roofline.bounded(fitted_s, rows, context, batch)
+
+    def fitted_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
+        """The sum of the terms alone, which outside the points may fall below the bound."""
         unit = physical_terms(
             self.roofline, rows, context, batch, (self.tile_rows, self.attention_rows)
         )
@@ -60,8 +66,50 @@ class PhysicalCalibration:
             self.roofline, rows, context, batch, (self.tile_rows, self.attention_rows)
         )
         spent = self.coefficients[3] * unit[3] + self.coefficients[4] * unit[4]
-        share: Array = spent / self.predict_s(rows, context, batch)
+        share: Array = spent / self.fitted_s(rows, context, batch)
         return share
+
+    def beyond_s(
+        self, rows: ArrayLike, last: tuple[float, float], context: float, batch: float
+    ) -> Array:
+        """Seconds of more rows than were measured; `last` is the most that were, and theirs.
+
+        Where those compute longer than they read, at the peaks, all terms grow as fitted.
+        Before that the rise does not tell the cost of FLOPs: activations and attention go on
+        growing, and FLOPs, in tiles of 128 rows or more, count once they alone take longer.
+        """
+        last_rows, last_s = last
+        shape = (self.tile_rows, self.attention_rows)
+        _, reading_s, computing_s, *_ = physical_terms(
+            self.roofline, last_rows, context, batch, shape
+        )
+        if computing_s >= reading_s:
+            last_fitted_s = self.fitted_s(last_rows, context, batch)
+            return last_s * self.fitted_s(rows, context, batch) / last_fitted_s
+        matrix_s, attention_s, activations_s = self._parts_s(rows, context, batch)
+        _, attention_before_s, activations_before_s = self._parts_s(last_rows, context, batch)
+        added_s = attention_s - attention_before_s + activations_s - activations_before_s
+        grown: Array = np.maximum(last_s + added_s, matrix_s + attention_s)
+        return grown
+
+    def _parts_s(self, rows: ArrayLike, context: float, batch: float) -> tuple[Array, Array, Array]:
+        """Matrix FLOPs in usual tiles, attention and its traffic, activations."""
+        shape = (max(self.tile_rows, _USUAL_TILE), self.attention_rows)
+        unit = physical_terms(self.roofline, rows, context, batch, shape)
+        _, _, matrix, kv, attention, activations = (
+            factor * term for factor, term in zip(self.coefficients, unit, strict=True)
+        )
+        return matrix, kv + attention, activations
+
+    def bounds_s(
+        self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1
+    ) -> tuple[Array, Array]:
+        """The two sides of the physical bound: (compute seconds, memory seconds)."""
+        return self.roofline.with_count("physical").branches_s(rows, context, batch)
+
+    def bound_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
+        """The physical bound."""
+        return np.maximum(*self.bounds_s(rows, context, batch))
 
     def cached(self, context: float) -> float:
         """Cached tokens that are attended to: the context, or the sliding window."""

@@ -239,6 +239,12 @@ class Roofline:
             moved / (self.peaks.bytes_per_s * self.tensor_parallel),
         )
 
+    def bounded(
+        self, seconds: ArrayLike, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1
+    ) -> Array:
+        """`seconds`, raised to the physical bound where they are faster than these peaks allow."""
+        return np.maximum(seconds, self.with_count("physical").seconds(rows, context, batch))
+
     def with_count(self, count: Literal["paper", "physical"]) -> Roofline:
         """The same device and target under the other count."""
         return dataclasses.replace(self, count=count)

@@ -34,7 +34,9 @@ class StairsCalibration:
 
     Between two measured row counts a prediction does not fall and lies between theirs, so
     nothing overshoots; falls stay where they were measured. Row counts are whole numbers;
-    between them the time is interpolated.
+    between them the time is interpolated; more than were measured take
+    `PhysicalCalibration.beyond_s`. Nothing is faster than the physical bound, or than the
+    share of it that the fastest point reaches where peaks are stated too low.
     """
 
     physical: PhysicalCalibration
@@ -43,6 +45,7 @@ class StairsCalibration:
     places: Places
     weights: Array  # covariance of the points, inverted, times their log ratios
     left_out: NDArray[np.bool_]  # points that others contradict
+    bound_share: float  # of the physical bound, below which nothing is predicted
     _tables: dict[float, _Table] = dataclasses.field(default_factory=dict, repr=False)
 
     def predict_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
@@ -51,44 +54,46 @@ class StairsCalibration:
 
     def _slice(self, rows: Array, context: float, batch: float) -> Array:
         """Seconds of any rows at one context and batch."""
-        most = float(np.max(rows, initial=1.0))
         table = self._tables.get(batch)
-        if table is None or (most > table.rows[-1] and table.rows[-1] < _LAST_TABLE_ROW):
-            table = _Table.of(self, batch, most)
-            self._tables[batch] = table
+        if table is None:
+            table = self._tables[batch] = _Table.of(self, batch)
         seconds = table.seconds(context)
-        if most > table.rows[-1]:  # the correction of the last row goes on
-            scale = self.physical.predict_s(rows, context, batch)
-            last = self.physical.predict_s(table.rows[-1], context, batch)
-            beyond: Array = np.where(rows > table.rows[-1], scale / last, 1.0)
-            return beyond * np.interp(rows, table.rows, seconds)
-        index = rows.astype(np.intp)
+        index = np.minimum(rows, table.rows[-1]).astype(np.intp)
+        known: Array = seconds[index - 1]
         if np.all(index == rows):
-            whole: Array = seconds[index - 1]
-            return whole
-        return np.asarray(np.interp(rows, table.rows, seconds), dtype=np.float64)
+            return known
+        known = np.interp(rows, table.rows, seconds)
+        beyond = rows > table.rows[-1]
+        if np.any(beyond):
+            last = (float(table.rows[-1]), float(seconds[-1]))
+            more = np.maximum(self.physical.beyond_s(rows, last, context, batch), seconds[-1])
+            bound = self.bound_share * self.physical.bound_s(rows, context, batch)
+            known = np.where(beyond, np.maximum(more, bound), known)
+        return np.asarray(known, dtype=np.float64)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Table:
-    """What does not depend on the context, for every whole row count of one batch."""
+    """What does not depend on the context, for every whole row count up to the most measured."""
 
     calibration: StairsCalibration
     batch: float
     rows: Array  # [r] 1, 2, ...
     fixed: Array  # [r] correction by steps and tiles
-    by_context: Array  # [r, n]
+    alike: Array  # [r, m] the rows' part of the context term, by measured token count
+    which: NDArray[np.intp]  # [n] the token count of each point
     base: Array  # [r] physical seconds at no context
     slope: Array  # [r] physical seconds a cached token
+    bound: tuple[Array, Array]  # [2, r] both sides of the bound at no context, and a token more
     below: NDArray[np.intp]  # [r] the measured row counts around each
     above: NDArray[np.intp]
     interval: Array
     kept: dict[float, Array]
 
     @classmethod
-    def of(cls, calibration: StairsCalibration, batch: float, most: float) -> _Table:
+    def of(cls, calibration: StairsCalibration, batch: float) -> _Table:
         measured = np.unique(calibration.points.rows)
-        last = min(int(np.ceil(max(most, measured[-1], 64.0))), _LAST_TABLE_ROW)
+        last = min(np.ceil(measured[-1]), _LAST_TABLE_ROW)
         rows = np.arange(1.0, last + 1.0)
         physical = calibration.physical
         here = Places(
@@ -97,9 +102,11 @@ class _Table:
             context=np.zeros_like(rows),
             share=np.ones_like(rows),
         )
-        steps, tiles, alike = over_rows(here, calibration.places)
-        scales, known = calibration.scales, calibration.weights
-        base = physical.predict_s(rows, 0.0, batch)
+        measured_places, which = calibration.places.by_rows()
+        steps, tiles, alike = over_rows(here, measured_places)
+        scales, known = calibration.scales, np.bincount(which, calibration.weights)
+        base = physical.fitted_s(rows, 0.0, batch)
+        bounds = [np.stack(physical.bounds_s(rows, cached, batch)) for cached in (0.0, 1.0)]
         knots = measured[measured <= last].astype(np.intp)
         position = np.searchsorted(knots, rows)
         return cls(
@@ -107,9 +114,11 @@ class _Table:
             batch=batch,
             rows=rows,
             fixed=(LEVEL**2 + scales.step**2 * steps + scales.tile**2 * tiles) @ known,
-            by_context=scales.context**2 * alike * (known * calibration.places.share),
+            alike=scales.context**2 * alike,
+            which=which,
             base=base,
-            slope=physical.predict_s(rows, 1.0, batch) - base,
+            slope=physical.fitted_s(rows, 1.0, batch) - base,
+            bound=(bounds[0], bounds[1] - bounds[0]),
             below=knots[np.maximum(position - 1, 0)] - 1,
             above=knots[np.minimum(position, len(knots) - 1)] - 1,
             interval=position.astype(np.float64),
@@ -121,17 +130,28 @@ class _Table:
         found = self.kept.get(context)
         if found is not None:
             return found
-        physical = self.calibration.physical
+        physical, places = self.calibration.physical, self.calibration.places
         cached = physical.cached(context)
         spent = self.slope * cached
         total = self.base + spent
-        near = over_context(context, self.calibration.places.context)[0]
-        correction = self.fixed + spent / total * (self.by_context @ near)
+        near = over_context(context, places.context)[0] * places.share * self.calibration.weights
+        by_context = self.alike @ np.bincount(self.which, near)
+        correction = self.fixed + spent / total * by_context
         seconds = self._in_order(total * np.exp(correction))
+        seconds = np.maximum(seconds, self.calibration.bound_share * self._bound_s(context))
         if len(self.kept) >= _KEPT_SLICES:
             self.kept.clear()
         self.kept[context] = seconds
         return seconds
+
+    def _bound_s(self, context: float) -> Array:
+        """[r] The physical bound; a window makes it bend with the context, so look it up."""
+        physical = self.calibration.physical
+        if physical.roofline.architecture.sliding_window is not None:
+            return physical.bound_s(self.rows, context, self.batch)
+        none, one_more = self.bound
+        bound: Array = np.max(none + one_more * context, axis=0)
+        return bound
 
     def _in_order(self, seconds: Array) -> Array:
         """Between two measured row counts: within their times and never falling."""
@@ -194,8 +214,13 @@ def _prepared(points: Points, physical: PhysicalCalibration) -> tuple[Places, Ar
             hint="Measure more row counts and contexts",
         )
     places = places_of(physical, points.rows, points.context, points.batch)
-    predicted = physical.predict_s(points.rows, points.context, points.batch)
+    predicted = physical.fitted_s(points.rows, points.context, points.batch)
     return places, np.log(points.seconds / predicted), Parts.of(places, places)
+
+
+def _bound_share(points: Points, physical: PhysicalCalibration) -> float:
+    bound = physical.bound_s(points.rows, points.context, points.batch)
+    return min(1.0, float(np.min(points.seconds / bound)))
 
 
 def _ranked(variance: Array, ratio: Array, parts: Parts) -> list[Scales]:
@@ -238,6 +263,7 @@ def _conditioned(
         places=places,
         weights=inverse @ ratio,
         left_out=wild,
+        bound_share=_bound_share(points.take(~wild), physical),
     )
 
 

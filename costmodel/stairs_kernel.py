@@ -49,6 +49,19 @@ class Places:
     context: Array
     share: Array
 
+    def by_rows(self) -> tuple[Places, NDArray[np.intp]]:
+        """Each token count once (context and share mean nothing then), and which one is whose."""
+        _, first, which = np.unique(
+            np.stack([self.tokens, self.many]), axis=1, return_index=True, return_inverse=True
+        )
+        once = Places(
+            tokens=self.tokens[first],
+            many=self.many[first],
+            context=self.context[first],
+            share=self.share[first],
+        )
+        return once, which.ravel()
+
 
 def step_mass(tokens: ArrayLike) -> Array:
     """Steps to expect up to so many tokens, in units of the one after 128.
@@ -99,7 +112,9 @@ class Parts:
 
     @classmethod
     def of(cls, one: Places, other: Places) -> Parts:
-        steps, tiles, rows = over_rows(one, other)
+        (left, left_of), (right, right_of) = one.by_rows(), other.by_rows()
+        cells = np.ix_(left_of, right_of)
+        steps, tiles, rows = (part[cells] for part in over_rows(left, right))
         shared = one.share[:, None] * other.share[None, :]
         return cls(
             steps=steps,

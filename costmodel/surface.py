@@ -46,29 +46,18 @@ class SurfaceCalibration:
     """Predicts between measured points; beyond them the modelled work scales the edge.
 
     Between two measured row counts the prediction lies between their times, so steps stay
-    where they were measured and nothing overshoots.
+    where they were measured and nothing overshoots. Nothing is faster than the physical
+    bound, or than the share of it that the fastest point reaches where peaks are stated too low.
     """
 
     work: WorkModel
     grids: tuple[Grid, ...]
     options: SurfaceOptions
+    bound_share: float  # of the physical bound, below which nothing is predicted
 
     def predict_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
         """Seconds in the broadcast shape of the arguments."""
         return predict_slices(self._slice, rows, context, batch)
-
-    def extrapolates(
-        self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1
-    ) -> NDArray[np.bool_]:
-        """Where the arguments lie outside the measured rows, contexts or batches."""
-        r, c, b = np.broadcast_arrays(rows, context, batch)
-        outside = (b < self.grids[0].batch) | (b > self.grids[-1].batch)
-        for low, high, value in (
-            (min(g.rows[0] for g in self.grids), max(g.rows[-1] for g in self.grids), r),
-            (min(g.contexts[0] for g in self.grids), max(g.contexts[-1] for g in self.grids), c),
-        ):
-            outside = outside | (value < low) | (value > high)
-        return np.asarray(outside)
 
     def _slice(self, rows: Array, context: float, batch: float) -> Array:
         """Seconds of any rows at one context and batch."""
@@ -84,7 +73,7 @@ class SurfaceCalibration:
         edge = self.grids[min(upper, len(batches) - 1)]
         scale = self.work.seconds(rows, context, batch)
         scale = scale / self.work.seconds(rows, context, edge.batch)
-        return self._on_grid(edge, rows, context) * scale
+        return self._bounded(self._on_grid(edge, rows, context) * scale, rows, context, batch)
 
     def _on_grid(self, grid: Grid, rows: Array, context: float) -> Array:
         """Seconds of any rows at one context, at a measured batch."""
@@ -100,10 +89,17 @@ class SurfaceCalibration:
             place = self.work.seconds(inner_rows, inner_context, grid.batch) + tilt * inner_rows
             result = np.interp(place, knots + tilt * grid.rows, seconds)
         if inner_context == context and np.array_equal(inner_rows, rows):
-            return result
+            # The bound is convex, so points above it suffice; not so with experts.
+            if not self.work.roofline.architecture.experts:
+                return result
+            return self._bounded(result, rows, context, grid.batch)
         scale = self.work.seconds(rows, context, grid.batch)
-        scaled: Array = result * scale / self.work.seconds(inner_rows, inner_context, grid.batch)
-        return scaled
+        scaled = result * scale / self.work.seconds(inner_rows, inner_context, grid.batch)
+        return self._bounded(scaled, rows, context, grid.batch)
+
+    def _bounded(self, seconds: Array, rows: Array, context: float, batch: float) -> Array:
+        bound = self.work.roofline.with_count("physical").seconds(rows, context, batch)
+        return np.maximum(seconds, self.bound_share * bound)
 
 
 def build_surface(
@@ -124,7 +120,9 @@ def build_surface(
         _grid(points.take(points.batch == batch), work, options)
         for batch in np.unique(points.batch)
     ]
-    return SurfaceCalibration(work=work, grids=tuple(grids), options=options)
+    bound = roofline.with_count("physical").seconds(points.rows, points.context, points.batch)
+    share = min(1.0, float(np.min(points.seconds / bound)))
+    return SurfaceCalibration(work=work, grids=tuple(grids), options=options, bound_share=share)
 
 
 def _grid(points: Points, work: WorkModel, options: SurfaceOptions) -> Grid:

@@ -33,12 +33,13 @@ class TwoBranchCalibration:
     standard_errors: tuple[float | None, float | None, float | None, float | None]
 
     def predict_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
-        """Seconds in the broadcast shape of the arguments."""
+        """Seconds in the broadcast shape of the arguments, never below the physical bound."""
         compute_s, memory_s = self.roofline.branches_s(rows, context, batch)
-        return np.maximum(
+        slower = np.maximum(
             self.memory_slope * memory_s + self.memory_floor_s,
             self.compute_slope * compute_s + self.compute_floor_s,
         )
+        return self.roofline.bounded(slower, rows, context, batch)
 
 
 def fit_two_branch(points: Points, roofline: Roofline) -> TwoBranchCalibration:

@@ -119,8 +119,9 @@ def without_replacement(
         at = torch.from_numpy(places).to(cumulative.device).flatten()
         index = torch.searchsorted(cumulative, at, right=True).clamp_max_(len(cumulative) - 1)
         low = torch.where(index > 0, cumulative[(index - 1).clamp_min(0)], 0.0)
-        found = torch.stack((index.double(), low, cumulative[index])).cpu().numpy()
-        room.add(missing, found.reshape(3, len(missing), tries), vocab)
+        mass = distributions.flatten()[index].double()
+        found = torch.stack((index.double(), low, cumulative[index], mass)).cpu().numpy()
+        room.add(missing, found.reshape(4, len(missing), tries), vocab)
     return room.tokens
 
 
@@ -152,7 +153,7 @@ class _Room:
         return _places(uniforms, first, mass, self._taken[parents], self.filled[parents])
 
     def add(self, parents: NDArray[np.int64], found: NDArray[np.float64], vocab: int) -> None:
-        """Keep what is new of found [3, parents, tries]: flat index, interval start and end."""
+        """Keep what is new of found [4, parents, tries]: flat index, interval from and to, q."""
         state = (self.tokens, self._taken, self.filled, self._wanted)
         _add(found, parents, self._sources[parents] * vocab, vocab, state)
 
@@ -184,11 +185,10 @@ def _add(found, parents, firsts, vocab, state):  # type: ignore[no-untyped-def]
             if count == wanted[parent]:
                 break
             token = int(found[0, slot, trial]) - firsts[slot]
-            # Rounding can place a draw at an edge: outside its row, on a token already there, or
-            # on one of probability 0.
-            if token < 0 or token >= vocab or np.any(tokens[parent, :count] == token):
-                continue
-            if found[2, slot, trial] <= found[1, slot, trial]:
+            # Rounding can place a draw at an edge: outside its row, on a token of probability 0
+            # (a parallel sum may seem to rise there), or on one already there.
+            outside = token < 0 or token >= vocab or found[3, slot, trial] <= 0.0
+            if outside or np.any(tokens[parent, :count] == token):
                 continue
             tokens[parent, count] = token
             hole = count

@@ -208,6 +208,26 @@ class TreeDecoder:
         """The number of the next text, for the trace."""
         return next(self._texts)
 
+    def check(self, ids: Sequence[int], max_new_tokens: int) -> None:
+        """Raise InputError unless the target can write so many tokens after this prompt."""
+        if not ids:
+            raise InputError("the prompt is empty", hint="Give at least one token.")
+        if max_new_tokens < 1:
+            raise InputError(f"max new tokens must be 1 or more, got {max_new_tokens}")
+        vocab = self.target.architecture.vocab
+        outside = next((token for token in ids if not 0 <= token < vocab), None)
+        if outside is not None:
+            raise InputError(f"token id {outside} lies outside the vocabulary of {vocab}")
+        longest = self.target.max_context
+        if len(ids) + max_new_tokens > longest:
+            slides = self.target.architecture.sliding_window == longest
+            limit = f"sliding window of {longest} tokens" if slides else f"{longest} positions"
+            raise InputError(
+                f"a prompt of {len(ids)} tokens and {max_new_tokens} new ones exceed the "
+                f"{limit} of {self.target.loaded.name}",
+                hint=f"Shorten the prompt, or ask for at most {max(longest - len(ids), 0)} tokens.",
+            )
+
     def _request(
         self,
         prompt: str | Sequence[int],
@@ -222,7 +242,7 @@ class TreeDecoder:
             ids = self.encode(prompt, chat)
         else:
             ids = [int(token) for token in prompt]
-        self._check(ids, max_new_tokens)
+        self.check(ids, max_new_tokens)
         return TextRequest(
             prompt=ids,
             max_new_tokens=max_new_tokens,
@@ -247,25 +267,6 @@ class TreeDecoder:
                 f"a tree of {nodes} nodes does not fit the {self.target.max_context} positions "
                 f"of {self.target.loaded.name}",
                 hint="Use a smaller tree.",
-            )
-
-    def _check(self, ids: list[int], max_new_tokens: int) -> None:
-        if not ids:
-            raise InputError("the prompt is empty", hint="Give at least one token.")
-        if max_new_tokens < 1:
-            raise InputError(f"max new tokens must be 1 or more, got {max_new_tokens}")
-        vocab = self.target.architecture.vocab
-        outside = next((token for token in ids if not 0 <= token < vocab), None)
-        if outside is not None:
-            raise InputError(f"token id {outside} lies outside the vocabulary of {vocab}")
-        longest = self.target.max_context
-        if len(ids) + max_new_tokens > longest:
-            slides = self.target.architecture.sliding_window == longest
-            limit = f"sliding window of {longest} tokens" if slides else f"{longest} positions"
-            raise InputError(
-                f"a prompt of {len(ids)} tokens and {max_new_tokens} new ones exceed the "
-                f"{limit} of {self.target.loaded.name}",
-                hint=f"Shorten the prompt, or ask for at most {max(longest - len(ids), 0)} tokens.",
             )
 
     def _find_cost(self, kind: CostKind) -> Any:

@@ -187,12 +187,13 @@ class TopPaths:
 
     EAGLE-2 and EAGLE-3 grow their trees so, with these defaults, and then verify the
     best of all levels (SafeAILab/EAGLE, eagle/model/cnets.py): the candidates from
-    which a best-first policy takes its tree.
+    which a best-first policy takes its tree. Its depth of 7 counts the expansions after
+    the root's, so there are 8 levels.
     """
 
     width: int = 10
     frontier: int = 10
-    max_depth: int = 7
+    max_depth: int = 8
     max_nodes: int = UNBOUNDED
 
     def keep(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ class TextRequest:
     """What one text is asked for.
 
     stream  turns tokens into text; None where only token ids are wanted
+    ends    the tokens that end it
+    until   whether it ends after some new tokens, asked at each of them; None: never
     """
 
     prompt: list[int]
@@ -29,6 +31,7 @@ class TextRequest:
     stream: TextStream | None
     stops: StopStrings
     ends: frozenset[int]
+    until: Callable[[Sequence[int]], bool] | None = None
 
 
 class TextSequence:
@@ -115,6 +118,8 @@ class TextSequence:
     def _finish(self, token: int) -> str:
         if token in self._request.ends:
             return "eos"
+        if self._request.until is not None and self._request.until(self.token_ids):
+            return "stop"
         return "length" if self.wanted <= 0 else ""
 
 

@@ -35,6 +35,7 @@ from profiler.sections import (
     provenance_fields,
     stages_section,
     with_held_out,
+    with_known_drafters,
 )
 from profiler.sweep import Progress, Steering, SweepResult, run_sweep
 from profiler.workload import Task, Workload
@@ -129,6 +130,7 @@ def calibrate(settings: CalibrationSettings, listener: Listener = Listener()) ->
             )
             profile = make_profile(target, measurement)
             profile = with_held_out(profile, points_of(swept, "held_out"))
+            profile = with_known_drafters(profile, settings.output)
             path = _store(profile, settings.output)
             picture = _draw(profile, path)
             keep_samples(journal, path)

@@ -30,6 +30,7 @@ from profiler.render import note, print_table
 Array = NDArray[np.float64]
 
 MIN_CHOSEN = 10
+_TOO_FAST, _VERY_SLOW = 0.5, 300.0
 
 
 def fit_table(
@@ -45,6 +46,7 @@ def fit_table(
         architecture=entry.architecture, peaks=spec.peaks, tensor_parallel=tensor_parallel
     )
     report = {
+        **unit_check(points, roofline, path),
         "points": len(points),
         "device": spec.name,
         "target": entry.architecture.name,
@@ -58,6 +60,26 @@ def fit_table(
             f" (is {count})"
         )
     return report | chosen(points, roofline, count)
+
+
+def unit_check(points: Points, roofline: Roofline, path: Path) -> dict[str, str]:
+    """A warning where times are very long for the device. Raises InputError for impossible ones.
+
+    Half of the points faster than half of the physical bound, or three hundred times slower, are
+    more often another unit, device or target than a measurement.
+    """
+    bound = roofline.with_count("physical")
+    ratio = float(
+        np.median(points.seconds / bound.seconds(points.rows, points.context, points.batch))
+    )
+    if ratio < _TOO_FAST:
+        raise InputError(
+            f"the times in {path} are {1 / ratio:.3g} times faster than this device can be",
+            hint="Check the unit of the times, --device, --target and --tp",
+        )
+    if ratio > _VERY_SLOW:
+        return {"warning": f"times are {ratio:.3g} times the physical bound: is the unit right?"}
+    return {}
 
 
 def cross_validated(points: Points, roofline: Roofline) -> dict[str, Any]:
@@ -138,12 +160,15 @@ def coefficients(selection: Selection, name: str) -> dict[str, Any]:
         values = dict(zip(COEFFICIENTS, fitted.coefficients, strict=True))
         errors = dict(zip(COEFFICIENTS, fitted.standard_errors, strict=True))
         shape = {"tile_rows": fitted.tile_rows, "attention_rows": fitted.attention_rows}
-        return {"coefficients": values | shape | {"standard_errors": errors}}
+        intervals = {"intervals_95": fitted.intervals(), "standard_errors": errors}
+        return {"coefficients": values | shape | intervals}
     return {}
 
 
 def print_fit(result: dict[str, Any]) -> None:
     """A table of the calibrations, and which was selected."""
+    if "warning" in result:
+        note(f"warning: {result['warning']}")
     note(
         f"{result['target']} on {result['device']}: {result['fitted']} of {result['points']}"
         f" points fitted"

@@ -1,8 +1,8 @@
 """What other tree sizes would have brought in recorded rounds of decoding.
 
-A round's candidates and the tokens that the target went on to write say how many tokens
-every tree size would have committed there, since best-first trees are nested; a cost model
-says how long each would have taken.
+The best-first tree of a round's candidates and the tokens that the target went on to write
+say how many tokens every tree size would have committed there, since the trees are nested; a
+cost model says how long each would have taken.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from costmodel.errors import InputError
-from decoder.policies import Candidates
-from decoder.tree import DraftTree, best_first
+from decoder.tree import DraftTree
 
 Array = NDArray[np.float64]
 
@@ -32,16 +31,15 @@ def accepted_rows(tree: DraftTree, truth: Sequence[int]) -> list[int]:
     return rows
 
 
-def committed_by_size(
-    candidates: Candidates, truth: Sequence[int], max_nodes: int
-) -> NDArray[np.int64]:
-    """Tokens that the best-first tree of N = 0 .. `max_nodes` nodes commits, the bonus included.
+def committed_by_size(tree: DraftTree, truth: Sequence[int], max_nodes: int) -> NDArray[np.int64]:
+    """Tokens that the first N = 0 .. `max_nodes` nodes of a tree commit, the bonus included.
 
-    Row r of the largest tree is in every tree of r nodes or more, so each accepted row adds
-    one token from its own number on.
+    tree  in best-first order, so that its first N nodes are the best tree of N
+    Row r is in every tree of r nodes or more, so each accepted row adds one token from its
+    own number on.
     """
-    rows = accepted_rows(best_first(candidates, max_nodes), truth)
-    return 1 + np.searchsorted(np.asarray(rows, np.int64), np.arange(max_nodes + 1), side="right")
+    rows = np.asarray(accepted_rows(tree, truth), dtype=np.int64)
+    return 1 + np.searchsorted(rows, np.arange(max_nodes + 1), side="right")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.errors import ProfileError
 from costmodel.fit import ErrorSummary, regret_at_contexts
 from costmodel.points import Points
 from costmodel.profile import HeldOutSection, Profile, RegretSection
+from costmodel.registry import ProfileStore, user_directory
 from costmodel.schema import ErrorSection
 from costmodel.speculation import standard_curves
 from costmodel.stages import (
@@ -52,6 +55,27 @@ def with_held_out(profile: Profile, points: Points) -> Profile:
     return profile.model_copy(
         update={"held_out": held_out, "regret": _regret_section(points, predicted_s)}
     )
+
+
+def with_known_drafters(profile: Profile, output: Path | None) -> Profile:
+    """The profile with the draft costs of other drafters from the file that it replaces.
+
+    They are kept only where that file was measured under the same key and the same versions.
+    """
+    try:
+        if output is None:
+            known = ProfileStore([user_directory()]).find(profile.key).profile
+        else:
+            known = Profile.from_yaml(output)
+    except ProfileError:  # there is none, or none that can be read
+        return profile
+    changed = known.key.differences(profile.key) + known.soft_key.differences(profile.soft_key)
+    if known.provenance.kind != "measured" or changed:
+        return profile
+    for architecture_hash, drafter in known.drafters.items():
+        if architecture_hash not in profile.drafters:
+            profile = profile.with_drafter(architecture_hash, drafter)
+    return profile
 
 
 def _regret_section(points: Points, predicted_s: NDArray[np.float64]) -> RegretSection | None:

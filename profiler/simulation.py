@@ -19,7 +19,7 @@ from decoder.drafters.base import DraftRequest
 from decoder.drafters.replay import ReplayDrafter, Truth
 from decoder.growth import TopPaths
 from decoder.policies import Cost, Limits, Policy
-from decoder.tree import EMPTY, Lattice
+from decoder.tree import EMPTY, Lattice, best_first
 from profiler.rounds import Hindsight, accepted_rows, committed_by_size
 
 WIDTH = 256  # candidates a position; the ranks behind hardly ever end in a tree
@@ -90,7 +90,8 @@ def compare(
     cycle_s = np.asarray(cost.cycle_s(sizes.astype(np.float64), context), dtype=np.float64)
     committed = np.empty((setting.rounds, len(sizes)))
     for index, (block, truth) in enumerate(draw_rounds(process, setting.rounds, setting.seed)):
-        committed[index] = committed_by_size(block, truth.tolist(), setting.max_nodes)
+        largest = best_first(block, setting.max_nodes)
+        committed[index] = committed_by_size(largest, truth.tolist(), setting.max_nodes)
         for name, policy in policies.items():
             _play(policy, played[name], (block, truth), setting)
     seconds = np.broadcast_to(cycle_s, committed.shape)

@@ -37,7 +37,6 @@ class Eagle3Drafter:
     name = "eagle3"
     draws: Draws = "levels"
     max_depth = EXPANSIONS + 1
-    draws: Draws = "never"
 
     def __init__(self, target: Target, source: str | Path | Eagle3Model) -> None:
         if isinstance(source, Eagle3Model):

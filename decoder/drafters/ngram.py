@@ -8,7 +8,8 @@ of the best matches form a trie. A child's probability is
 
 where hit(m) is the measured frequency with which the target's next token is
 among the continuations of an m-token match, learnt from the target's own
-output. Prompt lookup decoding (Saxena, 2023) is the special case of one match
+output, at the root and below it apart: a match that has just gone on as before is
+likelier to go on than one of the same length that starts a draft. Prompt lookup decoding (Saxena, 2023) is the special case of one match
 and no probabilities; with several matches and calibrated probabilities the
 drafter yields trees.
 """
@@ -49,19 +50,19 @@ class NgramDrafter:
 
     def __init__(self, max_depth: int = 16) -> None:
         self.max_depth = max_depth
-        self._tried = np.full(MAX_MATCH, PRIOR_WEIGHT)
-        self._hits = PRIOR_HITS * PRIOR_WEIGHT
+        self._tried = np.full((2, MAX_MATCH), PRIOR_WEIGHT)  # at the root, below it
+        self._hits = np.tile(PRIOR_HITS * PRIOR_WEIGHT, (2, 1))
 
     def session(self) -> NgramSession:
         return NgramSession(self)
 
     def hit_rates(self) -> NDArray[np.float64]:
-        """[MAX_MATCH] how often a match of 1, 2, ... tokens goes on as it did before."""
+        """[2, MAX_MATCH] how often a match of 1, 2, ... tokens goes on: at the root, below it."""
         return self._hits / self._tried
 
-    def learn(self, match: int, hit: bool) -> None:
-        """Count one match of `match` tokens."""
-        slot = min(match, MAX_MATCH) - 1
+    def learn(self, row: int, match: int, hit: bool) -> None:
+        """Count one match of `match` tokens, found at `row` of a trie."""
+        slot = min(row, 1), min(match, MAX_MATCH) - 1
         self._tried[slot] = self._tried[slot] * FORGETTING + 1.0
         self._hits[slot] = self._hits[slot] * FORGETTING + hit
 
@@ -96,7 +97,7 @@ class NgramSession:
             if len(children) == 0:
                 break
             found = children[self._tokens[children] == token]
-            self._drafter.learn(int(self._matches[row]), len(found) > 0)
+            self._drafter.learn(row, int(self._matches[row]), len(found) > 0)
             if len(found) == 0:
                 break
             row = int(found[0]) + 1
@@ -172,6 +173,6 @@ def _build_trie(context, depth, hit_rates):  # type: ignore[no-untyped-def]
     probabilities = np.empty(size, np.float64)
     for node in range(size):
         parent = parents[node]
-        rate = hit_rates[min(longest[parent], len(hit_rates)) - 1]
+        rate = hit_rates[min(parent, 1), min(longest[parent], hit_rates.shape[1]) - 1]
         probabilities[node] = rate * weights[node] / passed[parent]
     return tokens[:size], parents[:size], probabilities, longest[: size + 1]

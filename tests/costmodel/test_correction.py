@@ -7,6 +7,8 @@ import pytest
 
 from costmodel.correction import AffineCorrection, DriftMonitor
 from costmodel.estimator import CycleCost, OnlineEstimator
+from costmodel.files import shipped_directory
+from costmodel.profile import Profile
 from costmodel.speculation import AcceptanceCurve, standard_curves
 
 # Matrix products of Qwen3-8B on an H100 in ms, published (docs/method.md, calibrations).
@@ -24,11 +26,14 @@ class Kernels:
         return row_s + 2e-7 * np.asarray(context) * (1 + np.asarray(rows) / 256)
 
 
-def simulate(invented, mode, curve: AcceptanceCurve, true_s, rounds=50, seed=0):
-    """Tokens/s that the estimator's choice has in truth, over the best choice's."""
-    cost = CycleCost(verify=Kernels(), roofline=invented.roofline)
+def simulate(invented, mode, curve: AcceptanceCurve, true_s, profile=None, rounds=50):
+    """Tokens/s that the estimator's choice has in truth, over the best choice's.
+
+    `profile` is what the estimator starts from, the published kernel times by default.
+    """
+    cost = CycleCost(verify=profile or Kernels(), roofline=invented.roofline)
     estimator = OnlineEstimator(cost, mode)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     committed = curve.committed(NODES)
     context = 512
     for _ in range(rounds):
@@ -59,6 +64,29 @@ def test_a_borrowed_profile_learns_the_host_floor(invented, true_s, multiplicati
     }
     assert min(shares["affine"]) > 0.99
     assert min(shares["ema+calib"]) < multiplicative
+
+
+# Shares of tokens/s that one factor loses with an added host: mean over the curves, and worst.
+@pytest.mark.parametrize(
+    ("device", "mean", "worst"), [("b200", 0.040, 0.157), ("h200", 0.036, 0.109)]
+)
+def test_a_composed_profile_learns_the_added_host_floor(invented, device, mean, worst):
+    """Shipped Qwen3-8B; over 10 % is lost for the drafters that long trees suit, not for all."""
+    path = shipped_directory() / device / "qwen3-8b.bfloat16.kernels.tp1.yaml"
+    composed = Profile.from_yaml(path).verify_calibration()
+
+    def true_s(rows, context):
+        return HOST_S + composed.predict_s(rows, context)
+
+    def lost(mode):
+        return 1 - np.array(
+            [simulate(invented, mode, curve, true_s, composed) for curve in standard_curves()]
+        )
+
+    factor = lost("ema+calib")
+    assert np.max(lost("affine")) < 0.01
+    assert np.mean(factor) == pytest.approx(mean, abs=0.01)
+    assert np.max(factor) == pytest.approx(worst, abs=0.03) and np.max(factor) > 0.10
 
 
 def test_a_right_profile_stays_right(invented):

@@ -9,7 +9,7 @@ import pytest
 
 from costmodel.device import find_device
 from costmodel.errors import InputError
-from costmodel.fit import fit_physical, fit_stairs, fit_two_branch
+from costmodel.fit import fit_physical, fit_stairs, fit_surface, fit_two_branch
 from costmodel.physical import COEFFICIENTS, PhysicalCalibration
 from costmodel.points import Points
 from costmodel.roofline import Roofline
@@ -160,3 +160,60 @@ def test_too_few_points_are_refused(roofline):
             fit(points, roofline)
     with pytest.raises(InputError, match="at least 6 points"):
         fit_stairs(points, truth(roofline))
+
+
+FIT = {
+    "two_branch": fit_two_branch,
+    "physical": fit_physical,
+    "stairs": lambda points, roofline: fit_stairs(points, fit_physical(points, roofline)),
+    "surface": fit_surface,
+}
+
+
+@pytest.mark.parametrize("name", FIT)
+@pytest.mark.parametrize("target", ["Llama-3.1-8B-Instruct", "Qwen/Qwen3-30B-A3B"])
+def test_nothing_is_predicted_faster_than_the_physical_bound(name, target):
+    """Points exactly at the bound, few of them, so that fits would fall below it elsewhere."""
+    roofline = Roofline(
+        architecture=find_target(target).architecture, peaks=find_device("rtx-a6000").peaks
+    )
+    bound = roofline.with_count("physical")
+    r, c = (x.ravel() for x in np.meshgrid([1, 4, 16, 40], [64, 512, 1024]))
+    points = Points(rows=r, context=c, seconds=bound.seconds(r, c) * (1 + 1e-9))
+    fitted = FIT[name](points, roofline)
+    rows, context = np.arange(1, 2001, 7), np.array([[0], [300], [20_000], [200_000]])
+    assert np.all(fitted.predict_s(rows, context) >= bound.seconds(rows, context) * (1 - 1e-9))
+
+
+def test_peaks_stated_too_low_do_not_slow_what_was_measured(roofline):
+    slower = dataclasses.replace(roofline.peaks, bytes_per_s=roofline.peaks.bytes_per_s / 3)
+    points = points_of(truth(roofline))
+    fitted = fit_stairs(points, fit_physical(points, dataclasses.replace(roofline, peaks=slower)))
+    assert fitted.predict_s(points.rows, points.context) == pytest.approx(points.seconds, rel=0.02)
+
+
+def overlapping_s(roofline, rows, context):
+    """A truth whose FLOPs hide behind the traffic of weights and activations, and then not."""
+    compute_s, memory_s = roofline.with_count("physical").branches_s(rows, context)
+    return np.maximum(1.15 * memory_s * (1 + np.asarray(rows) / 800), 1.2 * compute_s)
+
+
+@pytest.mark.parametrize("most", [32, 64, 128])
+def test_rows_beyond_those_that_read_weights_are_not_far_off(roofline, most):
+    rows = [x for x in (1, 2, 4, 8, 16, 32, 64, 128) if x <= most]
+    r, c = (x.ravel() for x in np.meshgrid(rows, CONTEXTS))
+    points = Points(rows=r, context=c, seconds=overlapping_s(roofline, r, c))
+    fitted = fit_stairs(points, fit_physical(points, roofline))
+    beyond = np.array([most + 1, most * 2, most * 4])
+    predicted = fitted.predict_s(beyond, 512)
+    assert predicted == pytest.approx(overlapping_s(roofline, beyond, 512), rel=0.25)
+    edge = fitted.predict_s(most, 512)
+    assert np.all(np.diff(np.concatenate([[edge], predicted])) >= 0)
+
+
+def test_rows_beyond_those_that_compute_keep_the_slope(roofline):
+    known = truth(roofline, tile_rows=1)
+    points = points_of(known, rows=[x for x in ROWS if x <= 384])
+    fitted = fit_stairs(points, fit_physical(points, roofline))
+    beyond = np.array([512, 700, 1000, 10_000])
+    assert fitted.predict_s(beyond, 512) == pytest.approx(known.predict_s(beyond, 512), rel=0.1)

@@ -1,5 +1,8 @@
 """Which rule is used when."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -64,6 +67,12 @@ def test_auto_follows_the_entropy_of_past_rounds():
         rule.accept(EMPTY, row(np.log(2))[None])
     assert np.log(2) > ENTROPY_THRESHOLD
     assert rule.name == "traversal"
+
+
+def test_the_threshold_is_where_the_stored_simulation_crosses():
+    stored = Path(__file__).parents[2] / "benchmarks" / "results" / "acceptance_rules.json"
+    crossings = [case["traversal_nats"] for case in json.loads(stored.read_text())["crossings"]]
+    assert min(crossings) <= ENTROPY_THRESHOLD <= max(crossings)
 
 
 def test_running_entropy():

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.errors import InputError
+from decoder.drafters.autoregressive import AutoregressiveDrafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.policies import Bastion, Limits, Offer, parse_policy
 from decoder.tree import EMPTY, CandidateTree, Lattice, best_first
@@ -19,6 +20,7 @@ from tests.decoder.models import (
     decoder_of,
     greedy,
     random_model,
+    target_of,
 )
 from tests.tiny_folder import write_all
 
@@ -65,7 +67,7 @@ class PromptSession:
         pass
 
 
-def decoder_with(model, policy, drafter=None):
+def decoder_with(model, policy, drafter="ngram"):
     decoder = decoder_of(model, "plain", drafter)
     decoder.policy = parse_policy(policy, lambda kind: StairCost(), max_nodes=40)
     return decoder
@@ -92,6 +94,15 @@ def test_with_learning_drafters_too(family):
         EIGHT, max_new_tokens=TOKENS
     )
     assert [result.token_ids for result in results] == truths
+
+
+def test_with_a_drafter_that_has_a_cache_for_each_text():
+    model = random_model("qwen3")
+    truths = [greedy(model, prompt, TOKENS) for prompt in EIGHT]
+    drafter = AutoregressiveDrafter(target_of(random_model("qwen3", scale=5.0)), max_depth=4)
+    results = decoder_with(model, "fixed:9", drafter).generate_batch(EIGHT, max_new_tokens=TOKENS)
+    assert [result.token_ids for result in results] == truths
+    assert all(result.stats.accepted_tokens > 5 for result in results)
 
 
 @pytest.mark.parametrize("policy", ["plain", "fixed:9", "bastion"])

@@ -7,6 +7,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers.models.muse_glimmer_assistant import (
+    MuseGlimmerAssistantConfig,
+    MuseGlimmerAssistantModel,
+)
 
 from costmodel.errors import InputError
 from decoder.drafters.base import DraftRequest
@@ -154,6 +158,35 @@ class TestAgainstTheReference:
             torch.testing.assert_close(lattice.whole, expected, atol=1e-5, rtol=0)
             again = session.draft(context, whole(config["block_size"] - 1))
             torch.testing.assert_close(again.whole, lattice.whole, atol=0, rtol=0)
+
+    @torch.inference_mode()
+    def test_transformers_own_drafter_of_this_kind(self, tmp_path):
+        """Its one DFlash model has the same layers under other names for the projection."""
+        target = draft_target()
+        folder, config, tensors = dflash_folder(tmp_path / "draft")
+        inner = config["dflash_config"]
+        names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        names += ("num_key_value_heads", "head_dim", "rms_norm_eps", "layer_types", "block_size")
+        rope = {"rope_type": "default", "rope_theta": config["rope_theta"]}
+        theirs = MuseGlimmerAssistantModel(
+            MuseGlimmerAssistantConfig(
+                **{name: config[name] for name in names}, **inner, rope_parameters=rope
+            )
+        )
+        renamed = {"fc.weight": "encoder.fc.weight"}
+        renamed["hidden_norm.weight"] = "encoder.output_norm_enc.weight"
+        theirs.load_state_dict({renamed.get(name, name): t for name, t in tensors.items()})
+        drafter = DFlashDrafter(target, folder)
+        session = drafter.session()
+        for context in rounds(target, drafter, session, PROMPT, ACCEPTED):
+            states = plain_states(target, context[:-1])
+            features = torch.cat([states[i + 1] for i in inner["target_layer_ids"]], dim=-1)
+            block = torch.tensor([int(context[-1]), *[inner["mask_token_id"]] * 4])
+            embedded = target.model.get_input_embeddings()(block)
+            hidden = theirs(embedded[None], features[None]).last_hidden_state[0]
+            expected = target.model.get_output_embeddings()(hidden[1:]).softmax(-1)
+            drafted = session.draft(context, whole()).whole
+            torch.testing.assert_close(drafted, expected, atol=1e-5, rtol=0)
 
     @torch.inference_mode()
     def test_a_window_changes_what_is_drafted(self, tmp_path):

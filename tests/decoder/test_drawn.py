@@ -90,6 +90,20 @@ def test_children_that_q_has_no_token_for_are_left_out():
     assert tree.children(0).tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("vocab", [3, 40])
+def test_rounding_never_yields_a_token_of_no_probability(vocab):
+    """Everything is drawn that can be, until rounding alone is left; the last token cannot."""
+    random = generator(12)
+    for _ in range(300):
+        q = torch.rand(2, vocab, generator=random) ** 2 + 1e-4
+        q[:, vocab // 2 :] = 0.0
+        q = q / q.sum(-1, keepdim=True)
+        drawn = without_replacement(q, np.array([0, 1, 1]), np.full(3, vocab), random)
+        possible = (q > 0).sum(-1)[[0, 1, 1]].numpy()
+        assert ((drawn >= 0).sum(1) == possible).all()
+        assert (drawn < vocab // 2).all()
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
 def test_values_that_are_no_probabilities_are_never_drawn(bad):
     q = torch.tensor([[bad, 0.5, bad, 0.5]])

@@ -43,6 +43,7 @@ from tests.decoder.models import (
     LatticeDrafter,
     OracleDrafter,
     StairCost,
+    WholeDrafter,
     decoder_of,
     greedy,
     plain_logits,
@@ -173,12 +174,43 @@ def test_sampled_text_is_that_of_plain_sampling(drafter):
     """Where trees are walked, the same seed gives the same text whatever is drafted."""
     sampling = {"temperature": 0.8, "top_p": 0.95, "top_k": 30, "seed": 3}
     texts = [
-        decoder_for("llama-gqa", policy, drafter)
+        decoder_for("llama-gqa", policy, drafter, acceptance="walk")
         .generate(PROMPT, max_new_tokens=TOKENS, **sampling)
         .token_ids
         for policy in ("plain", "fixed:13", "bastion")
     ]
     assert texts[0] == texts[1] == texts[2]
+
+
+class DamagedWhole(WholeDrafter):
+    """q over the whole vocabulary with some numbers, or all, that are none."""
+
+    def __init__(self, value, share):
+        super().__init__(VOCAB, depth=4, width=3)
+        self._value, self._share = value, share
+
+    def draft(self, context, request):
+        lattice = super().draft(context, request)
+        if lattice.whole is None:
+            return lattice
+        generator = torch.Generator().manual_seed(len(context))
+        bad = torch.rand(lattice.whole.shape, generator=generator) < self._share
+        whole = lattice.whole.masked_fill(bad, self._value)
+        best = whole.gather(1, torch.from_numpy(lattice.tokens)).double().numpy()
+        return Lattice(lattice.tokens, best, whole)
+
+
+@pytest.mark.parametrize("rule", ["recursive", "traversal"])
+@pytest.mark.parametrize("share", [0.3, 1.0])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 0.0])
+def test_sampled_trees_from_damaged_distributions_keep_the_targets(rule, share, value):
+    """With top-k 1 sampling has one possible text, the greedy one, whatever is drawn."""
+    model, truth = model_of("qwen3"), truth_of("qwen3")
+    decoder = decoder_of(model, "fixed:13", DamagedWhole(value, share), acceptance=rule)
+    result = decoder.generate(PROMPT, max_new_tokens=TOKENS, temperature=0.9, top_k=1)
+    assert result.token_ids == truth
+    many = decoder.generate(PROMPT, max_new_tokens=TOKENS, temperature=0.9, seed=2)
+    assert len(many.token_ids) == TOKENS
 
 
 class TestDraftersThatReadTheTarget:
@@ -191,7 +223,7 @@ class TestDraftersThatReadTheTarget:
     }
 
     @pytest.mark.parametrize("kind", MAKERS)
-    @pytest.mark.parametrize(("turn", "family"), enumerate(FAMILIES))
+    @pytest.mark.parametrize(("turn", "family"), list(enumerate(FAMILIES)))
     def test_output_is_that_of_plain_decoding(self, tmp_path, kind, turn, family):
         """Each family with a third of the policies, all of them over the families."""
         decoder, truth = self.decoder(tmp_path, kind, family)

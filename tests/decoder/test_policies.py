@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.errors import InputError
@@ -22,6 +22,7 @@ from decoder.policies import (
     Plain,
     parse_policy,
 )
+from decoder.policies.bias import Pace
 from decoder.tree import EMPTY, Lattice, best_first
 
 CONTEXT = 100
@@ -81,6 +82,7 @@ costs = st.builds(
 
 class TestBastion:
     @given(first=st.floats(0.02, 0.5), fading=st.floats(0.3, 1.0), cost=costs)
+    @settings(deadline=None)
     def test_the_size_of_highest_rate(self, first, fading, cost):
         candidates = lattice(first, fading)
         tree = Bastion(cost, 60).choose(candidates, CONTEXT, FREE)
@@ -142,6 +144,56 @@ class TestBastion:
             policy.observe(tree, accepted, CONTEXT)
         assert sizes[0] == 1
         assert sum(sizes[100:]) < 25
+
+
+class TestPace:
+    """The speed of the text so far decides what a second of this round has to bring."""
+
+    def test_it_is_the_ratio_of_faded_sums(self):
+        pace, rounds = Pace(), [(3, 1.5), (1, 1.0), (6, 2.0)]
+        for committed, plain_steps in rounds:
+            pace.observe(committed, plain_steps)
+        weights = [Pace.FADING**2, Pace.FADING, 1.0]
+        tokens = sum(w * committed for w, (committed, _) in zip(weights, rounds, strict=True))
+        steps = sum(w * plain_steps for w, (_, plain_steps) in zip(weights, rounds, strict=True))
+        assert pace.speed() == pytest.approx(tokens / steps)
+
+    def test_plain_steps_are_the_least(self):
+        pace = Pace()
+        assert pace.speed() is None
+        pace.observe(1, 2.0)
+        assert pace.speed() == 1.0
+
+    @given(first=st.floats(0.05, 0.5), speed=st.floats(1.0, 8.0), cost=costs)
+    @settings(deadline=None)
+    def test_the_size_gains_most_at_the_known_speed(self, first, speed, cost):
+        """Every size in turn: A(N) less what its seconds bring elsewhere."""
+        policy, candidates = Bastion(cost, 60), lattice(first)
+        policy._pace.observe(speed, 1.0)
+        tree = policy.choose(candidates, CONTEXT, FREE)
+        gains = []
+        for nodes in range(61):
+            grown = best_first(candidates, nodes)
+            cycle_s = float(cost.cycle_s(np.array([nodes]), CONTEXT)[0])
+            gains.append(grown.expected_committed - speed * cycle_s / cost.plain_s(CONTEXT))
+        assert gains[tree.nodes] == pytest.approx(max(gains), abs=1e-9)
+
+    def test_a_faster_text_leaves_less_for_a_poor_round(self):
+        """The same poor candidates get a smaller tree where seconds bring more elsewhere."""
+        cost = Stairs(step_s=0.0, node_s=0.05)
+        sizes = []
+        for speed in (1.0, 2.0, 4.0, 8.0):
+            policy = Bastion(cost, 60)
+            policy._pace.observe(speed, 1.0)
+            sizes.append(policy.choose(lattice(0.4), CONTEXT, FREE).nodes)
+        assert sizes == sorted(sizes, reverse=True)
+        assert sizes[-1] < sizes[0]
+
+    def test_rounds_without_a_draft_count_as_plain_steps(self):
+        policy = Bastion(Stairs())
+        policy.wants_draft(CONTEXT)
+        policy.observe(EMPTY, [], CONTEXT)
+        assert policy._pace.speed() == 1.0
 
 
 class TestGate:

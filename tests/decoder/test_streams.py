@@ -7,7 +7,8 @@ import torch
 
 from costmodel.errors import InputError
 from decoder import TreeDecoder
-from tests.decoder.models import decoder_of, greedy, random_model
+from decoder.drafters.autoregressive import AutoregressiveDrafter
+from tests.decoder.models import decoder_of, greedy, random_model, target_of
 from tests.tiny_folder import write_all
 
 PROMPT = "some text, some text"
@@ -143,6 +144,34 @@ def test_an_interrupt_in_the_prefill(decoder, truth, monkeypatch):
         decoder.generate(PROMPT, max_new_tokens=TOKENS)
     monkeypatch.undo()
     assert decoder.generate(PROMPT, max_new_tokens=TOKENS).text == truth
+
+
+def test_an_interrupt_in_a_batch(decoder, truth, monkeypatch):
+    interrupt(monkeypatch, decoder, "target.commit", call=4)
+    with pytest.raises(KeyboardInterrupt):
+        decoder.generate_batch([PROMPT, "another"], max_new_tokens=TOKENS)
+    monkeypatch.undo()
+    assert decoder.generate(PROMPT, max_new_tokens=TOKENS).text == truth
+    [again, _] = decoder.generate_batch([PROMPT, "another"], max_new_tokens=TOKENS)
+    assert again.text == truth
+
+
+@pytest.mark.parametrize("call", [1, 2, 5, 12])
+def test_an_interrupt_in_a_drafters_forward(monkeypatch, call):
+    """The drafting model's rows of the broken round are gone too."""
+    model, prompt = random_model("llama-gqa"), [5, 17, 3, 88, 5, 17]
+    drafter = AutoregressiveDrafter(target_of(random_model("llama-gqa", scale=5.0)), max_depth=4)
+    decoder = decoder_of(model, "fixed:9", drafter)
+    whole = decoder.generate(prompt, max_new_tokens=20)
+    assert whole.token_ids == greedy(model, prompt, 20)
+    assert whole.stats.accepted_tokens > 5
+    interrupt(monkeypatch, drafter, "model.extend", call)
+    with pytest.raises(KeyboardInterrupt):
+        decoder.generate(prompt, max_new_tokens=20)
+    monkeypatch.undo()
+    again = decoder.generate(prompt, max_new_tokens=20)
+    assert again.token_ids == whole.token_ids
+    assert again.stats.accepted_tokens == whole.stats.accepted_tokens
 
 
 def interrupt(monkeypatch, decoder, where, call):

@@ -128,3 +128,23 @@ def test_unknown_names_and_impossible_counts(table, capsys, arguments):
     assert run(["fit", str(table), *arguments]) in (2, 4)
     captured = capsys.readouterr()
     assert len(captured.err.strip().splitlines()) == 1 and not captured.out
+
+
+def test_times_that_no_device_reaches_are_refused(tmp_path, capsys):
+    seconds = [(rows, context, 1e-6 * micros) for rows, context, micros in invented_rows()]
+    table = write(tmp_path / "points.csv", seconds)  # seconds in a column of microseconds
+    assert run(["fit", str(table), *KNOWN]) != 0
+    message = capsys.readouterr().err
+    assert "times faster than this device can be" in message and "unit" in message
+
+
+def test_times_far_above_the_bound_are_pointed_out(tmp_path, table, capsys):
+    micros = write(
+        tmp_path / "wrong.csv",
+        list(invented_rows()),
+        ("new_tokens", "context_tokens", "milliseconds"),
+    )
+    assert run(["fit", str(micros), *KNOWN, "--json"]) == 0
+    assert "is the unit right?" in json.loads(capsys.readouterr().out)["warning"]
+    assert run(["fit", str(table), *KNOWN, "--json"]) == 0
+    assert "warning" not in json.loads(capsys.readouterr().out)

@@ -41,7 +41,7 @@ def committed_by_walking(candidates, truth, nodes):
 @settings(max_examples=150, deadline=None)
 def test_every_size_commits_what_its_own_tree_would(seed, truth):
     candidates = lattice(seed)
-    found = committed_by_size(candidates, truth, 30)
+    found = committed_by_size(best_first(candidates, 30), truth, 30)
     by_walking = [committed_by_walking(candidates, truth, nodes) for nodes in range(31)]
     assert found.tolist() == by_walking
 
@@ -49,7 +49,7 @@ def test_every_size_commits_what_its_own_tree_would(seed, truth):
 def test_candidate_trees_are_walked_too():
     """5 below the root, 6 and 7 below 5; by score the order is 5 (0.9), 6 (0.63), 7 (0.18)."""
     tree = CandidateTree(np.array([5, 7, 6]), np.array([0, 1, 1]), np.array([0.9, 0.2, 0.7]))
-    assert committed_by_size(tree, [5, 7, 1], 4).tolist() == [1, 2, 2, 3, 3]
+    assert committed_by_size(best_first(tree, 4), [5, 7, 1], 4).tolist() == [1, 2, 2, 3, 3]
     assert accepted_rows(best_first(tree, 3), [5, 7, 1]) == [1, 3]
     assert accepted_rows(best_first(tree, 3), [4, 5]) == []
 
@@ -66,8 +66,8 @@ def hindsight(committed, seconds):
 class TestHindsight:
     def test_by_hand(self):
         """Sizes 0, 3, 7 take 1, 2, 4 s. In the first round 7 nodes bring 8 tokens, in the
-        second nothing helps: 0 nodes give 2 / 2, 3 give 3 / 4, 7 give 9 / 8; knowing all,
-        8 + 1 tokens in 4 + 1 s."""
+        second nothing helps. Over both, 0 nodes bring 2 tokens in 2 s, 3 bring 3 in 4 s and
+        7 bring 9 in 8 s; knowing all, 8 + 1 tokens in 4 + 1 s."""
         found = hindsight([[1, 2, 8], [1, 1, 1]], [1.0, 2.0, 4.0])
         assert found.fixed_rates().tolist() == [1.0, 0.75, 1.125]
         assert found.best_fixed() == (7, 1.125)

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from costmodel.points import Points
+from costmodel.registry import ProfileStore
 from costmodel.speculation import standard_curves
+from costmodel.stages import DrafterSection
 from decoder.drafters.ngram import NgramDrafter
 from profiler.device import Activity, BusyProcess
 from profiler.sections import (
@@ -17,6 +19,7 @@ from profiler.sections import (
     regret_at_contexts,
     stages_section,
     with_held_out,
+    with_known_drafters,
 )
 from profiler.sweep import SweepResult
 from profiler.timing import Samples
@@ -185,3 +188,47 @@ class TestHeldOut:
         profile = with_held_out(make_profile(), whole.take(np.arange(7)))
         assert profile.regret.contexts == (100,)
         assert profile.held_out.error.points == 7
+
+
+def drafter(name: str, seconds: float) -> DrafterSection:
+    return DrafterSection(name=name, context=[64], median_s=[seconds], mad_s=[0.0], n=[5])
+
+
+FIRST, SECOND = "a" * 12, "b" * 12
+
+
+@pytest.mark.parametrize("to_file", [False, True])
+def test_drafters_measured_before_are_kept(tmp_path, monkeypatch, to_file: bool) -> None:
+    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
+    output = tmp_path / "mine.yaml" if to_file else None
+    new = make_profile().with_drafter(SECOND, drafter("second", 2e-3))
+    assert with_known_drafters(new, output) == new  # nothing is stored yet
+    old = make_profile().with_drafter(FIRST, drafter("first", 1e-3))
+    old = old.with_drafter(SECOND, drafter("second", 9e-3))
+    if output is None:
+        ProfileStore().save(old)
+    else:
+        old.to_yaml(output)
+    merged = with_known_drafters(new, output)
+    assert {key: value.median_s for key, value in merged.drafters.items()} == {
+        FIRST: (1e-3,),
+        SECOND: (2e-3,),
+    }
+
+
+@pytest.mark.parametrize("change", ["driver", "kind"])
+def test_drafters_of_other_versions_are_not(tmp_path, monkeypatch, change: str) -> None:
+    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
+    old, new = make_profile().with_drafter(FIRST, drafter("first", 1e-3)), make_profile()
+    if change == "driver":
+        old, new = (
+            profile.model_copy(
+                update={"device": profile.device.model_copy(update={"driver": driver})}
+            )
+            for profile, driver in ((old, "550.1"), (new, "560.2"))
+        )
+    else:
+        provenance = old.provenance.model_copy(update={"kind": "quick"})
+        old = old.model_copy(update={"provenance": provenance})
+    ProfileStore().save(old)
+    assert with_known_drafters(new, None).drafters == {}

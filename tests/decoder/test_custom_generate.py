@@ -1,0 +1,297 @@
+"""`model.generate(custom_generate=...)` against transformers' own generate on the same model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2_contingency
+from transformers import (
+    EosTokenCriteria,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from costmodel.errors import InputError
+from decoder import TreeDecoder
+from decoder.custom_generate import CustomGenerate, sampling_of
+from decoder.drafters.ngram import NgramDrafter
+from decoder.sampling import Sampling
+from tests.decoder.models import FAMILIES, WholeDrafter, random_model
+
+PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
+RAGGED = [PROMPT, [1, 2, 3], [60], [7] * 14]
+PAD = 0
+
+
+def tree(model, **options):
+    options = {"policy": "fixed:9"} | options
+    return CustomGenerate(TreeDecoder.from_pretrained(model, **options))
+
+
+def padded(prompts):
+    """Prompts with padding on the left, and the mask that says so."""
+    longest = max(len(prompt) for prompt in prompts)
+    ids = torch.tensor([[PAD] * (longest - len(p)) + p for p in prompts])
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def both(model, prompts, **options):
+    """What transformers gives, and what it gives with the tree decoder."""
+    options = {"do_sample": False, "max_new_tokens": 20} | options
+    inputs = padded(prompts)
+    theirs = model.generate(**inputs, **options)
+    return theirs, model.generate(**inputs, **options, custom_generate=tree(model))
+
+
+@pytest.fixture
+def model():
+    return random_model("llama-gqa")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_output_is_that_of_generate(family):
+    theirs, ours = both(random_model(family), [PROMPT])
+    assert torch.equal(theirs, ours)
+    assert ours.dtype == torch.int64
+
+
+@pytest.mark.parametrize("family", ["llama-gqa", "qwen3", "gpt-neox"])
+def test_a_batch_with_padding_on_the_left(family):
+    theirs, ours = both(random_model(family), RAGGED, pad_token_id=PAD)
+    assert torch.equal(theirs, ours)
+
+
+def test_rows_that_end_early_are_padded(model):
+    free, _ = both(model, RAGGED, pad_token_id=PAD)
+    ends = [int(free[0, -15]), int(free[1, -12])]
+    for pad in ({"pad_token_id": 9}, {}):
+        options = {"eos_token_id": ends, **pad}
+        theirs, ours = both(model, RAGGED, **options)
+        assert torch.equal(theirs, ours)
+        lengths = (theirs != theirs[:, -1:]).sum(1)
+        assert len(set(lengths.tolist())) > 1
+
+
+def test_the_output_ends_where_the_last_row_does(model):
+    free, _ = both(model, [PROMPT])
+    theirs, ours = both(model, [PROMPT], eos_token_id=int(free[0, -9]), pad_token_id=PAD)
+    assert torch.equal(theirs, ours)
+    assert ours.shape[1] < free.shape[1]
+
+
+def test_a_dictionary_where_one_is_asked_for(model):
+    theirs, ours = both(model, [PROMPT], return_dict_in_generate=True)
+    assert isinstance(ours, GenerateDecoderOnlyOutput)
+    assert torch.equal(theirs.sequences, ours.sequences)
+
+
+def test_max_length_and_position_ids(model):
+    theirs, ours = both(model, [PROMPT], max_new_tokens=None, max_length=23)
+    assert torch.equal(theirs, ours)
+    positions = torch.arange(len(PROMPT))[None]
+    theirs, ours = both(model, [PROMPT], position_ids=positions)
+    assert torch.equal(theirs, ours)
+
+
+class SumOfThree(StoppingCriteria):
+    """Ends a text whose last three tokens add up to 5 modulo 7."""
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids[:, -3:].sum(1) % 7 == 5
+
+
+def test_stopping_criteria_of_ones_own(model):
+    criteria = StoppingCriteriaList([SumOfThree()])
+    theirs, ours = both(model, [PROMPT], stopping_criteria=criteria)
+    assert torch.equal(theirs, ours)
+    assert ours.shape[1] < len(PROMPT) + 20
+
+
+def test_criteria_that_replace_those_of_the_arguments(model):
+    free, _ = both(model, RAGGED, pad_token_id=PAD)
+    criteria = StoppingCriteriaList([MaxLengthCriteria(30), EosTokenCriteria(int(free[0, -15]))])
+    theirs, ours = both(model, RAGGED, stopping_criteria=criteria, pad_token_id=PAD)
+    assert torch.equal(theirs, ours)
+
+
+def test_no_time_left_ends_after_one_token(model):
+    theirs, ours = both(model, [PROMPT], max_time=0.0)
+    assert torch.equal(theirs, ours)
+    assert ours.shape[1] == len(PROMPT) + 1
+
+
+def test_the_model_is_given_back_and_nothing_is_random_in_greedy_decoding(model):
+    before = model.config.to_dict(), model.config._attn_implementation
+    state = torch.get_rng_state()
+    generate = tree(model)
+    model.generate(**padded([PROMPT]), max_new_tokens=9, do_sample=False, custom_generate=generate)
+    assert (model.config.to_dict(), model.config._attn_implementation) == before
+    assert torch.equal(torch.get_rng_state(), state)
+    assert generate.stats[0].new_tokens == 9
+    assert generate.stats[0].rounds == len(generate.stats[0].tree_nodes)
+
+
+@pytest.mark.parametrize("drafter", [NgramDrafter(), WholeDrafter(97, depth=3, width=4)])
+def test_samples_have_the_distribution_of_generate(drafter):
+    """The first two new tokens of many rows, top-k 50 by default left in: one chi-square."""
+    model = random_model("llama-gqa", scale=16.0, dtype=torch.float32)
+    options = {"do_sample": True, "max_new_tokens": 3, "temperature": 0.7, "top_p": 0.8}
+    rows, prompts = 1200, padded([PROMPT])
+    torch.manual_seed(0)
+    theirs = model.generate(**prompts, **options, num_return_sequences=rows)
+    generate = tree(model, drafter=drafter, policy="fixed:6")
+    parts = [
+        model.generate(
+            **prompts, **options, num_return_sequences=rows // 10, custom_generate=generate
+        )
+        for _ in range(10)
+    ]
+    ours = torch.cat(parts)
+    counts = [
+        np.bincount((output[:, -3] * 97 + output[:, -2]).numpy(), minlength=97 * 97)
+        for output in (theirs, ours)
+    ]
+    table = np.array(counts)
+    often = table.sum(0) >= 12
+    pooled = np.column_stack((table[:, often], table[:, ~often].sum(1)))
+    pooled = pooled[:, pooled.sum(0) > 0]
+    assert pooled.shape[1] >= 6
+    assert chi2_contingency(pooled).pvalue > 0.001
+    # What top-p and top-k leave out is never drawn.
+    assert set(ours[:, -3].tolist()) <= set(theirs[:, -3].tolist())
+
+
+def test_the_seed_is_torchs(model):
+    model = random_model("llama-gqa", scale=2.0)
+    generate, texts = tree(model), []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        texts.append(
+            model.generate(
+                **padded([PROMPT, PROMPT]),
+                max_new_tokens=15,
+                do_sample=True,
+                custom_generate=generate,
+            )
+        )
+    assert torch.equal(texts[0], texts[1])
+    assert not torch.equal(texts[0], texts[2])
+    assert not torch.equal(texts[0][0], texts[0][1])
+
+
+class TestSampling:
+    def test_from_processors(self):
+        warpers = [TemperatureLogitsWarper(0.5), TopKLogitsWarper(7), TopPLogitsWarper(0.9)]
+        assert sampling_of(LogitsProcessorList(warpers), True) == Sampling(
+            temperature=0.5, top_k=7, top_p=0.9
+        )
+        assert sampling_of(LogitsProcessorList(), True) == Sampling(temperature=1.0)
+        assert sampling_of(LogitsProcessorList(warpers), False) == Sampling()
+
+    def test_another_order_is_another_distribution(self):
+        with pytest.raises(InputError, match="in the order of"):
+            sampling_of(
+                LogitsProcessorList([TopPLogitsWarper(0.9), TemperatureLogitsWarper(0.5)]), True
+            )
+
+    def test_settings_that_are_not_followed(self):
+        with pytest.raises(InputError, match="with its defaults"):
+            sampling_of(LogitsProcessorList([TopKLogitsWarper(5, filter_value=-9.0)]), True)
+
+
+class Shift(LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        return scores.roll(1, -1)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("options", "problem"),
+        [
+            ({"num_beams": 2}, "beam search is not what"),
+            ({"num_beams": 2, "do_sample": True}, "is not what the tree decoder does"),
+            ({"prompt_lookup_num_tokens": 3}, "assisted generation is not what"),
+            ({"repetition_penalty": 1.2}, "RepetitionPenaltyLogitsProcessor is not applied"),
+            ({"min_new_tokens": 5, "eos_token_id": 3}, "MinLength.* is not applied"),
+            ({"do_sample": True, "min_p": 0.1}, "MinPLogitsWarper is not applied"),
+            ({"do_sample": True, "typical_p": 0.5}, "TypicalLogitsWarper is not applied"),
+            (
+                {"return_dict_in_generate": True, "output_scores": True},
+                "does not return scores",
+            ),
+            ({"logits_processor": LogitsProcessorList([Shift()])}, "Shift is not applied"),
+            ({"max_new_tokens": 600}, "prompt 1 of 1: .*exceed the 512 positions"),
+            ({"position_ids": torch.arange(4, 4 + len(PROMPT))[None]}, "do not count"),
+        ],
+    )
+    def test_what_cannot_be_done_exactly(self, model, options, problem):
+        options = {"do_sample": False, "max_new_tokens": 5} | options
+        generate = tree(model)
+        with pytest.raises(InputError, match=problem):
+            model.generate(**padded([PROMPT]), **options, custom_generate=generate)
+        theirs = model.generate(**padded([PROMPT]), max_new_tokens=5, do_sample=False)
+        ours = model.generate(
+            **padded([PROMPT]), max_new_tokens=5, do_sample=False, custom_generate=generate
+        )
+        assert torch.equal(theirs, ours)
+
+    def test_criteria_that_may_look_at_the_whole_batch(self, model):
+        criteria = StoppingCriteriaList([SumOfThree()])
+        with pytest.raises(InputError, match="SumOfThree may look at the whole batch"):
+            both(model, RAGGED, stopping_criteria=criteria, eos_token_id=3, pad_token_id=PAD)
+
+    def test_a_time_limit_for_several_prompts_without_an_end_token(self, model):
+        with pytest.raises(InputError, match="need an end token"):
+            both(model, RAGGED, max_time=60.0, pad_token_id=PAD)
+
+    @pytest.mark.parametrize("mask", [[[1, 1, 0]], [[1, 0, 1]]])
+    def test_padding_elsewhere(self, model, mask):
+        with pytest.raises(InputError, match="more than padding on the left"):
+            model.generate(
+                torch.tensor([[4, 5, 6]]),
+                attention_mask=torch.tensor(mask),
+                max_new_tokens=5,
+                custom_generate=tree(model),
+            )
+
+    def test_an_empty_prompt_in_a_batch(self, model):
+        with pytest.raises(InputError, match="prompt 2 of 2: the prompt is empty"):
+            model.generate(
+                torch.tensor([[4, 5], [0, 0]]),
+                attention_mask=torch.tensor([[1, 1], [0, 0]]),
+                max_new_tokens=5,
+                custom_generate=tree(model),
+            )
+
+    def test_embeddings(self, model):
+        with pytest.raises(InputError, match="does not take inputs_embeds"):
+            model.generate(
+                inputs_embeds=torch.randn(1, 4, 32, dtype=torch.float64),
+                max_new_tokens=5,
+                custom_generate=tree(model),
+            )
+
+    def test_a_filled_cache(self, model):
+        cache = model(torch.tensor([PROMPT[:4]]), use_cache=True).past_key_values
+        with pytest.raises(InputError, match="cannot go on from a filled one"):
+            model.generate(
+                torch.tensor([PROMPT]),
+                past_key_values=cache,
+                max_new_tokens=5,
+                custom_generate=tree(model),
+            )
+
+    def test_another_model(self, model):
+        with pytest.raises(InputError, match="a decoder of another model"):
+            random_model("qwen3").generate(
+                torch.tensor([PROMPT]), max_new_tokens=5, custom_generate=tree(model)
+            )

@@ -1,0 +1,189 @@
+"""A text of 6,000 tokens: decoded exactly, in memory that grows as the cache does."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from decoder import TreeDecoder
+from decoder.drafters.ngram import NgramDrafter
+from decoder.target import PREFILL_CHUNK, Step
+from decoder.tree import best_first
+from tests.decoder.models import (
+    LatticeDrafter,
+    OracleDrafter,
+    decoder_of,
+    random_model,
+    request,
+    target_of,
+)
+
+TOKENS, NEW = 6000, 12
+SIZES = {"max_position_embeddings": 8192}
+
+
+class LargestTensor(TorchDispatchMode):
+    """Bytes of the largest new tensor that any operation makes while it is on.
+
+    Only tensors with storage of their own count: views of what exists already do not.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.bytes, self.shape, self.where = 0, (), ""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        known = {t.untyped_storage().data_ptr() for t in flat((args, kwargs)) if t.numel()}
+        output = func(*args, **(kwargs or {}))
+        for made in flat(output):
+            storage = made.untyped_storage()
+            if storage.data_ptr() not in known and storage.nbytes() > self.bytes:
+                self.bytes, self.shape, self.where = storage.nbytes(), made.shape, str(func)
+        return output
+
+
+def peak_bytes(call, *args, **options):
+    """The most bytes that tensors held at once during a call, by torch's own record."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        call(*args, **options)
+    events = recorded.profiler.kineto_results.events()
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    return int(np.cumsum([change for _, change in changes]).max())
+
+
+def flat(value):
+    """The tensors in nested tuples, lists and dictionaries."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [t for part in value for t in flat(part)] if isinstance(value, (list, tuple)) else []
+
+
+@cache
+def long_text():
+    """Random tokens that repeat themselves now and then, as text does."""
+    random = np.random.default_rng(3)
+    parts = [random.integers(0, 97, 40) for _ in range(60)]
+    text = np.concatenate([parts[i] for i in random.integers(0, len(parts), 200)])
+    return [int(token) for token in text[:TOKENS]]
+
+
+def plain_continuation(model, prompt, count):
+    """Greedy decoding by transformers' own attention and cache."""
+    ours, model.config._attn_implementation = model.config._attn_implementation, "sdpa"
+    try:
+        ids = torch.tensor([prompt])
+        output = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
+        )
+    finally:
+        model.config._attn_implementation = ours
+    return output[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt-neox"])
+def test_a_prompt_of_6000_tokens_is_decoded_exactly(family):
+    model, prompt = random_model(family, **SIZES), long_text()
+    truth = plain_continuation(model, prompt, NEW)
+    for drafter in (NgramDrafter(), OracleDrafter(prompt + truth, 97, rank=1)):
+        result = decoder_of(model, "fixed:24", drafter).generate(prompt, max_new_tokens=NEW)
+        assert result.token_ids == truth
+    assert result.stats.accepted_tokens >= 6
+
+
+@pytest.mark.slow
+def test_6000_tokens_of_a_book_with_a_real_model(smollm2_folder, shared_dir):
+    """float32: the same tokens as transformers', or a top-2 gap below 1e-3 where they part."""
+    lines = (shared_dir / "prompts" / "gutenberg_book.jsonl").read_text("utf-8").splitlines()
+    book = " ".join(json.loads(line)["prompt"] for line in lines)
+    decoder = TreeDecoder.from_pretrained(
+        str(smollm2_folder), dtype="float32", device="cpu", policy="fixed:16"
+    )
+    prompt = decoder.encode(book[:60_000])[:TOKENS]
+    assert len(prompt) == TOKENS
+    result = decoder.generate(prompt, max_new_tokens=16)
+    model = decoder.target.model
+    truth = plain_continuation(model, prompt, 16)
+    pairs = enumerate(zip(truth, result.token_ids, strict=True))
+    same = next((i for i, (a, b) in pairs if a != b), 16)
+    if same < 16:
+        model.config._attn_implementation = "sdpa"
+        with torch.inference_mode():
+            last = model(torch.tensor([prompt + truth[:same]]), logits_to_keep=1).logits[0, -1]
+        best = last.topk(2).values
+        assert float(best[0] - best[1]) < 1e-3, f"differs at {same}"
+
+
+class TestMemory:
+    """Sizes are of a model whose cache is small beside a mask of all rows over all keys."""
+
+    NODES = 255
+
+    def target(self, tokens):
+        target = target_of(random_model("llama-gqa", dtype=torch.float32, **SIZES))
+        target.reserve(tokens + 2 * (self.NODES + 1))
+        prompt = torch.tensor(long_text()[:tokens])
+        return target, prompt
+
+    def step(self):
+        lattice = LatticeDrafter(97, depth=8, width=40).draft(np.array([5]), request(8))
+        tree = best_first(lattice, self.NODES)
+        assert tree.nodes == self.NODES
+        return Step(5, tree)
+
+    def test_a_verification_makes_nothing_of_rows_times_context(self):
+        """Its largest new tensor is the same behind 400 and behind 6,000 tokens."""
+        sizes = {}
+        for tokens in (400, TOKENS):
+            target, prompt = self.target(tokens)
+            target.prefill(prompt)
+            with LargestTensor() as largest:
+                target.verify([self.step()])
+                target.commit([0, 1, 3])
+            sizes[tokens] = largest.bytes
+            # One mask of every row over every key would be one byte each at the least.
+            assert largest.bytes < (self.NODES + 1) * TOKENS, (largest.shape, largest.where)
+        assert sizes[400] == sizes[TOKENS]
+
+    def test_prefill_makes_nothing_of_context_squared(self):
+        """Chunks bound it, whatever the context; the last chunk sees 6,000 keys."""
+        sizes = {}
+        for tokens in (2 * PREFILL_CHUNK, TOKENS):
+            target, prompt = self.target(tokens)
+            with LargestTensor() as largest:
+                target.prefill(prompt)
+            sizes[tokens] = largest.bytes
+        assert sizes[2 * PREFILL_CHUNK] == sizes[TOKENS]
+
+    def test_the_measure_sees_what_transformers_makes(self):
+        """Its eager attention does hold rows x context scores: the check can fail."""
+        model = random_model("llama-gqa", dtype=torch.float32, **SIZES)
+        model.config._attn_implementation = "eager"
+        with torch.inference_mode(), LargestTensor() as largest:
+            past = model(torch.tensor([long_text()[:1500]]), logits_to_keep=1).past_key_values
+        assert largest.bytes >= 4 * 1500 * 1500
+        with torch.inference_mode(), LargestTensor() as largest:
+            model(torch.arange(90)[None], past_key_values=past, logits_to_keep=1)
+        assert largest.bytes >= 4 * 90 * 1590
+
+    def test_the_peak_grows_by_the_cache_alone(self):
+        """From 3,000 to 6,000 tokens, by the keys and values of the new ones and no more."""
+        peaks, caches = {}, {}
+        for tokens in (3000, TOKENS):
+            model = random_model("llama-gqa", dtype=torch.float32, **SIZES)
+            decoder = decoder_of(model, "fixed:64", NgramDrafter())
+            prompt = long_text()[:tokens]
+            peaks[tokens] = peak_bytes(decoder.generate, prompt, max_new_tokens=8)
+            caches[tokens] = decoder.target.cache.data.nbytes
+        layers, kv_heads, head_dim, float32 = 2, 2, 8, 4
+        a_token = layers * 2 * kv_heads * head_dim * float32
+        assert caches[TOKENS] - caches[3000] == (TOKENS - 3000) * a_token
+        grown = peaks[TOKENS] - peaks[3000]
+        assert (TOKENS - 3000) * a_token <= grown <= 1.02 * (TOKENS - 3000) * a_token
