@@ -94,16 +94,17 @@ def summary(profile: Any, points: Any) -> dict[str, Any]:
             "regret_mean": regret.mean,
             "regret_worst": regret.worst,
         }
-    predicted_s = profile.verify_calibration().predict_s(points.rows, points.context)
+    predicted_s = profile.verify_calibration().predict_s(points.rows, points.context, points.batch)
     result["points"] = [
         {
             "rows": int(rows),
             "context": int(context),
+            "batch": int(batch),
             "measured_s": float(measured),
             "predicted_s": float(predicted),
         }
-        for rows, context, measured, predicted in zip(
-            points.rows, points.context, points.seconds, predicted_s, strict=True
+        for rows, context, batch, measured, predicted in zip(
+            points.rows, points.context, points.batch, points.seconds, predicted_s, strict=True
         )
     ]
     return result
