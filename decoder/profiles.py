@@ -122,6 +122,14 @@ class Measurement:
     sections: dict[str, Any] = field(default_factory=dict)
 
 
+def weights_note(target: Target) -> str:
+    """What to know of the weights: dense forwards take the same time with any."""
+    note = f"{target.loaded.weights} weights"
+    if target.loaded.weights == "random" and target.architecture.experts:
+        note += ", and random routing, which spreads tokens over experts more evenly than real"
+    return note
+
+
 def make_profile(target: Target, measurement: Measurement) -> Profile:
     """Fit the calibrations and put the profile together. Raises InputError, ProfileError."""
     selection = select_calibration(measurement.points, roofline_of(target, measurement.peaks))
@@ -131,7 +139,7 @@ def make_profile(target: Target, measurement: Measurement) -> Profile:
             created_utc=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             tool_version=version("rooftree"),
             points=len(measurement.points),
-            note=f"{target.loaded.weights} weights",
+            note=weights_note(target),
             **measurement.provenance,
         ),
         device=DeviceSection.of(fingerprint(target.device)),

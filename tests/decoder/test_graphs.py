@@ -59,7 +59,11 @@ def test_buckets():
         bucket(0)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# The routing of a mixture of experts asks the host, so it is never captured.
+CAPTURABLE = [family for family in FAMILIES if family != "qwen3-moe"]
+
+
+@pytest.mark.parametrize("family", CAPTURABLE)
 @pytest.mark.parametrize("policy", ["plain", "chain", "fixed:7", "fixed:30"])
 def test_padding_changes_no_token(family, policy):
     model = random_model(family)
