@@ -39,7 +39,7 @@ TABLES = ("bastion", "ddtree")
 FIXED = tuple(f"fixed:{nodes}" for nodes in (1, 3, 7, 15, 31, 63, 127))
 POLICIES = ("bastion", "bastion:paper", "chain", *FIXED)
 MOST = 127
-WARM_UP_TOKENS = 24
+WARM_UP_TOKENS = 96
 
 
 @dataclass(slots=True)

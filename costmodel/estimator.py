@@ -32,12 +32,14 @@ class CycleCost:
     """C(N, c, B) = draft + build + verify(bucket(N + 1)) + accept + commit.
 
     Parts that the profile did not measure cost 0. `buckets`: row counts that a forward is
-    padded to; empty where it is not padded.
+    padded to; empty where it is not padded. `preferred_rows`: the only row counts worth
+    choosing where nothing is padded but new ones cost more; empty where all are alike.
     """
 
     verify: Calibration
     roofline: Roofline
     buckets: tuple[int, ...] = ()
+    preferred_rows: tuple[int, ...] = ()
     plain: PlainSection | None = None
     build: NodesSection | None = None
     accept: NodesSection | None = None
@@ -68,6 +70,7 @@ class CycleCost:
             verify=profile.verify_calibration(),
             roofline=profile.roofline("paper"),
             buckets=profile.runtime.buckets,
+            preferred_rows=_preferred_rows(profile),
             plain=stages.plain,
             build=stages.build,
             accept=(stages.accept_sampled if sampled else None) or stages.accept,
@@ -95,6 +98,19 @@ class CycleCost:
         index = np.searchsorted(edges, rows)
         padded: Array = np.where(index < len(edges), edges[np.minimum(index, len(edges) - 1)], rows)
         return padded
+
+    def sizes(self, most: int) -> NDArray[np.int64]:
+        """Tree sizes of at most `most` nodes that are worth scoring, ascending, 0 first.
+
+        Where forwards are padded, full buckets and `most`; else those of the preferred rows,
+        or all.
+        """
+        edges = self.buckets or self.preferred_rows
+        if not edges:
+            return np.arange(most + 1)
+        full = [rows - 1 for rows in edges if 1 < rows <= most + 1]
+        last = [most] if self.buckets and most not in full else []
+        return np.array([0, *full, *last] if most > 0 else [0], dtype=np.int64)
 
     def verify_s(self, nodes: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
         """Seconds of the target's forward over the root and N nodes."""
@@ -125,6 +141,13 @@ class CycleCost:
         overhead = self.overhead_s(nodes) + self.draft_s(context)
         total: Array = self.verify_s(nodes, context, batch) + overhead
         return total
+
+
+def _preferred_rows(profile: Profile) -> tuple[int, ...]:
+    """The measured row counts of a CPU, where products of a new shape cost their set-up."""
+    if profile.device.kind != "cpu" or profile.provenance.kind != "measured":
+        return ()
+    return () if profile.surface is None else tuple(sorted(set(profile.surface.rows)))
 
 
 class OnlineEstimator:
@@ -216,6 +239,10 @@ class OnlineEstimator:
         """Corrected seconds of the target's forward over the root and N nodes."""
         rows = self.cost.bucket_rows(nodes)
         return self._line().seconds(self._predict_s(rows, context, batch))
+
+    def sizes(self, most: int) -> NDArray[np.int64]:
+        """Tree sizes worth scoring, as `CycleCost.sizes`."""
+        return self.cost.sizes(most)
 
     def plain_s(self, context: float, batch: int = 1) -> float:
         """Corrected seconds of one plain step."""

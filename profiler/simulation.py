@@ -138,6 +138,9 @@ class CostAt:
     def draft_s(self, context: float) -> float:
         return self.draft
 
+    def sizes(self, most: int) -> NDArray[np.int64]:
+        return np.arange(most + 1)
+
     def cycle_s(
         self, nodes: NDArray[np.float64], context: float, batch: int = 1
     ) -> NDArray[np.float64]:

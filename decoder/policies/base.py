@@ -28,6 +28,9 @@ class Cost(Protocol):
 
     def draft_s(self, context: float) -> float: ...
 
+    def sizes(self, most: int) -> NDArray[np.int64]:
+        """Tree sizes of at most `most` nodes worth scoring, ascending, 0 first."""
+
     def cycle_s(
         self, nodes: NDArray[np.float64], context: float, batch: int = 1
     ) -> NDArray[np.float64]:

@@ -87,16 +87,19 @@ class Bastion(PolicyBase):
 
     def _best_size(self, committed: NDArray[np.float64], context: float, batch: int = 1) -> int:
         """The number of nodes, in all sequences, to verify; `committed` [sizes] are A(N)."""
-        cycle_s = self.cost.cycle_s(np.arange(len(committed)) / batch, context, batch)
+        most = len(committed) - 1
+        sizes = self.cost.sizes(most) if batch == 1 else np.arange(most + 1)
+        worth = committed[sizes]
+        cycle_s = self.cost.cycle_s(sizes / batch, context, batch)
         speed = self._pace.speed()
         if speed is None:
             # Nothing is known but the round itself, whose draft is already paid for.
-            rate = float(np.max(committed / (cycle_s - self.cost.draft_s(context))))
+            rate = float(np.max(worth / (cycle_s - self.cost.draft_s(context))))
         else:
             rate = speed * batch / self.cost.plain_s(context, batch)
-        best = int(np.argmax(committed - rate * cycle_s))
+        best = int(np.argmax(worth - rate * cycle_s))
         self._cycle_s = float(cycle_s[best]) / batch
-        return best
+        return int(sizes[best])
 
 
 class PaperBastion(PolicyBase):

@@ -18,8 +18,8 @@ class DepthBias:
     """
 
     FADING = 0.99
-    RECOVERY = 0.9995
-    PRIOR = 2.0
+    RECOVERY = 0.999
+    PRIOR = 1.0
     DEPTHS = 64
 
     def __init__(self) -> None:

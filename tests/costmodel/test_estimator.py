@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -178,3 +179,39 @@ def test_impossible_estimators_are_refused(cost):
     for alpha in (0, 1.5, float("nan")):
         with pytest.raises(InputError, match="alpha"):
             OnlineEstimator(cost, "ema", alpha)
+
+
+class TestSizes:
+    """Which tree sizes are worth scoring: full buckets, preferred rows, or all."""
+
+    def of(self, cost, most, **rows):
+        return dataclasses.replace(cost, **rows).sizes(most).tolist()
+
+    def test_all_where_rows_are_alike(self, cost):
+        assert self.of(cost, 3, buckets=(), preferred_rows=()) == [0, 1, 2, 3]
+
+    def test_full_buckets_and_what_is_left_of_the_last(self, cost):
+        buckets = (1, 4, 8, 16)
+        assert self.of(cost, 7, buckets=buckets) == [0, 3, 7]
+        assert self.of(cost, 9, buckets=buckets) == [0, 3, 7, 9]
+        assert self.of(cost, 2, buckets=buckets) == [0, 2]
+        assert self.of(cost, 0, buckets=buckets) == [0]
+
+    def test_only_preferred_rows_where_nothing_is_padded(self, cost):
+        rows = (1, 2, 3, 6)
+        assert self.of(cost, 4, buckets=(), preferred_rows=rows) == [0, 1, 2]
+        assert self.of(cost, 5, buckets=(), preferred_rows=rows) == [0, 1, 2, 5]
+
+    @pytest.mark.parametrize(
+        ("device", "provenance", "rows_only"),
+        [("cpu", "measured", True), ("cpu", "quick", False), ("cuda", "measured", False)],
+    )
+    def test_a_measured_cpu_prefers_its_measured_rows(self, profile, device, provenance, rows_only):
+        changed = profile.model_copy(
+            update={
+                "device": profile.device.model_copy(update={"kind": device}),
+                "provenance": profile.provenance.model_copy(update={"kind": provenance}),
+            }
+        )
+        preferred = CycleCost.from_profile(changed).preferred_rows
+        assert preferred == (tuple(sorted(set(profile.surface.rows))) if rows_only else ())

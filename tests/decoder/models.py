@@ -158,6 +158,9 @@ class StairCost:
     def draft_s(self, context):
         return 0.05
 
+    def sizes(self, most):
+        return np.arange(most + 1)
+
     def cycle_s(self, nodes, context, batch=1):
         rows = batch * (np.asarray(nodes, dtype=np.float64) + 1)
         return 1.0 + 0.2 * (rows // 8) + 0.05 * batch

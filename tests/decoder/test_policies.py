@@ -44,6 +44,9 @@ class Stairs:
     def draft_s(self, context):
         return self.drafting_s
 
+    def sizes(self, most):
+        return np.arange(most + 1)
+
     def cycle_s(self, nodes, context, batch=1):
         assert context == CONTEXT
         stairs = (np.asarray(nodes) + 5) // self.every

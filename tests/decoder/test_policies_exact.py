@@ -39,6 +39,9 @@ class CheapTrees:
     def draft_s(self, context):
         return 0.0
 
+    def sizes(self, most):
+        return np.arange(most + 1)
+
     def cycle_s(self, nodes, context, batch=1):
         return 1.0 + 0.001 * np.asarray(nodes)
 
