@@ -24,10 +24,11 @@ from decoder.drafters.ngram import NgramDrafter
 from decoder.loading import default_target, load_model
 from decoder.profiles import profile_key
 from decoder.target import Target
-from profiler.calibrate import instruments
+from profiler.instruments import instruments
 from profiler.journal import Journal
+from profiler.plan import SweepPlan
 from profiler.sections import points_of
-from profiler.sweep import Steering, SweepPlan, run_sweep
+from profiler.sweep import Steering, run_sweep
 from profiler.workload import Workload
 
 SEED = 20261
@@ -93,16 +94,17 @@ def summary(profile: Any, points: Any) -> dict[str, Any]:
             "regret_mean": regret.mean,
             "regret_worst": regret.worst,
         }
-    predicted_s = profile.verify_calibration().predict_s(points.rows, points.context)
+    predicted_s = profile.verify_calibration().predict_s(points.rows, points.context, points.batch)
     result["points"] = [
         {
             "rows": int(rows),
             "context": int(context),
+            "batch": int(batch),
             "measured_s": float(measured),
             "predicted_s": float(predicted),
         }
-        for rows, context, measured, predicted in zip(
-            points.rows, points.context, points.seconds, predicted_s, strict=True
+        for rows, context, batch, measured, predicted in zip(
+            points.rows, points.context, points.batch, points.seconds, predicted_s, strict=True
         )
     ]
     return result

@@ -27,11 +27,11 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from benchmarks.common import environment, read_prompts, store
+from costmodel.published_acceptance import published
 from decoder import TreeDecoder
 from decoder.demo_model import DEMO_NAME, ensure_demo_model
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.ngram import NgramDrafter, NgramSession
-from decoder.drafters.published import published
 from decoder.drafters.replay import ReplayDrafter, Truth
 from decoder.tree import CandidateTree
 

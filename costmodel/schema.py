@@ -73,6 +73,9 @@ class ProvenanceSection(Section):
     sm_clock_hz: Positive | None = None
     memory_clock_hz: Positive | None = None
     temperature_c: Number | None = None
+    power_w: Positive | None = None
+    clock_reasons: Texts = ()
+    ecc: bool | None = None
     busy_processes: Texts = ()
     error_bar: NotNegative | None = None
     note: AnyText = ""
@@ -179,6 +182,7 @@ class PeaksSection(Section):
     bytes_per_s: Positive
     measured_flops_per_s: Positive | None = None
     measured_bytes_per_s: Positive | None = None
+    measured_copy_bytes_per_s: Positive | None = None
 
     def peaks(self) -> Peaks:
         """The peaks that the rooflines use."""

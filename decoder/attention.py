@@ -11,6 +11,7 @@ time. Memory is O(rows x rows) or O(block x context), never O(rows x context).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from transformers import AttentionInterface
@@ -45,12 +46,50 @@ class Segment:
     blocked: bool
 
 
+class AttentionPlan(Protocol):
+    """What every layer of one forward shares, and how each attends."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        """Store the layer's new keys and values in the cache, and attend over all of it.
+
+        query, key, value  [1, heads or kv_heads, rows, head_dim]
+        returns            [1, rows, heads, head_dim]
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardPlan:
-    """What every layer of one forward shares; sequences of any length lie end to end."""
+    """Attention sequence by sequence; sequences of any length lie end to end."""
 
     cache: KVCache
     segments: tuple[Segment, ...]
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        """See `AttentionPlan`; each sequence attends over its own keys."""
+        parts = []
+        for part in self.segments:
+            rows = part.rows
+            self.cache.write(layer, part.sequence, part.start, key[:, :, rows], value[:, :, rows])
+            keys, values = self.cache.read(layer, part.sequence, part.keys)
+            parts.append(
+                attend(query[:, :, rows], keys, values, part.tail_mask, scale, part.blocked)
+            )
+        output = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+        return output.transpose(1, 2)
 
 
 def plan_segment(
@@ -193,25 +232,17 @@ def split_attention_forward(  # noqa: PLR0913 - the signature is transformers'
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     *,
-    plan: ForwardPlan,
+    plan: AttentionPlan,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """The attention function registered with transformers as `rooftree_split`.
 
-    Stores the layer's new keys and values in the plan's cache and attends over them, each
-    sequence over its own. Tensors are [1, heads, rows, head_dim]; returns
-    [1, rows, heads, head_dim], as transformers expects.
+    Tensors are [1, heads, rows, head_dim]; returns [1, rows, heads, head_dim], as
+    transformers expects. The plan of the forward does the work.
     """
     layer: int = module.layer_idx  # type: ignore[assignment]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    parts = []
-    for part in plan.segments:
-        rows = part.rows
-        plan.cache.write(layer, part.sequence, part.start, key[:, :, rows], value[:, :, rows])
-        keys, values = plan.cache.read(layer, part.sequence, part.keys)
-        parts.append(attend(query[:, :, rows], keys, values, part.tail_mask, scale, part.blocked))
-    output = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-    return output.transpose(1, 2), None
+    return plan.attend(layer, query, key, value, scale), None
 
 
 AttentionInterface.register(ATTENTION_NAME, split_attention_forward)

@@ -11,6 +11,7 @@ import torch
 
 from costmodel.device import DeviceFingerprint
 from costmodel.errors import DeviceError
+from decoder.nvml import driver_facts
 
 
 def select_device(name: str | None = None) -> torch.device:
@@ -38,9 +39,14 @@ def select_device(name: str | None = None) -> torch.device:
 def default_dtype(device: torch.device) -> torch.dtype:
     """bfloat16 where the device computes in it, else float32."""
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(False) else torch.float16
+        return torch.bfloat16 if has_bfloat16(device) else torch.float16
     native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return torch.bfloat16 if native else torch.float32
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether a CUDA device computes in bfloat16 itself: from the Ampere generation (8.0) on."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 DTYPES = {
@@ -55,12 +61,17 @@ def parse_dtype(name: str | None, device: torch.device) -> torch.dtype:
     """The torch dtype of a name, or the device's default for None and 'auto'."""
     if name is None or name == "auto":
         return default_dtype(device)
-    try:
-        return DTYPES[name]
-    except KeyError:
+    dtype = DTYPES.get(name)
+    if dtype is None:
         raise DeviceError(
             f"'{name}' is not a dtype", hint=f"Use one of {', '.join(DTYPES)} or auto."
-        ) from None
+        )
+    if dtype == torch.bfloat16 and device.type == "cuda" and not has_bfloat16(device):
+        raise DeviceError(
+            f"{torch.cuda.get_device_name(device)} is too old to compute in bfloat16",
+            hint="Use --dtype float16.",
+        )
+    return dtype
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -88,6 +99,7 @@ def fingerprint(device: torch.device) -> DeviceFingerprint:
             power_limit_w=None,
         )
     properties = torch.cuda.get_device_properties(device)
+    facts = driver_facts(torch.cuda.current_device() if device.index is None else device.index)
     name = properties.name
     return DeviceFingerprint(
         kind="cuda",
@@ -96,9 +108,9 @@ def fingerprint(device: torch.device) -> DeviceFingerprint:
         mig=name.split("MIG", 1)[1].strip() if "MIG" in name else None,
         threads=None,
         instruction_set=None,
-        driver=None,
+        driver=facts.driver,
         cuda=torch.version.cuda,
-        power_limit_w=None,
+        power_limit_w=facts.power_limit_w,
     )
 
 

@@ -20,6 +20,8 @@ from decoder.loading import LoadedModel, Weights, borrow_model, default_target, 
 from decoder.policies import DEFAULT_MAX_NODES, Policy, parse_policy
 from decoder.policies.base import CostKind
 from decoder.run import DecodeRun, run_together
+from decoder.runtime.base import RuntimeChoice
+from decoder.runtime.select import runtime_kind
 from decoder.sequence import TextRequest, end_tokens
 from decoder.startup import CostSource, ProfileChoice, find_cost
 from decoder.statistics import Statistics
@@ -88,22 +90,27 @@ class TreeDecoder:
         dtype: str | torch.dtype | None = None,
         device: str | None = None,
         weights: Weights = "pretrained",
+        runtime: RuntimeChoice = "auto",
         **options: Any,
     ) -> TreeDecoder:
         """A decoder for a folder, a hub id, a known target, or a transformers model.
 
+        runtime  `graphs` (captured forwards, CUDA only), `eager`, or `auto`: graphs where
+                 they can be had for a model that is not borrowed
         options  as the constructor takes them
         Raises InputError or ProfileError with what was wrong and what to do.
         """
         if target is not None and not isinstance(target, (str, Path)):
-            return cls(Target(borrow_model(target), owned=False), **options)
+            borrowed = borrow_model(target)
+            return cls(Target(borrowed, owned=False, runtime=runtime), **options)
         where = select_device(device)
+        runtime_kind(runtime, where)  # an error before the target is loaded
         number = dtype if isinstance(dtype, torch.dtype) else parse_dtype(dtype, where)
         name = default_target(where) if target is None else str(target)
         loaded: LoadedModel = load_model(
             name, weights=weights, dtype=number, device=where, download=True
         )
-        return cls(Target(loaded), **options)
+        return cls(Target(loaded, runtime=runtime), **options)
 
     @property
     def tokenizer(self) -> Any:

@@ -13,9 +13,10 @@ from costmodel.errors import InputError
 class KVCache:
     """Keys and values of every layer, for some sequences of texts of their own lengths.
 
-    `data` is [layers, 2, sequences, kv_heads, capacity, head_dim]. Of each sequence
-    `lengths` tokens are committed. A forward writes its rows behind them, where they are
-    pending until `commit` keeps some and forgets the rest, without touching the prefix.
+    `data` is [layers, 2, sequences, kv_heads, slots, head_dim]: a slot for every token of the
+    capacity, and one more that padding rows are written to when the others are taken. Of
+    each sequence `lengths` tokens are committed. A forward writes its rows behind them, where
+    they are pending until `commit` keeps some and forgets the rest, without touching the prefix.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class KVCache:
             2,
             sequences,
             architecture.kv_heads,
-            capacity,
+            capacity + 1,
             architecture.head_dim,
         )
         try:
@@ -49,7 +50,7 @@ class KVCache:
 
     @property
     def capacity(self) -> int:
-        return self.data.shape[4]
+        return self.data.shape[4] - 1
 
     @property
     def sequences(self) -> int:

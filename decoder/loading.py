@@ -255,9 +255,7 @@ def _build_random(name: str, dtype: torch.dtype, device: torch.device) -> Loaded
         config = AutoConfig.for_model(**known)
     architecture = ModelArchitecture.from_hf_config(config, name=_label(name))
     _check_memory(architecture, dtype, device)
-    with torch.device(device):
-        # Named here because a config's own dtype would win over torch's default.
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model = _initialised(config, dtype, device)
     return LoadedModel(
         model=model.eval(),
         name=_label(name),
@@ -265,6 +263,17 @@ def _build_random(name: str, dtype: torch.dtype, device: torch.device) -> Loaded
         weights="random",
         architecture=architecture,
     )
+
+
+def _initialised(config: Any, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """The model with fresh weights, each written once, on the device itself."""
+    with torch.device("meta"):  # shapes alone, without the initialisation of torch's own layers
+        # Named here because a config's own dtype would win over torch's default.
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.to_empty(device=device)
+    with torch.no_grad():
+        model.init_weights()  # ties what is tied, and computes the rotary frequencies again
+    return model
 
 
 def _check_memory(

@@ -28,11 +28,10 @@ from costmodel.schema import (
     TargetSection,
 )
 from decoder.device import dtype_name, fingerprint
-from decoder.peaks import measure_peaks
+from decoder.peaks import measure_copy_bytes_per_s, measure_peaks
 from decoder.target import Target
 
 ATTENTION = "split"
-RUNTIME = "eager"
 
 
 def profile_key(target: Target) -> ProfileKey:
@@ -46,7 +45,7 @@ def profile_key(target: Target) -> ProfileKey:
         instruction_set=device.instruction_set,
         architecture_hash=target.architecture.hash,
         dtype=dtype_name(target.dtype),
-        runtime=RUNTIME,
+        runtime=target.runtime.kind,
         attention=ATTENTION,
     )
 
@@ -65,9 +64,10 @@ def soft_key(target: Target) -> SoftKey:
 
 def runtime_section(target: Target) -> RuntimeSection:
     return RuntimeSection(
-        kind=RUNTIME,
+        kind=target.runtime.kind,
         dtype=dtype_name(target.dtype),
         attention=ATTENTION,
+        buckets=target.runtime.buckets,
         torch=torch.__version__,
         transformers=transformers.__version__,
         python=python_version(),
@@ -80,6 +80,8 @@ def find_peaks(target: Target) -> PeaksSection:
     Rooflines use the datasheet of a known GPU, so that profiles of one device agree.
     """
     measured = measure_peaks(target.device, target.dtype)
+    on_gpu = target.device.type == "cuda"  # where a copy tells how far a read is from the peak
+    copy_bytes_per_s = measure_copy_bytes_per_s(target.device) if on_gpu else None
     known = device_by_name(fingerprint(target.device).name)
     # The datasheet's FLOPs are those of bfloat16, so other dtypes use what was measured.
     if known is not None and target.dtype == torch.bfloat16:
@@ -92,6 +94,7 @@ def find_peaks(target: Target) -> PeaksSection:
         bytes_per_s=used.bytes_per_s,
         measured_flops_per_s=measured.flops_per_s,
         measured_bytes_per_s=measured.bytes_per_s,
+        measured_copy_bytes_per_s=copy_bytes_per_s,
     )
 
 
@@ -119,6 +122,14 @@ class Measurement:
     sections: dict[str, Any] = field(default_factory=dict)
 
 
+def weights_note(target: Target) -> str:
+    """What to know of the weights: dense forwards take the same time with any."""
+    note = f"{target.loaded.weights} weights"
+    if target.loaded.weights == "random" and target.architecture.experts:
+        note += ", and random routing, which spreads tokens over experts more evenly than real"
+    return note
+
+
 def make_profile(target: Target, measurement: Measurement) -> Profile:
     """Fit the calibrations and put the profile together. Raises InputError, ProfileError."""
     selection = select_calibration(measurement.points, roofline_of(target, measurement.peaks))
@@ -128,7 +139,7 @@ def make_profile(target: Target, measurement: Measurement) -> Profile:
             created_utc=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             tool_version=version("rooftree"),
             points=len(measurement.points),
-            note=f"{target.loaded.weights} weights",
+            note=weights_note(target),
             **measurement.provenance,
         ),
         device=DeviceSection.of(fingerprint(target.device)),

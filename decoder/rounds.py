@@ -175,7 +175,7 @@ def _observe_cost(
     synchronise(decoder.target.device)
     verify_s = laps.end("verify_s")
     known = source.cost.drift_warning
-    rows = float(np.mean([tree.rows for tree in trees]))
+    rows = float(source.cost.cost.bucket_rows(np.mean([tree.nodes for tree in trees])))
     source.cost.observe(rows, _mean_context(sequences), verify_s, len(sequences))
     warning = source.cost.drift_warning
     if warning is not None and known is None:

@@ -100,6 +100,8 @@ def _from_lookup(target: Target, drafter: Drafter, found: LookupResult) -> CostS
     if drafter.architecture_hash not in profile.drafters:
         profile = profile.with_drafter(drafter.architecture_hash, time_drafter(drafter, target))
     cost = CycleCost.from_profile(profile, drafter.architecture_hash)
+    # Padding is this decoder's; a profile summed from kernels has none.
+    cost = replace(cost, buckets=target.runtime.buckets)
     if found.needs_floor_probe:
         cost = _with_floor(cost, target)
     made = profile.provenance
@@ -134,7 +136,9 @@ def _probed(target: Target, drafter: Drafter, store: ProfileStore) -> CostSource
 def _bare(target: Target, drafter: Drafter) -> CostSource:
     """The paper's `ema`: one factor over the roofline, learnt from each verification."""
     cost = replace(
-        CycleCost.from_roofline(roofline_of(target, find_peaks(target))),
+        CycleCost.from_roofline(
+            roofline_of(target, find_peaks(target)), buckets=target.runtime.buckets
+        ),
         drafter=time_drafter(drafter, target),
     )
     line = "no profile, and calibration is off: the bare roofline, corrected while decoding"

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from costmodel.errors import InputError
-from decoder.attention import ATTENTION_NAME, ForwardPlan, plan_segment
 from decoder.kv_cache import KVCache
 from decoder.loading import LoadedModel
+from decoder.runtime.base import (
+    DenseVisible,
+    Forwarded,
+    RowBlock,
+    Runtime,
+    RuntimeChoice,
+    TreeVisible,
+)
+from decoder.runtime.eager import EagerRuntime
+from decoder.runtime.fused import fuse
+from decoder.runtime.select import make_runtime
+from decoder.runtime.step import ModelStep
 from decoder.tree import EMPTY, DraftTree
 
 PREFILL_CHUNK = 512
+CAPACITY_STEP = 1024  # tokens: captured forwards belong to a cache, so it should seldom change
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +39,6 @@ class Step:
     sequence: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """One sequence's part of a forward."""
-
-    sequence: int
-    tokens: torch.Tensor  # [rows]
-    offsets: torch.Tensor  # [rows]: positions behind the committed tokens
-    visible: torch.Tensor | None  # [rows, pending + rows]
-
-
 class Target:
     """One target model with its KV cache; everything a decode cycle asks of it.
 
@@ -46,29 +46,43 @@ class Target:
     its attention implementation: it is swapped only while a forward runs.
     """
 
-    def __init__(self, loaded: LoadedModel, *, owned: bool = True) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        owned: bool = True,
+        runtime: RuntimeChoice = "auto",
+        fused: bool | None = None,
+    ) -> None:
+        """
+        runtime  `graphs` captures forwards of the target, `eager` does not; `auto` does so
+                 on CUDA for a model that is owned
+        fused    join products and small operations of the layers of an owned model; None
+                 does so on CUDA
+        Raises InputError for another runtime, DeviceError for graphs on a CPU.
+        """
         self.loaded = loaded
         self.architecture = loaded.architecture
         self.model = loaded.model
         self.cache: KVCache | None = None
         self.reservations = 0  # counts `reserve`: whose keys and values the cache holds
-        self._base = loaded.model.base_model
-        self._embedding = loaded.model.get_input_embeddings()
-        self._head = loaded.model.get_output_embeddings()
-        self._captured: tuple[int, ...] = ()
+        self._step = ModelStep(loaded.model, owned=owned)
+        if owned and (self.device.type == "cuda" if fused is None else fused):
+            fuse(loaded.model)
+        group = loaded.architecture.heads // loaded.architecture.kv_heads
+        self._eager = EagerRuntime(self._step, group)
+        self.runtime: Runtime = make_runtime(
+            runtime, self._step, self._eager, capturable=owned and self.architecture.experts == 0
+        )
         self._features: dict[int, torch.Tensor] = {}
-        self._group = loaded.architecture.heads // loaded.architecture.kv_heads
-        self._owned = owned
-        if owned:
-            self.model.config._attn_implementation = ATTENTION_NAME
 
     @property
     def device(self) -> torch.device:
-        return self.model.device
+        return self._step.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.model.dtype
+        return self._step.dtype
 
     @property
     def max_context(self) -> int:
@@ -83,9 +97,10 @@ class Target:
         """
         cache = self.cache
         if cache is None or cache.capacity < tokens or cache.sequences != sequences:
+            graphs = self.runtime.kind == "graphs"
             cache = KVCache(
                 self.architecture,
-                capacity=tokens,
+                capacity=-(-tokens // CAPACITY_STEP) * CAPACITY_STEP if graphs else tokens,
                 sequences=sequences,
                 dtype=self.dtype,
                 device=self.device,
@@ -109,7 +124,9 @@ class Target:
                 f"{self.architecture.layers} layers",
                 hint="The drafter belongs to another target.",
             )
-        self._captured = tuple(layers)
+        if tuple(layers) != self._step.captured:
+            self._step.captured = tuple(layers)
+            self.runtime.forget()
         self._features.clear()
 
     def features(self, sequence: int = 0) -> torch.Tensor | None:
@@ -119,12 +136,14 @@ class Target:
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The target's embeddings of tokens [...]: [..., hidden]."""
-        return self._embedding(token_ids)
+        embedded: torch.Tensor = self._step.embedding(token_ids)
+        return embedded
 
     @torch.inference_mode()
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., vocab] of hidden states [..., hidden] behind the final norm."""
-        return self._head(hidden)
+        logits: torch.Tensor = self._step.head(hidden)
+        return logits
 
     @torch.inference_mode()
     def prefill(self, token_ids: torch.Tensor, sequence: int = 0) -> torch.Tensor:
@@ -135,18 +154,19 @@ class Target:
         cache = self._cache_with_room(len(token_ids), sequence)
         if len(token_ids) == 0:
             raise InputError("the prompt is empty", hint="Give at least one token.")
-        features = []
-        for chunk in token_ids.split(PREFILL_CHUNK):
+        ids, features = token_ids.cpu().numpy(), []
+        for first in range(0, len(ids), PREFILL_CHUNK):
+            chunk = ids[first : first + PREFILL_CHUNK]
             rows = len(chunk)
-            offsets = torch.arange(rows, device=self.device)
-            visible = offsets[None, :] <= offsets[:, None]
-            rest = _Rows(sequence, chunk, offsets, visible if rows > 1 else None)
-            hidden = self._forward([rest])
+            visible = DenseVisible(np.tri(rows, dtype=np.bool_)) if rows > 1 else None
+            block = RowBlock(sequence, chunk, np.arange(rows), visible)
+            done = self._eager.forward(cache, [block], last_only=True)
+            self._add_pending([block], done.features)
             cache.commit(range(rows), sequence)
-            features.append(self._features.get(sequence))
-        if self._captured:
+            features.append(done.features)
+        if self._step.captured:
             self._features[sequence] = torch.cat(features)
-        return self._head(hidden[-1])
+        return done.logits[-1]
 
     @torch.inference_mode()
     def verify(self, steps: Sequence[Step]) -> list[torch.Tensor]:
@@ -155,19 +175,18 @@ class Target:
         Positions are the cached length plus the depth, so that rotary embeddings
         see the right distance in any order of the nodes (BASTION appendix E).
         With an empty tree this is the plain step. The steps are of different sequences;
-        their rows lie end to end, without padding. Returns logits [rows, vocab] of each.
+        their rows lie end to end. Returns logits [rows, vocab] of each, which under graphs
+        the next forward overwrites.
         """
-        parts = []
+        blocks = []
         for step in steps:
             self._cache_with_room(step.tree.rows, step.sequence)
-            visible = None
-            if step.tree.nodes:
-                visible = torch.from_numpy(step.tree.visibility()).to(self.device)
-            tokens = self._to_device(step.tree.row_tokens(step.root))
-            depths = self._to_device(step.tree.row_depths())
-            parts.append(_Rows(step.sequence, tokens, depths, visible))
-        logits = self._head(self._forward(parts))
-        return list(logits.split([step.tree.rows for step in steps]))
+            tree = step.tree
+            visible = TreeVisible(tree.parents) if tree.nodes else None
+            tokens, depths = tree.row_tokens(step.root), tree.row_depths()
+            blocks.append(RowBlock(step.sequence, tokens, depths, visible))
+        logits = self._forward(blocks).logits
+        return list(logits.split([block.rows for block in blocks]))
 
     @torch.inference_mode()
     def extend(
@@ -183,9 +202,7 @@ class Target:
         visible  [rows, pending + rows]  which pending and new rows each row sees
         """
         self._cache_with_room(len(tokens), sequence)
-        seen = torch.from_numpy(visible).to(self.device)
-        part = _Rows(sequence, self._to_device(tokens), self._to_device(offsets), seen)
-        return self._head(self._forward([part]))
+        return self._forward([RowBlock(sequence, tokens, offsets, DenseVisible(visible))]).logits
 
     def commit(self, rows: Sequence[int], sequence: int = 0) -> None:
         """Keep these pending rows as the new end of the prefix, and forget the others."""
@@ -194,72 +211,25 @@ class Target:
             cache.commit(rows, sequence)
 
     def _cache_with_room(self, rows: int, sequence: int) -> KVCache:
+        cache = self._reserved()
+        cache.check_room(rows, sequence)
+        return cache
+
+    def _reserved(self) -> KVCache:
         if self.cache is None:
             raise InputError("no KV cache is reserved", hint="Call reserve(tokens) first.")
-        self.cache.check_room(rows, sequence)
         return self.cache
 
-    def _to_device(self, array: NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device)
+    def _forward(self, blocks: Sequence[RowBlock]) -> Forwarded:
+        """One forward of all blocks; their rows become pending."""
+        done = self.runtime.forward(self._reserved(), blocks)
+        self._add_pending(blocks, done.features)
+        return done
 
-    def _forward(self, parts: Sequence[_Rows]) -> torch.Tensor:
-        """Hidden states [rows, hidden] of all parts; their rows become pending."""
-        cache = self.cache
-        if cache is None:
-            raise InputError("no KV cache is reserved", hint="Call reserve(tokens) first.")
-        segments, first = [], 0
-        for part in parts:
-            rows = slice(first, first + len(part.tokens))
-            segments.append(plan_segment(cache, part.sequence, rows, part.visible, self._group))
-            first = rows.stop
-        lengths = cache.lengths
-        positions = [part.offsets + lengths[part.sequence] for part in parts]
-        with self._split_attention(), self._hooks() as states:
-            output = self._base(
-                input_ids=_join([part.tokens for part in parts])[None],
-                position_ids=_join(positions)[None],
-                use_cache=False,
-                plan=ForwardPlan(cache, tuple(segments)),
-            )
-        for segment in segments:
-            cache.pending[segment.sequence] += segment.rows.stop - segment.rows.start
-            if states:
-                kept = [states[layer][0, segment.rows] for layer in self._captured]
-                self._features[segment.sequence] = torch.cat(kept, dim=-1)
-        return output.last_hidden_state[0]
-
-    @contextmanager
-    def _hooks(self) -> Iterator[dict[int, torch.Tensor]]:
-        """Collects the captured hidden states [1, rows, hidden] of one forward, by layer."""
-        states: dict[int, torch.Tensor] = {}
-
-        def keep(layer: int) -> Any:
-            def hook(module: Any, inputs: Any, output: Any) -> None:
-                states[layer] = output[0] if isinstance(output, tuple) else output
-
-            return hook
-
-        modules = {i: self._base.layers[i - 1] if i else self._embedding for i in self._captured}
-        handles = [module.register_forward_hook(keep(i)) for i, module in modules.items()]
-        try:
-            yield states
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    @contextmanager
-    def _split_attention(self) -> Iterator[None]:
-        """Our attention on a borrowed model, taken off again whatever happens."""
-        if self._owned:
-            yield
-            return
-        before = self.model.config._attn_implementation
-        self.model.config._attn_implementation = ATTENTION_NAME
-        try:
-            yield
-        finally:
-            self.model.config._attn_implementation = before
-
-
-def _join(parts: list[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    def _add_pending(self, blocks: Sequence[RowBlock], features: torch.Tensor | None) -> None:
+        cache, first = self._reserved(), 0
+        for block in blocks:
+            cache.pending[block.sequence] += block.rows
+            if features is not None:
+                self._features[block.sequence] = features[first : first + block.rows]
+            first += block.rows

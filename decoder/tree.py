@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.errors import InputError
+from decoder.ancestors import visibility
 from decoder.jit import jit
 
 
@@ -65,7 +66,7 @@ class DraftTree:
 
     def visibility(self) -> NDArray[np.bool_]:
         """[N + 1, N + 1]: row i sees row j when j is i itself or an ancestor of i."""
-        return _visibility(self.parents)
+        return visibility(self.parents)
 
     def child(self, row: int, token: int) -> int:
         """The row of `row`'s child that carries `token`, or -1."""
@@ -200,18 +201,6 @@ def _greedy_path(parents, probabilities, depth):  # type: ignore[no-untyped-def]
         picked[length] = best
         row = best + 1
     return picked
-
-
-@jit
-def _visibility(parents):  # type: ignore[no-untyped-def]
-    rows = len(parents) + 1
-    visible = np.zeros((rows, rows), np.bool_)
-    visible[0, 0] = True
-    for node in range(rows - 1):
-        row = node + 1
-        visible[row, : parents[node] + 1] = visible[parents[node], : parents[node] + 1]
-        visible[row, row] = True
-    return visible
 
 
 @jit

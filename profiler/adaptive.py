@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from costmodel.chooser import Candidates, PointChooser
@@ -10,8 +12,9 @@ from costmodel.physical import fit_physical
 from costmodel.points import Points
 from costmodel.roofline import Roofline
 from costmodel.stairs import fit_stairs
+from profiler.plan import SweepPlan
 from profiler.sections import points_of
-from profiler.sweep import SweepPlan, SweepResult
+from profiler.sweep import SweepResult
 from profiler.workload import Task
 
 FIRST_POINTS = 12
@@ -25,8 +28,11 @@ GOAL_WORST_REGRET = 0.01
 class AdaptiveGrid:
     """The grid of a plan, measured point by point as far as the held-out points ask for it."""
 
-    def __init__(self, plan: SweepPlan, roofline: Roofline) -> None:
-        self._grid = plan.grid()
+    def __init__(
+        self, plan: SweepPlan, roofline: Roofline, fits: Callable[[Task], bool] = lambda task: True
+    ) -> None:
+        """fits: leaves out points that the memory has no room for."""
+        self._grid = [task for task in plan.grid() if fits(task)]
         self._roofline = roofline
         self._chooser = PointChooser(
             Candidates(
@@ -46,7 +52,8 @@ class AdaptiveGrid:
         points = points_of(swept, "verify")
         if len(points) >= LEAST_POINTS and self._good_enough(points, swept):
             return None
-        return [self._grid[index] for index in self._chooser.next(points, STEP_POINTS)]
+        chosen = [self._grid[index] for index in self._chooser.next(points, STEP_POINTS)]
+        return [task for task in chosen if task not in swept.skipped]
 
     def _good_enough(self, points: Points, swept: SweepResult) -> bool:
         """Whether held-out points are predicted as well as anybody needs."""

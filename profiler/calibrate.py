@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from costmodel.errors import InputError
 from costmodel.profile import Profile
 from costmodel.registry import ProfileStore, user_directory
+from costmodel.roofline import Roofline
 from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
 from decoder.drafters.base import Drafter
 from decoder.drafters.factory import load_drafter
 from decoder.loading import Weights, default_target, load_model
 from decoder.profiles import Measurement, find_peaks, make_profile, profile_key, roofline_of
+from decoder.runtime.base import RuntimeChoice
+from decoder.runtime.select import runtime_kind
 from decoder.target import Target
 from profiler.adaptive import AdaptiveGrid
-from profiler.device import CpuGuard, collect, observe, warnings
+from profiler.device import collect, observe, warnings
+from profiler.instruments import instruments
 from profiler.journal import Journal
 from profiler.lock import device_lock
-from profiler.nvml import Gpu, GpuGuard
+from profiler.plan import PREFILL_TOKENS, SweepPlan
 from profiler.sections import (
     drafter_sections,
     points_of,
@@ -32,17 +37,16 @@ from profiler.sections import (
     with_held_out,
     with_known_drafters,
 )
-from profiler.stopping import NoiseRule
-from profiler.sweep import Instruments, Progress, Steering, SweepPlan, SweepResult, run_sweep
-from profiler.timing import CudaTimer, WallTimer
+from profiler.sweep import Progress, Steering, SweepResult, run_sweep
 from profiler.workload import Task, Workload
 
 CPU_CONTEXTS = (64, 256, 1024, 2048)
 GPU_CONTEXTS = (64, 256, 1024, 4096, 16384)
 BUDGETS_S = {"cuda": 30.0, "cpu": 45.0}  # a CPU is noisier, so it gets more samples
-MIN_SAMPLES = 10  # fewer have a small spread by luck
 CPU_MAX_NODES = 127
 GPU_MAX_NODES = 1024
+GPU_PREFILL_TOKENS = (128, 512, 2048, 8192)
+GPU_PLAIN_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # capacity planning needs them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +58,7 @@ class CalibrationSettings:
     drafter: str = "ngram"
     device: str | None = None
     dtype: str | None = None
+    runtime: RuntimeChoice = "auto"
     contexts: tuple[int, ...] | None = None
     max_nodes: int | None = None
     batches: tuple[int, ...] = (1,)
@@ -73,6 +78,7 @@ class CalibrationResult:
     warnings: tuple[str, ...]
     resumed_samples: int
     unmeasured: tuple[Task, ...]
+    skipped: Mapping[Task, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,28 +97,32 @@ def calibrate(settings: CalibrationSettings, listener: Listener = Listener()) ->
     """
     device = select_device(settings.device)
     name = default_target(device) if settings.target is None else settings.target
+    runtime_kind(settings.runtime, device)  # an error before the target is loaded
     plan = _plan(settings, device)
     check_writable(settings.output)
     with device_lock(f"{fingerprint(device).name} {_device_label(device)}"):
         activity = observe()
         dtype = parse_dtype(settings.dtype, device)
         loaded = load_model(name, weights=settings.weights, dtype=dtype, device=device)
-        target = Target(loaded)
+        target = Target(loaded, runtime=settings.runtime)
         drafter = load_drafter(settings.drafter, target)
-        plan = _fit_positions(plan, settings, target)
-        workload = Workload(target, drafter, capacity=plan.capacity, seed=plan.seed)
+        plan = _fit_target(plan, settings, target)
+        workload = Workload(
+            target, drafter, capacity=plan.capacity, capacities=plan.capacities(), seed=plan.seed
+        )
         metadata = collect(device.index or 0 if device.type == "cuda" else None)
         found = warnings(metadata, activity)
         _introduce(target, found, listener)
         peaks = find_peaks(target)
         with _journal(target, drafter, plan, settings) as journal:
-            grid = AdaptiveGrid(plan, roofline_of(target, peaks))
-            swept = _sweep(plan, grid, workload, journal, settings, listener)
+            swept, seen = _sweep(
+                plan, workload, roofline_of(target, peaks), journal, settings, listener
+            )
             measurement = Measurement(
                 kind="measured",
                 points=points_of(swept, "verify"),
                 peaks=peaks,
-                provenance=provenance_fields(swept, metadata.fields, activity),
+                provenance=provenance_fields(swept, metadata.fields | seen, activity),
                 sections={
                     "stages": stages_section(swept),
                     "drafters": drafter_sections(swept, drafter),
@@ -128,9 +138,10 @@ def calibrate(settings: CalibrationSettings, listener: Listener = Listener()) ->
         profile=profile,
         path=path,
         picture=picture,
-        warnings=found,
+        warnings=found + target.runtime.warnings,
         resumed_samples=swept.resumed_samples,
         unmeasured=swept.unmeasured,
+        skipped=swept.skipped,
     )
 
 
@@ -191,14 +202,20 @@ def _plan(settings: CalibrationSettings, device: torch.device) -> SweepPlan:
         max_nodes=settings.max_nodes or (CPU_MAX_NODES if cpu else GPU_MAX_NODES),
         batches=settings.batches,
         seed=settings.seed,
+        prefill_tokens=PREFILL_TOKENS if cpu else GPU_PREFILL_TOKENS,
+        plain_batches=() if cpu else GPU_PLAIN_BATCHES,
     )
 
 
-def _fit_positions(plan: SweepPlan, settings: CalibrationSettings, target: Target) -> SweepPlan:
-    """Leave out default contexts beyond the target's positions; asked-for ones are errors."""
+def _fit_target(plan: SweepPlan, settings: CalibrationSettings, target: Target) -> SweepPlan:
+    """The plan at the target's buckets, without default contexts beyond its positions.
+
+    Contexts that were asked for stay, and are errors later.
+    """
+    plan = replace(plan, buckets=target.runtime.buckets)
     if settings.contexts is not None:
         return plan
-    room = target.max_context - plan.max_nodes - 1
+    room = target.max_context - plan.padded(plan.max_nodes + 1)
     fitting = tuple(context for context in plan.contexts if context <= room)
     if len(fitting) < 2:
         raise InputError(
@@ -211,35 +228,35 @@ def _fit_positions(plan: SweepPlan, settings: CalibrationSettings, target: Targe
 
 def _sweep(
     plan: SweepPlan,
-    grid: AdaptiveGrid,
     workload: Workload,
+    roofline: Roofline,
     journal: Journal,
     settings: CalibrationSettings,
     listener: Listener,
-) -> SweepResult:
-    swept = run_sweep(
-        grid.first() + plan.held_out() + plan.stages(),
-        workload,
-        instruments(workload.device),
-        journal,
-        Steering(
-            budget_s=settings.time_budget_s or BUDGETS_S[workload.device.type],
-            on_progress=listener.progress,
-            more=grid.more,
-        ),
+) -> tuple[SweepResult, dict[str, Any]]:
+    """The measured points, and what was seen of the device meanwhile."""
+    grid = AdaptiveGrid(plan, roofline, lambda task: not workload.shortfall(task))
+    tools = instruments(workload.device)
+    steering = Steering(
+        budget_s=settings.time_budget_s or BUDGETS_S[workload.device.type],
+        on_progress=listener.progress,
+        more=grid.more,
     )
+    tasks = grid.first() + plan.held_out() + plan.stages()
+    swept = run_sweep(tasks, workload, tools, journal, steering)
+    _tell(swept, listener)
+    return swept, tools.guard.summary()
+
+
+def _tell(swept: SweepResult, listener: Listener) -> None:
+    """Say what a reader of the profile would miss."""
     if swept.resumed_samples:
         listener.say(f"went on from {swept.resumed_samples} samples of an unfinished run")
-    return swept
-
-
-def instruments(device: torch.device) -> Instruments:
-    """The timer, guard and stopping rule that suit the device."""
-    rule = NoiseRule(min_samples=MIN_SAMPLES)
-    if device.type == "cpu":
-        return Instruments(timer=WallTimer(), guard=CpuGuard(), rule=rule)
-    guard = GpuGuard(Gpu.open(device.index or 0))
-    return Instruments(timer=CudaTimer(device), guard=guard, rule=rule)
+    for task, reason in swept.skipped.items():
+        listener.say(
+            f"skipped {task.kind} of {task.size} at context {task.context}, batch {task.batch}: "
+            f"{reason}"
+        )
 
 
 def _journal(

@@ -17,7 +17,8 @@ from costmodel.targets import find_target
 from decoder.demo_model import demo_model_folder, has_demo_model
 from decoder.device import default_dtype, dtype_name, fingerprint, select_device
 from decoder.loading import default_target
-from decoder.profiles import ATTENTION, RUNTIME
+from decoder.profiles import ATTENTION
+from decoder.runtime.select import runtime_kind
 from profiler.device import Metadata, collect, observe, warnings
 from profiler.nvml import Gpu
 
@@ -124,7 +125,7 @@ def _profile(target: str, device: torch.device) -> Check:
         instruction_set=here.instruction_set,
         architecture_hash=find_target(target).architecture.hash,
         dtype=_dtype(device),
-        runtime=RUNTIME,
+        runtime=runtime_kind("auto", device),
         attention=ATTENTION,
     )
     measure = "`rooftree calibrate` measures this device (about a minute)."

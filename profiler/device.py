@@ -122,6 +122,11 @@ def warnings(metadata: Metadata, activity: Activity | None = None) -> tuple[str,
     if fields.get("memory_free_bytes", LOW_MEMORY_BYTES) < LOW_MEMORY_BYTES:
         free_mib = fields["memory_free_bytes"] >> 20
         found.append(f"only {free_mib} MiB of memory are free, the machine may swap: free some")
+    if "gpu" in metadata.absent:
+        found.append(
+            "the GPU's clocks, heat and other processes cannot be watched: "
+            f"{metadata.absent['gpu']}"
+        )
     return tuple(found + _gpu_warnings(fields))
 
 
@@ -147,6 +152,10 @@ class CpuGuard:
         if (_throttled_s() - self._throttled_s) / elapsed_s > self.MAX_SHARE:
             return "container quota used up"
         return ""
+
+    def summary(self) -> dict[str, Any]:
+        """Nothing beside what was rejected."""
+        return {}
 
 
 def _packages() -> dict[str, Any]:
@@ -219,14 +228,24 @@ def _activity_warnings(activity: Activity) -> list[str]:
 def _gpu_warnings(fields: dict[str, Any]) -> list[str]:
     found = []
     if others := fields.get("gpu_other_processes"):
-        pids = ", ".join(str(pid) for pid in others)
-        found.append(f"other processes are on this GPU (process {pids}): stop them")
+        names = ", ".join(_gpu_process(process) for process in others)
+        found.append(f"other processes are on this GPU ({names}): stop them")
     if fields.get("gpu_temperature_c", 0) >= HOT_GPU_C:
         found.append(f"the GPU is at {fields['gpu_temperature_c']} C: let it cool down first")
+    if fields.get("gpu_mig"):
+        found.append("this GPU is cut into MIG slices: others may share its memory bandwidth")
     slow = [name for name in fields.get("gpu_clock_reasons", ()) if "slowdown" in name]
     if slow:
         found.append(f"the GPU holds its clocks down ({', '.join(slow)}): check its cooling")
     return found
+
+
+def _gpu_process(process: dict[str, Any]) -> str:
+    if process["name"] is None:  # NVML numbers processes as the host does
+        return (
+            f"process {process['pid']} outside this container, or this one as the host numbers it"
+        )
+    return f"{process['name']}, process {process['pid']}"
 
 
 def _cpu_seconds() -> dict[tuple[int, str], float]:

@@ -1,8 +1,4 @@
-"""What the NVIDIA driver says about one GPU, through NVML.
-
-NVML counts the machine's GPUs, CUDA only those that CUDA_VISIBLE_DEVICES leaves and in its own
-order, so a CUDA index is turned into an NVML handle through the GPU's UUID.
-"""
+"""What the NVIDIA driver says about one GPU, through NVML."""
 
 from __future__ import annotations
 
@@ -10,9 +6,12 @@ import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
-from costmodel.errors import DeviceError
+import psutil
+
+from decoder.nvml import open_handle, text
 
 # Reasons for lower clocks that make a sample worthless. The power cap is not among them: it is
 # the steady state of a GPU under full load and stays in what is measured.
@@ -37,27 +36,6 @@ def clock_reasons(mask: int) -> tuple[str, ...]:
     return tuple(name for bit, name in sorted(names.items()) if mask & bit)
 
 
-def visible_entry(cuda_index: int, visible: str | None) -> str:
-    """What CUDA_VISIBLE_DEVICES names at `cuda_index`: an index, a GPU or a MIG UUID.
-
-    CUDA ignores everything from the first entry on that it cannot use; an index past the end
-    is a `DeviceError`.
-    """
-    if visible is None:
-        return str(cuda_index)
-    entries: list[str] = []
-    for entry in (part.strip() for part in visible.split(",")):
-        if not (entry.isdigit() or entry.startswith(("GPU-", "MIG-"))):
-            break
-        entries.append(entry)
-    if cuda_index >= len(entries):
-        raise DeviceError(
-            f"CUDA_VISIBLE_DEVICES={visible!r} leaves {len(entries)} GPU(s); there is no cuda:"
-            f"{cuda_index}"
-        )
-    return entries[cuda_index]
-
-
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU (or MIG slice) that NVML has opened."""
@@ -68,33 +46,15 @@ class Gpu:
     @classmethod
     def open(cls, cuda_index: int = 0) -> Gpu:
         """The GPU that CUDA calls `cuda_index`; `DeviceError` where NVML cannot tell."""
-        import pynvml
-
-        try:
-            pynvml.nvmlInit()
-            return cls(pynvml, _handle(pynvml, cuda_index))
-        except pynvml.NVMLError as error:
-            raise DeviceError(f"NVML: {error}", hint="Is the NVIDIA driver installed?") from error
-
-    def thermal_slowdown(self) -> str:
-        """The reasons that make a sample worthless just now; empty when there are none.
-
-        Empty too where this GPU cannot tell (some virtual GPUs): `read` then lacks
-        `gpu_clock_reasons`.
-        """
-        try:
-            mask = int(self.nvml.nvmlDeviceGetCurrentClocksEventReasons(self.handle))
-        except self.nvml.NVMLError:
-            return ""
-        return ", ".join(name for bit, name in THERMAL_REASONS.items() if mask & bit)
+        return cls(*open_handle(cuda_index))
 
     def read(self) -> dict[str, Any]:
         """Every field that this driver and GPU can tell; the others are left out."""
         nvml, handle = self.nvml, self.handle
         readings: dict[str, Callable[[], Any]] = {
-            "gpu_name": lambda: _text(nvml.nvmlDeviceGetName(handle)),
-            "gpu_uuid": lambda: _text(nvml.nvmlDeviceGetUUID(handle)),
-            "driver": lambda: _text(nvml.nvmlSystemGetDriverVersion()),
+            "gpu_name": lambda: text(nvml.nvmlDeviceGetName(handle)),
+            "gpu_uuid": lambda: text(nvml.nvmlDeviceGetUUID(handle)),
+            "driver": lambda: text(nvml.nvmlSystemGetDriverVersion()),
             "gpu_memory_bytes": lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
             "gpu_memory_free_bytes": lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).free),
             "gpu_sm_clock_hz": lambda: 1e6 * nvml.nvmlDeviceGetClockInfo(handle, 1),
@@ -118,54 +78,102 @@ class Gpu:
                 found[name] = reading()
         return found
 
-    def _other_processes(self) -> list[int]:
+    def _other_processes(self) -> list[dict[str, Any]]:
+        """Process id, name and memory; without a name where it lies outside this container."""
         running = self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)
-        return [int(process.pid) for process in running if int(process.pid) != os.getpid()]
+        return [
+            {
+                "pid": int(process.pid),
+                "name": _process_name(int(process.pid)),
+                "memory_bytes": getattr(process, "usedGpuMemory", None),
+            }
+            for process in running
+            if int(process.pid) != os.getpid()
+        ]
+
+    def sample(self) -> Reading:
+        """Clock, temperature, power and clock reasons just now; None for what it cannot tell."""
+        nvml, handle = self.nvml, self.handle
+        return Reading(
+            sm_clock_hz=self._ask(lambda: 1e6 * nvml.nvmlDeviceGetClockInfo(handle, 1)),
+            temperature_c=self._ask(lambda: float(nvml.nvmlDeviceGetTemperature(handle, 0))),
+            power_w=self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
+            reasons=self._ask(lambda: int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))),
+        )
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        try:
+            return question()
+        except self.nvml.NVMLError:
+            return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """The state of a GPU at one moment."""
+
+    sm_clock_hz: float | None
+    temperature_c: float | None
+    power_w: float | None
+    reasons: int | None
 
 
 class GpuGuard:
-    """Rejects samples taken while heat or the power supply held the clocks down."""
+    """Rejects samples taken at low clocks, and keeps what it saw of the GPU meanwhile.
+
+    A sample does not count while heat or the power supply holds the clocks down, or while
+    the clock lies below `FLOOR_SHARE` of the highest one seen since the start, unless the
+    power cap does that: under full load it is the steady state.
+    """
+
+    FLOOR_SHARE = 0.8
+    POWER_CAP = 0x04
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
+        self._highest_hz = 0.0
+        self.readings: list[Reading] = []
 
     def start(self) -> None:
         """Nothing to remember: the driver tells the present state."""
 
     def disturbance(self) -> str:
-        return self._gpu.thermal_slowdown()
+        reading = self._gpu.sample()
+        self.readings.append(reading)
+        clock_hz, reasons = reading.sm_clock_hz, reading.reasons or 0
+        held = ", ".join(name for bit, name in THERMAL_REASONS.items() if reasons & bit)
+        if held or clock_hz is None:
+            return held
+        self._highest_hz = max(self._highest_hz, clock_hz)
+        if clock_hz < self.FLOOR_SHARE * self._highest_hz and not reasons & self.POWER_CAP:
+            return (
+                f"SM clock {clock_hz / 1e6:.0f} MHz, below {self.FLOOR_SHARE:.0%} of "
+                f"{self._highest_hz / 1e6:.0f} MHz"
+            )
+        return ""
+
+    def summary(self) -> dict[str, Any]:
+        """What was seen during all samples, in the fields of `Gpu.read`."""
+        found: dict[str, Any] = {}
+        for name, field, reduce in (
+            ("gpu_sm_clock_hz", "sm_clock_hz", median),
+            ("gpu_temperature_c", "temperature_c", max),
+            ("gpu_power_w", "power_w", median),
+        ):
+            values = [getattr(reading, field) for reading in self.readings]
+            known = [value for value in values if value is not None]
+            if known:
+                found[name] = reduce(known)
+        mask = 0
+        for reading in self.readings:
+            mask |= reading.reasons or 0
+        if any(reading.reasons is not None for reading in self.readings):
+            found["gpu_clock_reasons"] = list(clock_reasons(mask))
+        return found
 
 
-def _handle(nvml: Any, cuda_index: int) -> Any:
-    for uuid in _torch_uuids(cuda_index):
-        with contextlib.suppress(nvml.NVMLError):
-            return nvml.nvmlDeviceGetHandleByUUID(uuid)
-    entry = visible_entry(cuda_index, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if entry.isdigit():
-        return nvml.nvmlDeviceGetHandleByIndex(int(entry))
-    return _handle_by_uuid(nvml, entry)
-
-
-def _handle_by_uuid(nvml: Any, entry: str) -> Any:
-    """CUDA takes a unique beginning of a UUID, NVML only the whole."""
-    with contextlib.suppress(nvml.NVMLError):
-        return nvml.nvmlDeviceGetHandleByUUID(entry)
-    for index in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        if _text(nvml.nvmlDeviceGetUUID(handle)).startswith(entry):
-            return handle
-    raise DeviceError(f"no GPU has the UUID {entry} that CUDA_VISIBLE_DEVICES names")
-
-
-def _torch_uuids(cuda_index: int) -> list[str]:
-    """The UUID that torch knows, as a whole GPU and as a MIG slice; empty without CUDA."""
-    import torch
-
-    if not torch.cuda.is_available() or cuda_index >= torch.cuda.device_count():
-        return []
-    uuid = getattr(torch.cuda.get_device_properties(cuda_index), "uuid", None)
-    return [] if uuid is None else [f"MIG-{uuid}", f"GPU-{uuid}"]
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+def _process_name(pid: int) -> str | None:
+    try:
+        return str(psutil.Process(pid).name())
+    except psutil.Error:
+        return None

@@ -142,7 +142,7 @@ def stages_section(swept: SweepResult) -> StagesSection:
         (
             (task.batch, task.context, samples)
             for task, samples in swept.samples.items()
-            if task.kind == "verify" and task.size == 1
+            if task.kind in ("verify", "plain") and task.size == 1
         ),
         key=lambda row: row[:2],
     )
@@ -183,5 +183,8 @@ def provenance_fields(
         "sm_clock_hz": fields.get("gpu_sm_clock_hz"),
         "memory_clock_hz": fields.get("gpu_memory_clock_hz"),
         "temperature_c": fields.get("gpu_temperature_c"),
+        "power_w": fields.get("gpu_power_w"),
+        "clock_reasons": fields.get("gpu_clock_reasons", ()),
+        "ecc": fields.get("gpu_ecc"),
         "busy_processes": [process.name for process in activity.processes if process.name],
     }

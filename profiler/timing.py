@@ -53,41 +53,6 @@ class WallTimer:
         return time.perf_counter()
 
 
-class CudaTimer:
-    """CUDA events on the current stream of `device`, the device idle before the first one.
-
-    The first event is recorded on an idle stream, so the time between the events holds the
-    host's launch work too wherever the device has to wait for it: that is what a decoder pays.
-    """
-
-    def __init__(self, device: Any = None) -> None:
-        import torch
-
-        self._cuda: Any = torch.cuda
-        self._device = device
-        with self._cuda.device(device):
-            self._start = self._cuda.Event(enable_timing=True)
-            self._end = self._cuda.Event(enable_timing=True)
-
-    def time_s(self, function: Callable[[], object]) -> float:
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
-            self._cuda.synchronize(self._device)
-            stream = self._cuda.current_stream(self._device)
-            self._start.record(stream)
-            function()
-            self._end.record(stream)
-            self._end.synchronize()
-        finally:
-            if collecting:
-                gc.enable()
-        return float(self._start.elapsed_time(self._end)) / 1e3
-
-    def now_s(self) -> float:
-        return time.perf_counter()
-
-
 class FakeTimer:
     """A timer whose durations are given: for tests and dry runs.
 
@@ -131,6 +96,10 @@ class Guard(Protocol):
 
     def disturbance(self) -> str:
         """What disturbed the sample since `start`; empty when it is clean."""
+        ...
+
+    def summary(self) -> dict[str, Any]:
+        """What it saw of the device over all samples, in the fields of the metadata."""
         ...
 
 

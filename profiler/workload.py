@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,9 +15,11 @@ from decoder.acceptance.sampling import Picker, Sampling
 from decoder.drafters.base import Drafter
 from decoder.drafters.timing import steady_draft
 from decoder.kv_cache import KVCache
-from decoder.target import Step, Target
+from decoder.target import PREFILL_CHUNK, Step, Target
 from decoder.tree import EMPTY, DraftTree, Lattice, best_first
+from profiler.memory import CACHE_SHARE, OutOfMemory, forward_bytes, free_memory, slot_bytes
 
+FORWARDS = ("verify", "held_out", "plain")  # kinds that time a verification forward
 LATTICE_DEPTH = 15  # gamma of a block of 16
 ACCEPTED_DEPTH = 3  # rows that a timed acceptance walks, a usual committed length
 
@@ -26,7 +28,8 @@ ACCEPTED_DEPTH = 3  # rows that a timed acceptance walks, a usual committed leng
 class Task:
     """One thing to time.
 
-    kind     `verify`, `held_out`, `prefill`, `draft`, `build`, `accept` or `commit`
+    kind     `verify`, `held_out`, `plain` (a step of one row, which no surface is fitted to),
+             `prefill`, `draft`, `build`, `accept` or `commit`
     size     rows of a forward, tokens of a prefill or commit, nodes of a build or accept
     context  cached tokens (0 where the kind has none)
     """
@@ -43,7 +46,19 @@ class Task:
 class Workload:
     """Binds tasks to calls of the decoder's functions on one target and drafter."""
 
-    def __init__(self, target: Target, drafter: Drafter, *, capacity: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        *,
+        capacity: int,
+        capacities: Mapping[int, int] | None = None,
+        seed: int = 0,
+    ) -> None:
+        """
+        capacity    tokens of a KV cache, rows included
+        capacities  the same for some batch sizes, where it differs
+        """
         if capacity > target.max_context:
             raise InputError(
                 f"a context of {capacity} tokens, rows included, exceeds the "
@@ -52,7 +67,8 @@ class Workload:
             )
         self._target = target
         self._drafter = drafter
-        self._capacity = capacity
+        self._capacity, self._capacities = capacity, dict(capacities or {})
+        self._free_bytes = free_memory(target.device)
         self._seed = seed
         self._random = np.random.default_rng(seed)
         self._caches: dict[int, KVCache] = {}
@@ -62,16 +78,50 @@ class Workload:
         return self._target.device
 
     def call(self, task: Task) -> Callable[[], object]:
-        """A function of no arguments that does the task once, from the same state each time."""
-        if task.kind in ("verify", "held_out"):
-            return self._verify(task)
-        return {
-            "prefill": self._prefill,
-            "draft": self._draft,
-            "build": self._build,
-            "accept": self._accept,
-            "commit": self._commit,
-        }[task.kind](task)
+        """A function of no arguments that does the task once, from the same state each time.
+
+        It raises OutOfMemory where the device's memory does not suffice.
+        """
+        if task.kind in FORWARDS:
+            work = self._verify(task)
+        else:
+            work = {
+                "prefill": self._prefill,
+                "draft": self._draft,
+                "build": self._build,
+                "accept": self._accept,
+                "commit": self._commit,
+            }[task.kind](task)
+
+        def run() -> object:
+            try:
+                return work()
+            except torch.OutOfMemoryError as error:
+                reason = str(error).partition("\n")[0]
+                raise OutOfMemory(f"out of memory: {reason}") from error
+
+        return run
+
+    def shortfall(self, task: Task) -> str:
+        """Why the task does not fit into memory, in words; empty where it does."""
+        if task.kind not in (*FORWARDS, "prefill", "commit"):
+            return ""
+        needed = task.context + (2 * task.size if task.kind == "commit" else task.size)
+        try:
+            held = self._use_cache(task.batch).capacity
+        except InputError as error:
+            return error.problem
+        if needed > held:
+            return f"{needed} tokens x batch {task.batch}; memory is left for {held}"
+        rows = min(task.size, PREFILL_CHUNK) if task.kind == "prefill" else task.size * task.batch
+        work_bytes = forward_bytes(self._target.architecture, rows, self._element_bytes)
+        free_bytes = self._free_bytes()
+        if task.kind in (*FORWARDS, "prefill") and work_bytes > free_bytes:
+            return (
+                f"a forward of {rows} rows needs some {work_bytes / 1e9:.1f} GB; "
+                f"{free_bytes / 1e9:.1f} GB are free"
+            )
+        return ""
 
     def _verify(self, task: Task) -> Callable[[], object]:
         target, tree = self._target, self._tree(task.size - 1)
@@ -132,12 +182,22 @@ class Workload:
         cache = self._caches.get(batch)
         if cache is None:
             self._target.cache = None
-            cache = self._target.reserve(self._capacity, batch)
+            cache = self._target.reserve(self._room(batch), batch)
             with torch.inference_mode():
                 cache.data.normal_()
             self._caches[batch] = cache
         self._target.cache = cache
         return cache
+
+    @property
+    def _element_bytes(self) -> int:
+        return self._target.dtype.itemsize
+
+    def _room(self, batch: int) -> int:
+        """Tokens of this batch's cache: what is wanted, or what the memory leaves."""
+        wanted = self._capacities.get(batch, self._capacity)
+        each_bytes = slot_bytes(self._target.architecture, batch, self._element_bytes)
+        return max(min(wanted, int(CACHE_SHARE * self._free_bytes()) // each_bytes), 1)
 
     def _tokens(self, tokens: int) -> torch.Tensor:
         ids = self._random.integers(0, self._target.architecture.vocab, tokens)

@@ -21,7 +21,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Import names that differ from the distribution's name.
 DISTRIBUTIONS = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py"}
 # Come with a declared dependency that cannot do without them.
-IMPLIED = {"tokenizers": "transformers", "huggingface_hub": "transformers"}
+# What comes with a dependency, at the version that suits it; triton with CUDA builds for Linux.
+IMPLIED = {"tokenizers": "transformers", "huggingface_hub": "transformers", "triton": "torch"}
 
 
 def normal(name: str) -> str:

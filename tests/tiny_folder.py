@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from costmodel.device import Peaks
 from profiler.device import Activity
+from profiler.instruments import NoGuard
 from profiler.stopping import CountRule
 from profiler.sweep import Instruments
 from profiler.timing import FakeTimer
@@ -111,16 +112,6 @@ def fake_clock(patch: pytest.MonkeyPatch, samples: int = 3, interrupt_after: int
         )
 
     patch.setattr("profiler.calibrate.instruments", instruments)
-
-
-class NoGuard:
-    """Finds nothing disturbed."""
-
-    def start(self) -> None:
-        pass
-
-    def disturbance(self) -> str:
-        return ""
 
 
 def listing(folder: Path) -> dict[str, bytes]:

@@ -59,6 +59,13 @@ class Numbers(click.ParamType):
 )
 @click.option("--device", help="cpu, cuda or cuda:N [default: CUDA where there is one].")
 @click.option("--dtype", help="bfloat16, float16, float32 [default: the device's].")
+@click.option(
+    "--runtime",
+    type=click.Choice(["auto", "graphs", "eager"]),
+    default="auto",
+    show_default=True,
+    help="graphs captures the forwards (CUDA only); auto: graphs on CUDA.",
+)
 @click.option("--contexts", type=Numbers(), help="Cached tokens to measure at.")
 @click.option("--max-nodes", type=click.IntRange(min=3), help="Largest draft tree.")
 @click.option("--batch", "batches", type=Numbers(), default="1", show_default=True)
@@ -132,6 +139,7 @@ def to_record(result: CalibrationResult) -> dict[str, Any]:
         "warnings": list(result.warnings),
         "resumed_samples": result.resumed_samples,
         "unmeasured": [task.key() for task in result.unmeasured],
+        "skipped": [task.key() | {"reason": reason} for task, reason in result.skipped.items()],
         "profile": profile.as_dict(),
     }
 
@@ -149,6 +157,8 @@ def _show(result: CalibrationResult) -> None:
         f"{profile.calibration.selected}"
     )
     click.echo(linear_line(profile))
+    if result.skipped:
+        click.echo(f"{len(result.skipped)} points did not fit into memory")
     if result.unmeasured:
         click.echo(f"{len(result.unmeasured)} points did not fit the time budget")
     click.echo(f"profile: {result.path}")

@@ -66,6 +66,13 @@ GENERATION_OPTIONS = ("max_new_tokens", "chat", "stop", "temperature", "top_p", 
 )
 @click.option("--device", help="cpu, cuda or cuda:N [default: CUDA where there is one].")
 @click.option("--dtype", help="bfloat16, float16, float32 [default: the device's].")
+@click.option(
+    "--runtime",
+    type=click.Choice(["auto", "graphs", "eager"]),
+    default="auto",
+    show_default=True,
+    help="graphs captures the forwards (CUDA only); auto: graphs on CUDA.",
+)
 @click.option("--weights", default="pretrained", help="pretrained, or random to try a shape.")
 @click.option("--profile", type=click.Path(path_type=Path), help="Use this profile file.")
 @click.option("--calibrate/--no-calibrate", default=True, help="Probe when no profile is found.")
@@ -128,6 +135,7 @@ def _decoder(options: dict[str, Any]) -> TreeDecoder:
         dtype=options["dtype"],
         device=options["device"],
         weights=options["weights"],
+        runtime=options["runtime"],
         drafter=options["drafter"],
         policy=options["policy"],
         acceptance=options["acceptance"],

@@ -148,5 +148,5 @@ def test_no_memory_is_an_error_that_says_so():
 
 def test_shape():
     cache = make(capacity=5, sequences=2)
-    assert cache.data.shape == (LAYERS, 2, 2, HEADS, 5, WIDTH)
+    assert cache.data.shape == (LAYERS, 2, 2, HEADS, 5 + 1, WIDTH)  # one for padding rows
     assert (cache.capacity, cache.sequences, cache.lengths) == (5, 2, [0, 0])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from costmodel.errors import InputError
 from decoder.loading import borrow_model, load_model
@@ -60,6 +61,34 @@ class TestFolders:
         assert loaded.weights == "random"
         assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.bfloat16}
         assert torch.get_default_dtype() == before
+
+    @pytest.mark.parametrize("tied", [False, True])
+    def test_random_weights_are_as_transformers_makes_them(self, tmp_path, tied):
+        """Buffers, ties and the spread of every weight, against a model made on the CPU."""
+        folder = write_config(
+            tmp_path / "tiny",
+            tie_word_embeddings=tied,
+            hidden_size=256,
+            rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0,
+                             "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                             "original_max_position_embeddings": 64},
+        )  # fmt: skip
+        model = load(folder, weights="random").model
+        plain = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+        assert {p.device.type for p in model.parameters()} == {"cpu"}
+        ours, theirs = dict(model.named_buffers()), dict(plain.named_buffers())
+        assert ours.keys() == theirs.keys() and "model.rotary_emb.inv_freq" in ours
+        for name, buffer in theirs.items():
+            torch.testing.assert_close(ours[name], buffer, rtol=0, atol=0)
+        for (name, one), (other, two) in zip(
+            model.named_parameters(), plain.named_parameters(), strict=True
+        ):
+            assert (name, one.shape, one.dtype) == (other, two.shape, two.dtype)
+            if "norm" in name:
+                assert bool((one == 1).all())
+            else:
+                assert one.std().item() == pytest.approx(two.std().item(), rel=0.1)
+        assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
 
     def test_tied_weights_are_not_missing_ones(self, tmp_path):
         folder = write_weights(tmp_path / "tied", tie_word_embeddings=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from costmodel.device import Peaks
 from costmodel.files import shipped_directory
 from costmodel.profile import Profile
 from decoder.drafters.ngram import NgramDrafter
+from decoder.runtime.buckets import BUCKETS
 from decoder.startup import ProfileChoice, find_cost
 from tests.decoder.models import random_model, target_of
 
@@ -39,7 +41,6 @@ def small():
 def test_the_decoder_accepts_it(path, runtime, small, monkeypatch, tmp_path):
     shipped = Profile.from_yaml(path)
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
-    monkeypatch.setattr("decoder.profiles.RUNTIME", runtime)
     monkeypatch.setattr(
         "decoder.profiles.fingerprint",
         lambda device: dataclasses.replace(
@@ -51,6 +52,7 @@ def test_the_decoder_accepts_it(path, runtime, small, monkeypatch, tmp_path):
         lambda device, dtype: Peaks(flops_per_s=1e11, bytes_per_s=1e10),
     )
     target = Disguised(small, shipped.target.architecture)
+    target.runtime = SimpleNamespace(kind=runtime, buckets=BUCKETS if runtime == "graphs" else ())
     source = find_cost(target, NgramDrafter(), ProfileChoice(require=True))
     assert str(path) in source.line and shipped.provenance.kind in source.line
     assert source.online and source.warnings

@@ -9,7 +9,8 @@ from costmodel.architecture import ModelArchitecture
 from costmodel.device import Peaks
 from costmodel.roofline import Roofline
 from profiler.adaptive import FIRST_POINTS, LEAST_POINTS, AdaptiveGrid
-from profiler.sweep import SweepPlan, SweepResult
+from profiler.plan import SweepPlan
+from profiler.sweep import SweepResult
 from profiler.timing import Samples
 from profiler.workload import Task
 

@@ -27,7 +27,7 @@ from profiler.calibrate import (
 )
 from profiler.device import Activity
 from profiler.journal import Journal
-from profiler.sweep import SweepPlan
+from profiler.plan import SweepPlan
 from tests.tiny_folder import fake_clock, isolate, listing, write_config
 
 CONTEXTS = (32, 128)
@@ -187,7 +187,7 @@ class TestBeforeMeasuring:
         write_config(tmp_path / "tiny", max_position_embeddings=512)
         asked = []
 
-        def workload(target, drafter, *, capacity, seed):
+        def workload(target, drafter, *, capacity, capacities, seed):
             asked.append(capacity)
             raise InputError("far enough")
 

@@ -16,6 +16,7 @@ import pytest
 from profiler import cli
 from profiler.commands.calibrate import Duration, Numbers, done_share, state
 from profiler.sweep import Progress
+from profiler.workload import Task, Workload
 from tests.tiny_folder import fake_clock, isolate, listing, write_config
 
 ROOT = Path(__file__).parents[2]
@@ -161,13 +162,29 @@ def test_json_on_stdout_is_stable(clocked: Place) -> None:
     assert lines[0].startswith("tiny (random weights, float32) on ")
     record = json.loads(out)
     assert sorted(record) == [
-        "path", "picture", "profile", "resumed_samples", "unmeasured", "verdict", "warnings",
+        "path", "picture", "profile", "resumed_samples", "skipped", "unmeasured", "verdict",
+        "warnings",
     ]  # fmt: skip
     assert Path(record["path"]).is_file()
     assert Path(record["picture"]).is_file()
     assert record["profile"]["provenance"]["kind"] == "measured"
     assert record["verdict"].startswith("Choosing the tree size from this profile costs at most")
-    assert record["unmeasured"] == []
+    assert record["unmeasured"] == record["skipped"] == []
+
+
+def test_points_that_do_not_fit_into_memory_are_in_the_result(
+    clocked: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shortfall(self: Workload, task: Task) -> str:
+        return "no room" if (task.kind, task.size) == ("prefill", 128) else ""
+
+    monkeypatch.setattr(Workload, "shortfall", shortfall)
+    exit_code, out, lines = clocked.run("--json")
+    assert exit_code == 0
+    assert json.loads(out)["skipped"] == [
+        {"kind": "prefill", "size": 128, "context": 0, "batch": 1, "reason": "no room"}
+    ]
+    assert "skipped prefill of 128 at context 0, batch 1: no room" in lines
 
 
 def test_unmeasured_points_are_in_the_result(clocked: Place) -> None:

@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from costmodel.errors import DeviceError
-from profiler import device, nvml
+from profiler import device
 from profiler.device import Activity, BusyProcess, CpuGuard, Metadata, collect, observe, warnings
-from profiler.nvml import Gpu, GpuGuard, clock_reasons, visible_entry
 
 
 def metadata(**fields: Any) -> Metadata:
@@ -83,7 +81,7 @@ def test_warnings_name_the_process_and_say_what_to_do() -> None:
         ({"cpu_governor": "powersave"}, "cpupower frequency-set -g performance"),
         ({"cpu_quota_cores": 1.5, "torch_threads": 8}, "OMP_NUM_THREADS=1"),
         ({"memory_free_bytes": 300 << 20}, "only 300 MiB"),
-        ({"gpu_other_processes": [7, 9]}, "process 7, 9"),
+        ({"gpu_other_processes": [{"pid": 7, "name": "miner"}]}, "GPU (miner, process 7)"),
         ({"gpu_temperature_c": 91}, "at 91 C"),
         ({"gpu_clock_reasons": ["hardware thermal slowdown"]}, "hardware thermal slowdown"),
     ],
@@ -137,127 +135,3 @@ def test_container_throttling_is_read_from_the_control_group(
     assert device._quota() == {"cpu_quota_cores": 1.5}
     (tmp_path / "cpu.max").write_text("max 100000\n")
     assert device._quota() == {}
-
-
-@pytest.mark.parametrize(
-    ("index", "visible", "expected"),
-    [
-        (1, None, "1"),
-        (0, "3,1", "3"),
-        (1, " 3 , 1 ", "1"),
-        (1, "GPU-aa,MIG-bb", "MIG-bb"),
-        (0, "2,-1,4", "2"),
-    ],
-)
-def test_visible_devices(index: int, visible: str | None, expected: str) -> None:
-    assert visible_entry(index, visible) == expected
-
-
-@pytest.mark.parametrize(("index", "visible"), [(0, ""), (1, "2,-1,4"), (0, "none")])
-def test_hidden_devices_are_an_error(index: int, visible: str) -> None:
-    with pytest.raises(DeviceError, match="there is no cuda:"):
-        visible_entry(index, visible)
-
-
-def test_clock_reasons_by_bit() -> None:
-    assert clock_reasons(0x04 | 0x40) == ("power cap", "hardware thermal slowdown")
-    assert clock_reasons(0) == ()
-
-
-class FakeNvml:
-    """Two GPUs as NVML shows them; calls that are not defined are not supported."""
-
-    class NVMLError(Exception):
-        pass
-
-    uuids = ("GPU-1111-aaaa", "GPU-2222-bbbb")
-
-    def __init__(self, reasons: int = 0) -> None:
-        self.reasons = reasons
-
-    def __getattr__(self, name: str) -> Any:
-        def unsupported(*arguments: object) -> None:
-            raise self.NVMLError(f"{name}: not supported")
-
-        return unsupported
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
-        if uuid not in self.uuids:
-            raise self.NVMLError("not found")
-        return self.uuids.index(uuid)
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:
-        return self.uuids[handle]
-
-    def nvmlDeviceGetName(self, handle: int) -> bytes:
-        return b"NVIDIA H200"
-
-    def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
-        return {1: 1980, 2: 3201}[kind]
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: int) -> int:
-        return self.reasons
-
-
-@pytest.mark.parametrize(
-    ("visible", "handle"),
-    [("1,0", 1), ("GPU-2222-bbbb", 1), ("GPU-2222", 1), ("GPU-1111,GPU-2222", 0), (None, 0)],
-)
-def test_nvml_opens_the_gpu_that_cuda_sees_first(
-    monkeypatch: pytest.MonkeyPatch, visible: str | None, handle: int
-) -> None:
-    monkeypatch.setattr(nvml, "_torch_uuids", lambda index: [])
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert nvml._handle(FakeNvml(), 0) == handle
-
-
-def test_the_uuid_that_torch_knows_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "_torch_uuids", lambda index: ["MIG-2222-bbbb", "GPU-2222-bbbb"])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert nvml._handle(FakeNvml(), 0) == 1
-
-
-def test_an_unknown_uuid_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "_torch_uuids", lambda index: [])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-3333")
-    with pytest.raises(DeviceError, match="GPU-3333"):
-        nvml._handle(FakeNvml(), 0)
-
-
-def test_reading_leaves_out_what_the_gpu_cannot_tell() -> None:
-    found = Gpu(FakeNvml(reasons=0x04), 0).read()
-    assert found == {
-        "gpu_name": "NVIDIA H200",
-        "gpu_uuid": "GPU-1111-aaaa",
-        "gpu_sm_clock_hz": 1.98e9,
-        "gpu_memory_clock_hz": 3.201e9,
-        "gpu_clock_reasons": ["power cap"],
-    }
-
-
-@pytest.mark.parametrize(
-    ("reasons", "expected"),
-    [(0x00, ""), (0x04, ""), (0x20, "software thermal slowdown"), (0x48, "hardware")],
-)
-def test_gpu_guard_rejects_heat_but_not_the_power_cap(reasons: int, expected: str) -> None:
-    guard = GpuGuard(Gpu(FakeNvml(reasons), 0))
-    guard.start()
-    assert expected in guard.disturbance()
-    assert bool(guard.disturbance()) == bool(expected)
-
-
-@pytest.mark.gpu
-def test_nvml_and_torch_mean_the_same_gpu() -> None:
-    import torch
-
-    found = Gpu.open(0).read()
-    assert found["gpu_name"] == torch.cuda.get_device_name(0)
-    assert str(torch.cuda.get_device_properties(0).uuid) in found["gpu_uuid"]

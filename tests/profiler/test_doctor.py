@@ -69,9 +69,7 @@ def test_a_profile_that_fits_is_found(home: Path, kind: str, status: str) -> Non
         update={
             "device": DeviceSection.of(HERE),
             "target": TargetSection.of(target),
-            "runtime": RuntimeSection(
-                kind=checks.RUNTIME, dtype="float32", attention=checks.ATTENTION
-            ),
+            "runtime": RuntimeSection(kind="eager", dtype="float32", attention=checks.ATTENTION),
             "provenance": base.provenance.model_copy(update={"kind": kind}),
         }
     )

@@ -101,7 +101,9 @@ def test_provenance() -> None:
     busy = BusyProcess(pid=1, name="miner", core_share=0.9)
     nameless = BusyProcess(pid=2, name=None, core_share=0.9)
     fields = provenance_fields(
-        result, {"gpu_temperature_c": 50}, Activity(processes=(busy, nameless), steal_share=0.0)
+        result,
+        {"gpu_temperature_c": 50, "gpu_ecc": True, "gpu_clock_reasons": ["power cap"]},
+        Activity(processes=(busy, nameless), steal_share=0.0),
     )
     assert fields == {
         "samples": 3,
@@ -110,6 +112,9 @@ def test_provenance() -> None:
         "sm_clock_hz": None,
         "memory_clock_hz": None,
         "temperature_c": 50,
+        "power_w": None,
+        "clock_reasons": ["power cap"],
+        "ecc": True,
         "busy_processes": ["miner"],
     }
 

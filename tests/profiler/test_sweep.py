@@ -12,8 +12,10 @@ import pytest
 
 from costmodel.errors import InputError, MeasurementError
 from profiler.journal import Journal
+from profiler.memory import OutOfMemory
+from profiler.plan import ROWS, SweepPlan
 from profiler.stopping import CountRule
-from profiler.sweep import ROWS, SAMPLES_A_ROUND, Instruments, Steering, SweepPlan, run_sweep
+from profiler.sweep import SAMPLES_A_ROUND, Instruments, Steering, run_sweep
 from profiler.timing import FakeTimer
 from profiler.workload import Task
 
@@ -26,9 +28,16 @@ class FakeWorkload:
 
     def __init__(self) -> None:
         self.done: list[Task] = []
+        self.too_large: dict[Task, str] = {}
+        self.failing: set[Task] = set()
+
+    def shortfall(self, task: Task) -> str:
+        return self.too_large.get(task, "")
 
     def call(self, task: Task):
         def work() -> None:
+            if task in self.failing:
+                raise OutOfMemory("out of memory: Tried to allocate 2 GiB")
             self.done.append(task)
 
         work.task = task
@@ -46,6 +55,9 @@ class FakeGuard:
 
     def disturbance(self) -> str:
         return "throttled" if self.every and self.count % self.every == 0 else ""
+
+    def summary(self) -> dict:
+        return {}
 
 
 def true_s(task: Task) -> float:
@@ -358,3 +370,57 @@ class TestAdaptive:
     def test_none_needed_ends_the_sweep(self, tmp_path: Path) -> None:
         swept = Run(tmp_path, more=lambda swept: None, samples=20)()
         assert {samples.n for samples in swept.samples.values()} == {SAMPLES_A_ROUND}
+
+
+def test_a_runtime_that_pads_is_measured_at_its_buckets() -> None:
+    plan = SweepPlan(contexts=(64, 512), max_nodes=100, buckets=(1, 4, 16, 64, 256))
+    assert plan.rows == (1, 4, 16, 64, 256)
+    assert plan.capacity == 512 + 256
+    assert {task.size for task in plan.held_out()} <= {1, 4, 16, 64, 256}
+    assert len(plan.held_out()) > 6
+
+
+def test_points_that_do_not_fit_are_skipped_and_told(tmp_path: Path) -> None:
+    """Known beforehand, or found out when the memory runs out."""
+    run = Run(tmp_path)
+    large, failing = PLAN.grid()[-1], PLAN.held_out()[-1]
+    run.workload.too_large[large] = "32 tokens x batch 1; memory is left for 7"
+    run.workload.failing.add(failing)
+    swept = run()
+    assert swept.skipped == {
+        large: "32 tokens x batch 1; memory is left for 7",
+        failing: "out of memory: Tried to allocate 2 GiB",
+    }
+    assert large not in run.workload.done and large not in swept.samples
+    assert failing not in swept.samples and failing not in swept.unmeasured
+    assert len(swept.samples) == len(PLAN.tasks()) - 2
+
+
+def test_memory_that_runs_out_in_the_middle_loses_only_that_point(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    task = PLAN.grid()[3]
+    count = itertools.count()
+
+    def duration_s(work) -> float:
+        if next(count) == 60:
+            run.workload.failing.add(task)
+        return true_s(work.task)
+
+    run.timer = FakeTimer(duration_s)
+    swept = run()
+    assert list(swept.skipped) == [task]
+    assert len(swept.samples) == len(PLAN.tasks()) - 1
+
+
+def test_plain_steps_of_large_batches_belong_to_the_stages() -> None:
+    plan = SweepPlan(
+        contexts=(64, 512, 4096),
+        max_nodes=15,
+        plain_batches=(1, 8, 64),
+        prefill_tokens=(128, 2048, 8192),
+    )
+    stages = plan.stages()
+    plain = {(t.batch, t.context, t.size) for t in stages if t.kind == "plain"}
+    assert plain == {(8, 64, 1), (8, 512, 1), (64, 64, 1), (64, 512, 1)}
+    assert [t.size for t in stages if t.kind == "prefill"] == [128, 2048]
+    assert plan.capacities() == {8: 513, 64: 513}

@@ -217,7 +217,7 @@ def test_fake_timer_says_when_it_is_empty() -> None:
 @pytest.mark.gpu
 def test_cuda_timer_agrees_with_the_wall_clock() -> None:
     torch = pytest.importorskip("torch")
-    from profiler.timing import CudaTimer
+    from profiler.cuda_timer import CudaTimer
 
     matrix = torch.randn(4096, 4096, device="cuda")
 

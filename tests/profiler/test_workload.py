@@ -12,6 +12,7 @@ from decoder.drafters.ngram import NgramDrafter, NgramSession
 from decoder.target import Target
 from decoder.tree import best_first
 from profiler import workload as module
+from profiler.memory import OutOfMemory
 from profiler.workload import ACCEPTED_DEPTH, Task, Workload
 from tests.decoder.models import random_model, target_of
 
@@ -150,3 +151,40 @@ def test_tasks_are_keys_in_json() -> None:
     task = Task(kind="verify", size=3, context=4, batch=2)
     assert Task(**task.key()) == task
     assert task.key() == {"kind": "verify", "size": 3, "context": 4, "batch": 2}
+
+
+class TestMemory:
+    def test_a_cache_takes_what_the_memory_leaves(self, target) -> None:
+        """2 layers x 2 KV heads x 8 wide, keys and values, float32: 256 bytes a token."""
+        work = Workload(target, NgramDrafter(), capacity=CAPACITY, capacities={2: 50})
+        free = {"bytes": 10**9}
+        work._free_bytes = lambda: free["bytes"]
+        fitting = Task(kind="verify", size=10, context=CAPACITY - 10)
+        assert work.shortfall(fitting) == ""
+        assert target.cache.capacity == CAPACITY
+        assert work.shortfall(Task(kind="plain", size=1, context=49, batch=2)) == ""
+        assert target.cache.capacity == 50
+        free["bytes"] = 4 * 256 * 125
+        assert work.shortfall(Task(kind="verify", size=4, context=90, batch=4)) == ""
+        assert target.cache.capacity == 100  # 80 % of what is free, in 4 sequences
+        late = Task(kind="verify", size=11, context=90, batch=4)
+        assert work.shortfall(late) == "101 tokens x batch 4; memory is left for 100"
+        assert work.shortfall(Task(kind="commit", size=8, context=90, batch=4)) != ""
+
+    def test_a_forward_too_large(self, target) -> None:
+        work = Workload(target, NgramDrafter(), capacity=CAPACITY)
+        assert work.shortfall(Task(kind="verify", size=1, context=0)) == ""
+        work._free_bytes = lambda: 30_000
+        assert "a forward of 100 rows needs some" in work.shortfall(
+            Task(kind="verify", size=100, context=0)
+        )
+        assert work.shortfall(Task(kind="build", size=1000)) == ""
+
+    def test_memory_that_runs_out_is_told_as_such(self, work, monkeypatch) -> None:
+        def full(self, steps):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB.\nDetails")
+
+        run = work.call(Task(kind="verify", size=4, context=10))
+        monkeypatch.setattr(Target, "verify", full)
+        with pytest.raises(OutOfMemory, match=r"out of memory: CUDA out of memory. Tried 2 GiB.$"):
+            run()

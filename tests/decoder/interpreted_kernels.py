@@ -1,0 +1,112 @@
+"""The Triton kernels in Triton's interpreter; run by test_triton.py, which sets it up."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodel.errors import InputError
+from decoder.runtime.tables import LayerCache
+from decoder.runtime.triton_attention import Launch, table_attention
+from decoder.runtime.triton_layers import rms_norm, rotate_and_store, swiglu
+from tests.decoder.table_cases import TableCase, assert_finite_padding, cases
+
+LAUNCHES = st.builds(
+    Launch,
+    block_rows=st.sampled_from([16, 32]),
+    block_keys=st.sampled_from([16, 32]),
+    parts=st.integers(1, 5),
+)
+
+
+@given(case=cases, launch=st.none() | LAUNCHES)
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_the_kernel_is_full_masked_attention(case, launch):
+    made = TableCase(case)
+    scale = made.width**-0.5
+    found = table_attention(made.query, made.keys, made.values, made.tables, scale, launch)
+    truth = made.truth()
+    torch.testing.assert_close(found[: len(truth)].double(), truth, atol=1e-5, rtol=1e-5)
+    assert_finite_padding(made, found)
+
+
+def test_what_lies_behind_the_rows_is_never_read():
+    """Slots behind the tail may hold anything, not-a-number included."""
+    made = TableCase(
+        {
+            "rows": [5, 2], "prefixes": [40, 3, 0], "pending": 2, "padding": 3,
+            "kv_heads": 2, "group": 2, "width": 24, "seed": 1,
+        }
+    )  # fmt: skip
+    truth = made.truth()
+    for sequence in range(made.cache.sequences):
+        rows = 5 if sequence == 0 else 2
+        made.cache.data[:, :, sequence, :, made.cache.end(sequence) + rows :] = float("nan")
+    found = table_attention(made.query, made.keys, made.values, made.tables, 24**-0.5)
+    torch.testing.assert_close(found[: len(truth)].double(), truth, atol=1e-5, rtol=1e-5)
+    assert_finite_padding(made, found)
+
+
+def test_float64_is_refused():
+    made = TableCase(
+        {
+            "rows": [1], "prefixes": [4, 0, 0], "pending": 0, "padding": 0,
+            "kv_heads": 1, "group": 1, "width": 8, "seed": 1,
+        },
+        dtype=torch.float64,
+    )  # fmt: skip
+    with pytest.raises(InputError, match="no float64"):
+        table_attention(made.query, made.keys, made.values, made.tables, 1.0)
+
+
+@pytest.mark.parametrize("columns", [24, 128])
+def test_rms_norm(columns):
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    norm = LlamaRMSNorm(columns, eps=1e-5)
+    with torch.no_grad():
+        norm.weight.normal_(generator=torch.Generator().manual_seed(0))
+        rows = torch.randn(5, columns, generator=torch.Generator().manual_seed(1))
+        torch.testing.assert_close(rms_norm(rows, norm.weight, 1e-5), norm(rows))
+
+
+@pytest.mark.parametrize("width", [24, 1500])
+def test_swiglu(width):
+    gate_up = torch.randn(3, 2 * width, generator=torch.Generator().manual_seed(0))
+    expected = torch.nn.functional.silu(gate_up[:, :width]) * gate_up[:, width:]
+    torch.testing.assert_close(swiglu(gate_up), expected)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(4, 2, 16), (3, 1, 24)])
+def test_rotate_and_store(heads, kv_heads, width, normed):
+    """Against transformers' own norm and rotation, and plain indexing."""
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+    generator = torch.Generator().manual_seed(0)
+    rows = 5
+    qkv = torch.randn(rows, (heads + 2 * kv_heads) * width, generator=generator)
+    angle = torch.randn(rows, width // 2, generator=generator).repeat(1, 2)
+    cos, sin = angle.cos(), angle.sin()
+    query_norm, key_norm = Qwen3RMSNorm(width, eps=1e-5), Qwen3RMSNorm(width, eps=1e-5)
+    with torch.no_grad():
+        query_norm.weight.normal_(generator=generator)
+        key_norm.weight.normal_(generator=generator)
+    keys, values = torch.zeros(2, 2, kv_heads, 30, width)
+    owners, slots = torch.tensor([0, 0, 1, 1, 0]), torch.tensor([3, 4, 20, 22, 9])
+    norms = (query_norm.weight, key_norm.weight, 1e-5) if normed else None
+    with torch.no_grad():
+        found = rotate_and_store(qkv, (cos, sin), norms, LayerCache(keys, values, owners, slots))
+        query, key, value = qkv.view(1, rows, -1, width).split([heads, kv_heads, kv_heads], dim=2)
+        if normed:
+            query, key = query_norm(query), key_norm(key)
+        query, key = apply_rotary_pos_emb(
+            query.transpose(1, 2), key.transpose(1, 2), cos[None], sin[None]
+        )
+    torch.testing.assert_close(found, query[0].transpose(0, 1))
+    for row in range(rows):
+        place = (owners[row], slice(None), slots[row])
+        torch.testing.assert_close(keys[place], key[0, :, row])
+        torch.testing.assert_close(values[place], value[0, row])
+    assert int((keys != 0).any(-1).sum()) == int((values != 0).any(-1).sum()) == rows * kv_heads

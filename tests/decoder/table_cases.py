@@ -1,0 +1,105 @@
+"""Rows of random trees over random caches, and what attention gives for them, row by row."""
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from costmodel.architecture import ModelArchitecture
+from decoder.kv_cache import KVCache
+from decoder.runtime.base import DenseVisible, RowBlock
+from decoder.runtime.tables import RowTables, needed_words
+
+cases = st.fixed_dictionaries(
+    {
+        "rows": st.lists(st.integers(1, 12), min_size=1, max_size=3),
+        "prefixes": st.lists(st.integers(0, 90), min_size=3, max_size=3),
+        "pending": st.integers(0, 5),
+        "padding": st.integers(0, 4),
+        "kv_heads": st.integers(1, 2),
+        "group": st.integers(1, 3),
+        "width": st.sampled_from([8, 24, 32]),
+        "seed": st.integers(0, 2**31),
+    }
+)
+
+
+class TableCase:
+    """Tables, a query and a cache of noise for one drawn case; sequence 0 has rows pending.
+
+    One sequence more than the blocks speak of takes no part.
+    """
+
+    def __init__(self, case, dtype=torch.float32, device="cpu"):
+        self.generator = torch.Generator().manual_seed(case["seed"])
+        self.random = np.random.default_rng(case["seed"])
+        self.kv_heads, self.group, self.width = case["kv_heads"], case["group"], case["width"]
+        self.device, self.dtype = torch.device(device), dtype
+        rows, sequences = case["rows"], len(case["rows"]) + 1
+        self.cache = self._cache(sequences)
+        self.cache.lengths = [*case["prefixes"], 7][:sequences]
+        self.cache.pending = [case["pending"]] + [0] * (sequences - 1)
+        order = self.random.permutation(len(rows))
+        self.visible = [self._visible(rows[s], self.cache.pending[s]) for s in range(len(rows))]
+        self.blocks = [self._block(int(s), rows[s]) for s in order]
+        total = sum(rows) + case["padding"]
+        words = needed_words(self.cache, self.blocks)
+        self.tables = RowTables(total, sequences, words, self.device)
+        self.tables.fill(self.cache, self.blocks)
+        heads = self.kv_heads * self.group
+        self.query = torch.randn(total, heads, self.width, generator=self.generator)
+        self.query = self.query.to(self.device, dtype)
+
+    @property
+    def keys(self):
+        return self.cache.data[0, 0]
+
+    @property
+    def values(self):
+        return self.cache.data[0, 1]
+
+    def truth(self):
+        """Float64 [rows of the blocks, heads, width], each row over the slots that it sees."""
+        found, row = [], 0
+        for block in self.blocks:
+            prefix = self.cache.lengths[block.sequence]
+            for seen in self.visible[block.sequence]:
+                slots = [*range(prefix), *(prefix + np.flatnonzero(seen))]
+                for head in range(self.kv_heads * self.group):
+                    place = (block.sequence, head // self.group, slots)
+                    keys, values = self.keys[place].double(), self.values[place].double()
+                    scores = keys @ self.query[row, head].double() * self.width**-0.5
+                    found.append(scores.softmax(0) @ values)
+                row += 1
+        return torch.stack(found).view(row, -1, self.width)
+
+    def _cache(self, sequences):
+        architecture = ModelArchitecture(
+            name="case", layers=1, hidden=64, heads=self.kv_heads * self.group,
+            kv_heads=self.kv_heads, head_dim=self.width, ffn=8, vocab=11, tied=True,
+        )  # fmt: skip
+        cache = KVCache(
+            architecture, capacity=120, sequences=sequences, dtype=self.dtype, device=self.device
+        )
+        noise = torch.randn(cache.data.shape, generator=self.generator)
+        cache.data.copy_(noise)
+        return cache
+
+    def _visible(self, rows, pending):
+        if pending:
+            later = np.tril(self.random.random((rows, rows)) < 0.5)
+            first = self.random.random((rows, pending)) < 0.5
+            return np.concatenate((first, later | np.eye(rows, dtype=bool)), axis=1)
+        seen = np.eye(rows, dtype=bool)
+        for row in range(1, rows):
+            seen[row] |= seen[self.random.integers(0, row)]
+        return seen
+
+    def _block(self, sequence, rows):
+        visible = DenseVisible(self.visible[sequence])
+        return RowBlock(sequence, np.zeros(rows, np.int64), np.zeros(rows, np.int64), visible)
+
+
+def assert_finite_padding(case, found):
+    """Padding rows give numbers too, so that none of theirs can spoil a buffer."""
+    assert bool(found.isfinite().all())
+    assert len(found) == len(case.query)
