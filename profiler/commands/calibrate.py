@@ -84,14 +84,29 @@ class Numbers(click.ParamType):
     show_default=True,
     help="Of the held-out points.",
 )
+@click.option("--fleet", is_flag=True, help="Measure each kind of GPU of a Ray cluster.")
+@click.option(
+    "--fleet-address", help="Address of the cluster's head, host:port [default: the running one]."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
-def command(as_json: bool, **settings: Any) -> None:
+def command(as_json: bool, fleet: bool, fleet_address: str | None, **settings: Any) -> None:
     """Measure what a verification step costs on this device and write a profile.
 
     Times the decoder's own functions over rows x contexts, fits the calibrations,
     checks them on points held out, and says how far to trust the result. An
     interrupted run loses nothing: the same command goes on where it stopped.
+
+    With --fleet the measurements run on a Ray cluster, one for each distinct kind of
+    GPU (of CPU with --device cpu, or where there is no GPU), and the profiles are
+    gathered here. Needs `pip install 'rooftree[fleet]'` on every node.
     """
+    if fleet_address is not None and not fleet:
+        raise click.UsageError("--fleet-address needs --fleet.")
+    if fleet:
+        from profiler.fleet_command import run_fleet
+
+        run_fleet(settings, fleet_address or "auto", as_json=as_json)
+        return
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bar
