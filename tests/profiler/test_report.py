@@ -94,7 +94,9 @@ class TestPicture:
 
     def test_what_is_drawn(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         drawn = []
-        monkeypatch.setattr(report, "_save", lambda figure, path: drawn.append(figure) or path)
+        monkeypatch.setattr(
+            report, "save_figure", lambda figure, path: drawn.append(figure) or path
+        )
         profile = make_profile()
         plot_profile(profile, tmp_path / "a.png")
         (figure,) = drawn
