@@ -81,7 +81,7 @@ def find_acceptance(text: str, target: str, temperature: int = 0) -> Acceptance:
     names = ", ".join((*_datasets(), _OVERALL))
     raise InputError(
         f"no acceptance data is called '{text}'",
-        hint=f"Name a result of `rooftree bench`, a rate such as 0.8, or one of: {names}",
+        hint=f"Name a JSON file of measured acceptance, a rate such as 0.8, or one of: {names}",
     )
 
 

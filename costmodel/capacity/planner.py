@@ -241,8 +241,8 @@ def _notes(request: PlanRequest, options: list[Option]) -> list[str]:
     notes = []
     if request.acceptance is None and request.policy.kind == "auto":
         notes.append(
-            "no acceptance data: plain decoding only; --acceptance gsm8k, a rate or a result of"
-            " `rooftree bench` lets it speculate"
+            "no acceptance data: plain decoding only; --acceptance gsm8k, a rate or a JSON file of"
+            " measured acceptance lets it speculate"
         )
     unpriced = [gpu for gpu in request.gpus if gpu not in request.prices]
     if request.prices and unpriced:
