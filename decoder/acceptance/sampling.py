@@ -123,8 +123,24 @@ def target_distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tenso
         smallest = torch.topk(scaled, sampling.top_k).values[-1]
         scaled = scaled.masked_fill(scaled < smallest, float("-inf"))
     if sampling.top_p < 1.0:
-        ordered, order = torch.sort(scaled, descending=False)
-        dropped = ordered.softmax(-1).cumsum(-1) <= 1.0 - sampling.top_p
-        dropped[-1] = False
-        scaled = scaled.masked_fill(dropped.scatter(0, order, dropped), float("-inf"))
+        scaled = scaled.masked_fill(
+            _beyond_top_p(scaled.softmax(-1), sampling.top_p), float("-inf")
+        )
     return scaled.softmax(-1)
+
+
+def _beyond_top_p(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The tokens that top-p leaves out, boolean [vocab]: the least ones, up to 1 - top_p in all.
+
+    Sorting a whole vocabulary costs a fifth of a forward on a CPU. Tokens of less than
+    (1 - top_p) / vocab weigh less than 1 - top_p together, so all of them are left out and
+    only the others need an order.
+    """
+    cut = 1.0 - top_p
+    likely = probabilities >= cut / len(probabilities)
+    ordered, order = torch.sort(probabilities[likely])
+    dropped = ordered.cumsum(0) + probabilities[~likely].sum() <= cut
+    dropped[-1] = False
+    beyond = ~likely
+    beyond[likely] = torch.zeros_like(dropped).scatter(0, order, dropped)
+    return beyond
