@@ -168,7 +168,8 @@ def _confidences(rate: float, concentration: float) -> NDArray[np.float64]:
     from scipy.special import betainc, betaincinv  # slow to import, needed here only
 
     mean = (rate - LEAST_CONFIDENCE) / (1.0 - LEAST_CONFIDENCE)
-    if not 0.0 < mean < 1.0 or np.isinf(concentration):
+    # So near the least confidence that what varies is lost in rounding, nothing does.
+    if not 0.001 < mean < 1.0 or np.isinf(concentration):
         return np.full(QUANTILES, rate)
     a, b = mean * concentration, (1.0 - mean) * concentration
     at = np.linspace(0.0, 1.0, QUANTILES + 1)

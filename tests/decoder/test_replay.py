@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from costmodel.acceptance_process import AcceptanceProcess, constant, recorded
@@ -102,6 +102,7 @@ class TestCalibration:
         concentration=st.one_of(st.floats(0.05, 20.0), st.just(np.inf)),
         tail=st.floats(0.0, 2.0),
     )
+    @example(rate=0.05035655382776352, concentration=0.125, tail=0.0)
     @settings(max_examples=60, deadline=None)
     def test_confidences_and_ranks_are_those_defined(self, rate, concentration, tail):
         process = given_process((rate,), concentration=concentration, tail=tail)
