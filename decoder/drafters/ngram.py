@@ -52,6 +52,7 @@ class NgramDrafter:
         self.max_depth = max_depth
         self._tried = np.full((2, MAX_MATCH), PRIOR_WEIGHT)  # at the root, below it
         self._hits = np.tile(PRIOR_HITS * PRIOR_WEIGHT, (2, 1))
+        _build_trie(np.zeros(1, np.int64), 1, self.hit_rates())  # compiled here, not in a round
 
     def session(self) -> NgramSession:
         return NgramSession(self)
