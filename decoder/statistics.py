@@ -20,10 +20,6 @@ class StageTimes:
     accept_s: float = 0.0
     commit_s: float = 0.0
 
-    @property
-    def total_s(self) -> float:
-        return self.draft_s + self.build_s + self.verify_s + self.accept_s + self.commit_s
-
     def add(self, other: StageTimes) -> None:
         for part in fields(self):
             setattr(self, part.name, getattr(self, part.name) + getattr(other, part.name))

@@ -161,8 +161,19 @@ def matmul_shapes(folder: Path, dtype: str) -> dict[tuple[int, int], tuple[Array
 
 
 def _attention(folder: Path, device: DeviceSpec, head_dim: int) -> Attention:
-    context, kernel = attention_table(folder, "context", head_dim)
     generation, _ = attention_table(folder, "generation", head_dim)
+    context, kernel = attention_table(folder, "context", head_dim)
+    return attention_of(generation, context, kernel, device, head_dim)
+
+
+def attention_of(
+    generation: AttentionTable,
+    context: AttentionTable,
+    kernel: str,
+    device: DeviceSpec,
+    head_dim: int,
+) -> Attention:
+    """Attention from tables of one row and of prompts, in the form of the prompts' kernel."""
     form = KERNELS.get(kernel, UNKNOWN_KERNEL)
     key_s, busy_key_s = measure_keys(context, form, device.sm_count, head_dim)
     return Attention(

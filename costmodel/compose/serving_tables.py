@@ -10,14 +10,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.compose.attention import Attention, measure_keys
+from costmodel.compose.attention import Attention
 from costmodel.compose.matmul import MatmulTable
 from costmodel.compose.published import (
     ENGINES,
-    KERNELS,
     SYSTEMS,
-    UNKNOWN_KERNEL,
     all_reduce_curves,
+    attention_of,
     attention_table,
     data_folder,
     matmul_shapes,
@@ -236,16 +235,7 @@ def _without_scales(shapes: Shapes, scale_s: dict[int, Curve]) -> Shapes:
 def _attention(folder: Path, device: DeviceSpec, head_dim: int, cache: Cache) -> Attention:
     generation, _ = attention_table(folder, "generation", head_dim, ("bfloat16", cache))
     context, kernel = _context(folder, head_dim, cache)
-    form = KERNELS.get(kernel, UNKNOWN_KERNEL)
-    key_s, busy_key_s = measure_keys(context, form, device.sm_count, head_dim)
-    return Attention(
-        generation=generation,
-        context=context,
-        form=form,
-        sm_count=device.sm_count,
-        key_s=key_s,
-        busy_key_s=busy_key_s,
-    )
+    return attention_of(generation, context, kernel, device, head_dim)
 
 
 def _context(
