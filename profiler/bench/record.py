@@ -11,11 +11,11 @@ import json
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from costmodel.errors import InputError
+from costmodel.errors import InputError, ProfileError
 from costmodel.files import write_atomic
 from costmodel.schema_errors import describe_error
 
@@ -96,10 +96,11 @@ class Model:
 class ProfileInfo:
     """The profile that the adaptive arms read.
 
-    sha256  of the file's content, or of the profile's text where it lies in no file
+    line    one line: where it lies and what it is, or what was probed in its place
+    sha256  of its content without the costs of drafters, which a run may add
     """
 
-    path: str
+    line: str
     sha256: Name
     kind: Name
     created_utc: Name
@@ -148,11 +149,13 @@ class Prompt:
 class Rounds:
     """What each round of one response did; arrays of one length.
 
-    nodes, depths     of the tree that was verified; 0 for a plain step
-    accepted          levels accepted of it, those behind the end of the text included
-    expected          1 + the sum of its path scores: the predicted committed length
-    verify_s, cycle_s seconds of the target's forward and of the whole round
-    predicted_*       by the cost model as it stood before the round; empty without one
+    nodes, depths      of the tree that was verified; 0 for a plain step
+    accepted           levels accepted of it, those behind the end of the text included
+    expected           1 + the sum of its path scores: the predicted committed length
+    verify_s, cycle_s  seconds of the target's forward and of the whole round
+    predicted_*        by the cost model as it stood before the round; empty without one
+    expected_by_depth  not by round: path scores at depth 1, 2, ... summed over all rounds,
+                       the predicted number of rounds that accept so deep
     """
 
     nodes: tuple[Count, ...]
@@ -163,6 +166,7 @@ class Rounds:
     cycle_s: tuple[Seconds, ...]
     predicted_verify_s: tuple[Seconds, ...] = ()
     predicted_cycle_s: tuple[Seconds, ...] = ()
+    expected_by_depth: tuple[Finite, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.nodes)
@@ -172,6 +176,8 @@ class Rounds:
         for name in ("predicted_verify_s", "predicted_cycle_s"):
             if len(getattr(self, name)) not in (0, count):
                 raise ValueError(f"{name} must have one entry a round ({count}), or none")
+        if len(self.expected_by_depth) != max(self.depths, default=0):
+            raise ValueError("expected_by_depth must have one entry a depth of the deepest tree")
         for index, (accepted, depth) in enumerate(zip(self.accepted, self.depths, strict=True)):
             if accepted > depth:
                 raise ValueError(f"accepted[{index}] is {accepted}, of a tree {depth} deep")
@@ -188,6 +194,8 @@ class Response:
     place              of this response in the order in which all were made
     tokens             token ids from the first new one, the end token included where it was
                        reached, cut at the settings' `new_tokens`
+    first_tokens       tokens that came at once with the first one: 1, but peers that draft
+                       already in the prefill may have more
     finish             `eos` where the last token ends the text, else `length`
     first_token_s      from the call until the first token was there (prefill, set-up)
     total_s            from the call until the last token was there
@@ -207,6 +215,7 @@ class Response:
     first_token_s: Seconds
     total_s: Seconds
     limit_s: Seconds | None = None
+    first_tokens: AtLeastOne = 1
     stages: dict[str, Seconds] = field(default_factory=dict)
     peak_memory_bytes: AtLeastOne | None = None
     rounds: Rounds | None = None
@@ -215,6 +224,8 @@ class Response:
     def __post_init__(self) -> None:
         if not self.tokens:
             raise ValueError("tokens must not be empty")
+        if self.first_tokens > len(self.tokens):
+            raise ValueError("first_tokens must not be more than there are tokens")
         if self.total_s < self.first_token_s:
             raise ValueError("total_s must not be less than first_token_s")
 
@@ -224,8 +235,8 @@ class Response:
 
     @property
     def decoded_tokens(self) -> int:
-        """Tokens after the first, which the prefill gives."""
-        return len(self.tokens) - 1
+        """Tokens that came after the first one and those that came with it."""
+        return len(self.tokens) - self.first_tokens
 
     @property
     def decode_s(self) -> float:
@@ -332,6 +343,8 @@ class Result:
 
 _RESULT = TypeAdapter(Result)
 _RESPONSE = TypeAdapter(Response)
+_ENVIRONMENT = TypeAdapter(Environment)
+T = TypeVar("T")
 
 
 def read_result(path: str | Path) -> Result:
@@ -360,17 +373,29 @@ def read_result(path: str | Path) -> Result:
 
 def write_result(result: Result, path: str | Path, **derived: Any) -> None:
     """Write the result, and what is derived from it, in one step; `read_result` leaves the
-    derived fields out. Raises ProfileError where the file cannot be written."""
+    derived fields out. Raises InputError where the file cannot be written."""
     text = json.dumps(result.as_dict() | derived, allow_nan=False, separators=(",", ":"))
-    write_atomic(Path(path), text + "\n")
-
-
-def response_from(data: dict[str, Any]) -> Response:
-    """A response of its JSON values, as a journal keeps them. Raises InputError."""
     try:
-        return _RESPONSE.validate_json(json.dumps(data), strict=True)
+        write_atomic(Path(path), text + "\n")
+    except ProfileError as failure:
+        raise InputError(failure.problem, hint="Choose another place for --json.") from None
+
+
+def response_from(data: Any) -> Response:
+    """A response of its JSON values, as a journal keeps them. Raises InputError."""
+    return _checked(_RESPONSE, data, "a response")
+
+
+def environment_from(data: Any) -> Environment:
+    """The same of an environment."""
+    return _checked(_ENVIRONMENT, data, "the environment")
+
+
+def _checked(adapter: TypeAdapter[T], data: Any, label: str) -> T:
+    try:
+        return adapter.validate_json(json.dumps(data), strict=True)
     except ValidationError as failure:
-        raise InputError(f"a response: {first_problem(failure)}") from None
+        raise InputError(f"{label}: {first_problem(failure)}") from None
 
 
 def first_problem(failure: ValidationError) -> str:
