@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import median
 from typing import Literal
 
@@ -142,10 +143,15 @@ def _interval(table: NDArray[np.float64]) -> tuple[float | None, float | None]:
     prompts = len(table)
     if prompts < LEAST_PROMPTS:
         return None, None
-    drawn = np.random.default_rng(0).integers(0, prompts, (DRAWS, prompts))
-    counts = np.stack([np.bincount(row, minlength=prompts) for row in drawn])  # [draws, prompts]
-    low, high = np.quantile(_ratios(counts @ table), _levels(prompts))
+    low, high = np.quantile(_ratios(_resampled(prompts) @ table), _levels(prompts))
     return float(low), float(high)
+
+
+@lru_cache(maxsize=8)
+def _resampled(prompts: int) -> NDArray[np.int64]:
+    """[draws, prompts] how often each prompt is in a resample; always the same draws."""
+    random = np.random.default_rng(0)
+    return random.multinomial(prompts, np.full(prompts, 1 / prompts), size=DRAWS)
 
 
 def _levels(prompts: int) -> tuple[float, float]:

@@ -14,7 +14,7 @@ import torch
 
 from costmodel.errors import ProfileError
 from costmodel.profile import Profile
-from costmodel.registry import ProfileStore
+from costmodel.registry import ProfileStore, shipped_directory, user_directory
 from decoder.device import fingerprint
 from decoder.profiles import profile_key, soft_key
 from decoder.target import Target
@@ -60,11 +60,19 @@ def describe_profile(profile: Profile, line: str) -> ProfileInfo:
     content = {key: value for key, value in profile.as_dict().items() if key != "drafters"}
     text = json.dumps(content, sort_keys=True)
     return ProfileInfo(
-        line=line,
+        line=without_home(line),
         sha256=hashlib.sha256(text.encode()).hexdigest(),
         kind=profile.provenance.kind,
         created_utc=profile.provenance.created_utc,
     )
+
+
+def without_home(line: str) -> str:
+    """A line for results, which others read: without where profiles lie on this machine."""
+    places = {str(user_directory()): "$ROOFTREE_HOME", str(shipped_directory()): "calibrations"}
+    for place, name in places.items():
+        line = line.replace(place, name)
+    return line
 
 
 def stored_profile(target: Target, path: Path | None) -> tuple[Profile, str] | None:

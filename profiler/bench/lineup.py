@@ -20,6 +20,7 @@ from decoder.startup import CostSource, ProfileChoice
 from decoder.target import Target
 from profiler.bench.arms import ESTIMATORS, NO_HISTORY
 from profiler.bench.contender import Contender
+from profiler.bench.environment import without_home
 from profiler.bench.ours import OurContender
 from profiler.bench.peers import PeerContender, share_weights
 from profiler.bench.record import Arm, Model
@@ -84,7 +85,9 @@ class Lineup:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the lookup of profiles said, each once."""
-        found = (warning for source in self.cost_sources for warning in source.warnings)
+        found = (
+            without_home(warning) for source in self.cost_sources for warning in source.warnings
+        )
         return tuple(dict.fromkeys(found))
 
     @property
@@ -135,7 +138,7 @@ class Lineup:
         source = decoder.cost_source
         if source is not None:
             self.cost_sources.append(source)
-            arm = replace(arm, estimator=source.cost.mode, cost=source.line)
+            arm = replace(arm, estimator=source.cost.mode, cost=without_home(source.line))
         return OurContender(arm, decoder, choice.temperature)
 
     def _peer(self, arm: Arm) -> Contender:

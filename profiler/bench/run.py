@@ -11,8 +11,9 @@ from typing import Any
 from costmodel.errors import InputError, MeasurementError
 from profiler.bench.contender import Contender, Decoding
 from profiler.bench.prompts import Encoded
-from profiler.bench.record import Environment, Response, environment_from, response_from
+from profiler.bench.record import Environment, Response
 from profiler.bench.stopwatch import Clock, MemoryGauge, NoGauge, Stopwatch
+from profiler.bench.store import environment_from, response_from
 from profiler.journal import FRESH_HINT, Journal
 
 WARM_UP_TOKENS = 32

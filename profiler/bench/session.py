@@ -32,7 +32,6 @@ from profiler.bench.record import (
     Response,
     Result,
     Settings,
-    write_result,
 )
 from profiler.bench.run import (
     Listener,
@@ -43,6 +42,7 @@ from profiler.bench.run import (
     run_schedule,
 )
 from profiler.bench.stopwatch import memory_gauge
+from profiler.bench.store import write_result
 from profiler.bench.summary import derived
 from profiler.bench.warnings import result_warnings
 from profiler.calibrate import device_label

@@ -135,7 +135,7 @@ def compare(first: Path, second: Path, end_to_end: bool, as_json: bool) -> None:
     from dataclasses import asdict
 
     from profiler.bench.compare import compare_results
-    from profiler.bench.record import read_result
+    from profiler.bench.store import read_result
     from profiler.bench.tables import print_comparison
     from profiler.render import print_json
 
@@ -156,7 +156,7 @@ def compare(first: Path, second: Path, end_to_end: bool, as_json: bool) -> None:
 @html_option
 def show(path: Path, html: Path | None, plot: Path | None) -> None:
     """Print the tables of a stored result, and draw it where asked for."""
-    from profiler.bench.record import read_result
+    from profiler.bench.store import read_result
 
     _report(read_result(path), html, plot)
 
