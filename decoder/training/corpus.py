@@ -19,6 +19,7 @@ import torch
 
 from costmodel.errors import InputError
 from decoder.loading import LoadedModel
+from decoder.sequence import end_tokens
 from decoder.training.grouped import register_grouped
 from decoder.training.prompts import Opening, make_opening
 from decoder.training.refused import is_evaluation, refuse
@@ -113,10 +114,7 @@ class Writer:
         self._model, self._wanted = loaded.model, wanted
         self._model.set_attn_implementation(register_grouped())
         self._tokenizer = loaded.tokenizer()
-        ends = self._model.generation_config.eos_token_id
-        if ends is None:
-            ends = self._model.config.eos_token_id
-        self._ends = set(ends if isinstance(ends, list) else [ends])
+        self._ends = end_tokens(self._model)
 
     def texts(self, openings: Sequence[Opening], seed: int) -> list[Text]:
         """The target's text after each opening; those of evaluation prompts are left out."""
@@ -174,7 +172,7 @@ class Writer:
         """What the target writes after each prompt, its end token included where it came."""
         if not prompts:
             return []
-        longest, end = max(map(len, prompts)), min(self._ends)
+        longest, end = max(map(len, prompts)), min(self._ends, default=0)
         rows = [[end] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
         seen = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         device = self._model.device

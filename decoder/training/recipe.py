@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -96,6 +96,3 @@ def mask_token(loaded: LoadedModel) -> int:
     added = getattr(tokenizer, "added_tokens_decoder", {})
     free = [number for number, token in added.items() if token.special and number not in used]
     return max(free, default=loaded.architecture.vocab - 1)
-
-
-PromptReader = Callable[[Path], list[str]]
