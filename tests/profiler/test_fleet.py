@@ -124,13 +124,26 @@ def test_a_node_that_loses_its_process_is_tried_again_after_the_others() -> None
     cluster = FakeCluster(
         [device("a", H100), device("b", H100)], ends={"a": ["lost"], "b": ["lost"]}
     )
-    assert summary(calibrate_fleet(cluster)) == [("NVIDIA H100", "profile of a", 3)]
+    outcomes = calibrate_fleet(cluster, clock=lambda: 10.0 * cluster.polls)
+    assert summary(outcomes) == [("NVIDIA H100", "profile of a", 3)]
     assert cluster.started == ["a", "b", "a"]
+
+
+def test_a_dead_node_that_is_still_listed_takes_no_attempt_from_its_replacement() -> None:
+    """The cluster notices the loss late: node a stays in the list, its measurements are lost."""
+    cluster = FakeCluster(
+        [device("a", H100)], ends={"a": ["lost"] * 9}, arrive={5: device("new", H100)}
+    )
+    outcomes = calibrate_fleet(cluster, clock=lambda: float(cluster.polls))
+    assert summary(outcomes) == [("NVIDIA H100", "profile of new", 2)]
+    assert cluster.started == ["a", "new"]
 
 
 def test_attempts_have_an_end() -> None:
     cluster = FakeCluster([device("a", H100), device("b", L40S)], ends={"a": ["lost"] * 9})
-    outcomes = calibrate_fleet(cluster, rules=FleetRules(attempts=2))
+    outcomes = calibrate_fleet(
+        cluster, rules=FleetRules(attempts=2), clock=lambda: 10.0 * cluster.polls
+    )
     assert summary(outcomes) == [
         ("NVIDIA H100", "lost its node 2 times, last host-a: power cut", 2),
         ("NVIDIA L40S", "profile of b", 1),
