@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.capacity import Goals, PlanRequest, Policy, Traffic, plan
+from costmodel.capacity.goals import parse_seconds
 from costmodel.capacity.operating import OperatingPoint
 from costmodel.capacity.plan_record import flat_rows
 from costmodel.capacity.planner import relative_error, server_overheads
-from costmodel.capacity.request import parse_degrees, parse_prices, parse_rate, parse_seconds
+from costmodel.capacity.request import parse_degrees, parse_prices, parse_rate
 from costmodel.capacity.sizing import Group, choose, nearest, size
 from costmodel.capacity.steps import Origin
 from costmodel.compose.serving_tables import Precision
