@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from costmodel.capacity.arrivals import VARIATION, Sampling
@@ -55,18 +56,18 @@ class PlanOptions:
 def make_plan(options: PlanOptions) -> Plan:
     """Read the texts and plan. Raises InputError."""
     o = options
-    goals = Goals.parse(o.slo)
+    gpus, goals = parse_names(o.gpus), Goals.parse(o.slo)
     trace = None if o.trace is None else read_trace(o.trace)
     traffic, rate = _traffic(o, trace)
     request = PlanRequest(
         target=o.target,
-        gpus=parse_names(o.gpus),
+        gpus=gpus,
         traffic=traffic,
         rate=rate,
         goals=goals,
         acceptance=o.acceptance,
         temperature=int(o.temperature),
-        prices=parse_prices(o.prices),
+        prices=_prices(o.prices, gpus),
         degrees=parse_degrees(o.tp),
         policy=Policy.parse(o.policy),
         engine=o.engine,
@@ -77,6 +78,12 @@ def make_plan(options: PlanOptions) -> Plan:
         sampling=_sampling(o, goals, trace),
     )
     return plan(request)
+
+
+def _prices(texts: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
+    """Prices by the names in `gpus`, whose capitals do not matter."""
+    names = {gpu.lower(): gpu for gpu in gpus}
+    return {names.get(name.lower(), name): price for name, price in parse_prices(texts).items()}
 
 
 def _traffic(options: PlanOptions, trace: Requests | None) -> tuple[Traffic, float]:

@@ -103,8 +103,9 @@ def heading(plan: Plan) -> str:
     request = plan.request
     traffic = request.traffic
     return (
-        f"{request.target}: {request.rate:.4g} requests/s of {traffic.prompt_tokens:.4g} + "
-        f"{traffic.output_tokens:.4g} tokens, {request.goals.words()}, {request.engine}"
+        f"{request.target}: {round(request.rate, 3):g} requests/s of "
+        f"{round(traffic.prompt_tokens, 1):g} + {round(traffic.output_tokens, 1):g} tokens, "
+        f"{request.goals.words()}, {request.engine}"
     )
 
 
@@ -127,6 +128,10 @@ def export_settings(plan: Plan, engine: str) -> str:
         raise InputError(
             "there is nothing to export: no option holds the goals",
             hint="; ".join(problems(plan)),
+        )
+    if plan.acceptance is None and plan.request.policy.kind != "plain":
+        note(
+            "note: no acceptance data, so nothing is drafted; --acceptance gsm8k, a rate or a file"
         )
     points = list(best.points)
     if engine in ("vllm", "sglang") and plan.request.policy.kind != "plain":

@@ -67,6 +67,8 @@ class Goals:
             if name in seen:
                 raise InputError(f"the goal {name} is given twice")
             seen.add(name)
+            if value.strip().replace(".", "", 1).isdecimal():  # 30 is hardly ever 30 s a token
+                raise InputError(f"the goal {part} has no unit", hint=f"Write {part}ms or {part}s")
             seconds = parse_seconds(value)
             if dot:
                 percentiles.append(

@@ -224,3 +224,54 @@ def test_kinds_are_told_apart_as_profiles_are(changed: dict, same: bool) -> None
 def test_kinds_in_words() -> None:
     assert label(H100) == "NVIDIA H100 (80 GiB)"
     assert label(CPU) == "Some CPU (64 GiB, 8 threads)"
+
+
+class SlowRay:
+    """As much of Ray as asking nodes takes: answers come when a test says so."""
+
+    def __init__(self, nodes: list[str]) -> None:
+        self.alive, self.answered, self.asked = nodes, set(), []
+
+    def nodes(self):
+        return [
+            {
+                "NodeID": n,
+                "NodeManagerHostname": f"host-{n}",
+                "Alive": True,
+                "Resources": {"CPU": 8},
+            }
+            for n in self.alive
+        ]
+
+    def wait(self, references, num_returns, timeout):
+        done = [one for one in references if one in self.answered]
+        return done, [one for one in references if one not in self.answered]
+
+
+def test_a_slow_answer_is_waited_for_and_asked_for_once(monkeypatch) -> None:
+    """Ray is made up; a node that is busy at first is a device as soon as it answers."""
+    from profiler.calibrate import CalibrationSettings
+    from profiler.fleet_ray import RayCluster
+
+    ray, said = SlowRay(["a", "b"]), []
+
+    class Task:
+        def __init__(self, node):
+            self.node = node["NodeID"]
+
+        def remote(self, kind):
+            ray.asked.append(self.node)
+            return f"answer of {self.node}"
+
+    cluster = object.__new__(RayCluster)
+    cluster._ray, cluster._settings, cluster._say = ray, CalibrationSettings(), said.append
+    cluster._known, cluster._surveyed, cluster._patience_s = {}, {}, 1.0
+    monkeypatch.setattr(RayCluster, "_task", lambda self, function, node: Task(node))
+    monkeypatch.setattr(RayCluster, "_get", lambda self, reference: [("cpu", CPU)])
+    ray.answered.add("answer of a")
+    assert [found.node for found in cluster.devices()] == ["a"]
+    assert [found.node for found in cluster.devices()] == ["a"]
+    ray.answered.add("answer of b")
+    assert [found.node for found in cluster.devices()] == ["a", "b"]
+    assert ray.asked == ["a", "b"]
+    assert said == ["host-b has not said yet what it has"]

@@ -202,6 +202,18 @@ def test_bad_simulations_are_one_line(more, said, capsys, tmp_path):
     assert shown[-1].startswith("rooftree: ") and said in shown[-1]
 
 
+def test_capitals_of_gpus_do_not_matter_to_prices(capsys):
+    asked = [word.replace("h100-sxm,l40s", "H100-SXM") for word in ASKED]
+    assert run([*asked, "--price", "h100-sxm=2.5"]) == 0
+    assert re.search(r"H100-SXM .* 2\.50 ", capsys.readouterr().out)
+
+
+def test_an_export_without_acceptance_says_that_nothing_is_drafted(capsys):
+    assert run([*ASKED, "--export", "vllm"]) == 0
+    shown = capsys.readouterr()
+    assert "--speculative-config '" not in shown.out and "no acceptance data" in shown.err
+
+
 def test_traffic_that_is_not_said_is_asked_for(capsys):
     assert run(ASKED[:-4]) == 2
     assert "--output-tokens, --rate missing" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from costmodel.errors import InputError
 
 
 def test_means_and_percentiles_stand_side_by_side():
-    goals = Goals.parse("tpot=30ms, TTFT.p95=1s,ttft=0.5,tpot.p99=60ms")
+    goals = Goals.parse("tpot=30ms, TTFT.p95=1s,ttft=0.5s,tpot.p99=60ms")
     assert (goals.tpot_s, goals.ttft_s) == (0.03, 0.5)
     assert goals.percentiles == (
         PercentileGoal(metric="ttft", percent=95, seconds=1.0),
@@ -34,6 +34,7 @@ def test_no_goals_are_none():
         ("speed.p95=1s", "no goal is called 'speed.p95'"),
         ("ttft.p95=0s", "must be a time above 0"),
         ("ttft.p95", "is not a time"),
+        ("tpot=30", "the goal tpot=30 has no unit"),
     ],
 )
 def test_bad_goals_are_refused(text, said):

@@ -187,11 +187,20 @@ def test_a_missing_profile_says_how_to_get_it(monkeypatch):
     assert "rooftree compose" in composed.value.hint and "--tp 2" in composed.value.hint
     with pytest.raises(InputError, match="no profile") as transferred:
         plan(asked(gpus=("mi300x",)), SHIPPED)
-    assert "rooftree transfer" in transferred.value.hint
+    assert "rooftree transfer a100-sxm-80gb/qwen3-8b --to mi300x" in transferred.value.hint
+    assert "profiles on a100-sxm-80gb, " in transferred.value.hint
     fp8 = Precision(weights="fp8")
     with pytest.raises(InputError, match="weights fp8") as quantised:
         plan(asked(gpus=("h100-sxm",), precision=fp8), SHIPPED)
     assert "operators" in quantised.value.hint
+
+
+def test_a_missing_profile_of_what_cannot_fit_says_so(monkeypatch):
+    """Llama-3.1-70B has 141 GB of weights in bfloat16."""
+    monkeypatch.setattr("costmodel.capacity.lookup.operators_installed", lambda: False)
+    request = asked(target="meta-llama/Llama-3.1-70B-Instruct", gpus=("h100-sxm",))
+    with pytest.raises(InputError, match=r"141 GB on each device, which has 8\d GB"):
+        plan(request, SHIPPED)
 
 
 def test_one_missing_profile_leaves_the_others():
