@@ -114,6 +114,8 @@ def refuse_infeasible(plan: Plan) -> None:
     if plan.best is None:
         what = "holds the goals" if plan.request.goals else "can be planned"
         raise InputError(f"no option {what}", hint="The nearest of each is named above")
+    if plan.simulated and all(found.problem for found in plan.simulated):
+        raise InputError(f"nothing could be simulated: {plan.simulated[0].problem}")
     if plan.simulated and not any(found.enough for found in plan.simulated):
         raise InputError(
             "no option holds the goals in the simulation",

@@ -176,6 +176,19 @@ def test_a_trace_gives_lengths_rate_and_arrivals(capsys, tmp_path):
     assert record["request"]["requests_per_s"] == 50.0 and record["simulation"] is None
 
 
+def test_a_request_beyond_the_window_is_named(capsys, tmp_path):
+    """Qwen3-8B holds 40,960 tokens: 40,900 are simulated, 41,900 are not."""
+    path = tmp_path / "trace.csv"
+    write_trace(path)
+    path.write_text(path.read_text() + "40,40000,900\n")
+    asked = ["plan", "--target", "Qwen/Qwen3-8B", "--gpus", "l40s", "--trace", str(path)]
+    assert run([*asked, "--simulate"]) == 0
+    capsys.readouterr()
+    path.write_text(path.read_text() + "41,40000,1900\n")
+    assert run([*asked, "--simulate"]) == 2
+    assert "request 152 of the trace has 41900 tokens" in capsys.readouterr().err
+
+
 def test_simulating_without_the_extra_names_it(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "simpy", None)
     assert run([*ASKED, "--simulate"]) == 2
