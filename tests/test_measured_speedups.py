@@ -11,6 +11,7 @@ from benchmarks.measured_speedups import (
     cycle_times,
     default_arms,
     halves,
+    mean_errors,
     planned_speedup,
 )
 from costmodel.errors import InputError
@@ -81,6 +82,8 @@ def test_each_half_is_planned_from_the_other():
         assert row["planned"] == pytest.approx(planned, abs=1e-4)
         assert row["error"] == pytest.approx(planned / row["measured"] - 1, abs=1e-4)
         assert "best_fixed_planned" not in row
+    errors = [abs(planned / measured - 1) for measured in (2.0, 3.0)]
+    assert mean_errors(rows) == {"fixed:8+ngram": pytest.approx(sum(errors) / 2, abs=1e-4)}
 
 
 def test_rounds_of_the_scored_half_are_not_read():
@@ -98,6 +101,8 @@ def test_rounds_of_the_scored_half_are_not_read():
         for data in (found, dataclasses.replace(found, responses=changed))
     )
     assert before[0]["planned"] == after[0]["planned"]
+    assert before[0]["cost_error"] == before[0]["error"]  # both halves had the same rounds
+    assert after[0]["cost_error"] == pytest.approx(after[1]["planned"] / 2.0 - 1, abs=1e-4)
     assert after[1]["planned"] == pytest.approx(STEP_S / (STEP_S + tree_s(1)), abs=1e-4)
 
 

@@ -167,12 +167,11 @@ def _missing(
 
 
 def _known_on(architecture: ModelArchitecture, store: ProfileStore) -> list[str]:
-    """Devices that have a profile of this target, by slug."""
-    return sorted(
-        {
-            path.parent.name
-            for folder in store.directories
-            for path in folder.glob("*/*.yaml")
-            if architecture.hash.encode() in path.read_bytes()
-        }
-    )
+    """Devices that have a profile of this target which is not itself a transferred one, by slug."""
+    found = set()
+    for folder in store.directories:
+        for path in folder.glob("*/*.yaml"):
+            text = path.read_bytes()
+            if architecture.hash.encode() in text and b"kind: transferred" not in text:
+                found.add(path.parent.name)
+    return sorted(found)
