@@ -72,17 +72,19 @@ def server_steps(server: Server, points: Sequence[OperatingPoint]) -> StepTime:
             return verify, StepSeconds()
         return verify, server.drafter.draft_s(forward, batch, context)
 
+    @cache
+    def prompts(tokens: int, beside: int) -> float:
+        return server.forward.prompt(tokens, beside, 1).total if tokens else 0.0
+
     def seconds(batch: int, prompt_tokens: int, context: float) -> float:
         point, forward = points[speculation.level(batch)], server.forward
         drafter = server.drafter if point.nodes and batch else None
         verify, draft = cycle(batch, context)
-        beside = batch * (point.nodes + 1)
-        prompts_s = forward.prompt(prompt_tokens, beside, 1).total if prompt_tokens else 0.0
         work = TokenWork(
             products_s=verify.products + draft.products,
             attention_s=verify.attention + draft.attention,
             all_reduce_s=verify.all_reduce + draft.all_reduce,
-            prompts_s=prompts_s,
+            prompts_s=prompts(prompt_tokens, batch * (point.nodes + 1)),
             prompt_steps=1.0 if prompt_tokens else 0.0,
             layers=forward.architecture.layers + (drafter.layers if drafter else 0),
             devices=forward.tensor_parallel,
