@@ -76,10 +76,15 @@ class Cluster(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetRules:
-    """Tries for each kind, how long to wait for a node to take a lost one's place, polling."""
+    """Tries for each kind, how long to wait for a node to take a lost one's place, polling.
+
+    `rest_s`: how long a node that was lost is not tried again. A cluster may list a dead node for
+    some seconds more, and tries on it would be thrown away.
+    """
 
     attempts: int = 3
     patience_s: float = 120.0
+    rest_s: float = 30.0
     poll_s: float = 1.0
 
 
@@ -147,6 +152,7 @@ class _Kind:
     devices: list[FleetDevice]
     attempts: int = 0
     losses: Counter[str] = field(default_factory=Counter)
+    lost_at_s: dict[str, float] = field(default_factory=dict)
     missing_since: float | None = None
     outcome: FleetOutcome | None = None
 
@@ -188,12 +194,17 @@ class _Fleet:
         for kind in self.kinds:
             if kind.outcome is not None or kind.number in started:
                 continue
-            if not kind.devices and not self._look_again(kind):
+            if not self._rested(kind) and not self._look_again(kind):
                 continue
             busy = {device.host for _, device in self._running.values()}
-            free = [device for device in kind.devices if device.host not in busy]
+            free = [device for device in self._rested(kind) if device.host not in busy]
             if free:
                 self._start(kind, min(free, key=lambda device: kind.losses[device.node]))
+
+    def _rested(self, kind: _Kind) -> list[FleetDevice]:
+        """The kind's devices without those of nodes that were lost just now."""
+        now, lost, rest_s = self._clock(), kind.lost_at_s, self._rules.rest_s
+        return [d for d in kind.devices if d.node not in lost or now - lost[d.node] >= rest_s]
 
     def _start(self, kind: _Kind, device: FleetDevice) -> None:
         kind.attempts += 1
@@ -239,6 +250,7 @@ class _Fleet:
 
     def _lost(self, kind: _Kind, device: FleetDevice, lost: NodeLostError) -> None:
         kind.losses[device.node] += 1
+        kind.lost_at_s[device.node] = self._clock()
         kind.devices = []  # the cluster is asked again who is there
         if kind.attempts >= self._rules.attempts:
             self._fail(kind, f"lost its node {kind.attempts} times, last {device.host}: {lost}")

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from costmodel.device import DeviceFingerprint
     from profiler.calibrate import CalibrationSettings
 
-# A node that has not said within this time what it has is busy with something else; later, while
-# others are measuring, it is waited for less.
-SURVEY_S, AGAIN_S = 120.0, 10.0
+# A node that has not said within this time what it has is busy with something else. Its answer is
+# still taken when it comes; later, while others are measuring, nobody waits for it.
+SURVEY_S, AGAIN_S = 120.0, 1.0
 CONNECT_S = 10.0
 # Seconds between two reports of a measurement, so that reporting does not disturb it.
 REPORT_EVERY_S = 1.0
@@ -73,7 +73,9 @@ class RayCluster:
         self._ray, self._settings, self._say = ray, settings, say
         self._known: dict[str, list[FleetDevice]] = {}
         self._asked: dict[Job, FleetDevice] = {}
-        self._board: Any = ray.remote(num_cpus=0)(_Board).remote()
+        self._surveyed: dict[Any, Mapping[str, Any]] = {}  # questions without an answer yet
+        # It may live on a node that is lost; then only what it has noted is.
+        self._board: Any = ray.remote(num_cpus=0, max_restarts=-1)(_Board).remote()
         self._states: Mapping[str, JobState] = {}
         self._patience_s = SURVEY_S
 
@@ -84,26 +86,31 @@ class RayCluster:
         if self._settings.device == "cuda" and not gpus:
             raise DeviceError("no node of the Ray cluster has a GPU")
         wanted = nodes if self._settings.device == "cpu" else gpus or nodes
-        self._survey([node for key, node in wanted.items() if key not in self._known])
+        asked = {node["NodeID"] for node in self._surveyed.values()}
+        new = [node for key, node in wanted.items() if key not in self._known and key not in asked]
+        self._surveyed |= {
+            self._task(_devices_here, node).remote(self._kind(node)): node for node in new
+        }
+        self._gather(new)
         return [device for key in wanted for device in self._known.get(key, ())]
 
-    def _survey(self, nodes: Sequence[Mapping[str, Any]]) -> None:
-        """Ask nodes that are new what they have; one that is busy is asked again next time."""
-        asked = {self._task(_devices_here, node).remote(self._kind(node)): node for node in nodes}
-        if not asked:
+    def _gather(self, new: Sequence[Mapping[str, Any]]) -> None:
+        """Take in the answers that have come, and name new nodes that give none for now."""
+        if not self._surveyed:
             return
-        done, busy = self._ray.wait(list(asked), num_returns=len(asked), timeout=self._patience_s)
+        waiting = list(self._surveyed)
+        done, _ = self._ray.wait(waiting, num_returns=len(waiting), timeout=self._patience_s)
         self._patience_s = AGAIN_S
-        for reference in busy:
-            self._ray.cancel(reference, force=True)
-            host = asked[reference]["NodeManagerHostname"]
-            self._say(f"{host} is busy with something else and is left out for now")
         for reference in done:
-            node = asked[reference]
+            node = self._surveyed.pop(reference)
             try:
                 found = self._get(reference)
-            except (NodeLostError, RooftreeError) as error:
+            except NodeLostError as error:  # if it is still there, it is asked again
+                self._say(f"{node['NodeManagerHostname']} is left out for now: {error}")
+                continue
+            except RooftreeError as error:
                 self._say(f"{node['NodeManagerHostname']} is left out: {error}")
+                self._known[node["NodeID"]] = []
                 continue
             self._known[node["NodeID"]] = [
                 FleetDevice(
@@ -114,6 +121,10 @@ class RayCluster:
                 )
                 for name, fingerprint in found
             ]
+        silent = {node["NodeID"] for node in self._surveyed.values()}
+        for node in new:
+            if node["NodeID"] in silent:
+                self._say(f"{node['NodeManagerHostname']} has not said yet what it has")
 
     def start(self, device: FleetDevice) -> Job:
         nodes = [n for n in self._ray.nodes() if n["NodeID"] == device.node and n["Alive"]]

@@ -7,6 +7,12 @@ from html import escape
 
 from costmodel.capacity.planner import Plan
 from profiler.plan_plots import plan_png
+from profiler.plan_simulation import (
+    SIMULATED_COLUMNS,
+    simulated_lines,
+    simulated_rows,
+    simulated_title,
+)
 from profiler.planning import COLUMNS, heading, option_cells, problems
 
 _STYLE = (
@@ -25,6 +31,10 @@ def plan_page(plan: Plan) -> str:
         parts.append(f"<p>Acceptance: {escape(plan.acceptance.label)}</p>")
     parts.append(_table(COLUMNS, [option_cells(option) for option in plan.options]))
     parts.append(_list(problems(plan)))
+    if plan.simulated:
+        parts.append(f"<h2>{escape(simulated_title(plan))}</h2>")
+        parts.append(_table(SIMULATED_COLUMNS, simulated_rows(plan)))
+        parts.append(_list(simulated_lines(plan)))
     parts.append(
         '<img alt="Cost against the goal for the time per token; best tree size"'
         f' src="data:image/png;base64,{plan_png(plan)}">'

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from costmodel.capacity.goals import Goals
 from costmodel.capacity.lookup import find_plan_target
 from costmodel.capacity.operating import CONCURRENCIES, Server, Traffic, replicas_for
 from costmodel.capacity.planner import Plan, make_server, steps_for
-from costmodel.capacity.request import Goals
 from costmodel.capacity.sizing import choose
 from costmodel.registry import ProfileStore
 from profiler.report import save_figure

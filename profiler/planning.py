@@ -1,4 +1,4 @@
-"""A plan from the command line's texts, and how it is printed."""
+"""How a plan is printed, as a table and otherwise, and what of it is exported."""
 
 from __future__ import annotations
 
@@ -11,73 +11,24 @@ import click
 from costmodel.capacity.acceptance_data import find_acceptance
 from costmodel.capacity.exports import export
 from costmodel.capacity.lookup import find_plan_target
-from costmodel.capacity.operating import OperatingPoint, Policy, Traffic
+from costmodel.capacity.operating import OperatingPoint, Policy
 from costmodel.capacity.plan_record import flat_rows
-from costmodel.capacity.planner import Option, Plan, make_server, plan, steps_for
-from costmodel.capacity.request import (
-    Goals,
-    PlanRequest,
-    parse_degrees,
-    parse_names,
-    parse_prices,
-    parse_rate,
-)
+from costmodel.capacity.planner import Option, Plan, make_server, steps_for
 from costmodel.capacity.sizing import Interval
-from costmodel.compose.serving_tables import Precision
 from costmodel.errors import InputError
 from costmodel.registry import ProfileStore
+from profiler.plan_simulation import (
+    SIMULATED_COLUMNS,
+    simulated_lines,
+    simulated_rows,
+    simulated_title,
+)
 from profiler.render import note, print_json, print_table
 
 COLUMNS = (
     "GPU", "tp", "GPUs", "at once", "tree", "tokens a cycle", "tpot ms", "ttft ms", "per hour",
     "per 1M tokens", "J a token", "times from",
 )  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions:
-    """The options of `rooftree plan`, as they are typed."""
-
-    target: str
-    gpus: str
-    prompt_tokens: float
-    output_tokens: float
-    rate: str
-    slo: str = ""
-    acceptance: str | None = None
-    temperature: str = "0"
-    prices: tuple[str, ...] = ()
-    tp: str = "1"
-    policy: str = "auto"
-    engine: str = "vllm"
-    drafter: str | None = None
-    weights: str = "bfloat16"
-    cache: str = "bfloat16"
-    utilisation: float = 0.8
-    max_running: int = 256
-
-
-def make_plan(options: PlanOptions) -> Plan:
-    """Read the texts and plan. Raises InputError."""
-    o = options
-    request = PlanRequest(
-        target=o.target,
-        gpus=parse_names(o.gpus),
-        traffic=Traffic(prompt_tokens=o.prompt_tokens, output_tokens=o.output_tokens),
-        rate=parse_rate(o.rate),
-        goals=Goals.parse(o.slo),
-        acceptance=o.acceptance,
-        temperature=int(o.temperature),
-        prices=parse_prices(o.prices),
-        degrees=parse_degrees(o.tp),
-        policy=Policy.parse(o.policy),
-        engine=o.engine,
-        drafter=o.drafter,
-        precision=Precision(weights=o.weights, cache=o.cache),
-        utilisation=o.utilisation,
-        most_running=o.max_running,
-    )
-    return plan(request)
 
 
 def print_plan(plan: Plan, form: str) -> None:
@@ -150,22 +101,26 @@ def problems(plan: Plan) -> list[str]:
 def heading(plan: Plan) -> str:
     """What was asked, in one line."""
     request = plan.request
-    traffic, goals = request.traffic, request.goals
-    parts = [f"{goals.tpot_s * 1e3:g} ms a token" if goals.tpot_s else "",
-             f"{goals.ttft_s:g} s to the first" if goals.ttft_s else ""]  # fmt: skip
-    wanted = ", ".join(part for part in parts if part) or "no goals"
+    traffic = request.traffic
     return (
-        f"{request.target}: {request.rate:g} requests/s of {traffic.prompt_tokens:g} + "
-        f"{traffic.output_tokens:g} tokens, {wanted}, {request.engine}"
+        f"{request.target}: {round(request.rate, 3):g} requests/s of "
+        f"{round(traffic.prompt_tokens, 1):g} + {round(traffic.output_tokens, 1):g} tokens, "
+        f"{request.goals.words()}, {request.engine}"
     )
 
 
 def refuse_infeasible(plan: Plan) -> None:
     """Raise InputError, for the exit code, where no option could be sized."""
     if plan.best is None:
-        goals = plan.request.goals
-        what = "holds the goals" if goals.tpot_s or goals.ttft_s else "can be planned"
+        what = "holds the goals" if plan.request.goals else "can be planned"
         raise InputError(f"no option {what}", hint="The nearest of each is named above")
+    if plan.simulated and all(found.problem for found in plan.simulated):
+        raise InputError(f"nothing could be simulated: {plan.simulated[0].problem}")
+    if plan.simulated and not any(found.enough for found in plan.simulated):
+        raise InputError(
+            "no option holds the goals in the simulation",
+            hint="What the largest fleets reach is named above",
+        )
 
 
 def export_settings(plan: Plan, engine: str) -> str:
@@ -175,6 +130,10 @@ def export_settings(plan: Plan, engine: str) -> str:
         raise InputError(
             "there is nothing to export: no option holds the goals",
             hint="; ".join(problems(plan)),
+        )
+    if plan.acceptance is None and plan.request.policy.kind != "plain":
+        note(
+            "note: no acceptance data, so nothing is drafted; --acceptance gsm8k, a rate or a file"
         )
     points = list(best.points)
     if engine in ("vllm", "sglang") and plan.request.policy.kind != "plain":
@@ -203,6 +162,11 @@ def _print_tables(plan: Plan) -> None:
     print_table(COLUMNS, [option_cells(option) for option in plan.options])
     for line in problems(plan):
         click.echo(line)
+    if plan.simulated:
+        click.echo()
+        print_table(SIMULATED_COLUMNS, simulated_rows(plan), title=simulated_title(plan))
+        for line in simulated_lines(plan):
+            click.echo(line)
     best = plan.best
     if best is not None and plan.request.policy.kind != "plain" and plan.acceptance is not None:
         click.echo()

@@ -2,6 +2,7 @@
 
 import re
 
+from benchmarks import fleet_page
 from benchmarks.planning_page import BLOCK, PAGE, with_output
 
 
@@ -17,3 +18,10 @@ def test_the_python_example_runs(capsys, tmp_path, monkeypatch):
     exec(compile(block, "planning.md", "exec"), {})
     gpu, count = capsys.readouterr().out.split()
     assert gpu in ("h100-sxm", "l40s") and int(count) >= 1
+
+
+def test_the_fleets_output_is_what_was_stored():
+    text = PAGE.read_text(encoding="utf-8")
+    (block,) = fleet_page.BLOCK.findall(text)
+    assert block[0] == fleet_page.COMMAND
+    assert fleet_page.with_output(text) == text

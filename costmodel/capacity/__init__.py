@@ -11,17 +11,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from costmodel.capacity.arrivals import Sampling
+    from costmodel.capacity.goals import Goals
     from costmodel.capacity.operating import Policy, Traffic
     from costmodel.capacity.planner import Plan, plan
-    from costmodel.capacity.request import Goals, PlanRequest
+    from costmodel.capacity.request import PlanRequest
 
-__all__ = ["Goals", "Plan", "PlanRequest", "Policy", "Traffic", "plan"]
+__all__ = ["Goals", "Plan", "PlanRequest", "Policy", "Sampling", "Traffic", "plan"]
 
 _HOMES = {
-    "Goals": "request",
+    "Goals": "goals",
     "Plan": "planner",
     "PlanRequest": "request",
     "Policy": "operating",
+    "Sampling": "arrivals",
     "Traffic": "operating",
     "plan": "planner",
 }

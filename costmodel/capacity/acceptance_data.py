@@ -134,7 +134,8 @@ def from_file(path: Path) -> Acceptance:
     """A JSON result with one of these under `acceptance`, or at its top:
 
     - `by_depth`: rates of the drafter's first choice at depth 1, 2, ... given all before it,
-      and `rounds`, the verifications that they were counted in;
+      `rounds`, the verifications that they were counted in, and `drafted_share`, the share of
+      all rounds that had a draft (n-grams find none in many; 1 where it is not said);
     - `nodes` and `committed`: A(N) of best-first trees, with `spread` where it is known;
     - `accepted_depths` and `tree_nodes` of each round of a run of chains.
 
@@ -164,7 +165,8 @@ def from_file(path: Path) -> Acceptance:
 def _from_depths(data: Mapping[str, Any], label: str) -> Acceptance:
     rates = tuple(float(rate) for rate in data["by_depth"])
     process = AcceptanceProcess(label=label, kind="recorded", rank1=rates)
-    return _acceptance(process, _counted(data.get("rounds")))
+    share = float(data.get("drafted_share", 1.0))
+    return _thinned(_acceptance(process, _counted(data.get("rounds"))), share)
 
 
 def _from_curve(data: Mapping[str, Any], label: str) -> Acceptance:
@@ -183,7 +185,19 @@ def _from_curve(data: Mapping[str, Any], label: str) -> Acceptance:
 def _from_rounds(data: Mapping[str, Any], label: str) -> Acceptance:
     accepted, drafted = ([int(n) for n in data[name]] for name in ("accepted_depths", "tree_nodes"))
     process = recorded(accepted, drafted, label=label)
-    return _acceptance(process, _counted(sum(1 for nodes in drafted if nodes)))
+    counted = sum(1 for nodes in drafted if nodes)
+    return _thinned(_acceptance(process, _counted(counted)), counted / len(drafted))
+
+
+def _thinned(found: Acceptance, share: float) -> Acceptance:
+    """Where only a share of the rounds has a draft: the others commit one token.
+
+    Their verification is still planned at the full size, which is a little too slow.
+    """
+    if not 0 < share <= 1:
+        raise InputError(f"the share of rounds with a draft must be above 0, at most 1 ({share})")
+    chain, tree = (1.0 + share * (curve - 1.0) for curve in (found.chain, found.tree))
+    return dataclasses.replace(found, chain=chain, tree=tree)
 
 
 _FORMS: dict[str, Callable[[Mapping[str, Any], str], Acceptance]] = {

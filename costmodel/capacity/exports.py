@@ -88,7 +88,7 @@ def _vllm(target: str, tensor_parallel: int, points: Sequence[OperatingPoint]) -
         }
         lines.append(f"  --speculative-config '{json.dumps(config)}'")
     else:
-        lines.append("# no --speculative-config: plain decoding is best at every batch")
+        lines.append("# no --speculative-config: the plan drafts nothing at any batch")
     return "\n".join(lines) + "\n"
 
 
@@ -112,14 +112,14 @@ def _sglang(
             f"  --speculative-num-draft-tokens {size + 1}",
         ]
     else:
-        lines.append("# no --speculative-algorithm: plain decoding is best there")
+        lines.append("# no --speculative-algorithm: the plan drafts nothing there")
     return "\n".join(lines) + "\n"
 
 
 def _transformers(target: str, load: OperatingPoint) -> str:
     policy = {"plain": '"plain"', "chain": '"chain"', "tree": '"bastion"'}[load.shape]
     chosen = {
-        "plain": "plain decoding is best at this load",
+        "plain": "the plan drafts nothing at this load",
         "chain": f"the plan's best at this load is a chain of {load.nodes} tokens",
         "tree": f"sizes come from the profile at every step; the plan's best is {load.nodes} nodes",
     }[load.shape]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.capacity.forward import ServingForward
+from costmodel.capacity.memory import weight_bytes
 from costmodel.capacity.steps import ProfileForward, StepModel
 from costmodel.compose.published import SYSTEMS
 from costmodel.compose.serving_tables import Precision, load_serving
@@ -97,7 +98,7 @@ def find_steps(
         return ServingForward(
             architecture=target.architecture, tables=tables, tensor_parallel=tensor_parallel
         )
-    raise _missing(device, target, tensor_parallel, wanted)
+    raise _missing(device, target, (tensor_parallel, wanted), store)
 
 
 def profile_steps(path: Path, target: Target) -> ProfileForward:
@@ -138,16 +139,39 @@ def _profile(
     return None
 
 
-def _missing(device: DeviceSpec, target: Target, degree: int, precision: Precision) -> ProfileError:
-    name = target.architecture.name
+def _missing(
+    device: DeviceSpec, target: Target, choice: tuple[int, Precision], store: ProfileStore
+) -> ProfileError:
+    """What there is no profile of, whether it could fit at all, and how to get one."""
+    name, (degree, precision) = target.architecture.name, choice
     what = f"no profile of {name} on {device.slug}, tp {degree}"
     if precision != Precision():
         what += f", weights {precision.weights}, cache {precision.cache}"
-    if device.slug not in SYSTEMS:
-        return ProfileError(
-            what, hint=f"Scale a sibling's: `rooftree transfer PROFILE --to {device.slug}`"
+    weights = weight_bytes(target.architecture, precision, degree)
+    if weights > device.memory_bytes:
+        what += (
+            f"; its weights alone are {weights / 1e9:.0f} GB on each device, which has"
+            f" {device.memory_bytes / 1e9:.0f} GB"
         )
+    if device.slug not in SYSTEMS:
+        known = _known_on(target.architecture, store)
+        example = f"{known[0]}/{slugify(name.rpartition('/')[2])}" if known else "PROFILE"
+        hint = f"Scale that of a similar GPU: `rooftree transfer {example} --to {device.slug}`"
+        if len(known) > 1:
+            hint += f"; there are profiles on {', '.join(known)}"
+        return ProfileError(what, hint=hint)
     hint = "`pip install 'rooftree[operators]'` is enough"
     if precision == Precision():
         hint += f", or `rooftree compose --device {device.slug} --target {name} --tp {degree}`"
     return ProfileError(what, hint=hint)
+
+
+def _known_on(architecture: ModelArchitecture, store: ProfileStore) -> list[str]:
+    """Devices that have a profile of this target which is not itself a transferred one, by slug."""
+    found = set()
+    for folder in store.directories:
+        for path in folder.glob("*/*.yaml"):
+            text = path.read_bytes()
+            if architecture.hash.encode() in text and b"kind: transferred" not in text:
+                found.add(path.parent.name)
+    return sorted(found)

@@ -170,11 +170,11 @@ class Server:
                     committed=self.acceptance.committed(shape, nodes),
                     draft=draft_s,
                     draft_layers=drafter.layers,
-                    host_s=running * self._tree_s(shape, nodes),
+                    host_s=running * self.tree_s(shape, nodes),
                 ),
             )
 
-    def _tree_s(self, shape: Shape, nodes: int) -> float:
+    def tree_s(self, shape: Shape, nodes: int) -> float:
         """Building, accepting and committing one sequence's tree, as measured where it was."""
         if isinstance(self.forward, ProfileForward):
             stages = self.forward.profile.stages

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from costmodel.capacity.operating import OperatingPoint
+    from costmodel.capacity.percentiles import Simulated
     from costmodel.capacity.planner import Option, Plan
 
 FORMAT_VERSION = 1
@@ -34,6 +35,7 @@ def plan_record(plan: Plan) -> dict[str, Any]:
             "most_running": request.most_running,
             "prices_per_hour": dict(request.prices),
         },
+        "simulation": _simulation(plan),
         "acceptance": acceptance
         and {"label": acceptance.label, "kind": acceptance.kind, "spread": acceptance.spread},
         "options": [_option(option) for option in plan.options],
@@ -43,7 +45,46 @@ def plan_record(plan: Plan) -> dict[str, Any]:
 
 def flat_rows(plan: Plan) -> list[dict[str, Any]]:
     """One row of plain values an option, all with the same keys."""
-    return [_flat(option) for option in plan.options]
+    simulated = {(found.gpu, found.tensor_parallel): found for found in plan.simulated}
+    return [
+        _flat(option) | _flat_simulated(simulated.get((option.gpu, option.tensor_parallel)))
+        for option in plan.options
+    ]
+
+
+def _simulation(plan: Plan) -> dict[str, Any] | None:
+    """What was simulated, and each GPU's best option under it; None without a simulation."""
+    sampling = plan.request.sampling
+    if sampling is None:
+        return None
+    return {
+        "requests": sampling.count,
+        "seed": sampling.seed,
+        "trace": sampling.trace is not None,
+        "length_variation": None if sampling.trace is not None else sampling.variation,
+        "options": [dataclasses.asdict(found) for found in plan.simulated],
+    }
+
+
+def _flat_simulated(found: Simulated | None) -> dict[str, Any]:
+    """The columns of a simulation, empty where there was none."""
+    fleet = found.planned if found else None
+    row: dict[str, Any] = {
+        "simulated_gpus": fleet.gpus if fleet else None,
+        "simulated_utilisation": fleet.utilisation if fleet else None,
+        "simulated_running": fleet.running if fleet else None,
+        "simulated_overloaded": fleet.overloaded if fleet else None,
+    }
+    for metric in ("waiting", "ttft", "tpot"):
+        spread = getattr(fleet, metric) if fleet else None
+        for percent in ("p50", "p95", "p99"):
+            row[f"{metric}_{percent}_s"] = getattr(spread, percent).value if spread else None
+    enough = found.enough if found else None
+    return row | {
+        "goals_missed": " ".join(fleet.missed) if fleet else None,
+        "gpus_that_hold_all_goals": enough.gpus if enough else None,
+        "simulation_problem": found.problem or None if found else None,
+    }
 
 
 def _option(option: Option) -> dict[str, Any]:

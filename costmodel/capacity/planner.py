@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from costmodel.capacity.acceptance_data import Acceptance, find_acceptance
+from costmodel.capacity.arrivals import check_window
 from costmodel.capacity.drafting import find_drafter
 from costmodel.capacity.engines import engine_rules
+from costmodel.capacity.goals import Goals
 from costmodel.capacity.lookup import Target, find_card, find_plan_target, find_steps, profile_steps
 from costmodel.capacity.operating import OperatingPoint, Policy, Server, Traffic
 from costmodel.capacity.overheads import Overheads
-from costmodel.capacity.request import DEGREES, Goals, PlanRequest
+from costmodel.capacity.percentiles import Choice, Simulated, simulate_option
+from costmodel.capacity.plan_notes import plan_notes
+from costmodel.capacity.request import DEGREES, PlanRequest
 from costmodel.capacity.shipped import engine_overheads
-from costmodel.capacity.sizing import Group, Sizing, choose, nearest, size
+from costmodel.capacity.simulate import find_simpy
+from costmodel.capacity.sizing import SERVER_ERROR, Group, Sizing, choose, nearest, size
 from costmodel.capacity.steps import Origin, StepModel
 from costmodel.errors import InputError, RooftreeError
 from costmodel.registry import ProfileStore
 
 __all__ = ["Goals", "Option", "Plan", "PlanRequest", "Policy", "Traffic", "plan"]
-
-# Mean error of times per token against 1,043 published servers, pairs of GPU and model left out
-# (benchmarks/results/capacity_accuracy.json).
-SERVER_ERROR = 0.107
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +47,16 @@ class Option:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All options, the best first; those without a sizing last."""
+    """All options, the best first; those without a sizing last.
+
+    `simulated`: each GPU's best option, where the request has a sampling.
+    """
 
     request: PlanRequest
     options: tuple[Option, ...]
     acceptance: Acceptance | None
     notes: tuple[str, ...]
+    simulated: tuple[Simulated, ...] = ()
 
     @property
     def best(self) -> Option | None:
@@ -73,6 +79,9 @@ def plan(request: PlanRequest, store: ProfileStore | None = None) -> Plan:
     profiles = store or ProfileStore()
     target = find_plan_target(request.target)
     _check_length(request, target)
+    if request.sampling is not None:
+        find_simpy()  # before anything is planned
+        check_window(request.sampling, target.architecture.name, target.positions)
     for gpu in request.gpus:
         if not _is_file(gpu):
             find_card(gpu, profiles)  # a wrong name is refused before anything is planned
@@ -94,8 +103,39 @@ def plan(request: PlanRequest, store: ProfileStore | None = None) -> Plan:
         request=request,
         options=tuple(options),
         acceptance=acceptance,
-        notes=tuple(_notes(request, options)),
+        notes=tuple(plan_notes(request, options)),
+        simulated=tuple(_simulated(request, target, acceptance, options, profiles)),
     )
+
+
+def _simulated(
+    request: PlanRequest,
+    target: Target,
+    acceptance: Acceptance | None,
+    options: Sequence[Option],
+    store: ProfileStore,
+) -> Iterator[Simulated]:
+    """Each GPU's best option, simulated."""
+    seen = set()
+    for option in options:
+        if request.sampling is None or option.sizing is None or option.gpu in seen:
+            continue
+        seen.add(option.gpu)
+        steps = steps_for(request, target, (option.gpu, option.tensor_parallel), store)
+        choice = Choice(
+            gpu=option.gpu,
+            server=make_server(request, steps, acceptance),
+            points=option.points,
+            gpus=round(option.sizing.gpus.value),
+            error=option.error or 0.0,
+            positions=target.positions,
+        )
+        try:
+            yield simulate_option(request, request.sampling, choice)
+        except InputError as failure:
+            yield Simulated(
+                gpu=option.gpu, tensor_parallel=option.tensor_parallel, problem=str(failure)
+            )
 
 
 def make_server(request: PlanRequest, steps: StepModel, acceptance: Acceptance | None) -> Server:
@@ -235,32 +275,3 @@ def _rank(option: Option) -> tuple[int, float, float]:
     cost = option.sizing.cost_per_hour
     gpus = option.sizing.gpus.value
     return (0, cost.value if cost else math.inf, gpus)
-
-
-def _notes(request: PlanRequest, options: list[Option]) -> list[str]:
-    notes = []
-    if request.acceptance is None and request.policy.kind == "auto":
-        notes.append(
-            "no acceptance data: plain decoding only; --acceptance gsm8k, a rate or a JSON file of"
-            " measured acceptance lets it speculate"
-        )
-    unpriced = [gpu for gpu in request.gpus if gpu not in request.prices]
-    if request.prices and unpriced:
-        notes.append(f"no price for {', '.join(unpriced)}: ranked behind those that have one")
-    if not request.prices:
-        notes.append("no prices: ranked by the number of GPUs; --price GPU=2.5 is per hour")
-    kinds = sorted({option.origin.kind for option in options if option.origin})
-    if borrowed := [kind for kind in kinds if kind != "measured"]:
-        notes.append(
-            f"times are {' or '.join(borrowed)}, not measured on the GPU;"
-            " `rooftree calibrate` there narrows the intervals"
-        )
-    if any(option.sizing for option in options):
-        notes.append("J a token: at most, as if every GPU always drew its power limit or TDP")
-        notes.append(
-            "intervals are of 80 %: errors of the profile, of the server model"
-            f" ({SERVER_ERROR:.1%}, on 1,043 published servers) and of acceptance, in squares"
-        )
-    if request.acceptance is not None:
-        notes.append("drafting for many requests at once was not checked against measured servers")
-    return notes

@@ -1,49 +1,19 @@
-"""What a plan is asked: traffic, goals, prices; and how their texts are read."""
+"""What a plan is asked: traffic, goals, prices, a simulation; and how their texts are read."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 
+from costmodel.capacity.arrivals import Sampling
 from costmodel.capacity.engines import RULES
+from costmodel.capacity.goals import Goals, number, parts
 from costmodel.capacity.operating import Policy, Traffic
 from costmodel.compose.serving_tables import Precision
 from costmodel.errors import InputError
 
 _PER = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "hour": 3600.0, "d": 86400.0}
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "": 1.0}
 DEGREES = (1, 2, 4, 8, 16)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Goals:
-    """Largest means that are allowed; None: any."""
-
-    tpot_s: float | None = None
-    ttft_s: float | None = None
-
-    def __post_init__(self) -> None:
-        for field in ("tpot_s", "ttft_s"):
-            value = getattr(self, field)
-            if value is not None and not 0 < value < float("inf"):
-                raise InputError(f"the goal {field[:-2]} must be a time above 0 (is {value!r})")
-
-    @classmethod
-    def parse(cls, text: str) -> Goals:
-        """tpot=30ms,ttft=1s; either may be left out. Raises InputError."""
-        found: dict[str, float] = {}
-        for part in _parts(text):
-            name, _, value = part.partition("=")
-            name = name.strip().lower()
-            if name not in ("tpot", "ttft"):
-                raise InputError(
-                    f"no goal is called '{name}'", hint="Use --slo tpot=30ms,ttft=1s, or one"
-                )
-            if f"{name}_s" in found:
-                raise InputError(f"the goal {name} is given twice")
-            found[f"{name}_s"] = parse_seconds(value)
-        return cls(**found)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +23,7 @@ class PlanRequest:
     `rate`: requests a second; `prices`: money per GPU and hour by the names in `gpus`;
     `utilisation`: share of what a server completes that it is loaded to; `most_running`: of
     requests at once on a server (engines call it max-num-seqs). `gpus` are slugs, or paths of
-    profiles.
+    profiles. `sampling`: what is simulated, which goals for percentiles need.
     """
 
     target: str
@@ -71,6 +41,7 @@ class PlanRequest:
     precision: Precision = dataclasses.field(default_factory=Precision)
     utilisation: float = 0.8
     most_running: int = 256
+    sampling: Sampling | None = None
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -87,6 +58,12 @@ class PlanRequest:
         if self.engine not in RULES:
             raise InputError(
                 f"no engine is called '{self.engine}'", hint=f"Use one of: {', '.join(RULES)}"
+            )
+        if self.goals.percentiles and self.sampling is None:
+            raise InputError(
+                f"the goal {self.goals.percentiles[0].name} is a percentile, which only a"
+                " simulation tells",
+                hint="Give a Sampling",
             )
         needs = self.policy.kind in ("chain", "fixed")
         if needs and self.acceptance is None:
@@ -123,26 +100,18 @@ class PlanRequest:
                 raise InputError(f"the price of {name} must be above 0 (is {price:g})")
 
 
-def parse_seconds(text: str) -> float:
-    """30ms, 1s, 0.5. Raises InputError."""
-    found = re.fullmatch(r"\s*([0-9.eE+-]+)\s*([a-z]*)\s*", text)
-    if found and found[2] in _SECONDS:
-        return _float(found[1], text) * _SECONDS[found[2]]
-    raise InputError(f"'{text}' is not a time", hint="Write 30ms or 1s")
-
-
 def parse_rate(text: str) -> float:
     """5/s, 300/min, 5. Raises InputError."""
-    number, slash, unit = text.strip().partition("/")
+    count, slash, unit = text.strip().partition("/")
     if slash and unit.strip() not in _PER:
         raise InputError(f"'{text}' is not a rate", hint="Write 5/s, 300/min or 18000/h")
-    return _float(number, text) / (_PER[unit.strip()] if slash else 1.0)
+    return number(count, text) / (_PER[unit.strip()] if slash else 1.0)
 
 
 def parse_prices(texts: Sequence[str]) -> dict[str, float]:
     """h100-sxm=2.5, several of them or in one text with commas. Raises InputError."""
     prices: dict[str, float] = {}
-    for part in (part for text in texts for part in _parts(text)):
+    for part in (part for text in texts for part in parts(text)):
         name, equals, value = part.partition("=")
         if not equals:
             raise InputError(
@@ -150,29 +119,18 @@ def parse_prices(texts: Sequence[str]) -> dict[str, float]:
             )
         if name.strip() in prices:
             raise InputError(f"the price of {name.strip()} is given twice")
-        prices[name.strip()] = _float(value, part)
+        prices[name.strip()] = number(value, part)
     return prices
 
 
 def parse_degrees(text: str) -> tuple[int, ...]:
     """1,2,4. Raises InputError."""
-    parts = _parts(text)
-    if not parts or not all(part.isdecimal() for part in parts):
+    degrees = parts(text)
+    if not degrees or not all(part.isdecimal() for part in degrees):
         raise InputError(f"'{text}' are no tensor-parallel degrees", hint="Write --tp 1,2,4")
-    return tuple(sorted({int(part) for part in parts}))
+    return tuple(sorted({int(part) for part in degrees}))
 
 
 def parse_names(text: str) -> tuple[str, ...]:
     """a,b,c."""
-    return tuple(_parts(text))
-
-
-def _parts(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _float(text: str, whole: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError(f"'{whole}' has no number that can be read") from None
+    return tuple(parts(text))

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import importlib
 import itertools
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -63,12 +64,7 @@ def simulate(
     `generator` draws committed lengths, so only speculation needs one. Raises InputError where
     simpy is not installed, a request can never be admitted, or a step's time is not above 0.
     """
-    try:
-        import simpy
-    except ModuleNotFoundError:
-        raise InputError(
-            "simulating a server needs simpy", hint="Install it with `pip install 'rooftree[plan]'`"
-        ) from None
+    simpy = find_simpy()
     if generator is None:
         if not speculation.plain:
             raise InputError("simulating speculation needs a random generator")
@@ -78,6 +74,16 @@ def simulate(
     environment.process(engine.serve(environment))
     environment.run()
     return engine.result()
+
+
+def find_simpy() -> Any:
+    """The module. Raises InputError with the command that installs it."""
+    try:
+        return importlib.import_module("simpy")
+    except ModuleNotFoundError:
+        raise InputError(
+            "simulating a server needs simpy", hint="Install it with `pip install 'rooftree[plan]'`"
+        ) from None
 
 
 class _Sequence:

@@ -116,7 +116,7 @@ class SimulationResult:
             requests_per_s=requests_per_s,
             output_tokens_per_s=float(np.sum(self.requests.output_tokens[done]))
             / (end_s - start_s),
-            utilisation=1.0 - self._idle_within_s(start_s, end_s) / (end_s - start_s),
+            utilisation=self.busy_share(start_s, end_s),
             running=requests_per_s * float(np.mean(held_s)),  # Little's law
             overloaded=self.overloaded,
         )
@@ -126,6 +126,10 @@ class SimulationResult:
         arrivals = self.requests.arrival_s[kept]
         start_s, end_s = float(arrivals[0]), float(arrivals[-1])
         return (start_s, end_s) if end_s > start_s else (start_s, float(self.last_s.max()))
+
+    def busy_share(self, start_s: float, end_s: float) -> float:
+        """Share of a span of time in which a step ran; the span must not be empty."""
+        return 1.0 - self._idle_within_s(start_s, end_s) / (end_s - start_s)
 
     def _idle_within_s(self, start_s: float, end_s: float) -> float:
         spells = np.clip(self.idle_s, start_s, end_s)

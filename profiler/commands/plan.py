@@ -11,10 +11,27 @@ import click
 @click.command(name="plan")
 @click.option("--target", required=True, help="Known target or model folder.")
 @click.option("--gpus", required=True, help="GPUs by slug, with commas; or paths of profiles.")
-@click.option("--prompt-tokens", required=True, type=float, help="Mean tokens of a prompt.")
-@click.option("--output-tokens", required=True, type=float, help="Mean tokens of an answer.")
-@click.option("--rate", required=True, help="Requests, such as 5/s or 300/min.")
-@click.option("--slo", default="", help="Goals for mean times, such as tpot=30ms,ttft=1s.")
+@click.option("--prompt-tokens", type=float, help="Mean tokens of a prompt.")
+@click.option("--output-tokens", type=float, help="Mean tokens of an answer.")
+@click.option("--rate", help="Requests, such as 5/s or 300/min [default: the trace's].")
+@click.option("--trace", type=click.Path(path_type=Path), metavar="FILE.csv",
+              help="Traffic as it was: arrival_s,prompt_tokens,output_tokens.")  # fmt: skip
+@click.option(
+    "--slo",
+    default="",
+    help="Goals: means such as tpot=30ms,ttft=1s, percentiles such as ttft.p95=2s.",
+)
+@click.option(
+    "--simulate",
+    is_flag=False,
+    flag_value=-1,
+    type=int,
+    metavar="[REQUESTS]",
+    help="Percentiles by simulation [default: 2000 requests, or the whole trace].",
+)
+@click.option("--seed", type=int, help="Of the simulation [default: 0].")
+@click.option("--length-variation", type=float,
+              help="Standard deviation of lengths over their mean [default: 0.7].")  # fmt: skip
 @click.option("--acceptance", help="A bench result, a published data set or a rate such as 0.8.")
 @click.option("--temperature", type=click.Choice(["0", "1"]), default="0", show_default=True,
               help="Of published acceptance.")  # fmt: skip
@@ -43,13 +60,8 @@ def command(form: str, engine_settings: str | None, plot: Path | None, **options
     measurements (`pip install 'rooftree[operators]'`), which more than one GPU or other
     precisions need. Exit code 2 where no option holds the goals; the nearest is named.
     """
-    from profiler.planning import (
-        PlanOptions,
-        export_settings,
-        make_plan,
-        print_plan,
-        refuse_infeasible,
-    )
+    from profiler.plan_options import PlanOptions, make_plan
+    from profiler.planning import export_settings, print_plan, refuse_infeasible
 
     plan = make_plan(PlanOptions(**options))
     if plot is not None:

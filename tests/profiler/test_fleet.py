@@ -124,13 +124,26 @@ def test_a_node_that_loses_its_process_is_tried_again_after_the_others() -> None
     cluster = FakeCluster(
         [device("a", H100), device("b", H100)], ends={"a": ["lost"], "b": ["lost"]}
     )
-    assert summary(calibrate_fleet(cluster)) == [("NVIDIA H100", "profile of a", 3)]
+    outcomes = calibrate_fleet(cluster, clock=lambda: 10.0 * cluster.polls)
+    assert summary(outcomes) == [("NVIDIA H100", "profile of a", 3)]
     assert cluster.started == ["a", "b", "a"]
+
+
+def test_a_dead_node_that_is_still_listed_takes_no_attempt_from_its_replacement() -> None:
+    """The cluster notices the loss late: node a stays in the list, its measurements are lost."""
+    cluster = FakeCluster(
+        [device("a", H100)], ends={"a": ["lost"] * 9}, arrive={5: device("new", H100)}
+    )
+    outcomes = calibrate_fleet(cluster, clock=lambda: float(cluster.polls))
+    assert summary(outcomes) == [("NVIDIA H100", "profile of new", 2)]
+    assert cluster.started == ["a", "new"]
 
 
 def test_attempts_have_an_end() -> None:
     cluster = FakeCluster([device("a", H100), device("b", L40S)], ends={"a": ["lost"] * 9})
-    outcomes = calibrate_fleet(cluster, rules=FleetRules(attempts=2))
+    outcomes = calibrate_fleet(
+        cluster, rules=FleetRules(attempts=2), clock=lambda: 10.0 * cluster.polls
+    )
     assert summary(outcomes) == [
         ("NVIDIA H100", "lost its node 2 times, last host-a: power cut", 2),
         ("NVIDIA L40S", "profile of b", 1),
@@ -211,3 +224,54 @@ def test_kinds_are_told_apart_as_profiles_are(changed: dict, same: bool) -> None
 def test_kinds_in_words() -> None:
     assert label(H100) == "NVIDIA H100 (80 GiB)"
     assert label(CPU) == "Some CPU (64 GiB, 8 threads)"
+
+
+class SlowRay:
+    """As much of Ray as asking nodes takes: answers come when a test says so."""
+
+    def __init__(self, nodes: list[str]) -> None:
+        self.alive, self.answered, self.asked = nodes, set(), []
+
+    def nodes(self):
+        return [
+            {
+                "NodeID": n,
+                "NodeManagerHostname": f"host-{n}",
+                "Alive": True,
+                "Resources": {"CPU": 8},
+            }
+            for n in self.alive
+        ]
+
+    def wait(self, references, num_returns, timeout):
+        done = [one for one in references if one in self.answered]
+        return done, [one for one in references if one not in self.answered]
+
+
+def test_a_slow_answer_is_waited_for_and_asked_for_once(monkeypatch) -> None:
+    """Ray is made up; a node that is busy at first is a device as soon as it answers."""
+    from profiler.calibrate import CalibrationSettings
+    from profiler.fleet_ray import RayCluster
+
+    ray, said = SlowRay(["a", "b"]), []
+
+    class Task:
+        def __init__(self, node):
+            self.node = node["NodeID"]
+
+        def remote(self, kind):
+            ray.asked.append(self.node)
+            return f"answer of {self.node}"
+
+    cluster = object.__new__(RayCluster)
+    cluster._ray, cluster._settings, cluster._say = ray, CalibrationSettings(), said.append
+    cluster._known, cluster._surveyed, cluster._patience_s = {}, {}, 1.0
+    monkeypatch.setattr(RayCluster, "_task", lambda self, function, node: Task(node))
+    monkeypatch.setattr(RayCluster, "_get", lambda self, reference: [("cpu", CPU)])
+    ray.answered.add("answer of a")
+    assert [found.node for found in cluster.devices()] == ["a"]
+    assert [found.node for found in cluster.devices()] == ["a"]
+    ray.answered.add("answer of b")
+    assert [found.node for found in cluster.devices()] == ["a", "b"]
+    assert ray.asked == ["a", "b"]
+    assert said == ["host-b has not said yet what it has"]

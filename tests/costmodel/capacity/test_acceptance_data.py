@@ -103,6 +103,17 @@ def test_rounds_of_a_file(tmp_path):
     assert found.committed("chain", 2) == pytest.approx(1 + 2 / 3 + 1 / 3)
 
 
+def test_rounds_without_a_draft_commit_one_token(tmp_path):
+    """The same three rounds, and as many that found nothing to draft: half of the gain."""
+    data = {"accepted_depths": [0, 0, 1, 0, 2, 0], "tree_nodes": [2, 0, 2, 0, 2, 0]}
+    found = from_file(write(tmp_path, data))
+    assert found.committed("chain", 2) == pytest.approx(1 + (2 / 3 + 1 / 3) / 2)
+    by_depth = {"by_depth": [2 / 3, 1 / 2], "rounds": 3, "drafted_share": 0.5}
+    same = from_file(write(tmp_path, by_depth))
+    assert same.committed("chain", 2) == pytest.approx(found.committed("chain", 2))
+    assert same.committed("tree", 8) == pytest.approx(found.committed("tree", 8))
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -110,6 +121,8 @@ def test_rounds_of_a_file(tmp_path):
         ([1], "no acceptance data"),
         ({"by_depth": [0.0]}, "by_depth"),
         ({"by_depth": "many"}, "by_depth"),
+        ({"by_depth": [0.5], "drafted_share": 0}, "share of rounds with a draft"),
+        ({"by_depth": [0.5], "drafted_share": None}, "by_depth"),
         ({"nodes": [0, 4], "committed": [1, 0.5]}, "never fall"),
         ({"nodes": [1, 4], "committed": [1, 2]}, "ascend from 0"),
         ({"accepted_depths": [3], "tree_nodes": [2]}, "accepted_depths"),

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.capacity import Goals, PlanRequest, Policy, Traffic, plan
+from costmodel.capacity.goals import parse_seconds
 from costmodel.capacity.operating import OperatingPoint
 from costmodel.capacity.plan_record import flat_rows
 from costmodel.capacity.planner import relative_error, server_overheads
-from costmodel.capacity.request import parse_degrees, parse_prices, parse_rate, parse_seconds
+from costmodel.capacity.request import parse_degrees, parse_prices, parse_rate
 from costmodel.capacity.sizing import Group, choose, nearest, size
 from costmodel.capacity.steps import Origin
 from costmodel.compose.serving_tables import Precision
@@ -186,11 +187,20 @@ def test_a_missing_profile_says_how_to_get_it(monkeypatch):
     assert "rooftree compose" in composed.value.hint and "--tp 2" in composed.value.hint
     with pytest.raises(InputError, match="no profile") as transferred:
         plan(asked(gpus=("mi300x",)), SHIPPED)
-    assert "rooftree transfer" in transferred.value.hint
+    assert "rooftree transfer a100-sxm-80gb/qwen3-8b --to mi300x" in transferred.value.hint
+    assert "profiles on a100-sxm-80gb, " in transferred.value.hint
     fp8 = Precision(weights="fp8")
     with pytest.raises(InputError, match="weights fp8") as quantised:
         plan(asked(gpus=("h100-sxm",), precision=fp8), SHIPPED)
     assert "operators" in quantised.value.hint
+
+
+def test_a_missing_profile_of_what_cannot_fit_says_so(monkeypatch):
+    """Llama-3.1-70B has 141 GB of weights in bfloat16."""
+    monkeypatch.setattr("costmodel.capacity.lookup.operators_installed", lambda: False)
+    request = asked(target="meta-llama/Llama-3.1-70B-Instruct", gpus=("h100-sxm",))
+    with pytest.raises(InputError, match=r"141 GB on each device, which has 8\d GB"):
+        plan(request, SHIPPED)
 
 
 def test_one_missing_profile_leaves_the_others():
