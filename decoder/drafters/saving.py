@@ -10,8 +10,11 @@ import numpy as np
 
 EDGES = np.array([0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0])  # classes of what the first promises
 LEAST_ROUNDS = 8  # of a class with both drafters, before it is judged
-RETRY_ROUNDS = 16  # rounds without the second drafter before it is tried again
-FADING = 0.98
+RETRY_ROUNDS = 8  # rounds without the second drafter before it is tried again
+FADING = 0.95  # a round
+# Of the tokens that a draft's time is worth, it must add less than this: the first drafter's
+# paths would not all have been verified, and few rounds say what the second adds.
+MARGIN = 0.5
 TIMES = 32  # the latest, of which the median counts
 LEAST_TIMES = 4
 
@@ -51,6 +54,7 @@ class Saving:
         self._verify_s: deque[float] = deque(maxlen=TIMES)
         self._rounds = np.zeros(len(EDGES) + 1)
         self._gained = np.zeros(len(EDGES) + 1)
+        self._seen = np.zeros(len(EDGES) + 1, np.int64)
         self._committed = 0.0
         self._spent = 0.0  # verifications' time of these tokens
 
@@ -68,10 +72,10 @@ class Saving:
         saved  rounds of this text since the second drafter's last one
         """
         place = int(np.searchsorted(EDGES, expected))
-        if saved >= RETRY_ROUNDS or self._rounds[place] < LEAST_ROUNDS * FADING**LEAST_ROUNDS:
+        if saved >= RETRY_ROUNDS or self._seen[place] < LEAST_ROUNDS:
             return False
         gain = self._gained[place] / self._rounds[place]
-        return bool(gain < self.share() * self._committed / self._spent)
+        return bool(gain < MARGIN * self.share() * self._committed / self._spent)
 
     def observe(self, done: Round) -> None:
         """Learn from a round."""
@@ -82,6 +86,7 @@ class Saving:
             spent += self.share()
             place = int(np.searchsorted(EDGES, done.expected))
             gained = max(done.committed - 1 - done.followed, 0)
+            self._seen[place] += 1
             self._rounds[place] = self._rounds[place] * FADING + 1.0
             self._gained[place] = self._gained[place] * FADING + gained
         self._committed = self._committed * FADING + done.committed
