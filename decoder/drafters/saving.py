@@ -14,7 +14,7 @@ RETRY_ROUNDS = 8  # rounds without the second drafter before it is tried again
 FADING = 0.95  # a round
 # Of the tokens that a draft's time is worth, it must add less than this: the first drafter's
 # paths would not all have been verified, and few rounds say what the second adds.
-MARGIN = 0.5
+MARGIN = 0.25
 TIMES = 32  # the latest, of which the median counts
 LEAST_TIMES = 4
 
@@ -42,8 +42,9 @@ class Saving:
 
     What it adds is learnt by how much the first drafter promises: the tokens accepted in
     rounds with both, less those that the first one's candidates held. Time is worth the
-    tokens that recent rounds committed in it. Of a batch, the drafts of other texts count
-    as verification, so the second drafter is left out less often there.
+    tokens that recent rounds committed in it, and `MARGIN` of them are enough to go on. Of a
+    batch, the drafts of other texts count as verification, so the second drafter is left out
+    less often there.
 
     share  time of a second draft over that of the rest of a round; None: measured as it runs
     """

@@ -348,8 +348,8 @@ class TestSaving:
         assert not saving.saves(0.1, 0)  # rounds that promised less say nothing of it
 
     def test_a_gain_is_compared_with_the_tokens_of_the_time_it_takes(self):
-        # 3 tokens in 1.2 verifications; 0.2 verifications are worth 0.5 tokens.
-        for gains, saved in (([0, 0, 1], True), ([0, 1, 1], False)):
+        # 3 tokens in 1.2 verifications; 0.2 verifications are worth 0.5 tokens, a quarter 0.125.
+        for gains, saved in (([1] + [0] * 19, True), ([0, 0, 1], False)):
             saving = Saving(share=0.2)
             for gain in itertools.islice(itertools.cycle(gains), 60):
                 saving.observe(round_of(followed=2 - gain))
