@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from costmodel.errors import InputError
 from decoder.ancestors import visibility
+from decoder.heap import sift_down, sift_up
 from decoder.jit import jit
 
 
@@ -204,38 +205,6 @@ def _greedy_path(parents, probabilities, depth):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _sift_down(keys, items, size):  # type: ignore[no-untyped-def]
-    hole, key, item = 0, keys[0], items[0]
-    while True:
-        below = 2 * hole + 1
-        if below >= size:
-            break
-        if below + 1 < size and keys[below + 1] > keys[below]:
-            below += 1
-        if keys[below] <= key:
-            break
-        keys[hole] = keys[below]
-        items[hole] = items[below]
-        hole = below
-    keys[hole] = key
-    items[hole] = item
-
-
-@jit
-def _sift_up(keys, items, hole):  # type: ignore[no-untyped-def]
-    key, item = keys[hole], items[hole]
-    while hole > 0:
-        above = (hole - 1) // 2
-        if keys[above] >= key:
-            break
-        keys[hole] = keys[above]
-        items[hole] = items[above]
-        hole = above
-    keys[hole] = key
-    items[hole] = item
-
-
-@jit
 def _best_first_lattice(probabilities, limit):  # type: ignore[no-untyped-def]
     """Best-first enumeration of the prefix lattice with one binary heap.
 
@@ -269,16 +238,16 @@ def _best_first_lattice(probabilities, limit):  # type: ignore[no-untyped-def]
             above = 1.0 if parent == 0 else scores[parent - 1]
             entry_rank[entry] = rank + 1
             keys[0] = above * probabilities[depth - 1, rank + 1]
-            _sift_down(keys, items, size)
+            sift_down(keys, items, size)
         else:
             size -= 1
             keys[0], items[0] = keys[size], items[size]
             if size > 0:
-                _sift_down(keys, items, size)
+                sift_down(keys, items, size)
         if depth < gamma:
             entry_parent[entries], entry_depth[entries], entry_rank[entries] = taken, depth + 1, 0
             keys[size], items[size] = score * probabilities[depth, 0], entries
-            _sift_up(keys, items, size)
+            sift_up(keys, items, size)
             size += 1
             entries += 1
     return ranks[:taken], parents[:taken], depths[:taken], scores[:taken]

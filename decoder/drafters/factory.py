@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from costmodel.errors import InputError
@@ -11,6 +12,7 @@ from decoder.demo_model import DEMO_NAME, demo_model_folder, has_demo_model
 from decoder.drafters.autoregressive import AutoregressiveDrafter
 from decoder.drafters.base import Drafter
 from decoder.drafters.checkpoint import find_config
+from decoder.drafters.combined import CombinedDrafter
 from decoder.drafters.dflash import DFlashDrafter
 from decoder.drafters.dflash_model import is_dflash
 from decoder.drafters.eagle3 import Eagle3Drafter
@@ -38,6 +40,8 @@ def is_causal_lm(published: Mapping[str, Any]) -> bool:
     return any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names)
 
 
+JOINT = "+"  # between two drafters that are combined
+
 # Drafters that need no checkpoint.
 NAMED: Mapping[str, Callable[[], Drafter]] = {"ngram": NgramDrafter}
 
@@ -52,9 +56,12 @@ KINDS = (
 def load_drafter(name: str, target: Target) -> Drafter:
     """The drafter of a name, a checkpoint folder or a hub id, for this target.
 
+    Two of them joined by `+` are combined, the cheaper one first: `ngram+FOLDER`.
     Raises InputError where nothing is found, where its kind is not known, where the
     checkpoint is damaged, and where it belongs to another target.
     """
+    if JOINT in name and not Path(name).exists():
+        return _combined(name.split(JOINT), target)
     if not name.strip():
         raise InputError("the drafter's name is empty", hint=_hint())
     if name in NAMED:
@@ -68,6 +75,19 @@ def load_drafter(name: str, target: Target) -> Drafter:
     raise InputError(f"the config.json of {name} is not that of a drafter", hint=_hint())
 
 
+def _combined(names: list[str], target: Target) -> CombinedDrafter:
+    if len(names) != 2 or not all(name.strip() for name in names):
+        raise InputError(
+            f"{JOINT.join(names)} does not name two drafters",
+            hint=f"Join two by {JOINT}, the cheaper one first, as ngram{JOINT}FOLDER.",
+        )
+    first, second = (load_drafter(name.strip(), target) for name in names)
+    return CombinedDrafter(first, second)
+
+
 def _hint() -> str:
     labels = ", ".join(kind.label for kind in KINDS)
-    return f"Use {' or '.join(NAMED)}, or a folder or hub id of {labels}."
+    return (
+        f"Use {' or '.join(NAMED)}, or a folder or hub id of {labels}, or two of these joined "
+        f"by {JOINT}."
+    )

@@ -1,0 +1,159 @@
+"""Two drafters as one: a cheap one that looks at the text, and a neural one.
+
+Both candidates become one tree (`decoder.drafters.union`), weighed by what has come true of
+each so far (`decoder.drafters.trust`). Where the cheap drafter alone promises almost as much,
+the neural one is left out of a round (`decoder.drafters.saving`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
+from decoder.drafters.blocks import hash_of
+from decoder.drafters.evidence import Evidence, evidence_of
+from decoder.drafters.saving import Round, Saving
+from decoder.drafters.trust import Lean, Trust
+from decoder.drafters.union import unite
+from decoder.tree import CandidateTree, Lattice
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """A round's draft, until the round is observed.
+
+    alone, both  the evidence of the first drafter, and of those that drafted
+    expected     tokens that the first drafter alone promises, by what is known of it
+    draft_s      time of the second's draft, None where it was left out
+    at_s         when the draft was done
+    """
+
+    alone: Evidence
+    both: Evidence
+    expected: float
+    draft_s: float | None
+    at_s: float
+
+
+class CombinedDrafter:
+    """Drafts the union of two drafters' candidates; the second one is left out at times.
+
+    first   the cheap one, best one that gives trees, as `NgramDrafter`
+    second  one of marginals or trees; marginals also apply behind the first one's paths
+    saving  decides when the second is left out; by default from times measured as it runs
+
+    What is learnt of both is shared by all sessions, and so is each drafter's own learning.
+    """
+
+    draws: Draws = "never"
+
+    def __init__(self, first: Drafter, second: Drafter, saving: Saving | None = None) -> None:
+        self.first, self.second = first, second
+        self.name = f"{first.name}+{second.name}"
+        self.architecture_hash = hash_of(
+            {
+                "drafter": "combined",
+                "first": first.architecture_hash,
+                "second": second.architecture_hash,
+            }
+        )
+        self.max_depth = max(first.max_depth, second.max_depth)
+        self.feature_layers = (*first.feature_layers, *second.feature_layers)
+        self.trust = Trust()
+        self.saving = saving or Saving()
+        _compile()
+
+    def session(self) -> CombinedSession:
+        return CombinedSession(self)
+
+
+class CombinedSession:
+    """One text, drafted by a session of each drafter."""
+
+    def __init__(self, drafter: CombinedDrafter) -> None:
+        self._drafter = drafter
+        self._first = drafter.first.session()
+        self._second = drafter.second.session()
+        self._forget()
+
+    def start(self, prompt: NDArray[np.int64], features: torch.Tensor | None) -> None:
+        self._forget()
+        first, second = self._split(features)
+        self._first.start(prompt, first)
+        self._second.start(prompt, second)
+
+    def draft(self, context: NDArray[np.int64], request: DraftRequest) -> CandidateTree:
+        """The `request.width` best paths of both drafters' candidates, the best ones first."""
+        drafter, nodes = self._drafter, request.width
+        known = drafter.trust.arrays, self._lean.factors()
+        first = _draft(self._first, drafter.first, context, request)
+        alone = both = evidence_of(first, None, nodes)
+        tree, expected = unite(alone, *known, nodes)
+        draft_s = None
+        if not drafter.saving.saves(expected, self._saved):
+            started_s = perf_counter()
+            second = _draft(self._second, drafter.second, context, request)
+            draft_s = perf_counter() - started_s
+            both = evidence_of(first, second, nodes)
+            tree, _ = unite(both, *known, nodes)
+        self._drafted = Drafted(alone, both, expected, draft_s, perf_counter())
+        return tree
+
+    def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
+        """Let both drafters know of the round, and learn which of them was right."""
+        drafted, self._drafted = self._drafted, None
+        if drafted is not None:
+            verify_s = perf_counter() - drafted.at_s
+            self._saved = self._saved + 1 if drafted.draft_s is None else 0
+            self._drafter.saving.observe(
+                Round(
+                    expected=drafted.expected,
+                    followed=drafted.alone.followed(emitted),
+                    committed=len(emitted),
+                    draft_s=drafted.draft_s,
+                    verify_s=verify_s,
+                )
+            )
+            self._lean.learn(drafted.both, emitted, self._drafter.trust)
+        first, second = self._split(features)
+        self._first.observe(emitted, first)
+        self._second.observe(emitted, second)
+
+    def _forget(self) -> None:
+        self._lean = Lean()
+        self._drafted: Drafted | None = None
+        self._saved = 0  # rounds without the second drafter since its last one
+
+    def _split(
+        self, features: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Each drafter's part of the features [tokens, layers * hidden]."""
+        layers, own = self._drafter.feature_layers, len(self._drafter.first.feature_layers)
+        if features is None or not layers:
+            return None, None
+        width = features.shape[1] // len(layers) * own
+        first = features[:, :width] if own else None
+        return first, features[:, width:] if own < len(layers) else None
+
+
+def _draft(
+    session: DraftSession, drafter: Drafter, context: NDArray[np.int64], request: DraftRequest
+) -> Lattice | CandidateTree:
+    depth = min(request.depth, drafter.max_depth)
+    return session.draft(context, replace(request, depth=depth, whole=False))
+
+
+def _compile() -> None:
+    """Compile what drafting calls, so that no round waits for it."""
+    tree = CandidateTree(np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones(1))
+    evidence = evidence_of(tree, Lattice(np.zeros((1, 1), np.int64), np.ones((1, 1))), 1)
+    trust, lean = Trust(), Lean()
+    unite(evidence, trust.arrays, lean.factors(), 1)
+    evidence.followed([0])
+    lean.learn(evidence, [0], trust)

@@ -1,0 +1,39 @@
+"""A binary heap in two arrays, the largest key on top, for compiled functions."""
+
+from __future__ import annotations
+
+from decoder.jit import jit
+
+
+@jit
+def sift_down(keys, items, size):  # type: ignore[no-untyped-def]
+    """Put the entry at the top of a heap of `size` entries into its place."""
+    hole, key, item = 0, keys[0], items[0]
+    while True:
+        below = 2 * hole + 1
+        if below >= size:
+            break
+        if below + 1 < size and keys[below + 1] > keys[below]:
+            below += 1
+        if keys[below] <= key:
+            break
+        keys[hole] = keys[below]
+        items[hole] = items[below]
+        hole = below
+    keys[hole] = key
+    items[hole] = item
+
+
+@jit
+def sift_up(keys, items, hole):  # type: ignore[no-untyped-def]
+    """Put the entry at `hole`, the last one of a heap, into its place."""
+    key, item = keys[hole], items[hole]
+    while hole > 0:
+        above = (hole - 1) // 2
+        if keys[above] >= key:
+            break
+        keys[hole] = keys[above]
+        items[hole] = items[above]
+        hole = above
+    keys[hole] = key
+    items[hole] = item
