@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError
+from decoder.device import to_device
 
 
 class KVCache:
@@ -93,7 +95,7 @@ class KVCache:
         length = self.lengths[sequence]
         start = next((i for i, row in enumerate(rows) if row != i), len(rows))
         if start < len(rows):
-            source = torch.tensor([length + row for row in rows[start:]], device=self.data.device)
+            source = to_device(length + np.array(rows[start:], dtype=np.int64), self.data.device)
             moved = self.data[:, :, sequence].index_select(3, source)
             self.data[:, :, sequence, :, length + start : length + len(rows)] = moved
         self.lengths[sequence] += len(rows)
