@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError
 from decoder.device import to_device
+
+
+class CacheShape(Protocol):
+    """What decides the size of a token's keys and values; a `ModelArchitecture` does."""
+
+    @property
+    def layers(self) -> int: ...
+
+    @property
+    def kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
 
 
 class KVCache:
@@ -23,7 +36,7 @@ class KVCache:
 
     def __init__(
         self,
-        architecture: ModelArchitecture,
+        architecture: CacheShape,
         *,
         capacity: int,
         sequences: int,
@@ -85,6 +98,12 @@ class KVCache:
         return self.data[layer, 0, sequences, :, :tokens], self.data[
             layer, 1, sequences, :, :tokens
         ]
+
+    def copy_from(self, other: KVCache, theirs: int, own: int) -> None:
+        """Make the sequence `own` what the sequence `theirs` of a smaller cache is."""
+        end = other.end(theirs)
+        self.data[:, :, own, :, :end] = other.data[:, :, theirs, :, :end]
+        self.lengths[own], self.pending[own] = other.lengths[theirs], other.pending[theirs]
 
     def commit(self, rows: Sequence[int], sequence: int = 0) -> None:
         """Keep these pending rows, in order, as the new end of the prefix; forget the others.
