@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from decoder.acceptance.drawn import DrawnTree
+from decoder.device import to_device
 from decoder.tree import DraftTree
 
 
@@ -161,7 +162,7 @@ class _Node:
         self._q = torch.zeros_like(self._p)
         q = tree.q[int(tree.sources[self.row])]
         self._q[: len(q)] = _normalised(q)
-        tokens = torch.from_numpy(tree.tokens[self._rows - 1]).to(self._q.device)
+        tokens = to_device(tree.tokens[self._rows - 1], self._q.device)
         self._child_weights, self._child_q = torch.stack(
             (self._weights[tokens], self._q[tokens])
         ).tolist()
