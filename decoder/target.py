@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from costmodel.errors import InputError
+from decoder.device import to_device
 from decoder.kv_cache import KVCache
 from decoder.loading import LoadedModel
 from decoder.runtime.base import (
@@ -144,6 +145,13 @@ class Target:
         """Logits [..., vocab] of hidden states [..., hidden] behind the final norm."""
         logits: torch.Tensor = self._step.head(hidden)
         return logits
+
+    def head_rows(self, tokens: NDArray[np.int64]) -> torch.Tensor | None:
+        """A copy [len(tokens), hidden] of the head's weights; None if it is more than those."""
+        head = self._step.head
+        if type(head) is not torch.nn.Linear or head.bias is not None:
+            return None
+        return head.weight.detach()[to_device(tokens, self.device)]
 
     @torch.inference_mode()
     def prefill(self, token_ids: torch.Tensor, sequence: int = 0) -> torch.Tensor:

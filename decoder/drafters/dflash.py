@@ -15,6 +15,7 @@ from decoder.drafters.blocks import Rotary
 from decoder.drafters.checkpoint import checkpoint_folder, read_config
 from decoder.drafters.dflash_forward import CapturedBlocks, EagerForward, Forward, GraphedForward
 from decoder.drafters.dflash_model import DFlashConfig, DFlashModel, load_dflash
+from decoder.drafters.draft_head import DraftHead
 from decoder.drafters.topk import most_probable, softmax
 from decoder.target import Target
 from decoder.tree import Lattice
@@ -46,7 +47,8 @@ class DFlashDrafter:
         self.max_depth = config.block_size - 1
         # A layer's output is the input of the next one: one further on in hidden_states.
         self.feature_layers = tuple(number + 1 for number in config.target_layer_ids)
-        self.architecture_hash = config.hash(target.architecture.vocab)
+        self.head = DraftHead(target, self.model.head_tokens)
+        self.architecture_hash = config.hash(self.head.size)
         self._captured: CapturedBlocks | None = None
 
     def session(self) -> DFlashSession:
@@ -56,9 +58,11 @@ class DFlashDrafter:
         """The passes over a new text; they are captured where the target's are."""
         capture = self.target.runtime.capture
         if capture is None:
-            return EagerForward(self.model, self.target, self.rotary)
+            return EagerForward(self.model, self.target, self.rotary, self.head)
         if self._captured is None or self._captured.capture is not capture:
-            self._captured = CapturedBlocks(self.model, self.target, self.rotary, capture)
+            self._captured = CapturedBlocks(
+                self.model, self.target, self.rotary, self.head, capture
+            )
         return GraphedForward(self._captured)
 
 
@@ -67,7 +71,7 @@ class DFlashSession:
 
     def __init__(self, drafter: DFlashDrafter) -> None:
         config = drafter.model.config
-        self._forward = drafter.forward()
+        self._forward, self._head = drafter.forward(), drafter.head
         self._waiting: list[torch.Tensor] = []
         self._block = np.full(config.block_size, config.mask_token_id, dtype=np.int64)
 
@@ -95,8 +99,9 @@ class DFlashSession:
         self._block[0] = context[-1]
         logits = self._forward.block(self._block, request.depth)
         probabilities = softmax(logits, request.temperature)
-        tokens, best = most_probable(probabilities, request.width)
-        return Lattice(tokens, best, probabilities if request.whole else None)
+        places, best = most_probable(probabilities, request.width)
+        whole = self._head.whole(probabilities) if request.whole else None
+        return Lattice(self._head.ids(places), best, whole)
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
         """Keep the features of the rows that were committed; drafting takes them in."""

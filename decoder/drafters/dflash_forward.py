@@ -12,6 +12,7 @@ from decoder.device import to_device
 from decoder.drafters.blocks import DraftCache, Rope, Rotary
 from decoder.drafters.caches import DraftCacheShape, Place, SharedCaches
 from decoder.drafters.dflash_model import DFlashModel
+from decoder.drafters.draft_head import DraftHead
 from decoder.drafters.row_forwards import ALL_ROWS, RowForwards, TableCache
 from decoder.runtime.base import DenseVisible, RowBlock
 from decoder.runtime.capture import BudgetedCapture
@@ -34,14 +35,14 @@ class Forward(Protocol):
         """Append the target's features [tokens, ids * hidden] to the context."""
 
     def block(self, tokens: NDArray[np.int64], depth: int) -> torch.Tensor:
-        """Logits [depth, vocab] behind the first token of a block, int64 [block]."""
+        """Logits [depth, head] behind the first token of a block, int64 [block]."""
 
 
 class EagerForward:
     """One operation after the other, over a cache of the text's own that doubles."""
 
-    def __init__(self, model: DFlashModel, target: Target, rotary: Rotary) -> None:
-        self._model, self._target, self._rotary = model, target, rotary
+    def __init__(self, model: DFlashModel, target: Target, rotary: Rotary, head: DraftHead) -> None:
+        self._model, self._target, self._rotary, self._head = model, target, rotary, head
         config = model.config
         self._cache = DraftCache(config.shape, config.layers, target.dtype, target.device)
 
@@ -62,7 +63,7 @@ class EagerForward:
         """See `Forward`."""
         embedded = self._target.embed(to_device(tokens, self._target.device))
         hidden = self._model(embedded, self._rope(len(tokens)), self._cache)
-        return self._target.head(hidden[1 : 1 + depth])
+        return self._head.logits(hidden[1 : 1 + depth])
 
     def _rope(self, rows: int) -> Rope:
         start = self._cache.length
@@ -80,9 +81,14 @@ class CapturedBlocks:
     """
 
     def __init__(
-        self, model: DFlashModel, target: Target, rotary: Rotary, capture: BudgetedCapture
+        self,
+        model: DFlashModel,
+        target: Target,
+        rotary: Rotary,
+        head: DraftHead,
+        capture: BudgetedCapture,
     ) -> None:
-        self._model, self._target, self._rotary = model, target, rotary
+        self._model, self._target, self._rotary, self._head = model, target, rotary, head
         self.capture = capture
         shape = model.config.shape
         cache_shape = DraftCacheShape(
@@ -113,7 +119,7 @@ class CapturedBlocks:
         }
         embedded = self._target.embed(tables.tokens)
         hidden = self._model.fill_in(embedded, self._rotary(tables.positions, dtype), cache, spans)
-        return (self._target.head(hidden),)
+        return (self._head.logits(hidden),)
 
 
 class GraphedForward:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from costmodel.errors import InputError
@@ -28,6 +30,7 @@ from decoder.drafters.blocks import (
     span,
 )
 from decoder.drafters.checkpoint import Fields, Weights, load_weights, read_shape, save_checkpoint
+from decoder.drafters.draft_head import read_tokens, write_tokens
 
 ARCHITECTURE = "DFlashDraftModel"
 DEFAULT_BLOCK_SIZE = 16
@@ -159,6 +162,7 @@ class DFlashModel(nn.Module):
         super().__init__()
         shape = config.shape
         self.config = config
+        self.head_tokens: NDArray[np.int64] | None = None  # None: the target's whole head
         self.layers = nn.ModuleList(DFlashLayer(shape) for _ in range(config.layers))
         self.fc = nn.Linear(len(config.target_layer_ids) * shape.hidden, shape.hidden, bias=False)
         self.hidden_norm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
@@ -228,12 +232,15 @@ def load_dflash(folder: Path, published: Mapping[str, Any], like: torch.Tensor) 
     weights = Weights(folder)
     weights.check(shapes)
     load_weights(model, weights.read(shapes, like.device), like.dtype)
+    model.head_tokens = read_tokens(folder)
     return model
 
 
 def save_dflash(folder: Path, model: DFlashModel) -> None:
-    """Write a model in the published format, which `load_dflash` and other engines read."""
+    """Write a model in the published format, which other engines read, and its head's tokens."""
     save_checkpoint(folder, model.config.published, model.state_dict())
+    if model.head_tokens is not None:
+        write_tokens(folder, model.head_tokens)
 
 
 def _windows(fields: Fields, layers: int) -> tuple[int | None, ...]:

@@ -147,10 +147,10 @@ class DFlashObjective:
         device = loaded.model.device
         self._rotary = Rotary(model.config.shape, device)
         self._embedding = loaded.model.get_input_embeddings()
-        self._whole_head = loaded.model.get_output_embeddings().weight.detach()
-        self._head = self._whole_head[kept_tokens.to(device)]
+        self._kept = kept_tokens.to(device)
+        self._head = loaded.model.get_output_embeddings().weight.detach()[self._kept]
         self._place = torch.full((loaded.architecture.vocab,), -1, device=device)
-        self._place[kept_tokens.to(device)] = torch.arange(len(kept_tokens), device=device)
+        self._place[self._kept] = torch.arange(len(kept_tokens), device=device)
         depth = torch.arange(self._size - 1, device=device)
         self._weights = torch.exp(-depth / wanted.decay)
 
@@ -172,8 +172,7 @@ class DFlashObjective:
 
     @torch.no_grad()
     def validate(self, examples: Sequence[Example]) -> dict[str, float]:
-        """Acceptance by depth of the greedy chain, and committed lengths, of held-out texts,
-        with the target's whole head.
+        """Acceptance by depth of the greedy chain, and committed lengths, of held-out texts.
 
         `chain` and `tree` are tokens a verification, bonus token included, with a chain of the
         whole block and the best-first tree of 16 nodes; `accepted_i` the share of blocks of
@@ -187,9 +186,9 @@ class DFlashObjective:
             if not len(anchors):
                 continue
             states = self.states(example.tokens, example.features, anchors)[:, 1:]
-            whole = functional.linear(states.to(self._whole_head.dtype), self._whole_head)
-            best, places = whole.float().softmax(-1).topk(VALIDATION_WIDTH)
-            tokens = places.cpu().numpy()
+            logits = functional.linear(states.to(self._head.dtype), self._head)
+            best, places = logits.float().softmax(-1).topk(VALIDATION_WIDTH)
+            tokens = self._kept[places].cpu().numpy()
             truth = _windows(example.tokens, anchors, self._size).cpu().numpy()
             right += (tokens[:, :, 0] == truth).cumprod(-1).sum(0)
             pairs = zip(tokens, best.double().cpu().numpy(), truth, strict=True)

@@ -64,6 +64,7 @@ def train_dflash(
     model = fresh_model(loaded, published, recipe.settings.seed)
     vocab = loaded.architecture.vocab
     kept = head_tokens(training, recipe.drafter.vocabulary, vocab)
+    model.head_tokens = kept.numpy()
     objective = DFlashObjective(loaded, model, recipe.drafter, kept)
     layers = [number + 1 for number in model.config.target_layer_ids]
     history = train(
