@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,8 @@ from costmodel.errors import InputError
 from decoder.demo_model import DEMO_NAME, demo_model_folder, has_demo_model
 from decoder.drafters.autoregressive import AutoregressiveDrafter
 from decoder.drafters.base import Drafter
+from decoder.drafters.blockpilot import BlockPilotDrafter
+from decoder.drafters.blockpilot_model import is_blockpilot
 from decoder.drafters.checkpoint import find_config
 from decoder.drafters.dflash import DFlashDrafter
 from decoder.drafters.dflash_model import is_dflash
@@ -41,8 +44,11 @@ def is_causal_lm(published: Mapping[str, Any]) -> bool:
 # Drafters that need no checkpoint.
 NAMED: Mapping[str, Callable[[], Drafter]] = {"ngram": NgramDrafter}
 
+BLOCK = re.compile(r"(.+)@block=(\d{1,4})", re.ASCII)  # a DFlash drafter and its block size
+
 # In this order: an EAGLE-3 config may also call itself a causal language model.
 KINDS = (
+    Kind("a BlockPilot predictor", is_blockpilot, BlockPilotDrafter.from_pretrained),
     Kind("a DFlash drafter", is_dflash, lambda name, target: DFlashDrafter(target, name)),
     Kind("an EAGLE-3 drafter", is_eagle3, lambda name, target: Eagle3Drafter(target, name)),
     Kind("a causal language model", is_causal_lm, AutoregressiveDrafter.from_pretrained),
@@ -52,11 +58,16 @@ KINDS = (
 def load_drafter(name: str, target: Target) -> Drafter:
     """The drafter of a name, a checkpoint folder or a hub id, for this target.
 
+    A DFlash drafter drafts another block than that of its training with `@block=N` behind
+    its name, as in `FOLDER@block=4`.
     Raises InputError where nothing is found, where its kind is not known, where the
     checkpoint is damaged, and where it belongs to another target.
     """
     if not name.strip():
         raise InputError("the drafter's name is empty", hint=_hint())
+    sized = BLOCK.fullmatch(name)
+    if sized is not None:
+        return _with_block(load_drafter(sized[1], target), int(sized[2]), name)
     if name in NAMED:
         return NAMED[name]()
     if name == DEMO_NAME and has_demo_model():
@@ -68,6 +79,17 @@ def load_drafter(name: str, target: Target) -> Drafter:
     raise InputError(f"the config.json of {name} is not that of a drafter", hint=_hint())
 
 
+def _with_block(drafter: Drafter, size: int, name: str) -> Drafter:
+    if not isinstance(drafter, DFlashDrafter):
+        raise InputError(
+            f"'{name}': only a DFlash drafter can draft blocks of another size", hint=_hint()
+        )
+    return DFlashDrafter(drafter.target, drafter.model, size)
+
+
 def _hint() -> str:
     labels = ", ".join(kind.label for kind in KINDS)
-    return f"Use {' or '.join(NAMED)}, or a folder or hub id of {labels}."
+    return (
+        f"Use {' or '.join(NAMED)}, or a folder or hub id of {labels}; a DFlash drafter's "
+        "name with @block=N behind it drafts blocks of N."
+    )
