@@ -19,6 +19,8 @@ from decoder.drafters.dflash_model import is_dflash
 from decoder.drafters.eagle3 import Eagle3Drafter
 from decoder.drafters.eagle3_model import is_eagle3
 from decoder.drafters.ngram import NgramDrafter
+from decoder.drafters.specblock import SpecBlockDrafter
+from decoder.drafters.specblock_model import is_specblock
 from decoder.target import Target
 
 
@@ -46,10 +48,12 @@ NAMED: Mapping[str, Callable[[], Drafter]] = {"ngram": NgramDrafter}
 
 BLOCK = re.compile(r"(.+)@block=(\d{1,4})", re.ASCII)  # a DFlash drafter and its block size
 
-# In this order: an EAGLE-3 config may also call itself a causal language model.
+# In this order: a SpecBlock config has an EAGLE-3 one's fields too, and an EAGLE-3 config may
+# also call itself a causal language model.
 KINDS = (
     Kind("a BlockPilot predictor", is_blockpilot, BlockPilotDrafter.from_pretrained),
     Kind("a DFlash drafter", is_dflash, lambda name, target: DFlashDrafter(target, name)),
+    Kind("a SpecBlock drafter", is_specblock, lambda name, target: SpecBlockDrafter(target, name)),
     Kind("an EAGLE-3 drafter", is_eagle3, lambda name, target: Eagle3Drafter(target, name)),
     Kind("a causal language model", is_causal_lm, AutoregressiveDrafter.from_pretrained),
 )
