@@ -43,8 +43,9 @@ class Response:
 
     @property
     def signal(self) -> float:
-        """s of equation (8)."""
-        return float((1.0 - self.probabilities).sum())
+        """s of equation (8); what is no probability counts as 0."""
+        r = np.nan_to_num(self.probabilities, nan=0.0).clip(0.0, 1.0)
+        return float((1.0 - r).sum())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """Updates of a drafter while it serves, with a small drafter that learns fast."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -160,6 +162,10 @@ class TestRecording:
         with pytest.raises(InputError, match="not those of the text"):
             session.response([4, 5, 7])
 
+    def test_a_drafter_that_gives_no_numbers_is_as_wrong_as_can_be(self):
+        response = replace(response_of(), probabilities=np.array([np.nan, 0.5, 2.0, -1.0]))
+        assert response.signal == 1.0 + 0.5 + 0.0 + 1.0
+
     def test_r_in_a_lattice(self):
         lattice = Lattice(np.array([[4, 5], [6, 7]]), np.array([[0.6, 0.3], [0.5, 0.1]]))
         assert rejected_probability(lattice, [5]) == 0.3
@@ -248,7 +254,7 @@ class TestUpdates:
         model, first = Bigram(0), Bigram(1)
         responses = [response_of(0, 4), response_of(1, 3)]
         losses = [
-            float(Trainer(model, first, kind, UpdateSettings()).loss(responses))
+            Trainer(model, first, kind, UpdateSettings()).loss(responses).item()
             for kind in (Rank(), BigramKind())
         ]
         extra = 2 * (float(model.heads.bias.sum()) + 5.0) / 7
@@ -273,9 +279,9 @@ class TestUpdates:
             model, first = Bigram(), Bigram()
             settings = UpdateSettings(kl_weight=weight, steps=40, learning_rate=1e-2)
             plain = Trainer(model, first, BigramKind(), UpdateSettings(kl_weight=0.0))
-            before = float(plain.loss([response_of()]))
+            before = plain.loss([response_of()]).item()
             Trainer(model, first, BigramKind(), settings).train("full", [response_of()])
-            losses.append(float(plain.loss([response_of()])) - before)
+            losses.append(plain.loss([response_of()]).item() - before)
             moved.append(float((model.trunk.weight - first.trunk.weight).norm()))
         assert losses[0] < -1.0 and losses[0] < losses[1]
         assert moved[1] < moved[0]

@@ -9,10 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from costmodel.errors import InputError
+from decoder import TreeDecoder
 from decoder.drafters.blockpilot import BlockPilotDrafter
 from decoder.drafters.blockpilot_model import save_predictor
 from decoder.drafters.dflash import DFlashDrafter
 from decoder.drafters.factory import load_drafter
+from decoder.training import refused
 from decoder.training.blockpilot import PilotTraining, drafter_name, measure, train_predictor
 from decoder.training.blockpilot_data import (
     Sample,
@@ -23,6 +25,13 @@ from decoder.training.blockpilot_data import (
     cycle_s,
     read_sweeps,
 )
+from decoder.training.blockpilot_recipe import (
+    PilotRecipe,
+    prompts_of_corpus,
+    prompts_of_texts,
+    train_blockpilot,
+)
+from profiler.commands import train_blockpilot as train_blockpilot_command
 from tests.decoder.draft_models import VOCAB, dflash_folder, draft_target
 from tests.decoder.models import greedy, plain_logits
 from tests.decoder.test_dflash import reference
@@ -279,3 +288,49 @@ class TestTraining:
         assert isinstance(drafter, BlockPilotDrafter)
         assert drafter.predictor.config.candidates == CANDIDATES
         assert drafter_name("somebody/some-drafter", tmp_path) == "somebody/some-drafter"
+
+
+class TestRecipe:
+    def test_from_collected_texts_to_a_drafter(self, tmp_path):
+        """Two of the texts have the same prompt; a second run only trains again."""
+        target = draft_target(dtype=torch.float64)
+        dflash_folder(tmp_path / "draft")
+        texts = tmp_path / "texts"
+        texts.mkdir()
+        lines = [
+            json.dumps({"tokens": [*prompt, 1, 2, 3], "prompt_tokens": len(prompt)})
+            for prompt in (PROMPTS[0], PROMPTS[1], PROMPTS[0], PROMPTS[2])
+        ]
+        (texts / "texts-000.jsonl").write_text("\n".join(lines) + "\n")
+        assert prompts_of_corpus(texts, 9) == [PROMPTS[0], PROMPTS[1], PROMPTS[2]]
+        prompts = prompts_of_corpus(texts, 2)
+        assert prompts == PROMPTS[:2]
+        recipe = PilotRecipe(
+            sweep=SWEEP, training=PilotTraining(epochs=2, hidden=8, learning_rate=1e-2)
+        )
+        said, folders = [], []
+        for _ in range(2):
+            folder, result = train_blockpilot(
+                target, str(tmp_path / "draft"), prompts, tmp_path / "out", recipe, said.append
+            )
+            folders.append((folder, result.predictor.scores.weight.clone()))
+        assert said == ["prompt 1 of 2", "prompt 2 of 2"]
+        assert torch.equal(folders[0][1], folders[1][1])
+        drafter = load_drafter(str(folders[0][0]), target)
+        assert isinstance(drafter, BlockPilotDrafter)
+        decoder = TreeDecoder(target, drafter=drafter, policy="chain")
+        result = decoder.generate(PROMPTS[3], max_new_tokens=12)
+        assert result.token_ids == greedy(target.model, PROMPTS[3], 12)
+
+    def test_evaluation_prompts_are_refused(self, monkeypatch):
+        text = "How many eggs does a duck lay in one whole week of days?"
+        marks = frozenset(refused.sketch(text))
+        monkeypatch.setattr(refused, "hashes", lambda: marks)
+        with pytest.raises(InputError, match="training prompt 2 is"):
+            prompts_of_texts(None, ["Another one.", text])
+
+    @pytest.mark.parametrize("files", [(), ("a.jsonl",)])
+    def test_prompts_come_from_one_place(self, tmp_path, files):
+        texts = tmp_path if files else None
+        with pytest.raises(InputError, match="come from one place"):
+            train_blockpilot_command._prompts(None, texts, files, 5, 0)
