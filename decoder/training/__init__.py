@@ -1,0 +1,1 @@
+"""Training of drafters: the target's own texts, its features, objectives and the loop."""
