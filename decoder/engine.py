@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -27,7 +27,7 @@ from decoder.startup import CostSource, ProfileChoice, find_cost
 from decoder.statistics import Statistics
 from decoder.target import Target
 from decoder.text import StopStrings, TextStream
-from decoder.trace import RoundTrace
+from decoder.trace import RoundFacts, RoundTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,7 @@ class TreeDecoder:
         self.cost_source: CostSource | None = None
         self.trace = None if trace is None else RoundTrace(trace)
         self.stage_times = stage_times or trace is not None
+        self.on_round: Callable[[RoundFacts], None] | None = None  # told of every round
         self._texts = count()
         self._profile_choice = profile or ProfileChoice()
         target.capture(self.drafter.feature_layers)

@@ -18,7 +18,7 @@ from decoder.policies import Candidates, Limits, Offer
 from decoder.sequence import TextSequence
 from decoder.statistics import Laps
 from decoder.target import Step
-from decoder.trace import RoundRecord
+from decoder.trace import RoundFacts, RoundRecord
 from decoder.tree import EMPTY, DraftTree, Lattice
 
 if TYPE_CHECKING:
@@ -147,6 +147,8 @@ def _count(
         stats.count_round(tree.nodes, accepted)
         stats.stages.add(laps.stages)
         stats.decode_s += round_s
+        if decoder.on_round is not None:
+            decoder.on_round(RoundFacts(tree, accepted, laps.stages, round_s))
         if decoder.trace is not None:
             verify_s, cycle_s = _predict(decoder, sequences, trees)
             record = RoundRecord(

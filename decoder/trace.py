@@ -8,6 +8,21 @@ from pathlib import Path
 
 from costmodel.errors import InputError
 from decoder.statistics import StageTimes
+from decoder.tree import DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFacts:
+    """One sequence's part of one round, for whoever listens with `TreeDecoder.on_round`.
+
+    accepted  drafted tokens that were accepted of the tree
+    stages    seconds of the whole round's stages, and `round_s` of all of it
+    """
+
+    tree: DraftTree
+    accepted: int
+    stages: StageTimes
+    round_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,7 +100,7 @@ def calibrate(settings: CalibrationSettings, listener: Listener = Listener()) ->
     runtime_kind(settings.runtime, device)  # an error before the target is loaded
     plan = _plan(settings, device)
     check_writable(settings.output)
-    with device_lock(f"{fingerprint(device).name} {_device_label(device)}"):
+    with device_lock(f"{fingerprint(device).name} {device_label(device)}"):
         activity = observe()
         dtype = parse_dtype(settings.dtype, device)
         loaded = load_model(name, weights=settings.weights, dtype=dtype, device=device)
@@ -278,12 +278,12 @@ def _journal(
         "batches": list(plan.batches),
         "seed": plan.seed,
     }
-    where = _device_label(target.device)
+    where = device_label(target.device)
     name = f"{where}.{key.architecture_hash}.{key.dtype}.{key.runtime}.jsonl"
     return Journal(user_directory() / "journals" / name, header, fresh=settings.fresh)
 
 
-def _device_label(device: torch.device) -> str:
+def device_label(device: torch.device) -> str:
     """`cpu` or `cuda-N`, also where the device was named without a number."""
     return "cpu" if device.type == "cpu" else f"cuda-{device.index or 0}"
 

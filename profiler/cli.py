@@ -29,6 +29,8 @@ COMMANDS = {
     "compose": "Compose a profile of a GPU that is not at hand.",
     "transfer": "Scale a profile to a sibling GPU.",
     "profiles": "List, show, check and draw profiles.",
+    "bench": "Compare policies, drafters and peers on the same prompts.",
+    "train-drafter": "Train a drafter for a target, on texts that it writes itself.",
     "plan": "Plan GPUs, tree size and cost for traffic and goals.",
     "fit": "Fit calibrations to a table of forward times.",
     "doctor": "Say what was found, what is missing and what to do.",

@@ -174,14 +174,22 @@ class DraftAttention(nn.Module):
 
     def store(self, rows: torch.Tensor, rope: Rope, cache: DraftCache, layer: int, at: int) -> None:
         """Write keys and values of rows [rows, width] at slot `at` on."""
+        cache.write(layer, at, *self.keys_values(rows, rope))
+
+    def keys_values(self, rows: torch.Tensor, rope: Rope) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [kv_heads, rows, head_dim] of rows [rows, width]."""
         key = rotate(self.k_norm(self._heads(self.k_proj(rows))), rope)
-        cache.write(layer, at, key, self._heads(self.v_proj(rows)))
+        return key, self._heads(self.v_proj(rows))
+
+    def queries(self, rows: torch.Tensor, rope: Rope) -> torch.Tensor:
+        """[heads, rows, head_dim] of rows [rows, width]."""
+        return rotate(self.q_norm(self._heads(self.q_proj(rows))), rope)
 
     def forward(
         self, rows: torch.Tensor, rope: Rope, cache: DraftCache, layer: int, seen: Span
     ) -> torch.Tensor:
         """[rows, hidden]: what rows [rows, width] draw from the stored ones they see."""
-        query = rotate(self.q_norm(self._heads(self.q_proj(rows))), rope)
+        query = self.queries(rows, rope)
         key, value = cache.read(layer, seen.first, seen.end)
         drawn = attend(query[None], key, value, seen.mask, self._head_dim**-0.5)
         return self.o_proj(drawn[0].transpose(0, 1).reshape(len(rows), -1))

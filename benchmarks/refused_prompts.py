@@ -1,0 +1,35 @@
+"""Write the hashes of evaluation prompts that the training data must not hold.
+
+python -m benchmarks.refused_prompts PROMPTS.jsonl [...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from decoder.training.refused import FILE, sketch
+
+LONGEST = 250  # words: more of a book does not make it better known
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("prompts", nargs="+", type=Path)
+    files: list[Path] = parser.parse_args().prompts
+    marks: set[str] = set()
+    for file in files:
+        for line in file.read_text(encoding="utf-8").splitlines():
+            beginning = json.loads(line)["prompt"].split()[:LONGEST]
+            marks.update(sketch(" ".join(beginning)))
+    head = [
+        "# Hashes of evaluation prompts (decoder/training/refused.py), of these sets:",
+        *(f"# {file.stem}" for file in sorted(files)),
+    ]
+    FILE.write_text("\n".join([*head, *sorted(marks)]) + "\n", encoding="utf-8")
+    print(f"{len(marks)} hashes of {len(files)} sets")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""Training a DFlash drafter: blocks at random anchors of the target's own texts.
+
+As the DFlash paper has it (Chen et al., 2026): a block's first slot is a real token, the others
+are masks, and each learns the token of its position with a weight that falls with depth. The
+head is the target's, cut to the tokens that occur most in the texts: the loss over the whole
+vocabulary would cost more than the drafter.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from costmodel.errors import InputError
+from decoder.drafters.blocks import Rope, Rotary
+from decoder.drafters.dflash_model import (
+    ARCHITECTURE,
+    DFlashConfig,
+    DFlashLayer,
+    DFlashModel,
+)
+from decoder.loading import LoadedModel
+from decoder.training.corpus import Text
+from decoder.training.features import Example
+from decoder.tree import Lattice, best_first
+
+VALIDATION_NODES = 16  # of the tree whose committed length is reported
+VALIDATION_WIDTH = 8  # candidates a position of it
+VALIDATION_STRIDE = 5  # tokens from one anchor to the next
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DFlashTraining:
+    """What is trained, and on how much of each text.
+
+    layers          of the drafter
+    target_layers   whose outputs are its features; None: five, evenly from 1 to L - 2
+    anchors         blocks of one text that a step trains on
+    vocabulary      tokens of the reduced head
+    decay           depth over which a position's weight falls by e
+    """
+
+    layers: int = 3
+    block_size: int = 8
+    target_layers: tuple[int, ...] | None = None
+    anchors: int = 48
+    vocabulary: int = 12_288
+    decay: float = 4.0
+
+
+def fresh_config(loaded: LoadedModel, wanted: DFlashTraining, mask_token: int) -> dict[str, Any]:
+    """config.json of a new drafter for this target, in the published form."""
+    own = loaded.architecture
+    source = loaded.model.config
+    last = own.layers - 2
+    ids = wanted.target_layers or tuple(int(i) for i in np.linspace(1, last, 5).round())
+    return {
+        "architectures": [ARCHITECTURE],
+        "model_type": "qwen3",
+        "hidden_size": own.hidden,
+        "intermediate_size": source.intermediate_size,
+        "num_hidden_layers": wanted.layers,
+        "num_attention_heads": own.heads,
+        "num_key_value_heads": own.kv_heads,
+        "head_dim": own.head_dim,
+        "rms_norm_eps": source.rms_norm_eps,
+        "attention_bias": False,
+        "max_position_embeddings": source.max_position_embeddings,
+        "rope_theta": source.rope_parameters["rope_theta"],
+        "vocab_size": own.vocab,
+        "layer_types": ["full_attention"] * wanted.layers,
+        "block_size": wanted.block_size,
+        "num_target_layers": own.layers,
+        "dflash_config": {"mask_token_id": mask_token, "target_layer_ids": list(ids)},
+        "dtype": "bfloat16",
+    }
+
+
+def fresh_model(loaded: LoadedModel, published: Mapping[str, Any], seed: int) -> DFlashModel:
+    """A drafter in float32 that begins with the target's last layers where shapes allow.
+
+    Its features begin as the last of the target layers it reads, so that the context's keys
+    and values are nearly what the target's own layer would make of it.
+    """
+    config = DFlashConfig.parse(published)
+    torch.manual_seed(seed)
+    model = DFlashModel(config).float()
+    donors = loaded.model.model.layers[-config.layers :]
+    with torch.no_grad():
+        for layer, donor in zip(model.layers, donors, strict=True):
+            _take_over(layer, donor)
+        model.norm.weight.copy_(loaded.model.model.norm.weight.float())
+        hidden = config.shape.hidden
+        model.fc.weight.normal_(0, 0.02 / len(config.target_layer_ids))
+        model.fc.weight[:, -hidden:] += torch.eye(hidden, device=model.fc.weight.device)
+        model.hidden_norm.weight.copy_(donors[-1].input_layernorm.weight.float())
+    return model.to(loaded.model.device)
+
+
+def _take_over(layer: DFlashLayer, donor: nn.Module) -> None:
+    """Copy the weights that have the same name and shape."""
+    given = donor.state_dict()
+    for name, weight in layer.named_parameters():
+        if name in given and given[name].shape == weight.shape:
+            weight.copy_(given[name].float())
+
+
+def frequent_tokens(texts: Sequence[Text], most: int, vocab: int) -> torch.Tensor:
+    """The tokens that continuations hold most often, ascending; filled up with low ids."""
+    counts: Counter[int] = Counter()
+    for text in texts:
+        counts.update(text.tokens[text.prompt_tokens :])
+    chosen = [token for token, _ in counts.most_common(most)]
+    known = set(chosen)
+    rest = (token for token in range(vocab) if token not in known)
+    chosen += [token for token, _ in zip(rest, range(most - len(chosen)), strict=False)]
+    return torch.tensor(sorted(chosen))
+
+
+class DFlashObjective:
+    """Cross-entropy of every position of every block, over the reduced head."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        model: DFlashModel,
+        wanted: DFlashTraining,
+        kept_tokens: torch.Tensor,
+    ) -> None:
+        self.model = model
+        self._wanted, self._size = wanted, model.config.block_size
+        device = loaded.model.device
+        self._rotary = Rotary(model.config.shape, device)
+        self._embedding = loaded.model.get_input_embeddings()
+        self._head = loaded.model.get_output_embeddings().weight[kept_tokens.to(device)].detach()
+        self._kept = kept_tokens.to(device)
+        self._place = torch.full((loaded.architecture.vocab,), -1, device=device)
+        self._place[self._kept] = torch.arange(len(kept_tokens), device=device)
+        depth = torch.arange(self._size - 1, device=device)
+        self._weights = torch.exp(-depth / wanted.decay)
+
+    def loss(
+        self, example: Example, generator: torch.Generator, step: int
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        anchors = self._anchors(example, generator)
+        logits = self._logits(example, anchors)  # [anchors, depth, kept]
+        wanted, known = self._labels(example, anchors)
+        losses = functional.cross_entropy(
+            logits.float().flatten(0, 1), wanted.clamp(min=0).flatten(), reduction="none"
+        ).view_as(wanted)
+        weights = self._weights * known
+        hits = (logits.argmax(-1) == wanted) & known
+        first = known[:, 0].sum().clamp(min=1)
+        chain = hits.cumprod(-1).sum(-1).float().mean()
+        figures = {"first": float(hits[:, 0].sum() / first), "chain": float(chain)}
+        return (losses * weights).sum() / weights.sum().clamp(min=1e-6), figures
+
+    @torch.no_grad()
+    def validate(self, examples: Sequence[Example]) -> dict[str, float]:
+        """Acceptance by depth of the greedy chain, and committed lengths, of held-out texts.
+
+        `chain` and `tree` are tokens a verification, bonus token included, with a chain of the
+        whole block and the best-first tree of 16 nodes; `accepted_i` the share of blocks of
+        which the first i positions are right.
+        """
+        right, tree, blocks = np.zeros(self._size - 1), 0.0, 0
+        for example in examples:
+            anchors = torch.arange(
+                example.prompt_tokens, len(example.tokens) - self._size, VALIDATION_STRIDE
+            )
+            if not len(anchors):
+                continue
+            probabilities = self._logits(example, anchors).float().softmax(-1)
+            best, places = probabilities.topk(VALIDATION_WIDTH)
+            tokens = self._kept[places].cpu().numpy()
+            truth = _windows(example.tokens, anchors, self._size).cpu().numpy()
+            right += (tokens[:, :, 0] == truth).cumprod(-1).sum(0)
+            pairs = zip(tokens, best.double().cpu().numpy(), truth, strict=True)
+            tree += sum(_committed(Lattice(t, p), real) for t, p, real in pairs)
+            blocks += len(anchors)
+        if not blocks:
+            return {}
+        found = {f"accepted_{i + 1}": float(n / blocks) for i, n in enumerate(right)}
+        return {"chain": 1 + float(right.sum() / blocks), "tree": 1 + tree / blocks} | found
+
+    def _anchors(self, example: Example, generator: torch.Generator) -> torch.Tensor:
+        """Positions of bonus tokens: random ones of the continuation, each at most once."""
+        first, last = example.prompt_tokens, len(example.tokens) - 2
+        if last < first:
+            raise InputError("a text has fewer than two tokens behind its prompt")
+        order = torch.randperm(last - first + 1, generator=generator, device=generator.device)
+        return (first + order[: self._wanted.anchors]).sort().values.to(example.tokens.device)
+
+    def _labels(self, example: Example, anchors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Places in the reduced head [anchors, depth], and which of them count."""
+        windows = _windows(example.tokens, anchors, self._size)
+        places = torch.where(windows >= 0, self._place[windows.clamp(min=0)], -1)
+        return places, places >= 0
+
+    def _logits(self, example: Example, anchors: torch.Tensor) -> torch.Tensor:
+        hidden = self.states(example.tokens, example.features, anchors)
+        head = self._head.to(torch.bfloat16 if torch.is_autocast_enabled("cpu") else hidden.dtype)
+        return hidden[:, 1:].to(head.dtype) @ head.T
+
+    def states(
+        self, tokens: torch.Tensor, features: torch.Tensor, anchors: torch.Tensor
+    ) -> torch.Tensor:
+        """Hidden states [anchors, block, hidden] of all blocks in one forward.
+
+        A block at anchor a sees the features of tokens before a, and itself; the same
+        numbers as `DFlashModel.forward` gives behind `add_context` of these features.
+        """
+        model, size = self.model, self._size
+        device = tokens.device
+        context = model.hidden_norm(model.fc(features.float()))
+        masks = tokens.new_full((len(anchors), size), model.config.mask_token_id)
+        masks[:, 0] = tokens[anchors]
+        with torch.no_grad():
+            block = self._embedding(masks).float()  # [anchors, block, hidden]
+        slots = anchors[:, None] + torch.arange(size, device=device)
+        rope = self._rotary(slots.flatten(), torch.float32)
+        context_rope = self._rotary(torch.arange(len(context), device=device), torch.float32)
+        before = torch.arange(len(context), device=device) < anchors[:, None]
+        mask = functional.pad(before, (0, size), value=True)[:, None, None]
+        for layer in model.layers:
+            block = _layer(layer, block, context, (rope, context_rope), mask)
+        return model.norm(block)
+
+
+def _layer(
+    layer: DFlashLayer,
+    block: torch.Tensor,
+    context: torch.Tensor,
+    ropes: tuple[Rope, Rope],
+    mask: torch.Tensor,
+) -> torch.Tensor:
+    """One layer over blocks [anchors, block, hidden] that share a context [tokens, hidden]."""
+    attention, (rope, context_rope) = layer.self_attn, ropes
+    anchors, size, _ = block.shape
+    rows = layer.input_layernorm(block).flatten(0, 1)
+    query, (key, value) = attention.queries(rows, rope), attention.keys_values(rows, rope)
+    old_key, old_value = attention.keys_values(context, context_rope)
+    # [heads, anchors * block, head_dim] to [anchors, heads, block, head_dim]
+    query, key, value = (
+        part.unflatten(1, (anchors, size)).transpose(0, 1) for part in (query, key, value)
+    )
+    keys = torch.cat((old_key.expand(anchors, *old_key.shape), key.to(old_key.dtype)), dim=2)
+    values = torch.cat((old_value.expand(anchors, *old_value.shape), value), dim=2)
+    mixed = functional.scaled_dot_product_attention(
+        query.to(values.dtype), keys.to(values.dtype), values, attn_mask=mask, enable_gqa=True
+    )
+    block = block + attention.o_proj(mixed.transpose(1, 2).flatten(2))
+    return block + layer.mlp(layer.post_attention_layernorm(block))
+
+
+def _windows(tokens: torch.Tensor, anchors: torch.Tensor, size: int) -> torch.Tensor:
+    """The tokens behind each anchor [anchors, size - 1]; -1 behind the end of the text."""
+    padded = functional.pad(tokens, (0, size), value=-1)
+    places = anchors.to(tokens.device)[:, None] + torch.arange(1, size, device=tokens.device)
+    return padded[places]
+
+
+def _committed(lattice: Lattice, truth: np.ndarray[Any, Any]) -> int:
+    """Accepted tokens of the best-first tree against the text as it went on."""
+    tree = best_first(lattice, VALIDATION_NODES)
+    row, depth = 0, 0
+    for token in truth:
+        row = tree.child(row, int(token))
+        if row < 0:
+            break
+        depth += 1
+    return depth

@@ -1,0 +1,1 @@
+"""The benchmark harness: arms over the same prompts, what they did, and what it means."""

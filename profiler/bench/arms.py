@@ -1,0 +1,162 @@
+"""Which arms a benchmark has: policies by drafters, studies, and outside peers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from costmodel.errors import InputError
+from decoder.policies import DEFAULT_MAX_NODES, parse_policy
+from profiler.bench.peers import LOOKUP_TOKENS
+from profiler.bench.record import PLAIN, Arm
+
+STUDIES = ("sweep", "shape", "estimator", "dynatree")
+PEERS = ("plain", "prompt-lookup", "assisted")
+DEFAULT_POLICIES = ("chain", "bastion")
+DEFAULT_SWEEP = (1, 3, 7, 15, 31)
+ESTIMATORS = ("static", "ema", "ema+calib")
+NO_HISTORY = "no-history"  # DynaTree without its history adaptation
+# Table 4 of the DynaTree paper, and the fixed tree of its table 1.
+_DYNATREE = (("static-tree:5x2", ""), ("static-tree:8x3:0.1", ""), ("dynatree", NO_HISTORY),
+             ("dynatree", ""))  # fmt: skip
+_SHAPES = ("beam:4x15", "fixed:60")  # as many nodes by beam search as best first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmChoice:
+    """What the command line asks for; names are checked when arms are planned.
+
+    peers  None: plain and prompt lookup, and assisted generation where a drafter is a
+           causal language model
+    """
+
+    policies: Sequence[str] = DEFAULT_POLICIES
+    drafters: Sequence[str] = ("ngram",)
+    studies: Sequence[str] = ()
+    sweep: Sequence[int] = DEFAULT_SWEEP
+    peers: Sequence[str] | None = None
+    max_nodes: int | None = None
+
+
+def drafter_labels(drafters: Sequence[str]) -> dict[str, str]:
+    """A short name for each drafter: of a folder or hub id its last part.
+
+    Raises InputError for none, an empty one, and two with the same name.
+    """
+    labels: dict[str, str] = {}
+    for drafter in drafters:
+        label = Path(drafter.strip()).name
+        if not label:
+            raise InputError("the drafter's name is empty", hint="Give ngram or a folder.")
+        if label in labels.values():
+            raise InputError(
+                f"two drafters are called '{label}'",
+                hint="Give each once; rename one of two folders.",
+            )
+        labels[drafter] = label
+    if not labels:
+        raise InputError("there is no drafter", hint="Give --drafter ngram, or leave it out.")
+    return labels
+
+
+def plan_arms(choice: ArmChoice, *, causal_drafters: Iterable[str] = ()) -> tuple[Arm, ...]:
+    """Plain first, then ours drafter by drafter, then the peers; each arm once.
+
+    causal_drafters  labels of drafters that assisted generation can use
+    Raises InputError for an unknown policy, study or peer.
+    """
+    _check_names(choice)
+    labels = drafter_labels(choice.drafters)
+    arms: dict[str, Arm] = {}
+    _add(arms, Arm(name=PLAIN, kind="plain", policy=PLAIN, studies=("policies",)))
+    for label in labels.values():
+        for policy, variant, study in _wanted(choice):
+            if policy != PLAIN:
+                _add(arms, _ours(policy, variant, label, study, choice.max_nodes))
+    causal = list(causal_drafters)
+    peers = choice.peers
+    if peers is None:
+        peers = PEERS if causal else PEERS[:2]
+    for peer in peers:
+        for arm in _peer(peer, causal):
+            _add(arms, arm)
+    return tuple(arms.values())
+
+
+def _wanted(choice: ArmChoice) -> list[tuple[str, str, str]]:
+    """(policy, variant, study) of all arms of one drafter."""
+    wanted = [(policy, "", "policies") for policy in choice.policies]
+    if "sweep" in choice.studies:
+        wanted += [(f"fixed:{nodes}", "", "sweep") for nodes in choice.sweep]
+    if "shape" in choice.studies:
+        wanted += [(policy, "", "shape") for policy in _SHAPES]
+    if "estimator" in choice.studies:
+        wanted += [("bastion", mode, "estimator") for mode in ESTIMATORS]
+    if "dynatree" in choice.studies:
+        wanted += [(policy, variant, "dynatree") for policy, variant in _DYNATREE]
+    return wanted
+
+
+def _ours(policy: str, variant: str, drafter: str, study: str, max_nodes: int | None) -> Arm:
+    shape = parse_policy(policy, _no_cost, max_nodes or DEFAULT_MAX_NODES)
+    fixed = policy.startswith(("fixed:", "beam:"))
+    mark = f"[{variant}]" if variant else ""
+    return Arm(
+        name=f"{policy}{mark}+{drafter}",
+        kind="policy",
+        policy=policy,
+        drafter=drafter,
+        variant=variant,
+        studies=(study,),
+        nodes=shape.max_nodes if fixed else None,
+    )
+
+
+def _peer(peer: str, causal: Sequence[str]) -> list[Arm]:
+    if peer == "assisted":
+        if not causal:
+            raise InputError(
+                "assisted generation needs a drafter that is a causal language model",
+                hint="Add one with --drafter, or leave assisted out of --peers.",
+            )
+        return [_peer_arm(f"{peer}+{label}", peer, {}, label) for label in causal]
+    options: dict[str, Any] = {}
+    if peer == "prompt-lookup":
+        options = {"prompt_lookup_num_tokens": LOOKUP_TOKENS}
+    return [_peer_arm(peer, peer, options, None)]
+
+
+def _peer_arm(name: str, peer: str, options: dict[str, Any], drafter: str | None) -> Arm:
+    return Arm(
+        name=f"transformers:{name}",
+        kind="peer",
+        policy=peer,
+        drafter=drafter,
+        studies=("policies",),
+        options=options,
+    )
+
+
+def _add(arms: dict[str, Arm], arm: Arm) -> None:
+    """An arm that is there already only joins the group."""
+    known = arms.get(arm.name, arm)
+    arms[arm.name] = replace(known, studies=tuple(dict.fromkeys((*known.studies, *arm.studies))))
+
+
+def _check_names(choice: ArmChoice) -> None:
+    for kind, given, known in (
+        ("study", choice.studies, STUDIES),
+        ("peer", choice.peers or (), PEERS),
+    ):
+        for name in given:
+            if name not in known:
+                raise InputError(f"'{name}' is not a {kind}", hint=f"Use {', '.join(known)}.")
+    if "sweep" in choice.studies and not choice.sweep:
+        raise InputError("the sweep has no tree size", hint="Give --sweep 1,3,7,15,31.")
+
+
+def _no_cost(kind: str) -> Any:
+    """For policies that are built only to see whether their names are right."""
+    return None

@@ -1,0 +1,44 @@
+"""What an arm is to the harness, which alone holds the clock and counts the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from profiler.bench.record import Arm, Rounds
+
+# Takes tokens as they come; false once no more are wanted.
+Put = Callable[[Sequence[int]], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Details:
+    """What only the arm itself can tell of a text, asked for after the clock has stopped."""
+
+    rounds: Rounds | None = None
+    stages: dict[str, float] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+class Decoding(Protocol):
+    """One text about to be decoded."""
+
+    def run(self, put: Put) -> None:
+        """Decode, handing over tokens as soon as they are known. Everything here is timed."""
+
+    def details(self) -> Details:
+        """What happened. Not timed."""
+
+
+class Contender(Protocol):
+    """One arm, its models loaded."""
+
+    arm: Arm
+    largest_tree: int  # rows that a forward may have beyond the text
+
+    def prepare(self, tokens: int) -> None:
+        """Set up once, for texts of up to so many tokens and a largest tree."""
+
+    def start(self, ids: Sequence[int], new_tokens: int, seed: int) -> Decoding:
+        """A text to decode; what a run pays for every text belongs into `Decoding.run`."""

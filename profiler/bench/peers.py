@@ -1,0 +1,102 @@
+"""transformers' own `generate` as outside arms: plain, prompt lookup, assisted."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+from transformers.generation.streamers import BaseStreamer
+
+from profiler.bench.contender import Details, Put
+from profiler.bench.record import Arm
+
+LOOKUP_TOKENS = 10  # what transformers' own documentation suggests
+
+
+def share_weights(model: Any, ends: frozenset[int]) -> Any:
+    """The same model a second time: modules and config of its own, the very same weights.
+
+    What our engine does to the one it owns (its attention, fused layers) the other never
+    sees. `ends` end a text, and no other default of its generation config stays in force,
+    so that peers decode as we do.
+    """
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    shared = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    ids = sorted(ends)
+    shared.generation_config = GenerationConfig(
+        eos_token_id=ids or None, pad_token_id=ids[0] if ids else 0
+    )
+    return shared
+
+
+class PeerContender:
+    """transformers' `generate` with some options of its own."""
+
+    largest_tree = 1
+
+    def __init__(
+        self, arm: Arm, model: Any, temperature: float, options: Mapping[str, Any]
+    ) -> None:
+        self.arm = arm
+        self._model = model
+        self._sampling: dict[str, Any] = {"do_sample": False}
+        if temperature > 0:
+            self._sampling = {
+                "do_sample": True,
+                "temperature": temperature,
+                "top_k": 0,
+                "top_p": 1.0,
+            }
+        self._options = dict(options)
+
+    def prepare(self, tokens: int) -> None:
+        """Nothing is reserved: `generate` grows its cache."""
+        return
+
+    def start(self, ids: Sequence[int], new_tokens: int, seed: int) -> PeerDecoding:
+        arguments = {"max_new_tokens": new_tokens, **self._sampling, **self._options}
+        return PeerDecoding(self._model, list(ids), arguments, seed)
+
+
+class PeerDecoding:
+    """One call of `generate`, its tokens handed over by a streamer."""
+
+    def __init__(self, model: Any, ids: list[int], arguments: Mapping[str, Any], seed: int) -> None:
+        self._model, self._ids, self._arguments, self._seed = model, ids, arguments, seed
+
+    def run(self, put: Put) -> None:
+        prompt = torch.tensor([self._ids], device=self._model.device)
+        devices = [self._model.device] if self._model.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):  # `generate` draws from torch's own
+            torch.manual_seed(self._seed)
+            self._model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                streamer=_Streamer(put),
+                **self._arguments,
+            )
+
+    def details(self) -> Details:
+        """transformers tells nothing of its rounds."""
+        return Details()
+
+
+class _Streamer(BaseStreamer):
+    """Hands new tokens on; the first call brings the prompt."""
+
+    def __init__(self, put: Put) -> None:
+        self._put = put
+        self._prompt = True
+
+    def put(self, value: torch.Tensor) -> None:
+        if self._prompt:
+            self._prompt = False
+            return
+        self._put(value.flatten().tolist())
+
+    def end(self) -> None:
+        return

@@ -1,0 +1,169 @@
+"""Decoders whose true speed is known, on a clock that only they move; and results by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from profiler.bench.contender import Details, Put
+from profiler.bench.prompts import Encoded
+from profiler.bench.record import (
+    Arm,
+    Environment,
+    Model,
+    Prompt,
+    Response,
+    Result,
+    Rounds,
+    Settings,
+)
+
+END = 9
+
+
+class Clock:
+    """Seconds that pass only where a fake decoder says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class FakeContender:
+    """Gives `tokens_a_round` of the prompt's text in every `round_s`, after `prefill_s`.
+
+    text         the whole text of a prompt; it goes on behind the end token
+    stubborn     goes on, and takes its time, when told that no more is wanted
+    first        tokens that come with the prefill
+    slowness     factor of all times by call, to make a noisy machine
+    """
+
+    arm: Arm
+    clock: Clock
+    text: Callable[[Sequence[int]], list[int]]
+    round_s: float = 0.01
+    tokens_a_round: int = 1
+    prefill_s: float = 0.05
+    first: int = 1
+    stubborn: bool = False
+    slowness: Callable[[int], float] = lambda call: 1.0
+    largest_tree: int = 1
+    calls: list[tuple[tuple[int, ...], int, int]] = field(default_factory=list)
+    prepared: list[int] = field(default_factory=list)
+    interrupt_at: int | None = None
+
+    def prepare(self, tokens: int) -> None:
+        self.prepared.append(tokens)
+
+    def start(self, ids: Sequence[int], new_tokens: int, seed: int) -> FakeDecoding:
+        self.calls.append((tuple(ids), new_tokens, seed))
+        if self.interrupt_at is not None and len(self.calls) > self.interrupt_at:
+            raise KeyboardInterrupt
+        return FakeDecoding(self, self.text(ids), self.slowness(len(self.calls)))
+
+
+class FakeDecoding:
+    def __init__(self, contender: FakeContender, text: list[int], slowness: float) -> None:
+        self.contender, self.text, self.slowness = contender, text, slowness
+
+    def run(self, put: Put) -> None:
+        own = self.contender
+        own.clock.now_s += own.prefill_s * self.slowness
+        wanted = put(self.text[: own.first])
+        at = own.first
+        while (wanted or own.stubborn) and at < len(self.text):
+            own.clock.now_s += own.round_s * self.slowness
+            wanted = put(self.text[at : at + own.tokens_a_round])
+            at += own.tokens_a_round
+
+    def details(self) -> Details:
+        return Details()
+
+
+def arm(name: str, **changed: Any) -> Arm:
+    kind = "plain" if name == "plain" else "policy"
+    return Arm(**{"name": name, "kind": kind, "policy": name.partition("+")[0]} | changed)
+
+
+def prompt(name: str, prompt_set: str = "set", tokens: int = 3) -> Prompt:
+    return Prompt(id=name, set=prompt_set, category="", tokens=tokens, hash=f"hash-{name}")
+
+
+def encoded(name: str, ids: Sequence[int], prompt_set: str = "set") -> Encoded:
+    return Encoded(prompt=prompt(name, prompt_set, len(ids)), ids=tuple(ids))
+
+
+def settings(**changed: Any) -> Settings:
+    usual: dict[str, Any] = {
+        "new_tokens": 64,
+        "temperature": 0.0,
+        "repeats": 1,
+        "chat": False,
+        "seed": 0,
+        "per_file": None,
+        "files": (),
+        "dtype": "float32",
+        "runtime": "eager",
+        "device": "cpu",
+    }
+    return Settings(**usual | changed)
+
+
+def response(arm_name: str, prompt_id: str, tokens: int, decode_s: float, **more: Any) -> Response:
+    """`tokens` tokens, the first of them after 1 s and the last `decode_s` later."""
+    usual: dict[str, Any] = {
+        "arm": arm_name,
+        "prompt": prompt_id,
+        "repeat": 0,
+        "place": 0,
+        "tokens": tuple(range(tokens)),
+        "finish": "length",
+        "first_token_s": 1.0,
+        "total_s": 1.0 + decode_s,
+    }
+    return Response(**usual | more)
+
+
+def rounds(
+    nodes: Sequence[int], accepted: Sequence[int], depths: Sequence[int] | None = None, **more: Any
+) -> Rounds:
+    """Rounds of chains, unless `depths` says otherwise; every forward takes 10 ms."""
+    count = len(nodes)
+    deep = tuple(nodes if depths is None else depths)
+    usual: dict[str, Any] = {
+        "nodes": tuple(nodes),
+        "depths": deep,
+        "accepted": tuple(accepted),
+        "expected": (1.0,) * count,
+        "verify_s": (0.01,) * count,
+        "cycle_s": (0.02,) * count,
+        "expected_by_depth": (0.0,) * max(deep, default=0),
+    }
+    return Rounds(**usual | more)
+
+
+def result(
+    arms: Sequence[Arm], prompts: Sequence[Prompt], responses: Sequence[Response], **changed: Any
+) -> Result:
+    labels = dict.fromkeys(one.drafter for one in arms if one.drafter is not None)
+    usual: dict[str, Any] = {
+        "environment": Environment(
+            created_utc="2026-01-01T00:00:00Z",
+            device="a CPU",
+            threads=2,
+            instruction_set="avx2",
+            fields={"torch_version": "2.13.0"},
+        ),
+        "settings": settings(),
+        "target": Model(name="target", hash="t" * 16),
+        "drafters": tuple(Model(name=label, hash=label) for label in labels),
+        "profile": None,
+        "arms": tuple(arms),
+        "prompts": tuple(prompts),
+        "responses": tuple(responses),
+    }
+    return Result(**usual | changed)
