@@ -56,9 +56,9 @@ class SpecBlockDrafter:
             self.model = load_specblock(folder, read_config(folder), like, head)
         config = self.model.config
         check_fit(config, target)
-        self.growth = growth or default_growth(config)
+        self.growth = growth or default_growth(self.model)
         self.target = target
-        self.name = config.name
+        self.name = self.model.name
         self.rotary = Rotary(config.shape, target.device)
         self.max_depth = config.block_length * self.growth.blocks
         self.feature_layers = config.feature_layers
@@ -234,11 +234,11 @@ class _Distributions:
         return self._q[places.to(self._q.device)]
 
 
-def default_growth(config: SpecBlockConfig) -> BlockGrowth:
-    """The tree's form that a checkpoint asks for: the paper's, or a uniform one."""
+def default_growth(model: SpecBlockModel) -> BlockGrowth:
+    """The tree's form that a checkpoint asks for: the paper's, or without ranks a uniform one."""
     growth = BlockGrowth()
-    if "rank_head" in config.parts:
-        return replace(growth, branching=config.branching)
+    if model.ranked:
+        return replace(growth, branching=model.config.branching)
     return uniform(UNIFORM_WIDTH, growth)
 
 

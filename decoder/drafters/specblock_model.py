@@ -108,13 +108,6 @@ class SpecBlockConfig:
             published=dict(published),
         )
 
-    @property
-    def name(self) -> str:
-        """`specblock`, and what it lacks: `specblock:no-shift`."""
-        return ":".join(
-            ["specblock", *(name for part, name in PARTS.items() if part not in self.parts)]
-        )
-
     def costs(self) -> dict[str, object]:
         """The fields that decide how long a forward takes."""
         sizes = {"layers": self.layers, "qk_norm": self.qk_norm, "block": self.block_length}
@@ -168,21 +161,37 @@ class SpecBlockModel(nn.Module):
         self.lm_head = nn.Linear(hidden, config.draft_vocab, bias=False)
         self.rank = RankHead(hidden) if "rank_head" in config.parts else None
         self.register_buffer("tokens", torch.zeros(config.draft_vocab, dtype=torch.int64))
+        # Texts that trained the trunk, and those that trained the rank head too.
+        self.register_buffer("examples", torch.zeros(2, dtype=torch.int64))
+
+    @property
+    def ranked(self) -> bool:
+        """Whether there is a rank head that was trained, without which trees are uniform."""
+        return self.rank is not None and int(self.examples[1]) > 0
+
+    @property
+    def name(self) -> str:
+        """`specblock`, and what it lacks: `specblock:no-shift`."""
+        has = self.config.parts - (set() if self.ranked else {"rank_head"})
+        return ":".join(["specblock", *(name for part, name in PARTS.items() if part not in has)])
 
     def inputs(self, conditions: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
         """h^(0), [blocks, K, hidden], of blocks' conditions and embeddings [blocks, hidden].
 
         Equation (2): the prefix is broadcast to all positions, only the query differs.
         """
+        own = self.queries.dtype  # under autocast, what comes from a product is narrower
         prefix = torch.cat(
-            (self.condition_norm(conditions), self.embedding_norm(embeddings)), dim=-1
+            (self.condition_norm(conditions.to(own)), self.embedding_norm(embeddings.to(own))),
+            dim=-1,
         )
         width = prefix.shape[-1]
         fused = functional.linear(prefix, self.fuse.weight[:, :width])[:, None]
         if "prefix_broadcast" not in self.config.parts:
             later = fused.new_zeros(len(fused), self.config.block_length - 1, fused.shape[-1])
             fused = torch.cat((fused, later), dim=1)
-        return fused + functional.linear(self.query_norm(self.queries), self.fuse.weight[:, width:])
+        query = functional.linear(self.query_norm(self.queries), self.fuse.weight[:, width:])
+        return (fused + query).to(own)
 
     def forward(
         self, rows: torch.Tensor, before: torch.Tensor, rope: Rope, cache: DraftCache, seen: Span
@@ -195,7 +204,7 @@ class SpecBlockModel(nn.Module):
         at = seen.end - len(rows)
         for number, layer in enumerate(self.layers):
             if layer.shift is not None:
-                rows = layer.shift(torch.cat((rows, rows[before]), dim=-1))
+                rows = layer.shift(torch.cat((rows, rows[before]), dim=-1)).to(rows.dtype)
             normed = layer.input_layernorm(rows)
             layer.self_attn.store(normed, rope, cache, number, at)
             rows = rows + layer.self_attn(normed, rope, cache, number, seen)
@@ -231,7 +240,7 @@ def load_specblock(
     weights = Weights(folder)
     weights.check(shapes)
     tensors = weights.read(shapes, like.device)
-    _check_tokens(tensors["tokens"], config, where)
+    _check_numbers(tensors, config, where)
     if not config.own_head:
         tensors[HEAD] = head_rows(head, tensors["tokens"], config)
     load_weights(model, tensors, like.dtype)
@@ -257,10 +266,16 @@ def head_rows(head: torch.Tensor, tokens: torch.Tensor, config: SpecBlockConfig)
     return head.detach()[tokens.to(head.device)]
 
 
-def _check_tokens(tokens: torch.Tensor, config: SpecBlockConfig, where: str) -> None:
-    """The tensor that says which tokens are drafted: ascending ids of the vocabulary."""
-    if tokens.dtype != torch.int64:
-        raise InputError(f"'tokens' beside {where} must hold int64 ids and is {tokens.dtype}")
+def _check_numbers(
+    tensors: Mapping[str, torch.Tensor], config: SpecBlockConfig, where: str
+) -> None:
+    """Which tokens are drafted must be ascending ids of the vocabulary, counts whole numbers."""
+    for name in ("tokens", "examples"):
+        if tensors[name].dtype != torch.int64:
+            raise InputError(
+                f"'{name}' beside {where} must hold int64 numbers and is {tensors[name].dtype}"
+            )
+    tokens = tensors["tokens"]
     ascending = bool((tokens[1:] > tokens[:-1]).all())
     if not ascending or int(tokens[0]) < 0 or int(tokens[-1]) >= config.vocab:
         raise InputError(

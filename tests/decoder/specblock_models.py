@@ -82,6 +82,7 @@ def specblock_folder(folder, seed=1, **changed):
     config = SPECBLOCK | changed
     tensors = random_tensors(specblock_shapes(config), seed)
     tensors["tokens"] = drafted_tokens(config["draft_vocab_size"])
+    tensors["examples"] = torch.tensor([9, 9])
     return write_checkpoint(folder, config, tensors), config, tensors
 
 
@@ -97,8 +98,10 @@ class Reference:
     """
 
     def __init__(self, config, tensors, target, context):
-        self.config = config
-        self.parts = {name: tensor.double() for name, tensor in tensors.items()}
+        self.config, self.stored = config, tensors
+        self.parts = {
+            name: tensor.double() for name, tensor in tensors.items() if tensor.is_floating_point()
+        }
         self.tokens = tensors["tokens"].tolist()
         self.table = target.model.get_input_embeddings().weight.detach().double()
         head = target.model.get_output_embeddings().weight.detach().double()
@@ -229,6 +232,18 @@ def plain_summary(logits):
     gaps = [logs[0] - logs[rank - 1] for rank in (2, 3, 5)]
     entropy = -sum(np.exp(value) * value for value in logs)
     return [*logs[:10], *gaps, np.exp(logs[0]), entropy]
+
+
+def nodes_of(tree):
+    """Nodes of a candidate tree by path, with their probabilities."""
+    paths, nodes = [()], {}
+    for token, parent, q in zip(
+        tree.tokens.tolist(), tree.parents.tolist(), tree.probabilities.tolist(), strict=True
+    ):
+        paths.append((*paths[parent], token))
+        assert paths[-1] not in nodes
+        nodes[paths[-1]] = q
+    return nodes
 
 
 def reference_tree(reference, *, branching, starts=4, nodes=60, blocks=2, **limits):
