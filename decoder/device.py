@@ -6,8 +6,10 @@ import platform
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import psutil
 import torch
+from numpy.typing import NDArray
 
 from costmodel.device import DeviceFingerprint
 from costmodel.errors import DeviceError
@@ -82,6 +84,17 @@ def synchronise(device: torch.device) -> None:
     """Wait for the device's queued work; a CPU has none."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def to_device(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """The array as a tensor there; to CUDA from pinned memory, so that nobody waits for the copy.
+
+    On a CPU the tensor may share the array's memory.
+    """
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type != "cuda":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def fingerprint(device: torch.device) -> DeviceFingerprint:

@@ -22,6 +22,7 @@ from decoder.policies.base import CostKind
 from decoder.run import DecodeRun, run_together
 from decoder.runtime.base import RuntimeChoice
 from decoder.runtime.select import runtime_kind
+from decoder.runtime.stopwatch import stopwatch_for
 from decoder.sequence import TextRequest, end_tokens
 from decoder.startup import CostSource, ProfileChoice, find_cost
 from decoder.statistics import Statistics
@@ -74,6 +75,7 @@ class TreeDecoder:
         self.trace = None if trace is None else RoundTrace(trace)
         self.stage_times = stage_times or trace is not None
         self.on_round: Callable[[RoundFacts], None] | None = None  # told of every round
+        self.stopwatch = stopwatch_for(target.device)
         self._texts = count()
         self._profile_choice = profile or ProfileChoice()
         target.capture(self.drafter.feature_layers)

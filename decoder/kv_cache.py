@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
+import numpy as np
 import torch
 
-from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError
+from decoder.device import to_device
+
+
+class CacheShape(Protocol):
+    """What decides the size of a token's keys and values; a `ModelArchitecture` does."""
+
+    @property
+    def layers(self) -> int: ...
+
+    @property
+    def kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
 
 
 class KVCache:
@@ -21,7 +36,7 @@ class KVCache:
 
     def __init__(
         self,
-        architecture: ModelArchitecture,
+        architecture: CacheShape,
         *,
         capacity: int,
         sequences: int,
@@ -84,6 +99,12 @@ class KVCache:
             layer, 1, sequences, :, :tokens
         ]
 
+    def copy_from(self, other: KVCache, theirs: int, own: int) -> None:
+        """Make the sequence `own` what the sequence `theirs` of a smaller cache is."""
+        end = other.end(theirs)
+        self.data[:, :, own, :, :end] = other.data[:, :, theirs, :, :end]
+        self.lengths[own], self.pending[own] = other.lengths[theirs], other.pending[theirs]
+
     def commit(self, rows: Sequence[int], sequence: int = 0) -> None:
         """Keep these pending rows, in order, as the new end of the prefix; forget the others.
 
@@ -93,7 +114,7 @@ class KVCache:
         length = self.lengths[sequence]
         start = next((i for i, row in enumerate(rows) if row != i), len(rows))
         if start < len(rows):
-            source = torch.tensor([length + row for row in rows[start:]], device=self.data.device)
+            source = to_device(length + np.array(rows[start:], dtype=np.int64), self.data.device)
             moved = self.data[:, :, sequence].index_select(3, source)
             self.data[:, :, sequence, :, length + start : length + len(rows)] = moved
         self.lengths[sequence] += len(rows)

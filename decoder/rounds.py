@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
+from decoder.acceptance.choice import accept_together
 from decoder.acceptance.rules import Accepted
 from decoder.candidates import usable
-from decoder.device import synchronise
+from decoder.device import to_device
 from decoder.drafters.base import DraftRequest, DrawingSession, LogitReader
 from decoder.policies import Candidates, Limits, Offer
+from decoder.runtime.stopwatch import Forward
 from decoder.sequence import TextSequence
 from decoder.statistics import Laps
 from decoder.target import Step
@@ -49,13 +51,11 @@ def run_round(decoder: TreeDecoder, sequences: Sequence[TextSequence]) -> list[l
         Step(int(sequence.context[-1]), tree, sequence.place)
         for sequence, tree in zip(sequences, trees, strict=True)
     ]
-    logits = decoder.target.verify(steps)
-    _observe_cost(decoder, sequences, trees, laps)
-    outcomes = [
-        sequence.rule.accept(tree, rows)
-        for sequence, tree, rows in zip(sequences, trees, logits, strict=True)
-    ]
+    logits = _verify(decoder, steps, _mean_context(sequences))
+    laps.end("verify_s")
+    outcomes = accept_together([sequence.rule for sequence in sequences], trees, logits)
     laps.end("accept_s")
+    _observe_cost(decoder, sequences[0])
     for sequence, tree, outcome, rows in zip(sequences, trees, outcomes, logits, strict=True):
         _commit(decoder, sequence, tree, outcome, rows)
     laps.end("commit_s")
@@ -139,9 +139,9 @@ def _commit(
     features = decoder.target.features(sequence.place)
     if isinstance(sequence.session, LogitReader):
         sequence.session.read_logits(logits[kept[-1]])
-    sequence.session.observe(
-        [*outcome.tokens, outcome.bonus], None if features is None else features[kept]
-    )
+    if features is not None:  # copied, since the next forward may overwrite them
+        features = features.index_select(0, to_device(np.array(kept), features.device))
+    sequence.session.observe([*outcome.tokens, outcome.bonus], features)
 
 
 def _count(
@@ -178,21 +178,29 @@ def _count(
             decoder.trace.write(record)
 
 
-def _observe_cost(
-    decoder: TreeDecoder, sequences: Sequence[TextSequence], trees: list[DraftTree], laps: Laps
-) -> None:
+def _verify(decoder: TreeDecoder, steps: Sequence[Step], context: int) -> list[torch.Tensor]:
+    """The logits [rows, vocab] of each step; timed where the cost model learns from it."""
     source = decoder.cost_source
     if source is None:
-        laps.end("verify_s")
+        return decoder.target.verify(steps)
+    rows = float(source.cost.cost.bucket_rows(np.mean([step.tree.nodes for step in steps])))
+    decoder.stopwatch.start()
+    logits = decoder.target.verify(steps)
+    decoder.stopwatch.stop(Forward(rows, context, len(steps)))
+    return logits
+
+
+def _observe_cost(decoder: TreeDecoder, sequence: TextSequence) -> None:
+    """Tell the cost model of the forwards whose time is known by now; warn of drift once."""
+    source = decoder.cost_source
+    if source is None:
         return
-    synchronise(decoder.target.device)
-    verify_s = laps.end("verify_s")
     known = source.cost.drift_warning
-    rows = float(source.cost.cost.bucket_rows(np.mean([tree.nodes for tree in trees])))
-    source.cost.observe(rows, _mean_context(sequences), verify_s, len(sequences))
+    for forward, verify_s in decoder.stopwatch.finished():
+        source.cost.observe(forward.rows, forward.context, verify_s, forward.batch)
     warning = source.cost.drift_warning
     if warning is not None and known is None:
-        sequences[0].stats.warnings.append(warning)
+        sequence.stats.warnings.append(warning)
         logging.getLogger(__name__).warning(warning)
 
 

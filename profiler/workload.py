@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from costmodel.errors import InputError
-from decoder.acceptance.rules import walk
-from decoder.acceptance.sampling import Picker, Sampling
+from decoder.acceptance.choice import AcceptanceRule, accept_together
+from decoder.acceptance.sampling import Sampling
 from decoder.drafters.base import Drafter
 from decoder.drafters.timing import steady_draft
 from decoder.kv_cache import KVCache
@@ -162,8 +162,8 @@ class Workload:
                 break
             logits[row, int(tree.tokens[children[0]])] = 1.0
             row = int(children[0]) + 1
-        pick = Picker(Sampling(), target.device)
-        return lambda: walk(tree, logits, pick)
+        rule = AcceptanceRule("walk", Sampling(), target.device)
+        return lambda: accept_together([rule], [tree], [logits])
 
     def _commit(self, task: Task) -> Callable[[], object]:
         target = self._target

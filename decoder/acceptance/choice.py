@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, cast, get_args
 
 import numpy as np
@@ -11,8 +12,15 @@ from numpy.typing import NDArray
 from costmodel.errors import InputError
 from decoder.acceptance.drawn import DrawnTree, draw_from_lattice
 from decoder.acceptance.expectation import RankExpectation
-from decoder.acceptance.rules import Accepted, recursive_rejection, traversal, walk
+from decoder.acceptance.rules import (
+    Accepted,
+    recursive_rejection,
+    traversal,
+    walk,
+    walk_tokens,
+)
 from decoder.acceptance.sampling import Picker, RunningEntropy, Sampling
+from decoder.device import to_device
 from decoder.drafters.base import Drafter
 from decoder.tree import DraftTree, Lattice
 
@@ -75,6 +83,11 @@ class AcceptanceRule:
         entropy = self._entropy.mean()
         return "traversal" if entropy is not None and entropy >= ENTROPY_THRESHOLD else "walk"
 
+    @property
+    def greedy(self) -> bool:
+        """Whether the target's token is the argmax of its row, whatever came before."""
+        return self._sampling.temperature == 0.0
+
     def wants_drawn(self) -> bool:
         """Whether this round's tree should be drawn from q; asked before drafting."""
         return self.name != "walk"
@@ -101,7 +114,7 @@ class AcceptanceRule:
         whole = candidates.whole
         cut = least_kept(candidates.probabilities, self._sampling)
         if cut.any():
-            lowest = torch.from_numpy(cut).to(whole)
+            lowest = to_device(cut, whole.device).to(whole.dtype)
             whole = torch.where(whole >= lowest[:, None], whole, 0.0)
         return draw_from_lattice(shape, whole, self.pick.generator)
 
@@ -116,6 +129,28 @@ class AcceptanceRule:
         outcome = judge(tree, logits, self.pick)
         self._expectation.observe(tree, outcome.rows)
         return outcome
+
+
+def accept_together(
+    rules: Sequence[AcceptanceRule], trees: Sequence[DraftTree], logits: Sequence[torch.Tensor]
+) -> list[Accepted]:
+    """What the target accepts of each tree; logits [rows, vocab] of each verification.
+
+    At T = 0 an accelerator gives the argmax of all rows in one copy to the host, where the
+    trees are walked. At T > 0 only visited rows are processed, with one copy for each in a
+    walk, since top-p over all of them costs more than the forward.
+    """
+    if all(rule.greedy for rule in rules) and argmax_at_once(logits[0].device):
+        tokens = torch.cat([rows.argmax(-1) for rows in logits]).cpu().numpy()
+        ends = np.cumsum([len(rows) for rows in logits])[:-1]
+        parts = np.split(tokens, ends)
+        return [walk_tokens(tree, part) for tree, part in zip(trees, parts, strict=True)]
+    return [rule.accept(tree, rows) for rule, tree, rows in zip(rules, trees, logits, strict=True)]
+
+
+def argmax_at_once(device: torch.device) -> bool:
+    """Not on a CPU: a copy waits for nothing there, and each row is a pass over the vocabulary."""
+    return device.type != "cpu"
 
 
 def least_kept(probabilities: NDArray[np.float64], sampling: Sampling) -> NDArray[np.float64]:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from decoder.device import to_device
 from decoder.jit import jit
 from decoder.tree import EMPTY, DraftTree
 
@@ -116,7 +117,7 @@ def without_replacement(
             dtype=torch.float64,
         )
         places = room.places(missing, uniforms.cpu().numpy())
-        at = torch.from_numpy(places).to(cumulative.device).flatten()
+        at = to_device(places, cumulative.device).flatten()
         index = torch.searchsorted(cumulative, at, right=True).clamp_max_(len(cumulative) - 1)
         low = torch.where(index > 0, cumulative[(index - 1).clamp_min(0)], 0.0)
         mass = distributions.flatten()[index].double()

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.acceptance.drawn import DrawnTree
+from decoder.device import to_device
 from decoder.tree import Lattice
 
 
@@ -72,7 +73,7 @@ class RankExpectation:
         if not path:
             return
         sources = tree.sources[path]
-        q = tree.q[sources.tolist()]
+        q = tree.q.index_select(0, to_device(sources, tree.q.device))
         confidences = (q.amax(-1) / q.sum(-1)).double().cpu().numpy()
         for depth, (row, confidence) in enumerate(zip(path, confidences, strict=True)):
             children = tree.children(row)

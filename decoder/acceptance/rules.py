@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from decoder.acceptance.drawn import DrawnTree
+from decoder.device import to_device
 from decoder.tree import DraftTree
 
 
@@ -51,11 +54,20 @@ def walk(tree: DraftTree, logits: torch.Tensor, pick: Callable[[torch.Tensor], i
 
     logits  [rows, vocab] of the verification forward
     """
+    return _follow(tree, lambda row: pick(logits[row]))
+
+
+def walk_tokens(tree: DraftTree, tokens: NDArray[np.int64]) -> Accepted:
+    """`walk` where the target's token after every row, int64 [rows], is on the host already."""
+    return _follow(tree, lambda row: int(tokens[row]))
+
+
+def _follow(tree: DraftTree, token_after: Callable[[int], int]) -> Accepted:
     rows: list[int] = []
     tokens: list[int] = []
     row = 0
     while True:
-        token = pick(logits[row])
+        token = token_after(row)
         child = tree.child(row, token)
         if child < 0:
             return Accepted(rows, tokens, token)
@@ -150,7 +162,7 @@ class _Node:
         self._q = torch.zeros_like(self._p)
         q = tree.q[int(tree.sources[self.row])]
         self._q[: len(q)] = _normalised(q)
-        tokens = torch.from_numpy(tree.tokens[self._rows - 1]).to(self._q.device)
+        tokens = to_device(tree.tokens[self._rows - 1], self._q.device)
         self._child_weights, self._child_q = torch.stack(
             (self._weights[tokens], self._q[tokens])
         ).tolist()

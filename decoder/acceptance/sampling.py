@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 
 from costmodel.errors import InputError
+
+NO_NUMBERS = "the target's probabilities are not numbers (NaN or infinite logits)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +53,32 @@ class Picker:
         self.sampling = sampling
         self.generator = torch.Generator(device=device)
         self.generator.manual_seed(sampling.seed)
+        # Yes or no is decided on the host: from a device every answer would be waited for.
+        self._coins = self.generator
+        if device.type != "cpu":
+            self._coins = torch.Generator().manual_seed(sampling.seed)
         self._entropy = entropy
 
     def __call__(self, logits: torch.Tensor) -> int:
-        """The target's own token from logits [vocab]; only visited rows come here."""
+        """The target's own token from logits [vocab]; only visited rows come here.
+
+        One copy to the host. At T > 0 the draw is the argmax of p / noise, the noise
+        exponential, as in torch.multinomial, which would ask the device twice more.
+        """
         if self.sampling.temperature == 0.0:
             return int(logits.argmax())
-        probabilities = self.distribution(logits)
-        return int(torch.multinomial(probabilities, 1, generator=self.generator))
+        probabilities = target_distribution(logits, self.sampling)
+        noise = torch.empty_like(probabilities).exponential_(1.0, generator=self.generator)
+        token = (probabilities / noise).argmax()
+        wanted = [token.double(), probabilities.sum().double()]
+        if self._entropy is not None:
+            wanted.append(_entropy(probabilities).double())
+        index, total, *entropy = torch.stack(wanted).tolist()
+        if not isfinite(total):
+            raise InputError(NO_NUMBERS)
+        if self._entropy is not None:
+            self._entropy.note(*entropy)
+        return int(index)
 
     def distribution(self, logits: torch.Tensor) -> torch.Tensor:
         """What the target samples from at T > 0, float32 [vocab], of logits [vocab]."""
@@ -68,10 +89,7 @@ class Picker:
 
     def happens(self, probability: float) -> bool:
         """True with this probability: always at 1, never at 0."""
-        uniform = torch.rand(
-            1, generator=self.generator, device=self.generator.device, dtype=torch.float64
-        )
-        return float(uniform) < probability
+        return float(torch.rand(1, generator=self._coins, dtype=torch.float64)) < probability
 
     def one_of(self, weights: torch.Tensor) -> int:
         """An index drawn in proportion to weights [vocab], float64, not negative."""
@@ -83,7 +101,7 @@ class Picker:
         place = uniform.to(weights.device) * cumulative[-1]
         index = int(torch.searchsorted(cumulative, place, right=True))
         if index == len(weights):
-            raise InputError("the target's probabilities are not numbers (NaN or infinite logits)")
+            raise InputError(NO_NUMBERS)
         return index
 
 
@@ -99,16 +117,31 @@ class RunningEntropy:
 
     def add(self, probabilities: torch.Tensor) -> None:
         """Note one distribution, [vocab]; nothing is copied to the host yet."""
-        self._new.append(torch.special.entr(probabilities).sum())
+        self._new.append(_entropy(probabilities))
+
+    def note(self, entropy: float) -> None:
+        """Note the entropy of one distribution, in nats, that is on the host already."""
+        self._take_new()
+        self._count(entropy)
 
     def mean(self) -> float | None:
         """The mean so far; None before the first distribution."""
+        self._take_new()
+        return self._sum / self._weight if self._weight else None
+
+    def _take_new(self) -> None:
         if self._new:
             for entropy in torch.stack(self._new).tolist():
-                self._sum = self.FADING * self._sum + entropy
-                self._weight = self.FADING * self._weight + 1.0
+                self._count(entropy)
             self._new.clear()
-        return self._sum / self._weight if self._weight else None
+
+    def _count(self, entropy: float) -> None:
+        self._sum = self.FADING * self._sum + entropy
+        self._weight = self.FADING * self._weight + 1.0
+
+
+def _entropy(probabilities: torch.Tensor) -> torch.Tensor:
+    return torch.special.entr(probabilities).sum()
 
 
 def target_distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
@@ -134,9 +167,12 @@ def _beyond_top_p(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
 
     Sorting a whole vocabulary costs a fifth of a forward on a CPU. Tokens of less than
     (1 - top_p) / vocab weigh less than 1 - top_p together, so all of them are left out and
-    only the others need an order.
+    only the others need an order. How many those are an accelerator would have to be asked
+    for, so there all are sorted.
     """
     cut = 1.0 - top_p
+    if probabilities.device.type != "cpu":
+        return _beyond_in_order(probabilities, cut)
     likely = probabilities >= cut / len(probabilities)
     ordered, order = torch.sort(probabilities[likely])
     dropped = ordered.cumsum(0) + probabilities[~likely].sum() <= cut
@@ -144,3 +180,11 @@ def _beyond_top_p(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
     beyond = ~likely
     beyond[likely] = torch.zeros_like(dropped).scatter(0, order, dropped)
     return beyond
+
+
+def _beyond_in_order(probabilities: torch.Tensor, cut: float) -> torch.Tensor:
+    """The least tokens, up to `cut` in all but never the most probable one, by sorting them all."""
+    ordered, order = torch.sort(probabilities)
+    dropped = ordered.cumsum(0) <= cut
+    dropped[-1] = False
+    return torch.zeros_like(dropped).scatter(0, order, dropped)

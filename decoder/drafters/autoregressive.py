@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from decoder.acceptance.drawn_levels import draw_levels
 from decoder.drafters.base import DraftRequest, Draws
+from decoder.drafters.caches import Caches, OwnCaches, Place, SharedCaches
 from decoder.drafters.vocabulary import check_vocabulary
 from decoder.growth import Children, Frontier, grow
-from decoder.kv_cache import KVCache
 from decoder.loading import load_model
 from decoder.target import Target
 from decoder.tree import EMPTY, CandidateTree, DraftTree
@@ -32,8 +32,12 @@ NOTHING = CandidateTree(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0
 class AutoregressiveDrafter:
     """Drafts with a causal language model; `model` runs it, as a target of its own.
 
+    So its forwards are captured as the target's are, where its runtime is `graphs`; its
+    sessions then share a cache, to which the captured forwards belong.
+
     max_depth  deepest position drafted; each costs a forward of the drafter
     vocab      size of the target's vocabulary, where one of the two is padded
+    target     that is drafted for: the cache is made for what it has reserved
     """
 
     name = "autoregressive"
@@ -41,12 +45,24 @@ class AutoregressiveDrafter:
     draws: Draws = "levels"
 
     def __init__(
-        self, model: Target, *, max_depth: int = MAX_DEPTH, vocab: int | None = None
+        self,
+        model: Target,
+        *,
+        max_depth: int = MAX_DEPTH,
+        vocab: int | None = None,
+        target: Target | None = None,
     ) -> None:
         self.model = model
         self.max_depth = max_depth
         self.architecture_hash = model.architecture.hash
         self.vocab = vocab or model.architecture.vocab
+        place = (model.architecture, model.dtype, model.device)
+        self._own, self._shared = OwnCaches(*place), SharedCaches(*place, target)
+
+    @property
+    def caches(self) -> Caches:
+        """Where sessions keep their keys and values."""
+        return self._own if self.model.runtime.capture is None else self._shared
 
     @classmethod
     def from_pretrained(
@@ -65,7 +81,8 @@ class AutoregressiveDrafter:
             download=True,
         )
         check_vocabulary(loaded, target.loaded)
-        return cls(Target(loaded), max_depth=max_depth, vocab=target.architecture.vocab)
+        vocab = target.architecture.vocab
+        return cls(Target(loaded), max_depth=max_depth, vocab=vocab, target=target)
 
     def session(self) -> AutoregressiveSession:
         return AutoregressiveSession(self)
@@ -81,13 +98,14 @@ class AutoregressiveSession:
     def __init__(self, drafter: AutoregressiveDrafter) -> None:
         self._drafter = drafter
         self._model = drafter.model
-        self._cache: KVCache | None = None
+        self._caches = drafter.caches
+        self._place: Place | None = None
         self._rows = PendingRows(np.zeros(0, np.int64))
 
     def start(self, prompt: NDArray[np.int64], features: torch.Tensor | None) -> None:
         self._rows = PendingRows(prompt[:0])
-        if self._cache is not None:
-            self._cache.truncate(0)
+        if self._place is not None:
+            self._place.cut(0)
         if len(prompt) < self._model.max_context:
             self._prefill(prompt)
 
@@ -121,8 +139,14 @@ class AutoregressiveSession:
         if len(self._rows.tokens) == 0:
             return
         kept = self._rows.path(emitted[:-1])
-        self._own_cache(0)
-        self._model.commit(kept)
+        place = self._room(0)
+        self._model.commit(kept, place.sequence)
+        self._rows = PendingRows(self._rows.tokens[:0])
+
+    def rewind(self, tokens: int) -> None:
+        """Forget the rows behind the first tokens, and those of the last draft."""
+        if self._place is not None:
+            self._place.cut(tokens)
         self._rows = PendingRows(self._rows.tokens[:0])
 
     def expand(
@@ -151,18 +175,18 @@ class AutoregressiveSession:
 
     def _catch_up(self, context: NDArray[np.int64]) -> torch.Tensor:
         """Logits [1, vocab] at the bonus token, after all of the context that is not cached."""
-        cache = self._own_cache(0)
-        cache.commit([])  # rows of a draft that was not observed
-        if len(context) - cache.lengths[0] > CATCH_UP_ROWS:
-            self._prefill(context[cache.lengths[0] : -1])
-            cache = self._own_cache(0)
-        self._rows = PendingRows(context[cache.lengths[0] :])
+        place = self._room(0)
+        place.cut(place.length)  # rows of a draft that was not observed
+        if len(context) - place.length > CATCH_UP_ROWS:
+            place = self._prefill(context[place.length : -1])
+        self._rows = PendingRows(context[place.length :])
         logits = self._extend(self._rows.tokens, self._rows.offsets, self._rows.visible)
         return logits[-1:]
 
-    def _prefill(self, tokens: NDArray[np.int64]) -> None:
-        self._own_cache(len(tokens))
-        self._model.prefill(torch.from_numpy(tokens).to(self._model.device))
+    def _prefill(self, tokens: NDArray[np.int64]) -> Place:
+        place = self._room(len(tokens))
+        self._model.prefill(torch.from_numpy(tokens), place.sequence)
+        return place
 
     def _extend(
         self,
@@ -170,26 +194,14 @@ class AutoregressiveSession:
         offsets: NDArray[np.int64],
         visible: NDArray[np.bool_],
     ) -> torch.Tensor:
-        self._own_cache(len(tokens))
-        return self._model.extend(tokens, offsets, visible)
+        place = self._room(len(tokens))
+        return self._model.extend(tokens, offsets, visible, place.sequence)
 
-    def _own_cache(self, rows: int) -> KVCache:
-        """This sequence's cache, put under the model, with room for `rows` more rows."""
-        old = self._cache
-        needed = rows if old is None else old.end(0) + rows
-        if old is None or needed > old.capacity:
-            self._cache = KVCache(
-                self._model.architecture,
-                capacity=needed + max(needed // 4, 256),
-                sequences=1,
-                dtype=self._model.dtype,
-                device=self._model.device,
-            )
-            if old is not None:
-                self._cache.data[..., : old.capacity, :] = old.data
-                self._cache.lengths, self._cache.pending = old.lengths, old.pending
-        self._model.cache = self._cache
-        return self._cache
+    def _room(self, rows: int) -> Place:
+        """This sequence's place, its cache put under the model, with room for more rows."""
+        self._place = self._caches.room(self, self._place, rows)
+        self._model.cache = self._place.cache
+        return self._place
 
 
 class PendingRows:

@@ -83,6 +83,16 @@ class DrawingSession(DraftSession, Protocol):
         """
 
 
+class RewindableSession(DraftSession, Protocol):
+    """A session whose drafts take in what was observed, which is part of their cost."""
+
+    def rewind(self, tokens: int) -> None:
+        """Forget the context behind its first tokens, for a round to be timed again.
+
+        Its bonus token, and what follows, must be observed anew.
+        """
+
+
 class Drafter(Protocol):
     """Proposes candidates for the tokens after the bonus token."""
 

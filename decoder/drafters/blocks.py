@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -95,6 +95,21 @@ def rotate(heads: torch.Tensor, rope: Rope) -> torch.Tensor:
     return heads * cosine + torch.cat((-second, first), dim=-1) * sine
 
 
+class RowCache(Protocol):
+    """Where layers keep keys and values, and how they attend over them.
+
+    length  of the context, behind which rows are written
+    """
+
+    length: int
+
+    def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Put rows [kv_heads, rows, head_dim] each at slot `start` on."""
+
+    def attend(self, layer: int, query: torch.Tensor, seen: Span, scale: float) -> torch.Tensor:
+        """Attention of stored rows over those they see, [heads, rows, head_dim] each way."""
+
+
 class DraftCache:
     """A drafter's keys and values in one tensor that grows by doubling.
 
@@ -129,6 +144,11 @@ class DraftCache:
     def read(self, layer: int, first: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of the keys and values in slots first..end, [1, kv_heads, keys, head_dim]."""
         return self.data[layer, 0, None, :, first:end], self.data[layer, 1, None, :, first:end]
+
+    def attend(self, layer: int, query: torch.Tensor, seen: Span, scale: float) -> torch.Tensor:
+        """Attention of stored rows over those they see, [heads, rows, head_dim] each way."""
+        key, value = self.read(layer, seen.first, seen.end)
+        return attend(query[None], key, value, seen.mask, scale)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +192,7 @@ class DraftAttention(nn.Module):
         else:
             self.q_norm, self.k_norm = nn.Identity(), nn.Identity()
 
-    def store(self, rows: torch.Tensor, rope: Rope, cache: DraftCache, layer: int, at: int) -> None:
+    def store(self, rows: torch.Tensor, rope: Rope, cache: RowCache, layer: int, at: int) -> None:
         """Write keys and values of rows [rows, width] at slot `at` on."""
         cache.write(layer, at, *self.keys_values(rows, rope))
 
@@ -186,13 +206,12 @@ class DraftAttention(nn.Module):
         return rotate(self.q_norm(self._heads(self.q_proj(rows))), rope)
 
     def forward(
-        self, rows: torch.Tensor, rope: Rope, cache: DraftCache, layer: int, seen: Span
+        self, rows: torch.Tensor, rope: Rope, cache: RowCache, layer: int, seen: Span
     ) -> torch.Tensor:
         """[rows, hidden]: what rows [rows, width] draw from the stored ones they see."""
         query = self.queries(rows, rope)
-        key, value = cache.read(layer, seen.first, seen.end)
-        drawn = attend(query[None], key, value, seen.mask, self._head_dim**-0.5)
-        return self.o_proj(drawn[0].transpose(0, 1).reshape(len(rows), -1))
+        drawn = cache.attend(layer, query, seen, self._head_dim**-0.5)
+        return self.o_proj(drawn.transpose(0, 1).reshape(len(rows), -1))
 
     def _heads(self, projected: torch.Tensor) -> torch.Tensor:
         """[heads, rows, head_dim] of [rows, heads * head_dim]."""

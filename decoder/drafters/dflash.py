@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from costmodel.errors import InputError
 from decoder.drafters.base import DraftRequest, Draws
-from decoder.drafters.blocks import DraftCache, Rotary
+from decoder.drafters.blocks import Rotary
 from decoder.drafters.checkpoint import checkpoint_folder, read_config
+from decoder.drafters.dflash_forward import CapturedBlocks, EagerForward, Forward, GraphedForward
 from decoder.drafters.dflash_model import DFlashConfig, DFlashModel, load_dflash
 from decoder.drafters.topk import most_probable, softmax
 from decoder.target import Target
@@ -61,6 +62,7 @@ class DFlashDrafter:
         self.feature_layers = tuple(number + 1 for number in config.target_layer_ids)
         drafted = replace(config, block_size=self.block_size)
         self.architecture_hash = drafted.hash(target.architecture.vocab)
+        self._captured: CapturedBlocks | None = None
 
     @property
     def block_sizes(self) -> range:
@@ -70,25 +72,33 @@ class DFlashDrafter:
     def session(self) -> DFlashSession:
         return DFlashSession(self)
 
+    def forward(self) -> Forward:
+        """The passes over a new text; they are captured where the target's are."""
+        capture = self.target.runtime.capture
+        if capture is None:
+            return EagerForward(self.model, self.target, self.rotary)
+        if self._captured is None or self._captured.capture is not capture:
+            self._captured = CapturedBlocks(self.model, self.target, self.rotary, capture)
+        return GraphedForward(self._captured)
+
 
 class DFlashSession:
     """One sequence: the draft cache of its context, and features that are not yet in it."""
 
     def __init__(self, drafter: DFlashDrafter) -> None:
-        self._model, self._target, self._rotary = drafter.model, drafter.target, drafter.rotary
-        config, target = drafter.model.config, drafter.target
-        self._cache = DraftCache(config.shape, config.layers, target.dtype, target.device)
+        config = drafter.model.config
+        self._forward = drafter.forward()
         self._waiting: list[torch.Tensor] = []
+        self._mask = config.mask_token_id
         self.set_block_size(drafter.block_size)
 
     def set_block_size(self, size: int) -> None:
         """Draft size - 1 positions from now on."""
-        masks = [self._model.config.mask_token_id] * size
-        self._block = torch.tensor(masks, device=self._target.device)
+        self._block = np.full(size, self._mask, dtype=np.int64)
 
     def start(self, prompt: NDArray[np.int64], features: torch.Tensor | None) -> None:
         """Begin with the prompt's features [tokens, ids * hidden], the target's own."""
-        self._cache.length = 0
+        self._forward.cut(0)
         self._waiting.clear()
         self._add(features)
         self._take_in()
@@ -101,19 +111,15 @@ class DFlashSession:
         another computation.
         """
         self._take_in()
-        known = self._cache.length
+        known = self._forward.length
         if known != len(context) - 1:
             raise InputError(
                 f"the drafter has features of {known} tokens and the context has {len(context)}",
                 hint="Every round must be observed, a plain step too.",
             )
-        self._block[0] = int(context[-1])
-        hidden = self._model(
-            self._target.embed(self._block), self._rope(known, len(self._block)), self._cache
-        )
-        probabilities = softmax(
-            self._target.head(hidden[1 : 1 + request.depth]), request.temperature
-        )
+        self._block[0] = context[-1]
+        logits = self._forward.block(self._block, request.depth)
+        probabilities = softmax(logits, request.temperature)
         tokens, best = most_probable(probabilities, request.width)
         return Lattice(tokens, best, probabilities if request.whole else None)
 
@@ -122,6 +128,11 @@ class DFlashSession:
         self._add(features)
         if sum(len(rows) for rows in self._waiting) >= WAITING_ROWS:
             self._take_in()
+
+    def rewind(self, tokens: int) -> None:
+        """Forget the features behind the first tokens."""
+        self._forward.cut(tokens)
+        self._waiting.clear()
 
     def _add(self, features: torch.Tensor | None) -> None:
         if features is None:
@@ -134,11 +145,7 @@ class DFlashSession:
             return
         rows = torch.cat(self._waiting)
         self._waiting.clear()
-        self._model.add_context(rows, self._rope(self._cache.length, len(rows)), self._cache)
-
-    def _rope(self, start: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        positions = torch.arange(start, start + rows, device=self._target.device)
-        return self._rotary(positions, self._target.dtype)
+        self._forward.take_in(rows)
 
 
 def check_fit(config: DFlashConfig, target: Target) -> None:

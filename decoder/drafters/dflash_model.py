@@ -22,6 +22,7 @@ from decoder.drafters.blocks import (
     DraftShape,
     GatedFfn,
     Rope,
+    RowCache,
     Span,
     hash_of,
     span,
@@ -32,6 +33,8 @@ ARCHITECTURE = "DFlashDraftModel"
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_HEAD_DIM = 128  # of transformers' Qwen3Config, which the published class reads
 SLIDING, FULL = "sliding_attention", "full_attention"
+
+Kind = tuple[int | None, bool]  # of a layer's attention: its window, and whether it is causal
 
 # Fields of related drafters that change what is computed, with the value that does not.
 PLAIN = {
@@ -104,6 +107,11 @@ class DFlashConfig:
     def layers(self) -> int:
         return len(self.windows)
 
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The attention of each layer."""
+        return tuple(zip(self.windows, self.causal, strict=True))
+
     def hash(self, vocab: int) -> str:
         """The key of its cost; `vocab` is that of the head it borrows."""
         features = len(self.target_layer_ids)
@@ -136,7 +144,7 @@ class DFlashLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
 
     def forward(
-        self, block: torch.Tensor, rope: Rope, cache: DraftCache, layer: int, seen: Span
+        self, block: torch.Tensor, rope: Rope, cache: RowCache, layer: int, seen: Span
     ) -> torch.Tensor:
         rows = self.input_layernorm(block)
         self.self_attn.store(rows, rope, cache, layer, cache.length)
@@ -158,11 +166,15 @@ class DFlashModel(nn.Module):
 
     def add_context(self, features: torch.Tensor, rope: Rope, cache: DraftCache) -> None:
         """Append the target's features [tokens, ids * hidden] to every layer's context."""
+        cache.make_room(len(features))
+        self.store_context(features, rope, cache)
+        cache.length += len(features)
+
+    def store_context(self, features: torch.Tensor, rope: Rope, cache: RowCache) -> None:
+        """Write what `add_context` appends behind every layer's context."""
         context = self.hidden_norm(self.fc(features))
-        cache.make_room(len(context))
         for number, layer in enumerate(self.layers):
             layer.self_attn.store(context, rope, cache, number, cache.length)
-        cache.length += len(context)
 
     def forward(self, block: torch.Tensor, rope: Rope, cache: DraftCache) -> torch.Tensor:
         """Hidden states [block, hidden], normed for the target's head, of embeddings likewise.
@@ -170,11 +182,14 @@ class DFlashModel(nn.Module):
         Slot 0 is the bonus token, the others are masks; the cache's context stays as it is.
         """
         cache.make_room(len(block))
-        spans: dict[tuple[int | None, bool], Span] = {}
-        kinds = zip(self.config.windows, self.config.causal, strict=True)
-        for number, (layer, kind) in enumerate(zip(self.layers, kinds, strict=True)):
-            if kind not in spans:
-                spans[kind] = self._span(cache, block, *kind)
+        spans = {kind: self._span(cache, block, *kind) for kind in self.config.kinds}
+        return self.fill_in(block, rope, cache, spans)
+
+    def fill_in(
+        self, block: torch.Tensor, rope: Rope, cache: RowCache, spans: Mapping[Kind, Span]
+    ) -> torch.Tensor:
+        """`forward` where it is known what the rows see in layers of each kind."""
+        for number, (layer, kind) in enumerate(zip(self.layers, self.config.kinds, strict=True)):
             block = layer(block, rope, cache, number, spans[kind])
         return self.norm(block)
 

@@ -12,9 +12,16 @@ from numpy.typing import NDArray
 
 from costmodel.errors import InputError
 from decoder.acceptance.drawn_levels import draw_levels
+from decoder.device import to_device
 from decoder.drafters.base import DraftRequest, Draws
-from decoder.drafters.blocks import DraftCache, Rotary, Span, span
+from decoder.drafters.blocks import Rotary
 from decoder.drafters.checkpoint import checkpoint_folder, read_config
+from decoder.drafters.eagle3_forward import (
+    CapturedLevels,
+    EagerForward,
+    Forward,
+    GraphedForward,
+)
 from decoder.drafters.eagle3_model import Eagle3Config, Eagle3Model, load_eagle3, token_ids
 from decoder.drafters.topk import most_probable, softmax
 from decoder.growth import Children, Frontier, grow
@@ -54,9 +61,19 @@ class Eagle3Drafter:
         self.feature_layers = (2, layers // 2, layers - 3)
         self.architecture_hash = config.hash()
         self.tokens = token_ids(self.model.d2t).cpu().numpy() if config.mapped else None
+        self._captured: CapturedLevels | None = None
 
     def session(self) -> Eagle3Session:
         return Eagle3Session(self)
+
+    def forward(self) -> Forward:
+        """The passes over a new text; they are captured where the target's are."""
+        capture = self.target.runtime.capture
+        if capture is None:
+            return EagerForward(self.model, self.target, self.rotary)
+        if self._captured is None or self._captured.capture is not capture:
+            self._captured = CapturedLevels(self.model, self.target, self.rotary, capture)
+        return GraphedForward(self._captured)
 
 
 class Eagle3Session:
@@ -64,18 +81,16 @@ class Eagle3Session:
 
     def __init__(self, drafter: Eagle3Drafter) -> None:
         self._drafter = drafter
-        shape, target = drafter.model.config.shape, drafter.target
-        self._cache = DraftCache(shape, 1, target.dtype, target.device)
+        self._forward = drafter.forward()
         self._waiting: list[torch.Tensor] = []  # as the target gives them
         self._narrow: list[torch.Tensor] = []  # of the drafter's width, before the others
-        self._last = torch.empty(0)  # the layer's output [1, hidden] at the newest row
 
     def start(self, prompt: NDArray[np.int64], features: torch.Tensor | None) -> None:
         """Begin with the prompt's features [tokens, 3 * hidden], the target's own.
 
         The row of the prompt's last token waits for the bonus token, which belongs to it.
         """
-        self._cache.length = 0
+        self._forward.cut(0)
         self._waiting.clear()
         self._narrow.clear()
         self.observe(prompt.tolist(), features)
@@ -107,16 +122,22 @@ class Eagle3Session:
         if sum(len(rows) for rows in self._waiting) >= WAITING_ROWS:
             self._make_narrow()
 
-    def _tree(self, context: NDArray[np.int64]) -> _Tree:
+    def rewind(self, tokens: int) -> None:
+        """Forget the features behind the first tokens."""
+        self._forward.cut(tokens)
+        self._waiting.clear()
+        self._narrow.clear()
+
+    def _tree(self, context: NDArray[np.int64]) -> Forward:
         """A tree to grow behind the context, whose last token is the bonus."""
         self._take_in(context)
-        if self._cache.length != len(context) - 1:
+        if self._forward.length != len(context) - 1:
             raise InputError(
-                f"the drafter has features of {self._cache.length} tokens and the context has "
+                f"the drafter has features of {self._forward.length} tokens and the context has "
                 f"{len(context)}",
                 hint="Every round must be observed, a plain step too.",
             )
-        return _Tree(self._drafter, self._cache, self._last)
+        return self._forward
 
     @torch.inference_mode()
     def _make_narrow(self) -> None:
@@ -131,72 +152,20 @@ class Eagle3Session:
         if not self._narrow:
             return
         waiting = torch.cat(self._narrow)
-        known = self._cache.length
+        known = self._forward.length
         rows = max(min(len(waiting), len(context) - 1 - known), 0)
         for first in range(0, rows, CHUNK_ROWS):
             chunk = waiting[first : min(first + CHUNK_ROWS, rows)]
             at = known + first + 1
-            self._extend(chunk, context[at : at + len(chunk)])
+            self._forward.extend(chunk, context[at : at + len(chunk)])
         self._narrow = [waiting[rows:]] if rows < len(waiting) else []
-
-    def _extend(self, hidden: torch.Tensor, next_tokens: NDArray[np.int64]) -> None:
-        drafter, cache, rows = self._drafter, self._cache, len(hidden)
-        cache.make_room(rows)
-        start, end = cache.length, cache.length + rows
-        device = hidden.device
-        positions = torch.arange(start, end, device=device)
-        seen = Span(0, end, None)
-        if rows > 1:
-            visible = torch.ones(rows, rows, dtype=torch.bool, device=device).tril()
-            seen = span(drafter.model.config.shape, (0, end), visible, hidden.dtype)
-        rope = drafter.rotary(positions, hidden.dtype)
-        output = drafter.model(embed(drafter, next_tokens), hidden, rope, cache, seen)
-        cache.length = end
-        self._last = output[-1:]
-
-
-class _Tree:
-    """Runs the layer over a tree as it grows; its rows lie behind the stable cache."""
-
-    def __init__(self, drafter: Eagle3Drafter, cache: DraftCache, last: torch.Tensor) -> None:
-        self._drafter, self._cache, self._root = drafter, cache, last
-        self._hidden = last  # the layer's output at the rows of the last answer
-        self._ancestors = np.zeros((1, 0), np.bool_)  # of these, among the tree's rows so far
-
-    @torch.inference_mode()
-    def root(self) -> torch.Tensor:
-        """Logits [1, draft_vocab] below the bonus token; starts a new tree."""
-        self._hidden, self._ancestors = self._root, np.zeros((1, 0), np.bool_)
-        return self._drafter.model.logits(self._hidden)
-
-    @torch.inference_mode()
-    def expand(self, frontier: Frontier) -> torch.Tensor:
-        """Logits [F, draft_vocab] below the frontier's nodes."""
-        drafter, cache = self._drafter, self._cache
-        device, rows = self._hidden.device, len(frontier.rows)
-        own = np.eye(rows, dtype=np.bool_)
-        visible = np.concatenate((self._ancestors[frontier.above], own), axis=1)
-        cache.make_room(visible.shape[1])
-        seen = span(
-            drafter.model.config.shape,
-            (0, cache.length + visible.shape[1]),
-            torch.from_numpy(visible).to(device),
-            self._hidden.dtype,
-        )
-        # Children of the root stand right behind the stable rows.
-        positions = torch.full((rows,), cache.length + frontier.depth - 1, device=device)
-        rope = drafter.rotary(positions, self._hidden.dtype)
-        hidden = self._hidden[torch.from_numpy(frontier.above).to(device)]
-        self._hidden = drafter.model(embed(drafter, frontier.tokens), hidden, rope, cache, seen)
-        self._ancestors = visible
-        return drafter.model.logits(self._hidden)
 
 
 @dataclass(frozen=True, slots=True)
 class _BestChildren:
     """The most probable children of each node, as target tokens."""
 
-    tree: _Tree
+    tree: Forward
     tokens: NDArray[np.int64] | None
     temperature: float
 
@@ -215,7 +184,7 @@ class _BestChildren:
 class _Distributions:
     """q over the target's vocabulary; zero where the drafter has no such token."""
 
-    tree: _Tree
+    tree: Forward
     tokens: NDArray[np.int64] | None
     vocab: int
     temperature: float
@@ -231,16 +200,8 @@ class _Distributions:
         if self.tokens is None:
             return drafted
         whole = drafted.new_zeros(len(drafted), self.vocab)
-        whole[:, torch.from_numpy(self.tokens).to(drafted.device)] = drafted
+        whole.index_copy_(1, to_device(self.tokens, drafted.device), drafted)
         return whole
-
-
-def embed(drafter: Eagle3Drafter, tokens: NDArray[np.int64]) -> torch.Tensor:
-    """Embeddings [rows, hidden] of target tokens."""
-    ids = torch.from_numpy(np.ascontiguousarray(tokens)).to(drafter.target.device)
-    if drafter.model.config.own_embedding:
-        return drafter.model.embed_tokens(ids)
-    return drafter.target.embed(ids)
 
 
 def check_fit(config: Eagle3Config, target: Target) -> None:

@@ -18,10 +18,10 @@ from torch import nn
 from costmodel.errors import InputError
 from decoder.drafters.blocks import (
     DraftAttention,
-    DraftCache,
     DraftShape,
     GatedFfn,
     Rope,
+    RowCache,
     Span,
     hash_of,
 )
@@ -144,7 +144,7 @@ class Eagle3Model(nn.Module):
         embedding: torch.Tensor,
         hidden: torch.Tensor,
         rope: Rope,
-        cache: DraftCache,
+        cache: RowCache,
         seen: Span,
     ) -> torch.Tensor:
         """The layer's output [rows, hidden], for rows of embeddings and hidden states likewise.

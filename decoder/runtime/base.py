@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from decoder.ancestors import ancestor_bits, pack_bits, visibility
 from decoder.kv_cache import KVCache
+from decoder.runtime.capture import BudgetedCapture
 
 RuntimeKind = Literal["eager", "graphs"]
 RuntimeChoice = Literal["auto", "eager", "graphs"]
@@ -93,6 +94,10 @@ class Runtime(Protocol):
     """Runs forwards of one model; the target counts the rows as pending afterwards."""
 
     kind: RuntimeKind
+
+    @property
+    def capture(self) -> BudgetedCapture | None:
+        """What records device work, for a drafter's forwards too; None where nothing does."""
 
     @property
     def buckets(self) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol
+from weakref import WeakSet
 
 import torch
 
@@ -21,6 +22,54 @@ class Capture(Protocol):
 
     def used_bytes(self) -> int:
         """Memory of the device in use."""
+
+
+class BudgetSpent(RuntimeError):
+    """What is captured has used the memory that it may use."""
+
+
+class BudgetedCapture:
+    """A capture within a memory budget, which a target and its drafter share.
+
+    What a recording took is free again when nobody holds the recording any more.
+
+    notes  what could not be captured beside the target's forwards, in words
+    """
+
+    def __init__(self, capture: Capture, budget_bytes: int) -> None:
+        self.notes: list[str] = []
+        self._capture = capture
+        self._budget_bytes = budget_bytes
+        self._live: WeakSet[_Recording] = WeakSet()
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the recordings have taken."""
+        return sum(recording.memory_bytes for recording in self._live)
+
+    def used_bytes(self) -> int:
+        return self._capture.used_bytes()
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        """As `Capture.record`; raises BudgetSpent once the budget has been reached."""
+        if self.memory_bytes >= self._budget_bytes:
+            raise BudgetSpent(f"graphs have used their {self._budget_bytes / 1e9:.1f} GB")
+        before_bytes = self.used_bytes()
+        replay = self._capture.record(function)
+        recording = _Recording(replay, max(self.used_bytes() - before_bytes, 0))
+        self._live.add(recording)
+        return recording
+
+
+class _Recording:
+    """Captured work, and the memory that it took."""
+
+    def __init__(self, replay: Callable[[], None], memory_bytes: int) -> None:
+        self._replay = replay
+        self.memory_bytes = memory_bytes
+
+    def __call__(self) -> None:
+        self._replay()
 
 
 class CudaCapture:

@@ -9,6 +9,7 @@ import torch
 from decoder.attention import AttentionPlan, ForwardPlan, plan_segment
 from decoder.kv_cache import KVCache
 from decoder.runtime.base import Forwarded, RowBlock, RuntimeKind
+from decoder.runtime.capture import BudgetedCapture
 from decoder.runtime.step import ModelStep
 from decoder.runtime.tables import RowTables, TablePlan, needed_words
 from decoder.runtime.triton_support import kernels_usable
@@ -22,6 +23,7 @@ class EagerRuntime:
     """
 
     kind: RuntimeKind = "eager"
+    capture: BudgetedCapture | None = None
     buckets: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
 

@@ -24,10 +24,11 @@ class _Captured:
 class GraphedFunction:
     """A function of tensors whose device work is captured, and then replayed.
 
-    The function takes and returns tensors, changes nothing but tensors that it writes in
-    place, and knows from Python nothing that differs between calls of the same shapes: a
-    cache's length comes in as a tensor. What it returns are static tensors that the next
-    call of the same shapes overwrites. Where it cannot be captured it is called as it is.
+    The function takes and returns tensors, and knows from Python nothing that differs between
+    calls of the same shapes: a cache's length comes in as a tensor. It may write tensors in
+    place, as long as doing so again changes nothing, since a capture runs it several times.
+    What it returns are static tensors that the next call of the same shapes overwrites. Where
+    it cannot be captured it is called as it is, and `refused` says why.
     """
 
     def __init__(self, function: Callable[..., Tensors], capture: Capture | None) -> None:

@@ -13,7 +13,7 @@ import torch
 from decoder.kv_cache import KVCache
 from decoder.runtime.base import DenseVisible, Forwarded, RowBlock, RuntimeKind
 from decoder.runtime.buckets import BUCKETS, padded_rows
-from decoder.runtime.capture import Capture
+from decoder.runtime.capture import BudgetedCapture, Capture
 from decoder.runtime.eager import EagerRuntime
 from decoder.runtime.step import ModelStep
 from decoder.runtime.tables import RowTables, TablePlan, needed_words
@@ -35,7 +35,6 @@ class CapturedStep:
     logits: torch.Tensor  # [rows, vocab]
     features: torch.Tensor | None  # [rows, width]
     replay: Callable[[], None]
-    memory_bytes: int
 
 
 class GraphRuntime:
@@ -43,7 +42,8 @@ class GraphRuntime:
 
     Forwards are captured when a bucket is first needed, or up front by `prepare`, as long
     as the captured ones take less than `budget_bytes`. Rows beyond the largest bucket run
-    eagerly. Graphs belong to one cache tensor and go with it.
+    eagerly. Graphs belong to one cache tensor and go with it. A drafter's forwards are
+    recorded by the same `capture`, into the same memory and under the same budget.
     """
 
     kind: RuntimeKind = "graphs"
@@ -52,8 +52,7 @@ class GraphRuntime:
         self, step: ModelStep, eager: EagerRuntime, capture: Capture, budget_bytes: int
     ) -> None:
         self._step, self._eager = step, eager
-        self._capture = capture
-        self._budget_bytes = budget_bytes
+        self.capture = BudgetedCapture(capture, budget_bytes)
         self._captured: WeakKeyDictionary[KVCache, dict[GraphShape, CapturedStep]]
         self._captured = WeakKeyDictionary()
         self._refused: dict[GraphShape, str] = {}
@@ -65,16 +64,16 @@ class GraphRuntime:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return tuple(
+        own = [
             f"a forward of {shape.rows} rows runs eagerly: {reason}"
             for shape, reason in self._refused.items()
-        )
+        ]
+        return (*own, *self.capture.notes)
 
     @property
     def memory_bytes(self) -> int:
-        """What the captured forwards have taken, their outputs included."""
-        steps = [step for cached in self._captured.values() for step in cached.values()]
-        return sum(step.memory_bytes for step in steps)
+        """What the captured forwards have taken, a drafter's included."""
+        return self.capture.memory_bytes
 
     def shapes(self, cache: KVCache) -> tuple[GraphShape, ...]:
         """What is captured for a cache."""
@@ -116,19 +115,15 @@ class GraphRuntime:
         shape = GraphShape(rows=rows, words=needed_words(cache, blocks))
         known = self._captured.setdefault(cache, {})
         if shape not in known and shape not in self._refused:
-            if self.memory_bytes >= self._budget_bytes:
-                self._refuse(shape, f"graphs have used their {self._budget_bytes / 1e9:.1f} GB")
-                return None
             try:
                 known[shape] = self._record(cache, blocks, shape)
-            except RuntimeError as error:  # torch.OutOfMemoryError is a RuntimeError
+            except RuntimeError as error:  # out of memory, or of the budget
                 self._refuse(shape, str(error).partition("\n")[0] or type(error).__name__)
         return known.get(shape)
 
     def _record(
         self, cache: KVCache, blocks: Sequence[RowBlock], shape: GraphShape
     ) -> CapturedStep:
-        before_bytes = self._capture.used_bytes()
         step, tables = (
             self._step,
             RowTables(shape.rows, cache.sequences, shape.words, self._step.device),
@@ -146,14 +141,8 @@ class GraphRuntime:
             if features is not None and states is not None:
                 features.copy_(states)
 
-        replay = self._capture.record(run)
-        return CapturedStep(
-            tables=tables,
-            logits=logits,
-            features=features,
-            replay=replay,
-            memory_bytes=max(self._capture.used_bytes() - before_bytes, 0),
-        )
+        replay = self.capture.record(run)
+        return CapturedStep(tables=tables, logits=logits, features=features, replay=replay)
 
     def _output(self, name: str, rows: int, width: int) -> torch.Tensor:
         """The first rows of a tensor that all graphs share; a longer one for later graphs."""

@@ -216,6 +216,7 @@ def rounds(target, drafter, session, prompt, accepted):
         target.verify([Step(context[-1], tree)])
         kept = [0, *range(2, 2 * count + 1, 2)]
         target.commit(kept)
-        session.observe(forced.tolist(), target.features()[kept])
+        features = target.features()
+        session.observe(forced.tolist(), None if features is None else features[kept])
         context.extend(forced.tolist())
     yield np.array(context)

@@ -257,7 +257,7 @@ class TestUpdates:
             Trainer(model, first, kind, UpdateSettings()).loss(responses).item()
             for kind in (Rank(), BigramKind())
         ]
-        extra = 2 * (float(model.heads.bias.sum()) + 5.0) / 7
+        extra = 2 * (model.heads.bias.sum().item() + 5.0) / 7
         assert losses[0] - losses[1] == pytest.approx(extra, abs=1e-5)
 
     @pytest.mark.parametrize("action", ["heads", "full"])

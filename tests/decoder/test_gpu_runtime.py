@@ -1,14 +1,20 @@
 """Captured forwards on a GPU: the numbers of eager ones, without waiting for the device."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 
+from decoder.drafters.dflash import DFlashDrafter
+from decoder.drafters.eagle3 import Eagle3Drafter
 from decoder.engine import TreeDecoder
+from decoder.rounds import run_round
 from decoder.runtime.capture import CudaCapture
 from decoder.runtime.functions import GraphedFunction
 from decoder.target import Step, Target
-from tests.decoder.models import LatticeDrafter, greedy, random_model, target_of
+from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder, rounds
+from tests.decoder.models import LatticeDrafter, greedy, random_model, request, target_of
 from tests.decoder.test_graphs import PROMPT, random_tree
 
 pytestmark = pytest.mark.gpu
@@ -20,6 +26,16 @@ def targets(family="qwen3", dtype=torch.bfloat16) -> tuple[Target, Target]:
     return Target(target_of(model).loaded, runtime="graphs"), Target(
         target_of(model).loaded, runtime="eager"
     )
+
+
+def drafting(folder, kind, runtime):
+    """A float32 target on the GPU under this runtime, and a drafter of this kind for it."""
+    loaded = draft_target().loaded
+    loaded.model.cuda()
+    target = Target(loaded, runtime=runtime)
+    if kind == "dflash":
+        return target, DFlashDrafter(target, dflash_folder(folder)[0])
+    return target, Eagle3Drafter(target, eagle3_folder(folder)[0])
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 17, 64, 200])
@@ -63,6 +79,43 @@ def test_a_replayed_forward_waits_for_nothing():
         target.verify(steps)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("kind", ["dflash", "eagle3"])
+def test_captured_drafters_propose_what_eager_ones_do(tmp_path, kind):
+    found = []
+    for runtime in ("graphs", "eager"):
+        target, drafter = drafting(tmp_path / runtime, kind, runtime)
+        session = drafter.session()
+        contexts = rounds(target, drafter, session, PROMPT, [3, 0, 1, 4, 2])
+        found.append([session.draft(context, request(4)) for context in contexts])
+        assert target.runtime.warnings == ()
+    for graphed, eager in zip(*found, strict=True):
+        np.testing.assert_array_equal(graphed.tokens, eager.tokens)
+        np.testing.assert_allclose(graphed.probabilities, eager.probabilities, atol=1e-4)
+
+
+def test_a_round_waits_for_the_candidates_and_for_the_accepted_tokens(tmp_path, monkeypatch):
+    target, drafter = drafting(tmp_path, "dflash", "graphs")
+    decoder = TreeDecoder(target, policy="fixed:6", drafter=drafter)
+    decoder.generate(PROMPT, max_new_tokens=30)  # captures what is needed
+    waits = []
+
+    def counted(decoder, sequences):
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                emitted = run_round(decoder, sequences)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        waits.append(sum("synchronizing" in str(warning.message) for warning in said))
+        return emitted
+
+    monkeypatch.setattr("decoder.run.run_round", counted)
+    decoder.generate(PROMPT, max_new_tokens=30)
+    drafted = waits[:-2]  # the last rounds may want no more than the bonus token
+    assert len(drafted) > 2 and drafted == [2] * len(drafted)
 
 
 def test_captures_are_counted_in_memory():

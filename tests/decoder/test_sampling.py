@@ -5,7 +5,13 @@ import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from costmodel.errors import InputError
-from decoder.acceptance.sampling import Picker, Sampling, target_distribution
+from decoder.acceptance.sampling import (
+    Picker,
+    Sampling,
+    _beyond_in_order,
+    _beyond_top_p,
+    target_distribution,
+)
 
 
 def transformers_distribution(logits, sampling):
@@ -62,3 +68,40 @@ def test_same_seed_same_draws():
 def test_bad_options_are_named(options, message):
     with pytest.raises(InputError, match=message):
         Sampling(**options)
+
+
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999])
+def test_both_ways_of_top_p_leave_out_the_same_tokens(top_p):
+    """Sorting the likely tokens only, as on a CPU, or all, as on an accelerator."""
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        logits = torch.randn(500, generator=generator, dtype=torch.float64) * 3.0
+        probabilities = logits.softmax(-1)
+        order = sorted(range(500), key=lambda i: -float(probabilities[i]))
+        kept, total = set(), 0.0
+        for token in order:  # the smallest set that reaches top_p
+            kept.add(token)
+            total += float(probabilities[token])
+            if total >= top_p:
+                break
+        for beyond in (
+            _beyond_top_p(probabilities, top_p),
+            _beyond_in_order(probabilities, 1.0 - top_p),
+        ):
+            assert set(torch.nonzero(~beyond).flatten().tolist()) == kept
+
+
+def test_draws_are_those_of_multinomial():
+    """The same generator, asked once, without the questions that multinomial asks the device."""
+    sampling = Sampling(temperature=0.8, top_p=0.9, seed=3)
+    pick, generator = Picker(sampling, torch.device("cpu")), torch.Generator().manual_seed(3)
+    for seed in range(50):
+        logits = torch.randn(300, generator=torch.Generator().manual_seed(seed)) * 2.0
+        expected = torch.multinomial(target_distribution(logits, sampling), 1, generator=generator)
+        assert pick(logits) == int(expected)
+
+
+def test_logits_that_are_no_numbers_are_said_so():
+    pick = Picker(Sampling(temperature=1.0), torch.device("cpu"))
+    with pytest.raises(InputError, match="not numbers"):
+        pick(torch.full((5,), torch.nan))

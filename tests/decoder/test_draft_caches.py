@@ -1,0 +1,79 @@
+"""Which sequence of which cache a drafter's session gets."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from decoder.drafters.caches import DraftCacheShape, OwnCaches, SharedCaches
+
+SHAPE = DraftCacheShape(layers=2, kv_heads=2, head_dim=4)
+PLACE = (SHAPE, torch.float32, torch.device("cpu"))
+
+
+class Session:
+    pass
+
+
+def reserved(tokens, sequences):
+    return SimpleNamespace(cache=SimpleNamespace(capacity=tokens, sequences=sequences))
+
+
+def fill(place, tokens, seed):
+    """Commit some noise; what was written."""
+    noise = torch.randn(2, 2, 2, tokens, 4, generator=torch.Generator().manual_seed(seed))
+    place.cache.data[:, :, place.sequence, :, place.end : place.end + tokens] = noise
+    place.cache.lengths[place.sequence] += tokens
+    return noise
+
+
+def test_sessions_of_a_batch_share_a_cache_and_the_next_batch_gets_it_again():
+    caches = SharedCaches(*PLACE, reserved(1024, 3))
+    first = [Session() for _ in range(3)]
+    places = [caches.room(session, None, 10) for session in first]
+    assert len({id(place.cache) for place in places}) == 1
+    assert sorted(place.sequence for place in places) == [0, 1, 2]
+    fill(places[0], 7, 0)
+    del first
+    again = [Session() for _ in range(3)]
+    for session in again:
+        place = caches.room(session, None, 10)
+        assert place.cache is places[0].cache
+        assert (place.length, place.end) == (0, 0)
+
+
+def test_a_session_that_lives_on_keeps_its_place():
+    caches = SharedCaches(*PLACE, reserved(1024, 1))
+    old, new = Session(), Session()
+    kept = caches.room(old, None, 10)
+    noise = fill(kept, 5, 1)
+    place = caches.room(new, None, 10)
+    assert place.cache is not kept.cache
+    fill(place, 9, 2)
+    assert caches.room(old, kept, 10) == kept
+    torch.testing.assert_close(kept.cache.data[:, :, 0, :, :5], noise)
+
+
+@pytest.mark.parametrize(("tokens", "capacity"), [(300, 1024), (1024, 2048), (5000, 6144)])
+def test_a_cache_is_made_for_what_the_target_has_reserved(tokens, capacity):
+    """With room for a draft behind it, in steps of 1024."""
+    caches = SharedCaches(*PLACE, reserved(tokens, 2))
+    place = caches.room(Session(), None, 5)
+    assert (place.cache.capacity, place.cache.sequences) == (capacity, 2)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_place_that_is_outgrown_is_left_with_all_that_it_holds(shared):
+    caches = SharedCaches(*PLACE, None) if shared else OwnCaches(*PLACE)
+    session, places = Session(), set()
+    place, written, tokens = caches.room(session, None, 100), [], 0
+    for seed in range(40):
+        place = caches.room(session, place, 100)
+        written.append(fill(place, 100, seed))
+        tokens += 100
+        places.add(place.cache.capacity)
+        assert place.length == tokens
+    held = place.cache.data[:, :, place.sequence, :, :tokens]
+    torch.testing.assert_close(held, torch.cat(written, dim=3))
+    if shared:
+        assert places == {1024, 2048, 4096}  # three captures of each bucket, not forty

@@ -1,0 +1,177 @@
+"""What a decode round asks the device for: each answer would be waited for on an accelerator.
+
+On a CPU nothing waits, so the questions themselves are counted: every call that brings
+numbers of a tensor to Python, and every operation whose result has a size that only the
+device knows.
+"""
+
+import numpy as np
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from decoder.engine import TreeDecoder
+from decoder.rounds import run_round
+from tests.decoder.models import (
+    LatticeDrafter,
+    OracleDrafter,
+    StairCost,
+    WholeDrafter,
+    greedy,
+    random_model,
+    target_of,
+)
+from tests.decoder.test_graphed_drafters import CASES, PROMPT, captured, pair
+
+ASKS = {
+    "cpu", "tolist", "item", "__int__", "__float__", "__bool__", "__index__",
+    "nonzero", "masked_select", "unique", "equal", "allclose", "multinomial",
+}  # fmt: skip
+
+
+class Questions(TorchFunctionMode):
+    """Counts, and names, what is asked while it is entered."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def __torch_function__(self, function, types, arguments=(), named=None):
+        name = (resolve_name(function) or "").rpartition(".")[2]
+        by_mask = name == "__getitem__" and any(
+            isinstance(index, torch.Tensor) and index.dtype == torch.bool
+            for index in (arguments[1] if isinstance(arguments[1], tuple) else arguments[1:])
+        )
+        if name in ASKS or by_mask:
+            self.asked.append(name)
+        return function(*arguments, **(named or {}))
+
+
+def questions_of_rounds(monkeypatch, decoder, prompts, new_tokens, **sampling):
+    """For each round: what it asked, the nodes and accepted tokens of its sequences."""
+    rounds = []
+
+    def counted(decoder, sequences):
+        with Questions() as questions:
+            emitted = run_round(decoder, sequences)
+        accepted = [sequence.stats.accepted_depths[-1] for sequence in sequences]
+        rounds.append((questions.asked, accepted))
+        return emitted
+
+    monkeypatch.setattr("decoder.run.run_round", counted)
+    results = decoder.generate_batch(prompts, max_new_tokens=new_tokens, **sampling)
+    assert len(rounds) > 2
+    return rounds, [result.token_ids for result in results]
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    """The way that is taken where a copy to the host has to be waited for."""
+    monkeypatch.setattr("decoder.acceptance.choice.argmax_at_once", lambda device: True)
+
+
+def test_the_counter_sees_what_waits():
+    values = torch.arange(4.0)
+    with Questions() as questions:
+        int(values.argmax())
+        float(values[0])
+        bool(values[0])
+        values.tolist()
+        values[1].item()
+        values.cpu()
+        values[values > 1]
+        values.nonzero()
+        [values][0][1:3]
+    assert questions.asked == [
+        "__int__", "__float__", "__bool__", "tolist", "item", "cpu", "__getitem__", "nonzero",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("texts", [1, 3])
+@pytest.mark.parametrize("policy", ["plain", "fixed:9"])
+def test_accepted_tokens_come_in_one_copy(monkeypatch, accelerator, texts, policy):
+    """Of all sequences together, branches and depths of whatever size."""
+    model = random_model("llama-gqa")
+    prompts = [PROMPT, PROMPT[:2], PROMPT[3:]][:texts]
+    truths = [greedy(model, prompt, 20) for prompt in prompts]
+    drafter = OracleDrafter(prompts[0] + truths[0], 97)
+    decoder = TreeDecoder(target_of(model), policy=policy, drafter=drafter)
+    captured(decoder.target)
+    rounds, found = questions_of_rounds(monkeypatch, decoder, prompts, 20)
+    assert found == truths
+    assert [asked for asked, _ in rounds] == [["cpu"]] * len(rounds)
+    assert policy == "plain" or max(accepted[0] for _, accepted in rounds) > 1
+
+
+def test_learning_the_cost_asks_nothing(monkeypatch, accelerator):
+    """A cost model that is told of every forward's time leaves the copies as they are."""
+
+    class Source:
+        line, warnings = "stairs", ()
+
+        def __init__(self):
+            self.cost = self
+            self.cost_calls = 0
+            self.drift_warning = None
+
+        def bucket_rows(self, nodes):
+            return np.asarray(nodes) + 1.0
+
+        def observe(self, rows, context, seconds, batch):
+            self.cost_calls += 1
+
+        def verify_s(self, nodes, context, batch):
+            return 1.0
+
+        cycle_s = StairCost.cycle_s
+
+    decoder = TreeDecoder(
+        target_of(random_model("llama-gqa")), policy="fixed:5", drafter=LatticeDrafter(97)
+    )
+    decoder.cost_source = Source()
+    rounds, _ = questions_of_rounds(monkeypatch, decoder, [PROMPT], 15)
+    assert [asked for asked, _ in rounds] == [["cpu"]] * len(rounds)
+    assert decoder.cost_source.cost_calls == len(rounds)
+
+
+def test_a_cpu_looks_at_visited_rows_only(monkeypatch):
+    model = random_model("llama-gqa")
+    truth = greedy(model, PROMPT, 20)
+    drafter = OracleDrafter(PROMPT + truth, 97)
+    decoder = TreeDecoder(target_of(model), policy="fixed:9", drafter=drafter)
+    rounds, found = questions_of_rounds(monkeypatch, decoder, [PROMPT], 20)
+    assert found == [truth]
+    for asked, (accepted,) in rounds:
+        assert asked == ["__int__"] * (accepted + 1)
+
+
+@pytest.mark.parametrize("acceptance", ["walk", "auto"])
+def test_a_sampled_walk_asks_once_a_visited_row(monkeypatch, acceptance):
+    """One copy with the token and, where the rule is chosen by it, the entropy of its row."""
+    model = random_model("llama-gqa", scale=1000.0)  # so sure that no tree is drawn
+    decoder = TreeDecoder(
+        target_of(model), policy="fixed:9", drafter=WholeDrafter(97), acceptance=acceptance
+    )
+    rounds, _ = questions_of_rounds(
+        monkeypatch, decoder, [PROMPT], 20, temperature=0.7, top_k=20, seed=2
+    )
+    for asked, (accepted,) in rounds:
+        assert asked == ["tolist"] * (accepted + 1)
+
+
+@pytest.mark.parametrize("case", ["dflash", "dflash-window", "eagle3", "autoregressive"])
+def test_a_drafter_asks_once_a_forward(monkeypatch, accelerator, tmp_path, case):
+    """A block drafter once a round; one that goes level by level once a level."""
+    assert case in CASES
+    _, (target, drafter), _ = pair(tmp_path, case)
+    decoder = TreeDecoder(target, policy="fixed:6", drafter=drafter)
+    expected = greedy(target.model, PROMPT, 12)
+    rounds, found = questions_of_rounds(monkeypatch, decoder, [PROMPT], 12)
+    assert found == [expected]
+    levels, wanted = [], 11  # after the token of the prefill
+    for asked, (accepted,) in rounds:
+        levels.append(min(drafter.max_depth, wanted - 1))
+        drafts = min(levels[-1], 1) if case.startswith("dflash") else levels[-1]
+        assert asked == ["cpu"] * (drafts + 1)
+        wanted -= accepted + 1
+    assert max(levels) > 3
