@@ -14,7 +14,7 @@ from decoder.acceptance.choice import accept_together
 from decoder.acceptance.rules import Accepted
 from decoder.candidates import usable
 from decoder.device import to_device
-from decoder.drafters.base import DraftRequest, DrawingSession
+from decoder.drafters.base import DraftRequest, DrawingSession, LogitReader
 from decoder.policies import Candidates, Limits, Offer
 from decoder.runtime.stopwatch import Forward
 from decoder.sequence import TextSequence
@@ -35,6 +35,8 @@ def prefill(decoder: TreeDecoder, sequence: TextSequence) -> int:
     prompt = sequence.context
     logits = target.prefill(torch.from_numpy(prompt).to(target.device), sequence.place)
     bonus = sequence.rule.pick(logits)
+    if isinstance(sequence.session, LogitReader):
+        sequence.session.read_logits(logits)
     sequence.session.start(prompt, target.features(sequence.place))
     sequence.stats.prefill_s = perf_counter() - started_s
     return bonus
@@ -54,8 +56,8 @@ def run_round(decoder: TreeDecoder, sequences: Sequence[TextSequence]) -> list[l
     outcomes = accept_together([sequence.rule for sequence in sequences], trees, logits)
     laps.end("accept_s")
     _observe_cost(decoder, sequences[0])
-    for sequence, tree, outcome in zip(sequences, trees, outcomes, strict=True):
-        _commit(decoder, sequence, tree, outcome)
+    for sequence, tree, outcome, rows in zip(sequences, trees, outcomes, logits, strict=True):
+        _commit(decoder, sequence, tree, outcome, rows)
     laps.end("commit_s")
     _count(decoder, sequences, trees, outcomes, laps, perf_counter() - started_s)
     return [[*outcome.tokens, outcome.bonus] for outcome in outcomes]
@@ -121,13 +123,22 @@ def _draft(
 
 
 def _commit(
-    decoder: TreeDecoder, sequence: TextSequence, tree: DraftTree, outcome: Accepted
+    decoder: TreeDecoder,
+    sequence: TextSequence,
+    tree: DraftTree,
+    outcome: Accepted,
+    logits: torch.Tensor,
 ) -> None:
-    """Keep the accepted rows, and tell policy and drafter what the target did."""
+    """Keep the accepted rows, and tell policy and drafter what the target did.
+
+    logits  [rows, vocab] of the verification
+    """
     kept = [0, *outcome.rows]
     decoder.target.commit(kept, sequence.place)
     decoder.policy.observe(tree, outcome.rows, sequence.cached)
     features = decoder.target.features(sequence.place)
+    if isinstance(sequence.session, LogitReader):
+        sequence.session.read_logits(logits[kept[-1]])
     if features is not None:  # copied, since the next forward may overwrite them
         features = features.index_select(0, to_device(np.array(kept), features.device))
     sequence.session.observe([*outcome.tokens, outcome.bonus], features)

@@ -31,6 +31,7 @@ COMMANDS = {
     "profiles": "List, show, check and draw profiles.",
     "bench": "Compare policies, drafters and peers on the same prompts.",
     "train-drafter": "Train a drafter for a target, on texts that it writes itself.",
+    "train-blockpilot": "Train a choice of block sizes for a DFlash drafter.",
     "plan": "Plan GPUs, tree size and cost for traffic and goals.",
     "fit": "Fit calibrations to a table of forward times.",
     "doctor": "Say what was found, what is missing and what to do.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -51,6 +51,18 @@ class DraftSession(Protocol):
         features  [len(emitted), width]: of the rows that were kept, which are the last
                   bonus token and the accepted ones; None where none are asked for
         Called after every round, a plain step included.
+        """
+
+
+@runtime_checkable
+class LogitReader(Protocol):
+    """What a session also has where it looks at the target's distributions."""
+
+    def read_logits(self, logits: torch.Tensor) -> None:
+        """The logits [vocab] that gave the next bonus token.
+
+        Called before `start` with those of the prompt's last token, and before every
+        `observe` with those of the last accepted row. The next forward may overwrite them.
         """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +28,17 @@ class DFlashDrafter:
     """Drafts block_size - 1 positions at once; embedding and LM head are the target's.
 
     Takes a published checkpoint's folder or hub id, or a model that is already there.
-    Raises InputError where the checkpoint is damaged or belongs to another target.
+    `block_size` is that of training where none is given; a smaller or larger block is
+    another computation, with as many mask rows. Raises InputError where the checkpoint is
+    damaged or belongs to another target, and for a block size outside `block_sizes`.
     """
 
     name = "dflash"
     draws: Draws = "whole"
 
-    def __init__(self, target: Target, source: str | Path | DFlashModel) -> None:
+    def __init__(
+        self, target: Target, source: str | Path | DFlashModel, block_size: int | None = None
+    ) -> None:
         if isinstance(source, DFlashModel):
             self.model = source
         else:
@@ -44,12 +49,27 @@ class DFlashDrafter:
         check_fit(config, target)
         self.target = target
         self.rotary = Rotary(config.shape, target.device)
-        self.max_depth = config.block_size - 1
+        self.block_size = config.block_size if block_size is None else block_size
+        if self.block_size not in self.block_sizes:
+            raise InputError(
+                f"a block of {self.block_size} cannot be drafted",
+                hint=f"The drafter was trained for {config.block_size}: use "
+                f"{self.block_sizes[0]} to {self.block_sizes[-1]}.",
+            )
+        if self.block_size != config.block_size:
+            self.name = f"dflash@block={self.block_size}"
+        self.max_depth = self.block_size - 1
         # A layer's output is the input of the next one: one further on in hidden_states.
         self.feature_layers = tuple(number + 1 for number in config.target_layer_ids)
         self.head = DraftHead(target, self.model.head_tokens)
-        self.architecture_hash = config.hash(self.head.size)
+        drafted = replace(config, block_size=self.block_size)
+        self.architecture_hash = drafted.hash(self.head.size)
         self._captured: CapturedBlocks | None = None
+
+    @property
+    def block_sizes(self) -> range:
+        """The block sizes it can draft: up to twice that of training, as BlockPilot's sweep."""
+        return range(2, 2 * self.model.config.block_size + 1)
 
     def session(self) -> DFlashSession:
         return DFlashSession(self)
@@ -73,7 +93,12 @@ class DFlashSession:
         config = drafter.model.config
         self._forward, self._head = drafter.forward(), drafter.head
         self._waiting: list[torch.Tensor] = []
-        self._block = np.full(config.block_size, config.mask_token_id, dtype=np.int64)
+        self._mask = config.mask_token_id
+        self.set_block_size(drafter.block_size)
+
+    def set_block_size(self, size: int) -> None:
+        """Draft size - 1 positions from now on."""
+        self._block = np.full(size, self._mask, dtype=np.int64)
 
     def start(self, prompt: NDArray[np.int64], features: torch.Tensor | None) -> None:
         """Begin with the prompt's features [tokens, ids * hidden], the target's own."""

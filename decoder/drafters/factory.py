@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from costmodel.errors import InputError
 from decoder.demo_model import DEMO_NAME, demo_model_folder, has_demo_model
 from decoder.drafters.autoregressive import AutoregressiveDrafter
 from decoder.drafters.base import Drafter
+from decoder.drafters.blockpilot import BlockPilotDrafter
+from decoder.drafters.blockpilot_model import is_blockpilot
 from decoder.drafters.checkpoint import find_config
 from decoder.drafters.combined import CombinedDrafter
 from decoder.drafters.dflash import DFlashDrafter
@@ -18,6 +21,8 @@ from decoder.drafters.dflash_model import is_dflash
 from decoder.drafters.eagle3 import Eagle3Drafter
 from decoder.drafters.eagle3_model import is_eagle3
 from decoder.drafters.ngram import NgramDrafter
+from decoder.drafters.specblock import SpecBlockDrafter
+from decoder.drafters.specblock_model import is_specblock
 from decoder.target import Target
 
 
@@ -42,12 +47,21 @@ def is_causal_lm(published: Mapping[str, Any]) -> bool:
 
 JOINT = "+"  # between two drafters that are combined
 
+# The trained drafter that comes with the package, for the demo model.
+DEMO = "demo"
+DEMO_DRAFTER = Path(__file__).parents[1] / "demo"
+
 # Drafters that need no checkpoint.
 NAMED: Mapping[str, Callable[[], Drafter]] = {"ngram": NgramDrafter}
 
-# In this order: an EAGLE-3 config may also call itself a causal language model.
+BLOCK = re.compile(r"(.+)@block=(\d{1,4})", re.ASCII)  # a DFlash drafter and its block size
+
+# In this order: a SpecBlock config has an EAGLE-3 one's fields too, and an EAGLE-3 config may
+# also call itself a causal language model.
 KINDS = (
+    Kind("a BlockPilot predictor", is_blockpilot, BlockPilotDrafter.from_pretrained),
     Kind("a DFlash drafter", is_dflash, lambda name, target: DFlashDrafter(target, name)),
+    Kind("a SpecBlock drafter", is_specblock, lambda name, target: SpecBlockDrafter(target, name)),
     Kind("an EAGLE-3 drafter", is_eagle3, lambda name, target: Eagle3Drafter(target, name)),
     Kind("a causal language model", is_causal_lm, AutoregressiveDrafter.from_pretrained),
 )
@@ -56,7 +70,10 @@ KINDS = (
 def load_drafter(name: str, target: Target) -> Drafter:
     """The drafter of a name, a checkpoint folder or a hub id, for this target.
 
-    Two of them joined by `+` are combined, the cheaper one first: `ngram+FOLDER`.
+    `demo` is the drafter for the demo model that comes with the package. Two names joined by
+    `+` are combined, the cheaper one first: `ngram+FOLDER`.
+    A DFlash drafter drafts another block than that of its training with `@block=N` behind
+    its name, as in `FOLDER@block=4`.
     Raises InputError where nothing is found, where its kind is not known, where the
     checkpoint is damaged, and where it belongs to another target.
     """
@@ -64,8 +81,13 @@ def load_drafter(name: str, target: Target) -> Drafter:
         return _combined(name.split(JOINT), target)
     if not name.strip():
         raise InputError("the drafter's name is empty", hint=_hint())
+    sized = BLOCK.fullmatch(name)
+    if sized is not None:
+        return _with_block(load_drafter(sized[1], target), int(sized[2]), name)
     if name in NAMED:
         return NAMED[name]()
+    if name == DEMO:
+        name = str(DEMO_DRAFTER)
     if name == DEMO_NAME and has_demo_model():
         name = str(demo_model_folder())
     published = find_config(name)
@@ -85,9 +107,18 @@ def _combined(names: list[str], target: Target) -> CombinedDrafter:
     return CombinedDrafter(first, second)
 
 
+def _with_block(drafter: Drafter, size: int, name: str) -> Drafter:
+    if not isinstance(drafter, DFlashDrafter):
+        raise InputError(
+            f"'{name}': only a DFlash drafter can draft blocks of another size", hint=_hint()
+        )
+    return DFlashDrafter(drafter.target, drafter.model, size)
+
+
 def _hint() -> str:
     labels = ", ".join(kind.label for kind in KINDS)
     return (
-        f"Use {' or '.join(NAMED)}, or a folder or hub id of {labels}, or two of these joined "
-        f"by {JOINT}."
+        f"Use {', '.join(NAMED)} or {DEMO}, or a folder or hub id of {labels}; a DFlash drafter's "
+        f"name with @block=N behind it drafts blocks of N, and two drafters joined by {JOINT} are "
+        "combined."
     )

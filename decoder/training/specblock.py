@@ -1,0 +1,254 @@
+"""The training objective of SpecBlock drafters (Shi et al., section 3.3).
+
+Where the paper is silent or leaves a choice, this is what is done here:
+
+- The target token y* is the text's own, which the target wrote; p* is the target's distribution
+  after the text so far, over the drafter's tokens alone. Where y* is none of these, there is no
+  draft loss, the rank label is b_3, and later positions are off the path.
+- The mask is 1 at the first position of every block, of later blocks too, as in equation (5).
+- Cuts are drawn for every anchor by itself. Losses of all blocks are added up.
+- N_k counts the anchors of one text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+from costmodel.errors import InputError
+from decoder.drafters.blocks import Rotary
+from decoder.drafters.specblock_model import SpecBlockModel, head_rows, save_specblock
+from decoder.drafters.specblock_rank import buckets_of, ranks_of
+from decoder.loading import LoadedModel
+from decoder.training.specblock_rows import Drafted, Passage, run_blocks
+from decoder.training.specblock_start import SpecBlockSettings, first_model
+
+UNKNOWN = -1  # the draft id of a token that is not drafted
+
+
+class Example(Protocol):
+    """A text with what the target made of it, as `decoder.training.features` reads it."""
+
+    tokens: torch.Tensor  # int64 [L]
+    prompt_tokens: int
+    features: torch.Tensor  # [L, 3 * hidden]
+    final: torch.Tensor  # [L, hidden], behind the final norm
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What a round of blocks from A anchors is compared with.
+
+    logits   [A, K, draft_vocab]
+    ranks    [A, K, 4] bucket logits, None without a rank head
+    wanted   [A, K, draft_vocab] the target's distribution p*
+    ids      int64 [A, K] draft ids of y*, `UNKNOWN` where it has none
+    inside   bool [A, K] whether the text goes so far
+    """
+
+    logits: torch.Tensor
+    ranks: torch.Tensor | None
+    wanted: torch.Tensor
+    ids: torch.Tensor
+    inside: torch.Tensor
+
+    def matches(self) -> torch.Tensor:
+        """Whether the most probable token is the target's, bool [A, K]."""
+        return self.logits.argmax(-1) == self.ids
+
+
+def valid_prefix(matches: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+    """m of equation (5), bool [A, K]: all positions before in the block were right."""
+    right = torch.ones_like(matches)
+    right[:, 1:] = matches[:, :-1].cumprod(dim=1).bool()
+    return right & inside
+
+
+def draft_losses(scored: Scored, mask: torch.Tensor) -> torch.Tensor:
+    """Equation (6), [K]; a position that no anchor reaches has none, 0."""
+    losses = -(scored.wanted * scored.logits.float().log_softmax(-1)).sum(-1)
+    mask = mask & (scored.ids != UNKNOWN)
+    # Not a product: what is masked may be infinite.
+    sums = torch.where(mask, losses, 0.0).sum(0)
+    return sums / mask.sum(0).clamp_min(1)
+
+
+def rank_labels(scored: Scored) -> torch.Tensor:
+    """The bucket of y* within p, int64 [A, K]."""
+    logits = scored.logits.detach().flatten(0, 1)
+    return buckets_of(ranks_of(logits, scored.ids.flatten())).view_as(scored.ids)
+
+
+class SpecBlockObjective:
+    """The loss of one text, with random anchors and cuts; see `decoder.training.loop`."""
+
+    def __init__(
+        self, target: LoadedModel, settings: SpecBlockSettings, model: SpecBlockModel
+    ) -> None:
+        self.model = model
+        self.settings = settings
+        self.layers = model.config.feature_layers  # what `read_example` is to read
+        self._device = target.model.device
+        self._embedding = target.model.get_input_embeddings()
+        self._rotary = Rotary(model.config.shape, self._device)
+        config = model.config
+        head = target.model.get_output_embeddings().weight
+        self._head = head_rows(head, model.tokens, config).float()
+        self._ids = torch.full((config.vocab,), UNKNOWN, device=self._device)
+        self._ids[model.tokens] = torch.arange(config.draft_vocab, device=self._device)
+
+    def loss(
+        self, example: Example, generator: torch.Generator, step: int
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        """Equation (7) of one text, with a gradient, and figures to log.
+
+        The rank head joins at `rank_from_step`, when the trunk has settled.
+        Raises InputError for a text without anything to draft.
+        """
+        anchors = self._anchors(example, generator)
+        if len(anchors) == 0:
+            raise InputError("a text has fewer than two tokens behind its prompt")
+        shape = (self.settings.blocks - 1, len(anchors))
+        length = self.model.config.block_length
+        cuts = torch.randint(1, length + 1, shape, generator=generator, device=generator.device).to(
+            anchors.device
+        )
+        ranked = self.model.rank is not None and step >= self.settings.rank_from_step
+        self.model.examples += torch.tensor([1, int(ranked)], device=self._device)
+        rounds = self._rounds(example, anchors, cuts)
+        masks = [self._mask(scored) for scored in rounds]
+        losses = torch.stack(
+            [draft_losses(scored, mask) for scored, mask in zip(rounds, masks, strict=True)]
+        )
+        total = losses.sum()
+        # Later positions' sums grow as more of them are reached, so the first ones tell more.
+        firsts = losses.detach()[:, 0].tolist()
+        figures = {f"first_loss_{number}": value for number, value in enumerate(firsts, 1)}
+        if ranked:
+            rank_loss = self._rank_loss(rounds, masks)
+            figures["rank_loss"] = float(rank_loss.detach())
+            total = total + rank_loss
+        return total, figures
+
+    @torch.no_grad()
+    def validate(self, examples: Sequence[Example]) -> dict[str, float]:
+        """Acceptance along the greedy chain, each block started at the end of the one before.
+
+        alpha_m_k  matches at position k of block m where all before matched (appendix C)
+        chain      tokens a verification, the bonus token included
+        rank_accuracy  of the rank head at positions that are reached
+        A figure without a single position is left out.
+        """
+        length, blocks = self.model.config.block_length, self.settings.blocks
+        reached = torch.zeros(blocks, length)
+        matched = torch.zeros(blocks, length)
+        tally = torch.zeros(3)  # anchors, rank labels found, positions with a label
+        for example in examples:
+            anchors = self._anchors(example, None)
+            if len(anchors) == 0:
+                continue
+            cuts = torch.full((blocks - 1, len(anchors)), length, device=anchors.device)
+            path = torch.ones(len(anchors), 1, dtype=torch.bool, device=anchors.device)
+            tally[0] += len(anchors)
+            for number, scored in enumerate(self._rounds(example, anchors, cuts)):
+                mask = valid_prefix(scored.matches(), scored.inside) & path
+                hits = mask & scored.matches()
+                reached[number] += mask.sum(0).cpu()
+                matched[number] += hits.sum(0).cpu()
+                path = hits[:, -1:]
+                if scored.ranks is not None:
+                    found = scored.ranks.argmax(-1) == rank_labels(scored)
+                    tally[1] += (found & mask).sum().cpu()
+                    tally[2] += mask.sum().cpu()
+        return _figures(reached, matched, tally)
+
+    def save(self, folder: Path) -> None:
+        """Write the drafter as a checkpoint that `--drafter` takes."""
+        save_specblock(folder, self.model)
+
+    def _rank_loss(self, rounds: list[Scored], masks: list[torch.Tensor]) -> torch.Tensor:
+        chosen = [
+            (scored.ranks[mask], rank_labels(scored)[mask])
+            for scored, mask in zip(rounds, masks, strict=True)
+            if scored.ranks is not None
+        ]
+        logits, labels = (torch.cat(parts) for parts in zip(*chosen, strict=True))
+        return functional.cross_entropy(logits.float(), labels)
+
+    def _mask(self, scored: Scored) -> torch.Tensor:
+        if "valid_prefix_mask" not in self.model.config.parts:
+            return scored.inside
+        return valid_prefix(scored.matches(), scored.inside)
+
+    def _anchors(self, example: Example, generator: torch.Generator | None) -> torch.Tensor:
+        """Prefix rows to draft from, ascending: drawn, or without a generator evenly spaced.
+
+        The first draft of a text is behind its first new token, and the last one has a token
+        left to propose.
+        """
+        first, end = max(example.prompt_tokens - 1, 0), len(example.tokens) - 2
+        places, count = max(end - first, 0), self.settings.anchors
+        if places <= count:
+            chosen = torch.arange(places)
+        elif generator is None:
+            chosen = torch.arange(count) * places // count
+        else:
+            drawn = torch.randperm(places, generator=generator, device=generator.device)
+            chosen = drawn[:count].sort().values
+        return (first + chosen).to(self._device)
+
+    def _rounds(self, example: Example, anchors: torch.Tensor, cuts: torch.Tensor) -> list[Scored]:
+        tokens = example.tokens.to(self._device)
+        with torch.no_grad():
+            embeddings = self._embedding(tokens)
+        passage = Passage(tokens, self._plain(example.features), self._plain(embeddings))
+        drafted = run_blocks(self.model, self._rotary, passage, anchors, cuts)
+        final = self._plain(example.final)
+        return [self._score(block, tokens, final) for block in drafted]
+
+    def _score(self, block: Drafted, tokens: torch.Tensor, final: torch.Tensor) -> Scored:
+        length = block.hidden.shape[1]
+        index = block.after[:, None] + torch.arange(1, length + 1, device=tokens.device)
+        inside = index < len(tokens)
+        index = index.clamp_max(len(tokens) - 1)
+        logits, ranks = self.model.read(block.hidden.flatten(0, 1))
+        with torch.no_grad():
+            wanted = functional.linear(final[index - 1], self._head).float().softmax(-1)
+        return Scored(
+            logits.unflatten(0, inside.shape),
+            None if ranks is None else ranks.unflatten(0, inside.shape),
+            wanted,
+            torch.where(inside, self._ids[tokens[index]], UNKNOWN),
+            inside,
+        )
+
+    def _plain(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Float32 on the device, and no inference tensor, which autograd cannot keep."""
+        moved = tensor.to(self._device, torch.float32)
+        return moved.clone() if moved.is_inference() else moved
+
+
+def specblock_objective(
+    target: LoadedModel, settings: SpecBlockSettings, generator: torch.Generator
+) -> SpecBlockObjective:
+    """The objective of a new drafter for this target; its first weights from the generator."""
+    return SpecBlockObjective(target, settings, first_model(target, settings, generator))
+
+
+def _figures(reached: torch.Tensor, matched: torch.Tensor, tally: torch.Tensor) -> dict[str, float]:
+    figures = {
+        f"alpha_{block + 1}_{position + 1}": float(matched[block, position] / count)
+        for block, counts in enumerate(reached)
+        for position, count in enumerate(counts)
+        if count
+    }
+    if tally[0]:
+        figures["chain"] = 1.0 + float(matched.sum() / tally[0])
+    if tally[2]:
+        figures["rank_accuracy"] = float(tally[1] / tally[2])
+    return figures

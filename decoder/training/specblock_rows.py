@@ -1,0 +1,162 @@
+"""The rows that a SpecBlock drafter is trained on: blocks from many anchors of one text at once.
+
+The prefix rows of the text and all first blocks are one forward, every further round of blocks
+another. They run the drafter's own modules, over a cache that stays in the autograd graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from decoder.drafters.blocks import DraftCache, Rotary, span
+from decoder.drafters.specblock_model import SpecBlockModel
+
+
+class GraphCache(DraftCache):
+    """A draft cache whose rows carry gradients; rows are only ever appended.
+
+    They are float32, as queries are: under autocast keys and values come in different types.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self.length = 0
+        self._parts: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in range(layers)]
+
+    def make_room(self, rows: int) -> None:
+        return
+
+    def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        self._parts[layer].append((key.float(), value.float()))
+
+    def read(self, layer: int, first: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = zip(*self._parts[layer], strict=True)
+        return (
+            torch.cat(keys, dim=1)[None, :, first:end],
+            torch.cat(values, dim=1)[None, :, first:end],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A text as the drafter sees it, all on its device.
+
+    tokens      int64 [L]
+    features    [L, 3 * hidden]
+    embeddings  [L, hidden]
+    """
+
+    tokens: torch.Tensor
+    features: torch.Tensor
+    embeddings: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """One block from every anchor.
+
+    hidden  h^(L), [A, K, hidden]
+    after   int64 [A]: position k = 1..K proposes the text's token at index after + k
+    """
+
+    hidden: torch.Tensor
+    after: torch.Tensor
+
+
+def run_blocks(
+    model: SpecBlockModel,
+    rotary: Rotary,
+    passage: Passage,
+    anchors: torch.Tensor,
+    cuts: torch.Tensor,
+) -> list[Drafted]:
+    """One chain of blocks from each anchor.
+
+    anchors  int64 [A]: prefix rows t whose block proposes the tokens behind t + 1
+    cuts     int64 [M - 1, A], 1..K: at which position of the block before each next one starts
+    A start behind the text's end repeats its last token; nothing there is supervised.
+    """
+    chains = _Chains(model, rotary, passage)
+    drafted = [chains.first(anchors)]
+    for cut in cuts:
+        drafted.append(chains.next(drafted[-1], cut))
+    return drafted
+
+
+class _Chains:
+    """The forwards over one text."""
+
+    def __init__(self, model: SpecBlockModel, rotary: Rotary, passage: Passage) -> None:
+        self._model, self._rotary, self._passage = model, rotary, passage
+        self._cache = GraphCache(model.config.layers)
+        self._length = model.config.block_length
+        self._offsets = torch.arange(self._length, device=passage.tokens.device)
+        self._visible = torch.empty(0)  # of the newest blocks' rows, [A, K, rows so far]
+        self._positions = torch.empty(0)  # and their rotary positions, [A, K]
+
+    def first(self, anchors: torch.Tensor) -> Drafted:
+        """The prefix and a first block from each anchor."""
+        model, passage, count = self._model, self._passage, int(anchors.max()) + 1
+        conditions = model.condition(passage.features[:count])
+        fused = model.inputs(conditions, passage.embeddings[1 : count + 1])
+        rows = torch.cat((fused[:, 0], fused[anchors, 1:].flatten(0, 1)))
+        every = torch.arange(len(rows), device=anchors.device)
+        # A block's rows: the anchor itself, and K - 1 behind the prefix.
+        numbers = torch.cat((anchors[:, None], every[count:].view(len(anchors), -1)), dim=1)
+        before, positions = every.clone(), every.clone()
+        before[numbers[:, 1:]] = numbers[:, :-1]
+        positions[numbers] = anchors[:, None] + self._offsets
+        visible = _first_visible(count, numbers)
+        hidden = self._run(rows, before, positions, visible)
+        self._visible, self._positions = visible[numbers], positions[numbers]
+        return Drafted(hidden[numbers], anchors + 1)
+
+    def next(self, block: Drafted, cut: torch.Tensor) -> Drafted:
+        """A block from position `cut` [A] of each of the newest ones."""
+        passage, length, count = self._passage, self._length, len(cut)
+        each = torch.arange(count, device=cut.device)
+        start, after = (each, cut - 1), block.after + cut
+        embeddings = passage.embeddings[after.clamp_max(len(passage.tokens) - 1)]
+        rows = self._model.inputs(block.hidden[start], embeddings).flatten(0, 1)
+        before = length * each[:, None] + (self._offsets - 1).clamp_min(0)
+        positions = self._positions[start][:, None] + 1 + self._offsets
+        tril = torch.ones(length, length, device=cut.device).tril()
+        own = torch.block_diag(*[tril] * count).bool()
+        path = self._visible[start].repeat_interleave(length, dim=0)
+        visible = torch.cat((path, own), dim=1)
+        hidden = self._run(rows, before.flatten(), positions.flatten(), visible)
+        self._visible = visible.unflatten(0, (count, length))
+        self._positions = positions
+        return Drafted(hidden.unflatten(0, (count, length)), after)
+
+    def _run(
+        self,
+        rows: torch.Tensor,
+        before: torch.Tensor,
+        positions: torch.Tensor,
+        visible: torch.Tensor,
+    ) -> torch.Tensor:
+        """h^(L) of rows that see, of all rows so far and themselves, the visible ones."""
+        cache, shape = self._cache, self._model.config.shape
+        end = cache.length + len(rows)
+        seen = span(shape, (0, end), visible, rows.dtype)
+        rope = self._rotary(positions, rows.dtype)
+        hidden: torch.Tensor = self._model(rows, before, rope, cache, seen)
+        cache.length = end
+        return hidden
+
+
+def _first_visible(count: int, numbers: torch.Tensor) -> torch.Tensor:
+    """[rows, rows]: the prefix is causal; a block sees it up to its anchor, and itself so.
+
+    numbers  [A, K]: rows of each block, the first of them among the prefix
+    """
+    blocks, length = numbers.shape
+    total = count + blocks * (length - 1)
+    visible = torch.ones(total, total, dtype=torch.bool, device=numbers.device).tril()
+    for position in range(1, length):
+        own = numbers[:, position]
+        visible[own] = visible[numbers[:, position - 1]]
+        visible[own, own] = True
+    return visible

@@ -1,0 +1,125 @@
+"""`rooftree train-blockpilot`: a choice of block sizes for a DFlash drafter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command(name="train-blockpilot")
+@click.option("--target", help="Folder, hub id or known target [default: fits this device].")
+@click.option("--drafter", required=True, help="Folder or hub id of a DFlash drafter.")
+@click.option(
+    "--texts",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="The folder `texts` that train-drafter made, whose prompts are used.",
+)
+@click.option(
+    "--prompts",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    multiple=True,
+    help="JSONL files of prompts, in place of --texts.",
+)
+@click.option(
+    "--output",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for what is collected and the predictor.",
+)
+@click.option("--limit", type=click.IntRange(min=1), default=1000, show_default=True)
+@click.option("--max-new-tokens", type=click.IntRange(min=2), default=256, show_default=True)
+@click.option("--radius", type=click.IntRange(1, 64), default=2, show_default=True)
+@click.option("--hidden", type=click.IntRange(min=1), default=2048, show_default=True)
+@click.option("--epochs", type=click.IntRange(min=1), default=100, show_default=True)
+@click.option(
+    "--learning-rate",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1e-5,
+    show_default=True,
+)
+@click.option(
+    "--best",
+    type=click.Choice(["length", "rate"]),
+    default="length",
+    show_default=True,
+    help="What makes a block size the best: acceptance length, or that over a cycle's time.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--device", help="cpu, cuda or cuda:N [default: CUDA where there is one].")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
+def command(drafter: str, output: Path, as_json: bool, **given: Any) -> None:
+    """Train BlockPilot's predictor, which chooses a DFlash drafter's block size for each prompt.
+
+    Every prompt is decoded with every block size near that of training. Stopped at any
+    point, the same command goes on where it was. Prompts of the sets on which drafters are
+    measured are refused. The folder `pilot` in OUTPUT is what `--drafter` of the other
+    commands takes; a fixed block size for comparison is `--drafter FOLDER@block=N`.
+    """
+    from dataclasses import asdict
+
+    from decoder.device import parse_dtype, select_device
+    from decoder.loading import default_target, load_model
+    from decoder.target import Target
+    from decoder.training.blockpilot import PilotTraining
+    from decoder.training.blockpilot_data import Sweep
+    from decoder.training.blockpilot_recipe import PilotRecipe, train_blockpilot
+    from profiler.render import note, print_json
+
+    where = select_device(given["device"])
+    loaded = load_model(
+        given["target"] or default_target(where),
+        weights="pretrained",
+        dtype=parse_dtype(None, where),
+        device=where,
+        download=True,
+    )
+    target, seed = Target(loaded), given["seed"]
+    recipe = PilotRecipe(
+        sweep=Sweep(radius=given["radius"], max_new_tokens=given["max_new_tokens"], seed=seed),
+        training=PilotTraining(
+            epochs=given["epochs"],
+            learning_rate=given["learning_rate"],
+            hidden=given["hidden"],
+            best=given["best"],
+            seed=seed,
+        ),
+    )
+    prompts = _prompts(target, given["texts"], given["prompts"], given["limit"], seed)
+    place, result = train_blockpilot(target, drafter, prompts, output, recipe, note)
+    figures = result.held_out or result.trained
+    sizes = result.predictor.config.candidates
+    if as_json:
+        found = {"drafter": str(place), "epoch": result.epoch, "block_sizes": list(sizes)}
+        parts = {"trained": result.trained, "held_out": result.held_out}
+        told = {name: part and asdict(part) for name, part in parts.items()}
+        print_json({**found, **told})
+        return
+    fixed = ", ".join(
+        f"{length:.2f} with {size}" for size, length in zip(sizes, figures.fixed, strict=True)
+    )
+    note(
+        f"epoch {result.epoch}; on {figures.samples} prompts "
+        f"{'that chose it' if result.held_out else 'of training'}: {figures.chosen:.2f} tokens a "
+        f"verification, {fixed}, {figures.hindsight:.2f} with the best for each"
+    )
+    click.echo(place)
+
+
+def _prompts(
+    target: Any, texts: Path | None, files: tuple[Path, ...], limit: int, seed: int
+) -> list[list[int]]:
+    from costmodel.errors import InputError
+    from decoder.training.blockpilot_recipe import prompts_of_corpus, prompts_of_texts
+    from profiler.bench.prompts import read_files
+
+    if (texts is None) == (not files):
+        raise InputError(
+            "the prompts come from one place",
+            hint="Give --texts, the folder that train-drafter made, or --prompts.",
+        )
+    if texts is not None:
+        return prompts_of_corpus(texts, limit)
+    own = [text.prompt for text in read_files(files, None, seed)[0]]
+    return prompts_of_texts(target, own[:limit])
