@@ -67,13 +67,14 @@ class Acceptance:
 def find_acceptance(text: str, target: str, temperature: int = 0) -> Acceptance:
     """From a file, the name of a published data set, or a rate between 0 and 1.
 
-    Raises InputError that lists what there is.
+    `FILE#ARM` takes one arm of a benchmark's result. Raises InputError that lists what there is.
     """
     rate = _number(text)
     if rate is not None:
         return from_rate(rate)
-    if Path(text).is_file():
-        return from_file(Path(text))
+    name, _, arm = text.partition("#")
+    if Path(name).is_file():
+        return from_file(Path(name), arm)
     if text in _datasets() or text == _OVERALL:
         return from_published(text, target, temperature)
     if "/" in text or "." in text:
@@ -130,8 +131,9 @@ def from_published(dataset: str, target: str, temperature: int = 0) -> Acceptanc
     return Acceptance(label=label, kind="published", chain=chain, tree=tree, spread=spread)
 
 
-def from_file(path: Path) -> Acceptance:
-    """A JSON result with one of these under `acceptance`, or at its top:
+def from_file(path: Path, arm: str = "") -> Acceptance:
+    """A JSON result with one of these under `acceptance`, under `acceptance_by_arm` and the
+    name of the `arm` where one is given, or at its top:
 
     - `by_depth`: rates of the drafter's first choice at depth 1, 2, ... given all before it,
       and `rounds`, the verifications that they were counted in;
@@ -144,7 +146,9 @@ def from_file(path: Path) -> Acceptance:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as failure:
         raise InputError(f"{path} cannot be read as JSON ({failure})") from None
-    if isinstance(data, Mapping) and isinstance(data.get("acceptance"), Mapping):
+    if arm:
+        data = _of_arm(data, arm, path)
+    elif isinstance(data, Mapping) and isinstance(data.get("acceptance"), Mapping):
         data = data["acceptance"]
     if isinstance(data, Mapping):
         for field, read in _FORMS.items():
@@ -159,6 +163,18 @@ def from_file(path: Path) -> Acceptance:
         f"{path} has no acceptance data",
         hint=f"It needs one of these fields: {', '.join(_FORMS)}",
     )
+
+
+def _of_arm(data: Any, arm: str, path: Path) -> Any:
+    """What a benchmark's result says of one arm."""
+    arms = data.get("acceptance_by_arm") if isinstance(data, Mapping) else None
+    known = arms if isinstance(arms, Mapping) else {}
+    if arm not in known:
+        raise InputError(
+            f"{path} has no acceptance of '{arm}'",
+            hint=f"It has that of {', '.join(known) or 'no arm'}",
+        )
+    return known[arm]
 
 
 def _from_depths(data: Mapping[str, Any], label: str) -> Acceptance:

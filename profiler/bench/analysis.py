@@ -22,7 +22,7 @@ from profiler.bench.record import Response, Result
 
 Part = Literal["decode", "total"]  # from the first token on, or the whole call
 LEAST_PROMPTS = 5  # for an interval
-DRAWS = 10_000
+DRAWS = 5_000
 COVERAGE = 0.95
 
 
@@ -148,10 +148,11 @@ def _interval(table: NDArray[np.float64]) -> tuple[float | None, float | None]:
 
 
 @lru_cache(maxsize=8)
-def _resampled(prompts: int) -> NDArray[np.int64]:
+def _resampled(prompts: int) -> NDArray[np.float64]:
     """[draws, prompts] how often each prompt is in a resample; always the same draws."""
     random = np.random.default_rng(0)
-    return random.multinomial(prompts, np.full(prompts, 1 / prompts), size=DRAWS)
+    counts = random.multinomial(prompts, np.full(prompts, 1 / prompts), size=DRAWS)
+    return counts.astype(np.float64)
 
 
 def _levels(prompts: int) -> tuple[float, float]:

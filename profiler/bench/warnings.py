@@ -30,7 +30,7 @@ def _few_prompts(result: Result) -> list[str]:
 def _noise(result: Result) -> list[str]:
     """Plain decoding does the same work all along, so that its changes are the machine's."""
     plain = sorted(result.of(PLAIN), key=lambda one: one.place)
-    steps = [(one, one.decode_s / one.decoded_tokens) for one in plain if one.decoded_tokens > 0]
+    steps = [(one, _step(one)) for one in plain if one.decoded_tokens > 0]
     found = []
     apart = _apart(steps)
     if apart is not None and apart > NOISY:
@@ -42,13 +42,21 @@ def _noise(result: Result) -> list[str]:
     if half >= FEW_PROMPTS // 2:
         before, after = (median(s for _, s in part) for part in (steps[:half], steps[half:]))
         change = after / before - 1
-        if apart is not None and abs(change) > NOISY:
+        if abs(change) > NOISY:
             found.append(
                 f"plain steps took {abs(change):.0%} {'more' if change > 0 else 'less'} time in "
                 "the second half: the machine changed; the interleaved order evens it out, but "
                 "run again when it is quiet"
             )
     return found
+
+
+def _step(response: Response) -> float:
+    """The time of a plain step, as a multiple of the least possible where that is known.
+
+    Contexts differ from prompt to prompt, and the least possible with them.
+    """
+    return response.decode_s / (response.limit_s or response.decoded_tokens)
 
 
 def _apart(steps: list[tuple[Response, float]]) -> float | None:
