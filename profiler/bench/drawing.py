@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,12 +65,6 @@ def new_figure(height_in: float = HEIGHT_IN) -> tuple[Figure, Axes]:
 def name_axes(axes: Axes, x: str, y: str) -> None:
     axes.set_xlabel(x, fontsize=9)
     axes.set_ylabel(y, fontsize=9)
-
-
-def add_legend(axes: Axes, **options: Any) -> None:
-    """A legend without a ground, where anything is named."""
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(**({"fontsize": 8, "framealpha": 0.0} | options))
 
 
 def legend_below(figure: Figure, axes: Axes, columns: int = 3) -> None:

@@ -18,13 +18,13 @@ h1{font-size:1.6em;line-height:1.25;margin:.4em 0}
 h2{font-size:1.25em;margin:2.2em 0 .5em;border-bottom:1px solid var(--line);padding-bottom:.2em}
 h3{font-size:1em;margin:0 0 .4em}
 p{max-width:48em}
-.soft,figcaption,caption{color:var(--soft);font-size:.88em}
+.soft,figcaption{color:var(--soft);font-size:.88em}
 .lead{font-size:1.1em}
 .warn{background:var(--warn);border-left:4px solid var(--warnline);padding:.6em 1em}
 .warn ul{margin:.3em 0 0;padding-left:1.2em}
-.wide{overflow-x:auto;margin:.8em 0}
+p.soft{margin:1.4em 0 .3em}
+.wide{overflow-x:auto;margin:0 0 .8em}
 table{border-collapse:collapse;font-size:.86em;font-variant-numeric:tabular-nums}
-caption{text-align:left;padding:.3em 0;max-width:60em}
 th,td{padding:.3em .6em;text-align:right;border-bottom:1px solid var(--line);
 white-space:nowrap;vertical-align:top}
 th{font-weight:600;white-space:normal;vertical-align:bottom;overflow-wrap:normal}
@@ -70,9 +70,10 @@ def table(
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
-    above = f"<caption>{escape(caption)}</caption>" if caption else ""
+    # Not a <caption>: that would be as wide as the table, and scroll with it.
+    above = paragraph(caption, "soft") if caption else ""
     return (
-        f'<div class="wide"><table id="{escape(name)}">{above}<thead><tr>{head}</tr></thead>'
+        f'{above}<div class="wide"><table id="{escape(name)}"><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
 

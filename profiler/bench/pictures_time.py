@@ -18,7 +18,7 @@ from profiler.bench.drawing import (
     tree_size_axis,
 )
 from profiler.bench.record import Arm
-from profiler.bench.series import join_tables, latencies
+from profiler.bench.series import LEAST_SAMPLES, join_tables, latencies
 from profiler.bench.view import View
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ def _latency(view: View) -> list[Picture]:
                 name="latency",
                 title="Verification time against tree size (figure 9a)",
                 caption="Dots: median seconds of the target's forward in all rounds of our arms, "
-                "by nodes and by cached tokens, where there are 5 rounds or more. Lines: what "
-                "the cost model expected before those rounds, where an arm has one.",
+                f"by nodes and by cached tokens, where there are {LEAST_SAMPLES} rounds or more. "
+                "Lines: what the cost model expected before those rounds, where an arm has one.",
                 draw=lambda: _draw_latency(view),
             )
         )

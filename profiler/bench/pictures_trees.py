@@ -17,6 +17,7 @@ from profiler.bench.drawing import (
     slug,
     tree_size_axis,
 )
+from profiler.bench.figures import LEAST_ROUNDS
 from profiler.bench.record import Arm
 from profiler.bench.series import score_bins, score_cells, size_shares, sizes_by_context
 from profiler.bench.view import View
@@ -33,33 +34,16 @@ _NO_TREES = "no arm of this run told of its rounds; add --policy bastion"
 
 def length_pictures(view: View) -> list[Picture]:
     """Figure 2 (left) of the paper, and how the accepted lengths are spread."""
-    pictures = []
-    if not view.hindsight:
-        pictures.append(
-            Picture(name="length", title="Committed length against tree size (figure 2, left)",
-                    missing="add --study sweep for fixed tree sizes")
-        )  # fmt: skip
-    for number, drafter in enumerate(view.hindsight):
-        pictures.append(
-            Picture(
-                name=f"length-{number + 1}-{slug(drafter)}",
-                title=f"Committed length against tree size with {drafter} (figure 2, left)",
-                caption="Solid: tokens committed by a round with a tree, its bonus token counted, "
-                "mean over all rounds of all prompts. Dashed: what the path scores of the same "
-                "trees foretold.",
-                draw=lambda drafter=drafter: _draw_length(view, drafter),
-            )
-        )
     if not view.speculating:
-        return [*pictures, Picture(name="accepted", title="Acceptance", missing=_NO_TREES)]
+        return [*_swept(view), Picture(name="accepted", title="Acceptance", missing=_NO_TREES)]
     return [
-        *pictures,
+        *_swept(view),
         Picture(
             name="depth",
             title="Acceptance by depth",
             caption="Of the rounds whose tree goes to this depth and that accepted every level "
-            "above, the share that accepted this level too. Depths that fewer than 20 rounds "
-            "reached are left out.",
+            "above, the share that accepted this level too. Depths that fewer than "
+            f"{LEAST_ROUNDS} rounds reached are left out.",
             draw=lambda: _draw_depths(view, view.main[:MOST_LINES]),
         ),
         Picture(
@@ -69,6 +53,25 @@ def length_pictures(view: View) -> list[Picture]:
             "levels and the bonus token, those behind the end of a text included.",
             draw=lambda: _draw_committed(view, view.main[:MOST_LINES]),
         ),
+    ]
+
+
+def _swept(view: View) -> list[Picture]:
+    """Committed length by fixed tree size, one picture a drafter."""
+    title = "Committed length against tree size"
+    if not view.hindsight:
+        return [Picture(name="length", title=f"{title} (figure 2, left)",
+                        missing="add --study sweep for fixed tree sizes")]  # fmt: skip
+    return [
+        Picture(
+            name=f"length-{number + 1}-{slug(drafter)}",
+            title=f"{title} with {drafter} (figure 2, left)",
+            caption="Solid: tokens committed by a round with a tree, its bonus token counted, "
+            "mean over all rounds of all prompts. Dashed: what the path scores of the same "
+            "trees foretold.",
+            draw=lambda drafter=drafter: _draw_length(view, drafter),
+        )
+        for number, drafter in enumerate(view.hindsight)
     ]
 
 
@@ -153,8 +156,6 @@ def _draw_length(view: View, drafter: str) -> Figure:
 
 
 def _draw_depths(view: View, arms: Sequence[Arm]) -> Figure:
-    from profiler.bench.figures import LEAST_ROUNDS
-
     figure, axes = new_figure()
     for number, arm in enumerate(arms):
         own = [one for one in view.figures(arm.name).depths if one.reached >= LEAST_ROUNDS]

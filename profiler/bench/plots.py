@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from textwrap import fill
 
 from costmodel.errors import InputError
 from profiler.bench.drawing import Picture
@@ -13,6 +14,8 @@ from profiler.bench.pictures_trees import choice_pictures, length_pictures, scor
 from profiler.bench.record import Result
 from profiler.bench.view import View
 from profiler.report import save_figure
+
+TITLE_WIDTH = 66  # letters
 
 
 def write_plots(result: Result, folder: str | Path) -> list[Path]:
@@ -34,7 +37,8 @@ def write_plots(result: Result, folder: str | Path) -> list[Path]:
             if picture.draw is None:
                 continue
             figure = picture.draw()
-            figure.suptitle(picture.title.replace("$", r"\$"), fontsize=10)
+            title = fill(picture.title, TITLE_WIDTH).replace("$", r"\$")
+            figure.suptitle(title, fontsize=10)
             with warnings.catch_warnings():
                 # A name may hold letters that the font lacks; they are drawn as boxes.
                 warnings.filterwarnings("ignore", "Glyph .* missing from font")

@@ -27,6 +27,16 @@ BLOCK = 7  # depth of a draft
 
 PLAIN_ARM = Arm(name="plain", kind="plain", policy="plain", studies=("policies",))
 
+ENVIRONMENT = Environment(
+    created_utc="2026-03-04T05:06:07Z",
+    device="Made CPU 3000 (16 cores)",
+    threads=2,
+    instruction_set="avx512",
+    fields={"torch": "2.13.0", "transformers": "5.17.0", "memory GiB": 24.0, "nice": None},
+    absent={"GPU": "no NVIDIA driver was found"},
+    busy=("python train.py (1.9 cores)",),
+)
+
 
 def policy_arm(policy: str, drafter: str = "demo", **changes: object) -> Arm:
     """An arm such as `fixed:16+demo`, in the study `policies` unless told otherwise."""
@@ -88,15 +98,7 @@ def make_result(
                 responses.append(replace(response, repeat=repeat, place=len(responses)))
     drafters = tuple(dict.fromkeys(arm.drafter for arm in arms if arm.drafter is not None))
     return Result(
-        environment=Environment(
-            created_utc="2026-03-04T05:06:07Z",
-            device="Made CPU 3000 (16 cores)",
-            threads=2,
-            instruction_set="avx512",
-            fields={"torch": "2.13.0", "transformers": "5.17.0", "memory GiB": 24.0, "nice": None},
-            absent={"GPU": "no NVIDIA driver was found"},
-            busy=("python train.py (1.9 cores)",),
-        ),
+        environment=ENVIRONMENT,
         settings=Settings(
             new_tokens=NEW_TOKENS, temperature=0.0, repeats=repeats, chat=True, seed=seed,
             per_file=per_set, dtype="bfloat16", runtime="eager", device="cpu", max_nodes=64,
