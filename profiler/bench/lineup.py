@@ -22,7 +22,7 @@ from profiler.bench.arms import ESTIMATORS, NO_HISTORY
 from profiler.bench.contender import Contender
 from profiler.bench.environment import without_home
 from profiler.bench.ours import OurContender
-from profiler.bench.peers import PeerContender, share_weights
+from profiler.bench.peers import PeerContender, share_weights, tie_weights
 from profiler.bench.record import Arm, Model
 
 
@@ -61,6 +61,7 @@ class Lineup:
             if name not in NAMED:
                 own = Target(loaded, runtime=choice.runtime)
                 self._checkpoints[label] = (own, load_drafter(name, own))
+        tie_weights(self._peer_model, loaded.model)  # fused layers have joined theirs
         self.encoder = TreeDecoder(self.target, policy="plain", drafter="ngram")
         self.cost_sources: list[CostSource] = []
         self._assistants: dict[str, Any] = {}

@@ -33,6 +33,17 @@ def share_weights(model: Any, ends: frozenset[int]) -> Any:
     return shared
 
 
+def tie_weights(shared: Any, model: Any) -> None:
+    """Take over the weights of `model` again, where joining them has put others in their place.
+
+    Raises KeyError where the two are not the same architecture.
+    """
+    own = dict(model.named_modules())
+    for name, module in shared.named_modules():
+        for key, weight in own[name].named_parameters(recurse=False):
+            setattr(module, key, weight)
+
+
 class PeerContender:
     """transformers' `generate` with some options of its own."""
 

@@ -60,7 +60,7 @@ class TestRatio:
 
     @pytest.mark.parametrize(("prompts", "least", "most"), [(6, 0.91, 0.985), (30, 0.925, 0.98)])
     def test_the_interval_covers_the_truth(self, prompts: int, least: float, most: float) -> None:
-        """Of made-up benchmarks about 95 %: prompts differ in length, each arm has its own noise."""
+        """About 95 % of made-up benchmarks: prompts differ in length, and arms have noise."""
         random, covered, trials = np.random.default_rng(1), 0, 400
         for _ in range(trials):
             length = random.lognormal(0.0, 0.5, prompts)

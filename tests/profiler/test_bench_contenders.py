@@ -1,0 +1,254 @@
+"""Our decoder and transformers' generate as arms, on a tiny random model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from costmodel.errors import InputError
+from decoder.engine import TreeDecoder
+from decoder.loading import load_model
+from decoder.startup import ProfileChoice
+from decoder.target import Target
+from profiler.bench.arms import ArmChoice, plan_arms
+from profiler.bench.environment import bandwidth_limit
+from profiler.bench.lineup import DecoderChoice, Lineup
+from profiler.bench.ours import OurContender
+from profiler.bench.peers import PeerContender, share_weights, tie_weights
+from profiler.bench.record import Arm
+from tests.decoder.models import greedy
+from tests.tiny_folder import isolate, write_all
+
+IDS = [5, 7, 5, 7, 5, 7, 9]
+NEW_TOKENS = 24
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    isolate(monkeypatch, tmp_path)
+    return write_all(tmp_path / "tiny")
+
+
+@pytest.fixture
+def expected(folder: Path) -> list[int]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return greedy(model, IDS, NEW_TOKENS)
+
+
+def loaded(folder: Path):
+    return load_model(str(folder), dtype=torch.float32, device=torch.device("cpu"))
+
+
+def tokens_of(contender, ids=IDS, new_tokens=NEW_TOKENS, seed=0) -> list[int]:
+    """What it hands over, and that it hands it over piece by piece."""
+    pieces: list[list[int]] = []
+
+    def put(tokens) -> bool:
+        pieces.append(list(tokens))
+        return True
+
+    contender.start(ids, new_tokens, seed).run(put)
+    assert len(pieces) > 1
+    return [token for piece in pieces for token in piece]
+
+
+class TestPeers:
+    def peer(self, model, temperature=0.0, **options) -> PeerContender:
+        return PeerContender(Arm(name="x", kind="peer", policy="x"), model, temperature, options)
+
+    def test_peers_are_untouched_by_what_ours_does(self, folder: Path, expected) -> None:
+        own = loaded(folder)
+        before = own.model.config._attn_implementation
+        model = share_weights(own.model, frozenset())
+        target = Target(own)
+        assert own.model.config._attn_implementation != before
+        assert model.config._attn_implementation == before
+        theirs = dict(model.named_parameters())
+        for name, weight in own.model.named_parameters():
+            assert theirs[name].data_ptr() == weight.data_ptr()
+        assert tokens_of(self.peer(model)) == expected
+        plain = TreeDecoder(target, policy="plain")
+        assert plain.generate(IDS, max_new_tokens=NEW_TOKENS).token_ids == expected
+        assert tokens_of(self.peer(model, prompt_lookup_num_tokens=10)) == expected
+
+    def test_fused_layers_leave_one_copy_of_the_weights(self, folder: Path, expected) -> None:
+        own = loaded(folder)
+        model = share_weights(own.model, frozenset())
+        Target(own, fused=True)
+        theirs = dict(model.named_parameters())
+        moved = [n for n, w in own.model.named_parameters() if w is not theirs[n]]
+        assert moved  # the layers have joined theirs
+        tie_weights(model, own.model)
+        theirs = dict(model.named_parameters())
+        assert all(weight is theirs[name] for name, weight in own.model.named_parameters())
+        assert tokens_of(self.peer(model)) == expected
+
+    def test_no_default_of_a_generation_config_stays(self, folder: Path, expected) -> None:
+        own = loaded(folder)
+        own.model.generation_config = GenerationConfig(repetition_penalty=5.0, do_sample=True)
+        assert tokens_of(self.peer(share_weights(own.model, frozenset()))) == expected
+
+    def test_it_ends_where_ours_ends(self, folder: Path, expected) -> None:
+        model = share_weights(loaded(folder).model, frozenset([expected[6]]))
+        first = expected.index(expected[6])
+        assert tokens_of(self.peer(model)) == expected[: first + 1]
+
+    def test_assisted_by_another_model(self, folder: Path, expected) -> None:
+        model = share_weights(loaded(folder).model, frozenset())
+        other = loaded(folder).model
+        assert tokens_of(self.peer(model, assistant_model=other))[:NEW_TOKENS] == expected
+
+    def test_draws_come_from_the_seed_alone(self, folder: Path) -> None:
+        peer = self.peer(share_weights(loaded(folder).model, frozenset()), temperature=1.0)
+        state = torch.get_rng_state()
+        first = tokens_of(peer, seed=3)
+        assert torch.equal(torch.get_rng_state(), state)
+        torch.manual_seed(11)
+        assert tokens_of(peer, seed=3) == first != tokens_of(peer, seed=4)
+
+
+class TestOurs:
+    def contender(self, folder: Path, policy: str, estimator=None) -> OurContender:
+        choice = ProfileChoice(calibrate=False, estimator=estimator)
+        decoder = TreeDecoder(Target(loaded(folder)), policy=policy, profile=choice)
+        return OurContender(Arm(name=policy, kind="policy", policy=policy), decoder, 0.0)
+
+    def test_rounds_are_what_the_decoder_did(self, folder: Path, expected) -> None:
+        contender = self.contender(folder, "fixed:6")
+        contender.prepare(64)
+        decoding = contender.start(IDS, NEW_TOKENS, 0)
+        kept: list[int] = []
+        decoding.run(lambda tokens: not kept.extend(tokens))
+        assert kept == expected
+        details = decoding.details()
+        assert details.rounds is not None
+        stats = contender._decoder.generate(IDS, max_new_tokens=NEW_TOKENS).stats
+        assert sum(details.rounds.accepted) + details.rounds.count >= NEW_TOKENS - 1
+        assert max(details.rounds.nodes) <= 6
+        assert len(details.rounds.expected_by_depth) == max(details.rounds.depths)
+        assert sum(details.rounds.expected) == pytest.approx(
+            details.rounds.count + sum(details.rounds.expected_by_depth), abs=1e-4
+        )
+        assert stats.new_tokens == NEW_TOKENS
+        assert all(cycle >= verify for cycle, verify in zip(
+            details.rounds.cycle_s, details.rounds.verify_s, strict=True))  # fmt: skip
+        assert (details.rounds.predicted_verify_s, contender._decoder.on_round) == ((), None)
+
+    def test_predictions_are_those_before_each_round(self, folder: Path) -> None:
+        """`ema` by hand: the roofline times a bias that each round moves by a tenth."""
+        contender = self.contender(folder, "bastion", "ema")
+        decoding = contender.start(IDS, NEW_TOKENS, 0)
+        decoding.run(lambda tokens: True)
+        found = decoding.details().rounds
+        assert found is not None
+        source = contender._decoder.cost_source
+        assert source is not None
+        bias, context, first = 1.0, len(IDS), True
+        for index in range(found.count):
+            bare_s = float(source.cost.cost.roofline.seconds(found.nodes[index] + 1, context))
+            assert found.predicted_verify_s[index] == pytest.approx(bias * bare_s, abs=2e-7)
+            ratio = found.verify_s[index] / bare_s
+            # The record rounds to 0.1 us, so its ratio is only nearly the decoder's.
+            bias = ratio if first else 0.9 * bias + 0.1 * ratio
+            context, first = context + found.accepted[index] + 1, False
+        assert found.count > 3
+
+    def test_the_limit_is_the_sum_of_plain_steps(self, folder: Path) -> None:
+        decoder = TreeDecoder(Target(loaded(folder)), policy="bastion")
+        assert decoder.cost_source is not None
+        profile = decoder.cost_source.profile
+        assert profile is not None
+        physical = profile.roofline("physical")
+        by_hand = sum(float(physical.seconds(1, context)) for context in (7, 8, 9))
+        assert bandwidth_limit(profile)(7, 4) == pytest.approx(by_hand, abs=1e-7)
+        assert bandwidth_limit(None)(7, 4) is None
+
+
+class TestLineup:
+    def test_every_kind_of_arm_gives_the_plain_text(self, folder: Path, expected) -> None:
+        drafters = {"ngram": "ngram", str(folder): "tiny"}
+        choice = DecoderChoice(profile=ProfileChoice(calibrate=False), max_nodes=16)
+        lineup = Lineup(loaded(folder), drafters, choice)
+        assert lineup.causal_drafters == ("tiny",)
+        asked = ArmChoice(
+            policies=("chain", "bastion"),
+            drafters=tuple(drafters),
+            studies=("estimator", "dynatree"),
+            max_nodes=16,
+        )
+        arms = plan_arms(asked, causal_drafters=lineup.causal_drafters)
+        contenders = lineup.contenders(arms)
+        assert [one.arm.name for one in contenders] == [arm.name for arm in arms]
+        short = {
+            one.arm.name: tokens_of(one, new_tokens=8)[:8]
+            for one in contenders
+            if one.arm.drafter == "tiny" or one.arm.kind == "peer"
+        }
+        assert "transformers:assisted+tiny" in short
+        assert len(short) == 12
+        assert {name for name, tokens in short.items() if tokens != expected[:8]} == set()
+        modes = {one.arm.variant: one.arm.estimator for one in contenders if one.arm.variant}
+        assert {modes[mode] for mode in ("static", "ema", "ema+calib")} == {
+            "static", "ema", "ema+calib",
+        }  # fmt: skip
+
+    def test_dynatree_without_history_stays_as_it_is(self, folder: Path) -> None:
+        choice = DecoderChoice(profile=ProfileChoice(calibrate=False))
+        lineup = Lineup(loaded(folder), {"ngram": "ngram"}, choice)
+        arms = plan_arms(ArmChoice(studies=("dynatree",), peers=()))
+        own = {one.arm.name: one for one in lineup.contenders(arms)}
+        for name, still in (("dynatree[no-history]+ngram", True), ("dynatree+ngram", False)):
+            policy = own[name]._decoder.policy
+            before = policy.growth
+            for _ in range(40):
+                policy.observe(_ChainTree(), [1, 2, 3, 4, 5], 0)
+            assert (policy.growth == before) is still
+
+    def test_n_gram_drafters_are_an_arm_s_own(self, folder: Path) -> None:
+        lineup = Lineup(loaded(folder), {"ngram": "ngram"}, DecoderChoice())
+        arms = plan_arms(ArmChoice(policies=("chain", "fixed:3"), peers=()))
+        drafters = [one._decoder.drafter for one in lineup.contenders(arms)]
+        assert len({id(drafter) for drafter in drafters}) == 3
+
+
+class _ChainTree:
+    nodes = 5
+    depths = np.arange(1, 6)
+
+
+class TestArms:
+    def test_names_groups_and_order(self) -> None:
+        arms = plan_arms(
+            ArmChoice(policies=("fixed:7", "plain"), studies=("sweep", "shape"), sweep=(3, 7))
+        )
+        assert [(arm.name, arm.studies) for arm in arms] == [
+            ("plain", ("policies",)),
+            ("fixed:7+ngram", ("policies", "sweep")),
+            ("fixed:3+ngram", ("sweep",)),
+            ("beam:4x15+ngram", ("shape",)),
+            ("fixed:60+ngram", ("shape",)),
+            ("transformers:plain", ("policies",)),
+            ("transformers:prompt-lookup", ("policies",)),
+        ]
+        assert [arm.nodes for arm in arms] == [None, 7, 3, 60, 60, None, None]
+
+    @pytest.mark.parametrize(
+        ("changed", "message"),
+        [
+            ({"policies": ("fixed:0",)}, "'fixed:0' is not a policy"),
+            ({"studies": ("sweeps",)}, "'sweeps' is not a study"),
+            ({"peers": ("vllm",)}, "'vllm' is not a peer"),
+            ({"peers": ("assisted",)}, "assisted generation needs a drafter that is a causal"),
+            ({"drafters": ("a/x", "b/x")}, "two drafters are called 'x'"),
+            ({"drafters": (" ",)}, "the drafter's name is empty"),
+            ({"studies": ("sweep",), "sweep": ()}, "the sweep has no tree size"),
+        ],
+    )
+    def test_what_is_wrong_is_said(self, changed: dict, message: str) -> None:
+        with pytest.raises(InputError) as error:
+            plan_arms(ArmChoice(**changed))
+        assert message in str(error.value)
