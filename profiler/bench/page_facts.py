@@ -51,9 +51,17 @@ def environment_facts(result: Result) -> str:
         "instruction set": _value(environment.instruction_set),
         "busy beside": ", ".join(environment.busy) or "nothing that was seen",
     }
-    values |= {name: _value(value) for name, value in environment.fields.items()}
+    values |= dict(_field(name, value) for name, value in environment.fields.items())
     values |= {f"{name} (not there)": why for name, why in environment.absent.items()}
     return markup.facts("environment", values)
+
+
+def _field(name: str, value: str | int | float | bool | None) -> tuple[str, str]:
+    """A field's name and value, large units in place of bytes and hertz."""
+    for suffix, unit, size in (("_bytes", "GiB", 2.0**30), ("_hz", "GHz", 1e9)):
+        if name.endswith(suffix) and isinstance(value, int | float):
+            return name.removesuffix(suffix).replace("_", " "), f"{value / size:.2f} {unit}"
+    return name.replace("_", " "), _value(value)
 
 
 def _model(model: Model) -> str:

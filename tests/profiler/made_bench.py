@@ -32,10 +32,11 @@ ENVIRONMENT = Environment(
     device="Made CPU 3000 (16 cores)",
     threads=2,
     instruction_set="avx512",
-    fields={"torch": "2.13.0", "transformers": "5.17.0", "memory GiB": 24.0, "nice": None},
+    fields={"torch_version": "2.13.0", "cpu_frequency_hz": 2.5961e9, "memory_bytes": 3 << 33,
+            "governor": None},
     absent={"GPU": "no NVIDIA driver was found"},
     busy=("python train.py (1.9 cores)",),
-)
+)  # fmt: skip
 
 
 def policy_arm(policy: str, drafter: str = "demo", **changes: object) -> Arm:

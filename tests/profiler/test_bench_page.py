@@ -207,7 +207,9 @@ class TestNumbers:
         assert (settings["new tokens"], settings["chat"], settings["temperature"]) == (
             "64", "yes", "0"
         )  # fmt: skip
-        assert environment["torch"] == "2.13.0"
+        assert environment["torch version"] == "2.13.0"
+        assert (environment["cpu frequency"], environment["memory"]) == ("2.60 GHz", "24.00 GiB")
+        assert environment["governor"] == "-"
         assert environment["GPU (not there)"] == "no NVIDIA driver was found"
         assert environment["busy beside"] == "python train.py (1.9 cores)"
         assert any("other processes were busy" in item for item in reader.texts["li"])
