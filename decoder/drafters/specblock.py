@@ -85,19 +85,20 @@ class SpecBlockSession:
 
     def __init__(self, drafter: SpecBlockDrafter) -> None:
         self._drafter = drafter
-        config, target = drafter.model.config, drafter.target
-        self._cache = DraftCache(config.shape, config.layers, target.dtype, target.device)
+        config = drafter.model.config
+        self._like = drafter.model.queries  # in training, of another type than the target
+        self._cache = DraftCache(
+            config.shape, config.layers, self._like.dtype, drafter.target.device
+        )
         self._waiting: list[torch.Tensor] = []  # features as the target gives them
         self._conditions = torch.empty(0)  # those of the drafter's width before them
         self._drafted = 0  # rows behind the cache's length that the last draft wrote for good
 
     def start(self, prompt: NDArray[np.int64], features: torch.Tensor | None) -> None:
         """Begin with the prompt's features [tokens, 3 * hidden], the target's own."""
-        target = self._drafter.target
         self._cache.length = self._drafted = 0
         self._waiting.clear()
-        hidden = self._drafter.model.config.shape.hidden
-        self._conditions = torch.empty(0, hidden, dtype=target.dtype, device=target.device)
+        self._conditions = torch.empty_like(self._like[:0])
         self.observe(prompt.tolist(), features)
         self._take_in(prompt, most=1)
 
@@ -165,7 +166,8 @@ class SpecBlockSession:
     @torch.inference_mode()
     def _make_narrow(self) -> None:
         if self._waiting:
-            narrow = self._drafter.model.condition(torch.cat(self._waiting))
+            waiting = torch.cat(self._waiting).to(self._like.dtype)
+            narrow = self._drafter.model.condition(waiting)
             self._conditions = torch.cat((self._conditions, narrow))
             self._waiting.clear()
 

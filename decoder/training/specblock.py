@@ -14,30 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch.nn import functional
 
 from costmodel.errors import InputError
 from decoder.drafters.blocks import Rotary
-from decoder.drafters.specblock_model import SpecBlockModel, head_rows, save_specblock
+from decoder.drafters.specblock_model import SpecBlockModel, head_rows
 from decoder.drafters.specblock_rank import buckets_of, ranks_of
 from decoder.loading import LoadedModel
+from decoder.training.features import Example
 from decoder.training.specblock_rows import Drafted, Passage, run_blocks
 from decoder.training.specblock_start import SpecBlockSettings, first_model
+from decoder.training.specblock_tree import tree_tokens
 
 UNKNOWN = -1  # the draft id of a token that is not drafted
-
-
-class Example(Protocol):
-    """A text with what the target made of it, as `decoder.training.features` reads it."""
-
-    tokens: torch.Tensor  # int64 [L]
-    prompt_tokens: int
-    features: torch.Tensor  # [L, 3 * hidden]
-    final: torch.Tensor  # [L, hidden], behind the final norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +84,7 @@ class SpecBlockObjective:
         self.model = model
         self.settings = settings
         self.layers = model.config.feature_layers  # what `read_example` is to read
-        self._device = target.model.device
+        self._target, self._device = target, target.model.device
         self._embedding = target.model.get_input_embeddings()
         self._rotary = Rotary(model.config.shape, self._device)
         config = model.config
@@ -140,7 +131,8 @@ class SpecBlockObjective:
         """Acceptance along the greedy chain, each block started at the end of the one before.
 
         alpha_m_k  matches at position k of block m where all before matched (appendix C)
-        chain      tokens a verification, the bonus token included
+        chain      tokens a verification of this chain, the bonus token included
+        tree       and of the tree that is drafted in decoding
         rank_accuracy  of the rank head at positions that are reached
         A figure without a single position is left out.
         """
@@ -165,11 +157,8 @@ class SpecBlockObjective:
                     found = scored.ranks.argmax(-1) == rank_labels(scored)
                     tally[1] += (found & mask).sum().cpu()
                     tally[2] += mask.sum().cpu()
-        return _figures(reached, matched, tally)
-
-    def save(self, folder: Path) -> None:
-        """Write the drafter as a checkpoint that `--drafter` takes."""
-        save_specblock(folder, self.model)
+        tree = tree_tokens(self._target, self.model, examples)
+        return _figures(reached, matched, tally) | ({} if tree is None else {"tree": tree})
 
     def _rank_loss(self, rounds: list[Scored], masks: list[torch.Tensor]) -> torch.Tensor:
         chosen = [

@@ -3,6 +3,8 @@
 import numpy as np
 import torch
 
+from decoder.drafters.base import DraftRequest
+from decoder.growth import TopPaths
 from tests.decoder.draft_models import (
     COMMON,
     HIDDEN,
@@ -84,6 +86,11 @@ def specblock_folder(folder, seed=1, **changed):
     tensors["tokens"] = drafted_tokens(config["draft_vocab_size"])
     tensors["examples"] = torch.tensor([9, 9])
     return write_checkpoint(folder, config, tensors), config, tensors
+
+
+def asked(depth=99, width=64, temperature=1.0):
+    """A request whose rule of growth does not count."""
+    return DraftRequest(depth=depth, width=width, growth=TopPaths(), temperature=temperature)
 
 
 def rms(row, weight, eps):

@@ -10,14 +10,12 @@ from safetensors.torch import load_file, save_file
 from costmodel.errors import InputError
 from decoder import TreeDecoder
 from decoder.drafters import specblock
-from decoder.drafters.base import DraftRequest
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.specblock import SpecBlockDrafter
 from decoder.drafters.specblock_model import save_specblock
 from decoder.drafters.specblock_passes import Blocks
 from decoder.drafters.specblock_tree import BlockGrowth
 from decoder.drafters.timing import steady_draft
-from decoder.growth import TopPaths
 from decoder.startup import ProfileChoice
 from decoder.tree import DraftTree
 from tests.decoder.draft_models import HIDDEN, LLAMA3_ROPE, VOCAB, draft_target, rounds
@@ -26,6 +24,7 @@ from tests.decoder.specblock_models import (
     LENGTH,
     SPECBLOCK,
     Reference,
+    asked,
     nodes_of,
     reference_tree,
     specblock_folder,
@@ -46,10 +45,6 @@ VARIANTS = {
     "no-shift": {"layer_shift": False},
     "no-broadcast": {"prefix_broadcast": False},
 }
-
-
-def asked(depth=99, width=64, temperature=1.0):
-    return DraftRequest(depth=depth, width=width, growth=TopPaths(), temperature=temperature)
 
 
 def drafting(tmp_path, prompt=PROMPT, accepted=(2,), growth=None, **changed):

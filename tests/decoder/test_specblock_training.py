@@ -1,7 +1,6 @@
 """SpecBlock's training: its rows against single rows, its losses against loops, its ablations."""
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,9 +9,15 @@ import torch
 from costmodel.errors import InputError
 from decoder import TreeDecoder
 from decoder.drafters.blocks import Rotary
+from decoder.drafters.factory import load_drafter
 from decoder.drafters.specblock import SpecBlockDrafter
-from decoder.drafters.specblock_model import SpecBlockConfig, SpecBlockModel
+from decoder.drafters.specblock_model import SpecBlockConfig, SpecBlockModel, save_specblock
+from decoder.loading import load_model
 from decoder.training import specblock as training
+from decoder.training import specblock_tree
+from decoder.training.corpus import Collecting
+from decoder.training.features import Example
+from decoder.training.loop import Settings, train
 from decoder.training.specblock import (
     Scored,
     SpecBlockObjective,
@@ -22,6 +27,7 @@ from decoder.training.specblock import (
     specblock_objective,
     valid_prefix,
 )
+from decoder.training.specblock_recipe import SpecBlockRecipe, train_specblock
 from decoder.training.specblock_rows import Passage, run_blocks
 from decoder.training.specblock_start import copy_from, eagle_layers, first_model
 from tests.decoder.draft_models import (
@@ -37,21 +43,14 @@ from tests.decoder.specblock_models import (
     LENGTH,
     SPECBLOCK,
     Reference,
+    asked,
     drafted_tokens,
+    nodes_of,
     specblock_shapes,
 )
+from tests.tiny_folder import write_tokenizer, write_weights
 
 TOKENS = tuple(drafted_tokens(41).tolist())
-
-
-@dataclass(frozen=True)
-class Example:
-    """What `decoder.training.features` reads of a text."""
-
-    tokens: torch.Tensor
-    prompt_tokens: int
-    features: torch.Tensor
-    final: torch.Tensor
 
 
 def example_of(target, tokens, prompt_tokens, layers=(1, 3, 5)):
@@ -242,7 +241,7 @@ class TestObjective:
         gradients, figures = self.gradients(objective, example_of(target, some_text(), 4), 5)
         assert absent not in gradients
         assert ("rank_loss" in figures) == (name != "no-rank-head")
-        objective.save(tmp_path / "draft")
+        save_specblock(tmp_path / "draft", objective.model)
         assert SpecBlockDrafter(target, tmp_path / "draft").name == f"specblock:{name}"
 
     def test_cuts_and_anchors_are_uniform(self, monkeypatch):
@@ -344,8 +343,9 @@ class TestStart:
 class TestLearning:
     def test_a_tiny_drafter_learns_and_then_saves_rounds(self, tmp_path):
         """Its losses fall, its chain and rank head get better, and decoding stays exact."""
-        torch.manual_seed(0)
-        target = draft_target(dtype=torch.float32)
+        target = draft_target()
+        with torch.no_grad():
+            target.model.lm_head.weight.mul_(12.0)  # a target that is sure of its tokens
         prompts = [[5, 17, 3, 88], [9, 9, 41], [60, 2, 7, 7]]
         texts = [[*prompt, *greedy(target.model, prompt, 28)] for prompt in prompts]
         wanted = SpecBlockSettings(feature_layers=(2, 3, 5), rank_from_step=20)
@@ -355,27 +355,90 @@ class TestLearning:
             for text, prompt in zip(texts, prompts, strict=True)
         ]
         before = objective.validate(examples)
-        weights = [w for w in objective.model.parameters() if w.requires_grad]
-        optimiser = torch.optim.AdamW(weights, lr=3e-3)
-        losses, rank_losses = [], []
-        for step in range(90):
-            loss, figures = objective.loss(examples[step % 3], seeded(step), step)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(weights, 0.5)
-            optimiser.step()
-            optimiser.zero_grad()
-            losses.append(figures["first_loss_1"])
-            rank_losses.append(figures.get("rank_loss"))
-        after = objective.validate(examples)
-        assert np.mean(losses[-6:]) < 0.5 * np.mean(losses[:6])
-        assert np.mean(rank_losses[-6:]) < np.mean(rank_losses[20:26])
-        assert after["alpha_1_1"] > 0.8 > before["alpha_1_1"]
-        assert after["chain"] > before["chain"] + 2
-        assert after["rank_accuracy"] > 0.7
-        objective.save(tmp_path / "draft")
+        run = Settings(
+            steps=90,
+            batch=2,
+            learning_rate=5e-3,
+            warmup=5,
+            clip=0.5,
+            autocast=False,
+            save_every=30,
+        )
+        history = train(objective, examples, examples, run, tmp_path)
+        after = history[-1]
+        assert after["first_loss_1"] < 0.5 * history[0]["first_loss_1"]
+        assert after["first_loss_2"] < 0.5 * history[0]["first_loss_2"]
+        assert after["rank_loss"] < history[1]["rank_loss"]
+        assert after["alpha_1_1"] > before["alpha_1_1"] + 0.3
+        assert after["chain"] > before["chain"] + 1
+        assert after["tree"] > before["tree"] + 1.5
+        assert after["rank_accuracy"] > 0.6
+        save_specblock(tmp_path / "draft", objective.model)
         drafter = SpecBlockDrafter(target, tmp_path / "draft")
         assert drafter.growth.branching == (2, 4, 10, 0)
         decoder = TreeDecoder(target, drafter=drafter, policy="fixed:60")
         result = decoder.generate(prompts[0], max_new_tokens=28)
         assert result.token_ids == texts[0][4:]
         assert result.stats.rounds < 14
+
+    def test_the_reported_length_is_that_of_fresh_drafts(self, monkeypatch):
+        """A session at every place anew, and what of the text its tree holds."""
+        monkeypatch.setattr(specblock_tree, "STRIDE", 1)
+        target = draft_target()
+        objective = specblock_objective(target.loaded, settings(), seeded())
+        examples = [example_of(target, some_text(20, seed), 6) for seed in (1, 2)]
+        drafter, lengths = SpecBlockDrafter(target, objective.model), []
+        for example in examples:
+            text = example.tokens.tolist()
+            for at in range(6, 19):
+                session = drafter.session()
+                session.start(np.array(text[:at]), example.features[:at])
+                nodes = nodes_of(session.draft(np.array(text[: at + 1]), asked()))
+                rest = text[at + 1 :]
+                lengths.append(sum(tuple(rest[:k]) in nodes for k in range(1, len(rest) + 1)))
+        found = specblock_tree.tree_tokens(target.loaded, objective.model, examples)
+        assert found == pytest.approx(1 + np.mean(lengths)) and found > 1
+        assert specblock_tree.tree_tokens(target.loaded, objective.model, []) is None
+
+
+class TestRecipe:
+    RECIPE = SpecBlockRecipe(
+        collecting=Collecting(batches=2, batch=4, prompt_tokens=6, answer_tokens=16),
+        vocabulary=40,
+        drafter=SpecBlockSettings(anchors=6, rank_from_step=2),
+        settings=Settings(steps=6, batch=2, warmup=2, autocast=False, save_every=3, seed=5),
+    )
+
+    def test_stopped_and_gone_on_with_it_is_the_same_drafter(self, tmp_path):
+        folder = write_tokenizer(
+            write_weights(tmp_path / "target", num_hidden_layers=4, eos_token_id=None)
+        )
+
+        def loaded():
+            return load_model(
+                str(folder),
+                weights="pretrained",
+                dtype=torch.float32,
+                device=torch.device("cpu"),
+                download=False,
+            )
+
+        def stop(line):
+            if line.startswith("step"):
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            train_specblock(loaded(), tmp_path / "run", self.RECIPE, say=stop)
+        trained = train_specblock(loaded(), tmp_path / "run", self.RECIPE)
+        whole = train_specblock(loaded(), tmp_path / "whole", self.RECIPE)
+        files = [(t.folder / "model.safetensors").read_bytes() for t in (trained, whole)]
+        assert files[0] == files[1]
+        assert [row["step"] for row in trained.history] == [3, 6]
+        target = target_of(loaded().model)
+        drafter = load_drafter(str(trained.folder), target)
+        assert drafter.name == "specblock"
+        assert len(drafter.tokens) == 40
+        assert drafter.model.examples.tolist() == [12, 8]
+        decoder = TreeDecoder(target, drafter=drafter, policy="fixed:12")
+        found = decoder.generate([5, 6, 7], max_new_tokens=12).token_ids
+        assert found == greedy(target.model, [5, 6, 7], 12)

@@ -1,0 +1,66 @@
+"""From a target to a SpecBlock drafter in a folder, as `recipe` does for DFlash."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from decoder.drafters.specblock_model import save_specblock
+from decoder.loading import LoadedModel
+from decoder.training.corpus import Collecting, collect, read_corpus, split
+from decoder.training.dflash import frequent_tokens
+from decoder.training.features import Examples
+from decoder.training.loop import Say, Settings, train
+from decoder.training.recipe import DRAFTER, Trained
+from decoder.training.specblock import specblock_objective
+from decoder.training.specblock_start import SpecBlockSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecBlockRecipe:
+    """Everything that decides which drafter comes out.
+
+    vocabulary  tokens of the reduced vocabulary, which takes the place of `drafter.tokens`
+    settings    the paper's clip of 0.5, beside this project's other defaults
+    """
+
+    collecting: Collecting = field(default_factory=Collecting)
+    vocabulary: int = 8192
+    drafter: SpecBlockSettings = field(default_factory=SpecBlockSettings)
+    settings: Settings = field(default_factory=lambda: Settings(clip=0.5))
+
+
+def train_specblock(
+    loaded: LoadedModel,
+    folder: Path,
+    recipe: SpecBlockRecipe,
+    prompts: Sequence[str] = (),
+    say: Say = lambda line: None,
+) -> Trained:
+    """Collect, train and save a SpecBlock drafter; what `folder` has is gone on with.
+
+    prompts  to train on; none: the ones made here
+    Raises InputError for evaluation prompts and for a folder of another recipe.
+    """
+    collect(loaded, folder / "texts", recipe.collecting, prompts, say)
+    training, held_out = split(read_corpus(folder / "texts"))
+    vocab = loaded.architecture.vocab
+    kept = frequent_tokens(training, min(recipe.vocabulary, vocab), vocab)
+    wanted = replace(recipe.drafter, tokens=tuple(kept.tolist()))
+    generator = torch.Generator().manual_seed(recipe.settings.seed)
+    objective = specblock_objective(loaded, wanted, generator)
+    history = train(
+        objective,
+        Examples(loaded, training, objective.layers, folder),
+        Examples(loaded, held_out, objective.layers, folder),
+        recipe.settings,
+        folder,
+        say,
+    )
+    save_specblock(folder / DRAFTER, objective.model.bfloat16())
+    written = sum(len(text.tokens) - text.prompt_tokens for text in training)
+    counts = (len(training), len(held_out))
+    return Trained(folder / DRAFTER, counts, written, history)
