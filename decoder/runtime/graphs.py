@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from decoder.kv_cache import KVCache
+from decoder.parallel import ALONE, Ranks
 from decoder.runtime.base import DenseVisible, Forwarded, RowBlock, RuntimeKind
 from decoder.runtime.buckets import BUCKETS, padded_rows
 from decoder.runtime.capture import Capture
@@ -43,16 +44,22 @@ class GraphRuntime:
 
     Forwards are captured when a bucket is first needed, or up front by `prepare`, as long
     as the captured ones take less than `budget_bytes`. Rows beyond the largest bucket run
-    eagerly. Graphs belong to one cache tensor and go with it.
+    eagerly. Graphs belong to one cache tensor and go with it. Where ranks share the model, a
+    forward that one of them cannot capture runs eagerly on all.
     """
 
     kind: RuntimeKind = "graphs"
 
     def __init__(
-        self, step: ModelStep, eager: EagerRuntime, capture: Capture, budget_bytes: int
+        self,
+        step: ModelStep,
+        eager: EagerRuntime,
+        capture: Capture,
+        budget_bytes: int,
+        ranks: Ranks = ALONE,
     ) -> None:
         self._step, self._eager = step, eager
-        self._capture = capture
+        self._capture, self._ranks = capture, ranks
         self._budget_bytes = budget_bytes
         self._captured: WeakKeyDictionary[KVCache, dict[GraphShape, CapturedStep]]
         self._captured = WeakKeyDictionary()
@@ -116,14 +123,24 @@ class GraphRuntime:
         shape = GraphShape(rows=rows, words=needed_words(cache, blocks))
         known = self._captured.setdefault(cache, {})
         if shape not in known and shape not in self._refused:
-            if self.memory_bytes >= self._budget_bytes:
-                self._refuse(shape, f"graphs have used their {self._budget_bytes / 1e9:.1f} GB")
-                return None
-            try:
-                known[shape] = self._record(cache, blocks, shape)
-            except RuntimeError as error:  # torch.OutOfMemoryError is a RuntimeError
-                self._refuse(shape, str(error).partition("\n")[0] or type(error).__name__)
+            step, reason = self._try(cache, blocks, shape)
+            reason = self._ranks.any_text(reason)
+            if reason:
+                self._refuse(shape, reason)
+            elif step is not None:
+                known[shape] = step
         return known.get(shape)
+
+    def _try(
+        self, cache: KVCache, blocks: Sequence[RowBlock], shape: GraphShape
+    ) -> tuple[CapturedStep | None, str]:
+        """The captured forward, or None and why there is none."""
+        if self.memory_bytes >= self._budget_bytes:
+            return None, f"graphs have used their {self._budget_bytes / 1e9:.1f} GB"
+        try:
+            return self._record(cache, blocks, shape), ""
+        except RuntimeError as error:  # torch.OutOfMemoryError is a RuntimeError
+            return None, str(error).partition("\n")[0] or type(error).__name__
 
     def _record(
         self, cache: KVCache, blocks: Sequence[RowBlock], shape: GraphShape
