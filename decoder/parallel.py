@@ -20,11 +20,11 @@ from torch import nn
 
 from costmodel.errors import DeviceError
 from decoder.device import select_device
+from decoder.launch import launched_rank, launched_size
 
 Value = TypeVar("Value")
 # torch 2.13 gave it the other name
 ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 class RankLost(DeviceError):
@@ -99,6 +99,11 @@ class Ranks:
         _together(lambda: dist.broadcast_object_list(found, device=torch.device("cpu")))
         return cast(Value, found[0])
 
+    def connect(self, device: torch.device) -> None:
+        """A first collective on a GPU: NCCL connects then, and must not within a capture."""
+        self.gather(self.sum_(torch.ones(1, device=device)))
+        torch.cuda.synchronize(device)
+
     @contextmanager
     def muted(self) -> Iterator[None]:
         """Forwards of this rank alone: `sum_` and `gather` fill in its own part.
@@ -164,19 +169,12 @@ class SplitHead(nn.Module):
         return gathered.movedim(0, -2).flatten(-2)[..., : self.out_features]
 
 
-def launched_size() -> int:
-    """How many processes torchrun started together with this one; 1 without it."""
-    if any(not os.environ.get(name, "").strip() for name in TORCHRUN):
-        return 1
-    return int(os.environ["WORLD_SIZE"])
-
-
 def join(store: dist.Store) -> Ranks:
     """Form the group of the processes that torchrun started. Raises DeviceError.
 
     store  where they find each other
     """
-    rank, size = int(os.environ["RANK"]), launched_size()
+    rank, size = launched_rank(), launched_size()
     if int(os.environ.get("LOCAL_WORLD_SIZE", size)) != size:
         raise DeviceError(
             f"the {size} processes are on several machines",
@@ -211,9 +209,7 @@ def rank_device(name: str | None, ranks: Ranks) -> torch.device:
         )
     device = select_device(f"cuda:{os.environ['LOCAL_RANK']}")
     torch.cuda.set_device(device)
-    # NCCL connects at a first collective, which must not fall into the capture of a graph.
-    ranks.gather(ranks.sum_(torch.ones(1, device=device)))
-    torch.cuda.synchronize(device)
+    ranks.connect(device)
     return device
 
 

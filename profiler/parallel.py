@@ -12,7 +12,6 @@ all leave together, has the same time on each but for the skew of their start.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from costmodel.errors import DeviceError, RooftreeError
+from decoder.launch import launched_rank, launched_size
 
 if TYPE_CHECKING:
     from decoder.parallel import Ranks
@@ -43,19 +43,13 @@ class EndedElsewhere(RooftreeError):
         self.exit_code = exit_code
 
 
-def follows() -> bool:
-    """Whether torchrun started this process as another than the first. Imports nothing heavy."""
-    size, rank = os.environ.get("WORLD_SIZE", ""), os.environ.get("RANK", "")
-    return size.isdigit() and int(size) > 1 and rank.isdigit() and int(rank) > 0
-
-
 def leave_word_to_first() -> bool:
     """Whether another process tells this error: one that came up before there was a group.
 
     All have it then, and the first tells it. The others wait, since torchrun stops the first
     as soon as one of them has ended.
     """
-    if not follows() or _joins:
+    if launched_rank() == 0 or _joins:
         return False
     time.sleep(FIRST_SPEAKS_S)
     return True
@@ -68,7 +62,7 @@ def together() -> Iterator[Ranks]:
     An error in one of them ends all: it is raised where it came up first, and the others end
     with EndedElsewhere, or are stopped by torchrun while they wait for it.
     """
-    from decoder.parallel import ALONE, join, launched_size, leave
+    from decoder.parallel import ALONE, join, leave
 
     if launched_size() == 1:
         yield ALONE

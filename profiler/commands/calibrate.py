@@ -114,12 +114,14 @@ def command(as_json: bool, fleet: bool, fleet_address: str | None, **settings: A
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bar
 
+    from decoder.launch import launched_rank
     from profiler.calibrate import CalibrationSettings, Listener, calibrate
-    from profiler.parallel import EndedElsewhere, follows
+    from profiler.parallel import EndedElsewhere
 
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     columns = (TextColumn("measuring"), BarColumn(), TextColumn("{task.fields[state]}"))
-    hidden = follows() or not console.is_terminal
+    speaks = launched_rank() == 0
+    hidden = not speaks or not console.is_terminal
     with Bar(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("measuring", total=1.0, state="loading the target")
         listener = Listener(
@@ -132,7 +134,7 @@ def command(as_json: bool, fleet: bool, fleet_address: str | None, **settings: A
             result = calibrate(CalibrationSettings(**settings), listener)
         except EndedElsewhere as ended:
             raise click.exceptions.Exit(ended.exit_code) from ended
-    if follows():
+    if not speaks:
         return
     if as_json:
         from profiler.render import print_json

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.errors import InputError
-from decoder.parallel import ALONE, Ranks, SplitHead
+from costmodel.errors import DeviceError, InputError
+from decoder.launch import launched_rank, launched_size
+from decoder.loading import load_model
+from decoder.parallel import ALONE, Ranks, SplitHead, join, rank_device
 from decoder.runtime.graphs import GraphRuntime
 from decoder.sharding import Piece, RandomWeights, build_shard, local_architecture
 from decoder.target import Step
@@ -163,6 +168,89 @@ def test_random_pieces_are_cut_from_one_tensor(axis: int, size: int) -> None:
 def test_the_last_ranks_may_have_no_part_of_a_small_vocabulary() -> None:
     rows = [SplitHead(5, Ranks(rank, 4)).rows for rank in range(4)]
     assert [range(5)[part] for part in rows] == [range(0, 2), range(2, 4), range(4, 5), range(0)]
+
+
+class Unasked(Ranks):
+    """One of some ranks of which the others are never asked."""
+
+    def largest(self, value: float) -> float:
+        return value
+
+    def connect(self, device: torch.device) -> None:
+        """Nobody is there."""
+
+
+class TestDevices:
+    @pytest.fixture(autouse=True)
+    def two_gpus(self, monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+        chosen: list[torch.device] = []
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+        return chosen
+
+    @pytest.mark.parametrize("name", [None, "cuda"])
+    def test_each_process_has_the_gpu_of_its_number(
+        self, monkeypatch: pytest.MonkeyPatch, two_gpus: list[torch.device], name: str | None
+    ) -> None:
+        monkeypatch.setenv("LOCAL_RANK", "1")
+        assert rank_device(name, Unasked(1, 2)) == torch.device("cuda:1")
+        assert two_gpus == [torch.device("cuda:1")]
+
+    def test_more_processes_than_gpus(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LOCAL_RANK", "2")
+        with pytest.raises(DeviceError, match=r"no cuda:2: torch sees 2"):
+            rank_device(None, Unasked(2, 3))
+
+    def test_a_number_is_not_for_all_of_them(self) -> None:
+        with pytest.raises(DeviceError, match=r"each of the 2 processes.*not cuda:1"):
+            rank_device("cuda:1", Unasked(0, 2))
+        assert rank_device("cuda:1", ALONE) == torch.device("cuda:1")
+
+    def test_several_machines_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
+            monkeypatch.setenv(name, value)
+        for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            monkeypatch.setenv(name, "0")
+        with pytest.raises(DeviceError, match="4 processes are on several machines"):
+            join(dist.HashStore())
+
+    def test_without_torchrun_a_process_is_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        monkeypatch.delenv("RANK", raising=False)
+        assert (launched_size(), launched_rank()) == (1, 0)
+
+
+class TestDamagedWeights:
+    def load(self, folder: Path) -> None:
+        load_model(
+            str(folder), dtype=torch.float32, device=torch.device("cpu"), ranks=Unasked(0, 2)
+        )
+
+    def test_a_tensor_that_is_missing(self, tmp_path: Path) -> None:
+        random_model("llama-gqa").save_pretrained(tmp_path)
+        tensors = load_file(tmp_path / "model.safetensors")
+        del tensors["model.norm.weight"]
+        tensors["lm_head.weight"] = tensors["lm_head.weight"][:-1].clone()
+        save_file(tensors, tmp_path / "model.safetensors")
+        with pytest.raises(InputError, match=r"2 missing or of a wrong shape, as model\.norm"):
+            self.load(tmp_path)
+
+    def test_a_file_that_is_cut_short(self, tmp_path: Path) -> None:
+        random_model("llama-gqa").save_pretrained(tmp_path)
+        path = tmp_path / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-9])
+        with pytest.raises(InputError, match="cannot load the weights in"):
+            self.load(tmp_path)
+
+    def test_quantised_weights(self, tmp_path: Path) -> None:
+        model = random_model("llama-gqa")
+        model.save_pretrained(tmp_path)
+        config = json.loads((tmp_path / "config.json").read_text())
+        config["quantization_config"] = {"quant_method": "fp8"}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(InputError, match="quantised weights cannot be shared"):
+            self.load(tmp_path)
 
 
 class Answering(Ranks):

@@ -13,10 +13,11 @@ import pytest
 from costmodel.errors import DeviceError, MeasurementError, ProfileError
 from costmodel.profile import Profile
 from costmodel.registry import ProfileStore
+from decoder.launch import TORCHRUN
 from decoder.parallel import ALONE, Ranks
 from profiler import cli, parallel
 from profiler.memory import OutOfMemory
-from profiler.parallel import EndedElsewhere, Rehearsed, check_alike, follows, shared_journal
+from profiler.parallel import EndedElsewhere, Rehearsed, check_alike, shared_journal
 from tests.profiler.calibrating_ranks import SLOWEST_S, TOO_LARGE
 from tests.tiny_folder import listing, write_config
 from tests.torchrun import torchrun
@@ -122,7 +123,8 @@ class TestBeforeTheGroup:
     @pytest.fixture
     def second(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
         slept: list[float] = []
-        monkeypatch.setenv("RANK", "1")
+        for name in TORCHRUN:
+            monkeypatch.setenv(name, "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
         monkeypatch.setattr(time, "sleep", slept.append)
         monkeypatch.setattr(parallel, "_joins", 0)
@@ -135,18 +137,16 @@ class TestBeforeTheGroup:
         assert capsys.readouterr().err == ""
         assert second == [parallel.FIRST_SPEAKS_S]
 
-    @pytest.mark.parametrize(("rank", "size"), [("0", "2"), ("1", "1"), ("", ""), ("x", "y")])
+    @pytest.mark.parametrize(("name", "value"), [("RANK", "0"), ("WORLD_SIZE", "1"), ("RANK", "")])
     def test_others_speak(
         self,
         second: list[float],
         monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],
-        rank: str,
-        size: str,
+        name: str,
+        value: str,
     ) -> None:
-        monkeypatch.setenv("RANK", rank)
-        monkeypatch.setenv("WORLD_SIZE", size)
-        assert not follows()
+        monkeypatch.setenv(name, value)
         assert cli.run(["calibrate", "--max-nodes", "1"]) == 2
         assert capsys.readouterr().err.startswith("rooftree: ")
         assert second == []
