@@ -13,10 +13,11 @@ import torch
 from costmodel.errors import InputError
 from decoder.acceptance.choice import RuleName, parse_rule
 from decoder.acceptance.sampling import Sampling
-from decoder.device import parse_dtype, select_device
+from decoder.device import parse_dtype
 from decoder.drafters.base import Drafter
 from decoder.drafters.factory import load_drafter
 from decoder.loading import LoadedModel, Weights, borrow_model, default_target, load_model
+from decoder.parallel import ALONE, Ranks, rank_device
 from decoder.policies import DEFAULT_MAX_NODES, Policy, parse_policy
 from decoder.policies.base import CostKind
 from decoder.run import DecodeRun, run_together
@@ -94,24 +95,27 @@ class TreeDecoder:
         device: str | None = None,
         weights: Weights = "pretrained",
         runtime: RuntimeChoice = "auto",
+        ranks: Ranks = ALONE,
         **options: Any,
     ) -> TreeDecoder:
         """A decoder for a folder, a hub id, a known target, or a transformers model.
 
         runtime  `graphs` (captured forwards, CUDA only), `eager`, or `auto`: graphs where
                  they can be had for a model that is not borrowed
+        ranks    the processes that share the target (decoder/parallel.py); each decodes the
+                 same texts
         options  as the constructor takes them
         Raises InputError or ProfileError with what was wrong and what to do.
         """
         if target is not None and not isinstance(target, (str, Path)):
             borrowed = borrow_model(target)
             return cls(Target(borrowed, owned=False, runtime=runtime), **options)
-        where = select_device(device)
+        where = rank_device(device, ranks)
         runtime_kind(runtime, where)  # an error before the target is loaded
         number = dtype if isinstance(dtype, torch.dtype) else parse_dtype(dtype, where)
         name = default_target(where) if target is None else str(target)
         loaded: LoadedModel = load_model(
-            name, weights=weights, dtype=number, device=where, download=True
+            name, weights=weights, dtype=number, device=where, download=True, ranks=ranks
         )
         return cls(Target(loaded, runtime=runtime), **options)
 

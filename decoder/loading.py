@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +30,8 @@ from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError, RooftreeError
 from costmodel.targets import find_target
 from decoder.demo_model import DEMO_NAME, demo_model_folder
+from decoder.parallel import ALONE, Ranks
+from decoder.sharding import Checkpoint, RandomWeights, build_shard, local_architecture
 
 Weights = Literal["auto", "random", "pretrained"]
 
@@ -53,13 +55,22 @@ _BROKEN_FILES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A causal LM, what it is called and where its weights came from."""
+    """A causal LM, what it is called and where its weights came from.
+
+    `architecture` is that of the whole target, also where `ranks` share it.
+    """
 
     model: PreTrainedModel
     name: str
     source: str  # the folder or hub id that the weights and tokenizer come from, or ""
     weights: Literal["pretrained", "random"]
     architecture: ModelArchitecture
+    ranks: Ranks = ALONE
+
+    @property
+    def local(self) -> ModelArchitecture:
+        """The sizes of what this process holds."""
+        return local_architecture(self.architecture, self.ranks.size)
 
     def tokenizer(self) -> Any:
         """The tokenizer that belongs to the weights; InputError when there is none."""
@@ -96,8 +107,9 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     download: bool = False,
+    ranks: Ranks = ALONE,
 ) -> LoadedModel:
-    """Load `name` (folder, hub id or known target) onto the device.
+    """Load `name` (folder, hub id or known target), or this rank's part of it, onto the device.
 
     weights  `pretrained` or raise InputError; `random` from the config alone;
              `auto` takes local weights where there are some, else random ones
@@ -116,14 +128,14 @@ def load_model(
         source = _weights_source(name, download=download and weights == "pretrained")
     with _quiet():
         if source is not None:
-            return _load_pretrained(name, source, dtype, device)
+            return _load_pretrained(name, source, dtype, device, ranks)
         if weights == "pretrained":
             raise InputError(
                 f"no weights found for '{name}'",
                 hint="Give a folder with config.json and *.safetensors, a hub id that can be "
                 "reached, or run `rooftree demo-model` for a small real model.",
             )
-        return _build_random(name, dtype, device)
+        return _build_random(name, dtype, device, ranks)
 
 
 def borrow_model(model: Any) -> LoadedModel:
@@ -196,11 +208,28 @@ def _canonical_name(name: str) -> str:
 
 
 def _load_pretrained(
-    name: str, source: str, dtype: torch.dtype, device: torch.device
+    name: str, source: str, dtype: torch.dtype, device: torch.device, ranks: Ranks
 ) -> LoadedModel:
     config = _read_config(source)
     architecture = ModelArchitecture.from_hf_config(config, name=_label(name))
-    _check_memory(architecture, dtype, device)
+    _check_memory(architecture, dtype, device, ranks)
+    if ranks.alone:
+        model = _whole_pretrained(source, config, dtype, device)
+    else:
+        model = _pretrained_shard(source, config, (dtype, device), ranks)
+    return LoadedModel(
+        model=model.eval(),
+        name=_label(name),
+        source=source,
+        weights="pretrained",
+        architecture=architecture,
+        ranks=ranks,
+    )
+
+
+def _whole_pretrained(
+    source: str, config: Any, dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             source,
@@ -218,13 +247,20 @@ def _load_pretrained(
     wrong = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
     if wrong:
         raise _bad_weights(source, f"{len(wrong)} missing or of a wrong shape, as {wrong[0]}")
-    return LoadedModel(
-        model=model.eval(),
-        name=_label(name),
-        source=source,
-        weights="pretrained",
-        architecture=architecture,
-    )
+    return model
+
+
+def _pretrained_shard(
+    source: str, config: Any, placed: tuple[torch.dtype, torch.device], ranks: Ranks
+) -> PreTrainedModel:
+    """A rank's part, of which alone the files are read."""
+    if getattr(config, "quantization_config", None) is not None:
+        raise _bad_weights(source, "quantised weights cannot be shared by several processes")
+    try:
+        with ExitStack() as files:
+            return build_shard(config, placed, ranks, Checkpoint(Path(source), files))
+    except _BROKEN_FILES as error:
+        raise _bad_weights(source, _reason(error)) from error
 
 
 def _bad_weights(source: str, reason: str) -> InputError:
@@ -246,7 +282,7 @@ def _read_config(source: str) -> Any:
         ) from error
 
 
-def _build_random(name: str, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+def _build_random(name: str, dtype: torch.dtype, device: torch.device, ranks: Ranks) -> LoadedModel:
     folder = Path(name).expanduser()
     if folder.is_dir():
         config = _read_config(str(folder))
@@ -254,14 +290,19 @@ def _build_random(name: str, dtype: torch.dtype, device: torch.device) -> Loaded
         known = find_target(name).hf_config
         config = AutoConfig.for_model(**known)
     architecture = ModelArchitecture.from_hf_config(config, name=_label(name))
-    _check_memory(architecture, dtype, device)
-    model = _initialised(config, dtype, device)
+    _check_memory(architecture, dtype, device, ranks)
+    if ranks.alone:
+        model = _initialised(config, dtype, device)
+    else:
+        source = RandomWeights(deviation=float(config.initializer_range))
+        model = build_shard(config, (dtype, device), ranks, source)
     return LoadedModel(
         model=model.eval(),
         name=_label(name),
         source="",
         weights="random",
         architecture=architecture,
+        ranks=ranks,
     )
 
 
@@ -277,14 +318,15 @@ def _initialised(config: Any, dtype: torch.dtype, device: torch.device) -> PreTr
 
 
 def _check_memory(
-    architecture: ModelArchitecture, dtype: torch.dtype, device: torch.device
+    architecture: ModelArchitecture, dtype: torch.dtype, device: torch.device, ranks: Ranks
 ) -> None:
     """Raise InputError before a model is loaded that cannot fit; a CPU would start to swap."""
-    needed_bytes = architecture.parameters * dtype.itemsize
+    needed_bytes = local_architecture(architecture, ranks.size).parameters * dtype.itemsize
     if device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(device)
     else:
-        free_bytes = psutil.virtual_memory().available
+        needed_bytes *= ranks.size  # all ranks have their part in the same memory
+        free_bytes = int(ranks.least(psutil.virtual_memory().available))
     if needed_bytes > free_bytes:
         raise InputError(
             f"{architecture.name} needs {needed_bytes / 1e9:.1f} GB for its weights, but {device} "

@@ -39,7 +39,8 @@ def driver_facts(cuda_index: int) -> DriverFacts:
     with contextlib.suppress(nvml.NVMLError):
         found["driver"] = text(nvml.nvmlSystemGetDriverVersion())
     with contextlib.suppress(nvml.NVMLError):
-        found["power_limit_w"] = nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3
+        board, _ = board_of(nvml, handle)
+        found["power_limit_w"] = nvml.nvmlDeviceGetEnforcedPowerLimit(board) / 1e3
     return DriverFacts(**found)
 
 
@@ -54,6 +55,24 @@ def open_handle(cuda_index: int) -> tuple[Any, Any]:
         raise DeviceError(f"NVML: {error}", hint="Install nvidia-ml-py.") from error
     except pynvml.NVMLError as error:
         raise DeviceError(f"NVML: {error}", hint="Is the NVIDIA driver installed?") from error
+
+
+def board_of(nvml: Any, handle: Any) -> tuple[Any, bool]:
+    """The handle of the whole GPU that clocks, heat and power belong to, and whether `handle`
+    is a MIG slice of it.
+
+    NVML answers for a slice only what is the slice's own (name, memory, processes). The slice
+    itself where the driver does not give the GPU around it, as in some containers.
+    """
+    try:
+        if not nvml.nvmlDeviceIsMigDeviceHandle(handle):
+            return handle, False
+    except nvml.NVMLError:  # a driver that knows no MIG
+        return handle, False
+    try:
+        return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle), True
+    except nvml.NVMLError:
+        return handle, True
 
 
 def visible_entry(cuda_index: int, visible: str | None) -> str:

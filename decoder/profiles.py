@@ -47,6 +47,7 @@ def profile_key(target: Target) -> ProfileKey:
         dtype=dtype_name(target.dtype),
         runtime=target.runtime.kind,
         attention=ATTENTION,
+        tensor_parallel=target.ranks.size,
     )
 
 
@@ -67,6 +68,7 @@ def runtime_section(target: Target) -> RuntimeSection:
         kind=target.runtime.kind,
         dtype=dtype_name(target.dtype),
         attention=ATTENTION,
+        tensor_parallel=target.ranks.size,
         buckets=target.runtime.buckets,
         torch=torch.__version__,
         transformers=transformers.__version__,
@@ -77,7 +79,8 @@ def runtime_section(target: Target) -> RuntimeSection:
 def find_peaks(target: Target) -> PeaksSection:
     """The measured peaks, and the datasheet's in their place where the device is known.
 
-    Rooflines use the datasheet of a known GPU, so that profiles of one device agree.
+    Rooflines use the datasheet of a known GPU, so that profiles of one device agree. Ranks
+    measure at the same time and take the first one's, so that they plan the same.
     """
     measured = measure_peaks(target.device, target.dtype)
     on_gpu = target.device.type == "cuda"  # where a copy tells how far a read is from the peak
@@ -88,7 +91,7 @@ def find_peaks(target: Target) -> PeaksSection:
         used, source = known.peaks, "datasheet"
     else:
         used, source = measured, "measured"
-    return PeaksSection(
+    section = PeaksSection(
         source=source,
         flops_per_s=used.flops_per_s,
         bytes_per_s=used.bytes_per_s,
@@ -96,6 +99,7 @@ def find_peaks(target: Target) -> PeaksSection:
         measured_bytes_per_s=measured.bytes_per_s,
         measured_copy_bytes_per_s=copy_bytes_per_s,
     )
+    return target.ranks.decide(lambda: section)
 
 
 def roofline_of(target: Target, peaks: PeaksSection) -> Roofline:
@@ -104,6 +108,7 @@ def roofline_of(target: Target, peaks: PeaksSection) -> Roofline:
         peaks=peaks.peaks(),
         element_bytes=ELEMENT_BYTES[dtype_name(target.dtype)],
         count="paper",
+        tensor_parallel=target.ranks.size,
     )
 
 
@@ -123,10 +128,16 @@ class Measurement:
 
 
 def weights_note(target: Target) -> str:
-    """What to know of the weights: dense forwards take the same time with any."""
+    """What to know of the weights: dense forwards take the same time with any.
+
+    And of the devices, where several share them.
+    """
     note = f"{target.loaded.weights} weights"
     if target.loaded.weights == "random" and target.architecture.experts:
         note += ", and random routing, which spreads tokens over experts more evenly than real"
+    if not target.ranks.alone:
+        where = "devices" if target.device.type == "cuda" else "processes on one CPU"
+        note += f"; {target.ranks.size} {where}, the interconnect between them not recorded"
     return note
 
 

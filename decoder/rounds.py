@@ -196,7 +196,9 @@ def _observe_cost(decoder: TreeDecoder, sequence: TextSequence) -> None:
     if source is None:
         return
     known = source.cost.drift_warning
-    for forward, verify_s in decoder.stopwatch.finished():
+    finished = list(decoder.stopwatch.finished())
+    # Ranks that had learnt of different forwards would choose different trees.
+    for forward, verify_s in decoder.target.ranks.decide(lambda: finished):
         source.cost.observe(forward.rows, forward.context, verify_s, forward.batch)
     warning = source.cost.drift_warning
     if warning is not None and known is None:

@@ -65,7 +65,8 @@ def find_cost(
 
     kind  `linear` takes the profile's linear calibration instead of its selected one
     """
-    source = _find(target, drafter, choice)
+    found = _find(target, drafter, choice)
+    source = target.ranks.decide(lambda: found)  # else ranks would choose trees of their own
     cost, mode = source.cost.cost, choice.estimator or source.cost.mode
     if kind == "linear" and source.profile is not None:
         cost = replace(cost, verify=source.profile.linear_calibration())
@@ -121,7 +122,7 @@ def _mode(found: LookupResult) -> Mode:
 def _probed(target: Target, drafter: Drafter, store: ProfileStore) -> CostSource:
     profile = quick_profile(target, drafter)
     try:
-        saved = f"saved as {store.save(profile)}"
+        saved = f"saved as {store.save(profile)}" if target.ranks.first else ""
     except ProfileError as error:
         saved = f"not saved: {error.problem}"
     line = (

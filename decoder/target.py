@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,6 +65,7 @@ class Target:
         """
         self.loaded = loaded
         self.architecture = loaded.architecture
+        self.ranks = loaded.ranks
         self.model = loaded.model
         self.cache: KVCache | None = None
         self.reservations = 0  # counts `reserve`: whose keys and values the cache holds
@@ -73,7 +75,11 @@ class Target:
         group = loaded.architecture.heads // loaded.architecture.kv_heads
         self._eager = EagerRuntime(self._step, group)
         self.runtime: Runtime = make_runtime(
-            runtime, self._step, self._eager, capturable=owned and self.architecture.experts == 0
+            runtime,
+            self._step,
+            self._eager,
+            capturable=owned and self.architecture.experts == 0,
+            ranks=self.ranks,
         )
         self._features: dict[int, torch.Tensor] = {}
 
@@ -100,7 +106,7 @@ class Target:
         if cache is None or cache.capacity < tokens or cache.sequences != sequences:
             graphs = self.runtime.kind == "graphs"
             cache = KVCache(
-                self.architecture,
+                self.loaded.local,
                 capacity=-(-tokens // CAPACITY_STEP) * CAPACITY_STEP if graphs else tokens,
                 sequences=sequences,
                 dtype=self.dtype,
@@ -217,6 +223,19 @@ class Target:
         cache = self._cache_with_room(0, sequence)
         with torch.inference_mode():
             cache.commit(rows, sequence)
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Forwards of this rank alone, whose numbers are wrong: to see whether memory suffices.
+
+        They run eagerly, since a forward captured meanwhile would stay without the others.
+        """
+        runtime, self.runtime = self.runtime, self._eager
+        try:
+            with self.ranks.muted():
+                yield
+        finally:
+            self.runtime = runtime
 
     def _cache_with_room(self, rows: int, sequence: int) -> KVCache:
         cache = self._reserved()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,12 +12,14 @@ import torch
 
 from costmodel.errors import InputError
 from costmodel.profile import Profile
-from costmodel.registry import ProfileStore, user_directory
+from costmodel.registry import user_directory
 from costmodel.roofline import Roofline
-from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
+from costmodel.schema import PeaksSection
+from decoder.device import dtype_name, fingerprint, parse_dtype
 from decoder.drafters.base import Drafter
 from decoder.drafters.factory import load_drafter
 from decoder.loading import Weights, default_target, load_model
+from decoder.parallel import Ranks, rank_device
 from decoder.profiles import Measurement, find_peaks, make_profile, profile_key, roofline_of
 from decoder.runtime.base import RuntimeChoice
 from decoder.runtime.select import runtime_kind
@@ -28,6 +29,7 @@ from profiler.device import collect, observe, warnings
 from profiler.instruments import instruments
 from profiler.journal import Journal
 from profiler.lock import device_lock
+from profiler.parallel import FollowedJournal, check_alike, common, shared_journal, together
 from profiler.plan import PREFILL_TOKENS, SweepPlan
 from profiler.sections import (
     drafter_sections,
@@ -37,6 +39,7 @@ from profiler.sections import (
     with_held_out,
     with_known_drafters,
 )
+from profiler.storing import check_writable, draw, keep_samples, store
 from profiler.sweep import Progress, Steering, SweepResult, run_sweep
 from profiler.workload import Task, Workload
 
@@ -92,18 +95,31 @@ class Listener:
 def calibrate(settings: CalibrationSettings, listener: Listener = Listener()) -> CalibrationResult:
     """Calibrate one target on one device and store the profile.
 
-    Raises InputError, DeviceError, MeasurementError or ProfileError. Nothing that was
-    measured is lost when it is interrupted: the next call with the same settings goes on.
+    Under torchrun the processes share the target; the first one says and writes everything.
+    Raises InputError, DeviceError, MeasurementError or ProfileError, and EndedElsewhere in a
+    process that ends because of another. Nothing that was measured is lost when it is
+    interrupted: the next call with the same settings goes on.
     """
-    device = select_device(settings.device)
-    name = default_target(device) if settings.target is None else settings.target
+    with together() as ranks:
+        return _calibrate(settings, listener if ranks.first else Listener(), ranks)
+
+
+def _calibrate(
+    settings: CalibrationSettings, listener: Listener, ranks: Ranks
+) -> CalibrationResult:
+    device = rank_device(settings.device, ranks)
+    name = settings.target
+    if name is None:
+        name = ranks.decide(lambda: default_target(device))
     runtime_kind(settings.runtime, device)  # an error before the target is loaded
     plan = _plan(settings, device)
-    check_writable(settings.output)
-    with device_lock(f"{fingerprint(device).name} {device_label(device)}"):
+    if ranks.first:
+        check_writable(settings.output)
+    check_alike(fingerprint(device).name, ranks)
+    with _lock(device, ranks):
         activity = observe()
         dtype = parse_dtype(settings.dtype, device)
-        loaded = load_model(name, weights=settings.weights, dtype=dtype, device=device)
+        loaded = load_model(name, weights=settings.weights, dtype=dtype, device=device, ranks=ranks)
         target = Target(loaded, runtime=settings.runtime)
         drafter = load_drafter(settings.drafter, target)
         plan = _fit_target(plan, settings, target)
@@ -114,31 +130,66 @@ def calibrate(settings: CalibrationSettings, listener: Listener = Listener()) ->
         found = warnings(metadata, activity)
         _introduce(target, found, listener)
         peaks = find_peaks(target)
-        with _journal(target, drafter, plan, settings) as journal:
+        opened = shared_journal(lambda: _journal(target, drafter, plan, settings), ranks)
+        with opened as journal:
             swept, seen = _sweep(
                 plan, workload, roofline_of(target, peaks), journal, settings, listener
             )
-            measurement = Measurement(
-                kind="measured",
-                points=points_of(swept, "verify"),
-                peaks=peaks,
-                provenance=provenance_fields(swept, metadata.fields | seen, activity),
-                sections={
-                    "stages": stages_section(swept),
-                    "drafters": drafter_sections(swept, drafter),
-                },
-            )
-            profile = make_profile(target, measurement)
-            profile = with_held_out(profile, points_of(swept, "held_out"))
-            profile = with_known_drafters(profile, settings.output)
-            path = _store(profile, settings.output)
-            picture = _draw(profile, path)
-            keep_samples(journal, path)
+
+            def write() -> CalibrationResult:
+                provenance = provenance_fields(swept, metadata.fields | seen, activity)
+                profile = _profile(target, drafter, peaks, swept, provenance)
+                profile = with_known_drafters(profile, settings.output)
+                return _written(profile, swept, journal, settings, found + target.runtime.warnings)
+
+            return ranks.decide(write)
+
+
+def _lock(device: torch.device, ranks: Ranks) -> contextlib.AbstractContextManager[None]:
+    """The lock of this rank's device; the first rank holds that of a CPU for all."""
+    if device.type == "cpu" and not ranks.first:
+        return contextlib.nullcontext()
+    return device_lock(f"{fingerprint(device).name} {device_label(device)}")
+
+
+def _profile(
+    target: Target,
+    drafter: Drafter,
+    peaks: PeaksSection,
+    swept: SweepResult,
+    provenance: dict[str, Any],
+) -> Profile:
+    """The profile of what was measured, checked on the points held out."""
+    measurement = Measurement(
+        kind="measured",
+        points=points_of(swept, "verify"),
+        peaks=peaks,
+        provenance=provenance,
+        sections={
+            "stages": stages_section(swept),
+            "drafters": drafter_sections(swept, drafter),
+        },
+    )
+    return with_held_out(make_profile(target, measurement), points_of(swept, "held_out"))
+
+
+def _written(
+    profile: Profile,
+    swept: SweepResult,
+    journal: Journal | FollowedJournal,
+    settings: CalibrationSettings,
+    found: tuple[str, ...],
+) -> CalibrationResult:
+    """Write the profile, its picture and its samples."""
+    path = store(profile, settings.output)
+    picture = draw(profile, path)
+    if isinstance(journal, Journal):
+        keep_samples(journal, path)
     return CalibrationResult(
         profile=profile,
         path=path,
         picture=picture,
-        warnings=found + target.runtime.warnings,
+        warnings=found,
         resumed_samples=swept.resumed_samples,
         unmeasured=swept.unmeasured,
         skipped=swept.skipped,
@@ -154,45 +205,6 @@ def _introduce(target: Target, found: tuple[str, ...], listener: Listener) -> No
     )
     for warning in found:
         listener.say(f"warning: {warning}")
-
-
-def check_writable(output: Path | None) -> None:
-    """Raise InputError before measuring when the profile could not be written afterwards."""
-    folder = user_directory() if output is None else output.absolute().parent
-    if output is not None and (output.is_dir() or output.suffix != ".yaml"):
-        raise InputError(
-            f"the profile cannot be written to {output}",
-            hint="Give --output a file name ending in .yaml.",
-        )
-    probe = folder / ".rooftree-writable"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"\0" * 4096)
-    except OSError as error:
-        raise InputError(
-            f"cannot write to {folder}: {error.strerror or error}",
-            hint="Choose another --output, or set ROOFTREE_HOME to a folder you can write to.",
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):  # where it could not be made it is not there
-            probe.unlink()
-
-
-def keep_samples(journal: Journal, path: Path) -> None:
-    """The raw samples go beside the profile, as `<profile>.samples.jsonl`, whole or not at all."""
-    journal.close()
-    sidecar = path.with_suffix(".samples.jsonl")
-    part = sidecar.with_suffix(".part")
-    try:
-        shutil.move(journal.path, part)
-        part.replace(sidecar)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise InputError(
-            f"the profile {path} is written, but not its raw samples: {error.strerror or error}",
-            hint="Free some space and run the same command again; nothing is measured anew.",
-        ) from error
 
 
 def _plan(settings: CalibrationSettings, device: torch.device) -> SweepPlan:
@@ -230,17 +242,18 @@ def _sweep(
     plan: SweepPlan,
     workload: Workload,
     roofline: Roofline,
-    journal: Journal,
+    journal: Journal | FollowedJournal,
     settings: CalibrationSettings,
     listener: Listener,
 ) -> tuple[SweepResult, dict[str, Any]]:
     """The measured points, and what was seen of the device meanwhile."""
+    ranks = workload.ranks
     grid = AdaptiveGrid(plan, roofline, lambda task: not workload.shortfall(task))
-    tools = instruments(workload.device)
+    tools = common(instruments(workload.device), ranks)
     steering = Steering(
         budget_s=settings.time_budget_s or BUDGETS_S[workload.device.type],
         on_progress=listener.progress,
-        more=grid.more,
+        more=lambda swept: ranks.decide(lambda: grid.more(swept)),
     )
     tasks = grid.first() + plan.held_out() + plan.stages()
     swept = run_sweep(tasks, workload, tools, journal, steering)
@@ -271,6 +284,7 @@ def _journal(
         "dtype": key.dtype,
         "runtime": key.runtime,
         "threads": key.threads,
+        "tensor_parallel": key.tensor_parallel,
         "torch": torch.__version__,
         "drafter": drafter.architecture_hash,
         "contexts": list(plan.contexts),
@@ -278,24 +292,11 @@ def _journal(
         "batches": list(plan.batches),
         "seed": plan.seed,
     }
-    where = device_label(target.device)
-    name = f"{where}.{key.architecture_hash}.{key.dtype}.{key.runtime}.jsonl"
+    where, degree = device_label(target.device), f"tp{key.tensor_parallel}"
+    name = f"{where}.{key.architecture_hash}.{key.dtype}.{key.runtime}.{degree}.jsonl"
     return Journal(user_directory() / "journals" / name, header, fresh=settings.fresh)
 
 
 def device_label(device: torch.device) -> str:
     """`cpu` or `cuda-N`, also where the device was named without a number."""
     return "cpu" if device.type == "cpu" else f"cuda-{device.index or 0}"
-
-
-def _store(profile: Profile, output: Path | None) -> Path:
-    if output is None:
-        return ProfileStore().save(profile)
-    profile.to_yaml(output)
-    return output
-
-
-def _draw(profile: Profile, path: Path) -> Path:
-    from profiler.report import plot_profile
-
-    return plot_profile(profile, path.with_suffix(".png"))

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import click
 
 from costmodel.errors import RooftreeError
+from profiler.parallel import leave_word_to_first
 
 EXIT_USAGE = 2
 EXIT_INTERNAL = 70
@@ -121,6 +122,8 @@ def main() -> None:
 
 
 def _report(message: str, exit_code: int) -> int:
+    if leave_word_to_first():
+        return exit_code
     with contextlib.suppress(OSError):
         click.echo(f"rooftree: {' '.join(message.split())}", err=True)
     return exit_code

@@ -9,6 +9,7 @@ import torch
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.errors import MeasurementError
+from decoder.parallel import ALONE, Ranks
 
 # Of the free memory, what a KV cache may take: activations, captured forwards and the
 # allocator's own losses need the rest.
@@ -20,15 +21,19 @@ class OutOfMemory(MeasurementError):
     """A point for which the memory did not suffice after all."""
 
 
-def free_memory(device: torch.device) -> Callable[[], int]:
-    """A function that tells the free bytes of a device, the allocator's own reserve included."""
+def free_memory(device: torch.device, ranks: Ranks = ALONE) -> Callable[[], int]:
+    """A function that tells the free bytes of a device, the allocator's own reserve included.
+
+    Of the ranks' devices, those of the one with least, so that all leave out the same points;
+    on one CPU each may count on its share.
+    """
     if device.type == "cpu":
-        return lambda: int(psutil.virtual_memory().available)
+        return lambda: int(ranks.least(psutil.virtual_memory().available // ranks.size))
 
     def free_bytes() -> int:
         driver_bytes, _ = torch.cuda.mem_get_info(device)
         unused_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(driver_bytes + unused_bytes)
+        return int(ranks.least(driver_bytes + unused_bytes))
 
     return free_bytes
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from decoder.nvml import open_handle, text
+from decoder.nvml import board_of, open_handle, text
 
 # Reasons for lower clocks that make a sample worthless. The power cap is not among them: it is
 # the steady state of a GPU under full load and stays in what is measured.
@@ -36,12 +36,16 @@ def clock_reasons(mask: int) -> tuple[str, ...]:
     return tuple(name for bit, name in sorted(names.items()) if mask & bit)
 
 
-@dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU (or MIG slice) that NVML has opened."""
+    """One GPU (or MIG slice) that NVML has opened.
 
-    nvml: Any
-    handle: Any
+    board   the whole GPU, which has the clocks, heat and power; the same without MIG
+    sliced  whether `handle` is a MIG slice
+    """
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self.nvml, self.handle = nvml, handle
+        self.board, self.sliced = board_of(nvml, handle)
 
     @classmethod
     def open(cls, cuda_index: int = 0) -> Gpu:
@@ -50,26 +54,26 @@ class Gpu:
 
     def read(self) -> dict[str, Any]:
         """Every field that this driver and GPU can tell; the others are left out."""
-        nvml, handle = self.nvml, self.handle
+        nvml, handle, board = self.nvml, self.handle, self.board
         readings: dict[str, Callable[[], Any]] = {
             "gpu_name": lambda: text(nvml.nvmlDeviceGetName(handle)),
             "gpu_uuid": lambda: text(nvml.nvmlDeviceGetUUID(handle)),
             "driver": lambda: text(nvml.nvmlSystemGetDriverVersion()),
             "gpu_memory_bytes": lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
             "gpu_memory_free_bytes": lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).free),
-            "gpu_sm_clock_hz": lambda: 1e6 * nvml.nvmlDeviceGetClockInfo(handle, 1),
-            "gpu_sm_clock_max_hz": lambda: 1e6 * nvml.nvmlDeviceGetMaxClockInfo(handle, 1),
-            "gpu_memory_clock_hz": lambda: 1e6 * nvml.nvmlDeviceGetClockInfo(handle, 2),
-            "gpu_temperature_c": lambda: int(nvml.nvmlDeviceGetTemperature(handle, 0)),
-            "gpu_power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
-            "gpu_power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
+            "gpu_sm_clock_hz": lambda: 1e6 * nvml.nvmlDeviceGetClockInfo(board, 1),
+            "gpu_sm_clock_max_hz": lambda: 1e6 * nvml.nvmlDeviceGetMaxClockInfo(board, 1),
+            "gpu_memory_clock_hz": lambda: 1e6 * nvml.nvmlDeviceGetClockInfo(board, 2),
+            "gpu_temperature_c": lambda: int(nvml.nvmlDeviceGetTemperature(board, 0)),
+            "gpu_power_w": lambda: nvml.nvmlDeviceGetPowerUsage(board) / 1e3,
+            "gpu_power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(board) / 1e3,
             "gpu_utilization": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
             "gpu_clock_reasons": lambda: list(
-                clock_reasons(int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)))
+                clock_reasons(int(nvml.nvmlDeviceGetCurrentClocksEventReasons(board)))
             ),
-            "gpu_ecc": lambda: bool(nvml.nvmlDeviceGetEccMode(handle)[0]),
-            "gpu_mig": lambda: bool(nvml.nvmlDeviceGetMigMode(handle)[0]),
-            "gpu_persistence": lambda: bool(nvml.nvmlDeviceGetPersistenceMode(handle)),
+            "gpu_ecc": lambda: bool(nvml.nvmlDeviceGetEccMode(board)[0]),
+            "gpu_mig": lambda: self.sliced or bool(nvml.nvmlDeviceGetMigMode(board)[0]),
+            "gpu_persistence": lambda: bool(nvml.nvmlDeviceGetPersistenceMode(board)),
             "gpu_other_processes": self._other_processes,
         }
         found = {}
@@ -93,12 +97,12 @@ class Gpu:
 
     def sample(self) -> Reading:
         """Clock, temperature, power and clock reasons just now; None for what it cannot tell."""
-        nvml, handle = self.nvml, self.handle
+        nvml, board = self.nvml, self.board
         return Reading(
-            sm_clock_hz=self._ask(lambda: 1e6 * nvml.nvmlDeviceGetClockInfo(handle, 1)),
-            temperature_c=self._ask(lambda: float(nvml.nvmlDeviceGetTemperature(handle, 0))),
-            power_w=self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
-            reasons=self._ask(lambda: int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))),
+            sm_clock_hz=self._ask(lambda: 1e6 * nvml.nvmlDeviceGetClockInfo(board, 1)),
+            temperature_c=self._ask(lambda: float(nvml.nvmlDeviceGetTemperature(board, 0))),
+            power_w=self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(board) / 1e3),
+            reasons=self._ask(lambda: int(nvml.nvmlDeviceGetCurrentClocksEventReasons(board))),
         )
 
     def _ask(self, question: Callable[[], Any]) -> Any:

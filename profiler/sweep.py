@@ -15,6 +15,7 @@ import numpy as np
 from costmodel.errors import InputError, MeasurementError
 from profiler.journal import Journal
 from profiler.memory import OutOfMemory
+from profiler.parallel import FollowedJournal
 from profiler.stopping import StoppingRule
 from profiler.timing import Guard, PointAccumulator, Samples, Timer, interleave, take_sample
 from profiler.workload import Task, Workload
@@ -75,7 +76,7 @@ def run_sweep(
     tasks: Sequence[Task],
     workload: Workload,
     instruments: Instruments,
-    journal: Journal,
+    journal: Journal | FollowedJournal,
     steering: Steering,
 ) -> SweepResult:
     """Measure the tasks in mixed order until all are done or the budget is spent.
@@ -103,7 +104,7 @@ class _Sweep:
         self,
         workload: Workload,
         instruments: Instruments,
-        journal: Journal,
+        journal: Journal | FollowedJournal,
         steering: Steering,
     ) -> None:
         self._workload, self._instruments, self._journal = workload, instruments, journal
@@ -197,7 +198,7 @@ class _Sweep:
         )
 
 
-def _recorded(journal: Journal) -> dict[Task, list[tuple[float, bool]]]:
+def _recorded(journal: Journal | FollowedJournal) -> dict[Task, list[tuple[float, bool]]]:
     """The journal's samples by task: seconds, and whether they count."""
     recorded: dict[Task, list[tuple[float, bool]]] = {}
     for number, record in enumerate(journal.records, start=2):

@@ -15,9 +15,11 @@ from decoder.acceptance.sampling import Sampling
 from decoder.drafters.base import Drafter
 from decoder.drafters.timing import steady_draft
 from decoder.kv_cache import KVCache
+from decoder.parallel import Ranks
 from decoder.target import PREFILL_CHUNK, Step, Target
 from decoder.tree import EMPTY, DraftTree, Lattice, best_first
 from profiler.memory import CACHE_SHARE, OutOfMemory, forward_bytes, free_memory, slot_bytes
+from profiler.parallel import Rehearsed
 
 FORWARDS = ("verify", "held_out", "plain")  # kinds that time a verification forward
 LATTICE_DEPTH = 15  # gamma of a block of 16
@@ -68,7 +70,7 @@ class Workload:
         self._target = target
         self._drafter = drafter
         self._capacity, self._capacities = capacity, dict(capacities or {})
-        self._free_bytes = free_memory(target.device)
+        self._free_bytes = free_memory(target.device, target.ranks)
         self._seed = seed
         self._random = np.random.default_rng(seed)
         self._caches: dict[int, KVCache] = {}
@@ -76,6 +78,11 @@ class Workload:
     @property
     def device(self) -> torch.device:
         return self._target.device
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that do the tasks together."""
+        return self._target.ranks
 
     def call(self, task: Task) -> Callable[[], object]:
         """A function of no arguments that does the task once, from the same state each time.
@@ -100,21 +107,22 @@ class Workload:
                 reason = str(error).partition("\n")[0]
                 raise OutOfMemory(f"out of memory: {reason}") from error
 
-        return run
+        together = not self.ranks.alone and task.kind in (*FORWARDS, "prefill")
+        return Rehearsed(run, self._target) if together else run
 
     def shortfall(self, task: Task) -> str:
         """Why the task does not fit into memory, in words; empty where it does."""
         if task.kind not in (*FORWARDS, "prefill", "commit"):
             return ""
         needed = task.context + (2 * task.size if task.kind == "commit" else task.size)
-        try:
-            held = self._use_cache(task.batch).capacity
-        except InputError as error:
-            return error.problem
+        problem = self._cache_problem(task.batch)
+        if problem:
+            return problem
+        held = self._use_cache(task.batch).capacity
         if needed > held:
             return f"{needed} tokens x batch {task.batch}; memory is left for {held}"
         rows = min(task.size, PREFILL_CHUNK) if task.kind == "prefill" else task.size * task.batch
-        work_bytes = forward_bytes(self._target.architecture, rows, self._element_bytes)
+        work_bytes = forward_bytes(self._target.loaded.local, rows, self._element_bytes)
         free_bytes = self._free_bytes()
         if task.kind in (*FORWARDS, "prefill") and work_bytes > free_bytes:
             return (
@@ -177,6 +185,18 @@ class Workload:
 
         return run
 
+    def _cache_problem(self, batch: int) -> str:
+        """Why a rank has no memory for the cache of this batch size; empty where all have."""
+        problem = ""
+        try:
+            self._use_cache(batch)
+        except InputError as error:
+            problem = error.problem
+        problem = self.ranks.any_text(problem)
+        if problem:
+            self._caches.pop(batch, None)
+        return problem
+
     def _use_cache(self, batch: int) -> KVCache:
         """The cache of this batch size, filled with noise, since zeros can run faster."""
         cache = self._caches.get(batch)
@@ -196,7 +216,7 @@ class Workload:
     def _room(self, batch: int) -> int:
         """Tokens of this batch's cache: what is wanted, or what the memory leaves."""
         wanted = self._capacities.get(batch, self._capacity)
-        each_bytes = slot_bytes(self._target.architecture, batch, self._element_bytes)
+        each_bytes = slot_bytes(self._target.loaded.local, batch, self._element_bytes)
         return max(min(wanted, int(CACHE_SHARE * self._free_bytes()) // each_bytes), 1)
 
     def _tokens(self, tokens: int) -> torch.Tensor:

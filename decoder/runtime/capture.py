@@ -8,6 +8,8 @@ from weakref import WeakSet
 
 import torch
 
+from decoder.parallel import ALONE, Ranks
+
 WARM_UP_CALLS = 2  # kernels are compiled and chosen, and workspaces allocated, before capture
 
 
@@ -77,17 +79,19 @@ class CudaCapture:
 
     Sharing is sound because graphs are replayed one after another and keep nothing in the
     pool that is read after another's replay: outputs are written to tensors outside it.
+    Until a graph is replayed nothing is sent to other ranks, so that each may fail by itself.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, ranks: Ranks = ALONE) -> None:
         self._device = device
+        self._ranks = ranks
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), self._ranks.muted():
             for _ in range(WARM_UP_CALLS):
                 function()
         current.wait_stream(self._stream)

@@ -22,6 +22,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from decoder.attention import AttentionPlan
+from decoder.parallel import SummedLinear
 from decoder.runtime.tables import TablePlan
 from decoder.runtime.triton_support import kernels_usable
 
@@ -128,15 +129,18 @@ def join_linears(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tens
 
 
 def add_product(rows: torch.Tensor, inputs: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
-    """rows + linear(inputs), the addition inside the product: [rows, hidden]."""
-    if linear.bias is not None:
+    """rows + linear(inputs), the addition inside the product: [rows, hidden].
+
+    Not inside one that is summed over ranks, each of which would add the rows.
+    """
+    if linear.bias is not None or type(linear) is SummedLinear:
         return rows + linear(inputs)
     return torch.addmm(rows, inputs, linear.weight.t())
 
 
 def add_product_(rows: torch.Tensor, inputs: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
     """The same, written over `rows`, which spares copying them: for rows that nobody else has."""
-    if linear.bias is not None:
+    if linear.bias is not None or type(linear) is SummedLinear:
         return rows.add_(linear(inputs))
     return rows.addmm_(inputs, linear.weight.t())
 
@@ -175,10 +179,10 @@ def _norms(attention: Any) -> tuple[torch.Tensor, torch.Tensor, float] | None:
 
 
 def _plain_linears(layer: Any) -> bool:
-    """Whether all products are plain ones, not quantised and not adapted."""
+    """Whether all products are plain ones, or summed over ranks: not quantised or adapted."""
     attention, mlp = layer.self_attn, layer.mlp
     linears = (
         attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj,
         mlp.gate_proj, mlp.up_proj, mlp.down_proj,
     )  # fmt: skip
-    return all(type(linear) is nn.Linear for linear in linears)
+    return all(type(linear) in (nn.Linear, SummedLinear) for linear in linears)

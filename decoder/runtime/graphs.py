@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from decoder.kv_cache import KVCache
+from decoder.parallel import ALONE, Ranks
 from decoder.runtime.base import DenseVisible, Forwarded, RowBlock, RuntimeKind
 from decoder.runtime.buckets import BUCKETS, padded_rows
 from decoder.runtime.capture import BudgetedCapture, Capture
@@ -43,16 +44,22 @@ class GraphRuntime:
     Forwards are captured when a bucket is first needed, or up front by `prepare`, as long
     as the captured ones take less than `budget_bytes`. Rows beyond the largest bucket run
     eagerly. Graphs belong to one cache tensor and go with it. A drafter's forwards are
-    recorded by the same `capture`, into the same memory and under the same budget.
+    recorded by the same `capture`, into the same memory and under the same budget. Where
+    ranks share the model, a forward that one of them cannot capture runs eagerly on all.
     """
 
     kind: RuntimeKind = "graphs"
 
     def __init__(
-        self, step: ModelStep, eager: EagerRuntime, capture: Capture, budget_bytes: int
+        self,
+        step: ModelStep,
+        eager: EagerRuntime,
+        capture: Capture,
+        budget_bytes: int,
+        ranks: Ranks = ALONE,
     ) -> None:
         self._step, self._eager = step, eager
-        self.capture = BudgetedCapture(capture, budget_bytes)
+        self.capture, self._ranks = BudgetedCapture(capture, budget_bytes), ranks
         self._captured: WeakKeyDictionary[KVCache, dict[GraphShape, CapturedStep]]
         self._captured = WeakKeyDictionary()
         self._refused: dict[GraphShape, str] = {}
@@ -115,11 +122,22 @@ class GraphRuntime:
         shape = GraphShape(rows=rows, words=needed_words(cache, blocks))
         known = self._captured.setdefault(cache, {})
         if shape not in known and shape not in self._refused:
-            try:
-                known[shape] = self._record(cache, blocks, shape)
-            except RuntimeError as error:  # out of memory, or of the budget
-                self._refuse(shape, str(error).partition("\n")[0] or type(error).__name__)
+            step, reason = self._try(cache, blocks, shape)
+            reason = self._ranks.any_text(reason)
+            if reason:
+                self._refuse(shape, reason)
+            elif step is not None:
+                known[shape] = step
         return known.get(shape)
+
+    def _try(
+        self, cache: KVCache, blocks: Sequence[RowBlock], shape: GraphShape
+    ) -> tuple[CapturedStep | None, str]:
+        """The captured forward, or None and why there is none."""
+        try:
+            return self._record(cache, blocks, shape), ""
+        except RuntimeError as error:  # out of memory, or of the budget
+            return None, str(error).partition("\n")[0] or type(error).__name__
 
     def _record(
         self, cache: KVCache, blocks: Sequence[RowBlock], shape: GraphShape

@@ -7,6 +7,7 @@ from typing import get_args
 import torch
 
 from costmodel.errors import DeviceError, InputError
+from decoder.parallel import ALONE, Ranks
 from decoder.runtime.base import Runtime, RuntimeChoice, RuntimeKind
 from decoder.runtime.capture import CudaCapture
 from decoder.runtime.eager import EagerRuntime
@@ -40,11 +41,16 @@ def runtime_kind(
 
 
 def make_runtime(
-    choice: RuntimeChoice, step: ModelStep, eager: EagerRuntime, *, capturable: bool = True
+    choice: RuntimeChoice,
+    step: ModelStep,
+    eager: EagerRuntime,
+    *,
+    capturable: bool = True,
+    ranks: Ranks = ALONE,
 ) -> Runtime:
     """The runtime of one model; errors as in `runtime_kind`."""
     if runtime_kind(choice, step.device, capturable=capturable) == "eager":
         return eager
     _, total_bytes = torch.cuda.mem_get_info(step.device)
     budget_bytes = int(MEMORY_SHARE * total_bytes)
-    return GraphRuntime(step, eager, CudaCapture(step.device), budget_bytes)
+    return GraphRuntime(step, eager, CudaCapture(step.device, ranks), budget_bytes, ranks)

@@ -42,7 +42,7 @@ class ModelStep:
     @property
     def vocab(self) -> int:
         """Columns of the logits, padding of the vocabulary included."""
-        return int(self.head.weight.shape[0])
+        return int(self.head.out_features)
 
     @property
     def feature_width(self) -> int:

@@ -99,6 +99,9 @@ def command(as_json: bool, fleet: bool, fleet_address: str | None, **settings: A
     With --fleet the measurements run on a Ray cluster, one for each distinct kind of
     GPU (of CPU with --device cpu, or where there is no GPU), and the profiles are
     gathered here. Needs `pip install 'rooftree[fleet]'` on every node.
+
+    With `torchrun --no-python --nproc-per-node N rooftree calibrate` N GPUs share the
+    target (tensor parallelism); the profile is of that degree and no other.
     """
     if fleet_address is not None and not fleet:
         raise click.UsageError("--fleet-address needs --fleet.")
@@ -111,11 +114,15 @@ def command(as_json: bool, fleet: bool, fleet_address: str | None, **settings: A
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bar
 
+    from decoder.launch import launched_rank
     from profiler.calibrate import CalibrationSettings, Listener, calibrate
+    from profiler.parallel import EndedElsewhere
 
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     columns = (TextColumn("measuring"), BarColumn(), TextColumn("{task.fields[state]}"))
-    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    speaks = launched_rank() == 0
+    hidden = not speaks or not console.is_terminal
+    with Bar(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("measuring", total=1.0, state="loading the target")
         listener = Listener(
             say=console.print,
@@ -123,7 +130,12 @@ def command(as_json: bool, fleet: bool, fleet_address: str | None, **settings: A
                 task, completed=done_share(progress), state=state(progress)
             ),
         )
-        result = calibrate(CalibrationSettings(**settings), listener)
+        try:
+            result = calibrate(CalibrationSettings(**settings), listener)
+        except EndedElsewhere as ended:
+            raise click.exceptions.Exit(ended.exit_code) from ended
+    if not speaks:
+        return
     if as_json:
         from profiler.render import print_json
 

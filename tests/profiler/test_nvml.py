@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,6 +68,8 @@ class FakeNvml:
         return 2
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index > 1:
+            raise self.NVMLError("Invalid Argument")
         return index
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
@@ -129,6 +132,122 @@ def test_an_unknown_uuid_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-3333")
     with pytest.raises(DeviceError, match="GPU-3333"):
         nvml.find_handle(FakeNvml(), 0)
+
+
+class SlicedNvml(FakeNvml):
+    """The second GPU is cut into slices; of a slice (2) NVML tells only what is its own."""
+
+    slices = ("MIG-3333-cccc",)
+
+    def __init__(self, board_given: bool = True, reasons: int = 0) -> None:
+        super().__init__(reasons)
+        self.board_given = board_given
+
+    def nvmlDeviceIsMigDeviceHandle(self, handle: int) -> int:
+        return int(handle >= 2)
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: int) -> int:
+        if not self.board_given:
+            raise self.NVMLError("no permission")
+        return 1
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        return 2 if uuid in self.slices else super().nvmlDeviceGetHandleByUUID(uuid)
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return (self.uuids + self.slices)[handle]
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:
+        self.whole(handle)
+        return [handle, handle]
+
+    def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
+        self.whole(handle)
+        return super().nvmlDeviceGetClockInfo(handle, kind)
+
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
+        self.whole(handle)
+        return super().nvmlDeviceGetTemperature(handle, sensor)
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: int) -> int:
+        self.whole(handle)
+        return super().nvmlDeviceGetEnforcedPowerLimit(handle)
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: int) -> int:
+        self.whole(handle)
+        return super().nvmlDeviceGetCurrentClocksEventReasons(handle)
+
+    def whole(self, handle: int) -> None:
+        if handle >= 2:
+            raise self.NVMLError("not supported for a MIG slice")
+
+
+class TestMig:
+    @pytest.mark.parametrize("known_to", ["torch", "CUDA_VISIBLE_DEVICES"])
+    def test_the_slice_is_opened_by_its_uuid(
+        self, monkeypatch: pytest.MonkeyPatch, known_to: str
+    ) -> None:
+        uuids = ["MIG-3333-cccc", "GPU-3333-cccc"] if known_to == "torch" else []
+        monkeypatch.setattr(nvml, "_torch_uuids", lambda index: uuids)
+        visible = "MIG-3333-cccc" if known_to == "CUDA_VISIBLE_DEVICES" else "1"
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert nvml.find_handle(SlicedNvml(), 0) == 2
+
+    def test_clocks_heat_and_power_are_those_of_the_gpu_around_it(self) -> None:
+        found = Gpu(SlicedNvml(reasons=0x40), 2)
+        fields = found.read()
+        assert fields["gpu_uuid"] == "MIG-3333-cccc"
+        assert fields["gpu_mig"] is True
+        assert (fields["gpu_sm_clock_hz"], fields["gpu_power_limit_w"]) == (1.98e9, 700.0)
+        guard = GpuGuard(found)
+        assert guard.disturbance() == "hardware thermal slowdown"
+        assert any("MIG slices" in line for line in warnings(Metadata(fields=fields, absent={})))
+
+    def test_a_container_that_hides_the_gpu_around_it(self) -> None:
+        found = Gpu(SlicedNvml(board_given=False), 2)
+        fields = found.read()
+        assert fields["gpu_mig"] is True
+        assert "gpu_sm_clock_hz" not in fields
+        assert GpuGuard(found).disturbance() == ""
+
+    def test_a_gpu_without_slices_beside_one_with(self) -> None:
+        assert Gpu(SlicedNvml(), 0).read()["gpu_mig"] is False
+        assert Gpu(SlicedNvml(), 1).read()["gpu_mig"] is True
+
+    @pytest.mark.parametrize(("board_given", "limit_w"), [(True, 700.0), (False, None)])
+    def test_the_power_limit_of_the_soft_key(
+        self, monkeypatch: pytest.MonkeyPatch, board_given: bool, limit_w: float | None
+    ) -> None:
+        driver_facts.cache_clear()
+        monkeypatch.setattr("decoder.nvml.open_handle", lambda index: (SlicedNvml(board_given), 2))
+        assert driver_facts(0) == DriverFacts(driver="570.86", power_limit_w=limit_w)
+        driver_facts.cache_clear()
+
+    def test_a_slice_has_profiles_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        FakeCuda(monkeypatch, (9, 0), name="NVIDIA H100 80GB HBM3 MIG 1g.10gb")
+        monkeypatch.setattr("decoder.device.driver_facts", lambda index: DriverFacts())
+        assert fingerprint(torch.device("cuda")).mig == "1g.10gb"
+        FakeCuda(monkeypatch, (9, 0))
+        assert fingerprint(torch.device("cuda")).mig is None
+
+
+@pytest.mark.parametrize("failing", ["missing package", "missing driver", "hidden GPU"])
+def test_without_nvml_the_reason_is_one_error(
+    monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    class Failing(FakeNvml):
+        def nvmlInit(self) -> None:
+            if failing == "missing driver":
+                raise self.NVMLError("Driver Not Loaded")
+
+    monkeypatch.setattr(nvml, "_torch_uuids", lambda index: [])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7" if failing == "hidden GPU" else "0")
+    module = None if failing == "missing package" else Failing()
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    with pytest.raises(DeviceError, match=r"^NVML: ") as raised:
+        nvml.open_handle(0)
+    expected = "nvidia-ml-py" if failing == "missing package" else "NVIDIA driver"
+    assert expected in raised.value.hint
 
 
 def test_reading_leaves_out_what_the_gpu_cannot_tell() -> None:
@@ -249,8 +368,10 @@ class TestWithoutNvml:
 class FakeCuda:
     """Stands in for `torch.cuda` with one old or new GPU."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
-        properties = SimpleNamespace(name="NVIDIA H200", total_memory=141 << 30)
+    def __init__(
+        self, patch: pytest.MonkeyPatch, capability: tuple[int, int], name: str = "NVIDIA H200"
+    ) -> None:
+        properties = SimpleNamespace(name=name, total_memory=141 << 30)
         for name, answer in {
             "get_device_properties": properties,
             "get_device_capability": capability,
