@@ -67,6 +67,8 @@ class RecordingSession:
         self._rejections: list[_Rejection] = []
         self._proposed: Proposed | None = None
         self._logits: torch.Tensor | None = None
+        if hasattr(session, "rewind"):  # asked for by name, where a draft is timed
+            self.rewind = session.rewind
 
     def start(self, prompt: NDArray[np.int64], features: torch.Tensor | None) -> None:
         self._prompt = np.array(prompt)

@@ -166,6 +166,16 @@ class TestRecording:
         response = replace(response_of(), probabilities=np.array([np.nan, 0.5, 2.0, -1.0]))
         assert response.signal == 1.0 + 0.5 + 0.0 + 1.0
 
+    def test_a_session_that_can_go_back_still_can(self):
+        class Rewindable(BigramDrafter):
+            def rewind(self, tokens):
+                self.cut = tokens
+
+        inner = Rewindable()
+        RecordingSession(inner).rewind(7)
+        assert inner.cut == 7
+        assert not hasattr(RecordingSession(BigramDrafter()), "rewind")
+
     def test_r_in_a_lattice(self):
         lattice = Lattice(np.array([[4, 5], [6, 7]]), np.array([[0.6, 0.3], [0.5, 0.1]]))
         assert rejected_probability(lattice, [5]) == 0.3
