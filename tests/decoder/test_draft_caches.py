@@ -19,6 +19,7 @@ def reserved(tokens, sequences):
     return SimpleNamespace(cache=SimpleNamespace(capacity=tokens, sequences=sequences))
 
 
+@torch.inference_mode()
 def fill(place, tokens, seed):
     """Commit some noise; what was written."""
     noise = torch.randn(2, 2, 2, tokens, 4, generator=torch.Generator().manual_seed(seed))
