@@ -38,14 +38,7 @@ def length_pictures(view: View) -> list[Picture]:
         return [*_swept(view), Picture(name="accepted", title="Acceptance", missing=_NO_TREES)]
     return [
         *_swept(view),
-        Picture(
-            name="depth",
-            title="Acceptance by depth",
-            caption="Of the rounds whose tree goes to this depth and that accepted every level "
-            "above, the share that accepted this level too. Depths that fewer than "
-            f"{LEAST_ROUNDS} rounds reached are left out.",
-            draw=lambda: _draw_depths(view, view.main[:MOST_LINES]),
-        ),
+        _depths(view, view.main[:MOST_LINES]),
         Picture(
             name="committed",
             title="Tokens per verification",
@@ -73,6 +66,23 @@ def _swept(view: View) -> list[Picture]:
         )
         for number, drafter in enumerate(view.hindsight)
     ]
+
+
+def _depths(view: View, arms: Sequence[Arm]) -> Picture:
+    title = "Acceptance by depth"
+    every = [one for arm in arms for one in view.figures(arm.name).depths]
+    if not any(one.reached >= LEAST_ROUNDS for one in every):
+        return Picture(name="depth", title=title,
+                       missing=f"no depth was reached by {LEAST_ROUNDS} rounds; give more "
+                       "--prompts or --new-tokens")  # fmt: skip
+    return Picture(
+        name="depth",
+        title=title,
+        caption="Of the rounds whose tree goes to this depth and that accepted every level "
+        "above, the share that accepted this level too. Depths that fewer than "
+        f"{LEAST_ROUNDS} rounds reached are left out.",
+        draw=lambda: _draw_depths(view, arms),
+    )
 
 
 def score_pictures(view: View) -> list[Picture]:
@@ -203,6 +213,7 @@ def _draw_scores(view: View, arm: Arm) -> Figure:
     axes.plot([0.5, right], [0.5, right], ":", color=GRAY, linewidth=1)
     axes.set_xlim(0.5, right)
     axes.set_ylim(0.3, top)
+    axes.yaxis.get_major_locator().set_params(integer=True)
     correlation = ", ".join(
         f"{name} {value:.2f}"
         for name, value in (("Pearson", own.pearson), ("Spearman", own.spearman))

@@ -17,7 +17,7 @@ from costmodel.errors import InputError
 from profiler.bench.arms import STUDIES
 from profiler.bench.page import page, write_page
 from profiler.bench.plots import gallery, write_plots
-from profiler.bench.record import Arm, Model, Response, Result
+from profiler.bench.record import Arm, Model, Response, Result, Rounds
 from profiler.bench.store import write_result
 from profiler.bench.summary import derived
 from profiler.bench.view import View
@@ -61,6 +61,20 @@ def rate_of(responses: list[dict[str, Any]], whole: bool = False) -> float:
     first = 0 if whole else 1
     tokens = sum(len(one["tokens"]) - first for one in responses)
     return tokens / sum(one["total_s"] - first * one["first_token_s"] for one in responses)
+
+
+def cut(response: Response, count: int) -> Response:
+    """The response with its first rounds only, and what is then known of depths."""
+    own = response.rounds
+    assert own is not None
+    columns = {
+        name: getattr(own, name)[:count]
+        for name in own.__dataclass_fields__
+        if name != "expected_by_depth"
+    }
+    deepest = max(columns["depths"], default=0)
+    by_depth = own.expected_by_depth[:deepest]
+    return replace(response, rounds=Rounds(**columns, expected_by_depth=by_depth))
 
 
 class TestWithoutANetwork:
@@ -288,8 +302,19 @@ class TestPoorRuns:
     def test_few_prompts_have_no_interval(self) -> None:
         result = make_result([PLAIN_ARM, policy_arm("bastion")], per_set=1, repeats=1)
         text = page(result)
-        assert PageReader(text).columns("arms")["bastion+demo"][3] == "-"
+        reader = PageReader(text)
+        assert reader.columns("arms")["bastion+demo"][3] == "-"
         assert "too few prompts for an interval" in text
+
+    def test_a_picture_of_too_few_rounds_is_not_drawn(self) -> None:
+        arms = (PLAIN_ARM, policy_arm("chain"))
+        result = make_result(arms, per_set=1, repeats=1, sets=("one",))
+        short = tuple(replace(one, rounds=None) if one.arm == "plain" else cut(one, 15)
+                      for one in result.responses)  # fmt: skip
+        pictures = gallery(View(replace(result, responses=short)))["Acceptance"]
+        [depth] = [picture for picture in pictures if picture.name == "depth"]
+        assert depth.draw is None
+        assert "20 rounds" in depth.missing
 
 
 class TestHostileNames:
