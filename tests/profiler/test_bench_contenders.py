@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +28,15 @@ IDS = [5, 7, 5, 7, 5, 7, 9]
 NEW_TOKENS = 24
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    isolate(monkeypatch, tmp_path)
-    return write_all(tmp_path / "tiny")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        place = tmp_path_factory.mktemp("contenders")
+        isolate(patch, place)
+        yield write_all(place / "tiny")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def expected(folder: Path) -> list[int]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return greedy(model, IDS, NEW_TOKENS)
@@ -112,10 +115,10 @@ class TestPeers:
 
 
 class TestOurs:
-    def contender(self, folder: Path, policy: str, estimator=None) -> OurContender:
+    def contender(self, folder: Path, policy: str, estimator=None, temperature=0.0) -> OurContender:
         choice = ProfileChoice(calibrate=False, estimator=estimator)
         decoder = TreeDecoder(Target(loaded(folder)), policy=policy, profile=choice)
-        return OurContender(Arm(name=policy, kind="policy", policy=policy), decoder, 0.0)
+        return OurContender(Arm(name=policy, kind="policy", policy=policy), decoder, temperature)
 
     def test_rounds_are_what_the_decoder_did(self, folder: Path, expected) -> None:
         contender = self.contender(folder, "fixed:6")
@@ -156,6 +159,11 @@ class TestOurs:
             bias = ratio if first else 0.9 * bias + 0.1 * ratio
             context, first = context + found.accepted[index] + 1, False
         assert found.count > 3
+
+    def test_draws_come_from_the_seed_alone(self, folder: Path) -> None:
+        contender = self.contender(folder, "fixed:6", temperature=1.0)
+        first, again, other = (tokens_of(contender, seed=seed) for seed in (3, 3, 4))
+        assert first == again != other
 
     def test_the_limit_is_the_sum_of_plain_steps(self, folder: Path) -> None:
         decoder = TreeDecoder(Target(loaded(folder)), policy="bastion")
