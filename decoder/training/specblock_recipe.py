@@ -11,7 +11,7 @@ import torch
 from decoder.drafters.specblock_model import save_specblock
 from decoder.loading import LoadedModel
 from decoder.training.corpus import Collecting, collect, read_corpus, split
-from decoder.training.dflash import frequent_tokens
+from decoder.training.dflash import head_tokens
 from decoder.training.features import Examples
 from decoder.training.loop import Say, Settings, train
 from decoder.training.recipe import DRAFTER, Trained
@@ -48,7 +48,7 @@ def train_specblock(
     collect(loaded, folder / "texts", recipe.collecting, prompts, say)
     training, held_out = split(read_corpus(folder / "texts"))
     vocab = loaded.architecture.vocab
-    kept = frequent_tokens(training, min(recipe.vocabulary, vocab), vocab)
+    kept = head_tokens(training, recipe.vocabulary, vocab)
     wanted = replace(recipe.drafter, tokens=tuple(kept.tolist()))
     generator = torch.Generator().manual_seed(recipe.settings.seed)
     objective = specblock_objective(loaded, wanted, generator)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from profiler.commands.calibrate import Numbers
+
 
 @click.command(name="train-drafter")
 @click.option("--target", help="Folder, hub id or known target [default: fits this device].")
@@ -21,8 +23,26 @@ import click
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for texts, features, checkpoints and the drafter.",
 )
-@click.option("--layers", type=click.IntRange(1, 16), default=3, show_default=True)
-@click.option("--block-size", type=click.IntRange(2, 64), default=8, show_default=True)
+@click.option(
+    "--kind",
+    type=click.Choice(["dflash", "specblock"]),
+    default="dflash",
+    show_default=True,
+    help="dflash: all places of a block at once; specblock: short blocks, chained.",
+)
+@click.option("--layers", type=click.IntRange(1, 16), help="Of the drafter [default: 3, or 2].")
+@click.option("--block-size", type=click.IntRange(2, 64), help="Of a block [default: 8, or 4].")
+@click.option(
+    "--feature-layers",
+    type=Numbers(),
+    help="Hidden states of the target to read, 1 and up [default: spread over the target].",
+)
+@click.option(
+    "--without",
+    type=click.Choice(["no-broadcast", "no-shift", "no-mask", "no-rank-head"]),
+    multiple=True,
+    help="Parts of SpecBlock to leave out, as its paper's table 2 does.",
+)
 @click.option(
     "--texts",
     type=click.IntRange(min=64),
@@ -39,8 +59,11 @@ def command(  # noqa: PLR0913 - one argument an option
     target: str | None,
     prompts: tuple[Path, ...],
     output: Path,
-    layers: int,
-    block_size: int,
+    kind: str,
+    layers: int | None,
+    block_size: int | None,
+    feature_layers: tuple[int, ...] | None,
+    without: tuple[str, ...],
     texts: int,
     steps: int,
     learning_rate: float,
@@ -48,7 +71,7 @@ def command(  # noqa: PLR0913 - one argument an option
     device: str | None,
     as_json: bool,
 ) -> None:
-    """Train a DFlash drafter for a target, on texts that the target writes itself.
+    """Train a drafter for a target, on texts that the target writes itself.
 
     Stopped at any point, the same command goes on where it was. Prompts of the sets on which
     drafters are measured are refused. The folder `drafter` in OUTPUT is what `--drafter` of
@@ -60,17 +83,18 @@ def command(  # noqa: PLR0913 - one argument an option
     from decoder.training.dflash import DFlashTraining
     from decoder.training.loop import Settings
     from decoder.training.recipe import Recipe, train_dflash
+    from decoder.training.specblock_recipe import SpecBlockRecipe, train_specblock
+    from decoder.training.specblock_start import SpecBlockSettings
     from profiler.bench.prompts import read_files
     from profiler.render import note, print_json
 
+    if without and kind == "dflash":
+        raise click.UsageError("--without names parts of a SpecBlock drafter.")
     where = select_device(device)
     own = [text.prompt for text in read_files(prompts, None, seed)[0]]
-    batch = Collecting().batch
-    recipe = Recipe(
-        collecting=Collecting(batches=-(-(len(own) or texts) // batch), seed=seed),
-        drafter=DFlashTraining(layers=layers, block_size=block_size),
-        settings=Settings(steps=steps, learning_rate=learning_rate, seed=seed),
-    )
+    collecting = Collecting(batches=-(-(len(own) or texts) // Collecting().batch), seed=seed)
+    clip = 0.5 if kind == "specblock" else Settings().clip
+    settings = Settings(steps=steps, learning_rate=learning_rate, seed=seed, clip=clip)
     loaded = load_model(
         target or default_target(where),
         weights="pretrained",
@@ -78,15 +102,32 @@ def command(  # noqa: PLR0913 - one argument an option
         device=where,
         download=True,
     )
-    trained = train_dflash(loaded, output, recipe, own, note)
+    if kind == "dflash":
+        drafter = DFlashTraining(
+            layers=layers or 3,
+            block_size=block_size or 8,
+            target_layers=feature_layers and tuple(number - 1 for number in feature_layers),
+        )
+        recipe = Recipe(collecting=collecting, drafter=drafter, settings=settings)
+        trained = train_dflash(loaded, output, recipe, own, note)
+    else:
+        spec = SpecBlockSettings(
+            layers=layers or 2,
+            block_length=block_size or 4,
+            feature_layers=feature_layers,
+            without=frozenset(without),
+            rank_from_step=steps * 2 // 3,
+        )
+        block_recipe = SpecBlockRecipe(collecting=collecting, drafter=spec, settings=settings)
+        trained = train_specblock(loaded, output, block_recipe, own, note)
     last = trained.history[-1]
     if as_json:
         counts = {"texts": trained.texts[0], "held_out": trained.texts[1]}
         print_json({"drafter": str(trained.folder), **counts, "tokens": trained.tokens, **last})
         return
+    figures = ", ".join(f"{name} {value:.3g}" for name, value in last.items() if name != "seconds")
     note(
-        f"trained on {trained.texts[0]} texts ({trained.tokens} tokens); on {trained.texts[1]} "
-        f"held out: {last['chain']:.2f} tokens a verification as a chain, {last['tree']:.2f} as "
-        "a tree of 16 nodes"
+        f"trained on {trained.texts[0]} texts ({trained.tokens} tokens), "
+        f"{trained.texts[1]} held out: {figures}"
     )
     click.echo(trained.folder)
