@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
 from decoder.drafters.blocks import hash_of
 from decoder.drafters.evidence import Evidence, evidence_of
+from decoder.drafters.ngram import NgramDrafter
 from decoder.drafters.saving import Round, Saving
 from decoder.drafters.trust import Lean, Trust
 from decoder.drafters.union import unite
@@ -71,6 +72,14 @@ class CombinedDrafter:
 
     def session(self) -> CombinedSession:
         return CombinedSession(self)
+
+    def unlearnt(self) -> CombinedDrafter:
+        """The same two drafters before any text; the weights of models are shared."""
+        first, second = (
+            NgramDrafter(drafter.max_depth) if isinstance(drafter, NgramDrafter) else drafter
+            for drafter in (self.first, self.second)
+        )
+        return CombinedDrafter(first, second)
 
 
 class CombinedSession:

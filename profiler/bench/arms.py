@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.errors import InputError
+from decoder.drafters.factory import JOINT
 from decoder.policies import DEFAULT_MAX_NODES, parse_policy
 from profiler.bench.peers import LOOKUP_TOKENS
 from profiler.bench.record import PLAIN, Arm
@@ -41,13 +42,14 @@ class ArmChoice:
 
 
 def drafter_labels(drafters: Sequence[str]) -> dict[str, str]:
-    """A short name for each drafter: of a folder or hub id its last part.
+    """A short name for each drafter: of a folder or hub id its last part, of two both names.
 
     Raises InputError for none, an empty one, and two with the same name.
     """
     labels: dict[str, str] = {}
     for drafter in drafters:
-        label = Path(drafter.strip()).name
+        parts = [drafter] if Path(drafter).exists() else drafter.split(JOINT)
+        label = JOINT.join(Path(part.strip()).name for part in parts)
         if not label:
             raise InputError("the drafter's name is empty", hint="Give ngram or a folder.")
         if label in labels.values():

@@ -10,6 +10,7 @@ from typing import Any
 from costmodel.profile import Profile
 from decoder.drafters.autoregressive import AutoregressiveDrafter
 from decoder.drafters.base import Drafter
+from decoder.drafters.combined import CombinedDrafter
 from decoder.drafters.factory import NAMED, load_drafter
 from decoder.engine import TreeDecoder
 from decoder.loading import LoadedModel, load_model
@@ -114,9 +115,10 @@ class Lineup:
         return [self._peer(arm) if arm.kind == "peer" else self._ours(arm) for arm in arms]
 
     def _drafter(self, label: str | None) -> tuple[Target, Drafter]:
-        """A checkpoint's weights are shared; what the n-gram drafter learns is an arm's own."""
+        """A checkpoint's weights are shared; what drafters learn of texts is an arm's own."""
         if label in self._checkpoints:
-            return self._checkpoints[label]
+            target, drafter = self._checkpoints[label]
+            return target, drafter.unlearnt() if isinstance(drafter, CombinedDrafter) else drafter
         name = "ngram" if label is None else self._names[label]
         return self.target, load_drafter(name, self.target)
 

@@ -222,6 +222,17 @@ class TestLineup:
         drafters = [one._decoder.drafter for one in lineup.contenders(arms)]
         assert len({id(drafter) for drafter in drafters}) == 3
 
+    def test_so_is_what_is_learnt_of_two_drafters_but_not_their_weights(self, folder: Path) -> None:
+        both = f"ngram+{folder}"
+        lineup = Lineup(loaded(folder), {both: "ngram+tiny"}, DecoderChoice())
+        arms = plan_arms(ArmChoice(policies=("chain", "fixed:3"), drafters=(both,), peers=()))
+        chain, fixed = (
+            one._decoder.drafter for one in lineup.contenders(arms) if one.arm.drafter is not None
+        )
+        for learnt in ("trust", "saving", "first"):
+            assert getattr(chain, learnt) is not getattr(fixed, learnt)
+        assert chain.second is fixed.second
+
 
 class _ChainTree:
     nodes = 5
@@ -243,6 +254,14 @@ class TestArms:
             ("transformers:prompt-lookup", ("policies",)),
         ]
         assert [arm.nodes for arm in arms] == [None, 7, 3, 60, 60, None, None]
+
+    def test_two_drafters_together_are_called_by_both_names(self) -> None:
+        choice = ArmChoice(
+            policies=("chain",), drafters=("work/a", "ngram+work/a", "demo@block=4"), peers=()
+        )
+        assert [arm.name for arm in plan_arms(choice)] == [
+            "plain", "chain+a", "chain+ngram+a", "chain+demo@block=4",
+        ]  # fmt: skip
 
     @pytest.mark.parametrize(
         ("changed", "message"),
