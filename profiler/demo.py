@@ -1,4 +1,4 @@
-"""The demo: a few prompts decoded plainly and with draft trees, side by side."""
+"""The demo: a few prompts decoded plainly and with draft trees of several policies."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from decoder import Generation, TreeDecoder
 from profiler.render import print_table
 
 NEW_TOKENS = 96
+POLICIES = ("plain", "chain", "fixed:15", "bastion")
+ADAPTIVE = POLICIES[-1]
 PROMPTS = {
     "arithmetic": "A box holds 12 pencils. How many pencils are in 7 boxes? Explain step by step.",
     "code": "Write a Python function that returns the larger of two numbers, and one that returns "
@@ -23,26 +25,36 @@ PROMPTS = {
 }
 
 
-def compare(folder: Path, *, say: Callable[[str], None]) -> dict[str, Any]:
-    """Decode each prompt both ways, in turn on one model; a record of JSON values.
+def compare(
+    folder: Path, drafter: str = "ngram+demo", *, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Decode each prompt with every policy, in turn on one model; a record of JSON values.
 
     Times are of this machine as it is: another program running beside shows in them.
     """
-    trees = TreeDecoder.from_pretrained(folder, policy="bastion")
-    plain = TreeDecoder(trees.target, policy="plain")
-    say(trees.profile_line)
-    for decoder in (plain, trees):
+    adaptive = TreeDecoder.from_pretrained(folder, policy=ADAPTIVE, drafter=drafter)
+    arms = {
+        policy: TreeDecoder(adaptive.target, policy=policy, drafter=adaptive.drafter)
+        for policy in POLICIES[:-1]
+    } | {ADAPTIVE: adaptive}
+    say(adaptive.profile_line)
+    for decoder in arms.values():
         decoder.generate("Hello", max_new_tokens=8)
     rows = []
     for index, (name, prompt) in enumerate(PROMPTS.items()):
         say(f"decoding {index + 1} of {len(PROMPTS)}: {name}")
-        order = [plain, trees] if index % 2 == 0 else [trees, plain]
+        turned = [*POLICIES[index % len(POLICIES) :], *POLICIES[: index % len(POLICIES)]]
         results = {
-            id(decoder): decoder.generate(prompt, max_new_tokens=NEW_TOKENS, chat=True)
-            for decoder in order
+            policy: arms[policy].generate(prompt, max_new_tokens=NEW_TOKENS, chat=True)
+            for policy in turned
         }
-        rows.append(_row(name, prompt, results[id(plain)], results[id(trees)]))
-    return {"profile": trees.profile_line, "prompts": rows, "pooled": _pooled(rows)}
+        rows.append(_row(name, prompt, results))
+    return {
+        "profile": adaptive.profile_line,
+        "drafter": drafter,
+        "prompts": rows,
+        "pooled": _pooled(rows),
+    }
 
 
 def print_comparison(comparison: dict[str, Any]) -> None:
@@ -50,21 +62,27 @@ def print_comparison(comparison: dict[str, Any]) -> None:
     for row in comparison["prompts"]:
         click.echo(f"\n> {row['prompt']}\n{row['text'].strip()}")
     click.echo()
-    cells = [
-        [
-            row["name"],
-            f"{row['plain_tokens_per_s']:.1f}",
-            f"{row['tree_tokens_per_s']:.1f}",
-            f"{row['speedup']:.2f}x",
-            f"{row['tokens_per_verification']:.2f}",
-            "yes" if row["same_tokens"] else "no",
-        ]
-        for row in [*comparison["prompts"], comparison["pooled"]]
-    ]
+    rows = [*comparison["prompts"], comparison["pooled"]]
     print_table(
-        ("prompt", "plain tokens/s", "tree tokens/s", "speedup", "tokens/verification", "same"),
-        cells,
+        (
+            "prompt",
+            "plain tokens/s",
+            *(f"{policy}" for policy in POLICIES[1:]),
+            "tokens/verification",
+            "same",
+        ),
+        [
+            [
+                row["name"],
+                f"{row['arms']['plain']['tokens_per_s']:.1f}",
+                *(f"{row['arms'][policy]['speedup']:.2f}x" for policy in POLICIES[1:]),
+                f"{row['arms'][ADAPTIVE]['tokens_per_verification']:.2f}",
+                "yes" if row["same_tokens"] else "no",
+            ]
+            for row in rows
+        ],
     )
+    click.echo(f"Drafter {comparison['drafter']}; tokens per verification are those of {ADAPTIVE}.")
     if not comparison["pooled"]["same_tokens"]:
         click.echo(
             "Outputs may differ in bfloat16 where two tokens score nearly the same: one row and "
@@ -72,44 +90,50 @@ def print_comparison(comparison: dict[str, Any]) -> None:
         )
 
 
-def _row(name: str, prompt: str, plain: Generation, trees: Generation) -> dict[str, Any]:
+def _row(name: str, prompt: str, results: dict[str, Generation]) -> dict[str, Any]:
+    plain = results["plain"].token_ids
+    counts = {
+        policy: {
+            "tokens": result.stats.new_tokens - 1,
+            "seconds": result.stats.decode_s,
+            "rounds": result.stats.rounds,
+        }
+        for policy, result in results.items()
+    }
     return {
         "name": name,
         "prompt": prompt,
-        "text": trees.text,
-        "same_tokens": plain.token_ids == trees.token_ids,
-        **_rates(
-            {"tokens": plain.stats.new_tokens - 1, "seconds": plain.stats.decode_s},
-            {"tokens": trees.stats.new_tokens - 1, "seconds": trees.stats.decode_s},
-            trees.stats.rounds,
-        ),
+        "text": results[ADAPTIVE].text,
+        "same_tokens": all(result.token_ids == plain for result in results.values()),
+        "arms": _rates(counts),
     }
 
 
 def _pooled(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """All prompts together: tokens over seconds, not a mean of rates."""
     totals = {
-        way: {unit: sum(row[way][unit] for row in rows) for unit in ("tokens", "seconds")}
-        for way in ("plain", "tree")
+        policy: {
+            unit: sum(row["arms"][policy][unit] for row in rows)
+            for unit in ("tokens", "seconds", "rounds")
+        }
+        for policy in POLICIES
     }
-    rounds = sum(row["rounds"] for row in rows)
     return {
         "name": "all",
         "same_tokens": all(row["same_tokens"] for row in rows),
-        **_rates(totals["plain"], totals["tree"], rounds),
+        "arms": _rates(totals),
     }
 
 
-def _rates(plain: dict[str, float], tree: dict[str, float], rounds: int) -> dict[str, Any]:
-    """Rates of the tokens after the first, which the prefill gives."""
-    plain_rate = plain["tokens"] / plain["seconds"]
-    tree_rate = tree["tokens"] / tree["seconds"]
-    return {
-        "plain": plain,
-        "tree": tree,
-        "rounds": rounds,
-        "plain_tokens_per_s": plain_rate,
-        "tree_tokens_per_s": tree_rate,
-        "speedup": tree_rate / plain_rate,
-        "tokens_per_verification": tree["tokens"] / rounds,
-    }
+def _rates(counts: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Counts of each policy with the rates of the tokens after the first, the prefill's."""
+    plain = counts["plain"]["tokens"] / counts["plain"]["seconds"]
+    found = {}
+    for policy, count in counts.items():
+        rate = count["tokens"] / count["seconds"]
+        found[policy] = count | {
+            "tokens_per_s": rate,
+            "speedup": rate / plain,
+            "tokens_per_verification": count["tokens"] / count["rounds"],
+        }
+    return found

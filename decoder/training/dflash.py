@@ -45,14 +45,17 @@ class DFlashTraining:
     anchors         blocks of one text that a step trains on
     vocabulary      tokens of the reduced head
     decay           depth over which a position's weight falls by e
+    likeness        weight of the distance to the target's own last hidden state, which says
+                    more about a position than the one token that came of it (EAGLE, Li et al.)
     """
 
     layers: int = 3
     block_size: int = 8
     target_layers: tuple[int, ...] | None = None
     anchors: int = 48
-    vocabulary: int = 12_288
+    vocabulary: int = 8192
     decay: float = 4.0
+    likeness: float = 1.0
 
 
 def fresh_config(loaded: LoadedModel, wanted: DFlashTraining, mask_token: int) -> dict[str, Any]:
@@ -112,16 +115,21 @@ def _take_over(layer: DFlashLayer, donor: nn.Module) -> None:
             weight.copy_(given[name].float())
 
 
-def frequent_tokens(texts: Sequence[Text], most: int, vocab: int) -> torch.Tensor:
-    """The tokens that continuations hold most often, ascending; filled up with low ids."""
+def head_tokens(texts: Sequence[Text], size: int, vocab: int) -> torch.Tensor:
+    """Tokens of the reduced head, ascending: most of them the ones that texts hold most often.
+
+    A quarter is spread evenly over all others, so that the drafter also learns what does not
+    come, and does not take to tokens that it never saw.
+    """
     counts: Counter[int] = Counter()
     for text in texts:
         counts.update(text.tokens[text.prompt_tokens :])
-    chosen = [token for token, _ in counts.most_common(most)]
-    known = set(chosen)
-    rest = (token for token in range(vocab) if token not in known)
-    chosen += [token for token, _ in zip(rest, range(most - len(chosen)), strict=False)]
-    return torch.tensor(sorted(chosen))
+    if size >= vocab:
+        return torch.arange(vocab)
+    chosen = {token for token, _ in counts.most_common(size - size // 4)}
+    others = [token for token in range(vocab) if token not in chosen]
+    spread = np.linspace(0, len(others) - 1, size - len(chosen)).astype(int)
+    return torch.tensor(sorted(chosen | {others[place] for place in spread}))
 
 
 class DFlashObjective:
@@ -139,10 +147,10 @@ class DFlashObjective:
         device = loaded.model.device
         self._rotary = Rotary(model.config.shape, device)
         self._embedding = loaded.model.get_input_embeddings()
-        self._head = loaded.model.get_output_embeddings().weight[kept_tokens.to(device)].detach()
-        self._kept = kept_tokens.to(device)
+        self._whole_head = loaded.model.get_output_embeddings().weight.detach()
+        self._head = self._whole_head[kept_tokens.to(device)]
         self._place = torch.full((loaded.architecture.vocab,), -1, device=device)
-        self._place[self._kept] = torch.arange(len(kept_tokens), device=device)
+        self._place[kept_tokens.to(device)] = torch.arange(len(kept_tokens), device=device)
         depth = torch.arange(self._size - 1, device=device)
         self._weights = torch.exp(-depth / wanted.decay)
 
@@ -150,21 +158,22 @@ class DFlashObjective:
         self, example: Example, generator: torch.Generator, step: int
     ) -> tuple[torch.Tensor, dict[str, float]]:
         anchors = self._anchors(example, generator)
-        logits = self._logits(example, anchors)  # [anchors, depth, kept]
+        states = self.states(example.tokens, example.features, anchors)[:, 1:]
+        logits = functional.linear(states, self._head.to(states.dtype))  # [anchors, depth, kept]
         wanted, known = self._labels(example, anchors)
         losses = functional.cross_entropy(
             logits.float().flatten(0, 1), wanted.clamp(min=0).flatten(), reduction="none"
         ).view_as(wanted)
+        losses = losses + self._wanted.likeness * self._distances(states, example, anchors)
         weights = self._weights * known
-        hits = (logits.argmax(-1) == wanted) & known
-        first = known[:, 0].sum().clamp(min=1)
-        chain = hits.cumprod(-1).sum(-1).float().mean()
-        figures = {"first": float(hits[:, 0].sum() / first), "chain": float(chain)}
+        hits = (logits.detach().argmax(-1) == wanted) & known
+        figures = {"chain": 1 + float(hits.cumprod(-1).sum(-1).float().mean())}
         return (losses * weights).sum() / weights.sum().clamp(min=1e-6), figures
 
     @torch.no_grad()
     def validate(self, examples: Sequence[Example]) -> dict[str, float]:
-        """Acceptance by depth of the greedy chain, and committed lengths, of held-out texts.
+        """Acceptance by depth of the greedy chain, and committed lengths, of held-out texts,
+        with the target's whole head.
 
         `chain` and `tree` are tokens a verification, bonus token included, with a chain of the
         whole block and the best-first tree of 16 nodes; `accepted_i` the share of blocks of
@@ -177,9 +186,10 @@ class DFlashObjective:
             )
             if not len(anchors):
                 continue
-            probabilities = self._logits(example, anchors).float().softmax(-1)
-            best, places = probabilities.topk(VALIDATION_WIDTH)
-            tokens = self._kept[places].cpu().numpy()
+            states = self.states(example.tokens, example.features, anchors)[:, 1:]
+            whole = functional.linear(states.to(self._whole_head.dtype), self._whole_head)
+            best, places = whole.float().softmax(-1).topk(VALIDATION_WIDTH)
+            tokens = places.cpu().numpy()
             truth = _windows(example.tokens, anchors, self._size).cpu().numpy()
             right += (tokens[:, :, 0] == truth).cumprod(-1).sum(0)
             pairs = zip(tokens, best.double().cpu().numpy(), truth, strict=True)
@@ -204,10 +214,13 @@ class DFlashObjective:
         places = torch.where(windows >= 0, self._place[windows.clamp(min=0)], -1)
         return places, places >= 0
 
-    def _logits(self, example: Example, anchors: torch.Tensor) -> torch.Tensor:
-        hidden = self.states(example.tokens, example.features, anchors)
-        head = self._head.to(torch.bfloat16 if torch.is_autocast_enabled("cpu") else hidden.dtype)
-        return hidden[:, 1:].to(head.dtype) @ head.T
+    def _distances(
+        self, states: torch.Tensor, example: Example, anchors: torch.Tensor
+    ) -> torch.Tensor:
+        """Squared distance to the target's last hidden states, as a share of their square."""
+        places = anchors[:, None] + torch.arange(self._size - 1, device=anchors.device)
+        real = example.final.float()[places.clamp(max=len(example.final) - 1)]
+        return (states - real).square().mean(-1) / real.square().mean(-1)
 
     def states(
         self, tokens: torch.Tensor, features: torch.Tensor, anchors: torch.Tensor
@@ -228,7 +241,7 @@ class DFlashObjective:
         rope = self._rotary(slots.flatten(), torch.float32)
         context_rope = self._rotary(torch.arange(len(context), device=device), torch.float32)
         before = torch.arange(len(context), device=device) < anchors[:, None]
-        mask = functional.pad(before, (0, size), value=True)[:, None, None]
+        mask = torch.zeros(before.shape, device=device).masked_fill(~before, -torch.inf)[:, None]
         for layer in model.layers:
             block = _layer(layer, block, context, (rope, context_rope), mask)
         return model.norm(block)
@@ -243,21 +256,40 @@ def _layer(
 ) -> torch.Tensor:
     """One layer over blocks [anchors, block, hidden] that share a context [tokens, hidden]."""
     attention, (rope, context_rope) = layer.self_attn, ropes
-    anchors, size, _ = block.shape
     rows = layer.input_layernorm(block).flatten(0, 1)
-    query, (key, value) = attention.queries(rows, rope), attention.keys_values(rows, rope)
-    old_key, old_value = attention.keys_values(context, context_rope)
-    # [heads, anchors * block, head_dim] to [anchors, heads, block, head_dim]
-    query, key, value = (
-        part.unflatten(1, (anchors, size)).transpose(0, 1) for part in (query, key, value)
-    )
-    keys = torch.cat((old_key.expand(anchors, *old_key.shape), key.to(old_key.dtype)), dim=2)
-    values = torch.cat((old_value.expand(anchors, *old_value.shape), value), dim=2)
-    mixed = functional.scaled_dot_product_attention(
-        query.to(values.dtype), keys.to(values.dtype), values, attn_mask=mask, enable_gqa=True
-    )
-    block = block + attention.o_proj(mixed.transpose(1, 2).flatten(2))
+    shape = block.shape[:2]
+    query = attention.queries(rows, rope).unflatten(1, shape)
+    key, value = (part.unflatten(1, shape) for part in attention.keys_values(rows, rope))
+    known = attention.keys_values(context, context_rope)
+    mixed = _attend(query, known, (key, value), mask)  # [heads, anchors, block, head_dim]
+    block = block + attention.o_proj(mixed.permute(1, 2, 0, 3).flatten(2))
     return block + layer.mlp(layer.post_attention_layernorm(block))
+
+
+def _attend(
+    query: torch.Tensor,
+    known: tuple[torch.Tensor, torch.Tensor],
+    own: tuple[torch.Tensor, torch.Tensor],
+    mask: torch.Tensor,
+) -> torch.Tensor:
+    """Attention of blocks to one context and each to itself: [heads, anchors, block, head_dim].
+
+    query  [heads, anchors, block, head_dim]
+    known  keys and values of the context, [kv_heads, tokens, head_dim]
+    own    keys and values of the blocks, [kv_heads, anchors, block, head_dim]
+    mask   additive, [anchors, 1, tokens]: what of the context a block sees
+    One product serves all blocks; a library function would want the context once a block.
+    """
+    width, size = query.shape[-1], query.shape[-2]
+    kv_heads, tokens = known[0].shape[:2]
+    query = query.unflatten(0, (kv_heads, -1)) * width**-0.5  # [kv_heads, group, ...]
+    rows = query.flatten(1, 3)
+    far = (rows @ known[0].transpose(1, 2)).view(*query.shape[:4], tokens) + mask
+    near = query @ own[0].transpose(-1, -2)[:, None]  # [kv_heads, group, anchors, block, block]
+    weights = torch.cat((far, near), dim=-1).softmax(-1).to(own[1].dtype)
+    far, near = weights.split((tokens, size), dim=-1)
+    mixed = (far.flatten(1, 3) @ known[1]).view(query.shape) + near @ own[1][:, None]
+    return mixed.flatten(0, 1)
 
 
 def _windows(tokens: torch.Tensor, anchors: torch.Tensor, size: int) -> torch.Tensor:

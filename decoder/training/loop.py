@@ -49,7 +49,7 @@ class Settings:
 
     steps: int = 2000
     batch: int = 4
-    learning_rate: float = 6e-4
+    learning_rate: float = 2e-3
     warmup: int = 100
     weight_decay: float = 0.01
     clip: float = 1.0
@@ -82,6 +82,7 @@ def train(
         lr=settings.learning_rate,
         betas=(0.9, 0.95),
         weight_decay=settings.weight_decay,
+        fused=True,
     )
     history = _resume(folder, model, optimiser, settings)
     first = int(history[-1]["step"]) if history else 0

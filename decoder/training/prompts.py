@@ -49,7 +49,8 @@ def maths(random: Random) -> Opening:
             f"{name} buys {few} {thing} for ${price} each and",
             f"{name} has {many} {thing}. {other} has {few} times as many.",
             f"A shop sells {many} {thing} a day at ${price} each.",
-            f"A {random.choice(WORDS['roles'])} earns ${price} an hour and works {few} hours a day.",
+            f"A {random.choice(WORDS['roles'])} earns ${price} an hour and "
+            f"works {few} hours a day.",
             f"{name} reads {few} pages of a book every day.",
             f"A train travels {many} kilometres in {few} hours.",
             f"There are {many} {thing} and {few} {second} in a box.",

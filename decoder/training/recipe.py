@@ -14,7 +14,7 @@ from decoder.training.dflash import (
     DFlashTraining,
     fresh_config,
     fresh_model,
-    frequent_tokens,
+    head_tokens,
 )
 from decoder.training.features import Examples
 from decoder.training.loop import Say, Settings, train
@@ -63,7 +63,7 @@ def train_dflash(
     published = fresh_config(loaded, recipe.drafter, mask_token(loaded))
     model = fresh_model(loaded, published, recipe.settings.seed)
     vocab = loaded.architecture.vocab
-    kept = frequent_tokens(training, min(recipe.drafter.vocabulary, vocab), vocab)
+    kept = head_tokens(training, recipe.drafter.vocabulary, vocab)
     objective = DFlashObjective(loaded, model, recipe.drafter, kept)
     layers = [number + 1 for number in model.config.target_layer_ids]
     history = train(

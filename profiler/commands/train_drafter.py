@@ -31,7 +31,7 @@ import click
     help="Texts that the target writes to train on, in batches of 64.",
 )
 @click.option("--steps", type=click.IntRange(min=1), default=3000, show_default=True)
-@click.option("--learning-rate", type=click.FloatRange(0, 1, min_open=True), default=1e-3)
+@click.option("--learning-rate", type=click.FloatRange(0, 1, min_open=True), default=2e-3)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--device", help="cpu, cuda or cuda:N [default: CUDA where there is one].")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")

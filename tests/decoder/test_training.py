@@ -24,7 +24,7 @@ from decoder.training.dflash import (
     DFlashTraining,
     fresh_config,
     fresh_model,
-    frequent_tokens,
+    head_tokens,
 )
 from decoder.training.features import Example, Examples
 from decoder.training.loop import Settings, chosen, learning_rate, train
@@ -33,7 +33,7 @@ from tests.tiny_folder import write_tokenizer, write_weights
 
 CPU = torch.device("cpu")
 WANTED = DFlashTraining(
-    layers=2, block_size=4, target_layers=(0, 2), anchors=6, vocabulary=64, decay=2.0
+    layers=2, block_size=4, target_layers=(0, 2), anchors=6, vocabulary=64, decay=2.0, likeness=0.5
 )
 COLLECTING = Collecting(batches=2, batch=4, prompt_tokens=6, answer_tokens=24)
 SETTINGS = Settings(
@@ -67,7 +67,7 @@ def objective_of(loaded, texts, seed: int = 0) -> DFlashObjective:
     published = fresh_config(loaded, WANTED, mask_token(loaded))
     model = fresh_model(loaded, published, seed)
     vocab = loaded.architecture.vocab
-    return DFlashObjective(loaded, model, WANTED, frequent_tokens(texts, 64, vocab))
+    return DFlashObjective(loaded, model, WANTED, head_tokens(texts, 64, vocab))
 
 
 def examples_of(loaded, texts, objective, folder) -> Examples:
@@ -96,11 +96,11 @@ def test_blocks_trained_together_are_the_blocks_that_are_drafted(loaded, tmp_pat
         torch.testing.assert_close(together[number], alone, atol=1e-5, rtol=1e-5)
 
 
-def test_the_loss_is_the_weighted_cross_entropy_of_what_the_head_knows(loaded, tmp_path):
+def test_the_loss_is_what_its_definition_says(loaded, tmp_path):
     texts = some_texts(2)
     objective = objective_of(loaded, texts)
     example = examples_of(loaded, texts, objective, tmp_path)[0]
-    kept = frequent_tokens(texts, 64, loaded.architecture.vocab).tolist()
+    kept = head_tokens(texts, 64, loaded.architecture.vocab).tolist()
     generator = torch.Generator().manual_seed(3)
     loss, _ = objective.loss(example, generator, 0)
 
@@ -120,7 +120,10 @@ def test_the_loss_is_the_weighted_cross_entropy_of_what_the_head_knows(loaded, t
                 continue
             logits = (states[number, depth] @ head.T).double()
             weight = math.exp(-(depth - 1) / WANTED.decay)
-            total += weight * float((logits.logsumexp(0) - logits[kept.index(token)]).detach())
+            real = example.final[anchor + depth - 1].double()
+            distance = (states[number, depth].double() - real).square().sum() / real.square().sum()
+            entropy = logits.logsumexp(0) - logits[kept.index(token)]
+            total += weight * float((entropy + 0.5 * distance).detach())
             weights += weight
     assert float(loss.detach()) == pytest.approx(total / weights, rel=1e-4)
 
