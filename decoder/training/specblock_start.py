@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from decoder.drafters.specblock_rank import TOP
 from decoder.drafters.specblock_tree import CONCENTRATED
 from decoder.loading import LoadedModel
 from decoder.target import Target
+from decoder.training.corpus import Text
 
 WEIGHT_SPREAD = 0.02  # standard deviation of weights that have nothing to start from
 PROBE_TOKENS = 64  # for the size of the features
@@ -51,6 +53,18 @@ class SpecBlockSettings:
     anchors: int = 32
     blocks: int = 2
     rank_from_step: int = 2000
+
+
+def frequent_tokens(texts: Iterable[Text], size: int, vocab: int) -> tuple[int, ...]:
+    """The tokens that continuations hold most often, ascending; unseen ones by their ids.
+
+    In most vocabularies low ids are single bytes and the first, commonest merges.
+    """
+    counts: Counter[int] = Counter()
+    for text in texts:
+        counts.update(text.tokens[text.prompt_tokens :])
+    order = sorted(range(vocab), key=lambda token: (-counts[token], token))
+    return tuple(sorted(order[:size]))
 
 
 def eagle_layers(layers: int) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from decoder.drafters.blocks import Rotary
 from decoder.drafters.specblock import SpecBlockDrafter
 from decoder.drafters.specblock_model import SpecBlockConfig, SpecBlockModel, save_specblock
 from decoder.training import specblock as training
+from decoder.training.corpus import Text
 from decoder.training.features import Example
 from decoder.training.specblock import (
     Scored,
@@ -26,6 +27,7 @@ from decoder.training.specblock_start import (
     eagle_layers,
     feature_scale,
     first_model,
+    frequent_tokens,
 )
 from tests.decoder.draft_models import (
     HIDDEN,
@@ -312,6 +314,13 @@ class TestStart:
         model = first_model(draft_target().loaded, settings(), seeded())
         rows = torch.randn(3, 2 * HIDDEN)
         torch.testing.assert_close(model.layers[1].shift(rows), rows[:, :HIDDEN])
+
+    def test_frequent_tokens(self):
+        """By how often continuations hold them, not prompts; ties and the rest by id."""
+        texts = [Text((9, 9, 9, 4, 4, 7), 3), Text((1, 7, 7, 5), 1)]
+        assert frequent_tokens(texts, 2, 12) == (4, 7)
+        assert frequent_tokens(texts, 5, 12) == (0, 1, 4, 5, 7)
+        assert frequent_tokens(texts, 99, 12) == tuple(range(12))
 
     def test_layers_of_eagle3(self):
         assert eagle_layers(30) == (2, 15, 27)
