@@ -99,7 +99,7 @@ def command(  # noqa: PLR0913 - one argument an option
         learning_rate=learning_rate,
         seed=seed,
         clip=clip,
-        save_every=max(200, steps // 10),
+        save_every=max(200, steps // 4),
     )
     loaded = load_model(
         target or default_target(where),
