@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.errors import InputError
+from decoder.drafters.factory import JOINT
 from decoder.policies import DEFAULT_MAX_NODES, parse_policy
 from profiler.bench.peers import LOOKUP_TOKENS
 from profiler.bench.record import PLAIN, Arm
@@ -47,8 +48,9 @@ def drafter_labels(drafters: Sequence[str]) -> dict[str, str]:
     """
     labels: dict[str, str] = {}
     for drafter in drafters:
-        label = Path(drafter.strip()).name
-        if not label:
+        parts = [Path(part.strip()).name for part in drafter.split(JOINT)]
+        label = JOINT.join(parts)
+        if not all(parts):
             raise InputError("the drafter's name is empty", hint="Give ngram or a folder.")
         if label in labels.values():
             raise InputError(
