@@ -125,6 +125,14 @@ def is_specblock(published: Mapping[str, Any]) -> bool:
     return isinstance(names, list) and ARCHITECTURE in names
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Rows of a forward whose h^(L) is asked for: their numbers [W], and what they see."""
+
+    rows: torch.Tensor
+    seen: Span
+
+
 class SpecBlockLayer(nn.Module):
     """A decoder layer of the target's form; `shift` is W_shift of equation (3), before it."""
 
@@ -194,12 +202,18 @@ class SpecBlockModel(nn.Module):
         return (fused + query).to(own)
 
     def forward(
-        self, rows: torch.Tensor, before: torch.Tensor, rope: Rope, cache: DraftCache, seen: Span
+        self,
+        rows: torch.Tensor,
+        before: torch.Tensor,
+        rope: Rope,
+        cache: DraftCache,
+        seen: Span,
+        wanted: Wanted | None = None,
     ) -> torch.Tensor:
-        """h^(L), [rows, hidden], of rows h^(0).
+        """h^(L), [rows, hidden], of rows h^(0); of all, or of the wanted ones.
 
         before  int64 [rows]: the row of the position before; a block's first is its own
-        Their keys and values go into the last slots that `seen` names.
+        The keys and values of all rows go into the last slots that `seen` names.
         """
         at = seen.end - len(rows)
         for number, layer in enumerate(self.layers):
@@ -207,6 +221,9 @@ class SpecBlockModel(nn.Module):
                 rows = layer.shift(torch.cat((rows, rows[before]), dim=-1)).to(rows.dtype)
             normed = layer.input_layernorm(rows)
             layer.self_attn.store(normed, rope, cache, number, at)
+            if wanted is not None and number == self.config.layers - 1:
+                rows, normed, seen = rows[wanted.rows], normed[wanted.rows], wanted.seen
+                rope = (rope[0][wanted.rows], rope[1][wanted.rows])
             rows = rows + layer.self_attn(normed, rope, cache, number, seen)
             rows = rows + layer.mlp(layer.post_attention_layernorm(rows))
         return rows

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from decoder.drafters.blocks import DraftCache, Rotary, span
-from decoder.drafters.specblock_model import SpecBlockModel
+from decoder.drafters.blocks import DraftCache, Rotary, Span, span
+from decoder.drafters.specblock_model import SpecBlockModel, Wanted
 
 
 class Drafting(Protocol):
@@ -32,7 +32,10 @@ def add_prefix(
     visible = torch.ones(count, count, dtype=torch.bool, device=rows.device).tril()
     seen = span(model.config.shape, (0, end), visible, rows.dtype)
     positions = torch.arange(start, end, device=rows.device)
-    model(rows, positions - start, drafter.rotary(positions, rows.dtype), cache, seen)
+    rope = drafter.rotary(positions, rows.dtype)
+    # Only keys and values are kept, so the last layer goes no further than one row.
+    one = Wanted(positions[-1:] - start, Span(0, end, None))
+    model(rows, positions - start, rope, cache, seen, one)
     cache.length = end
 
 

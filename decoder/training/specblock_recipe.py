@@ -11,12 +11,11 @@ import torch
 from decoder.drafters.specblock_model import save_specblock
 from decoder.loading import LoadedModel
 from decoder.training.corpus import Collecting, collect, read_corpus, split
-from decoder.training.dflash import head_tokens
 from decoder.training.features import Examples
 from decoder.training.loop import Say, Settings, train
 from decoder.training.recipe import DRAFTER, Trained
 from decoder.training.specblock import specblock_objective
-from decoder.training.specblock_start import SpecBlockSettings
+from decoder.training.specblock_start import SpecBlockSettings, frequent_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +29,7 @@ class SpecBlockRecipe:
     collecting: Collecting = field(default_factory=Collecting)
     vocabulary: int = 8192
     drafter: SpecBlockSettings = field(default_factory=SpecBlockSettings)
-    settings: Settings = field(default_factory=lambda: Settings(clip=0.5))
+    settings: Settings = field(default_factory=lambda: Settings(learning_rate=1e-3, clip=0.5))
 
 
 def train_specblock(
@@ -47,9 +46,8 @@ def train_specblock(
     """
     collect(loaded, folder / "texts", recipe.collecting, prompts, say)
     training, held_out = split(read_corpus(folder / "texts"))
-    vocab = loaded.architecture.vocab
-    kept = head_tokens(training, recipe.vocabulary, vocab)
-    wanted = replace(recipe.drafter, tokens=tuple(kept.tolist()))
+    kept = frequent_tokens(training, recipe.vocabulary, loaded.architecture.vocab)
+    wanted = replace(recipe.drafter, tokens=kept)
     generator = torch.Generator().manual_seed(recipe.settings.seed)
     objective = specblock_objective(loaded, wanted, generator)
     history = train(

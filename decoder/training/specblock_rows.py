@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from decoder.drafters.blocks import DraftCache, Rotary, span
-from decoder.drafters.specblock_model import SpecBlockModel
+from decoder.drafters.specblock_model import SpecBlockModel, Wanted
 
 
 class GraphCache(DraftCache):
@@ -108,9 +108,9 @@ class _Chains:
         before[numbers[:, 1:]] = numbers[:, :-1]
         positions[numbers] = anchors[:, None] + self._offsets
         visible = _first_visible(count, numbers)
-        hidden = self._run(rows, before, positions, visible)
+        hidden = self._run(rows, before, positions, visible, numbers.flatten())
         self._visible, self._positions = visible[numbers], positions[numbers]
-        return Drafted(hidden[numbers], anchors + 1)
+        return Drafted(hidden.unflatten(0, numbers.shape), anchors + 1)
 
     def next(self, block: Drafted, cut: torch.Tensor) -> Drafted:
         """A block from position `cut` [A] of each of the newest ones."""
@@ -136,13 +136,17 @@ class _Chains:
         before: torch.Tensor,
         positions: torch.Tensor,
         visible: torch.Tensor,
+        wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """h^(L) of rows that see, of all rows so far and themselves, the visible ones."""
+        """h^(L) of the wanted rows, which see the visible ones of all so far and themselves."""
         cache, shape = self._cache, self._model.config.shape
         end = cache.length + len(rows)
         seen = span(shape, (0, end), visible, rows.dtype)
         rope = self._rotary(positions, rows.dtype)
-        hidden: torch.Tensor = self._model(rows, before, rope, cache, seen)
+        some = None
+        if wanted is not None:
+            some = Wanted(wanted, span(shape, (0, end), visible[wanted], rows.dtype))
+        hidden: torch.Tensor = self._model(rows, before, rope, cache, seen, some)
         cache.length = end
         return hidden
 

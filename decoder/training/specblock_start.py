@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +22,11 @@ from decoder.drafters.specblock_model import (
 from decoder.drafters.specblock_rank import TOP
 from decoder.drafters.specblock_tree import CONCENTRATED
 from decoder.loading import LoadedModel
+from decoder.target import Target
+from decoder.training.corpus import Text
 
 WEIGHT_SPREAD = 0.02  # standard deviation of weights that have nothing to start from
+PROBE_TOKENS = 64  # for the size of the features
 QUERY_SHARE = 0.5  # of a query in the fused input, beside condition and embedding
 
 
@@ -49,6 +53,18 @@ class SpecBlockSettings:
     anchors: int = 32
     blocks: int = 2
     rank_from_step: int = 2000
+
+
+def frequent_tokens(texts: Iterable[Text], size: int, vocab: int) -> tuple[int, ...]:
+    """The tokens that continuations hold most often, ascending; unseen ones by their ids.
+
+    In most vocabularies low ids are single bytes and the first, commonest merges.
+    """
+    counts: Counter[int] = Counter()
+    for text in texts:
+        counts.update(text.tokens[text.prompt_tokens :])
+    order = sorted(range(vocab), key=lambda token: (-counts[token], token))
+    return tuple(sorted(order[:size]))
 
 
 def eagle_layers(layers: int) -> tuple[int, ...]:
@@ -100,7 +116,7 @@ def first_model(
     """A drafter to train, float32 on the target's device.
 
     Its layers begin as the target's last ones where shapes allow, its input as the top
-    features plus the embedding and half a query, its shift as no shift.
+    features in their own size plus the embedding and half a query, its shift as no shift.
     """
     config = config_for(target, settings)
     model = SpecBlockModel(config)
@@ -114,9 +130,30 @@ def first_model(
         _begin_neutral(model)
         model.tokens.copy_(tokens)
         model.lm_head.weight.copy_(head_rows(head, tokens, config))
+        scale = feature_scale(target, config.feature_layers[-1], tokens, generator)
+        model.condition_norm.weight.fill_(scale)
     copy_from(target.model, model)
     model.lm_head.weight.requires_grad_(settings.own_head)
     return model.to(target.model.device)
+
+
+def feature_scale(
+    target: LoadedModel, layer: int, tokens: torch.Tensor, generator: torch.Generator
+) -> float:
+    """The usual size (root mean square, median of rows) of a hidden state of the target.
+
+    The copied layers add to states of that size; of size 1, as normed ones are, what they add
+    drowns them. Measured on drafted tokens in random order.
+    """
+    picks = torch.randint(len(tokens), (PROBE_TOKENS,), generator=generator)
+    reader = Target(target, owned=False)
+    reader.reserve(PROBE_TOKENS)
+    reader.capture((layer,))
+    reader.prefill(tokens[picks].to(reader.device))
+    states = reader.features()
+    if states is None:
+        raise InputError(f"the hidden states of {target.name} cannot be read")
+    return float(states.float().pow(2).mean(-1).sqrt().median())
 
 
 def copy_from(target: nn.Module, model: SpecBlockModel) -> list[str]:

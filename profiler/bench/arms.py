@@ -49,8 +49,9 @@ def drafter_labels(drafters: Sequence[str]) -> dict[str, str]:
     labels: dict[str, str] = {}
     for drafter in drafters:
         parts = [drafter] if Path(drafter).exists() else drafter.split(JOINT)
-        label = JOINT.join(Path(part.strip()).name for part in parts)
-        if not label:
+        names = [Path(part.strip()).name for part in parts]
+        label = JOINT.join(names)
+        if not all(names):
             raise InputError("the drafter's name is empty", hint="Give ngram or a folder.")
         if label in labels.values():
             raise InputError(

@@ -94,7 +94,13 @@ def command(  # noqa: PLR0913 - one argument an option
     own = [text.prompt for text in read_files(prompts, None, seed)[0]]
     collecting = Collecting(batches=-(-(len(own) or texts) // Collecting().batch), seed=seed)
     clip = 0.5 if kind == "specblock" else Settings().clip
-    settings = Settings(steps=steps, learning_rate=learning_rate, seed=seed, clip=clip)
+    settings = Settings(
+        steps=steps,
+        learning_rate=learning_rate,
+        seed=seed,
+        clip=clip,
+        save_every=max(200, steps // 4),
+    )
     loaded = load_model(
         target or default_target(where),
         weights="pretrained",

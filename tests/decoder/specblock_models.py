@@ -5,6 +5,8 @@ import torch
 
 from decoder.drafters.base import DraftRequest
 from decoder.growth import TopPaths
+from decoder.training.features import Example
+from decoder.training.specblock_start import SpecBlockSettings
 from tests.decoder.draft_models import (
     COMMON,
     HIDDEN,
@@ -79,6 +81,9 @@ def drafted_tokens(count, seed=4):
     return torch.from_numpy(np.sort(chosen))
 
 
+TOKENS = tuple(drafted_tokens(41).tolist())
+
+
 def specblock_folder(folder, seed=1, **changed):
     """A random SpecBlock checkpoint; returns folder, config and tensors."""
     config = SPECBLOCK | changed
@@ -126,19 +131,9 @@ class Reference:
     def row(self, condition, token, k, before, position, seen):
         """One row at in-block position k (from 0); returns its number."""
         config, part, eps = self.config, self.parts, self.config["rms_norm_eps"]
-        heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-        number, group = len(self.hidden), heads // kv_heads
-        width = config.get("head_dim", HIDDEN // heads)
-        fused = torch.cat(
-            (
-                rms(condition, part["condition_norm.weight"], eps),
-                rms(self.table[token], part["embedding_norm.weight"], eps),
-                rms(part["queries"][k], part["query_norm.weight"], eps),
-            )
-        )
-        if k and not config.get("prefix_broadcast", True):
-            fused[: 2 * HIDDEN] = 0.0
-        state = part["fuse.weight"] @ fused
+        width = config.get("head_dim", HIDDEN // config["num_attention_heads"])
+        number = len(self.hidden)
+        state = self.fused(condition, token, k)
         self.keys.append([])
         self.values.append([])
         self.inner.append([])
@@ -162,25 +157,39 @@ class Reference:
             self.keys[number].append(turned(key, position, config["rope_theta"]))
             self.values[number].append(value)
             query = turned(query, position, config["rope_theta"])
-            drawn = []
-            for head in range(heads):
-                scores = torch.stack(
-                    [query[head] @ self.keys[j][i][head // group] for j in [*seen, number]]
-                )
-                weights = (scores / width**0.5).softmax(0)
-                drawn.append(
-                    sum(
-                        weight * self.values[j][i][head // group]
-                        for weight, j in zip(weights, [*seen, number], strict=True)
-                    )
-                )
-            state = state + layer["self_attn.o_proj.weight"] @ torch.cat(drawn)
+            drawn = self.attended(query, i, [*seen, number])
+            state = state + layer["self_attn.o_proj.weight"] @ drawn
             normed = rms(state, layer["post_attention_layernorm.weight"], eps)
             gate, up = layer["mlp.gate_proj.weight"] @ normed, layer["mlp.up_proj.weight"] @ normed
             state = state + layer["mlp.down_proj.weight"] @ (gate * gate.sigmoid() * up)
         self.hidden.append(state)
         self.positions.append(position)
         return number
+
+    def fused(self, condition, token, k):
+        """Equation (2)."""
+        part, eps = self.parts, self.config["rms_norm_eps"]
+        fused = torch.cat(
+            (
+                rms(condition, part["condition_norm.weight"], eps),
+                rms(self.table[token], part["embedding_norm.weight"], eps),
+                rms(part["queries"][k], part["query_norm.weight"], eps),
+            )
+        )
+        if k and not self.config.get("prefix_broadcast", True):
+            fused[: 2 * HIDDEN] = 0.0
+        return part["fuse.weight"] @ fused
+
+    def attended(self, query, i, seen):
+        """What a row's heads draw from the rows it sees, in layer i."""
+        group = self.config["num_attention_heads"] // self.config["num_key_value_heads"]
+        drawn = []
+        for head, own in enumerate(query):
+            scores = torch.stack([own @ self.keys[j][i][head // group] for j in seen])
+            weights = (scores / len(own) ** 0.5).softmax(0)
+            values = [self.values[j][i][head // group] for j in seen]
+            drawn.append(sum(w * v for w, v in zip(weights, values, strict=True)))
+        return torch.cat(drawn)
 
     def first_block(self):
         """The rows of the first block: its first is the prefix's last."""
@@ -290,3 +299,22 @@ def reference_tree(reference, *, branching, starts=4, nodes=60, blocks=2, **limi
         begins = sorted(found, key=lambda start: -start[1])[:starts]
     kept = sorted(given, key=lambda path: -scores[path])[:nodes]
     return {path: given[path] for path in kept}
+
+
+def example_of(target, tokens, prompt_tokens, layers=(1, 3, 5)):
+    """A text as `decoder.training.features` reads it, by transformers' own forward."""
+    states = plain_states(target, tokens)
+    features = torch.cat([states[i] for i in layers], dim=-1)
+    return Example(torch.tensor(tokens), prompt_tokens, features, states[-1])
+
+
+def some_text(length=24, seed=0):
+    return np.random.default_rng(seed).integers(VOCAB, size=length).tolist()
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def settings(**changed):
+    return SpecBlockSettings(tokens=TOKENS, feature_layers=(1, 3, 5), **changed)

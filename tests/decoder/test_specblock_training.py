@@ -7,29 +7,28 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
-from decoder import TreeDecoder
 from decoder.drafters.blocks import Rotary
-from decoder.drafters.factory import load_drafter
 from decoder.drafters.specblock import SpecBlockDrafter
 from decoder.drafters.specblock_model import SpecBlockConfig, SpecBlockModel, save_specblock
-from decoder.loading import load_model
 from decoder.training import specblock as training
-from decoder.training import specblock_tree
-from decoder.training.corpus import Collecting
+from decoder.training.corpus import Text
 from decoder.training.features import Example
-from decoder.training.loop import Settings, train
 from decoder.training.specblock import (
     Scored,
-    SpecBlockObjective,
     SpecBlockSettings,
     draft_losses,
     rank_labels,
     specblock_objective,
     valid_prefix,
 )
-from decoder.training.specblock_recipe import SpecBlockRecipe, train_specblock
 from decoder.training.specblock_rows import Passage, run_blocks
-from decoder.training.specblock_start import copy_from, eagle_layers, first_model
+from decoder.training.specblock_start import (
+    copy_from,
+    eagle_layers,
+    feature_scale,
+    first_model,
+    frequent_tokens,
+)
 from tests.decoder.draft_models import (
     HIDDEN,
     LAYERS,
@@ -38,37 +37,19 @@ from tests.decoder.draft_models import (
     plain_states,
     random_tensors,
 )
-from tests.decoder.models import greedy, random_model, target_of
+from tests.decoder.models import random_model, target_of
 from tests.decoder.specblock_models import (
     LENGTH,
     SPECBLOCK,
+    TOKENS,
     Reference,
-    asked,
     drafted_tokens,
-    nodes_of,
+    example_of,
+    seeded,
+    settings,
+    some_text,
     specblock_shapes,
 )
-from tests.tiny_folder import write_tokenizer, write_weights
-
-TOKENS = tuple(drafted_tokens(41).tolist())
-
-
-def example_of(target, tokens, prompt_tokens, layers=(1, 3, 5)):
-    states = plain_states(target, tokens)
-    features = torch.cat([states[i] for i in layers], dim=-1)
-    return Example(torch.tensor(tokens), prompt_tokens, features, states[-1])
-
-
-def some_text(length=24, seed=0):
-    return np.random.default_rng(seed).integers(VOCAB, size=length).tolist()
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def settings(**changed):
-    return SpecBlockSettings(tokens=TOKENS, feature_layers=(1, 3, 5), **changed)
 
 
 class TestRows:
@@ -316,10 +297,30 @@ class TestStart:
         }
         assert model.config.draft_vocab == VOCAB
 
+    def test_features_begin_in_their_own_size(self):
+        """The layers that are copied add to the target's states of that size."""
+        target = draft_target()
+        tokens = torch.tensor(TOKENS)
+        picks = torch.randint(len(tokens), (64,), generator=seeded(3))
+        states = plain_states(target, tokens[picks].tolist())[5]
+        size = float(states.pow(2).mean(-1).sqrt().median())
+        assert feature_scale(target.loaded, 5, tokens, seeded(3)) == pytest.approx(size, rel=1e-4)
+        model = first_model(target.loaded, settings(), seeded())
+        found = model.condition_norm(model.condition(states.repeat(1, 3)))
+        rows = found.detach().pow(2).mean(-1).sqrt()
+        assert 0.5 * size < float(rows.min()) <= float(rows.max()) < 2 * size
+
     def test_the_shift_begins_as_none(self):
         model = first_model(draft_target().loaded, settings(), seeded())
         rows = torch.randn(3, 2 * HIDDEN)
         torch.testing.assert_close(model.layers[1].shift(rows), rows[:, :HIDDEN])
+
+    def test_frequent_tokens(self):
+        """By how often continuations hold them, not prompts; ties and the rest by id."""
+        texts = [Text((9, 9, 9, 4, 4, 7), 3), Text((1, 7, 7, 5), 1)]
+        assert frequent_tokens(texts, 2, 12) == (4, 7)
+        assert frequent_tokens(texts, 5, 12) == (0, 1, 4, 5, 7)
+        assert frequent_tokens(texts, 99, 12) == tuple(range(12))
 
     def test_layers_of_eagle3(self):
         assert eagle_layers(30) == (2, 15, 27)
@@ -338,107 +339,3 @@ class TestStart:
             first_model(loaded, settings(without=frozenset({"no-tree"})), seeded())
         with pytest.raises(InputError, match="needs 10 tokens or more, got 3"):
             first_model(loaded, SpecBlockSettings(tokens=(1, 2, 3)), seeded())
-
-
-class TestLearning:
-    def test_a_tiny_drafter_learns_and_then_saves_rounds(self, tmp_path):
-        """Its losses fall, its chain and rank head get better, and decoding stays exact."""
-        target = draft_target()
-        with torch.no_grad():
-            target.model.lm_head.weight.mul_(12.0)  # a target that is sure of its tokens
-        prompts = [[5, 17, 3, 88], [9, 9, 41], [60, 2, 7, 7]]
-        texts = [[*prompt, *greedy(target.model, prompt, 28)] for prompt in prompts]
-        wanted = SpecBlockSettings(feature_layers=(2, 3, 5), rank_from_step=20)
-        objective: SpecBlockObjective = specblock_objective(target.loaded, wanted, seeded())
-        examples = [
-            example_of(target, text, len(prompt), objective.layers)
-            for text, prompt in zip(texts, prompts, strict=True)
-        ]
-        before = objective.validate(examples)
-        run = Settings(
-            steps=90,
-            batch=2,
-            learning_rate=5e-3,
-            warmup=5,
-            clip=0.5,
-            autocast=False,
-            save_every=30,
-        )
-        history = train(objective, examples, examples, run, tmp_path)
-        after = history[-1]
-        assert after["first_loss_1"] < 0.5 * history[0]["first_loss_1"]
-        assert after["first_loss_2"] < 0.5 * history[0]["first_loss_2"]
-        assert after["rank_loss"] < history[1]["rank_loss"]
-        assert after["alpha_1_1"] > before["alpha_1_1"] + 0.3
-        assert after["chain"] > before["chain"] + 1
-        assert after["tree"] > before["tree"] + 1.5
-        assert after["rank_accuracy"] > 0.6
-        save_specblock(tmp_path / "draft", objective.model)
-        drafter = SpecBlockDrafter(target, tmp_path / "draft")
-        assert drafter.growth.branching == (2, 4, 10, 0)
-        decoder = TreeDecoder(target, drafter=drafter, policy="fixed:60")
-        result = decoder.generate(prompts[0], max_new_tokens=28)
-        assert result.token_ids == texts[0][4:]
-        assert result.stats.rounds < 14
-
-    def test_the_reported_length_is_that_of_fresh_drafts(self, monkeypatch):
-        """A session at every place anew, and what of the text its tree holds."""
-        monkeypatch.setattr(specblock_tree, "STRIDE", 1)
-        target = draft_target()
-        objective = specblock_objective(target.loaded, settings(), seeded())
-        examples = [example_of(target, some_text(20, seed), 6) for seed in (1, 2)]
-        drafter, lengths = SpecBlockDrafter(target, objective.model), []
-        for example in examples:
-            text = example.tokens.tolist()
-            for at in range(6, 19):
-                session = drafter.session()
-                session.start(np.array(text[:at]), example.features[:at])
-                nodes = nodes_of(session.draft(np.array(text[: at + 1]), asked()))
-                rest = text[at + 1 :]
-                lengths.append(sum(tuple(rest[:k]) in nodes for k in range(1, len(rest) + 1)))
-        found = specblock_tree.tree_tokens(target.loaded, objective.model, examples)
-        assert found == pytest.approx(1 + np.mean(lengths)) and found > 1
-        assert specblock_tree.tree_tokens(target.loaded, objective.model, []) is None
-
-
-class TestRecipe:
-    RECIPE = SpecBlockRecipe(
-        collecting=Collecting(batches=2, batch=4, prompt_tokens=6, answer_tokens=16),
-        vocabulary=40,
-        drafter=SpecBlockSettings(anchors=6, rank_from_step=2),
-        settings=Settings(steps=6, batch=2, warmup=2, autocast=False, save_every=3, seed=5),
-    )
-
-    def test_stopped_and_gone_on_with_it_is_the_same_drafter(self, tmp_path):
-        folder = write_tokenizer(
-            write_weights(tmp_path / "target", num_hidden_layers=4, eos_token_id=None)
-        )
-
-        def loaded():
-            return load_model(
-                str(folder),
-                weights="pretrained",
-                dtype=torch.float32,
-                device=torch.device("cpu"),
-                download=False,
-            )
-
-        def stop(line):
-            if line.startswith("step"):
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            train_specblock(loaded(), tmp_path / "run", self.RECIPE, say=stop)
-        trained = train_specblock(loaded(), tmp_path / "run", self.RECIPE)
-        whole = train_specblock(loaded(), tmp_path / "whole", self.RECIPE)
-        files = [(t.folder / "model.safetensors").read_bytes() for t in (trained, whole)]
-        assert files[0] == files[1]
-        assert [row["step"] for row in trained.history] == [3, 6]
-        target = target_of(loaded().model)
-        drafter = load_drafter(str(trained.folder), target)
-        assert drafter.name == "specblock"
-        assert len(drafter.tokens) == 40
-        assert drafter.model.examples.tolist() == [12, 8]
-        decoder = TreeDecoder(target, drafter=drafter, policy="fixed:12")
-        found = decoder.generate([5, 6, 7], max_new_tokens=12).token_ids
-        assert found == greedy(target.model, [5, 6, 7], 12)
