@@ -76,21 +76,26 @@ class Pace:
 
 
 class DraftGate:
-    """Stops drafting while it does not pay, and tries again every few dozen rounds.
+    """Stops drafting while it does not pay, and tries again, at first soon and then rarely.
 
-    Once candidates exist their cost is sunk, so this decision is made before
-    drafting, from the committed length and the cost of recent drafted rounds.
+    Once candidates exist their cost is sunk, so this decision is made before drafting, from
+    what recent drafted rounds gained: the plain steps that they replaced less those that they
+    cost. It closes when the gain is below zero by more than its standard error. A few rounds
+    say little, so after a close half of the evidence is forgotten and the wait is short; every
+    further close doubles it.
     """
 
-    RETRY_ROUNDS = 32
-    FADING = 0.9
+    FIRST_WAIT, LONGEST_WAIT = 4, 32  # plain rounds
+    ENOUGH = 4.0  # drafted rounds before it may close
+    FADING = 0.95
     FREE_SHARE = 0.005  # a draft below this share of a plain step never needs a decision
 
     def __init__(self, cost: Cost) -> None:
         self._cost = cost
         self._rounds = 0.0
-        self._committed = 0.0
-        self._worth = 0.0
+        self._gain = 0.0
+        self._squares = 0.0
+        self._wait = self.FIRST_WAIT
         self._plain_left = 0
         self._drafting = False
         self._batch = 1
@@ -111,9 +116,23 @@ class DraftGate:
             return
         nodes = np.array([float(tree.nodes)])
         cycle_s = float(self._cost.cycle_s(nodes, context, self._batch)[0])
-        self._rounds = self._rounds * self.FADING + 1.0
-        # Plain steps that the drafted round replaced, against what it cost in plain steps.
-        self._committed = self._committed * self.FADING + 1.0 + accepted
-        self._worth = self._worth * self.FADING + cycle_s / plain_s
-        if self._rounds > 4.0 and self._committed < self._worth:
-            self._plain_left = self.RETRY_ROUNDS
+        self._add(1.0 + accepted - cycle_s / plain_s)
+        mean = self._gain / self._rounds
+        error = np.sqrt(max(self._squares / self._rounds - mean**2, 0.0) / self._rounds)
+        if self._rounds > self.ENOUGH and mean + error < 0.0:
+            self._plain_left = self._wait
+            self._wait = min(2 * self._wait, self.LONGEST_WAIT)
+            self._fade(0.5)
+        elif self._rounds > 2 * self.ENOUGH and mean > 0.0:
+            self._wait = self.FIRST_WAIT
+
+    def _add(self, gain: float) -> None:
+        self._fade(self.FADING)
+        self._rounds += 1.0
+        self._gain += gain
+        self._squares += gain**2
+
+    def _fade(self, share: float) -> None:
+        self._rounds *= share
+        self._gain *= share
+        self._squares *= share
