@@ -10,17 +10,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
+from decoder.drafters.base import (
+    Drafter,
+    DraftRequest,
+    DraftSession,
+    Draws,
+    LogitReader,
+    RewindableSession,
+)
 from decoder.drafters.blocks import hash_of
 from decoder.drafters.evidence import Evidence, evidence_of
 from decoder.drafters.saving import Round, Saving
 from decoder.drafters.trust import Lean, Trust
 from decoder.drafters.union import unite
+from decoder.parallel import ALONE, Ranks
 from decoder.tree import CandidateTree, Lattice
 
 
@@ -47,14 +56,21 @@ class CombinedDrafter:
     first   the cheap one, best one that gives trees, as `NgramDrafter`
     second  one of marginals or trees; marginals also apply behind the first one's paths
     saving  decides when the second is left out; by default from times measured as it runs
+    ranks   the processes that share the target: all of them do as the first one decides
 
     What is learnt of both is shared by all sessions, and so is each drafter's own learning.
     """
 
     draws: Draws = "never"
 
-    def __init__(self, first: Drafter, second: Drafter, saving: Saving | None = None) -> None:
-        self.first, self.second = first, second
+    def __init__(
+        self,
+        first: Drafter,
+        second: Drafter,
+        saving: Saving | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.first, self.second, self.ranks = first, second, ranks
         self.name = f"{first.name}+{second.name}"
         self.architecture_hash = hash_of(
             {
@@ -80,6 +96,10 @@ class CombinedSession:
         self._drafter = drafter
         self._first = drafter.first.session()
         self._second = drafter.second.session()
+        both = self._first, self._second
+        self._readers = [own for own in both if isinstance(own, LogitReader)]
+        if all(hasattr(own, "rewind") for own in both):  # asked for by name
+            self.rewind = self._rewind
         self._forget()
 
     def start(self, prompt: NDArray[np.int64], features: torch.Tensor | None) -> None:
@@ -87,6 +107,10 @@ class CombinedSession:
         first, second = self._split(features)
         self._first.start(prompt, first)
         self._second.start(prompt, second)
+
+    def read_logits(self, logits: torch.Tensor) -> None:
+        for reader in self._readers:
+            reader.read_logits(logits)
 
     def draft(self, context: NDArray[np.int64], request: DraftRequest) -> CandidateTree:
         """The `request.width` best paths of both drafters' candidates, the best ones first."""
@@ -96,7 +120,7 @@ class CombinedSession:
         alone = both = evidence_of(first, None, nodes)
         tree, expected = unite(alone, *known, nodes)
         draft_s = None
-        if not drafter.saving.saves(expected, self._saved):
+        if not drafter.ranks.decide(lambda: drafter.saving.saves(expected, self._saved)):
             started_s = perf_counter()
             second = _draft(self._second, drafter.second, context, request)
             draft_s = perf_counter() - started_s
@@ -124,6 +148,11 @@ class CombinedSession:
         first, second = self._split(features)
         self._first.observe(emitted, first)
         self._second.observe(emitted, second)
+
+    def _rewind(self, tokens: int) -> None:
+        self._drafted = None  # a round to be timed again teaches nothing
+        for own in (self._first, self._second):
+            cast(RewindableSession, own).rewind(tokens)
 
     def _forget(self) -> None:
         self._lean = Lean()
