@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -221,6 +222,17 @@ class TestLineup:
         arms = plan_arms(ArmChoice(policies=("chain", "fixed:3"), peers=()))
         drafters = [one._decoder.drafter for one in lineup.contenders(arms)]
         assert len({id(drafter) for drafter in drafters}) == 3
+
+    def test_what_joined_drafters_learn_is_an_arm_s_own(self, folder: Path) -> None:
+        lineup = Lineup(loaded(folder), {f"ngram+{folder}": "both"}, DecoderChoice())
+        arms = plan_arms(
+            ArmChoice(policies=("chain", "fixed:3"), drafters=(f"ngram+{folder}",), peers=())
+        )
+        arms = tuple(replace(one, drafter=one.drafter and "both") for one in arms)
+        _, one, other = (own._decoder.drafter for own in lineup.contenders(arms))
+        assert one.second is other.second  # the weights
+        for part in ("first", "trust", "saving"):
+            assert getattr(one, part) is not getattr(other, part)
 
 
 class _ChainTree:
