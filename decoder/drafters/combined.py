@@ -86,20 +86,18 @@ class CombinedDrafter:
         _compile()
 
     def session(self) -> CombinedSession:
-        return CombinedSession(self)
+        first, second = self.first.session(), self.second.session()
+        if hasattr(first, "rewind") and hasattr(second, "rewind"):
+            return _RewindableSession(self, first, second)
+        return CombinedSession(self, first, second)
 
 
 class CombinedSession:
     """One text, drafted by a session of each drafter."""
 
-    def __init__(self, drafter: CombinedDrafter) -> None:
-        self._drafter = drafter
-        self._first = drafter.first.session()
-        self._second = drafter.second.session()
-        both = self._first, self._second
-        self._readers = [own for own in both if isinstance(own, LogitReader)]
-        if all(hasattr(own, "rewind") for own in both):  # asked for by name
-            self.rewind = self._rewind
+    def __init__(self, drafter: CombinedDrafter, first: DraftSession, second: DraftSession) -> None:
+        self._drafter, self._first, self._second = drafter, first, second
+        self._readers = [own for own in (first, second) if isinstance(own, LogitReader)]
         self._forget()
 
     def start(self, prompt: NDArray[np.int64], features: torch.Tensor | None) -> None:
@@ -149,11 +147,6 @@ class CombinedSession:
         self._first.observe(emitted, first)
         self._second.observe(emitted, second)
 
-    def _rewind(self, tokens: int) -> None:
-        self._drafted = None  # a round to be timed again teaches nothing
-        for own in (self._first, self._second):
-            cast(RewindableSession, own).rewind(tokens)
-
     def _forget(self) -> None:
         self._lean = Lean()
         self._drafted: Drafted | None = None
@@ -169,6 +162,15 @@ class CombinedSession:
         width = features.shape[1] // len(layers) * own
         first = features[:, :width] if own else None
         return first, features[:, width:] if own < len(layers) else None
+
+
+class _RewindableSession(CombinedSession):
+    """One whose two sessions can both go back."""
+
+    def rewind(self, tokens: int) -> None:
+        self._drafted = None  # a round to be timed again teaches nothing
+        for own in (self._first, self._second):
+            cast(RewindableSession, own).rewind(tokens)
 
 
 def _draft(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -26,7 +28,7 @@ from decoder.parallel import Ranks
 from decoder.policies import Fixed
 from decoder.tree import CandidateTree, Lattice, best_first
 from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder
-from tests.decoder.models import greedy, plain_logits, request
+from tests.decoder.models import as_paths, greedy, plain_logits, request
 from tests.decoder.test_blockpilot import CANDIDATES, pilot_folder, sessions_of
 
 EVEN = np.ones(4)
@@ -43,18 +45,6 @@ def tree_of(paths):
         np.array([rows[path[:-1]] for path in ordered], dtype=np.int64),
         np.array([paths[path] for path in ordered], dtype=np.float64),
     )
-
-
-def as_paths(tree):
-    """{path: probability given its parent}; a path twice would be a fault."""
-    paths, result = [()], {}
-    for token, parent, probability in zip(
-        tree.tokens.tolist(), tree.parents.tolist(), tree.probabilities.tolist(), strict=True
-    ):
-        paths.append((*paths[parent], token))
-        assert paths[-1] not in result
-        result[paths[-1]] = probability
-    return result
 
 
 def scores_of(paths):
@@ -481,6 +471,18 @@ class TestTiming:
         for array, was in zip(drafter.trust.arrays, trust, strict=True):
             np.testing.assert_array_equal(array, was)
         assert drafter.saving.share() == 0.0
+
+    def test_a_session_is_gone_with_its_text(self, tmp_path):
+        target = draft_target()  # else shared caches would find no free place for the next one
+        drafter = load_drafter(f"ngram+{dflash_folder(tmp_path / 'draft')[0]}", target)
+        session = drafter.session()
+        gone = weakref.ref(session)
+        gc.disable()
+        try:
+            del session
+            assert gone() is None
+        finally:
+            gc.enable()
 
     def test_a_part_that_cannot_go_back_is_timed_behind_one_text(self):
         second = Stated(always({(4,): 0.5}))
