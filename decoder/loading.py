@@ -16,20 +16,14 @@ from typing import Any, Literal
 
 import psutil
 import torch
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    StrictDataclassError,
-)
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.errors import InputError, RooftreeError
+from costmodel.errors import InputError
 from costmodel.targets import find_target
-from decoder.demo_model import DEMO_NAME, demo_model_folder
+from decoder.demo_model import DEMO_NAME
+from decoder.model_source import BROKEN_FILES, first_reason, label_of, read_config, weights_source
 from decoder.parallel import ALONE, Ranks
 from decoder.sharding import Checkpoint, RandomWeights, build_shard, local_architecture
 
@@ -37,20 +31,6 @@ Weights = Literal["auto", "random", "pretrained"]
 
 CPU_TARGET = DEMO_NAME
 GPU_TARGETS = ("Qwen/Qwen3-8B", "Qwen/Qwen3-4B", "Qwen/Qwen3-1.7B")
-HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
-
-# What transformers raises for a folder with damaged, missing or contradictory files.
-_BROKEN_FILES = (
-    OSError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ImportError,
-    RuntimeError,
-    SafetensorError,
-    StrictDataclassError,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +61,7 @@ class LoadedModel:
             )
         try:
             return AutoTokenizer.from_pretrained(self.source, trust_remote_code=False)
-        except _BROKEN_FILES as error:
+        except BROKEN_FILES as error:
             raise InputError(
                 f"no usable tokenizer in {self.source}",
                 hint="A folder needs a whole tokenizer.json beside the weights.",
@@ -125,7 +105,7 @@ def load_model(
         )
     source = None
     if weights != "random":
-        source = _weights_source(name, download=download and weights == "pretrained")
+        source = weights_source(name, download=download and weights == "pretrained")
     with _quiet():
         if source is not None:
             return _load_pretrained(name, source, dtype, device, ranks)
@@ -155,63 +135,11 @@ def borrow_model(model: Any) -> LoadedModel:
     )
 
 
-def _weights_source(name: str, download: bool) -> str | None:
-    """The folder or hub id that holds real weights, or None."""
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return str(folder) if any(folder.glob("*.safetensors")) else None
-    if _looks_like_path(name):
-        raise InputError(f"there is no folder {name}", hint="Check the path of the target.")
-    label = _canonical_name(name)
-    if label == DEMO_NAME and (demo_model_folder() / "config.json").is_file():
-        return str(demo_model_folder())
-    return _hub_source(label, download)
-
-
-def _hub_source(name: str, download: bool) -> str | None:
-    """The local copy of a hub model, fetched first where asked for."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        folder = snapshot_download(name, allow_patterns=HUB_FILES, local_files_only=True)
-        if any(Path(folder).glob("*.safetensors")):
-            return folder
-    except HFValidationError as error:
-        raise InputError(
-            f"'{name}' is neither a folder, a known target nor a hub id",
-            hint="Known targets are listed in calibrations/targets.yaml.",
-        ) from error
-    except LocalEntryNotFoundError:
-        pass
-    if not download:
-        return None
-    try:
-        return snapshot_download(name, allow_patterns=HUB_FILES)
-    except (HfHubHTTPError, OSError) as error:
-        raise InputError(
-            f"'{name}' is no folder here, and the hub does not give it: {_reason(error)}",
-            hint="Check the name and the network, give a model folder, or run "
-            "`rooftree demo-model` for a small real model.",
-        ) from error
-
-
-def _looks_like_path(name: str) -> bool:
-    return name.startswith((".", "/", "~")) or name.count("/") > 1
-
-
-def _canonical_name(name: str) -> str:
-    """A known target's full name for its short one; other names unchanged."""
-    try:
-        return find_target(name).architecture.name
-    except RooftreeError:
-        return name
-
-
 def _load_pretrained(
     name: str, source: str, dtype: torch.dtype, device: torch.device, ranks: Ranks
 ) -> LoadedModel:
-    config = _read_config(source)
-    architecture = ModelArchitecture.from_hf_config(config, name=_label(name))
+    config = read_config(source)
+    architecture = ModelArchitecture.from_hf_config(config, name=label_of(name))
     _check_memory(architecture, dtype, device, ranks)
     if ranks.alone:
         model = _whole_pretrained(source, config, dtype, device)
@@ -219,7 +147,7 @@ def _load_pretrained(
         model = _pretrained_shard(source, config, (dtype, device), ranks)
     return LoadedModel(
         model=model.eval(),
-        name=_label(name),
+        name=label_of(name),
         source=source,
         weights="pretrained",
         architecture=architecture,
@@ -241,8 +169,8 @@ def _whole_pretrained(
             output_loading_info=True,
         )
         model = model.to(device)
-    except _BROKEN_FILES as error:
-        raise _bad_weights(source, _reason(error)) from error
+    except BROKEN_FILES as error:
+        raise _bad_weights(source, first_reason(error)) from error
     # transformers fills what a checkpoint lacks with random numbers.
     wrong = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
     if wrong:
@@ -259,8 +187,8 @@ def _pretrained_shard(
     try:
         with ExitStack() as files:
             return build_shard(config, placed, ranks, Checkpoint(Path(source), files))
-    except _BROKEN_FILES as error:
-        raise _bad_weights(source, _reason(error)) from error
+    except BROKEN_FILES as error:
+        raise _bad_weights(source, first_reason(error)) from error
 
 
 def _bad_weights(source: str, reason: str) -> InputError:
@@ -270,26 +198,14 @@ def _bad_weights(source: str, reason: str) -> InputError:
     )
 
 
-def _read_config(source: str) -> Any:
-    if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
-        raise InputError(f"{source} holds no config.json", hint="Give a Hugging Face model folder.")
-    try:
-        return AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except _BROKEN_FILES as error:
-        raise InputError(
-            f"cannot read the config of {source}: {_reason(error)}",
-            hint="Give a Hugging Face model folder of a dense decoder (Llama, Qwen, Mistral, ...).",
-        ) from error
-
-
 def _build_random(name: str, dtype: torch.dtype, device: torch.device, ranks: Ranks) -> LoadedModel:
     folder = Path(name).expanduser()
     if folder.is_dir():
-        config = _read_config(str(folder))
+        config = read_config(str(folder))
     else:
         known = find_target(name).hf_config
         config = AutoConfig.for_model(**known)
-    architecture = ModelArchitecture.from_hf_config(config, name=_label(name))
+    architecture = ModelArchitecture.from_hf_config(config, name=label_of(name))
     _check_memory(architecture, dtype, device, ranks)
     if ranks.alone:
         model = _initialised(config, dtype, device)
@@ -298,7 +214,7 @@ def _build_random(name: str, dtype: torch.dtype, device: torch.device, ranks: Ra
         model = build_shard(config, (dtype, device), ranks, source)
     return LoadedModel(
         model=model.eval(),
-        name=_label(name),
+        name=label_of(name),
         source="",
         weights="random",
         architecture=architecture,
@@ -333,20 +249,6 @@ def _check_memory(
             f"has {free_bytes / 1e9:.1f} GB free",
             hint="Choose a smaller target, or free some memory.",
         )
-
-
-def _label(name: str) -> str:
-    folder = Path(name).expanduser()
-    return folder.resolve().name if folder.is_dir() else _canonical_name(name)
-
-
-def _reason(error: BaseException) -> str:
-    """An error's first line, or two where the first only announces the second."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    taken = lines[:2] if lines[0].endswith(":") else lines[:1]
-    return " ".join(taken).rstrip(".")
 
 
 @contextmanager

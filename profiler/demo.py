@@ -8,12 +8,17 @@ from typing import Any
 
 import click
 
+from costmodel.errors import InputError
 from decoder import Generation, TreeDecoder
+from decoder.drafters.factory import load_drafter
+from decoder.target import Target
 from profiler.render import print_table
 
 NEW_TOKENS = 96
 POLICIES = ("plain", "chain", "fixed:15", "bastion")
 ADAPTIVE = POLICIES[-1]
+DRAFTER = "ngram+demo"  # the trained drafter of the demo model, and what the text repeats
+FALLBACK = "ngram"
 PROMPTS = {
     "arithmetic": "A box holds 12 pencils. How many pencils are in 7 boxes? Explain step by step.",
     "code": "Write a Python function that returns the larger of two numbers, and one that returns "
@@ -25,18 +30,19 @@ PROMPTS = {
 }
 
 
-def compare(
-    folder: Path, drafter: str = "ngram+demo", *, say: Callable[[str], None]
-) -> dict[str, Any]:
+def compare(folder: Path, *, say: Callable[[str], None]) -> dict[str, Any]:
     """Decode each prompt with every policy, in turn on one model; a record of JSON values.
 
     Times are of this machine as it is: another program running beside shows in them.
     """
-    adaptive = TreeDecoder.from_pretrained(folder, policy=ADAPTIVE, drafter=drafter)
-    arms = {
-        policy: TreeDecoder(adaptive.target, policy=policy, drafter=adaptive.drafter)
-        for policy in POLICIES[:-1]
-    } | {ADAPTIVE: adaptive}
+    plain = TreeDecoder.from_pretrained(folder, policy="plain", drafter=FALLBACK)
+    # Around the same model, so that plain decoding does not pay for what a drafter reads.
+    target = Target(plain.target.loaded)
+    drafter = choose_drafter(target, say)
+    arms = {"plain": plain} | {
+        policy: TreeDecoder(target, policy=policy, drafter=drafter) for policy in POLICIES[1:]
+    }
+    adaptive = arms[ADAPTIVE]
     say(adaptive.profile_line)
     for decoder in arms.values():
         decoder.generate("Hello", max_new_tokens=8)
@@ -57,32 +63,25 @@ def compare(
     }
 
 
+def choose_drafter(target: Target, say: Callable[[str], None]) -> str:
+    """The trained drafter after n-grams; n-grams alone for a model that it does not fit."""
+    try:
+        load_drafter(DRAFTER, target)
+    except InputError as error:
+        say(f"drafting by {FALLBACK} alone, since {error.problem}")
+        return FALLBACK
+    return DRAFTER
+
+
 def print_comparison(comparison: dict[str, Any]) -> None:
     """The replies and the table on stdout."""
     for row in comparison["prompts"]:
         click.echo(f"\n> {row['prompt']}\n{row['text'].strip()}")
     click.echo()
     rows = [*comparison["prompts"], comparison["pooled"]]
-    print_table(
-        (
-            "prompt",
-            "plain tokens/s",
-            *(f"{policy}" for policy in POLICIES[1:]),
-            "tokens/verification",
-            "same",
-        ),
-        [
-            [
-                row["name"],
-                f"{row['arms']['plain']['tokens_per_s']:.1f}",
-                *(f"{row['arms'][policy]['speedup']:.2f}x" for policy in POLICIES[1:]),
-                f"{row['arms'][ADAPTIVE]['tokens_per_verification']:.2f}",
-                "yes" if row["same_tokens"] else "no",
-            ]
-            for row in rows
-        ],
-    )
-    click.echo(f"Drafter {comparison['drafter']}; tokens per verification are those of {ADAPTIVE}.")
+    columns = ("prompt", "plain tokens/s", *POLICIES[1:], "tokens/verification", "same")
+    print_table(columns, [_cells(row) for row in rows])
+    click.echo(f"Drafter {comparison['drafter']}; tokens a verification are those of {ADAPTIVE}.")
     if not comparison["pooled"]["same_tokens"]:
         click.echo(
             "Outputs may differ in bfloat16 where two tokens score nearly the same: one row and "
@@ -90,15 +89,30 @@ def print_comparison(comparison: dict[str, Any]) -> None:
         )
 
 
+def _cells(row: dict[str, Any]) -> list[str | None]:
+    arms = row["arms"]
+    return [
+        row["name"],
+        _shown(arms["plain"]["tokens_per_s"], ".1f"),
+        *(_shown(arms[policy]["speedup"], ".2f", "x") for policy in POLICIES[1:]),
+        _shown(arms[ADAPTIVE]["tokens_per_verification"], ".2f"),
+        "yes" if row["same_tokens"] else "no",
+    ]
+
+
+def _shown(value: float | None, form: str, unit: str = "") -> str | None:
+    return None if value is None else format(value, form) + unit
+
+
 def _row(name: str, prompt: str, results: dict[str, Generation]) -> dict[str, Any]:
     plain = results["plain"].token_ids
     counts = {
         policy: {
-            "tokens": result.stats.new_tokens - 1,
-            "seconds": result.stats.decode_s,
-            "rounds": result.stats.rounds,
+            "tokens": results[policy].stats.new_tokens - 1,
+            "seconds": results[policy].stats.decode_s,
+            "rounds": results[policy].stats.rounds,
         }
-        for policy, result in results.items()
+        for policy in POLICIES
     }
     return {
         "name": name,
@@ -126,14 +140,23 @@ def _pooled(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _rates(counts: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Counts of each policy with the rates of the tokens after the first, the prefill's."""
-    plain = counts["plain"]["tokens"] / counts["plain"]["seconds"]
-    found = {}
-    for policy, count in counts.items():
-        rate = count["tokens"] / count["seconds"]
-        found[policy] = count | {
-            "tokens_per_s": rate,
-            "speedup": rate / plain,
-            "tokens_per_verification": count["tokens"] / count["rounds"],
+    """Counts of each policy with the rates of the tokens after the first, the prefill's.
+
+    A rate is None where a text ended at its first token.
+    """
+    plain = counts["plain"]
+    return {
+        policy: count
+        | {
+            "tokens_per_s": _ratio(count["tokens"], count["seconds"]),
+            "speedup": _ratio(
+                count["tokens"] * plain["seconds"], count["seconds"] * plain["tokens"]
+            ),
+            "tokens_per_verification": _ratio(count["tokens"], count["rounds"]),
         }
-    return found
+        for policy, count in counts.items()
+    }
+
+
+def _ratio(value: float, by: float) -> float | None:
+    return value / by if by else None

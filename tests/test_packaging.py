@@ -16,7 +16,8 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("costmodel", "decoder", "profiler")
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = METADATA["project"]
 
 # Import names that differ from the distribution's name.
 DISTRIBUTIONS = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py"}
@@ -83,6 +84,22 @@ def test_every_import_is_declared() -> None:
     for name, path in third_party_imports().items():
         distribution = normal(DISTRIBUTIONS.get(name, IMPLIED.get(name, name)))
         assert distribution in declared, f"{path} imports {name}, which is not declared"
+
+
+def test_every_data_file_goes_into_the_wheel() -> None:
+    patterns = METADATA["tool"]["setuptools"]["package-data"]
+    for package in (*PACKAGES, "calibrations"):
+        folder = ROOT / package
+        packed = {path for pattern in patterns.get(package, ()) for path in folder.glob(pattern)}
+        for path in folder.rglob("*"):
+            if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts:
+                assert path in packed, path.relative_to(ROOT)
+
+
+@pytest.mark.parametrize("extra", ["demo", "train"])
+def test_the_demo_model_can_be_made_with_this_extra(extra: str) -> None:
+    names = {Requirement(text).name for text in PROJECT["optional-dependencies"][extra]}
+    assert {"accelerate", "gguf"} <= names  # what decoder/demo_model.py asks for
 
 
 def test_the_console_script_exists() -> None:

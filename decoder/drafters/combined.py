@@ -26,6 +26,7 @@ from decoder.drafters.base import (
 )
 from decoder.drafters.blocks import hash_of
 from decoder.drafters.evidence import Evidence, evidence_of
+from decoder.drafters.ngram import NgramDrafter
 from decoder.drafters.saving import Round, Saving
 from decoder.drafters.trust import Lean, Trust
 from decoder.drafters.union import unite
@@ -90,6 +91,14 @@ class CombinedDrafter:
         if hasattr(first, "rewind") and hasattr(second, "rewind"):
             return _RewindableSession(self, first, second)
         return CombinedSession(self, first, second)
+
+    def unlearnt(self) -> CombinedDrafter:
+        """The same two drafters before any text; the weights of models are shared."""
+        first, second = (
+            NgramDrafter(drafter.max_depth) if isinstance(drafter, NgramDrafter) else drafter
+            for drafter in (self.first, self.second)
+        )
+        return CombinedDrafter(first, second, ranks=self.ranks)
 
 
 class CombinedSession:

@@ -42,15 +42,16 @@ class ArmChoice:
 
 
 def drafter_labels(drafters: Sequence[str]) -> dict[str, str]:
-    """A short name for each drafter: of a folder or hub id its last part.
+    """A short name for each drafter: of a folder or hub id its last part, of two both names.
 
     Raises InputError for none, an empty one, and two with the same name.
     """
     labels: dict[str, str] = {}
     for drafter in drafters:
-        parts = [Path(part.strip()).name for part in drafter.split(JOINT)]
-        label = JOINT.join(parts)
-        if not all(parts):
+        parts = [drafter] if Path(drafter).exists() else drafter.split(JOINT)
+        names = [Path(part.strip()).name for part in parts]
+        label = JOINT.join(names)
+        if not all(names):
             raise InputError("the drafter's name is empty", hint="Give ngram or a folder.")
         if label in labels.values():
             raise InputError(

@@ -12,7 +12,6 @@ from decoder.drafters.autoregressive import AutoregressiveDrafter
 from decoder.drafters.base import Drafter
 from decoder.drafters.combined import CombinedDrafter
 from decoder.drafters.factory import NAMED, load_drafter
-from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.loading import LoadedModel, load_model
 from decoder.policies.dynatree import DynaTree, HistorySettings
@@ -116,10 +115,10 @@ class Lineup:
         return [self._peer(arm) if arm.kind == "peer" else self._ours(arm) for arm in arms]
 
     def _drafter(self, label: str | None) -> tuple[Target, Drafter]:
-        """A checkpoint's weights are shared; what a drafter learns is an arm's own."""
+        """A checkpoint's weights are shared; what drafters learn of texts is an arm's own."""
         if label in self._checkpoints:
             target, drafter = self._checkpoints[label]
-            return target, _unlearned(drafter)
+            return target, drafter.unlearnt() if isinstance(drafter, CombinedDrafter) else drafter
         name = "ngram" if label is None else self._names[label]
         return self.target, load_drafter(name, self.target)
 
@@ -162,16 +161,6 @@ class Lineup:
             )
             self._assistants[label] = loaded.model
         return self._assistants[label]
-
-
-def _unlearned(drafter: Drafter) -> Drafter:
-    """The drafter with the same weights, and without what it has learnt of texts."""
-    if isinstance(drafter, NgramDrafter):
-        return NgramDrafter(drafter.max_depth)
-    if isinstance(drafter, CombinedDrafter):
-        first, second = _unlearned(drafter.first), _unlearned(drafter.second)
-        return CombinedDrafter(first, second, ranks=drafter.ranks)
-    return drafter
 
 
 def _public(source: str) -> str:

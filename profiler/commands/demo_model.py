@@ -16,7 +16,8 @@ import click
 @click.option(
     "--run",
     is_flag=True,
-    help="Then decode a few prompts, plain and with draft trees side by side.",
+    help="Then decode a few prompts with plain, chain, fixed:15 and bastion side by side, drafted "
+    "by the trained drafter that comes with the package and by n-grams (ngram+demo).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 def command(output: Path | None, run: bool, as_json: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -223,16 +222,16 @@ class TestLineup:
         drafters = [one._decoder.drafter for one in lineup.contenders(arms)]
         assert len({id(drafter) for drafter in drafters}) == 3
 
-    def test_what_joined_drafters_learn_is_an_arm_s_own(self, folder: Path) -> None:
-        lineup = Lineup(loaded(folder), {f"ngram+{folder}": "both"}, DecoderChoice())
-        arms = plan_arms(
-            ArmChoice(policies=("chain", "fixed:3"), drafters=(f"ngram+{folder}",), peers=())
+    def test_so_is_what_is_learnt_of_two_drafters_but_not_their_weights(self, folder: Path) -> None:
+        both = f"ngram+{folder}"
+        lineup = Lineup(loaded(folder), {both: "ngram+tiny"}, DecoderChoice())
+        arms = plan_arms(ArmChoice(policies=("chain", "fixed:3"), drafters=(both,), peers=()))
+        chain, fixed = (
+            one._decoder.drafter for one in lineup.contenders(arms) if one.arm.drafter is not None
         )
-        arms = tuple(replace(one, drafter=one.drafter and "both") for one in arms)
-        _, one, other = (own._decoder.drafter for own in lineup.contenders(arms))
-        assert one.second is other.second  # the weights
-        for part in ("first", "trust", "saving"):
-            assert getattr(one, part) is not getattr(other, part)
+        for learnt in ("trust", "saving", "first"):
+            assert getattr(chain, learnt) is not getattr(fixed, learnt)
+        assert chain.second is fixed.second
 
 
 class _ChainTree:
@@ -255,6 +254,14 @@ class TestArms:
             ("transformers:prompt-lookup", ("policies",)),
         ]
         assert [arm.nodes for arm in arms] == [None, 7, 3, 60, 60, None, None]
+
+    def test_two_drafters_together_are_called_by_both_names(self) -> None:
+        choice = ArmChoice(
+            policies=("chain",), drafters=("work/a", "ngram+work/a", "demo@block=4"), peers=()
+        )
+        assert [arm.name for arm in plan_arms(choice)] == [
+            "plain", "chain+a", "chain+ngram+a", "chain+demo@block=4",
+        ]  # fmt: skip
 
     @pytest.mark.parametrize(
         ("changed", "message"),

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from decoder.demo_model import FILES
+from decoder.drafters import factory
+from decoder.drafters.combined import CombinedDrafter
+from decoder.drafters.factory import load_drafter
 from profiler import cli, demo
+from tests.decoder.draft_models import dflash_folder, draft_target
 
 
 def test_the_folder_is_printed_alone_on_stdout(
@@ -32,22 +37,108 @@ def test_another_folder_is_refused_in_one_line(
     assert "is not the demo model" in captured.err
 
 
-def test_pooled_rates_are_tokens_over_seconds() -> None:
-    # 10 tokens in 1 s and 10 in 4 s are 20 in 5 s = 4 a second, not the mean of 10 and 2.5.
-    def row(seconds: float, rounds: int, same: bool) -> dict[str, object]:
-        return {
-            "same_tokens": same,
-            "rounds": rounds,
-            "plain": {"tokens": 10, "seconds": 2 * seconds},
-            "tree": {"tokens": 10, "seconds": seconds},
-        }
+def counts(tokens: int, seconds: float, rounds: int) -> dict[str, Any]:
+    return {"tokens": tokens, "seconds": seconds, "rounds": rounds}
 
-    pooled = demo._pooled([row(1.0, 4, True), row(4.0, 6, False)])
-    assert pooled["tree_tokens_per_s"] == pytest.approx(4.0)
-    assert pooled["plain_tokens_per_s"] == pytest.approx(2.0)
-    assert pooled["speedup"] == pytest.approx(2.0)
-    assert pooled["tokens_per_verification"] == pytest.approx(2.0)
+
+def row(name: str, same: bool, **arms: dict[str, Any]) -> dict[str, Any]:
+    """One prompt's row; `fixed` and `bastion` are the arms beside plain decoding and chains."""
+    named = {"fixed" if policy.startswith("fixed") else policy: policy for policy in demo.POLICIES}
+    own = {named[short]: one for short, one in arms.items()}
+    return {
+        "name": name,
+        "prompt": f"Prompt of {name}.",
+        "text": f"Text of {name}.",
+        "same_tokens": same,
+        "arms": demo._rates(own),
+    }
+
+
+ROWS = [
+    row("slow", True, plain=counts(10, 2.0, 10), chain=counts(10, 1.0, 5),
+        fixed=counts(10, 4.0, 4), bastion=counts(10, 1.0, 4)),
+    row("fast", False, plain=counts(30, 3.0, 30), chain=counts(30, 4.0, 10),
+        fixed=counts(30, 1.0, 6), bastion=counts(30, 1.5, 6)),
+]  # fmt: skip
+
+
+def test_rates_of_one_prompt() -> None:
+    arms = ROWS[0]["arms"]
+    assert arms["plain"]["tokens_per_s"] == 5.0
+    assert {policy: own["speedup"] for policy, own in arms.items()} == {
+        "plain": 1.0, "chain": 2.0, "fixed:15": 0.5, "bastion": 2.0,
+    }  # fmt: skip
+    assert arms["bastion"]["tokens_per_verification"] == 2.5
+
+
+def test_pooled_rates_are_tokens_over_seconds() -> None:
+    # Plain: 40 tokens in 5 s = 8 a second, not the mean of 5 and 10.
+    pooled = demo._pooled(ROWS)
     assert pooled["same_tokens"] is False
+    assert pooled["arms"]["plain"] == counts(40, 5.0, 40) | {
+        "tokens_per_s": 8.0, "speedup": 1.0, "tokens_per_verification": 1.0,
+    }  # fmt: skip
+    assert {policy: own["speedup"] for policy, own in pooled["arms"].items()} == {
+        "plain": 1.0, "chain": 1.0, "fixed:15": 1.0, "bastion": 2.0,
+    }  # fmt: skip
+    assert pooled["arms"]["chain"]["tokens_per_verification"] == pytest.approx(40 / 15)
+    assert pooled["arms"]["bastion"]["tokens_per_verification"] == 4.0
+
+
+def test_the_table_has_a_column_a_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    demo.print_comparison(
+        {"prompts": ROWS, "pooled": demo._pooled(ROWS), "drafter": "a drafter", "profile": "none"}
+    )
+    page = capsys.readouterr().out
+    assert "> Prompt of slow.\nText of slow.\n" in page
+    lines = [line.split() for line in page.splitlines()]
+    [head] = [line for line in lines if line and line[0] == "prompt"]
+    assert head == [
+        "prompt", "plain", "tokens/s", "chain", "fixed:15", "bastion", "tokens/verification",
+        "same",
+    ]  # fmt: skip
+    assert [line for line in lines if line and line[-1] in ("yes", "no")] == [
+        ["slow", "5.0", "2.00x", "0.50x", "2.00x", "2.50", "yes"],
+        ["fast", "10.0", "0.75x", "3.00x", "2.00x", "5.00", "no"],
+        ["all", "8.0", "1.00x", "1.00x", "2.00x", "4.00", "no"],
+    ]
+    assert "Drafter a drafter;" in page
+    assert "bfloat16" in page  # why texts may differ
+
+
+def test_a_text_that_ends_at_once_has_no_rates(capsys: pytest.CaptureFixture[str]) -> None:
+    nothing = counts(0, 0.0, 0)
+    ended = row("ended", True, plain=nothing, chain=nothing, fixed=nothing, bastion=nothing)
+    pooled = demo._pooled([ended, *ROWS])
+    assert pooled["arms"] == demo._pooled(ROWS)["arms"]
+    demo.print_comparison({"prompts": [ended], "pooled": pooled, "drafter": "", "profile": ""})
+    assert ["ended", "-", "-", "-", "-", "-", "yes"] in [
+        line.split() for line in capsys.readouterr().out.splitlines()
+    ]
+
+
+def test_the_trained_drafter_is_used_where_it_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(factory, "DEMO_DRAFTER", dflash_folder(tmp_path / "demo")[0])
+    said: list[str] = []
+    target = draft_target()
+    assert isinstance(
+        load_drafter(demo.choose_drafter(target, said.append), target), CombinedDrafter
+    )
+    assert said == []
+
+
+def test_another_model_is_drafted_by_n_grams_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = dflash_folder(tmp_path / "demo", num_target_layers=31)[0]
+    monkeypatch.setattr(factory, "DEMO_DRAFTER", folder)
+    said: list[str] = []
+    assert demo.choose_drafter(draft_target(), said.append) == "ngram"
+    [line] = said
+    assert line.startswith("drafting by ngram alone, since the drafter does not fit")
+    assert "31" in line
 
 
 @pytest.mark.slow
@@ -63,10 +154,17 @@ def test_the_comparison_on_the_real_model(
     said: list[str] = []
     comparison = demo.compare(smollm2_folder, say=said.append)
     assert json.loads(json.dumps(comparison)) == comparison
+    assert comparison["drafter"] == "ngram+demo"  # the one that the package holds fits
     assert [row["name"] for row in comparison["prompts"]] == ["count", "say"]
     for row in [*comparison["prompts"], comparison["pooled"]]:
-        assert row["tokens_per_verification"] >= 1.0
-        assert row["speedup"] == row["tree_tokens_per_s"] / row["plain_tokens_per_s"]
+        arms = row["arms"]
+        assert list(arms) == list(demo.POLICIES)
+        assert arms["plain"]["rounds"] == arms["plain"]["tokens"]
+        for own in arms.values():
+            assert own["tokens_per_verification"] >= 1.0
+            assert own["speedup"] == pytest.approx(
+                own["tokens_per_s"] / arms["plain"]["tokens_per_s"]
+            )
     assert said[-1] == "decoding 2 of 2: say"
     demo.print_comparison(comparison)
     page = capsys.readouterr().out
