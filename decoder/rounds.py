@@ -14,7 +14,7 @@ from decoder.acceptance.choice import accept_together
 from decoder.acceptance.rules import Accepted
 from decoder.candidates import usable
 from decoder.device import to_device
-from decoder.drafters.base import DraftRequest, DrawingSession, LogitReader
+from decoder.drafters.base import DraftRequest, DrawingSession
 from decoder.policies import Candidates, Limits, Offer
 from decoder.runtime.stopwatch import Forward
 from decoder.sequence import TextSequence
@@ -35,8 +35,8 @@ def prefill(decoder: TreeDecoder, sequence: TextSequence) -> int:
     prompt = sequence.context
     logits = target.prefill(torch.from_numpy(prompt).to(target.device), sequence.place)
     bonus = sequence.rule.pick(logits)
-    if isinstance(sequence.session, LogitReader):
-        sequence.session.read_logits(logits)
+    if sequence.reader is not None:
+        sequence.reader.read_logits(logits)
     sequence.session.start(prompt, target.features(sequence.place))
     sequence.stats.prefill_s = perf_counter() - started_s
     return bonus
@@ -137,8 +137,8 @@ def _commit(
     decoder.target.commit(kept, sequence.place)
     decoder.policy.observe(tree, outcome.rows, sequence.cached)
     features = decoder.target.features(sequence.place)
-    if isinstance(sequence.session, LogitReader):
-        sequence.session.read_logits(logits[kept[-1]])
+    if sequence.reader is not None:
+        sequence.reader.read_logits(logits[kept[-1]])
     if features is not None:  # copied, since the next forward may overwrite them
         features = features.index_select(0, to_device(np.array(kept), features.device))
     sequence.session.observe([*outcome.tokens, outcome.bonus], features)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from decoder.acceptance.choice import AcceptanceRule
 from decoder.acceptance.sampling import Sampling
-from decoder.drafters.base import Drafter
+from decoder.drafters.base import Drafter, LogitReader
 from decoder.statistics import Statistics
 from decoder.text import StopStrings, TextStream
 
@@ -39,6 +39,7 @@ class TextSequence:
 
     number  of the text among all that its decoder has begun
     place   its sequence in the target's cache
+    reader  its drafting session where that looks at the target's logits, else None
     """
 
     def __init__(
@@ -55,6 +56,8 @@ class TextSequence:
         self.token_ids: list[int] = []
         self.stats = stats
         self.session = drafter.session()
+        # Asked once: looking for a method this way takes as long as building a tree.
+        self.reader = self.session if isinstance(self.session, LogitReader) else None
         self.rule = rule
         self.sampling = request.sampling
         self._request = request

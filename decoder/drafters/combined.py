@@ -10,18 +10,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
+from decoder.drafters.base import (
+    Drafter,
+    DraftRequest,
+    DraftSession,
+    Draws,
+    LogitReader,
+    RewindableSession,
+)
 from decoder.drafters.blocks import hash_of
 from decoder.drafters.evidence import Evidence, evidence_of
 from decoder.drafters.ngram import NgramDrafter
 from decoder.drafters.saving import Round, Saving
 from decoder.drafters.trust import Lean, Trust
 from decoder.drafters.union import unite
+from decoder.parallel import ALONE, Ranks
 from decoder.tree import CandidateTree, Lattice
 
 
@@ -48,14 +57,21 @@ class CombinedDrafter:
     first   the cheap one, best one that gives trees, as `NgramDrafter`
     second  one of marginals or trees; marginals also apply behind the first one's paths
     saving  decides when the second is left out; by default from times measured as it runs
+    ranks   the processes that share the target: all of them do as the first one decides
 
     What is learnt of both is shared by all sessions, and so is each drafter's own learning.
     """
 
     draws: Draws = "never"
 
-    def __init__(self, first: Drafter, second: Drafter, saving: Saving | None = None) -> None:
-        self.first, self.second = first, second
+    def __init__(
+        self,
+        first: Drafter,
+        second: Drafter,
+        saving: Saving | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.first, self.second, self.ranks = first, second, ranks
         self.name = f"{first.name}+{second.name}"
         self.architecture_hash = hash_of(
             {
@@ -71,7 +87,10 @@ class CombinedDrafter:
         _compile()
 
     def session(self) -> CombinedSession:
-        return CombinedSession(self)
+        first, second = self.first.session(), self.second.session()
+        if hasattr(first, "rewind") and hasattr(second, "rewind"):
+            return _RewindableSession(self, first, second)
+        return CombinedSession(self, first, second)
 
     def unlearnt(self) -> CombinedDrafter:
         """The same two drafters before any text; the weights of models are shared."""
@@ -79,16 +98,15 @@ class CombinedDrafter:
             NgramDrafter(drafter.max_depth) if isinstance(drafter, NgramDrafter) else drafter
             for drafter in (self.first, self.second)
         )
-        return CombinedDrafter(first, second)
+        return CombinedDrafter(first, second, ranks=self.ranks)
 
 
 class CombinedSession:
     """One text, drafted by a session of each drafter."""
 
-    def __init__(self, drafter: CombinedDrafter) -> None:
-        self._drafter = drafter
-        self._first = drafter.first.session()
-        self._second = drafter.second.session()
+    def __init__(self, drafter: CombinedDrafter, first: DraftSession, second: DraftSession) -> None:
+        self._drafter, self._first, self._second = drafter, first, second
+        self._readers = [own for own in (first, second) if isinstance(own, LogitReader)]
         self._forget()
 
     def start(self, prompt: NDArray[np.int64], features: torch.Tensor | None) -> None:
@@ -96,6 +114,10 @@ class CombinedSession:
         first, second = self._split(features)
         self._first.start(prompt, first)
         self._second.start(prompt, second)
+
+    def read_logits(self, logits: torch.Tensor) -> None:
+        for reader in self._readers:
+            reader.read_logits(logits)
 
     def draft(self, context: NDArray[np.int64], request: DraftRequest) -> CandidateTree:
         """The `request.width` best paths of both drafters' candidates, the best ones first."""
@@ -105,7 +127,7 @@ class CombinedSession:
         alone = both = evidence_of(first, None, nodes)
         tree, expected = unite(alone, *known, nodes)
         draft_s = None
-        if not drafter.saving.saves(expected, self._saved):
+        if not drafter.ranks.decide(lambda: drafter.saving.saves(expected, self._saved)):
             started_s = perf_counter()
             second = _draft(self._second, drafter.second, context, request)
             draft_s = perf_counter() - started_s
@@ -149,6 +171,15 @@ class CombinedSession:
         width = features.shape[1] // len(layers) * own
         first = features[:, :width] if own else None
         return first, features[:, width:] if own < len(layers) else None
+
+
+class _RewindableSession(CombinedSession):
+    """One whose two sessions can both go back."""
+
+    def rewind(self, tokens: int) -> None:
+        self._drafted = None  # a round to be timed again teaches nothing
+        for own in (self._first, self._second):
+            cast(RewindableSession, own).rewind(tokens)
 
 
 def _draft(

@@ -104,7 +104,7 @@ def _combined(names: list[str], target: Target) -> CombinedDrafter:
             hint=f"Join two by {JOINT}, the cheaper one first, as ngram{JOINT}FOLDER.",
         )
     first, second = (load_drafter(name.strip(), target) for name in names)
-    return CombinedDrafter(first, second)
+    return CombinedDrafter(first, second, ranks=target.ranks)
 
 
 def _with_block(drafter: Drafter, size: int, name: str) -> Drafter:

@@ -104,6 +104,10 @@ class NgramSession:
             row = int(found[0]) + 1
         self._forget_trie()
 
+    def rewind(self, tokens: int) -> None:
+        """Forget the last draft, so that the round to be timed again teaches nothing."""
+        self._forget_trie()
+
     def _forget_trie(self) -> None:
         self._parents = np.zeros(0, np.int64)
         self._tokens = np.zeros(0, np.int64)

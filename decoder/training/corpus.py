@@ -84,13 +84,19 @@ def collect(
 def read_corpus(folder: Path) -> list[Text]:
     """All texts of a folder, in the order they were collected.
 
-    Raises InputError where there are none.
+    Raises InputError where there are none, and where a file is damaged.
     """
-    texts = []
+    texts: list[Text] = []
     for place in sorted(folder.glob("texts-*.jsonl")):
-        for line in place.read_text(encoding="utf-8").splitlines():
-            data = json.loads(line)
-            texts.append(Text(tuple(data["tokens"]), data["prompt_tokens"]))
+        try:
+            for line in place.read_text(encoding="utf-8").splitlines():
+                data = json.loads(line)
+                texts.append(Text(tuple(data["tokens"]), data["prompt_tokens"]))
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise InputError(
+                f"cannot read the texts in {place}: {error!r}",
+                hint="Remove the file; collecting writes the same texts again.",
+            ) from error
     if not texts:
         raise InputError(f"{folder} holds no collected texts", hint="Collect them first.")
     return texts

@@ -55,23 +55,27 @@ def _of_chain(result: Result, arm: Arm) -> dict[str, Any] | None:
     if not any(drafted):
         return None
     process = recorded(accepted, drafted, label=arm.name)
+    counted = sum(nodes > 0 for nodes in drafted)
     return {
         "arm": arm.name,
         "by_depth": list(process.rank1),
-        "rounds": sum(nodes > 0 for nodes in drafted),
+        "rounds": counted,
+        "drafted_share": counted / len(drafted),
     }
 
 
 def _of_sweep(result: Result, arm: Arm) -> dict[str, Any] | None:
-    """A(N): what rounds with a tree of N nodes commit, the bonus token included."""
+    """A(N): what rounds that ask for N nodes commit, the bonus token included.
+
+    Where the drafter had fewer candidates, or none, that is part of what N nodes are worth.
+    """
     nodes, committed, counted = [0], [1.0], []
     for fixed in fixed_arms(result, arm.drafter or ""):
         lengths = [
             accepted + 1
             for one in result.of(fixed.name)
             if one.rounds is not None
-            for accepted, size in zip(one.rounds.accepted, one.rounds.nodes, strict=True)
-            if size == fixed.nodes  # a drafter may have had fewer candidates
+            for accepted in one.rounds.accepted
         ]
         if lengths and fixed.nodes is not None:
             nodes.append(fixed.nodes)

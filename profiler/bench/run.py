@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -159,6 +160,7 @@ def _key(contenders: Sequence[Contender], schedule: Schedule, turn: Turn) -> tup
 def _respond(contender: Contender, schedule: Schedule, turn: Turn, tools: Tools) -> Response:
     encoded = schedule.prompts[turn.prompt]
     watch = Stopwatch(tools.clock, schedule.new_tokens, schedule.ends)
+    gc.collect()  # what the arms before have left is not cleared away in this one's time
     tools.memory.start()
     decoding = _time(watch, contender, encoded, schedule.new_tokens, schedule.seed_of(turn))
     peak_bytes, details = tools.memory.peak_bytes(), decoding.details()

@@ -42,7 +42,8 @@ def heading(result: Result) -> str:
     """One line: what was run, and on what."""
     settings, machine = result.settings, result.environment
     count = len(result.prompts)
-    threads = f", {machine.threads} threads" if machine.threads is not None else ""
+    threads = "" if machine.threads is None else f", {machine.threads} thread"
+    threads += "s" if (machine.threads or 0) > 1 else ""
     repeats = f" x {settings.repeats}" if settings.repeats > 1 else ""
     return (
         f"{result.target.name} ({settings.dtype}, {settings.runtime}) on {machine.device}{threads}"

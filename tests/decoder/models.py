@@ -200,3 +200,15 @@ class OracleDrafter(LatticeDrafter):
                 row[row == self._truth[at]] = (self._truth[at] + 1) % self._vocab
                 row[self._rank] = self._truth[at]
         return lattice
+
+
+def as_paths(tree):
+    """{path: probability given its parent} of a candidate tree; a path twice would be a fault."""
+    paths, result = [()], {}
+    for token, parent, probability in zip(
+        tree.tokens.tolist(), tree.parents.tolist(), tree.probabilities.tolist(), strict=True
+    ):
+        paths.append((*paths[parent], token))
+        assert paths[-1] not in result
+        result[paths[-1]] = probability
+    return result

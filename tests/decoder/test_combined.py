@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -12,18 +14,22 @@ from hypothesis import strategies as st
 
 from costmodel.errors import InputError
 from decoder import TreeDecoder
+from decoder.drafters.blockpilot import BlockPilotDrafter
 from decoder.drafters.combined import CombinedDrafter
 from decoder.drafters.dflash import DFlashDrafter
 from decoder.drafters.evidence import evidence_of
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.drafters.saving import LEAST_ROUNDS, RETRY_ROUNDS, Round, Saving
+from decoder.drafters.timing import steady_draft
 from decoder.drafters.trust import Trust
 from decoder.drafters.union import unite
+from decoder.parallel import Ranks
 from decoder.policies import Fixed
 from decoder.tree import CandidateTree, Lattice, best_first
 from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder
-from tests.decoder.models import greedy, request
+from tests.decoder.models import as_paths, greedy, plain_logits, request
+from tests.decoder.test_blockpilot import CANDIDATES, pilot_folder, sessions_of
 
 EVEN = np.ones(4)
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
@@ -39,18 +45,6 @@ def tree_of(paths):
         np.array([rows[path[:-1]] for path in ordered], dtype=np.int64),
         np.array([paths[path] for path in ordered], dtype=np.float64),
     )
-
-
-def as_paths(tree):
-    """{path: probability given its parent}; a path twice would be a fault."""
-    paths, result = [()], {}
-    for token, parent, probability in zip(
-        tree.tokens.tolist(), tree.parents.tolist(), tree.probabilities.tolist(), strict=True
-    ):
-        paths.append((*paths[parent], token))
-        assert paths[-1] not in result
-        result[paths[-1]] = probability
-    return result
 
 
 def scores_of(paths):
@@ -432,6 +426,69 @@ class TestBothDrafters:
         for wrong in ("ngram+", "+ngram", "ngram+ngram+ngram"):
             with pytest.raises(InputError, match="does not name two drafters"):
                 load_drafter(wrong, target)
+
+    def test_a_part_that_reads_logits_gets_them(self, tmp_path):
+        target = draft_target(dtype=torch.float64)
+        pilot = load_drafter(str(pilot_folder(tmp_path, target)), target)
+        assert isinstance(pilot, BlockPilotDrafter)
+        given, drafter = sessions_of(pilot), CombinedDrafter(NgramDrafter(), pilot)
+        decoder = TreeDecoder(target, drafter=drafter, policy="fixed:8")
+        for prompt in (PROMPT, [9], [60, 2, 2]):
+            decoder.generate(prompt, max_new_tokens=4)
+            scores = pilot.predictor(plain_logits(target.model, prompt)[-1])
+            assert given[-1].block_size == CANDIDATES[int(scores.argmax())]
+
+    def test_all_ranks_do_as_the_first_one_decides(self):
+        class Follower(Ranks):
+            def decide(self, function):
+                return self.first_says
+
+        ranks = Follower(rank=1, size=2)
+        second = Stated(always({(4,): 0.5}))
+        session = CombinedDrafter(Stated(always({})), second, Saving(NEVER), ranks).session()
+        for ranks.first_says in (True, False):
+            session.draft(np.array([1]), request(4))
+            assert second.drafts == (0 if ranks.first_says else 1)
+
+
+class TestTiming:
+    def test_a_draft_takes_in_a_round_and_teaches_nothing(self, tmp_path):
+        target = draft_target()
+        drafter = load_drafter(f"ngram+{dflash_folder(tmp_path / 'draft')[0]}", target)
+        hits = drafter.first.hit_rates()
+        trust = [array.copy() for array in drafter.trust.arrays]
+        given = sessions_of(drafter.second)
+        draft = steady_draft(drafter, target, context=60)
+        taken, observe = [], given[0].observe
+        given[0].observe = lambda *arguments: taken.append(1) or observe(*arguments)
+        first = draft()
+        for _ in range(LEAST_ROUNDS):
+            again = draft()
+            np.testing.assert_array_equal(again.tokens, first.tokens)
+            np.testing.assert_array_equal(again.probabilities, first.probabilities)
+        assert len(taken) == 1 + LEAST_ROUNDS
+        np.testing.assert_array_equal(drafter.first.hit_rates(), hits)
+        for array, was in zip(drafter.trust.arrays, trust, strict=True):
+            np.testing.assert_array_equal(array, was)
+        assert drafter.saving.share() == 0.0
+
+    def test_a_session_is_gone_with_its_text(self, tmp_path):
+        target = draft_target()  # else shared caches would find no free place for the next one
+        drafter = load_drafter(f"ngram+{dflash_folder(tmp_path / 'draft')[0]}", target)
+        session = drafter.session()
+        gone = weakref.ref(session)
+        gc.disable()
+        try:
+            del session
+            assert gone() is None
+        finally:
+            gc.enable()
+
+    def test_a_part_that_cannot_go_back_is_timed_behind_one_text(self):
+        second = Stated(always({(4,): 0.5}))
+        draft = steady_draft(CombinedDrafter(NgramDrafter(), second), draft_target(), context=60)
+        draft()
+        assert second.seen == [None]  # it was started, and observed nothing
 
 
 class Pausing(Fixed):

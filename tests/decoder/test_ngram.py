@@ -16,7 +16,7 @@ from decoder.drafters.ngram import (
     WEIGHT_GROWTH,
     NgramDrafter,
 )
-from tests.decoder.models import request
+from tests.decoder.models import as_paths, request
 
 contexts = st.one_of(
     st.lists(st.integers(0, 2), min_size=1, max_size=40),
@@ -59,18 +59,6 @@ def reference(context, depth, rates):
             rate = rates[min(longest, MAX_MATCH) - 1]
             probabilities[(*parent, tokens[step])] = rate * share
     return probabilities
-
-
-def as_paths(tree):
-    """The drafted trie in the form of `reference`; a path twice would be a fault."""
-    paths, result = [()], {}
-    for token, parent, probability in zip(
-        tree.tokens.tolist(), tree.parents.tolist(), tree.probabilities.tolist(), strict=True
-    ):
-        paths.append((*paths[parent], token))
-        assert paths[-1] not in result
-        result[paths[-1]] = probability
-    return result
 
 
 def draft(context, depth=16, drafter=None):

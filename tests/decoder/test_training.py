@@ -240,6 +240,16 @@ def test_a_folder_of_other_texts_is_refused(loaded, tmp_path):
         collect(loaded, tmp_path, replace(COLLECTING, batches=1, seed=9))
 
 
+@pytest.mark.parametrize(
+    "content", ["{", '{"tokens": 3, "prompt_tokens": 1}', "{}", "[1]", "\udcff"]
+)
+def test_damaged_texts_are_named(tmp_path, content):
+    place = tmp_path / "texts-00000.jsonl"
+    place.write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(InputError, match=r"cannot read the texts in .*texts-00000"):
+        read_corpus(tmp_path)
+
+
 def test_equal_prompts_are_never_on_both_sides():
     texts = some_texts(200)
     train_side, held_out = split(texts + texts)

@@ -340,7 +340,7 @@ class TestAcceptance:
             response("plain", "p", 9, 2.0),
             response("chain+d", "p", 9, 1.0, rounds=own),
             response("fixed:2+d", "p", 9, 1.0, rounds=rounds((2,) * 4, (0, 1, 2, 1))),
-            response("fixed:4+d", "p", 9, 1.0, rounds=rounds((4, 4, 1), (2, 1, 0), (3, 3, 1))),
+            response("fixed:4+d", "p", 9, 1.0, rounds=rounds((4, 4, 0), (3, 2, 0), (3, 3, 0))),
         ]
         arms = [
             arm("plain"),
@@ -359,9 +359,23 @@ class TestAcceptance:
         assert read.chain == pytest.approx([1, 1 + 6 / 8, 1 + 10 / 8, 1 + 12 / 8])
         assert read.kind == "recorded"
         sweep = find_acceptance(f"{path}#fixed:4+d", "any target")
-        assert sweep.tree == pytest.approx([1.0, 1.5, 2.0, 2.25, 2.5])
+        # 4 nodes were asked for in three rounds; for one of them there was no candidate.
+        assert sweep.tree == pytest.approx([1.0, 1.5, 2.0, 2 + 1 / 3, 2 + 2 / 3])
         with pytest.raises(InputError, match=r"no acceptance of 'plain'.*chain\+d, fixed:2\+d"):
             find_acceptance(f"{path}#plain", "any target")
+
+    def test_rounds_without_a_draft_commit_one_token_in_a_plan(self, tmp_path) -> None:
+        own = rounds(nodes=(3, 0, 3, 0), accepted=(3, 0, 1, 0))
+        found = result(
+            [arm("plain"), arm("chain+d", drafter="d")],
+            [prompt("p")],
+            [response("plain", "p", 9, 2.0), response("chain+d", "p", 9, 1.0, rounds=own)],
+        )
+        path = tmp_path / "out.json"
+        write_result(found, path, **derived(found))
+        # 4 rounds: 2, 1 and 1 of them accepted 1, 2 and 3 tokens.
+        read = find_acceptance(str(path), "any target")
+        assert read.chain == pytest.approx([1, 1 + 2 / 4, 1 + 3 / 4, 1 + 4 / 4])
 
     def test_a_chain_is_preferred_and_an_arm_can_be_named(self) -> None:
         found = self.chain()

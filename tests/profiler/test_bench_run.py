@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -165,6 +167,27 @@ class TestOrder:
         run(own, schedule(repeats=2, seed=7))
         assert [seed for _, _, seed in own[0].calls[1:]] == [7, 8, 9, 10]
         assert own[0].calls == own[1].calls
+
+    def test_what_an_arm_leaves_is_cleared_away_before_the_next_one(self) -> None:
+        left: list[weakref.ref[set[int]]] = []
+        still: list[int] = []
+
+        class Cycle(set[int]):
+            def __init__(self) -> None:
+                self.own = self
+
+        def text(ids: Sequence[int]) -> list[int]:
+            still.append(sum(one() is not None for one in left))
+            left.append(weakref.ref(Cycle()))
+            return endless(ids)
+
+        gc.disable()  # else it might be cleared away by chance
+        try:
+            run(contenders(Clock(), text), schedule())
+        finally:
+            gc.enable()
+        assert still[0:2] == [0, 1]  # the warm-up
+        assert still[2:] == [0] * 4
 
     def test_slow_drift_meets_all_arms_alike(self) -> None:
         """A machine that slows to a third over the run moves the ratio by little."""
