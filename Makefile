@@ -26,7 +26,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 help:
 	@echo "make calibrate   measure this device and write its profile"
 	@echo "make test        run the tests"
-	@echo "make demo        decode with a small real model, plain and with draft trees"
+	@echo "make demo        decode with a small real model and its trained drafter, four policies side by side"
 	@echo "make lint        style, types, import rules"
 	@echo "make calibrations compose the shipped calibrations again and their page"
 	@echo "make clean       remove the environment"

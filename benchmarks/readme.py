@@ -1,20 +1,28 @@
-"""The README's numbers, from stored results and nothing else.
+"""The numbers of the README and of docs/benchmark.md, from stored results and nothing else.
 
-python -m benchmarks.readme          # prints the block
-python -m benchmarks.readme --write  # puts it between the README's markers
+python -m benchmarks.readme          # prints the blocks
+python -m benchmarks.readme --write  # puts them between their markers
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bench_tables import arm_table, heading, main_arms, set_table, sweep_table
 from benchmarks.common import RESULTS
+from profiler.bench.record import Result
+from profiler.bench.store import read_result
 
-README = Path(__file__).parents[1] / "README.md"
-BEGIN, END = "<!-- numbers: begin -->", "<!-- numbers: end -->"
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmark.md")
+BENCH = RESULTS / "bench.json"
+BLOCK = re.compile(r"<!-- ([a-z-]+): begin -->\n(.*?)<!-- \1: end -->", re.DOTALL)
 
 
 def result(name: str) -> dict[str, Any]:
@@ -105,20 +113,59 @@ def numbers() -> str:
     return "\n".join(lines)
 
 
+@cache
+def bench_result() -> Result:
+    return read_result(BENCH)
+
+
+def bench_short() -> str:
+    """The stored run in short: policies, the best sizes and the peers."""
+    result = bench_result()
+    return "\n".join([heading(result), "", *arm_table(result, main_arms(result))])
+
+
+def bench_whole() -> str:
+    """The stored run with every arm, the sweeps and the prompt sets."""
+    result = bench_result()
+    parts = [
+        [heading(result)],
+        arm_table(result, [arm.name for arm in result.arms]),
+        sweep_table(result),
+        ["Over plain decoding, and tokens a verification, by prompt set:"],
+        set_table(result),
+    ]
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "numbers": numbers,
+    "bench-short": bench_short,
+    "bench-whole": bench_whole,
+}
+
+
 def with_numbers(text: str) -> str:
-    """`text` with the block between its markers."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n{numbers()}\n{END}{after}"
+    """`text` with every block between its markers; those of a run not stored yet stay."""
+
+    def filled(found: re.Match[str]) -> str:
+        name = found[1]
+        if name.startswith("bench-") and not BENCH.is_file():
+            return found[0]
+        return f"<!-- {name}: begin -->\n{BLOCKS[name]()}\n<!-- {name}: end -->"
+
+    return BLOCK.sub(filled, text)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true")
-    if parser.parse_args().write:
-        README.write_text(with_numbers(README.read_text(encoding="utf-8")), encoding="utf-8")
-    else:
-        print(numbers())
+    write = parser.parse_args().write
+    for page in PAGES:
+        text = with_numbers(page.read_text(encoding="utf-8"))
+        if write:
+            page.write_text(text, encoding="utf-8")
+        else:
+            print("\n\n".join(found[0] for found in BLOCK.finditer(text)))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ from decoder.drafters.blocks import ROPE_FIELDS, DraftShape
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
-FILES = (CONFIG, INDEX, "*.safetensors", PICKLED)
+TOKENS = "draft_tokens.json"  # those that a reduced head drafts (decoder/drafters/draft_head.py)
+FILES = (CONFIG, INDEX, TOKENS, "*.safetensors", PICKLED)
 LISTED = 6  # names in an error before the rest are only counted
 Shape = tuple[int, ...]
 

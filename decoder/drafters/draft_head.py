@@ -18,9 +18,8 @@ from torch.nn import functional
 
 from costmodel.errors import InputError
 from decoder.device import to_device
+from decoder.drafters.checkpoint import TOKENS as FILE
 from decoder.target import Target
-
-FILE = "draft_tokens.json"
 
 
 class DraftHead:

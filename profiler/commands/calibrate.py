@@ -55,7 +55,8 @@ class Numbers(click.ParamType):
     "--drafter",
     default="ngram",
     show_default=True,
-    help="Drafter whose cost to add: ngram, or a folder or hub id of a checkpoint.",
+    help="Drafter whose cost to add, as in generate: ngram, demo, a folder or hub id, A@block=N, "
+    "or A+B.",
 )
 @click.option("--device", help="cpu, cuda or cuda:N [default: CUDA where there is one].")
 @click.option("--dtype", help="bfloat16, float16, float32 [default: the device's].")

@@ -40,7 +40,9 @@ GENERATION_OPTIONS = ("max_new_tokens", "chat", "stop", "temperature", "top_p", 
     "--drafter",
     default="ngram",
     show_default=True,
-    help="ngram, or a folder or hub id of a DFlash or EAGLE-3 drafter or a smaller model.",
+    help="ngram; demo, the trained one for the demo model; a folder or hub id of a DFlash, "
+    "SpecBlock or EAGLE-3 drafter, a BlockPilot predictor or a smaller model; A@block=N, a DFlash "
+    "drafter with blocks of N; A+B, two together, as ngram+demo.",
 )
 @click.option(
     "--policy",

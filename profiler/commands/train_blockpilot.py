@@ -13,12 +13,12 @@ import click
 @click.option("--drafter", required=True, help="Folder or hub id of a DFlash drafter.")
 @click.option(
     "--texts",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     help="The folder `texts` that train-drafter made, whose prompts are used.",
 )
 @click.option(
     "--prompts",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     multiple=True,
     help="JSONL files of prompts, in place of --texts.",
 )

@@ -13,7 +13,7 @@ from profiler.commands.calibrate import Numbers
 @click.option("--target", help="Folder, hub id or known target [default: fits this device].")
 @click.option(
     "--prompts",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     multiple=True,
     help="JSONL files of prompts to train on [default: prompts made here].",
 )
