@@ -8,12 +8,14 @@
 #                          on Linux PyPI's PyTorch is the CUDA build (several GB)
 #   SYSTEM_PACKAGES=1      use the PyTorch that PYTHON already has (2.11 or newer); it is
 #                          never replaced
+#   WORKERS=2              processes that `make test` runs; as many as there are cores
 #   ARGS="--help"          passed on to the command
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?=
 SYSTEM_PACKAGES ?=
+WORKERS ?= auto
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -53,8 +55,9 @@ calibrations: $(STAMP)
 	$(BIN)/python -m benchmarks.shipped write --operators $(OPERATORS) $(ARGS) > /dev/null
 	$(BIN)/python -m benchmarks.shipped document
 
+# One process a core, each with one thread: together they keep the machine busy and no more.
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 demo: $(STAMP)
 	$(BIN)/rooftree demo-model --run $(ARGS)
