@@ -73,14 +73,15 @@ def _choose_trees(
     depths = [min(drafter.max_depth, sequence.wanted - 1) for sequence in sequences]
     if max(depths) < 1 or not policy.wants_draft(context, batch):
         return [EMPTY] * batch
-    width = min(max(policy.max_nodes, 1), decoder.target.architecture.vocab)
+    nodes = policy.wanted_nodes()
+    width = min(nodes, decoder.target.architecture.vocab)
     offers, drafting = [], [index for index in range(batch) if depths[index] >= 1]
     fills: list[Fill] = []
     for index in drafting:
         candidates, fill = _draft(decoder, sequences[index], depths[index], width)
         fills.append(fill)
         # Behind the root there is always room for the policy's largest tree.
-        limits = Limits(nodes=max(policy.max_nodes, 1), depth=depths[index])
+        limits = Limits(nodes=nodes, depth=depths[index])
         offers.append(Offer(candidates, sequences[index].cached, limits))
     laps.end("draft_s")
     shapes = policy.choose_together(offers)

@@ -31,7 +31,7 @@ COMMANDS = {
     "transfer": "Scale a profile to a sibling GPU.",
     "profiles": "List, show, check and draw profiles.",
     "bench": "Compare policies, drafters and peers on the same prompts.",
-    "train-drafter": "Train a drafter for a target, on texts that it writes itself.",
+    "train-drafter": "Train a drafter for a target on its own texts.",
     "train-blockpilot": "Train a choice of block sizes for a DFlash drafter.",
     "plan": "Plan GPUs, tree size and cost for traffic and goals.",
     "fit": "Fit calibrations to a table of forward times.",

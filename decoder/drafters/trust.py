@@ -12,9 +12,10 @@ from decoder.drafters.union import TrustArrays
 from decoder.drafters.weighing import DEPTHS, KINDS, first_says, second_says, weigh, witnessed
 from decoder.jit import jit
 
-# Weights before anything is seen: of the first source, of the second, of both as witnesses and
-# of neither; and how many tokens they count as.
-PRIOR_MIXTURE = np.array([0.25, 0.3, 0.4, 0.05])
+# Weights before anything is seen: of the first source, of the second and of both as witnesses;
+# and how many tokens they count as. There is no part for tokens that neither names: what the
+# sources leave to those is in their corrected probabilities, and would be taken off twice.
+PRIOR_MIXTURE = np.array([0.25, 0.35, 0.4])
 PRIOR_TOKENS = 16.0
 FORGETTING = 0.998  # of old tokens, for each new one of the same kind
 LEAN_FORGETTING = 0.98
@@ -44,7 +45,7 @@ class Lean:
         self._expected_and_realised = np.zeros((2, len(PRIOR_MIXTURE)))
 
     def factors(self) -> NDArray[np.float64]:
-        """[4] for the weights of the mixture, 1 each before anything is seen."""
+        """[3] for the weights of the mixture, 1 each before anything is seen."""
         expected, realised = self._expected_and_realised
         factors: NDArray[np.float64] = (realised + LEAN_PRIOR) / (expected + LEAN_PRIOR)
         return factors
@@ -94,11 +95,12 @@ def _explain(p, q, worth, counts, leaning):  # type: ignore[no-untyped-def]
     one = worth.one * (p if p > 0.0 else worth.left_a * UNNAMED)
     two = worth.two * (q if q > 0.0 else worth.left_b * UNNAMED)
     both = worth.both * (both if both > 0.0 else left_both * UNNAMED)
-    none = worth.none * UNNAMED
-    total = one + two + both + none
-    shares = one / total, two / total, both / total, none / total
-    weights = worth.one, worth.two, worth.both, worth.none
-    for part in range(4):
+    total = one + two + both
+    if not total > 0.0:
+        return
+    shares = one / total, two / total, both / total
+    weights = worth.one, worth.two, worth.both
+    for part in range(3):
         counts[part] = counts[part] * FORGETTING + shares[part]
         leaning[0, part] = leaning[0, part] * LEAN_FORGETTING + weights[part]
         leaning[1, part] = leaning[1, part] * LEAN_FORGETTING + shares[part]

@@ -42,7 +42,7 @@ class Said(NamedTuple):
 class Worth(NamedTuple):
     """How the tokens behind a path are weighed; plain numbers all.
 
-    one, two, both, none  weights of the mixture's parts
+    one, two, both  weights of the mixture's parts
     best_a, rest_a        corrections of the first source's best child and of its others
     left_a                what it leaves to tokens that it does not name; the second's likewise
     divisor               of the part `both`
@@ -53,7 +53,6 @@ class Worth(NamedTuple):
     one: Any
     two: Any
     both: Any
-    none: Any
     best_a: Any
     rest_a: Any
     left_a: Any
@@ -85,11 +84,11 @@ def weigh(row, position, on_best, evidence, known):  # type: ignore[no-untyped-d
     best_b, rest_b, left_b = _corrections(
         said_b, predicted[1, level, said_b.kind], realised[1, level, said_b.kind]
     )
-    one, two, both, none = _mixture(
+    one, two, both = _mixture(
         said_a.kind, said_b.kind, counts[below, said_a.kind, said_b.kind], lean
     )
     corrected = best_a, rest_a, left_a, best_b, rest_b, left_b
-    worth = Worth(said_a, said_b, one, two, both, none, *corrected, 1.0)
+    worth = Worth(said_a, said_b, one, two, both, *corrected, 1.0)
     if both == 0.0:
         return worth
     divisor = left_a * left_b
@@ -99,7 +98,7 @@ def weigh(row, position, on_best, evidence, known):  # type: ignore[no-untyped-d
         if p > 0.0:
             divisor += p * second_says(trie[child, TOKEN], child, position, evidence, worth)[0]
         child = trie[child, SIBLING]
-    return Worth(said_a, said_b, one, two, both, none, *corrected, divisor)
+    return Worth(said_a, said_b, one, two, both, *corrected, divisor)
 
 
 @jit
@@ -196,13 +195,12 @@ def _corrections(said, predicted, realised):  # type: ignore[no-untyped-def]
 
 @jit
 def _mixture(kind_a, kind_b, counts, lean):  # type: ignore[no-untyped-def]
-    """Weights of the first, of the second, of both as witnesses, and of neither; they sum to 1.
+    """Weights of the first, of the second, and of both as witnesses; they sum to 1.
 
-    counts  [4] tokens that each part explained where the sources were of these kinds
+    counts  [3] tokens that each part explained where the sources were of these kinds
     """
     if kind_a == 0 or kind_b == 0:
-        return (1.0 if kind_a > 0 else 0.0), (1.0 if kind_b > 0 else 0.0), 0.0, 0.0
-    one, two = counts[0] * lean[0], counts[1] * lean[1]
-    both, none = counts[2] * lean[2], counts[3] * lean[3]
-    total = one + two + both + none
-    return one / total, two / total, both / total, none / total
+        return (1.0 if kind_a > 0 else 0.0), (1.0 if kind_b > 0 else 0.0), 0.0
+    one, two, both = counts[0] * lean[0], counts[1] * lean[1], counts[2] * lean[2]
+    total = one + two + both
+    return one / total, two / total, both / total

@@ -67,6 +67,9 @@ class Policy(Protocol):
     def wants_draft(self, context: int, batch: int = 1) -> bool:
         """Whether to draft at all this round, decided before the drafter has run."""
 
+    def wanted_nodes(self) -> int:
+        """Candidates a sequence that this round could use, 1 or more and at most `max_nodes`."""
+
     def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
         """The tree to verify, `EMPTY` for a plain step."""
 
@@ -80,7 +83,11 @@ class Policy(Protocol):
 class PolicyBase(ABC):
     """A policy that always drafts, takes each sequence by itself and learns nothing."""
 
+    max_nodes: int
     growth: ClassVar[Growth] = TopPaths()
+
+    def wanted_nodes(self) -> int:
+        return max(self.max_nodes, 1)
 
     def wants_draft(self, context: int, batch: int = 1) -> bool:
         return True

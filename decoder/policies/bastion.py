@@ -19,6 +19,10 @@ from decoder.policies.base import (
 from decoder.policies.bias import DepthBias, DraftGate, Pace
 from decoder.tree import EMPTY, DraftTree, best_first
 
+FIRST_WANTED = 64  # candidates before any tree, and never fewer
+WANTED_SHARE = 4  # candidates for each node of the largest tree of late
+WANTED_FADING = 0.98  # of that tree, a round
+
 
 class Bastion(PolicyBase):
     """The tree size that adds most to the speed of the whole text, from the cost model.
@@ -40,11 +44,17 @@ class Bastion(PolicyBase):
     def __init__(self, cost: Cost, max_nodes: int = DEFAULT_MAX_NODES) -> None:
         self.cost = cost
         self.max_nodes = max_nodes
+        self._largest_lately = float(FIRST_WANTED / WANTED_SHARE)
         self._bias = DepthBias()
         self._gate = DraftGate(cost)
         self._pace = Pace()
         self._batch = 1
         self._cycle_s: float | None = None  # of the round under way, a sequence; None if plain
+
+    def wanted_nodes(self) -> int:
+        """A few times the largest tree of late: candidates far beyond it only cost time."""
+        wanted = max(int(WANTED_SHARE * self._largest_lately), FIRST_WANTED)
+        return max(min(wanted, self.max_nodes), 1)
 
     def wants_draft(self, context: int, batch: int = 1) -> bool:
         self._batch, self._cycle_s = batch, None
@@ -76,6 +86,7 @@ class Bastion(PolicyBase):
         return [tree.first(int(count)) for tree, count in zip(trees, counts, strict=True)]
 
     def observe(self, tree: DraftTree, accepted_rows: list[int], context: int) -> None:
+        self._largest_lately = max(float(tree.nodes), WANTED_FADING * self._largest_lately)
         self._bias.observe(tree, accepted_rows)
         self._gate.observe(tree, len(accepted_rows), context)
         plain_s = self.cost.plain_s(context, self._batch) / self._batch

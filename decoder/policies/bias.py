@@ -85,7 +85,7 @@ class DraftGate:
     further close doubles it.
     """
 
-    FIRST_WAIT, LONGEST_WAIT = 4, 32  # plain rounds
+    FIRST_WAIT, LONGEST_WAIT = 4, 64  # plain rounds
     ENOUGH = 4.0  # drafted rounds before it may close
     FADING = 0.95
     FREE_SHARE = 0.005  # a draft below this share of a plain step never needs a decision

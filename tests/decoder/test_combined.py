@@ -31,7 +31,7 @@ from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folde
 from tests.decoder.models import as_paths, greedy, plain_logits, request
 from tests.decoder.test_blockpilot import CANDIDATES, pilot_folder, sessions_of
 
-EVEN = np.ones(4)
+EVEN = np.ones(3)
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
 NEVER = 0.0  # the share of a draft that costs nothing: it is never left out
 
@@ -152,7 +152,7 @@ def random_trust(random):
     predicted += random.uniform(0, 30, predicted.shape)
     realised += random.uniform(0, 30, realised.shape)
     counts *= random.uniform(0.1, 3, counts.shape)
-    return trust, random.uniform(0.3, 2, 4)
+    return trust, random.uniform(0.3, 2, 3)
 
 
 def cases(seed):
@@ -214,7 +214,7 @@ class TestUnion:
     def test_agreement_makes_a_token_likelier_than_either_says(self):
         lattice = Lattice(np.array([[4]]), np.array([[0.8]]))
         trust = Trust()
-        trust.arrays[2][:] = (0.0, 0.0, 1.0, 0.0)
+        trust.arrays[2][:] = (0.0, 0.0, 1.0)
         tree, _ = unite(evidence_of(tree_of({(4,): 0.8}), lattice, 9), trust.arrays, EVEN, 9)
         assert as_paths(tree) == pytest.approx({(4,): 0.64 / (0.64 + 0.04)})
 

@@ -223,7 +223,7 @@ class TestGate:
         asked = self.rounds(Bastion(Stairs(drafting_s=0.5)), 400)
         waits = np.diff(np.flatnonzero(asked)) - 1
         longest = DraftGate.LONGEST_WAIT
-        assert [wait for wait in waits if wait][:4] == [4, 8, 16, longest]
+        assert [wait for wait in waits if wait][:5] == [4, 8, 16, 32, longest]
         assert set(waits[-8:]) <= {0, longest}
         assert sum(asked[100:]) <= 0.1 * 300
 

@@ -124,14 +124,14 @@ class TestFound:
             changed(probed, surface=surface).model_copy(update={"calibration": calibration})
         )
         decoder = decoder_of(model, "bastion")
-        first = decoder.generate(PROMPT, max_new_tokens=60)
+        first = decoder.generate(PROMPT, max_new_tokens=200)
         (warning,) = first.stats.warnings
         assert "what was expected" in warning
         assert f"warning: {warning}" in first.stats.lines()
         assert decoder.cost_source.cost.mode == "ema+calib"
         assert decoder.generate(PROMPT, max_new_tokens=20).stats.warnings == []
         assert sum("what was expected" in record.message for record in caplog.records) == 1
-        assert first.token_ids == greedy(model, PROMPT, 60)
+        assert first.token_ids == greedy(model, PROMPT, 200)
 
     def test_a_profile_of_kernels_alone_gets_the_floor_of_the_host(
         self, target, probed, monkeypatch

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
-from decoder.acceptance.rules import walk
+from decoder.acceptance.choice import accept_together
 from decoder.drafters.ngram import NgramDrafter, NgramSession
 from decoder.target import Target
 from decoder.tree import best_first
@@ -112,7 +112,7 @@ def test_a_draft_sees_the_context(work, monkeypatch) -> None:
         NgramSession, "draft", lambda self, context, request: asked.append((context, request))
     )
     work.call(Task(kind="draft", size=1, context=123))()
-    ((context, request),) = asked
+    context, request = asked[-1]
     assert len(context) == 123 + 1  # the bonus token is not cached
     assert request.depth == NgramDrafter().max_depth
     assert len(set(context.tolist())) < 60  # so that there is something to match
@@ -126,9 +126,9 @@ def test_build_is_best_first(work, nodes) -> None:
 
 @pytest.mark.parametrize(("nodes", "depth"), [(1, 1), (3, 3), (15, 3), (63, 3)])
 def test_acceptance_walks_a_usual_path(work, nodes, depth) -> None:
-    outcome = work.call(Task(kind="accept", size=nodes))()
+    (outcome,) = work.call(Task(kind="accept", size=nodes))()
     assert len(outcome.rows) == min(depth, ACCEPTED_DEPTH)
-    assert module.walk is walk
+    assert module.accept_together is accept_together
 
 
 def test_the_cache_holds_noise_and_is_kept(work, target) -> None:
