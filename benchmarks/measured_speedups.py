@@ -159,7 +159,9 @@ def _row(
 def _planned(result: Result, profile: Profile, arm: Arm, known: frozenset[str]) -> float:
     responses = [response for response in result.of(arm.name) if response.prompt in known]
     lengths = {prompt.id: prompt.tokens for prompt in result.prompts}
-    return planned_speedup(responses, lengths, cycle_times(profile, arm.drafter))
+    hashes = {drafter.name: drafter.hash for drafter in result.drafters}
+    drafter = None if arm.drafter is None else hashes[arm.drafter]
+    return planned_speedup(responses, lengths, cycle_times(profile, drafter))
 
 
 def _measured(result: Result, arm: str, scored: frozenset[str]) -> Ratio | None:

@@ -163,14 +163,18 @@ class MeasuredDrafter:
 def find_drafter(forward: StepModel, name: str | None) -> Drafter:
     """The drafter called so, from the profile where that has timed one.
 
+    name  a kind, the name or part of the name of a timed drafter, or its architecture's hash;
+          two joined drafters (`ngram+dflash`) answer only to names that hold the `+`
     Without a name: the profile's only drafter, else DFlash by its size. Raises InputError.
     """
     profile = forward.profile if isinstance(forward, ProfileForward) else None
     timed = list(profile.drafters.values()) if profile else []
     if name is None:
         return _measured(timed[0]) if len(timed) == 1 else BlockDrafter()
+    if profile is not None and name in profile.drafters:
+        return _measured(profile.drafters[name])
     for section in timed:
-        if name.lower() in section.name.lower():
+        if name.lower() in section.name.lower() and ("+" in name) == ("+" in section.name):
             return _measured(section)
     if name == "ngram":
         return FreeDrafter()
