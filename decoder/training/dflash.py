@@ -143,6 +143,8 @@ class DFlashObjective:
         kept_tokens: torch.Tensor,
     ) -> None:
         self.model = model
+        # A layer's output is the input of the next one: one further on in hidden_states.
+        self.layers = tuple(number + 1 for number in model.config.target_layer_ids)
         self._wanted, self._size = wanted, model.config.block_size
         device = loaded.model.device
         self._rotary = Rotary(model.config.shape, device)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
-from decoder.drafters.dflash_model import DFlashModel, save_dflash
+from decoder.drafters.dflash_model import save_dflash
 from decoder.loading import LoadedModel
-from decoder.training.corpus import Collecting, collect, read_corpus, split
+from decoder.training.corpus import Collecting, Text, collect, read_corpus, split
 from decoder.training.dflash import (
     DFlashObjective,
     DFlashTraining,
@@ -17,7 +18,7 @@ from decoder.training.dflash import (
     head_tokens,
 )
 from decoder.training.features import Examples
-from decoder.training.loop import Say, Settings, train
+from decoder.training.loop import Objective, Say, Settings, train
 
 DRAFTER = "drafter"  # folder of the finished drafter, beside the texts and the checkpoint
 
@@ -29,6 +30,12 @@ class Recipe:
     collecting: Collecting = field(default_factory=Collecting)
     drafter: DFlashTraining = field(default_factory=DFlashTraining)
     settings: Settings = field(default_factory=Settings)
+
+
+class FeatureObjective(Objective, Protocol):
+    """One whose model reads hidden states of the target, by their indices."""
+
+    layers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,32 +65,39 @@ def train_dflash(
     prompts  to train on; none: the ones made here
     Raises InputError for evaluation prompts and for a folder of another recipe.
     """
-    collect(loaded, folder / "texts", recipe.collecting, prompts, say)
-    training, held_out = split(read_corpus(folder / "texts"))
+    texts = gather(loaded, folder, recipe.collecting, prompts, say)
     published = fresh_config(loaded, recipe.drafter, mask_token(loaded))
     model = fresh_model(loaded, published, recipe.settings.seed)
     vocab = loaded.architecture.vocab
-    kept = head_tokens(training, recipe.drafter.vocabulary, vocab)
+    kept = head_tokens(texts[0], recipe.drafter.vocabulary, vocab)
     model.head_tokens = kept.numpy()
     objective = DFlashObjective(loaded, model, recipe.drafter, kept)
-    layers = [number + 1 for number in model.config.target_layer_ids]
-    history = train(
-        objective,
-        Examples(loaded, training, layers, folder),
-        Examples(loaded, held_out, layers, folder),
-        recipe.settings,
-        folder,
-        say,
-    )
-    finished = save_trained(folder / DRAFTER, model)
-    written = sum(len(text.tokens) - text.prompt_tokens for text in training)
-    return Trained(finished, (len(training), len(held_out)), written, history)
+    trained = learn(loaded, folder, texts, objective, recipe.settings, say)
+    save_dflash(trained.folder, model.bfloat16())
+    return trained
 
 
-def save_trained(folder: Path, model: DFlashModel) -> Path:
-    """Write the drafter in bfloat16, in the published format."""
-    save_dflash(folder, model.bfloat16())
-    return folder
+def gather(
+    loaded: LoadedModel, folder: Path, wanted: Collecting, prompts: Sequence[str], say: Say
+) -> tuple[list[Text], list[Text]]:
+    """Texts to train on and texts held out, collected where the folder lacks them."""
+    collect(loaded, folder / "texts", wanted, prompts, say)
+    return split(read_corpus(folder / "texts"))
+
+
+def learn(
+    loaded: LoadedModel,
+    folder: Path,
+    texts: tuple[list[Text], list[Text]],
+    objective: FeatureObjective,
+    settings: Settings,
+    say: Say,
+) -> Trained:
+    """Train an objective's model in place; where its drafter is to be saved, and how it went."""
+    training, held_out = (Examples(loaded, side, objective.layers, folder) for side in texts)
+    history = train(objective, training, held_out, settings, folder, say)
+    written = sum(len(text.tokens) - text.prompt_tokens for text in texts[0])
+    return Trained(folder / DRAFTER, (len(training), len(held_out)), written, history)
 
 
 def mask_token(loaded: LoadedModel) -> int:

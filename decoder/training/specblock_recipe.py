@@ -10,10 +10,9 @@ import torch
 
 from decoder.drafters.specblock_model import save_specblock
 from decoder.loading import LoadedModel
-from decoder.training.corpus import Collecting, collect, read_corpus, split
-from decoder.training.features import Examples
-from decoder.training.loop import Say, Settings, train
-from decoder.training.recipe import DRAFTER, Trained
+from decoder.training.corpus import Collecting
+from decoder.training.loop import Say, Settings
+from decoder.training.recipe import Trained, gather, learn
 from decoder.training.specblock import specblock_objective
 from decoder.training.specblock_start import SpecBlockSettings, frequent_tokens
 
@@ -44,21 +43,11 @@ def train_specblock(
     prompts  to train on; none: the ones made here
     Raises InputError for evaluation prompts and for a folder of another recipe.
     """
-    collect(loaded, folder / "texts", recipe.collecting, prompts, say)
-    training, held_out = split(read_corpus(folder / "texts"))
-    kept = frequent_tokens(training, recipe.vocabulary, loaded.architecture.vocab)
+    texts = gather(loaded, folder, recipe.collecting, prompts, say)
+    kept = frequent_tokens(texts[0], recipe.vocabulary, loaded.architecture.vocab)
     wanted = replace(recipe.drafter, tokens=kept)
     generator = torch.Generator().manual_seed(recipe.settings.seed)
     objective = specblock_objective(loaded, wanted, generator)
-    history = train(
-        objective,
-        Examples(loaded, training, objective.layers, folder),
-        Examples(loaded, held_out, objective.layers, folder),
-        recipe.settings,
-        folder,
-        say,
-    )
-    save_specblock(folder / DRAFTER, objective.model.bfloat16())
-    written = sum(len(text.tokens) - text.prompt_tokens for text in training)
-    counts = (len(training), len(held_out))
-    return Trained(folder / DRAFTER, counts, written, history)
+    trained = learn(loaded, folder, texts, objective, recipe.settings, say)
+    save_specblock(trained.folder, objective.model.bfloat16())
+    return trained
