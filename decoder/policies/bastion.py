@@ -44,7 +44,7 @@ class Bastion(PolicyBase):
     def __init__(self, cost: Cost, max_nodes: int = DEFAULT_MAX_NODES) -> None:
         self.cost = cost
         self.max_nodes = max_nodes
-        self._largest_lately = float(FIRST_WANTED / WANTED_SHARE)
+        self._largest_lately = 0.0
         self._bias = DepthBias()
         self._gate = DraftGate(cost)
         self._pace = Pace()
