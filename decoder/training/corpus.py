@@ -218,7 +218,7 @@ def _claim(folder: Path, loaded: LoadedModel, wanted: Collecting, prompts: Seque
     except (OSError, ValueError) as error:
         raise InputError(
             f"{place} cannot be read: {error}",
-            hint="It is damaged, and the texts beside it may be of any kind; choose another folder.",
+            hint="It is damaged, so the texts beside it may be of any kind; choose another folder.",
         ) from error
     if known != ways:
         raise InputError(

@@ -276,7 +276,7 @@ def test_a_folder_of_other_texts_is_refused(loaded, tmp_path):
     with pytest.raises(InputError, match="another way"):
         collect(loaded, tmp_path, replace(COLLECTING, batches=1, seed=9))
     (tmp_path / "corpus.json").write_text('{"batch": 6')
-    with pytest.raises(InputError, match="corpus.json cannot be read"):
+    with pytest.raises(InputError, match=r"corpus\.json cannot be read"):
         collect(loaded, tmp_path, replace(COLLECTING, batches=1))
 
 
