@@ -11,20 +11,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from costmodel.errors import InputError
-from decoder.drafters.blockpilot_model import RADIUS, local_candidates
-from decoder.drafters.dflash import DFlashDrafter
-from decoder.drafters.dflash_model import DFlashModel
-from decoder.engine import TreeDecoder
-from decoder.target import Target
+from decoder.drafters.blockpilot_model import RADIUS
 
 SETTINGS = "collection.json"
 DTYPES = {
@@ -96,34 +92,38 @@ class Sweeps:
     samples: list[Sample]
 
 
-def collect_sweeps(
-    target: Target,
-    model: DFlashModel,
-    prompts: Sequence[Sequence[int]],
-    sweep: Sweep,
-    folder: Path,
-    say: Callable[[str], None] = lambda line: None,
-) -> Sweeps:
-    """Decode every prompt with every candidate block size, unless the folder has it.
+class Source(Protocol):
+    """Where the samples of a collection come from."""
 
-    prompts  token ids, chat template included
+    prompts: Sequence[Sequence[int]]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What must be the same for a collection to be gone on with."""
+
+    def sample(self, number: int) -> Sample:
+        """What each block size did behind the prompt of this number."""
+
+
+def collect_sweeps(
+    source: Source, folder: Path, say: Callable[[str], None] = lambda line: None
+) -> Sweeps:
+    """A sample of every prompt, unless the folder has it.
+
     Raises InputError where the folder was collected in another way or with other prompts,
     and where a file in it is damaged.
     """
-    decoders = _decoders(target, model, sweep)
-    claimed = _claim(folder, target, model, sweep)
-    for number, prompt in enumerate(prompts):
+    claimed = _claim(folder, source.settings)
+    for number, prompt in enumerate(source.prompts):
         place = folder / f"{number:06}.safetensors"
-        wanted = torch.tensor(list(prompt))
-        if place.exists():
-            if not torch.equal(_read(place, claimed).prompt, wanted):
-                raise InputError(
-                    f"{place} was collected with another prompt",
-                    hint="Give the prompts of the first run in the same order, or a new folder.",
-                )
-            continue
-        _write(place, _sweep(decoders, wanted, sweep, sweep.seed + number))
-        say(f"prompt {number + 1} of {len(prompts)}")
+        if not place.exists():
+            _write(place, source.sample(number))
+            say(f"prompt {number + 1} of {len(source.prompts)}")
+        elif not torch.equal(_read(place, claimed).prompt, torch.tensor(list(prompt))):
+            raise InputError(
+                f"{place} was collected with another prompt",
+                hint="Give the prompts of the first run in the same order, or a new folder.",
+            )
     return read_sweeps(folder)
 
 
@@ -168,55 +168,17 @@ def best_candidates(samples: Sequence[Sample], best: Best = "length") -> torch.T
     return torch.tensor(labels)
 
 
-def _decoders(target: Target, model: DFlashModel, sweep: Sweep) -> list[TreeDecoder]:
-    """A decoder for each candidate; they share the target and the weights."""
-    return [
-        TreeDecoder(target, drafter=DFlashDrafter(target, model, size), policy=sweep.policy)
-        for size in local_candidates(model.config.block_size, sweep.radius)
-    ]
-
-
-def _sweep(
-    decoders: Sequence[TreeDecoder], prompt: torch.Tensor, sweep: Sweep, seed: int
-) -> Sample:
-    target, ids = decoders[0].target, prompt.tolist()
-    decoders[0].check(ids, sweep.max_new_tokens)
-    target.reserve(len(ids) + 1)
-    logits = target.prefill(prompt.to(target.device)).float().cpu()
-    stats = [
-        decoder.generate(
-            ids, max_new_tokens=sweep.max_new_tokens, temperature=sweep.temperature, seed=seed
-        ).stats
-        for decoder in decoders
-    ]
-    return Sample(
-        prompt=prompt,
-        logits=logits,
-        decoded=torch.tensor([own.new_tokens - 1 for own in stats]),
-        rounds=torch.tensor([own.rounds for own in stats]),
-        decode_s=torch.tensor([own.decode_s for own in stats], dtype=torch.float64),
-    )
-
-
-def _claim(folder: Path, target: Target, model: DFlashModel, sweep: Sweep) -> dict[str, Any]:
+def _claim(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     """Say in the folder how it is collected; InputError where it says something else."""
-    vocab, block_size = target.architecture.vocab, model.config.block_size
-    wanted = {
-        "target": target.loaded.name,
-        "dtype": str(target.dtype).removeprefix("torch."),
-        "drafter_hash": model.config.hash(vocab),
-        "vocab": vocab,
-        "block_size": block_size,
-        "candidates": list(local_candidates(block_size, sweep.radius)),
-        **asdict(sweep),
-    }
     if not (folder / SETTINGS).exists():
         text = json.dumps(wanted, indent=2) + "\n"
         _replace(folder / SETTINGS, lambda part: part.write_text(text, encoding="utf-8"))
     found = _claimed(folder)
-    other = [name for name in wanted if found.get(name) != wanted[name]]
+    other = [name for name in wanted | found if found.get(name) != wanted.get(name)]
     if other:
-        told = ", ".join(f"{name} {found.get(name)} instead of {wanted[name]}" for name in other)
+        told = ", ".join(
+            f"{name} {found.get(name)} instead of {wanted.get(name)}" for name in other
+        )
         raise InputError(
             f"{folder} was collected in another way: {told}",
             hint="Use the same settings, or a new folder.",

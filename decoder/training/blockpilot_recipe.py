@@ -11,8 +11,10 @@ from decoder.drafters.blockpilot_model import save_predictor
 from decoder.drafters.dflash import DFlashDrafter
 from decoder.target import Target
 from decoder.training.blockpilot import PilotResult, PilotTraining, drafter_name, train_predictor
-from decoder.training.blockpilot_data import Sweep, collect_sweeps
-from decoder.training.corpus import read_corpus
+from decoder.training.blockpilot_data import Source, Sweep, collect_sweeps
+from decoder.training.blockpilot_decoding import Decoding
+from decoder.training.blockpilot_known import Known
+from decoder.training.corpus import Text, read_corpus
 from decoder.training.refused import refuse
 
 SWEEPS, PILOT = "sweeps", "pilot"  # folders of what is collected, and of the predictor
@@ -26,10 +28,27 @@ class PilotRecipe:
     training: PilotTraining = field(default_factory=PilotTraining)
 
 
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """The first `most` texts of different prompts in a folder that `train-drafter` collected."""
+
+    folder: Path
+    most: int
+
+    def texts(self) -> list[Text]:
+        """Evaluation prompts were left out when they were collected; InputError without any."""
+        if self.most < 1:
+            raise InputError(f"1 prompt or more is needed, got {self.most}")
+        first: dict[tuple[int, ...], Text] = {}
+        for text in read_corpus(self.folder):
+            first.setdefault(text.tokens[: text.prompt_tokens], text)
+        return list(first.values())[: self.most]
+
+
 def train_blockpilot(
     target: Target,
     drafter: str,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Sequence[int]] | Corpus,
     folder: Path,
     recipe: PilotRecipe,
     say: Callable[[str], None] = lambda line: None,
@@ -37,11 +56,16 @@ def train_blockpilot(
     """Sweep, train and save; the folder that `--drafter` takes, and how it went.
 
     drafter  folder or hub id of a DFlash drafter
-    prompts  token ids, as `prompts_of_texts` or `prompts_of_corpus` give them
+    prompts  token ids, as `prompts_of_texts` gives them, to decode; or texts that are known
     A run that was stopped goes on. Raises InputError for a folder of another recipe.
     """
     dflash = DFlashDrafter(target, drafter)
-    sweeps = collect_sweeps(target, dflash.model, prompts, recipe.sweep, folder / SWEEPS, say)
+    source: Source
+    if isinstance(prompts, Corpus):
+        source = Known(target, dflash.model, prompts.texts(), recipe.sweep)
+    else:
+        source = Decoding(target, dflash.model, prompts, recipe.sweep)
+    sweeps = collect_sweeps(source, folder / SWEEPS, say)
     place = folder / PILOT
     result = train_predictor(
         sweeps, drafter_name(drafter, place), recipe.training, str(target.device)
@@ -68,11 +92,3 @@ def prompts_of_texts(target: Target, texts: Sequence[str]) -> list[list[int]]:
         )
         for turn in turns
     ]
-
-
-def prompts_of_corpus(folder: Path, most: int) -> list[list[int]]:
-    """The first different prompts of texts that `train-drafter` collected, evaluation-free."""
-    if most < 1:
-        raise InputError(f"1 prompt or more is needed, got {most}")
-    prompts = (text.tokens[: text.prompt_tokens] for text in read_corpus(folder))
-    return [list(prompt) for prompt in dict.fromkeys(prompts)][:most]

@@ -201,6 +201,15 @@ class DFlashObjective:
         found = {f"accepted_{i + 1}": float(n / blocks) for i, n in enumerate(right)}
         return {"chain": 1 + float(right.sum() / blocks), "tree": 1 + tree / blocks} | found
 
+    def accepted(
+        self, tokens: torch.Tensor, features: torch.Tensor, anchors: torch.Tensor, size: int
+    ) -> torch.Tensor:
+        """How many tokens of each greedy block are the text's, from its first on: [anchors]."""
+        states = self.states(tokens, features, anchors, size)[:, 1:]
+        logits = functional.linear(states.to(self._head.dtype), self._head)
+        drafted = self._kept[logits.argmax(-1)]
+        return (drafted == _windows(tokens, anchors, size)).cumprod(-1).sum(-1)
+
     def _anchors(self, example: Example, generator: torch.Generator) -> torch.Tensor:
         """Positions of bonus tokens: random ones of the continuation, each at most once."""
         first, last = example.prompt_tokens, len(example.tokens) - 2
@@ -224,14 +233,20 @@ class DFlashObjective:
         return (states - real).square().mean(-1) / real.square().mean(-1)
 
     def states(
-        self, tokens: torch.Tensor, features: torch.Tensor, anchors: torch.Tensor
+        self,
+        tokens: torch.Tensor,
+        features: torch.Tensor,
+        anchors: torch.Tensor,
+        size: int | None = None,
     ) -> torch.Tensor:
         """Hidden states [anchors, block, hidden] of all blocks in one forward.
+
+        size  of a block; None for that of the drafter
 
         A block at anchor a sees the features of tokens before a, and itself; the same
         numbers as `DFlashModel.forward` gives behind `add_context` of these features.
         """
-        model, size = self.model, self._size
+        model, size = self.model, size or self._size
         device = tokens.device
         context = model.hidden_norm(model.fc(features.float()))
         masks = tokens.new_full((len(anchors), size), model.config.mask_token_id)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from decoder.training.blockpilot_recipe import Corpus
 
 
 @click.command(name="train-blockpilot")
@@ -14,13 +17,13 @@ import click
 @click.option(
     "--texts",
     type=click.Path(path_type=Path),
-    help="The folder `texts` that train-drafter made, whose prompts are used.",
+    help="The folder `texts` that train-drafter made; what each size accepts is counted on them.",
 )
 @click.option(
     "--prompts",
     type=click.Path(path_type=Path),
     multiple=True,
-    help="JSONL files of prompts, in place of --texts.",
+    help="JSONL files of prompts to decode, in place of --texts.",
 )
 @click.option(
     "--output",
@@ -52,10 +55,11 @@ import click
 def command(drafter: str, output: Path, as_json: bool, **given: Any) -> None:
     """Train BlockPilot's predictor, which chooses a DFlash drafter's block size for each prompt.
 
-    Every prompt is decoded with every block size near that of training. Stopped at any
-    point, the same command goes on where it was. Prompts of the sets on which drafters are
-    measured are refused. The folder `pilot` in OUTPUT is what `--drafter` of the other
-    commands takes; a fixed block size for comparison is `--drafter FOLDER@block=N`.
+    Every block size near that of training is tried on every prompt: drafted along the target's
+    known text with --texts, decoded with --prompts. Stopped at any point, the same command goes
+    on where it was. Prompts of the sets on which drafters are measured are refused. The folder
+    `pilot` in OUTPUT is what `--drafter` of the other commands takes; a fixed block size for
+    comparison is `--drafter FOLDER@block=N`.
     """
     from dataclasses import asdict
 
@@ -109,9 +113,9 @@ def command(drafter: str, output: Path, as_json: bool, **given: Any) -> None:
 
 def _prompts(
     target: Any, texts: Path | None, files: tuple[Path, ...], limit: int, seed: int
-) -> list[list[int]]:
+) -> list[list[int]] | Corpus:
     from costmodel.errors import InputError
-    from decoder.training.blockpilot_recipe import prompts_of_corpus, prompts_of_texts
+    from decoder.training.blockpilot_recipe import Corpus, prompts_of_texts
     from profiler.bench.prompts import read_files
 
     if (texts is None) == (not files):
@@ -120,6 +124,6 @@ def _prompts(
             hint="Give --texts, the folder that train-drafter made, or --prompts.",
         )
     if texts is not None:
-        return prompts_of_corpus(texts, limit)
+        return Corpus(texts, limit)
     own = [text.prompt for text in read_files(files, None, seed)[0]]
     return prompts_of_texts(target, own[:limit])

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,12 +26,15 @@ from decoder.training.blockpilot_data import (
     cycle_s,
     read_sweeps,
 )
+from decoder.training.blockpilot_decoding import Decoding
+from decoder.training.blockpilot_known import Known
 from decoder.training.blockpilot_recipe import (
+    Corpus,
     PilotRecipe,
-    prompts_of_corpus,
     prompts_of_texts,
     train_blockpilot,
 )
+from decoder.training.corpus import Text
 from profiler.commands import train_blockpilot as train_blockpilot_command
 from tests.decoder.draft_models import VOCAB, dflash_folder, draft_target
 from tests.decoder.models import greedy, plain_logits
@@ -46,7 +50,8 @@ def swept(tmp_path, prompts=PROMPTS, sweep=SWEEP, name="swept", target=None):
     target = target or draft_target(dtype=torch.float64)
     draft = dflash_folder(tmp_path / "draft")[0]
     model = DFlashDrafter(target, draft).model
-    return collect_sweeps(target, model, prompts, sweep, tmp_path / name), tmp_path / name
+    source = Decoding(target, model, prompts, sweep)
+    return collect_sweeps(source, tmp_path / name), tmp_path / name
 
 
 def same(one, other):
@@ -290,6 +295,69 @@ class TestTraining:
         assert drafter_name("somebody/some-drafter", tmp_path) == "somebody/some-drafter"
 
 
+class TestKnownTexts:
+    """Rounds counted along texts of the target, against rounds decoded by hand."""
+
+    def known(self, tmp_path, target, texts, sweep=SWEEP):
+        model = DFlashDrafter(target, dflash_folder(tmp_path / "draft")[0]).model
+        return Known(target, model, texts, sweep)
+
+    def texts(self, target, new_tokens=12):
+        written = [[*prompt, *greedy(target.model, prompt, new_tokens)] for prompt in PROMPTS]
+        return [
+            Text(tuple(text), len(prompt)) for text, prompt in zip(written, PROMPTS, strict=True)
+        ]
+
+    def test_the_rounds_are_those_of_decoding(self, tmp_path):
+        target = draft_target(dtype=torch.float64)
+        source = self.known(tmp_path, target, self.texts(target))
+        found = collect_sweeps(source, tmp_path / "known")
+        decoded, _ = swept(tmp_path, target=target)
+        assert found.candidates == decoded.candidates
+        for one, other in zip(found.samples, decoded.samples, strict=True):
+            assert torch.equal(one.prompt, other.prompt)
+            assert torch.equal(one.rounds, other.rounds)
+            assert torch.equal(one.decoded, other.decoded)
+            torch.testing.assert_close(one.logits, other.logits, atol=1e-4, rtol=0)
+            assert (one.decode_s > 0).all()
+        assert len({tuple(sample.rounds.tolist()) for sample in found.samples}) > 1
+
+    def test_texts_are_cut_where_decoding_would_stop(self, tmp_path):
+        target = draft_target(dtype=torch.float64)
+        long = self.known(tmp_path, target, self.texts(target, 20))
+        short = self.known(tmp_path, target, self.texts(target, 12))
+        for number in range(len(PROMPTS)):
+            one, other = long.sample(number), short.sample(number)
+            assert torch.equal(one.rounds, other.rounds)
+            assert one.decoded.tolist() == [11] * 3
+
+    def test_a_text_of_one_new_token_has_no_rounds(self, tmp_path):
+        target = draft_target(dtype=torch.float64)
+        sample = self.known(tmp_path, target, self.texts(target, 1)).sample(0)
+        assert sample.rounds.tolist() == sample.decoded.tolist() == [0] * 3
+        assert sample.lengths is None
+
+    @pytest.mark.parametrize("other", [{"temperature": 0.5}, {"policy": "bastion"}])
+    def test_what_the_texts_do_not_say_is_refused(self, tmp_path, other):
+        target = draft_target(dtype=torch.float64)
+        with pytest.raises(InputError, match="nothing of other policies or sampling"):
+            self.known(tmp_path, target, [], replace(SWEEP, **other))
+
+    def test_drafters_with_windows_are_refused(self, tmp_path):
+        target = draft_target(dtype=torch.float64)
+        model = DFlashDrafter(target, dflash_folder(tmp_path / "draft")[0]).model
+        model.config = replace(model.config, causal=(True, False))
+        with pytest.raises(InputError, match="only rows before them"):
+            Known(target, model, [], SWEEP)
+
+    def test_a_folder_that_was_decoded_is_not_gone_on_with(self, tmp_path):
+        target = draft_target(dtype=torch.float64)
+        swept(tmp_path, name="both", target=target)
+        source = self.known(tmp_path, target, self.texts(target))
+        with pytest.raises(InputError, match="known None instead of True"):
+            collect_sweeps(source, tmp_path / "both")
+
+
 class TestRecipe:
     def test_from_collected_texts_to_a_drafter(self, tmp_path):
         """Two of the texts have the same prompt; a second run only trains again."""
@@ -302,9 +370,9 @@ class TestRecipe:
             for prompt in (PROMPTS[0], PROMPTS[1], PROMPTS[0], PROMPTS[2])
         ]
         (texts / "texts-000.jsonl").write_text("\n".join(lines) + "\n")
-        assert prompts_of_corpus(texts, 9) == [PROMPTS[0], PROMPTS[1], PROMPTS[2]]
-        prompts = prompts_of_corpus(texts, 2)
-        assert prompts == PROMPTS[:2]
+        found = [list(text.tokens[: text.prompt_tokens]) for text in Corpus(texts, 9).texts()]
+        assert found == [PROMPTS[0], PROMPTS[1], PROMPTS[2]]
+        prompts = Corpus(texts, 2)
         recipe = PilotRecipe(
             sweep=SWEEP, training=PilotTraining(epochs=2, hidden=8, learning_rate=1e-2)
         )
