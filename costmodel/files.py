@@ -1,4 +1,4 @@
-"""Reading YAML safely, writing a file in one step, and where the shipped data lies.
+"""Reading YAML safely, writing a file in one step, locks, and where the shipped data lies.
 
 Errors of the file system become `ProfileError`, so that a full disk or a
 missing permission is one line that says what to do.
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import yaml
@@ -23,6 +26,8 @@ MAX_YAML_BYTES = 4_000_000
 # libyaml recurses without a limit and crashes the process somewhere above 20,000 levels.
 MAX_YAML_LEVELS = 5_000
 _OPENERS = ("[", "{", "- ", "? ", ": ")
+
+LOCK_WAIT_S = 5.0  # a profile is written within milliseconds
 
 # PyYAML's own errors, and what its constructors raise on values that do not fit their tag.
 _PARSE_FAILURES = (
@@ -155,6 +160,46 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+@contextlib.contextmanager
+def folder_lock(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
+    """Hold the lock of a folder of profiles, which is made, while the body changes a file in it.
+
+    The folder itself is locked, so that no file is left behind; where its file system has no
+    such locks, the body runs without. Raises ProfileError where the folder cannot be made or
+    another process does not give the lock back within `wait_s`.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as failure:
+        raise _write_error(folder, failure) from None
+    try:
+        if not _lock(handle, wait_s):
+            raise ProfileError(
+                f"{folder}: not written, another process is writing there",
+                hint="Try again once it has ended",
+            )
+        yield
+    finally:
+        os.close(handle)  # which gives the lock back
+
+
+def _lock(handle: int, wait_s: float) -> bool:
+    """Whether the lock was had in time."""
+    deadline_s = monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if monotonic() > deadline_s:
+                return False
+            sleep(0.01)
+        except OSError:  # some network file systems lock no folders
+            return True
+        else:
+            return True
 
 
 def _write_error(path: Path, failure: OSError) -> ProfileError:
