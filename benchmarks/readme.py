@@ -1,4 +1,4 @@
-"""The numbers of the README and of docs/benchmark.md, from stored results and nothing else.
+"""The numbers of README, docs and model card, from stored results and nothing else.
 
 python -m benchmarks.readme          # prints the blocks
 python -m benchmarks.readme --write  # puts them between their markers
@@ -16,11 +16,15 @@ from typing import Any
 
 from benchmarks.bench_tables import arm_table, heading, main_arms, set_table, sweep_table
 from benchmarks.common import RESULTS
+from benchmarks.trained import demo_table, specblock_table
 from profiler.bench.record import Result
 from profiler.bench.store import read_result
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmark.md")
+PAGES = tuple(
+    ROOT / page
+    for page in ("README.md", "docs/benchmark.md", "docs/training.md", "decoder/demo/README.md")
+)
 BENCH = RESULTS / "bench.json"
 BLOCK = re.compile(r"<!-- ([a-z-]+): begin -->\n(.*?)<!-- \1: end -->", re.DOTALL)
 
@@ -141,6 +145,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "numbers": numbers,
     "bench-short": bench_short,
     "bench-whole": bench_whole,
+    "trained-demo": demo_table,
+    "trained-specblock": specblock_table,
 }
 
 

@@ -212,7 +212,15 @@ def _claim(folder: Path, loaded: LoadedModel, wanted: Collecting, prompts: Seque
     place = folder / "corpus.json"
     if not place.exists():
         place.write_text(json.dumps(ways, indent=1) + "\n", encoding="utf-8")
-    elif json.loads(place.read_text(encoding="utf-8")) != ways:
+        return
+    try:
+        known = json.loads(place.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{place} cannot be read: {error}",
+            hint="It is damaged, so the texts beside it may be of any kind; choose another folder.",
+        ) from error
+    if known != ways:
         raise InputError(
             f"{folder} holds texts that were collected in another way ({place.name} says how)",
             hint="Choose another folder, or the same target, seed and lengths.",

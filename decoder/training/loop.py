@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from costmodel.errors import InputError
 from decoder.training.features import Example
 
 CHECKPOINT = "checkpoint.pt"
+LENGTH = {"steps", "save_every"}  # settings in which a run that is gone on with may differ
 Say = Callable[[str], None]
 
 
@@ -68,9 +70,11 @@ def train(
 ) -> list[dict[str, float]]:
     """Train `objective.model` in place; the validations, one for every `save_every` steps.
 
-    A folder that holds a checkpoint of the same settings is gone on with. Which examples and
-    what randomness a step uses depends on the seed and its number alone.
-    Raises InputError for no examples and for a checkpoint of other settings.
+    A folder that holds a checkpoint of the same settings is gone on with, also with more steps
+    than it was to have: the learning rate then follows the longer run from there. Which examples
+    and what randomness a step uses depends on the seed and its number alone.
+    Raises InputError for no examples, for a checkpoint that is damaged or of other settings, and
+    for one that has more steps behind it than are wanted.
     """
     if not training:
         raise InputError("there is no text to train on", hint="Collect more prompts.")
@@ -86,8 +90,11 @@ def train(
     )
     history = _resume(folder, model, optimiser, settings)
     first = int(history[-1]["step"]) if history else 0
+    if first:
+        say(f"going on behind step {first}")
     device = next(model.parameters()).device
-    started_s, sums = perf_counter(), Sums()
+    spent_s = history[-1]["seconds"] if history else 0.0
+    started_s, sums = perf_counter() - spent_s, Sums()
     for step in range(first, settings.steps):
         for group in optimiser.param_groups:
             group["lr"] = learning_rate(step, settings)
@@ -177,13 +184,32 @@ def _resume(
     place = folder / CHECKPOINT
     if not place.exists():
         return []
-    state: dict[str, Any] = torch.load(place, map_location="cpu", weights_only=True)
-    if state["settings"] != asdict(settings):
+    try:
+        state: dict[str, Any] = torch.load(place, map_location="cpu", weights_only=True)
+        known, history = state["settings"], state["history"]
+        done = int(history[-1]["step"])
+    except (OSError, RuntimeError, UnpicklingError, EOFError, LookupError, TypeError) as error:
         raise InputError(
-            f"{place} was trained with other settings",
+            f"{place} cannot be read ({type(error).__name__})",
+            hint="It is damaged; remove it to begin again.",
+        ) from error
+    other = [name for name, value in asdict(settings).items() if known.get(name) != value]
+    if set(other) - LENGTH:
+        raise InputError(
+            f"{place} was trained with other settings: {', '.join(other)}",
             hint="Choose another folder, or remove the checkpoint to begin again.",
         )
-    model.load_state_dict(state["model"])
-    optimiser.load_state_dict(state["optimiser"])
-    history: list[dict[str, float]] = state["history"]
-    return history
+    if done > settings.steps:
+        raise InputError(
+            f"{place} has {done} steps behind it, and {settings.steps} were asked for",
+            hint=f"Ask for {done} steps or more, or choose another folder.",
+        )
+    try:
+        model.load_state_dict(state["model"])
+        optimiser.load_state_dict(state["optimiser"])
+    except (RuntimeError, ValueError, LookupError) as error:
+        raise InputError(
+            f"{place} belongs to another drafter",
+            hint="Choose another folder, or the same layers, block and feature layers.",
+        ) from error
+    return list(history)

@@ -7,7 +7,8 @@ Where the paper is silent or leaves a choice, this is what is done here:
   draft loss, the rank label is b_3, and later positions are off the path.
 - The mask is 1 at the first position of every block, of later blocks too, as in equation (5).
 - Cuts are drawn for every anchor by itself. Losses of all blocks are added up.
-- N_k counts the anchors of one text.
+- N_k counts the anchors of one text; at position 1 of first blocks every row of the continuation
+  is one, since the prefix is computed anyway.
 """
 
 from __future__ import annotations
@@ -111,15 +112,17 @@ class SpecBlockObjective:
         )
         ranked = self.model.rank is not None and step >= self.settings.rank_from_step
         self.model.examples += torch.tensor([1, int(ranked)], device=self._device)
-        rounds = self._rounds(example, anchors, cuts)
+        first = max(example.prompt_tokens - 1, 0)
+        every = torch.arange(first, int(anchors.max()) + 1, device=anchors.device)
+        rounds = self._rounds(example, anchors, cuts, every)
         masks = [self._mask(scored) for scored in rounds]
-        losses = torch.stack(
-            [draft_losses(scored, mask) for scored, mask in zip(rounds, masks, strict=True)]
-        )
-        total = losses.sum()
+        # Position 1 of the anchors' first blocks is among the single rows.
+        masks[0] = masks[0] & (torch.arange(length, device=anchors.device) > 0)
+        losses = [draft_losses(scored, mask) for scored, mask in zip(rounds, masks, strict=True)]
+        total = torch.cat(losses).sum()
         # Later positions' sums grow as more of them are reached, so the first ones tell more.
-        firsts = losses.detach()[:, 0].tolist()
-        figures = {f"first_loss_{number}": value for number, value in enumerate(firsts, 1)}
+        firsts = [losses[-1], *losses[1:-1]]
+        figures = {f"first_loss_{i}": float(loss[0].detach()) for i, loss in enumerate(firsts, 1)}
         if ranked:
             rank_loss = self._rank_loss(rounds, masks)
             figures["rank_loss"] = float(rank_loss.detach())
@@ -191,12 +194,18 @@ class SpecBlockObjective:
             chosen = drawn[:count].sort().values
         return (first + chosen).to(self._device)
 
-    def _rounds(self, example: Example, anchors: torch.Tensor, cuts: torch.Tensor) -> list[Scored]:
+    def _rounds(
+        self,
+        example: Example,
+        anchors: torch.Tensor,
+        cuts: torch.Tensor,
+        singles: torch.Tensor | None = None,
+    ) -> list[Scored]:
         tokens = example.tokens.to(self._device)
         with torch.no_grad():
             embeddings = self._embedding(tokens)
         passage = Passage(tokens, self._plain(example.features), self._plain(embeddings))
-        drafted = run_blocks(self.model, self._rotary, passage, anchors, cuts)
+        drafted = run_blocks(self.model, self._rotary, passage, anchors, cuts, singles)
         final = self._plain(example.final)
         return [self._score(block, tokens, final) for block in drafted]
 

@@ -28,7 +28,7 @@ class SpecBlockRecipe:
     collecting: Collecting = field(default_factory=Collecting)
     vocabulary: int = 8192
     drafter: SpecBlockSettings = field(default_factory=SpecBlockSettings)
-    settings: Settings = field(default_factory=lambda: Settings(learning_rate=1e-3, clip=0.5))
+    settings: Settings = field(default_factory=lambda: Settings(learning_rate=1.5e-3, clip=0.5))
 
 
 def train_specblock(

@@ -70,18 +70,24 @@ def run_blocks(
     passage: Passage,
     anchors: torch.Tensor,
     cuts: torch.Tensor,
+    singles: torch.Tensor | None = None,
 ) -> list[Drafted]:
     """One chain of blocks from each anchor.
 
     anchors  int64 [A]: prefix rows t whose block proposes the tokens behind t + 1
     cuts     int64 [M - 1, A], 1..K: at which position of the block before each next one starts
+    singles  int64 [S]: prefix rows up to the last anchor of whose blocks position 1 alone is
+             wanted, which costs a head and no forward; they come last, with K of 1
     A start behind the text's end repeats its last token; nothing there is supervised.
     """
     chains = _Chains(model, rotary, passage)
-    drafted = [chains.first(anchors)]
+    if singles is None:
+        singles = anchors[:0]
+    first, alone = chains.first(anchors, singles)
+    drafted = [first]
     for cut in cuts:
         drafted.append(chains.next(drafted[-1], cut))
-    return drafted
+    return drafted if len(singles) == 0 else [*drafted, alone]
 
 
 class _Chains:
@@ -95,8 +101,8 @@ class _Chains:
         self._visible = torch.empty(0)  # of the newest blocks' rows, [A, K, rows so far]
         self._positions = torch.empty(0)  # and their rotary positions, [A, K]
 
-    def first(self, anchors: torch.Tensor) -> Drafted:
-        """The prefix and a first block from each anchor."""
+    def first(self, anchors: torch.Tensor, singles: torch.Tensor) -> tuple[Drafted, Drafted]:
+        """The prefix and a first block from each anchor; and prefix rows by themselves."""
         model, passage, count = self._model, self._passage, int(anchors.max()) + 1
         conditions = model.condition(passage.features[:count])
         fused = model.inputs(conditions, passage.embeddings[1 : count + 1])
@@ -108,9 +114,14 @@ class _Chains:
         before[numbers[:, 1:]] = numbers[:, :-1]
         positions[numbers] = anchors[:, None] + self._offsets
         visible = _first_visible(count, numbers)
-        hidden = self._run(rows, before, positions, visible, numbers.flatten())
+        wanted = torch.cat((numbers.flatten(), singles))
+        hidden = self._run(rows, before, positions, visible, wanted)
+        blocks, alone = hidden.split((numbers.numel(), len(singles)))
         self._visible, self._positions = visible[numbers], positions[numbers]
-        return Drafted(hidden.unflatten(0, numbers.shape), anchors + 1)
+        return (
+            Drafted(blocks.unflatten(0, numbers.shape), anchors + 1),
+            Drafted(alone[:, None], singles + 1),
+        )
 
     def next(self, block: Drafted, cut: torch.Tensor) -> Drafted:
         """A block from position `cut` [A] of each of the newest ones."""

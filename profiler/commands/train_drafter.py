@@ -51,7 +51,11 @@ from profiler.commands.calibrate import Numbers
     help="Texts that the target writes to train on, in batches of 64.",
 )
 @click.option("--steps", type=click.IntRange(min=1), default=3000, show_default=True)
-@click.option("--learning-rate", type=click.FloatRange(0, 1, min_open=True), default=2e-3)
+@click.option(
+    "--learning-rate",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Its largest [default: 2e-3, or 1.5e-3].",
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--device", help="cpu, cuda or cuda:N [default: CUDA where there is one].")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
@@ -66,25 +70,27 @@ def command(  # noqa: PLR0913 - one argument an option
     without: tuple[str, ...],
     texts: int,
     steps: int,
-    learning_rate: float,
+    learning_rate: float | None,
     seed: int,
     device: str | None,
     as_json: bool,
 ) -> None:
     """Train a drafter for a target, on texts that the target writes itself.
 
-    Stopped at any point, the same command goes on where it was. Prompts of the sets on which
-    drafters are measured are refused. The folder `drafter` in OUTPUT is what `--drafter` of
-    the other commands takes.
+    Stopped at any point, the same command goes on where it was; with more --steps or --texts, a
+    finished run is gone on with. Prompts of the sets on which drafters are measured are refused.
+    The folder `drafter` in OUTPUT is what `--drafter` of the other commands takes.
     """
+    from dataclasses import asdict, replace
+
     from decoder.device import parse_dtype, select_device
     from decoder.loading import default_target, load_model
     from decoder.training.corpus import Collecting
     from decoder.training.dflash import DFlashTraining
-    from decoder.training.loop import Settings
     from decoder.training.recipe import Recipe, train_dflash
     from decoder.training.specblock_recipe import SpecBlockRecipe, train_specblock
     from decoder.training.specblock_start import SpecBlockSettings
+    from profiler.bench.environment import machine
     from profiler.bench.prompts import read_files
     from profiler.render import note, print_json
 
@@ -93,14 +99,14 @@ def command(  # noqa: PLR0913 - one argument an option
     where = select_device(device)
     own = [text.prompt for text in read_files(prompts, None, seed)[0]]
     collecting = Collecting(batches=-(-(len(own) or texts) // Collecting().batch), seed=seed)
-    clip = 0.5 if kind == "specblock" else Settings().clip
-    settings = Settings(
+    settings = replace(
+        Recipe().settings if kind == "dflash" else SpecBlockRecipe().settings,
         steps=steps,
-        learning_rate=learning_rate,
         seed=seed,
-        clip=clip,
-        save_every=max(200, steps // 4),
+        save_every=min(max(200, steps // 4), 500),
     )
+    if learning_rate is not None:
+        settings = replace(settings, learning_rate=learning_rate)
     loaded = load_model(
         target or default_target(where),
         weights="pretrained",
@@ -129,7 +135,12 @@ def command(  # noqa: PLR0913 - one argument an option
     last = trained.history[-1]
     if as_json:
         counts = {"texts": trained.texts[0], "held_out": trained.texts[1]}
-        print_json({"drafter": str(trained.folder), **counts, "tokens": trained.tokens, **last})
+        print_json(
+            {"kind": kind, "drafter": str(trained.folder), **counts, "tokens": trained.tokens}
+            | {"settings": asdict(settings), "collecting": asdict(collecting)}
+            | {"last": last, "history": trained.history}
+            | {"environment": asdict(machine(loaded.model.device)[0])}
+        )
         return
     figures = ", ".join(f"{name} {value:.3g}" for name, value in last.items() if name != "seconds")
     note(

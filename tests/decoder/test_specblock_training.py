@@ -66,6 +66,7 @@ class TestRows:
         example = example_of(target, text, 4)
         embeddings = target.embed(example.tokens)
         anchors, cuts = torch.tensor([3, 4, 11]), torch.tensor([[1, 4, 2], [3, 2, 4]])
+        singles = torch.tensor([2, 4, 9])
         with torch.inference_mode():
             rounds = run_blocks(
                 model,
@@ -73,7 +74,15 @@ class TestRows:
                 Passage(example.tokens, example.features, embeddings),
                 anchors,
                 cuts,
+                singles,
             )
+        alone = rounds.pop()
+        assert alone.hidden.shape[:2] == (3, 1)
+        for row, after, hidden in zip(singles.tolist(), alone.after, alone.hidden, strict=True):
+            reference = Reference(config, tensors, target, np.array(text[: row + 2]))
+            expected = reference.hidden[reference.first_block()[0][0]].float()
+            assert after == row + 1
+            torch.testing.assert_close(hidden[0], expected, atol=2e-4, rtol=2e-4)
         for number, anchor in enumerate(anchors.tolist()):
             reference = Reference(config, tensors, target, np.array(text[: anchor + 2]))
             (rows, above), after = reference.first_block(), anchor + 1
@@ -234,7 +243,7 @@ class TestObjective:
         class Seen(Exception):
             pass
 
-        def watched(model, rotary, passage, drawn_anchors, drawn_cuts):
+        def watched(model, rotary, passage, drawn_anchors, drawn_cuts, singles):
             anchors.append(drawn_anchors.tolist())
             cuts.extend(drawn_cuts.flatten().tolist())
             raise Seen

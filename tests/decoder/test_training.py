@@ -27,7 +27,7 @@ from decoder.training.dflash import (
     head_tokens,
 )
 from decoder.training.features import Example, Examples
-from decoder.training.loop import Settings, chosen, learning_rate, train
+from decoder.training.loop import CHECKPOINT, Settings, chosen, learning_rate, train
 from decoder.training.recipe import Recipe, mask_token, train_dflash
 from tests.tiny_folder import write_tokenizer, write_weights
 
@@ -190,8 +190,45 @@ def test_a_checkpoint_of_other_settings_is_refused(loaded, tmp_path):
     objective = objective_of(loaded, texts)
     examples = examples_of(loaded, texts, objective, tmp_path)
     train(objective, examples, [], replace(SETTINGS, steps=4), tmp_path / "run")
-    with pytest.raises(InputError, match="other settings"):
-        train(objective, examples, [], replace(SETTINGS, steps=8), tmp_path / "run")
+    other = replace(SETTINGS, steps=4, learning_rate=1e-5)
+    with pytest.raises(InputError, match="other settings: learning_rate"):
+        train(objective, examples, [], other, tmp_path / "run")
+
+
+def test_a_finished_run_is_gone_on_with_for_more_steps(loaded, tmp_path):
+    texts = some_texts(4)
+    objective = objective_of(loaded, texts[:3])
+    fewer = examples_of(loaded, texts[:3], objective, tmp_path)
+    examples = examples_of(loaded, texts, objective, tmp_path)
+    short = replace(SETTINGS, steps=4, save_every=2)
+    first = train(objective, fewer, [], short, tmp_path / "run")
+    before = {name: weight.clone() for name, weight in objective.model.state_dict().items()}
+    said: list[str] = []
+    fresh = objective_of(loaded, texts)
+    longer = replace(SETTINGS, steps=6, save_every=1)
+    history = train(fresh, examples, [], longer, tmp_path / "run", said.append)
+    assert said[0] == "going on behind step 4"
+    assert [row["step"] for row in history] == [2, 4, 5, 6]
+    assert history[:2] == first
+    seconds = [row["seconds"] for row in history]
+    assert seconds == sorted(seconds)
+    assert any(not torch.equal(before[n], w) for n, w in fresh.model.state_dict().items())
+    with pytest.raises(InputError, match="6 steps behind it, and 4 were asked for"):
+        train(fresh, examples, [], short, tmp_path / "run")
+
+
+@pytest.mark.parametrize("damage", [b"", b"no checkpoint at all", None])
+def test_a_damaged_checkpoint_is_named(loaded, tmp_path, damage):
+    texts = some_texts(2)
+    objective = objective_of(loaded, texts)
+    examples = examples_of(loaded, texts, objective, tmp_path)
+    settings = replace(SETTINGS, steps=2)
+    train(objective, examples, [], settings, tmp_path / "run")
+    place = tmp_path / "run" / CHECKPOINT
+    place.write_bytes(place.read_bytes()[:2000] if damage is None else damage)
+    with pytest.raises(InputError, match="cannot be read") as error:
+        train(objective, examples, [], settings, tmp_path / "run")
+    assert "remove it" in (error.value.hint or "")
 
 
 def test_every_example_comes_once_before_any_comes_again():
@@ -238,6 +275,9 @@ def test_a_folder_of_other_texts_is_refused(loaded, tmp_path):
     collect(loaded, tmp_path, replace(COLLECTING, batches=1))
     with pytest.raises(InputError, match="another way"):
         collect(loaded, tmp_path, replace(COLLECTING, batches=1, seed=9))
+    (tmp_path / "corpus.json").write_text('{"batch": 6')
+    with pytest.raises(InputError, match=r"corpus\.json cannot be read"):
+        collect(loaded, tmp_path, replace(COLLECTING, batches=1))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,91 @@
+"""Keeps what `rooftree train-drafter --json` printed as a result, and makes tables of it.
+
+python -m benchmarks.trained demo=printed.json specblock=other.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import RESULTS
+
+TRAINED = RESULTS / "trained_drafters.json"
+DEMO = "demo"  # the run whose drafter the package ships
+
+
+def runs() -> dict[str, dict[str, Any]]:
+    """Every kept run by its name: settings, counts, environment and validations."""
+    found: dict[str, dict[str, Any]] = json.loads(TRAINED.read_text(encoding="utf-8"))
+    return found
+
+
+def demo_table() -> str:
+    """The shipped drafter's data, steps and figures, in Markdown."""
+    run = runs()[DEMO]
+    settings, last, history = run["settings"], run["last"], run["history"]
+    machine = run["environment"]
+    depths = sorted(int(name.split("_")[1]) for name in last if name.startswith("accepted_"))
+    shares = [f"{last[f'accepted_{depth}']:.0%}" for depth in depths]
+    some = history[:: max(1, len(history) // 6)]
+    rows = some if some[-1] == last else [*some, last]
+    return "\n".join(
+        [
+            f"{run['texts']:,} texts ({run['tokens']:,} tokens written by the target), "
+            f"{run['held_out']} more held out; {settings['steps']:,} steps of {settings['batch']} "
+            f"texts, AdamW at {settings['learning_rate']:g}, {last['seconds'] / 60:.0f} minutes "
+            f"on one core of {machine['device']} beside other work, torch "
+            f"{machine['fields']['torch_version']}, {machine['created_utc'][:10]}.",
+            "",
+            "Held-out texts, greedy, the target's tokens as truth, the bonus token included:",
+            "",
+            "| after step | chain of 7, tokens a verification | best-first tree of 16 nodes |",
+            "|---|---|---|",
+            *(f"| {row['step']:,.0f} | {row['chain']:.2f} | {row['tree']:.2f} |" for row in rows),
+            "",
+            f"| first i places right | {' | '.join(map(str, depths))} |",
+            "|---" * (len(depths) + 1) + "|",
+            f"| share of blocks | {' | '.join(shares)} |",
+        ]
+    )
+
+
+def specblock_table() -> str:
+    """SpecBlock drafters, whole and without parts, in Markdown."""
+    lines = [
+        "| trained | steps | chain, tokens a verification | whole tree |"
+        " places 1 to 4 of the first block right, each behind right ones |",
+        "|---|---|---|---|---|",
+    ]
+    for name, run in runs().items():
+        if run["kind"] != "specblock":
+            continue
+        last = run["last"]
+        shares = ", ".join(f"{last.get(f'alpha_1_{place}', 0):.0%}" for place in range(1, 5))
+        lines.append(
+            f"| {name} | {last['step']:,.0f} | {last['chain']:.2f} | {last.get('tree', 0):.2f} |"
+            f" {shares} |"
+        )
+    return "\n".join(lines)
+
+
+def kept(printed: Mapping[str, Any]) -> dict[str, Any]:
+    """A run without where it lay."""
+    return {name: value for name, value in printed.items() if name != "drafter"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", nargs="+", metavar="NAME=FILE")
+    found = runs() if TRAINED.is_file() else {}
+    for given in parser.parse_args().runs:
+        name, _, place = given.partition("=")
+        found[name] = kept(json.loads(Path(place).read_text(encoding="utf-8")))
+    TRAINED.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
