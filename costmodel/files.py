@@ -121,45 +121,56 @@ def _yaml_problem(failure: Exception) -> str:
 def write_atomic(path: Path, text: str) -> None:
     """Write `text` as UTF-8 so that `path` holds the old content or the new, never a part.
 
-    A temporary file in the same folder is written, synced and renamed.
     Raises ProfileError on a full disk, a missing permission or any other failure to write.
     """
-    temporary = ""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(
-            prefix=f".{path.name}.", suffix=".tmp", dir=path.parent
-        )
-        try:
-            _write_all(handle, text.encode("utf-8"))
-            os.fchmod(handle, 0o644)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        os.replace(temporary, path)
+        with replacing(path) as part, _opened(part, os.O_WRONLY) as handle:
+            view = memoryview(text.encode("utf-8"))
+            while view:
+                view = view[os.write(handle, view) :]
     except OSError as failure:
         raise _write_error(path, failure) from None
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path`, made with its folder, that the body fills.
+
+    Behind the body it is synced and renamed to `path`, so that this holds the old content or
+    the new, never a part, whatever ends the process. Where the body fails, it is removed and
+    `path` stays as it was; a kill leaves it behind. Its name is new each time, so that two
+    processes may write one file. Raises OSError.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    part = Path(name)
+    try:
+        os.close(handle)
+        yield part
+        with _opened(part, os.O_RDONLY) as handle:
+            os.fchmod(handle, 0o644)
+            os.fsync(handle)
+        part.replace(path)
     finally:
-        if temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)  # gone already where the rename succeeded
+        with contextlib.suppress(OSError):
+            part.unlink()  # gone already where the rename succeeded
     _sync_folder(path.parent)
 
 
-def _write_all(handle: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(handle, view) :]
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    """The file's or folder's descriptor, closed behind the body. Raises OSError."""
+    handle = os.open(path, flags)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def _sync_folder(folder: Path) -> None:
     """Make the rename itself durable; some file systems refuse, and the file is whole anyway."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    with contextlib.suppress(OSError), _opened(folder, os.O_RDONLY) as handle:
+        os.fsync(handle)
 
 
 @contextlib.contextmanager
