@@ -260,7 +260,7 @@ class TestLineup:
             policies=("bastion", "bastion:paper"), drafters=tuple(drafters), peers=(), max_nodes=16
         )
         contenders = lineup.contenders(plan_arms(asked))
-        assert sum(one.arm.cost is not None for one in contenders) == 2 * len(drafters)
+        assert sum(bool(one.arm.cost) for one in contenders) == 2 * len(drafters)
         assert len(timed) == len(set(timed)) == len(drafters)
         kept = [Profile.from_yaml(path) for path in (tmp_path / "home").rglob("*.yaml")]
         assert [len(profile.drafters) for profile in kept] == ([3] if home == "kept" else [])
