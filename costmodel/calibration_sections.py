@@ -66,7 +66,11 @@ class TwoBranchSection(Section):
 
     @model_validator(mode="after")
     def _check(self) -> TwoBranchSection:
-        if not max(self.memory_slope, self.memory_floor_s, self.compute_floor_s) > 0:
+        slopes, floors_s = (
+            (self.memory_slope, self.compute_slope),
+            (self.memory_floor_s, self.compute_floor_s),
+        )
+        if not max(*slopes, *floors_s) > 0:
             raise ValueError("at least one of the coefficients must be above 0")
         return self
 

@@ -1,4 +1,4 @@
-"""Reading YAML safely, writing a file in one step, and where the shipped data lies.
+"""Reading YAML safely, writing a file in one step, locks, and where the shipped data lies.
 
 Errors of the file system become `ProfileError`, so that a full disk or a
 missing permission is one line that says what to do.
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import yaml
@@ -23,6 +26,8 @@ MAX_YAML_BYTES = 4_000_000
 # libyaml recurses without a limit and crashes the process somewhere above 20,000 levels.
 MAX_YAML_LEVELS = 5_000
 _OPENERS = ("[", "{", "- ", "? ", ": ")
+
+LOCK_WAIT_S = 5.0  # a profile is written within milliseconds
 
 # PyYAML's own errors, and what its constructors raise on values that do not fit their tag.
 _PARSE_FAILURES = (
@@ -116,45 +121,96 @@ def _yaml_problem(failure: Exception) -> str:
 def write_atomic(path: Path, text: str) -> None:
     """Write `text` as UTF-8 so that `path` holds the old content or the new, never a part.
 
-    A temporary file in the same folder is written, synced and renamed.
     Raises ProfileError on a full disk, a missing permission or any other failure to write.
     """
-    temporary = ""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(
-            prefix=f".{path.name}.", suffix=".tmp", dir=path.parent
-        )
-        try:
-            _write_all(handle, text.encode("utf-8"))
-            os.fchmod(handle, 0o644)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        os.replace(temporary, path)
+        with replacing(path) as part, _opened(part, os.O_WRONLY) as handle:
+            view = memoryview(text.encode("utf-8"))
+            while view:
+                view = view[os.write(handle, view) :]
     except OSError as failure:
         raise _write_error(path, failure) from None
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path`, made with its folder, that the body fills.
+
+    Behind the body it is synced and renamed to `path`, so that this holds the old content or
+    the new, never a part, whatever ends the process. Where the body fails, it is removed and
+    `path` stays as it was; a kill leaves it behind. Its name is new each time, so that two
+    processes may write one file. Raises OSError.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    part = Path(name)
+    try:
+        os.close(handle)
+        yield part
+        with _opened(part, os.O_RDONLY) as handle:
+            os.fchmod(handle, 0o644)
+            os.fsync(handle)
+        part.replace(path)
     finally:
-        if temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)  # gone already where the rename succeeded
+        with contextlib.suppress(OSError):
+            part.unlink()  # gone already where the rename succeeded
     _sync_folder(path.parent)
 
 
-def _write_all(handle: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(handle, view) :]
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    """The file's or folder's descriptor, closed behind the body. Raises OSError."""
+    handle = os.open(path, flags)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def _sync_folder(folder: Path) -> None:
     """Make the rename itself durable; some file systems refuse, and the file is whole anyway."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), _opened(folder, os.O_RDONLY) as handle:
+        os.fsync(handle)
+
+
+@contextlib.contextmanager
+def folder_lock(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
+    """Hold the lock of a folder of profiles, which is made, while the body changes a file in it.
+
+    The folder itself is locked, so that no file is left behind; where its file system has no
+    such locks, the body runs without. Raises ProfileError where the folder cannot be made or
+    another process does not give the lock back within `wait_s`.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
+    except OSError as failure:
+        raise _write_error(folder, failure) from None
+    try:
+        if not _lock(handle, wait_s):
+            raise ProfileError(
+                f"{folder}: not written, another process is writing there",
+                hint="Try again once it has ended",
+            )
+        yield
+    finally:
+        os.close(handle)  # which gives the lock back
+
+
+def _lock(handle: int, wait_s: float) -> bool:
+    """Whether the lock was had in time."""
+    deadline_s = monotonic() + wait_s
+    while True:
         try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if monotonic() > deadline_s:
+                return False
+            sleep(0.01)
+        except OSError:  # some network file systems lock no folders
+            return True
+        else:
+            return True
 
 
 def _write_error(path: Path, failure: OSError) -> ProfileError:

@@ -31,6 +31,7 @@ from costmodel.schema import (
     Hash,
     NotNegative,
     PeaksSection,
+    ProvenanceKind,
     ProvenanceSection,
     RuntimeSection,
     SecondsList,
@@ -201,6 +202,10 @@ class Profile(Section):
             power_limit_w=self.device.power_limit_w,
         )
 
+    def differences(self, key: ProfileKey, soft: SoftKey) -> list[str]:
+        """Names of the hard and soft keys that differ: none where times are comparable."""
+        return self.key.differences(key) + self.soft_key.differences(soft)
+
     def roofline(self, count: Literal["paper", "physical"] = "paper") -> Roofline:
         """The roofline of this device and target."""
         return Roofline(
@@ -226,6 +231,12 @@ class Profile(Section):
             return self.calibration.build(points, self.roofline())
         except InputError as failure:
             raise ProfileError(f"calibration: {failure.problem}", hint=_HINT) from None
+
+    def drafter_origin(self, architecture_hash: str) -> tuple[ProvenanceKind, str]:
+        """How and when the cost of one of its drafters was timed: (kind, created_utc)."""
+        drafter = self.drafters[architecture_hash]
+        made = self.provenance
+        return drafter.kind or made.kind, drafter.created_utc or made.created_utc
 
     def with_drafter(self, architecture_hash: str, drafter: DrafterSection) -> Profile:
         """The same profile with one drafter added or replaced. Raises ProfileError."""

@@ -15,9 +15,10 @@ import platformdirs
 
 from costmodel.device import device_slug, slugify
 from costmodel.errors import ProfileError
-from costmodel.files import read_bytes, shipped_directory
+from costmodel.files import folder_lock, read_bytes, shipped_directory
 from costmodel.profile import Profile
 from costmodel.registry_key import ProfileKey, SoftKey
+from costmodel.stages import DrafterSection
 
 __all__ = [
     "LookupResult",
@@ -58,7 +59,8 @@ class LookupResult:
 
     `warnings`: what differs that may differ, one line each. `online_correction`: the times
     may be off here, so correct them while decoding. `needs_floor_probe`: the profile has no
-    host time, so measure the floor of a forward first.
+    host time, so measure the floor of a forward first. `same`: all keys agree, hard and soft,
+    so that times taken here may be added to it.
     """
 
     profile: Profile
@@ -66,6 +68,7 @@ class LookupResult:
     warnings: tuple[str, ...] = ()
     online_correction: bool = False
     needs_floor_probe: bool = False
+    same: bool = False
 
 
 class ProfileStore:
@@ -132,11 +135,33 @@ class ProfileStore:
         folder = self.directories[0] / device_slug(profile.device.name)
         stem = profile_file_name(profile).removesuffix(".yaml")
         path, number = folder / f"{stem}.yaml", 1
-        while not _replaceable(path, profile):
-            number += 1
-            path = folder / f"{stem}-{number}.yaml"
-        profile.to_yaml(path)
+        with folder_lock(folder):
+            while not _replaceable(path, profile):
+                number += 1
+                path = folder / f"{stem}-{number}.yaml"
+            profile.to_yaml(path)
         return path
+
+    def add_drafter(
+        self, found: LookupResult, architecture_hash: str, drafter: DrafterSection
+    ) -> None:
+        """Keep a draft cost that was timed here in the profile that was found.
+
+        The file is read again first: it keeps whatever was written to it meanwhile, a cost of
+        this very drafter too. Raises ProfileError, saying why, where it is none of the first
+        folder's, differs in a key, or cannot be written.
+        """
+        own = self.directories[0]
+        if not found.path.resolve().is_relative_to(own.resolve()):
+            raise ProfileError(f"the profile is none of your own in {own}")
+        if not found.same:
+            raise ProfileError("the profile is not of exactly this device, runtime and versions")
+        with folder_lock(found.path.parent):
+            stored = Profile.from_yaml(found.path)
+            if stored.differences(found.profile.key, found.profile.soft_key):
+                raise ProfileError(f"another profile has taken the place of {found.path}")
+            if architecture_hash not in stored.drafters:
+                stored.with_drafter(architecture_hash, drafter).to_yaml(found.path)
 
     def _nothing_found(self, key: ProfileKey) -> ProfileError:
         wanted = (
@@ -225,6 +250,7 @@ def _result(
         warnings=(*warnings, *broken),
         online_correction=bool(warnings),
         needs_floor_probe=borrowed and key.runtime == "eager",
+        same=not profile.differences(key, soft),
     )
 
 

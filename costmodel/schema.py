@@ -50,6 +50,7 @@ Counts = Annotated[tuple[Count, ...], _TUPLE, _Listed]
 CountsOrZero = Annotated[tuple[CountOrZero, ...], _TUPLE, _Listed]
 SecondsList = Annotated[tuple[Positive, ...], _TUPLE, _Listed]
 SpreadList = Annotated[tuple[NotNegative | None, ...], _TUPLE, _Listed]
+Utc = Annotated[str, Field(strict=True, pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 Texts = Annotated[tuple[Text, ...], _TUPLE, _Listed]
 
 
@@ -63,7 +64,7 @@ class ProvenanceSection(Section):
     """Where the numbers come from."""
 
     kind: ProvenanceKind
-    created_utc: Annotated[str, Field(strict=True, pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+    created_utc: Utc
     tool_version: Text
     source: AnyText | None = None
     points: CountOrZero = 0

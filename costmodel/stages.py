@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,6 +15,7 @@ from costmodel.schema import (
     Section,
     SpreadList,
     Text,
+    Utc,
     check_ascending,
     check_lengths,
 )
@@ -62,14 +63,26 @@ class TokensSection(SampledSection):
 
 
 class DrafterSection(SampledSection):
-    """One draft of one drafter, by context."""
+    """One draft of one drafter, by context.
+
+    `kind` and `created_utc` are given where it was not timed with the rest of the profile:
+    `quick` by a decoder at its start, `measured` by a calibration before.
+    """
 
     axis = "context"
     name: Text
+    kind: Literal["measured", "quick"] | None = None
+    created_utc: Utc | None = None
     context: CountsOrZero
     median_s: SecondsList
     mad_s: SpreadList
     n: Counts
+
+    @model_validator(mode="after")
+    def _check_origin(self) -> Self:
+        if (self.kind is None) != (self.created_utc is None):
+            raise ValueError("kind and created_utc are given both or not at all")
+        return self
 
 
 class PlainSection(Section):

@@ -10,6 +10,7 @@ import torch
 
 from costmodel.points import Points
 from costmodel.profile import Profile
+from costmodel.stages import DrafterSection
 from decoder.device import synchronise
 from decoder.drafters.base import Drafter
 from decoder.drafters.timing import mad_s, time_drafter
@@ -22,8 +23,11 @@ BUDGET_S = 5.0
 REPEATS = 7
 
 
-def quick_profile(target: Target, drafter: Drafter) -> Profile:
-    """A profile with provenance `quick`, from about six points timed here and now."""
+def quick_profile(target: Target, drafter: Drafter, known: DrafterSection | None = None) -> Profile:
+    """A profile with provenance `quick`, from about six points timed here and now.
+
+    known  the cost of this drafter, where it was timed before
+    """
     start_s = perf_counter()
     peaks = find_peaks(target)
     shapes = probe_shapes(target.max_context)
@@ -46,7 +50,9 @@ def quick_profile(target: Target, drafter: Drafter) -> Profile:
                 "samples": sum(len(times) for times in samples),
                 "duration_s": round(perf_counter() - start_s, 2),
             },
-            sections={"drafters": {drafter.architecture_hash: time_drafter(drafter, target)}},
+            sections={
+                "drafters": {drafter.architecture_hash: known or time_drafter(drafter, target)}
+            },
         ),
     )
 

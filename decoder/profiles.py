@@ -127,6 +127,11 @@ class Measurement:
     sections: dict[str, Any] = field(default_factory=dict)
 
 
+def now_utc() -> str:
+    """The time as profiles give it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def weights_note(target: Target) -> str:
     """What to know of the weights: dense forwards take the same time with any.
 
@@ -147,7 +152,7 @@ def make_profile(target: Target, measurement: Measurement) -> Profile:
     return Profile(
         provenance=ProvenanceSection(
             kind=measurement.kind,
-            created_utc=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            created_utc=now_utc(),
             tool_version=version("rooftree"),
             points=len(measurement.points),
             note=weights_note(target),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
@@ -14,11 +15,13 @@ from costmodel.estimator import CycleCost, Mode, OnlineEstimator
 from costmodel.fit import Calibration
 from costmodel.profile import Profile
 from costmodel.registry import LookupResult, ProfileStore
+from costmodel.stages import DrafterSection
 from decoder.drafters.base import Drafter
+from decoder.drafters.replay import ReplayDrafter
 from decoder.drafters.timing import time_drafter
 from decoder.policies.base import CostKind
 from decoder.probe import quick_profile, time_forward
-from decoder.profiles import find_peaks, profile_key, roofline_of, soft_key
+from decoder.profiles import find_peaks, now_utc, profile_key, roofline_of, soft_key
 from decoder.target import Target
 
 
@@ -32,12 +35,15 @@ class ProfileChoice:
     require    make it an error when no profile is found
     estimator  how verification times correct the costs while decoding; None leaves it to
                the profile: `static` for a measured one of this very machine
+    drafts     draft costs that this process knows already, by the drafter's hash; they are
+               taken where the profile lacks them
     """
 
     path: Path | None = None
     calibrate: bool = True
     require: bool = False
     estimator: Mode | None = None
+    drafts: Mapping[str, DrafterSection] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,15 +84,16 @@ def _find(target: Target, drafter: Drafter, choice: ProfileChoice) -> CostSource
     store = ProfileStore()
     key, soft = profile_key(target), soft_key(target)
     if choice.path is not None:
-        return _from_lookup(target, drafter, store.open(choice.path, key, soft))
+        return _from_lookup(target, drafter, store.open(choice.path, key, soft), choice)
     try:
         found = store.find(key, soft)
     except ProfileError:
         if choice.require:
             raise
-        source = _probed(target, drafter, store) if choice.calibrate else _bare(target, drafter)
+        make = _probed if choice.calibrate else _bare
+        source = make(target, drafter, choice.drafts.get(drafter.architecture_hash))
         return replace(source, warnings=_left_out(store, key.device_name))
-    return _from_lookup(target, drafter, found)
+    return _from_lookup(target, drafter, found, choice)
 
 
 def _left_out(store: ProfileStore, device_name: str) -> tuple[str, ...]:
@@ -96,10 +103,10 @@ def _left_out(store: ProfileStore, device_name: str) -> tuple[str, ...]:
     )
 
 
-def _from_lookup(target: Target, drafter: Drafter, found: LookupResult) -> CostSource:
-    profile = found.profile
-    if drafter.architecture_hash not in profile.drafters:
-        profile = profile.with_drafter(drafter.architecture_hash, time_drafter(drafter, target))
+def _from_lookup(
+    target: Target, drafter: Drafter, found: LookupResult, choice: ProfileChoice
+) -> CostSource:
+    profile, note = _with_draft_cost(target, drafter, found, choice)
     cost = CycleCost.from_profile(profile, drafter.architecture_hash)
     # Padding is this decoder's; a profile summed from kernels has none.
     cost = replace(cost, buckets=target.runtime.buckets)
@@ -107,8 +114,41 @@ def _from_lookup(target: Target, drafter: Drafter, found: LookupResult) -> CostS
         cost = _with_floor(cost, target)
     made = profile.provenance
     estimator = OnlineEstimator(cost, _mode(found))
-    line = f"profile {found.path} ({made.kind}, {made.created_utc[:10]})"
+    line = f"profile {found.path} ({made.kind}, {made.created_utc[:10]}){note}"
     return CostSource(cost=estimator, line=line, warnings=found.warnings, profile=profile)
+
+
+def _with_draft_cost(
+    target: Target, drafter: Drafter, found: LookupResult, choice: ProfileChoice
+) -> tuple[Profile, str]:
+    """The profile with this drafter's cost, and what to say of one that is not its own.
+
+    A cost that neither the profile nor this process knows is timed, and kept for the next
+    start. Ranks time it all or not at all, since a draft may need them all.
+    """
+    name = drafter.architecture_hash
+    known = target.ranks.decide(lambda: found.profile.drafters.get(name) or choice.drafts.get(name))
+    if known is None:
+        timed = time_drafter(drafter, target)
+        timed = timed.model_copy(update={"kind": "quick", "created_utc": now_utc()})
+        note = target.ranks.decide(lambda: _keep(drafter, timed, found))
+        return found.profile.with_drafter(name, timed), f"; draft cost of {drafter.name} {note}"
+    profile = found.profile.with_drafter(name, known)
+    if known.created_utc is None:
+        return profile, ""
+    how = "timed at a start" if known.kind == "quick" else "measured"
+    return profile, f"; draft cost of {drafter.name} {how} on {known.created_utc[:10]}"
+
+
+def _keep(drafter: Drafter, timed: DrafterSection, found: LookupResult) -> str:
+    """Add the cost to the user's profile where that is sound; returns what was done."""
+    if isinstance(drafter, ReplayDrafter):
+        return "timed now, not kept: it only stands for a drafter"
+    try:
+        ProfileStore().add_drafter(found, drafter.architecture_hash, timed)
+    except ProfileError as error:
+        return f"timed now, not kept: {error.problem}"
+    return "timed now and kept there"
 
 
 def _mode(found: LookupResult) -> Mode:
@@ -119,10 +159,10 @@ def _mode(found: LookupResult) -> Mode:
     return "affine" if borrowed else "ema+calib"
 
 
-def _probed(target: Target, drafter: Drafter, store: ProfileStore) -> CostSource:
-    profile = quick_profile(target, drafter)
+def _probed(target: Target, drafter: Drafter, known: DrafterSection | None) -> CostSource:
+    profile = quick_profile(target, drafter, known)
     try:
-        saved = f"saved as {store.save(profile)}" if target.ranks.first else ""
+        saved = f"saved as {ProfileStore().save(profile)}" if target.ranks.first else ""
     except ProfileError as error:
         saved = f"not saved: {error.problem}"
     line = (
@@ -134,13 +174,13 @@ def _probed(target: Target, drafter: Drafter, store: ProfileStore) -> CostSource
     return CostSource(cost=OnlineEstimator(cost, "static"), line=line, profile=profile)
 
 
-def _bare(target: Target, drafter: Drafter) -> CostSource:
+def _bare(target: Target, drafter: Drafter, known: DrafterSection | None) -> CostSource:
     """The paper's `ema`: one factor over the roofline, learnt from each verification."""
     cost = replace(
         CycleCost.from_roofline(
             roofline_of(target, find_peaks(target)), buckets=target.runtime.buckets
         ),
-        drafter=time_drafter(drafter, target),
+        drafter=known or time_drafter(drafter, target),
     )
     line = "no profile, and calibration is off: the bare roofline, corrected while decoding"
     return CostSource(cost=OnlineEstimator(cost, "ema"), line=line)

@@ -120,8 +120,12 @@ def _facts(path: Path, profile: Profile) -> list[tuple[str, str]]:
                 f"average, {profile.regret.worst:.2%} at worst",
             )
         )
-    drafters = ", ".join(drafter.name for drafter in profile.drafters.values())
-    return [*facts, ("drafters", drafters or "none timed")]
+    drafters = [
+        drafter.name
+        + (f" ({drafter.kind}, {drafter.created_utc[:10]})" if drafter.created_utc else "")
+        for drafter in profile.drafters.values()
+    ]
+    return [*facts, ("drafters", ", ".join(drafters) or "none timed")]
 
 
 def _cpu(profile: Profile) -> str:

@@ -60,7 +60,8 @@ def with_held_out(profile: Profile, points: Points) -> Profile:
 def with_known_drafters(profile: Profile, output: Path | None) -> Profile:
     """The profile with the draft costs of other drafters from the file that it replaces.
 
-    They are kept only where that file was measured under the same key and the same versions.
+    They are kept only where that file has the same key and versions and they were timed here,
+    each with how and when that was.
     """
     try:
         if output is None:
@@ -69,12 +70,13 @@ def with_known_drafters(profile: Profile, output: Path | None) -> Profile:
             known = Profile.from_yaml(output)
     except ProfileError:  # there is none, or none that can be read
         return profile
-    changed = known.key.differences(profile.key) + known.soft_key.differences(profile.soft_key)
-    if known.provenance.kind != "measured" or changed:
+    if known.differences(profile.key, profile.soft_key):
         return profile
     for architecture_hash, drafter in known.drafters.items():
-        if architecture_hash not in profile.drafters:
-            profile = profile.with_drafter(architecture_hash, drafter)
+        kind, created_utc = known.drafter_origin(architecture_hash)
+        if architecture_hash not in profile.drafters and kind in ("measured", "quick"):
+            own = drafter.model_copy(update={"kind": kind, "created_utc": created_utc})
+            profile = profile.with_drafter(architecture_hash, own)
     return profile
 
 

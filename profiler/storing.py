@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from costmodel.errors import InputError
+from costmodel.files import replacing
 from costmodel.profile import Profile
 from costmodel.registry import ProfileStore, user_directory
 from profiler.journal import Journal
@@ -37,14 +38,11 @@ def check_writable(output: Path | None) -> None:
 def keep_samples(journal: Journal, path: Path) -> None:
     """The raw samples go beside the profile, as `<profile>.samples.jsonl`, whole or not at all."""
     journal.close()
-    sidecar = path.with_suffix(".samples.jsonl")
-    part = sidecar.with_suffix(".part")
     try:
-        shutil.move(journal.path, part)
-        part.replace(sidecar)
+        with replacing(path.with_suffix(".samples.jsonl")) as part:
+            shutil.copyfile(journal.path, part)
+        journal.delete()
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
         raise InputError(
             f"the profile {path} is written, but not its raw samples: {error.strerror or error}",
             hint="Free some space and run the same command again; nothing is measured anew.",

@@ -136,7 +136,8 @@ class MeasuredDrafter:
     @property
     def label(self) -> str:
         """The name in the profile."""
-        return f"{self.section.name}, measured"
+        how = "timed by a decoder at its start" if self.section.kind == "quick" else "measured"
+        return f"{self.section.name}, {how}"
 
     @property
     def layers(self) -> int:

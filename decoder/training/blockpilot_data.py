@@ -9,7 +9,6 @@ but for the seconds.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from costmodel.errors import InputError
+from costmodel.files import replacing
 from decoder.drafters.blockpilot_model import RADIUS
 
 SETTINGS = "collection.json"
@@ -209,11 +209,9 @@ def _write(place: Path, sample: Sample) -> None:
 
 def _replace(place: Path, write: Callable[[Path], object]) -> None:
     """Write a file whole or not at all, so that a run that is killed leaves no half of one."""
-    part = place.with_suffix(".part")
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write(part)
-        os.replace(part, place)
+        with replacing(place) as part:
+            write(part)
     except (OSError, SafetensorError) as error:
         raise InputError(f"cannot write {place}: {error}") from error
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from costmodel.errors import InputError
+from costmodel.files import replacing
 from decoder.loading import LoadedModel
 from decoder.sequence import end_tokens
 from decoder.training.grouped import register_grouped
@@ -233,9 +233,5 @@ def _batch_file(folder: Path, number: int) -> Path:
 
 def _write(place: Path, texts: Sequence[Text]) -> None:
     """All texts or no file."""
-    part = place.with_suffix(".part")
-    with part.open("w", encoding="utf-8") as file:
+    with replacing(place) as part, part.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(asdict(text)) + "\n" for text in texts)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(place)

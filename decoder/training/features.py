@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from costmodel.errors import InputError
+from costmodel.files import replacing
 from decoder.loading import LoadedModel
 from decoder.training.corpus import Text
 
@@ -64,9 +65,8 @@ class Examples(Sequence[Example]):
         kept = _kept(place)
         if kept is None:
             kept = self._compute(text)
-            part = place.with_suffix(".part")
-            save_file(kept, part)
-            part.replace(place)
+            with replacing(place) as part:
+                save_file(kept, part)
         tokens = torch.tensor(text.tokens, device=self._loaded.model.device)
         like = self._loaded.model.device
         features, final = kept["features"].to(like), kept["final"].to(like)

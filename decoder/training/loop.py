@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from torch import nn
 
 from costmodel.errors import InputError
+from costmodel.files import replacing
 from decoder.training.features import Example
 
 CHECKPOINT = "checkpoint.pt"
@@ -169,12 +169,8 @@ def _save(
         "settings": asdict(settings),
         "history": history,
     }
-    part = folder / f"{CHECKPOINT}.part"
-    with part.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(folder / CHECKPOINT)
+    with replacing(folder / CHECKPOINT) as part:
+        torch.save(state, part)
     (folder / "history.json").write_text(json.dumps(history, indent=1) + "\n", encoding="utf-8")
 
 

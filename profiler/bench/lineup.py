@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.profile import Profile
+from costmodel.stages import DrafterSection
 from decoder.drafters.autoregressive import AutoregressiveDrafter
 from decoder.drafters.base import Drafter
 from decoder.drafters.combined import CombinedDrafter
@@ -65,6 +66,7 @@ class Lineup:
         tie_weights(self._peer_model, loaded.model)  # fused layers have joined theirs
         self.encoder = TreeDecoder(self.target, policy="plain", drafter="ngram")
         self.cost_sources: list[CostSource] = []
+        self._drafts: dict[str, DrafterSection] = {}  # timed or read, each once for all arms
         self._assistants: dict[str, Any] = {}
 
     @property
@@ -132,7 +134,7 @@ class Lineup:
             policy=arm.policy,
             max_nodes=choice.max_nodes,
             acceptance=choice.acceptance,
-            profile=replace(choice.profile, estimator=mode),
+            profile=replace(choice.profile, estimator=mode, drafts=dict(self._drafts)),
             stage_times=choice.stage_times,
         )
         if arm.variant == NO_HISTORY:
@@ -141,6 +143,9 @@ class Lineup:
         source = decoder.cost_source
         if source is not None:
             self.cost_sources.append(source)
+            draft = source.cost.cost.drafter
+            if draft is not None:
+                self._drafts[drafter.architecture_hash] = draft
             arm = replace(arm, estimator=source.cost.mode, cost=without_home(source.line))
         return OurContender(arm, decoder, choice.temperature)
 

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from costmodel.calibration_sections import TwoBranchSection
 from costmodel.device import find_device
 from costmodel.errors import InputError
 from costmodel.fit import fit_physical, fit_stairs, fit_surface, fit_two_branch
@@ -15,6 +16,7 @@ from costmodel.points import Points
 from costmodel.roofline import Roofline
 from costmodel.stairs_kernel import step_mass
 from costmodel.targets import find_target
+from costmodel.two_branch import TwoBranchCalibration
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 100, 128, 192, 200, 256, 300, 384, 512, 700, 1000)
 CONTEXTS = (64, 256, 1024, 2048, 4096, 8192)
@@ -92,6 +94,25 @@ def test_two_branches_are_found(roofline):
     )  # fmt: skip
     assert found == pytest.approx((1.2, 0.002, 1.7, 0.004), rel=0.02)
     assert fitted.predict_s(r, c) == pytest.approx(seconds, rel=1e-3)
+
+
+def test_one_branch_alone_can_be_stored(roofline):
+    """As a start-up probe on a busy machine may find it."""
+    r, c = (x.ravel() for x in np.meshgrid(ROWS, CONTEXTS))
+    compute_s, memory_s = roofline.branches_s(r, c)
+    slope = float(2 * np.max(memory_s / compute_s))  # above every bound
+    alone = TwoBranchCalibration(
+        roofline=roofline,
+        memory_slope=0.0,
+        memory_floor_s=0.0,
+        compute_slope=slope,
+        compute_floor_s=0.0,
+        standard_errors=(None, None, None, None),
+    )
+    stored = TwoBranchSection.of(alone).calibration(roofline)
+    assert stored.predict_s(r, c) == pytest.approx(slope * compute_s)
+    with pytest.raises(ValueError, match="at least one of the coefficients"):
+        TwoBranchSection(memory_slope=0, memory_floor_s=0, compute_slope=0, compute_floor_s=0)
 
 
 def steps(roofline, noise=0.0, seed=0, rows=ROWS):

@@ -203,6 +203,31 @@ def test_a_drafter_is_added_without_touching_the_rest(profile):
         profile.with_drafter("not a hash!", drafter)
 
 
+def test_a_draft_cost_may_be_of_another_time_than_the_rest(profile, tmp_path):
+    own = DrafterSection(
+        name="other",
+        kind="quick",
+        created_utc="2026-05-01T08:00:00Z",
+        context=[10],
+        median_s=[2e-3],
+        mad_s=[None],
+        n=[1],
+    )
+    path = tmp_path / "profile.yaml"
+    profile.with_drafter("abc123", own).to_yaml(path)
+    stored = Profile.from_yaml(path)
+    assert stored.drafters["abc123"] == own
+    assert stored.drafter_origin("abc123") == ("quick", "2026-05-01T08:00:00Z")
+    assert stored.drafter_origin("ngram-1") == ("measured", profile.provenance.created_utc)
+    assert path.read_text().count("created_utc") == 2
+    for left_out in ("kind: quick", "created_utc: '2026-05-01T08:00:00Z'"):
+        text = path.read_text()
+        assert left_out in text
+        path.with_name("half.yaml").write_text(text.replace(f"    {left_out}\n", ""))
+        with pytest.raises(ProfileError, match="given both or not at all"):
+            Profile.from_yaml(path.with_name("half.yaml"))
+
+
 def test_profiles_are_frozen(profile):
     with pytest.raises(ValidationError):
         profile.device.name = "another"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from costmodel.errors import ProfileError
-from costmodel.files import write_atomic
+from costmodel.files import LOCK_WAIT_S, folder_lock, write_atomic
 from costmodel.profile import Profile
 from costmodel.registry import (
     ProfileKey,
@@ -20,6 +22,7 @@ from costmodel.registry import (
     shipped_directory,
     user_directory,
 )
+from costmodel.stages import DrafterSection
 
 STORED = Path(__file__).parent / "data/profile.yaml"
 
@@ -349,3 +352,134 @@ def test_a_file_where_the_folder_should_be(tmp_path, profile):
 
 def test_saved_files_can_be_read_by_others(store, profile):
     assert store.save(profile).stat().st_mode & 0o777 == 0o644
+
+
+TIMED = DrafterSection(
+    name="other",
+    kind="quick",
+    created_utc="2026-05-01T08:00:00Z",
+    context=[1024],
+    median_s=[2e-3],
+    mad_s=[1e-4],
+    n=[5],
+)
+
+
+class TestAddedDrafters:
+    """A decoder keeps the draft cost that it has timed."""
+
+    def test_it_is_added_and_nothing_else_changes(self, store, profile):
+        path = store.save(profile)
+        before = Profile.from_yaml(path)
+        store.add_drafter(store.find(profile.key, profile.soft_key), "abc123", TIMED)
+        after = Profile.from_yaml(path)
+        assert after.drafters["abc123"] == TIMED
+        assert after.model_copy(update={"drafters": before.drafters}) == before
+        assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+    def test_a_cost_that_came_meanwhile_stays(self, store, profile):
+        path = store.save(profile)
+        found = store.find(profile.key, profile.soft_key)
+        measured = TIMED.model_copy(update={"kind": None, "created_utc": None, "n": (20,)})
+        newer = altered(profile, provenance={"created_utc": "2027-01-01T00:00:00Z"})
+        store.save(newer.with_drafter("abc123", measured))
+        store.add_drafter(found, "abc123", TIMED)
+        store.add_drafter(found, "def456", TIMED)
+        after = Profile.from_yaml(path)
+        assert after.provenance.created_utc == "2027-01-01T00:00:00Z"
+        assert after.drafters["abc123"] == measured
+        assert after.drafters["def456"] == TIMED
+
+    @pytest.mark.parametrize("change", ["another key", "another version", "removed"])
+    def test_a_file_that_is_another_meanwhile_stays(self, store, profile, change):
+        path = store.save(profile)
+        found = store.find(profile.key, profile.soft_key)
+        changes = {"dtype": "float16"} if change == "another key" else {"torch": "9.0"}
+        if change == "removed":
+            path.unlink()
+        else:
+            altered(profile, runtime=changes).to_yaml(path)
+        before = path.read_bytes() if path.exists() else b""
+        with pytest.raises(ProfileError, match=r"has taken the place|no such file"):
+            store.add_drafter(found, "abc123", TIMED)
+        assert (path.read_bytes() if path.exists() else b"") == before
+
+    def test_a_profile_of_other_versions_is_left_alone(self, store, profile):
+        path = store.save(profile)
+        before = path.read_bytes()
+        found = store.find(profile.key, dataclasses.replace(profile.soft_key, torch="9.0"))
+        assert not found.same
+        with pytest.raises(ProfileError, match="not of exactly this device, runtime and versions"):
+            store.add_drafter(found, "abc123", TIMED)
+        assert path.read_bytes() == before
+
+    def test_a_borrowed_profile_that_fits_another_runtime_is_left_alone(self, store, profile):
+        composed = altered(
+            profile,
+            provenance={"kind": "composed", "source": "tables"},
+            runtime={"kind": "kernels", "attention": "published"},
+        )
+        store.save(composed)
+        found = store.find(dataclasses.replace(profile.key, runtime="graphs"), profile.soft_key)
+        with pytest.raises(ProfileError, match="not of exactly this"):
+            store.add_drafter(found, "abc123", TIMED)
+
+    @pytest.mark.parametrize("where", ["shipped", "named"])
+    def test_a_file_elsewhere_is_left_alone(self, store, profile, tmp_path, where):
+        other = ProfileStore([tmp_path / where])
+        path = other.save(profile)
+        before = path.read_bytes()
+        if where == "shipped":
+            found = store.find(profile.key, profile.soft_key)
+        else:
+            found = store.open(path, profile.key, profile.soft_key)
+        assert found.same
+        with pytest.raises(ProfileError, match=r"none of your own in .*user"):
+            store.add_drafter(found, "abc123", TIMED)
+        assert path.read_bytes() == before
+
+    def test_a_folder_that_cannot_be_written_to(self, store, profile, monkeypatch):
+        path = store.save(profile)
+        before = path.read_bytes()
+        found = store.find(profile.key, profile.soft_key)
+        monkeypatch.setattr("tempfile.mkstemp", failing(errno.EROFS))
+        with pytest.raises(ProfileError, match="no permission"):
+            store.add_drafter(found, "abc123", TIMED)
+        assert path.read_bytes() == before
+
+    def test_writers_take_turns(self, store, profile):
+        """Each reads what the other has written: no cost is lost."""
+        path = store.save(profile)
+        found = store.find(profile.key, profile.soft_key)
+        with ThreadPoolExecutor(4) as pool:
+            names = [f"drafter{number}" for number in range(8)]
+            with folder_lock(path.parent):
+                waiting = [pool.submit(store.add_drafter, found, name, TIMED) for name in names]
+                time.sleep(0.1)
+                assert set(Profile.from_yaml(path).drafters) == {"ngram-1"}
+            for one in waiting:
+                one.result()
+        assert set(Profile.from_yaml(path).drafters) == {"ngram-1", *names}
+
+
+class TestFolderLock:
+    def test_a_writer_that_does_not_end_is_an_error(self, tmp_path, monkeypatch):
+        clock = [0.0]
+        monkeypatch.setattr("costmodel.files.monotonic", lambda: clock[0])
+        monkeypatch.setattr(
+            "costmodel.files.sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds)
+        )
+        with folder_lock(tmp_path / "new"):
+            with (
+                pytest.raises(ProfileError, match="new: not written, another process"),
+                folder_lock(tmp_path / "new"),
+            ):
+                raise AssertionError("two hold it")
+            assert clock[0] == pytest.approx(LOCK_WAIT_S, abs=0.02)
+        with folder_lock(tmp_path / "new"):
+            assert list((tmp_path / "new").iterdir()) == []
+
+    def test_a_file_system_without_locks_goes_without(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("fcntl.flock", failing(errno.EBADF))
+        with folder_lock(tmp_path), folder_lock(tmp_path):
+            (tmp_path / "file").write_text("written")

@@ -103,7 +103,7 @@ class TestCollection:
         whole, _ = swept(tmp_path)
         first, folder = swept(tmp_path, PROMPTS[:2], name="stopped")
         assert len(first.samples) == 2
-        (folder / "000002.part").write_bytes(b"killed while this was written")
+        (folder / ".000002.safetensors.x.tmp").write_bytes(b"killed while this was written")
         kept = (folder / "000000.safetensors").stat().st_mtime_ns
         resumed, _ = swept(tmp_path, name="stopped")
         assert same(whole, resumed)

@@ -9,17 +9,21 @@ import numpy as np
 import pytest
 import torch
 
+from costmodel.acceptance_process import constant
 from costmodel.device import Peaks
 from costmodel.errors import InputError, ProfileError
 from costmodel.profile import Profile
 from costmodel.registry import ProfileKey, ProfileStore, user_directory
+from costmodel.stages import DrafterSection
 from decoder import TreeDecoder
 from decoder.drafters.ngram import NgramDrafter
+from decoder.drafters.replay import ReplayDrafter, Truth
 from decoder.drafters.timing import time_drafter
 from decoder.loading import LoadedModel
+from decoder.parallel import Ranks
 from decoder.probe import POINTS, probe_shapes, quick_profile
 from decoder.profiles import profile_key, soft_key
-from decoder.startup import ProfileChoice, find_cost
+from decoder.startup import ProfileChoice, _with_draft_cost, find_cost
 from decoder.target import Target
 from tests.decoder.models import decoder_of, greedy, random_model, target_of
 
@@ -82,12 +86,6 @@ class TestFound:
         ProfileStore().save(probed)
         other = target_of(random_model("llama-gqa", dtype=torch.float32, seed=8))
         assert find_cost(other, NgramDrafter(), ProfileChoice(require=True)).profile is not None
-
-    def test_a_drafter_that_it_lacks_is_timed(self, target, probed):
-        path = ProfileStore().save(probed.model_copy(update={"drafters": {}}))
-        source = find_cost(target, NgramDrafter(), ProfileChoice())
-        assert source.cost.draft_s(300) > 0
-        assert Profile.from_yaml(path).drafters == {}
 
     def test_another_library_version_warns_and_corrects(self, target, probed):
         ProfileStore().save(changed(probed, runtime={"torch": "1.0.0"}))
@@ -162,6 +160,143 @@ class TestFound:
             kernels.verify_calibration().predict_s(above, 200),
             rtol=1e-4,
         )
+
+
+class Stopwatch:
+    """Stands for `time_drafter` and says how often it was asked."""
+
+    def __init__(self):
+        self.timed = []
+
+    def __call__(self, drafter, target):
+        self.timed.append(drafter.architecture_hash)
+        return DrafterSection(
+            name=drafter.name, context=[1024], median_s=[3e-3], mad_s=[1e-4], n=[5]
+        )
+
+
+@pytest.fixture
+def stopwatch(monkeypatch):
+    watch = Stopwatch()
+    monkeypatch.setattr("decoder.startup.time_drafter", watch)
+    monkeypatch.setattr("decoder.probe.time_drafter", watch)
+    monkeypatch.setattr("decoder.startup.now_utc", lambda: "2026-05-01T08:00:00Z")
+    return watch
+
+
+class TestDraftCosts:
+    """What becomes of a draft cost that the profile lacks."""
+
+    def without(self, probed, **changes):
+        return changed(probed, **changes).model_copy(update={"drafters": {}})
+
+    def test_it_is_timed_once_and_kept(self, target, probed, stopwatch):
+        path = ProfileStore().save(self.without(probed))
+        before = Profile.from_yaml(path)
+        first = find_cost(target, NgramDrafter(), ProfileChoice())
+        assert first.line.endswith("; draft cost of ngram timed now and kept there")
+        (kept,) = Profile.from_yaml(path).drafters.values()
+        assert (kept.kind, kept.created_utc) == ("quick", "2026-05-01T08:00:00Z")
+        assert kept.median_s == (3e-3,)
+        assert Profile.from_yaml(path).model_copy(update={"drafters": {}}) == before
+        again = find_cost(target, NgramDrafter(), ProfileChoice())
+        assert again.line.endswith("; draft cost of ngram timed at a start on 2026-05-01")
+        assert first.cost.draft_s(300) == again.cost.draft_s(300) == 3e-3
+        assert stopwatch.timed == ["ngram"]
+
+    def test_one_of_an_earlier_calibration_is_told_from_the_rest(self, target, probed, stopwatch):
+        section = stopwatch(NgramDrafter(), target)
+        own = {"kind": "measured", "created_utc": "2026-01-02T00:00:00Z"}
+        ProfileStore().save(probed.with_drafter("ngram", section.model_copy(update=own)))
+        source = find_cost(target, NgramDrafter(), ProfileChoice())
+        assert source.line.endswith("; draft cost of ngram measured on 2026-01-02")
+
+    @pytest.mark.parametrize("where", ["named", "shipped"])
+    def test_a_file_of_others_is_not_changed(
+        self, target, probed, stopwatch, tmp_path, monkeypatch, where
+    ):
+        path = ProfileStore([tmp_path / where]).save(self.without(probed))
+        before = path.read_bytes()
+        monkeypatch.setattr("costmodel.registry.shipped_directory", lambda: tmp_path / "shipped")
+        choice = ProfileChoice(path=path if where == "named" else None)
+        source = find_cost(target, NgramDrafter(), choice)
+        assert source.line == (
+            f"profile {path} (quick, {probed.provenance.created_utc[:10]}); draft cost of ngram"
+            f" timed now, not kept: the profile is none of your own in {user_directory()}"
+        )
+        assert source.cost.draft_s(300) == 3e-3
+        assert path.read_bytes() == before
+        assert not user_directory().exists()
+
+    def test_nor_is_a_profile_of_other_versions(self, target, probed, stopwatch):
+        path = ProfileStore().save(self.without(probed, runtime={"torch": "1.0.0"}))
+        source = find_cost(target, NgramDrafter(), ProfileChoice())
+        assert "timed now, not kept: the profile is not of exactly" in source.line
+        assert Profile.from_yaml(path).drafters == {}
+
+    def test_a_folder_that_cannot_be_written_to_is_no_failure(
+        self, target, probed, stopwatch, monkeypatch
+    ):
+        ProfileStore().save(self.without(probed))
+
+        def refused(*_args, **_kwargs):
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr("tempfile.mkstemp", refused)
+        source = find_cost(target, NgramDrafter(), ProfileChoice())
+        assert "timed now, not kept: " in source.line
+        assert "no permission to write there" in source.line
+        assert "\n" not in source.line
+        assert source.cost.draft_s(300) == 3e-3
+
+    def test_a_replay_leaves_nothing(self, target, probed, stopwatch):
+        path = ProfileStore().save(self.without(probed))
+        replay = ReplayDrafter(Truth([]), constant(2.0, 3), vocab=9, paced_by=NgramDrafter())
+        source = find_cost(target, replay, ProfileChoice())
+        assert source.line.endswith("timed now, not kept: it only stands for a drafter")
+        assert Profile.from_yaml(path).drafters == {}
+
+    @pytest.mark.parametrize("stored", ["lacks it", "has it", "none", "none, bare"])
+    def test_what_the_process_knows_is_not_timed_again(self, target, probed, stopwatch, stored):
+        if stored == "lacks it":
+            ProfileStore().save(self.without(probed))
+        elif stored == "has it":
+            ProfileStore().save(probed)
+        known = DrafterSection(name="n", context=[1], median_s=[7e-3], mad_s=[None], n=[1])
+        choice = ProfileChoice(drafts={"ngram": known}, calibrate=stored != "none, bare")
+        source = find_cost(target, NgramDrafter(), choice)
+        assert stopwatch.timed == []
+        assert (source.cost.draft_s(300) == 7e-3) is (stored != "has it")
+
+    def test_the_first_rank_alone_decides_and_writes(self, target, probed, stopwatch, monkeypatch):
+        """What the others find in their files, which may be later, counts for nothing."""
+        path = ProfileStore().save(probed)
+        before = path.read_bytes()
+        says = iter([None, "timed now and kept there"])
+
+        class Second(Ranks):
+            def decide(self, function):
+                return next(says)
+
+        monkeypatch.setattr(target, "ranks", Second())
+        found = ProfileStore().find(profile_key(target), soft_key(target))
+        _, note = _with_draft_cost(target, NgramDrafter(), found, ProfileChoice())
+        assert stopwatch.timed == ["ngram"]
+        assert note == "; draft cost of ngram timed now and kept there"
+        assert path.read_bytes() == before
+
+
+def test_a_draft_is_timed_by_the_median_of_warm_calls(target, monkeypatch):
+    ticks = []
+    for seconds in (9.0, 0.5, 0.25, 4.0, 1.0, 0.125):  # the first call compiles
+        start_s = ticks[-1] if ticks else 100.0
+        ticks += [start_s, start_s + seconds]
+    clock = iter(ticks)
+    monkeypatch.setattr("decoder.drafters.timing.perf_counter", lambda: next(clock))
+    section = time_drafter(NgramDrafter(), target)
+    assert (section.median_s, section.mad_s, section.n) == ((0.5,), (0.375,), (5,))
+    assert (section.kind, section.created_utc) == (None, None)
+    assert next(clock, None) is None
 
 
 HARD = {

@@ -11,6 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from costmodel.errors import InputError
+from costmodel.profile import Profile
+from costmodel.stages import DrafterSection
 from decoder.engine import TreeDecoder
 from decoder.loading import load_model
 from decoder.startup import ProfileChoice
@@ -232,6 +234,36 @@ class TestLineup:
         for learnt in ("trust", "saving", "first"):
             assert getattr(chain, learnt) is not getattr(fixed, learnt)
         assert chain.second is fixed.second
+
+    @pytest.mark.parametrize("home", ["kept", "not written", "bare"])
+    def test_a_drafter_is_timed_at_most_once(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
+    ) -> None:
+        """Whether or not its cost can be kept in a profile of the user's."""
+        timed: list[str] = []
+
+        def time_drafter(drafter, target) -> DrafterSection:
+            timed.append(drafter.name)
+            return DrafterSection(
+                name=drafter.name, context=[64], median_s=[1e-3], mad_s=[0.0], n=[5]
+            )
+
+        monkeypatch.setattr("decoder.startup.time_drafter", time_drafter)
+        monkeypatch.setattr("decoder.probe.time_drafter", time_drafter)
+        monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path / "home"))
+        if home == "not written":
+            (tmp_path / "home").write_text("a file is in the way")
+        drafters = {"ngram": "ngram", str(folder): "tiny", f"ngram+{folder}": "ngram+tiny"}
+        choice = DecoderChoice(profile=ProfileChoice(calibrate=home != "bare"), max_nodes=16)
+        lineup = Lineup(loaded(folder), drafters, choice)
+        asked = ArmChoice(
+            policies=("bastion", "bastion:paper"), drafters=tuple(drafters), peers=(), max_nodes=16
+        )
+        contenders = lineup.contenders(plan_arms(asked))
+        assert sum(bool(one.arm.cost) for one in contenders) == 2 * len(drafters)
+        assert len(timed) == len(set(timed)) == len(drafters)
+        kept = [Profile.from_yaml(path) for path in (tmp_path / "home").rglob("*.yaml")]
+        assert [len(profile.drafters) for profile in kept] == ([3] if home == "kept" else [])
 
 
 class _ChainTree:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from costmodel.registry import ProfileStore
+from costmodel.stages import DrafterSection
 from costmodel.targets import find_target
 from profiler import cli
 
@@ -85,6 +86,17 @@ def test_show_by_path_and_by_part(home: Path, run) -> None:
     assert [row for row in lines if row and row[0].isdigit()] == [
         [count, "5.00", "5.00"] for count in ("1", "2", "4", "8", "16")
     ]
+
+
+def test_show_says_which_drafters_were_timed_at_another_time(home: Path, run) -> None:
+    timed = {"context": [64], "median_s": [1e-3], "mad_s": [0.0], "n": [5]}
+    profile = make_profile().with_drafter("a", DrafterSection(name="first", **timed))
+    started = DrafterSection(
+        name="second", kind="quick", created_utc="2026-02-03T00:00:00Z", **timed
+    )
+    ProfileStore().save(profile.with_drafter("b", started))
+    _, out, _ = run("show", "test-gpu")
+    assert "drafters    first, second (quick, 2026-02-03)\n" in out
 
 
 def test_show_as_json_is_the_profile(home: Path, run) -> None:

@@ -216,8 +216,43 @@ def test_drafters_measured_before_are_kept(tmp_path, monkeypatch, to_file: bool)
     }
 
 
+def with_kind(profile, kind: str):
+    provenance = profile.provenance.model_copy(update={"kind": kind})
+    return profile.model_copy(update={"provenance": provenance})
+
+
+@pytest.mark.parametrize("kind", ["measured", "quick"])
+def test_they_keep_how_and_when_they_were_timed(tmp_path, monkeypatch, kind: str) -> None:
+    """Through as many calibrations as come; what a start has timed is no measurement later."""
+    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
+    started = drafter("second", 2e-3).model_copy(
+        update={"kind": "quick", "created_utc": "2026-02-03T00:00:00Z"}
+    )
+    old = with_kind(make_profile(), kind).with_drafter(FIRST, drafter("first", 1e-3))
+    ProfileStore().save(old.with_drafter(SECOND, started))
+    for date in ("2026-04-01T00:00:00Z", "2026-05-01T00:00:00Z"):
+        new = make_profile()
+        provenance = new.provenance.model_copy(update={"created_utc": date})
+        merged = with_known_drafters(new.model_copy(update={"provenance": provenance}), None)
+        ProfileStore().save(merged)
+    assert merged.provenance.created_utc == "2026-05-01T00:00:00Z"
+    assert merged.drafter_origin(FIRST) == (kind, old.provenance.created_utc)
+    assert merged.drafter_origin(SECOND) == ("quick", "2026-02-03T00:00:00Z")
+    assert merged.drafters[SECOND] == started
+
+
+def test_a_drafter_timed_at_a_start_is_measured_by_a_calibration(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
+    started = drafter("first", 9e-3).model_copy(
+        update={"kind": "quick", "created_utc": "2026-02-03T00:00:00Z"}
+    )
+    ProfileStore().save(make_profile().with_drafter(FIRST, started))
+    new = make_profile().with_drafter(FIRST, drafter("first", 1e-3))
+    assert with_known_drafters(new, None) == new
+
+
 @pytest.mark.parametrize("change", ["driver", "kind"])
-def test_drafters_of_other_versions_are_not(tmp_path, monkeypatch, change: str) -> None:
+def test_drafters_of_other_versions_or_devices_are_not(tmp_path, monkeypatch, change: str) -> None:
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
     old, new = make_profile().with_drafter(FIRST, drafter("first", 1e-3)), make_profile()
     if change == "driver":
@@ -228,7 +263,6 @@ def test_drafters_of_other_versions_are_not(tmp_path, monkeypatch, change: str) 
             for profile, driver in ((old, "550.1"), (new, "560.2"))
         )
     else:
-        provenance = old.provenance.model_copy(update={"kind": "quick"})
-        old = old.model_copy(update={"provenance": provenance})
+        old = with_kind(old, "transferred")
     ProfileStore().save(old)
     assert with_known_drafters(new, None).drafters == {}
