@@ -10,18 +10,9 @@ from profiler.bench.families import Family, Member, Updates, ablations, block_si
 from profiler.bench.record import Result
 
 UPDATES = (
-    "arm",
-    "updates",
-    "rollbacks",
-    "seconds of updates",
-    "of its time",
-    "decoding: tokens/s",
-    "over plain",
-    "95 % interval",
-    "end to end: tokens/s",
-    "over plain",
-    "95 % interval",
-)
+    "arm", "updates", "rollbacks", "seconds of updates", "of its time", "decoding: tokens/s",
+    "over plain", "95 % interval", "end to end: tokens/s", "over plain", "95 % interval",
+)  # fmt: skip
 GAINS = (
     "arm", "over", "decoding", "95 % interval", "end to end", "95 % interval",
     "tokens/verification", "without updates",
