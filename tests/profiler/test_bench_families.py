@@ -11,12 +11,13 @@ import pytest
 from decoder.drafters.factory import load_drafter
 from profiler.bench.drafters import describe_drafters, drafter_labels
 from profiler.bench.families import ablations, block_sizes
-from profiler.bench.page import page
-from profiler.bench.record import Model, Result
+from profiler.bench.page import page, verdicts
+from profiler.bench.record import Model, Result, Update
 from profiler.bench.sections import sections
 from profiler.bench.store import read_result, write_result
 from profiler.bench.summary import derived
 from profiler.bench.tables import print_result
+from profiler.bench.view import View
 from tests.decoder.draft_models import dflash_folder, draft_target
 from tests.decoder.specblock_models import specblock_folder
 from tests.decoder.test_blockpilot import pilot_folder
@@ -128,6 +129,23 @@ class TestBlockSizes:
         assert len(family.members) == 3
         alone = (replace(BLOCKS[1], same_as=None), BLOCKS[3])
         assert block_sizes(made(alone, ("chain",))) == []
+
+
+def test_the_sentence_on_an_arm_that_learns_gives_both_speeds() -> None:
+    result = made((SPECBLOCK[1], SPECBLOCK[3]), ("bastion",))
+    update = Update(seconds=0.2, action="full", trained=True, rollback=False)
+    name = "bastion+whole@adapt=bandit"
+    responses = [replace(one, update=update) if one.arm == name else one
+                 for one in result.responses]  # fmt: skip
+    result = replace(result, responses=tuple(responses))
+    still, learning = verdicts(View(result))
+    own, plain = (result.of(arm) for arm in (name, "plain"))
+    seconds = sum(one.total_s + 0.2 for one in own)
+    end_to_end = sum(one.total_s for one in plain) / seconds
+    decoding = rate_of(result, name) / rate_of(result, "plain")
+    assert f"{decoding:.2f} times as fast" in learning
+    assert f", {end_to_end:.2f} times end to end with its updates" in learning
+    assert "end to end" not in still
 
 
 def test_the_file_holds_the_same(tmp_path: Path) -> None:
