@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from profiler.bench.analysis import Ratio, compare_arms
+from profiler.bench.cells import interval_text, ratio_text
 from profiler.bench.figures import arm_figures
 from profiler.bench.hindsight import Hindsight, hindsight
 from profiler.bench.record import PLAIN, Arm, Result
-from profiler.bench.tables import interval_text, ratio_text
 
 LOOKUP = "transformers:prompt-lookup"
 ABSENT = "-"

@@ -55,6 +55,7 @@ DEMO_DRAFTER = Path(__file__).parents[1] / "demo"
 NAMED: Mapping[str, Callable[[], Drafter]] = {"ngram": NgramDrafter}
 
 BLOCK = re.compile(r"(.+)@block=(\d{1,4})", re.ASCII)  # a DFlash drafter and its block size
+ADAPT = re.compile(r"(.+)@adapt=(.*)")  # a drafter that is updated between texts, and how
 
 # In this order: a SpecBlock config has an EAGLE-3 one's fields too, and an EAGLE-3 config may
 # also call itself a causal language model.
@@ -81,13 +82,18 @@ def load_drafter(name: str, target: Target) -> Drafter:
         return _combined(name.split(JOINT), target)
     if not name.strip():
         raise InputError("the drafter's name is empty", hint=_hint())
+    adapted = ADAPT.fullmatch(name)
+    if adapted is not None:
+        raise InputError(
+            f"'{name}': a drafter is updated between the texts of `rooftree bench` only",
+            hint=f"Use {adapted[1]} here; in Python, decoder.training.updates.updated wraps one.",
+        )
     sized = BLOCK.fullmatch(name)
     if sized is not None:
         return _with_block(load_drafter(sized[1], target), int(sized[2]), name)
     if name in NAMED:
         return NAMED[name]()
-    if name == DEMO:
-        name = str(DEMO_DRAFTER)
+    name = shipped(name)
     if name == DEMO_NAME and has_demo_model():
         name = str(demo_model_folder())
     published = find_config(name)
@@ -95,6 +101,11 @@ def load_drafter(name: str, target: Target) -> Drafter:
         if kind.recognise(published):
             return kind.load(name, target)
     raise InputError(f"the config.json of {name} is not that of a drafter", hint=_hint())
+
+
+def shipped(name: str) -> str:
+    """The folder of the drafter that comes with the package for `demo`, else the name."""
+    return str(DEMO_DRAFTER) if name == DEMO else name
 
 
 def _combined(names: list[str], target: Target) -> CombinedDrafter:

@@ -178,10 +178,15 @@ class SpecBlockModel(nn.Module):
         return self.rank is not None and int(self.examples[1]) > 0
 
     @property
+    def without(self) -> tuple[str, ...]:
+        """What it lacks of the paper's parts: `no-shift`."""
+        has = self.config.parts - (set() if self.ranked else {"rank_head"})
+        return tuple(name for part, name in PARTS.items() if part not in has)
+
+    @property
     def name(self) -> str:
         """`specblock`, and what it lacks: `specblock:no-shift`."""
-        has = self.config.parts - (set() if self.ranked else {"rank_head"})
-        return ":".join(["specblock", *(name for part, name in PARTS.items() if part not in has)])
+        return ":".join(("specblock", *self.without))
 
     def inputs(self, conditions: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
         """h^(0), [blocks, K, hidden], of blocks' conditions and embeddings [blocks, hidden].

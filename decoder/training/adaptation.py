@@ -17,12 +17,13 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
+from typing import Protocol, get_args
 
 import torch
 from torch import nn
 
 from costmodel.errors import InputError
+from decoder.device import synchronise
 from decoder.drafters.base import Drafter
 from decoder.engine import Generation
 from decoder.training.bandit import Action, Decision, Query, Updater
@@ -117,10 +118,7 @@ class AdaptiveDrafter:
 
         Raises InputError where it is another text.
         """
-        if self._session is None:
-            raise InputError("no text was drafted since the last one was finished")
-        response = self._session.response(generation.token_ids)
-        self._session = None
+        response = self._response(generation)
         stats = generation.stats
         decision = self._updater.after(
             Query(
@@ -142,11 +140,31 @@ class AdaptiveDrafter:
             self._opening = self._now
         return decision
 
+    def rehearse(self, generation: Generation) -> None:
+        """Try each kind of update on the text that was generated last, and keep nothing of it.
+
+        What torch sets up once is then no part of the first update that counts.
+        """
+        response = self._response(generation)
+        with torch.inference_mode(False):
+            spare = deepcopy(self._model)
+        for action in get_args(Action):
+            if action != "skip":
+                self._trainer.like(spare).train(action, [response])
+
+    def _response(self, generation: Generation) -> Response:
+        if self._session is None:
+            raise InputError("no text was drafted since the last one was finished")
+        response = self._session.response(generation.token_ids)
+        self._session = None
+        return response
+
     def _update(self, action: Action) -> None:
         started_s = perf_counter()
         self._trainer.train(action, self._buffers.pop(action, []))
         self._now = _copy(self._model)
         _give(self._now, self._serving)
+        synchronise(next(self._serving.parameters()).device)  # else the next text would pay
         spent_s = perf_counter() - started_s
         self.updates.append((action, spent_s))
         self._updater.charge(spent_s)
@@ -171,6 +189,10 @@ class Trainer:
     ) -> None:
         self._model, self._first, self._kind, self._settings = model, first, kind, settings
         self._optimisers: dict[Action, torch.optim.Optimizer] = {}
+
+    def like(self, model: nn.Module) -> Trainer:
+        """A trainer of another copy, with optimisers of its own."""
+        return Trainer(model, self._first, self._kind, self._settings)
 
     def train(self, action: Action, responses: Sequence[Response]) -> None:
         """One update; none where nothing was rejected or the loss is no number."""

@@ -20,7 +20,7 @@ from scipy.special import ndtr, stdtrit
 
 from profiler.bench.record import Response, Result
 
-Part = Literal["decode", "total"]  # from the first token on, or the whole call
+Part = Literal["decode", "total"]  # from the first token on; the whole call and its update
 LEAST_PROMPTS = 5  # for an interval
 DRAWS = 5_000
 COVERAGE = 0.95
@@ -68,7 +68,7 @@ def tally(responses: Sequence[Response], part: Part) -> dict[str, Tally]:
         known = found.get(response.prompt, Tally(0, 0.0))
         whole = part == "total"
         tokens = response.new_tokens if whole else response.decoded_tokens
-        seconds = response.total_s if whole else response.decode_s
+        seconds = response.occupied_s if whole else response.decode_s
         found[response.prompt] = Tally(known.tokens + tokens, known.seconds + seconds)
     return found
 

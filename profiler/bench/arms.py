@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from costmodel.errors import InputError
-from decoder.drafters.factory import JOINT
 from decoder.policies import DEFAULT_MAX_NODES, parse_policy
+from decoder.training.updates import split_updater
+from profiler.bench.drafters import drafter_labels
 from profiler.bench.peers import LOOKUP_TOKENS
 from profiler.bench.record import PLAIN, Arm
 
@@ -39,29 +39,6 @@ class ArmChoice:
     sweep: Sequence[int] = DEFAULT_SWEEP
     peers: Sequence[str] | None = None
     max_nodes: int | None = None
-
-
-def drafter_labels(drafters: Sequence[str]) -> dict[str, str]:
-    """A short name for each drafter: of a folder or hub id its last part, of two both names.
-
-    Raises InputError for none, an empty one, and two with the same name.
-    """
-    labels: dict[str, str] = {}
-    for drafter in drafters:
-        parts = [drafter] if Path(drafter).exists() else drafter.split(JOINT)
-        names = [Path(part.strip()).name for part in parts]
-        label = JOINT.join(names)
-        if not all(names):
-            raise InputError("the drafter's name is empty", hint="Give ngram or a folder.")
-        if label in labels.values():
-            raise InputError(
-                f"two drafters are called '{label}'",
-                hint="Give each once; rename one of two folders.",
-            )
-        labels[drafter] = label
-    if not labels:
-        raise InputError("there is no drafter", hint="Give --drafter ngram, or leave it out.")
-    return labels
 
 
 def plan_arms(choice: ArmChoice, *, causal_drafters: Iterable[str] = ()) -> tuple[Arm, ...]:
@@ -113,6 +90,7 @@ def _ours(policy: str, variant: str, drafter: str, study: str, max_nodes: int | 
         drafter=drafter,
         variant=variant,
         studies=(study,),
+        updates=split_updater(drafter)[1],
         nodes=shape.max_nodes if fixed else None,
     )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from profiler.bench.record import Arm, Rounds
+from profiler.bench.record import Arm, Rounds, Update
 
 # Takes tokens as they come; false once no more are wanted.
 Put = Callable[[Sequence[int]], bool]
@@ -29,6 +29,17 @@ class Decoding(Protocol):
 
     def details(self) -> Details:
         """What happened. Not timed."""
+
+
+@runtime_checkable
+class UpdatingDecoding(Decoding, Protocol):
+    """What a text also has where its arm learns from it before the next one."""
+
+    def rehearse(self) -> None:
+        """Behind the warm-up's text: set up what updates need, learn nothing. Not timed."""
+
+    def update(self) -> Update:
+        """Behind every other text. Timed by the harness, which sets `seconds`."""
 
 
 class Contender(Protocol):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from costmodel.profile import Profile
 from costmodel.stages import DrafterSection
@@ -20,8 +21,10 @@ from decoder.runtime.base import RuntimeChoice
 from decoder.sequence import end_tokens
 from decoder.startup import CostSource, ProfileChoice
 from decoder.target import Target
+from decoder.training.updates import split_updater, updatable, updated
 from profiler.bench.arms import ESTIMATORS, NO_HISTORY
 from profiler.bench.contender import Contender
+from profiler.bench.drafters import describe_drafters, public_name
 from profiler.bench.environment import without_home
 from profiler.bench.ours import OurContender
 from profiler.bench.peers import PeerContender, share_weights, tie_weights
@@ -45,24 +48,29 @@ class Lineup:
 
     Peers get modules of their own around the same weights (`share_weights`). A drafter that
     reads hidden states gets a `Target` of its own around the same model, so that no other arm
-    pays for them.
+    pays for them. An arm whose drafter is updated has a copy of its own.
     """
 
     def __init__(
-        self, loaded: LoadedModel, drafters: dict[str, str], choice: DecoderChoice
+        self, loaded: LoadedModel, drafters: dict[str, str], choice: DecoderChoice, seed: int = 0
     ) -> None:
-        """drafters: what `--drafter` takes, and a short name for each."""
+        """
+        drafters  what `--drafter` takes, and a short name for each
+        seed      of what drafters that are updated explore
+        """
         self.loaded = loaded
         self.ends = end_tokens(loaded.model)
         self._peer_model = share_weights(loaded.model, self.ends)  # before ours is changed
-        self._choice = choice
+        self._choice, self._seed = choice, seed
         self.target = Target(loaded, runtime=choice.runtime)
         self._names = {label: name for name, label in drafters.items()}
         self._checkpoints: dict[str, tuple[Target, Drafter]] = {}
         for label, name in self._names.items():
             if name not in NAMED:
                 own = Target(loaded, runtime=choice.runtime)
-                self._checkpoints[label] = (own, load_drafter(name, own))
+                base, how = split_updater(name)
+                drafter = load_drafter(base, own)
+                self._checkpoints[label] = (own, updatable(drafter, name) if how else drafter)
         tie_weights(self._peer_model, loaded.model)  # fused layers have joined theirs
         self.encoder = TreeDecoder(self.target, policy="plain", drafter="ngram")
         self.cost_sources: list[CostSource] = []
@@ -101,15 +109,14 @@ class Lineup:
         return Model(
             name=loaded.name,
             hash=loaded.architecture.hash,
-            source=_public(loaded.source),
+            source=public_name(loaded.source),
             weights=loaded.weights,
         )
 
     def drafters(self) -> tuple[Model, ...]:
         """The drafters as a result names them."""
-        return tuple(
-            Model(name=label, hash=self._drafter(label)[1].architecture_hash, source=_public(name))
-            for label, name in self._names.items()
+        return describe_drafters(
+            [(label, name, self._drafter(label)[1]) for label, name in self._names.items()]
         )
 
     def contenders(self, arms: Sequence[Arm]) -> list[Contender]:
@@ -117,7 +124,7 @@ class Lineup:
         return [self._peer(arm) if arm.kind == "peer" else self._ours(arm) for arm in arms]
 
     def _drafter(self, label: str | None) -> tuple[Target, Drafter]:
-        """A checkpoint's weights are shared; what drafters learn of texts is an arm's own."""
+        """As checkpoint or name say: its weights are shared, what it learns is an arm's own."""
         if label in self._checkpoints:
             target, drafter = self._checkpoints[label]
             return target, drafter.unlearnt() if isinstance(drafter, CombinedDrafter) else drafter
@@ -127,6 +134,9 @@ class Lineup:
     def _ours(self, arm: Arm) -> Contender:
         choice = self._choice
         target, drafter = self._drafter(arm.drafter)
+        if arm.updates:
+            random = np.random.default_rng(self._seed)
+            drafter = updated(updatable(drafter, arm.name), arm.updates, random)
         mode = arm.variant if arm.variant in ESTIMATORS else choice.profile.estimator
         decoder = TreeDecoder(
             target,
@@ -166,8 +176,3 @@ class Lineup:
             )
             self._assistants[label] = loaded.model
         return self._assistants[label]
-
-
-def _public(source: str) -> str:
-    """A folder's name without where it lies on this machine."""
-    return Path(source).name if Path(source).is_dir() else source

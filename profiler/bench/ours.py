@@ -10,14 +10,15 @@ import numpy as np
 
 from costmodel.estimator import OnlineEstimator
 from decoder.acceptance.sampling import Sampling
-from decoder.engine import TreeDecoder
+from decoder.engine import Generation, TreeDecoder
 from decoder.run import DecodeRun
 from decoder.runtime.graphs import GraphRuntime
 from decoder.sequence import TextRequest, end_tokens
 from decoder.text import StopStrings
 from decoder.trace import RoundFacts
+from decoder.training.adaptation import AdaptiveDrafter
 from profiler.bench.contender import Details, Put
-from profiler.bench.record import Arm, Rounds
+from profiler.bench.record import Arm, Rounds, Update
 
 _DIGITS = 7
 
@@ -48,6 +49,9 @@ class OurContender:
             stops=StopStrings(()),
             ends=end_tokens(self._decoder.target.model),
         )
+        drafter = self._decoder.drafter
+        if isinstance(drafter, AdaptiveDrafter):
+            return AdaptiveDecoding(self._decoder, request, drafter)
         return OurDecoding(self._decoder, request)
 
 
@@ -122,6 +126,30 @@ class OurDecoding:
             cost.observe(float(cost.cost.bucket_rows(nodes)[0]), context, fact.stages.verify_s)
             context += fact.accepted + 1
         return tuple(verify_s), tuple(cycle_s)
+
+
+class AdaptiveDecoding(OurDecoding):
+    """A text from which the arm's drafter learns."""
+
+    def __init__(
+        self, decoder: TreeDecoder, request: TextRequest, drafter: AdaptiveDrafter
+    ) -> None:
+        super().__init__(decoder, request)
+        self._drafter = drafter
+
+    def rehearse(self) -> None:
+        self._drafter.rehearse(self._generation())
+
+    def update(self) -> Update:
+        decision = self._drafter.finish(self._generation())
+        return Update(
+            seconds=0.0, action=decision.action, trained=decision.train, rollback=decision.rollback
+        )
+
+    def _generation(self) -> Generation:
+        if self._run is None:
+            raise RuntimeError("a text is learnt from once it is decoded")
+        return Generation(self._run.token_ids, None, self._run.stats)
 
 
 def _copy(cost: OnlineEstimator) -> OnlineEstimator:

@@ -14,6 +14,7 @@ from profiler.bench.page_tables import (
     accuracy_table,
     arms_table,
     depth_table,
+    drafter_tables,
     more_table,
     sets_table,
     sweep_tables,
@@ -27,7 +28,8 @@ from profiler.bench.view import View
 HOW = (
     "Every arm decoded the same prompts, taking turns prompt by prompt after a warm-up, on one "
     "clock; tokens are counted alike, up to the end token or the limit.",
-    "Decoding alone runs from the first token to the last; end to end also holds the prefill.",
+    "Decoding alone runs from the first token to the last; end to end also holds the prefill, and "
+    "behind the text the update of a drafter that learns.",
     "A ratio is all tokens over all seconds of an arm, over the same of the other arm on the same "
     "prompts. Intervals are 95 % bootstrap intervals over prompts (paired); a dash stands where "
     "there were too few.",
@@ -58,6 +60,7 @@ def page(result: Result) -> str:
         arms_table(view),
         sets_table(view),
         more_table(view),
+        *drafter_tables(view),
     ]
     tables = {
         "Speed": [*sweep_tables(view)],
@@ -88,6 +91,8 @@ def verdicts(view: View) -> list[str]:
             f"{arm.name} decodes {own.over_plain.pooled:.2f} times as fast as plain decoding"
             f"{_interval(own.over_plain)}"
         )
+        if arm.updates and own.over_plain_end_to_end is not None:
+            text += f", {own.over_plain_end_to_end.pooled:.2f} times end to end with its updates"
         if own.verification is not None:
             text += f", with {own.verification.pooled:.2f} tokens per verification"
         sweep = view.hindsight.get(arm.drafter or "")

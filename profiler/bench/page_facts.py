@@ -66,7 +66,14 @@ def _field(name: str, value: str | int | float | bool | None) -> tuple[str, str]
 
 def _model(model: Model) -> str:
     source = f", from {model.source}" if model.source else ""
-    return f"{model.name}, architecture {model.hash}, {model.weights} weights{source}"
+    parts = {
+        "blocks of ": model.block_size,
+        "without ": ", ".join(model.without),
+        "updated by ": model.updates,
+        "the weights of ": model.same_as,
+    }
+    told = "".join(f", {what}{value}" for what, value in parts.items() if value)
+    return f"{model.name}, architecture {model.hash}, {model.weights} weights{source}{told}"
 
 
 def _arm(arm: Arm) -> str:
@@ -74,6 +81,7 @@ def _arm(arm: Arm) -> str:
         "policy": arm.policy,
         "drafter": arm.drafter,
         "variant": arm.variant,
+        "updates": arm.updates,
         "nodes": arm.nodes,
         "estimator": arm.estimator,
         "cost": arm.cost,

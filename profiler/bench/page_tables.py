@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from profiler.bench import markup
 from profiler.bench.analysis import Ratio
+from profiler.bench.cells import interval_text, number_text, ratio_text
 from profiler.bench.figures import CostError
-from profiler.bench.tables import COLUMNS, arm_cells, interval_text, ratio_text
+from profiler.bench.sections import sections
+from profiler.bench.tables import COLUMNS, arm_cells
 from profiler.bench.view import View
 
 MORE = (
@@ -28,7 +30,7 @@ def arms_table(view: View) -> str:
         "arms", COLUMNS, rows,
         "Decoding alone but for 'end to end'. First token and per token are medians over texts; "
         "'drafting' is its share of the time of all stages; 'differing' counts texts that are "
-        "not those of plain decoding.",
+        "not those of plain decoding. End to end holds the updates of drafters that learn, too.",
     )  # fmt: skip
 
 
@@ -58,23 +60,35 @@ def more_table(view: View) -> str:
         plain, whole, checked = own.over_plain, own.over_plain_end_to_end, own.verification
         rows.append([
             arm.name,
-            _text(own.end_to_end_tokens_per_s, ".1f"),
+            number_text(own.end_to_end_tokens_per_s, ".1f"),
             ratio_text(whole),
             interval_text(whole),
-            *(_text(value, ".2f", "x") for value in
+            *(number_text(value, ".2f", "x") for value in
               ((None,) * 3 if plain is None else (plain.median, plain.least, plain.most))),
-            _text(None if checked is None else checked.mean, ".2f"),
-            _text(own.rounds, "d"),
-            _text(own.drafted_share, ".1%"),
+            number_text(None if checked is None else checked.mean, ".2f"),
+            number_text(own.rounds, "d"),
+            number_text(own.drafted_share, ".1%"),
             f"{own.responses}",
             f"{own.ended}",
             None if own.peak_memory_bytes is None else f"{own.peak_memory_bytes / 2**20:.0f} MiB",
-            _text(own.bandwidth_share, ".0%"),
+            number_text(own.bandwidth_share, ".0%"),
         ])  # fmt: skip
     return markup.folded(
         "More of each arm",
         _table("more", MORE, rows, "Prompts by their ratio over plain decoding, decoding alone."),
     )
+
+
+def drafter_tables(view: View) -> list[str]:
+    """Updates, ablations and block sizes, each with its heading, where there are any."""
+    return [
+        part
+        for own in sections(view.result)
+        for part in (
+            markup.heading(own.title),
+            _table(own.name, own.columns, own.rows, own.caption),
+        )
+    ]
 
 
 def sweep_tables(view: View) -> list[str]:
@@ -121,7 +135,7 @@ def accuracy_table(view: View) -> str:
             *_errors(own.cycle_error),
             *((None,) * 4 if paths is None else (
                 f"{paths.predicted_mean:.2f}", f"{paths.realised_mean:.2f}",
-                _text(paths.pearson, ".2f"), _text(paths.spearman, ".2f"))),
+                number_text(paths.pearson, ".2f"), number_text(paths.spearman, ".2f"))),
         ])  # fmt: skip
     if not rows:
         return ""
@@ -161,11 +175,11 @@ def _both(ratio: Ratio | None) -> tuple[str | None, str | None]:
 def _errors(error: CostError | None) -> list[str | None]:
     if error is None:
         return [None] * 3
-    return [_text(error.median, ".1%"), _text(error.p95, ".1%"), _text(error.bias, "+.1%")]
-
-
-def _text(value: float | None, form: str, unit: str = "") -> str | None:
-    return None if value is None else format(value, form) + unit
+    return [
+        number_text(error.median, ".1%"),
+        number_text(error.p95, ".1%"),
+        number_text(error.bias, "+.1%"),
+    ]
 
 
 def _table(

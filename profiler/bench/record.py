@@ -58,7 +58,8 @@ class PromptFile:
 class Settings:
     """What was asked for; two results can be compared where these agree.
 
-    seed  which prompts of a file are taken, and of sampling (prompt and repeat are added)
+    seed  which prompts of a file are taken, of sampling (prompt and repeat are added), and of
+          the exploration of drafters that are updated
     """
 
     new_tokens: AtLeastOne
@@ -78,12 +79,25 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A target or drafter; `hash` is that of its architecture, as profiles use it."""
+    """A target or drafter; `hash` is that of its architecture, as profiles use it.
+
+    Of drafters alone:
+    kind        ngram, dflash, blockpilot, specblock, eagle3, causal or combined; empty: another
+    without     parts of its kind that it lacks, as `no-shift` of a SpecBlock drafter
+    block_size  of a DFlash drafter that always drafts the same
+    updates     how it is updated between texts; empty where it is not
+    same_as     the first drafter of the run that has its weights, where that is another one
+    """
 
     name: Name
     hash: Name
     source: str = ""
     weights: str = "pretrained"
+    kind: str = ""
+    without: tuple[str, ...] = ()
+    block_size: AtLeastOne | None = None
+    updates: str = ""
+    same_as: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +122,7 @@ class Arm:
                `bastion[ema]+ngram`, `transformers:prompt-lookup`
     policy     what `--policy` takes, or the peer's name
     drafter    the name of one of the result's drafters; None where nothing drafts
+    updates    how its drafter is updated between texts; empty where it is not
     variant    what is changed of the policy's defaults, empty where nothing is
     studies    the groups of arms it belongs to: policies, sweep, shape, estimator, dynatree
     nodes      of a tree of fixed size; None where the size is chosen
@@ -122,6 +137,7 @@ class Arm:
     drafter: str | None = None
     variant: str = ""
     studies: tuple[str, ...] = ()
+    updates: str = ""
     nodes: AtLeastOne | None = None
     estimator: str | None = None
     cost: str = ""
@@ -182,6 +198,22 @@ class Rounds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What an arm did with its drafter behind a text, before it was ready for the next one.
+
+    seconds   of all of it, the decision included
+    action    skip, heads or full: what the text was kept for
+    trained   whether weights were updated now
+    rollback  whether they went back to the last good ones
+    """
+
+    seconds: Seconds
+    action: Literal["skip", "heads", "full"]
+    trained: bool
+    rollback: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
     """One prompt decoded once by one arm. The same clock and the same counting for all arms.
 
@@ -198,6 +230,7 @@ class Response:
     stages             seconds of each stage over all rounds; empty for peers
     peak_memory_bytes  of the device's allocator, on a CPU of the process; None if unknown
     rounds             None for peers, which do not tell
+    update             behind the text; None for arms whose drafter stays as it is
     """
 
     arm: Name
@@ -213,6 +246,7 @@ class Response:
     stages: dict[str, Seconds] = field(default_factory=dict)
     peak_memory_bytes: AtLeastOne | None = None
     rounds: Rounds | None = None
+    update: Update | None = None
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -236,6 +270,11 @@ class Response:
     def decode_s(self) -> float:
         """Seconds from the first token to the last."""
         return self.total_s - self.first_token_s
+
+    @property
+    def occupied_s(self) -> float:
+        """Seconds until the arm could take the next text: its update is paid for too."""
+        return self.total_s + (0.0 if self.update is None else self.update.seconds)
 
     @property
     def key(self) -> tuple[str, str, int]:

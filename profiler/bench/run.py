@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from costmodel.errors import InputError, MeasurementError
-from profiler.bench.contender import Contender, Decoding
+from profiler.bench.contender import Contender, Decoding, UpdatingDecoding
 from profiler.bench.prompts import Encoded
 from profiler.bench.record import Environment, Response
 from profiler.bench.stopwatch import Clock, MemoryGauge, NoGauge, Stopwatch
@@ -18,6 +18,10 @@ from profiler.bench.store import environment_from, response_from
 from profiler.journal import FRESH_HINT, Journal
 
 WARM_UP_TOKENS = 32
+LOST = (
+    "{arm}: what its drafter had learnt was lost when the run was interrupted, so that it decoded "
+    "the texts before that again, not in turn with the other arms; --fresh runs all in turn"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,18 +95,25 @@ def run_schedule(
 ) -> tuple[Response, ...]:
     """All responses in the order of the schedule; those in the journal are not made again.
 
+    But for an arm whose drafter is updated: it begins anew unless it had come to its end.
     Raises MeasurementError naming arm and prompt where a decoder stops before its end.
     """
-    done = _known(journal)
+    known = _known(journal)
     turns = list(schedule.turns(len(contenders)))
+    lost = _lost(contenders, schedule, turns, known)
+    done = {key: response for key, response in known.items() if key[0] not in lost}
     if any(_key(contenders, schedule, turn) not in done for turn in turns):
         warm_up(contenders, schedule, tools.clock)
     responses: list[Response] = []
     for turn in turns:
-        response = done.get(_key(contenders, schedule, turn))
+        key = _key(contenders, schedule, turn)
+        response = done.get(key)
         made = response is None
         if response is None:
             response = _respond(contenders[turn.arm], schedule, turn, tools)
+            if key in known:
+                again = LOST.format(arm=response.arm)
+                response = replace(response, warnings=(*response.warnings, again))
             if journal is not None:
                 journal.append({"response": asdict(response)})
         responses.append(response)
@@ -120,7 +131,9 @@ def warm_up(contenders: Sequence[Contender], schedule: Schedule, clock: Clock) -
     new_tokens = min(schedule.new_tokens, WARM_UP_TOKENS)
     for contender in contenders:
         watch = Stopwatch(clock, new_tokens, schedule.ends)
-        _time(watch, contender, longest, new_tokens, schedule.seed)
+        decoding = _time(watch, contender, longest, new_tokens, schedule.seed)
+        if isinstance(decoding, UpdatingDecoding):
+            decoding.rehearse()
 
 
 def open_journal(path: Path, header: Mapping[str, Any], *, fresh: bool) -> Journal:
@@ -153,6 +166,18 @@ def _known(journal: Journal | None) -> dict[tuple[str, str, int], Response]:
     return known
 
 
+def _lost(
+    contenders: Sequence[Contender],
+    schedule: Schedule,
+    turns: Sequence[Turn],
+    known: Mapping[tuple[str, str, int], Response],
+) -> set[str]:
+    """Arms whose drafter had learnt of some texts and not yet of all, which nothing brings back."""
+    updated = {one.arm.name for one in contenders if one.arm.updates}
+    missing = {key[0] for turn in turns if (key := _key(contenders, schedule, turn)) not in known}
+    return updated & missing
+
+
 def _key(contenders: Sequence[Contender], schedule: Schedule, turn: Turn) -> tuple[str, str, int]:
     return contenders[turn.arm].arm.name, schedule.prompts[turn.prompt].prompt.id, turn.repeat
 
@@ -163,6 +188,7 @@ def _respond(contender: Contender, schedule: Schedule, turn: Turn, tools: Tools)
     gc.collect()  # what the arms before have left is not cleared away in this one's time
     tools.memory.start()
     decoding = _time(watch, contender, encoded, schedule.new_tokens, schedule.seed_of(turn))
+    update = watch.update(decoding)
     peak_bytes, details = tools.memory.peak_bytes(), decoding.details()
     return Response(
         arm=contender.arm.name,
@@ -178,6 +204,7 @@ def _respond(contender: Contender, schedule: Schedule, turn: Turn, tools: Tools)
         stages=details.stages,
         peak_memory_bytes=peak_bytes,
         rounds=details.rounds,
+        update=update,
         warnings=details.warnings,
     )
 

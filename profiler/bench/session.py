@@ -14,8 +14,9 @@ from decoder.acceptance.sampling import Sampling
 from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
 from decoder.loading import Weights, default_target, load_model
 from decoder.runtime.select import runtime_kind
-from profiler.bench.arms import ArmChoice, drafter_labels, plan_arms
+from profiler.bench.arms import ArmChoice, plan_arms
 from profiler.bench.contender import Contender
+from profiler.bench.drafters import drafter_labels
 from profiler.bench.environment import (
     bandwidth_limit,
     describe_profile,
@@ -107,7 +108,7 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
         loaded = load_model(
             name, weights=options.weights, dtype=dtype, device=device, download=True
         )
-        lineup = Lineup(loaded, labels, options.decoder)
+        lineup = Lineup(loaded, labels, options.decoder, options.seed)
         chat = _chat(options.chat, lineup)
         prompts = encode_texts(texts, lineup.encoder, chat=chat, new_tokens=options.new_tokens)
         arms = plan_arms(options.arms, causal_drafters=lineup.causal_drafters)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from costmodel.errors import MeasurementError
-from profiler.bench.contender import Decoding
-from profiler.bench.record import Finish
+from profiler.bench.contender import Decoding, UpdatingDecoding
+from profiler.bench.record import Finish, Update
 
 Clock = Callable[[], float]
 _DIGITS = 7  # of seconds: a clock's own noise is larger
@@ -47,6 +48,14 @@ class Stopwatch:
                 f"the text ended after {len(self.tokens)} of {self._new_tokens} tokens without an"
                 " end token"
             )
+
+    def update(self, decoding: Decoding) -> Update | None:
+        """What the arm does with its drafter now, by this clock; None where it stays as it is."""
+        if not isinstance(decoding, UpdatingDecoding):
+            return None
+        start_s = self._clock()
+        found = decoding.update()
+        return replace(found, seconds=round(self._clock() - start_s, _DIGITS))
 
     def put(self, tokens: Sequence[int]) -> bool:
         """Take tokens that are known now; false once the text has ended."""

@@ -6,13 +6,15 @@ from dataclasses import asdict
 from typing import Any
 
 from profiler.bench.acceptance import acceptance_by_arm, acceptance_of
+from profiler.bench.families import ablations, block_sizes, updates
 from profiler.bench.figures import arm_figures
 from profiler.bench.hindsight import hindsight
 from profiler.bench.record import Result
 
 
 def summarise(result: Result) -> dict[str, Any]:
-    """Figures of every arm over all prompts and over each set, and each drafter's sweep."""
+    """Figures of every arm over all prompts and over each set, each drafter's sweep, and drafters
+    of one kind beside each other."""
     sweeps = [hindsight(result, drafter.name) for drafter in result.drafters]
     return {
         "arms": [asdict(arm_figures(result, arm.name)) for arm in result.arms],
@@ -21,6 +23,9 @@ def summarise(result: Result) -> dict[str, Any]:
             for name in result.sets
         },
         "hindsight": [asdict(sweep) for sweep in sweeps if sweep is not None],
+        "updates": [asdict(own) for own in updates(result)],
+        "ablations": [asdict(family) for family in ablations(result)],
+        "block_sizes": [asdict(family) for family in block_sizes(result)],
     }
 
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import click
 
-from profiler.bench.analysis import Ratio
+from profiler.bench.cells import interval_text, number_text, ratio_text
 from profiler.bench.compare import Comparison
 from profiler.bench.figures import ArmFigures, arm_figures
 from profiler.bench.hindsight import Hindsight, hindsight
 from profiler.bench.record import Result
+from profiler.bench.sections import sections
 from profiler.render import note, print_table
 
 COLUMNS = (
@@ -20,7 +21,7 @@ COLUMNS = (
 
 
 def print_result(result: Result) -> None:
-    """The tables of all arms and of each sweep on stdout, warnings on stderr."""
+    """The tables of arms, sweeps and drafters beside each other on stdout, warnings on stderr."""
     click.echo(heading(result))
     if result.profile is not None:
         click.echo(f"tree sizes by {result.profile.line}")
@@ -32,6 +33,8 @@ def print_result(result: Result) -> None:
         sweep = hindsight(result, drafter.name)
         if sweep is not None:
             _print_sweep(sweep)
+    for section in sections(result):
+        print_table(section.columns, section.rows, title=section.title)
     for line in accuracy_lines(figures):
         click.echo(line)
     for warning in result.warnings:
@@ -57,7 +60,7 @@ def arm_cells(own: ArmFigures) -> list[str | None]:
     checked = own.verification
     return [
         own.arm,
-        _number(own.tokens_per_s, ".1f"),
+        number_text(own.tokens_per_s, ".1f"),
         ratio_text(own.over_plain),
         interval_text(own.over_plain),
         ratio_text(own.over_plain_end_to_end),
@@ -65,20 +68,10 @@ def arm_cells(own: ArmFigures) -> list[str | None]:
         None if own.per_token_s is None else f"{1e3 * own.per_token_s:.2f} ms",
         None if checked is None else f"{checked.pooled:.2f}",
         None if checked is None else f"{checked.pooled_without_bonus:.2f}",
-        _number(own.nodes_mean, ".1f"),
+        number_text(own.nodes_mean, ".1f"),
         None if own.draft_time_share is None else f"{own.draft_time_share:.1%}",
         None if own.differing is None else f"{own.differing}",
     ]
-
-
-def ratio_text(ratio: Ratio | None) -> str | None:
-    return None if ratio is None else f"{ratio.pooled:.2f}x"
-
-
-def interval_text(ratio: Ratio | None) -> str | None:
-    if ratio is None or ratio.low is None or ratio.high is None:
-        return None
-    return f"{ratio.low:.2f}-{ratio.high:.2f}"
 
 
 def accuracy_lines(figures: Sequence[ArmFigures]) -> list[str]:
@@ -93,8 +86,8 @@ def accuracy_lines(figures: Sequence[ArmFigures]) -> list[str]:
         lines.append(
             f"{own.arm}: forwards predicted to {error.median:.1%} (median; {error.p95:.0%} at the "
             f"95th percentile); committed {paths.realised_mean:.2f} a round with a tree, "
-            f"{paths.predicted_mean:.2f} predicted (Pearson {_number(paths.pearson, '.2f')}, "
-            f"Spearman {_number(paths.spearman, '.2f')})"
+            f"{paths.predicted_mean:.2f} predicted (Pearson {number_text(paths.pearson, '.2f')}, "
+            f"Spearman {number_text(paths.spearman, '.2f')})"
         )
     return lines
 
@@ -152,7 +145,3 @@ def print_comparison(comparison: Comparison) -> None:
             note(f"only in the {which}: {', '.join(names)}")
     for warning in comparison.warnings:
         note(f"differs: {warning}")
-
-
-def _number(value: float | None, form: str) -> str | None:
-    return None if value is None else format(value, form)

@@ -14,7 +14,13 @@ OURS = ("measured", "quick")  # profiles of this very machine
 
 def result_warnings(result: Result) -> tuple[str, ...]:
     """All warnings that the result itself gives rise to."""
-    found = [*_few_prompts(result), *_noise(result), *_profile(result), *_differing(result)]
+    found = [
+        *_few_prompts(result),
+        *_noise(result),
+        *_profile(result),
+        *_differing(result),
+        *_updates(result),
+    ]
     drift = (warning for response in result.responses for warning in response.warnings)
     return tuple(found + list(dict.fromkeys(drift)))
 
@@ -77,6 +83,27 @@ def _profile(result: Result) -> list[str]:
         f"the costs come from a {result.profile.kind} profile, not from this machine: "
         "`rooftree calibrate` measures one"
     ]
+
+
+def _updates(result: Result) -> list[str]:
+    names = [arm.name for arm in result.arms if arm.updates]
+    idle = [
+        name
+        for name in names
+        if not any(one.update is not None and one.update.trained for one in result.of(name))
+    ]
+    found = []
+    if idle:
+        found.append(
+            f"no update was made by {', '.join(idle)}: a bandit watches 10 texts first and fills a "
+            "buffer of 4, and 'always' waits for 8; give more prompts"
+        )
+    if names and result.settings.repeats > 1:
+        found.append(
+            f"repeats of a prompt were decoded by drafters that had learnt from it "
+            f"({', '.join(names)}): --repeat 1 meets new prompts only"
+        )
+    return found
 
 
 def _differing(result: Result) -> list[str]:

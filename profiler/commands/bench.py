@@ -36,7 +36,11 @@ class Names(click.ParamType):
 @click.group(invoke_without_command=True)
 @click.option("--target", help="Folder, hub id or known target [default: fits this device].")
 @click.option(
-    "--drafter", "drafters", multiple=True, help="As in generate; may be repeated [default: ngram]."
+    "--drafter",
+    "drafters",
+    multiple=True,
+    help="As in generate, and A@adapt=bandit or A@adapt=always, a SpecBlock drafter that learns "
+    "between texts; may be repeated [default: ngram].",
 )
 @click.option(
     "--prompts",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @click.command(name="train-blockpilot")
 @click.option("--target", help="Folder, hub id or known target [default: fits this device].")
-@click.option("--drafter", required=True, help="Folder or hub id of a DFlash drafter.")
+@click.option("--drafter", required=True, help="demo, or folder or hub id of a DFlash drafter.")
 @click.option(
     "--texts",
     type=click.Path(path_type=Path),
@@ -64,6 +64,7 @@ def command(drafter: str, output: Path, as_json: bool, **given: Any) -> None:
     from dataclasses import asdict
 
     from decoder.device import parse_dtype, select_device
+    from decoder.drafters.factory import shipped
     from decoder.loading import default_target, load_model
     from decoder.target import Target
     from decoder.training.blockpilot import PilotTraining
@@ -91,7 +92,7 @@ def command(drafter: str, output: Path, as_json: bool, **given: Any) -> None:
         ),
     )
     prompts = _prompts(target, given["texts"], given["prompts"], given["limit"], seed)
-    place, result = train_blockpilot(target, drafter, prompts, output, recipe, note)
+    place, result = train_blockpilot(target, shipped(drafter), prompts, output, recipe, note)
     figures = result.held_out or result.trained
     sizes = result.predictor.config.candidates
     if as_json:

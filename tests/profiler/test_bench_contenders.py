@@ -295,6 +295,19 @@ class TestArms:
             "plain", "chain+a", "chain+ngram+a", "chain+demo@block=4",
         ]  # fmt: skip
 
+    def test_folders_of_one_name_are_told_apart_by_those_they_lie_in(self) -> None:
+        drafters = ("/w/full/drafter", "/w/no-shift/drafter", "ngram+/w/full/drafter", "ngram",
+                    "/w/full/drafter@adapt=bandit")  # fmt: skip
+        choice = ArmChoice(policies=("chain",), drafters=drafters, peers=())
+        arms = plan_arms(choice)[1:]
+        assert [(arm.name, arm.updates) for arm in arms] == [
+            ("chain+full/drafter", ""),
+            ("chain+no-shift/drafter", ""),
+            ("chain+ngram+full/drafter", ""),
+            ("chain+ngram", ""),
+            ("chain+full/drafter@adapt=bandit", "bandit"),
+        ]
+
     @pytest.mark.parametrize(
         ("changed", "message"),
         [
@@ -302,7 +315,9 @@ class TestArms:
             ({"studies": ("sweeps",)}, "'sweeps' is not a study"),
             ({"peers": ("vllm",)}, "'vllm' is not a peer"),
             ({"peers": ("assisted",)}, "assisted generation needs a drafter that is a causal"),
-            ({"drafters": ("a/x", "b/x")}, "two drafters are called 'x'"),
+            ({"drafters": ("a/x", "a/x")}, "two drafters are called 'x'"),
+            ({"drafters": ("/c/a/x", "/d/a/x")}, "two drafters are called 'a/x'"),
+            ({"drafters": ("x@adapt=often",)}, "'often' does not say how a drafter is updated"),
             ({"drafters": (" ",)}, "the drafter's name is empty"),
             ({"studies": ("sweep",), "sweep": ()}, "the sweep has no tree size"),
         ],
