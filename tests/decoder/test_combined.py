@@ -60,7 +60,7 @@ class Definition:
 
     def __init__(self, first, second, arrays, lean):
         self.first, self.second, self.lean = first, second, lean
-        self.predicted, self.realised, self.counts = arrays
+        self.predicted, self.realised, self.counts, self.missed = arrays
 
     def behind(self, source, path):
         """{token: probability} that a source states behind a path."""
@@ -108,13 +108,18 @@ class Definition:
         weights = self.counts[min(len(path), 1), a, b] * self.lean
         weights = weights / weights.sum()
         common = {t: p[t] * q[t] for t in p.keys() & q.keys()}
-        divisor = sum(common.values()) + (1 - sum(p.values())) * (1 - sum(q.values()))
-        return {
+        neither = (1 - sum(p.values())) * (1 - sum(q.values()))
+        divisor = sum(common.values()) + neither
+        mixture = {
             t: weights[0] * p.get(t, 0.0)
             + weights[1] * q.get(t, 0.0)
             + (weights[2] * common[t] / divisor if common.get(t) else 0.0)
             for t in p.keys() | q.keys()
         }
+        named = sum(mixture.values())
+        expected, realised = self.missed[min(len(path), 1), a, b]
+        neither = min(neither * (realised + 1.0) / (expected + 1.0), 1.0)
+        return {t: share * (1 - neither) / named for t, share in mixture.items() if named}
 
     def all_paths(self, path=()):
         result = {}
@@ -148,10 +153,11 @@ def random_lattice(random, depth, width, tokens):
 def random_trust(random):
     """A trust that has seen something, and the lean of a text."""
     trust = Trust()
-    predicted, realised, counts = trust.arrays
+    predicted, realised, counts, missed = trust.arrays
     predicted += random.uniform(0, 30, predicted.shape)
     realised += random.uniform(0, 30, realised.shape)
     counts *= random.uniform(0.1, 3, counts.shape)
+    missed += random.uniform(0, 9, missed.shape)
     return trust, random.uniform(0.3, 2, 3)
 
 
@@ -216,7 +222,13 @@ class TestUnion:
         trust = Trust()
         trust.arrays[2][:] = (0.0, 0.0, 1.0)
         tree, _ = unite(evidence_of(tree_of({(4,): 0.8}), lattice, 9), trust.arrays, EVEN, 9)
-        assert as_paths(tree) == pytest.approx({(4,): 0.64 / (0.64 + 0.04)})
+        assert as_paths(tree) == pytest.approx({(4,): 1 - 0.2 * 0.2})
+
+    def test_where_they_disagree_a_miss_is_a_miss_of_both(self):
+        """Right one time in two each, with different tokens: one of them is in three of four."""
+        lattice = Lattice(np.array([[5]]), np.array([[0.5]]))
+        tree, _ = unite(evidence_of(tree_of({(4,): 0.5}), lattice, 9), Trust().arrays, EVEN, 9)
+        assert tree.probabilities.sum() == pytest.approx(0.75)
 
     @pytest.mark.parametrize("damage", [np.nan, np.inf, -1.0, 7.0])
     def test_damaged_probabilities_leave_a_tree_of_probabilities(self, damage):
@@ -290,6 +302,18 @@ class TestLearning:
             session.draft(np.array([1]), request(4))
             session.observe([3 if random.random() < 0.95 else 9], None)
         assert root_children(drafter)[3] == pytest.approx(0.95, abs=0.04)
+
+    def test_sources_that_miss_together_are_found_out(self):
+        """What both name comes true as often as it did, whatever independent sources would."""
+        random = np.random.default_rng(0)
+        independent, together = (self.drafter({(3,): 0.5}, {(4,): 0.5}) for _ in range(2))
+        for drafter, tokens in ((independent, (3, 4, 9, 9)), (together, (3, 9, 9, 9))):
+            session = drafter.session()
+            for _ in range(600):
+                session.draft(np.array([1]), request(4))
+                session.observe([int(random.choice(tokens))], None)
+        for drafter, share in ((independent, 0.5), (together, 0.25)):
+            assert sum(root_children(drafter).values()) == pytest.approx(share, abs=0.1)
 
     def test_a_text_leans_beyond_what_all_texts_say(self):
         drafter = self.drafter({(3,): 0.5}, {(4,): 0.5})
