@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.policies.base import Cost
 from decoder.tree import DraftTree
 
 
@@ -80,7 +79,7 @@ class DraftGate:
 
     Once candidates exist their cost is sunk, so this decision is made before drafting, from
     what recent drafted rounds gained: the plain steps that they replaced less those that they
-    cost. It closes when the gain is below zero by more than its standard error. A few rounds
+    took. It closes when the gain is below zero by more than its standard error. A few rounds
     say little, so after a close half of the evidence is forgotten and the wait is short; every
     further close doubles it.
     """
@@ -90,33 +89,24 @@ class DraftGate:
     FADING = 0.95
     FREE_SHARE = 0.005  # a draft below this share of a plain step never needs a decision
 
-    def __init__(self, cost: Cost) -> None:
-        self._cost = cost
+    def __init__(self) -> None:
         self._rounds = 0.0
         self._gain = 0.0
         self._squares = 0.0
         self._wait = self.FIRST_WAIT
         self._plain_left = 0
-        self._drafting = False
-        self._batch = 1
 
-    def open(self, context: int, batch: int = 1) -> bool:
-        """Whether this round, of `batch` sequences, drafts."""
-        self._batch = batch
-        self._drafting = self._plain_left == 0
+    def open(self) -> bool:
+        """Whether this round drafts."""
+        drafting = self._plain_left == 0
         self._plain_left = max(self._plain_left - 1, 0)
-        return self._drafting
+        return drafting
 
-    def observe(self, tree: DraftTree, accepted: int, context: int) -> None:
-        if not self._drafting:
-            return  # a round without a draft says nothing about drafting
-        plain_s = self._cost.plain_s(context, self._batch)
-        draft_s = self._cost.draft_s(context) * self._batch
-        if draft_s < self.FREE_SHARE * plain_s:
+    def observe(self, committed: int, plain_steps: float, draft_steps: float) -> None:
+        """A drafted round's tokens, its time in plain steps, and that of its draft alone."""
+        if draft_steps < self.FREE_SHARE:
             return
-        nodes = np.array([float(tree.nodes)])
-        cycle_s = float(self._cost.cycle_s(nodes, context, self._batch)[0])
-        self._add(1.0 + accepted - cycle_s / plain_s)
+        self._add(committed - plain_steps)
         mean = self._gain / self._rounds
         error = np.sqrt(max(self._squares / self._rounds - mean**2, 0.0) / self._rounds)
         if self._rounds > self.ENOUGH and mean + error < 0.0:

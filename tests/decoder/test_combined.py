@@ -347,11 +347,12 @@ class TestLearning:
         assert as_paths(session.draft(context, request(6))) != as_paths(first)
 
 
-def round_of(expected=2.5, followed=2, committed=3, draft_s=0.02, verify_s=0.1):
+def round_of(expected=2.5, followed=2, committed=3, first_s=0.005, draft_s=0.02, verify_s=0.1):
     return Round(
         expected=expected,
         followed=followed,
         committed=committed,
+        first_s=first_s,
         draft_s=draft_s,
         verify_s=verify_s,
     )
@@ -387,6 +388,16 @@ class TestSaving:
             saving.observe(round_of(draft_s=5.0 if index % 3 == 0 else 0.02, verify_s=0.1))
         assert saving.share() == pytest.approx(0.2)
 
+    def test_the_part_of_the_first_is_measured(self):
+        saving = Saving()
+        assert saving.part() == 1.0
+        for index in range(9):
+            saving.observe(round_of(first_s=3.0 if index % 3 == 0 else 0.005, draft_s=None))
+        assert saving.part() == 1.0  # nothing is known of the second drafter
+        for _ in range(4):
+            saving.observe(round_of(first_s=0.005, draft_s=0.02))
+        assert saving.part() == pytest.approx(0.2)
+
     def test_the_second_drafter_is_left_out_while_the_first_is_right(self):
         first = Stated(always({(3,): 0.95, (3, 4): 0.95}))
         second = Stated(always({(3,): 0.9, (3, 4): 0.9, (3, 4, 5): 0.2}), "neural", layers=(1,))
@@ -405,6 +416,23 @@ class TestSaving:
         assert len(second.seen) == 57  # every round's features all the same
         drafts([3, 4, 5, 9], 500)
         assert drafts([3, 4, 5, 9], 20) == 20  # it adds a token each round
+
+    def test_a_draft_without_the_second_is_said_to_take_the_part_of_the_first(self):
+        class Known(Saving):
+            def part(self):
+                return 0.1
+
+        first, second = Stated(always({(3,): 0.95})), Stated(always({(3,): 0.9}), "neural")
+        session = CombinedDrafter(first, second, Known(share=5.0)).session()
+        shares, drafts = [], []
+        for _ in range(40):
+            before = second.drafts
+            session.draft(np.array([1]), request(4))
+            shares.append(session.drafted_share())
+            drafts.append(second.drafts - before)
+            session.observe([3, 9], None)
+        assert shares == [1.0 if drafted else 0.1 for drafted in drafts]
+        assert set(shares) == {1.0, 0.1}
 
 
 class TestBothDrafters:
@@ -525,6 +553,17 @@ class Pausing(Fixed):
         return self.rounds % 3 != 0
 
 
+class Told(Fixed):
+    """Keeps what it is told of each round's draft."""
+
+    def __init__(self, nodes):
+        super().__init__(nodes)
+        self.shares = []
+
+    def drafted(self, share):
+        self.shares.append(share)
+
+
 def combined_decoder(tmp_path, second, policy, **options):
     target = draft_target("qwen3", torch.float64)
     folders = {"dflash": dflash_folder, "eagle3": eagle3_folder}
@@ -562,9 +601,14 @@ class TestWholeTexts:
             return made
 
         second.session = counted
+        decoder.policy = Told(20)
         result = decoder.generate(PROMPT, max_new_tokens=120)
         assert result.token_ids == greedy(decoder.target.model, PROMPT, 120)
         assert LEAST_ROUNDS <= len(drafted) < result.stats.rounds
+        shares = decoder.policy.shares
+        assert shares.count(1.0) == len(drafted)
+        assert 0.0 < min(shares) < 1.0
+        assert len(shares) <= result.stats.rounds
 
     def test_prompts_together_are_what_they_are_alone(self, tmp_path):
         decoder = combined_decoder(tmp_path, "dflash", "fixed:30")
