@@ -357,6 +357,15 @@ class TestDepthBias:
         factors = self.learn(predicted, true)
         assert np.all((factors > 0) & np.isfinite(factors))
 
+    @pytest.mark.parametrize(
+        ("accepted", "factor"), [([1], (1 + 8) / (0.5 + 8)), ([], 1 / (0.5 + 1))]
+    )
+    def test_scores_rise_slower_than_they_fall(self, accepted, factor):
+        bias = DepthBias()
+        candidates = Lattice(np.array([[1]]), np.array([[0.5]]))
+        bias.observe(best_first(candidates, 1, bias.factors()), accepted)
+        assert bias.factors()[0] == pytest.approx(factor)
+
     def test_plain_rounds_teach_nothing(self):
         bias = DepthBias()
         bias.observe(EMPTY, [])
