@@ -71,7 +71,8 @@ def _choose_trees(
     batch, context = len(sequences), _mean_context(sequences)
     # The round itself gives one token, so drafting pays only for what is wanted beyond it.
     depths = [min(drafter.max_depth, sequence.wanted - 1) for sequence in sequences]
-    if max(depths) < 1 or not policy.wants_draft(context, batch):
+    # Asked in any case: an answer of the round before would be taken for this one's.
+    if not policy.wants_draft(context, batch) or max(depths) < 1:
         return [EMPTY] * batch
     nodes = policy.wanted_nodes()
     width = min(nodes, decoder.target.architecture.vocab)
@@ -83,6 +84,7 @@ def _choose_trees(
         # Behind the root there is always room for the policy's largest tree.
         limits = Limits(nodes=nodes, depth=depths[index])
         offers.append(Offer(candidates, sequences[index].cached, limits))
+    policy.drafted(float(np.mean([_drafted_share(sequences[index]) for index in drafting])))
     laps.end("draft_s")
     shapes = policy.choose_together(offers)
     laps.end("build_s")
@@ -91,6 +93,10 @@ def _choose_trees(
         trees[index] = fill(shape)
     laps.end("draft_s")
     return trees
+
+
+def _drafted_share(sequence: TextSequence) -> float:
+    return 1.0 if sequence.partial is None else sequence.partial.drafted_share()
 
 
 def _draft(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from decoder.acceptance.choice import AcceptanceRule
 from decoder.acceptance.sampling import Sampling
-from decoder.drafters.base import Drafter, LogitReader
+from decoder.drafters.base import Drafter, LogitReader, PartialSession
 from decoder.statistics import Statistics
 from decoder.text import StopStrings, TextStream
 
@@ -40,6 +40,7 @@ class TextSequence:
     number  of the text among all that its decoder has begun
     place   its sequence in the target's cache
     reader  its drafting session where that looks at the target's logits, else None
+    partial  the same where its drafts may leave a part out, else None
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class TextSequence:
         self.session = drafter.session()
         # Asked once: looking for a method this way takes as long as building a tree.
         self.reader = self.session if isinstance(self.session, LogitReader) else None
+        self.partial = self.session if isinstance(self.session, PartialSession) else None
         self.rule = rule
         self.sampling = request.sampling
         self._request = request

@@ -55,6 +55,14 @@ class DraftSession(Protocol):
 
 
 @runtime_checkable
+class PartialSession(Protocol):
+    """What a session also has whose drafts sometimes leave a part of the work out."""
+
+    def drafted_share(self) -> float:
+        """What the last draft took of a whole one's time: 1 where nothing was left out."""
+
+
+@runtime_checkable
 class LogitReader(Protocol):
     """What a session also has where it looks at the target's distributions."""
 

@@ -40,6 +40,7 @@ class Drafted:
 
     alone, both  the evidence of the first drafter, and of those that drafted
     expected     tokens that the first drafter alone promises, by what is known of it
+    first_s      time of the first's draft
     draft_s      time of the second's draft, None where it was left out
     at_s         when the draft was done
     """
@@ -47,6 +48,7 @@ class Drafted:
     alone: Evidence
     both: Evidence
     expected: float
+    first_s: float
     draft_s: float | None
     at_s: float
 
@@ -121,20 +123,26 @@ class CombinedSession:
 
     def draft(self, context: NDArray[np.int64], request: DraftRequest) -> CandidateTree:
         """The `request.width` best paths of both drafters' candidates, the best ones first."""
-        drafter, nodes = self._drafter, request.width
+        drafter, nodes, began_s = self._drafter, request.width, perf_counter()
         known = drafter.trust.arrays, self._lean.factors()
         first = _draft(self._first, drafter.first, context, request)
         alone = both = evidence_of(first, None, nodes)
         tree, expected = unite(alone, *known, nodes)
-        draft_s = None
-        if not drafter.ranks.decide(lambda: drafter.saving.saves(expected, self._saved)):
+        first_s, draft_s = perf_counter() - began_s, None
+        if drafter.ranks.decide(lambda: drafter.saving.saves(expected, self._saved)):
+            self._share = drafter.ranks.decide(drafter.saving.part)
+        else:
             started_s = perf_counter()
             second = _draft(self._second, drafter.second, context, request)
-            draft_s = perf_counter() - started_s
+            self._share, draft_s = 1.0, perf_counter() - started_s
             both = evidence_of(first, second, nodes)
             tree, _ = unite(both, *known, nodes)
-        self._drafted = Drafted(alone, both, expected, draft_s, perf_counter())
+        self._drafted = Drafted(alone, both, expected, first_s, draft_s, perf_counter())
         return tree
+
+    def drafted_share(self) -> float:
+        """1, or what the first drafter takes of both drafters' time where it was alone."""
+        return self._share
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
         """Let both drafters know of the round, and learn which of them was right."""
@@ -147,6 +155,7 @@ class CombinedSession:
                     expected=drafted.expected,
                     followed=drafted.alone.followed(emitted),
                     committed=len(emitted),
+                    first_s=drafted.first_s,
                     draft_s=drafted.draft_s,
                     verify_s=verify_s,
                 )
@@ -159,6 +168,7 @@ class CombinedSession:
     def _forget(self) -> None:
         self._lean = Lean()
         self._drafted: Drafted | None = None
+        self._share = 1.0  # of a whole draft's time, in the last draft
         self._saved = 0  # rounds without the second drafter since its last one
 
     def _split(

@@ -26,6 +26,7 @@ class Round:
     expected   tokens that the first drafter alone promised
     followed   tokens that really were a path of its candidates
     committed  tokens of the round, the bonus included
+    first_s    time of the first drafter
     draft_s    time of the second drafter, None where it was left out
     verify_s   the rest of the round's time
     """
@@ -33,6 +34,7 @@ class Round:
     expected: float
     followed: int
     committed: int
+    first_s: float
     draft_s: float | None
     verify_s: float
 
@@ -51,6 +53,7 @@ class Saving:
 
     def __init__(self, share: float | None = None) -> None:
         self._share = share
+        self._first_s: deque[float] = deque(maxlen=TIMES)
         self._draft_s: deque[float] = deque(maxlen=TIMES)
         self._verify_s: deque[float] = deque(maxlen=TIMES)
         self._rounds = np.zeros(len(EDGES) + 1)
@@ -67,6 +70,13 @@ class Saving:
             return 0.0
         return median(self._draft_s) / median(self._verify_s)
 
+    def part(self) -> float:
+        """Of a whole draft's time, what one without the second drafter takes; 1 at first."""
+        if min(len(self._first_s), len(self._draft_s)) < LEAST_TIMES:
+            return 1.0
+        first_s = median(self._first_s)
+        return first_s / (first_s + median(self._draft_s))
+
     def saves(self, expected: float, saved: int) -> bool:
         """Whether to draft without the second drafter, the first promising so many tokens.
 
@@ -80,6 +90,7 @@ class Saving:
 
     def observe(self, done: Round) -> None:
         """Learn from a round."""
+        self._first_s.append(done.first_s)
         self._verify_s.append(done.verify_s)
         spent = 1.0
         if done.draft_s is not None:

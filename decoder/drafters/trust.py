@@ -28,14 +28,16 @@ class Trust:
     """What is learnt of two sources; shared by all texts of a drafter.
 
     arrays  predicted and realised hits [source, depth, kind, best or other child], which
-            fade together, and how often each part of the mixture explained the token,
-            [root or below, kind of the first, kind of the second, part]
+            fade together; how often each part of the mixture explained the token, [root or
+            below, kind of the first, kind of the second, part]; and, by the same, how often
+            both sources missed it, [..., expected of independent ones or realised]
     """
 
     def __init__(self) -> None:
         shape = (2, DEPTHS, KINDS, 2)
         counts = np.tile(PRIOR_MIXTURE * PRIOR_TOKENS, (2, KINDS, KINDS, 1))
-        self.arrays: TrustArrays = (np.zeros(shape), np.zeros(shape), counts)
+        missed = np.zeros((2, KINDS, KINDS, 2))
+        self.arrays: TrustArrays = (np.zeros(shape), np.zeros(shape), counts, missed)
 
 
 class Lean:
@@ -75,8 +77,11 @@ def _learn(emitted, evidence, trust, lean, leaning):  # type: ignore[no-untyped-
         p = first_says(child, evidence, worth)
         q, best_b = second_says(token, child, position, evidence, worth)
         if said_a.kind > 0 and said_b.kind > 0:
-            counts = trust[2][min(position, 1), said_a.kind, said_b.kind]
-            _explain(p, q, worth, counts, leaning)
+            kinds = min(position, 1), said_a.kind, said_b.kind
+            _explain(p, q, worth, trust[2][kinds], leaning)
+            missed = trust[3][kinds]
+            missed[0] = missed[0] * FORGETTING + worth.left_a * worth.left_b
+            missed[1] = missed[1] * FORGETTING + (0.0 if p > 0.0 or q > 0.0 else 1.0)
         level = min(position, DEPTHS - 1)
         best_a = child >= 0 and child == said_a.best
         for source in range(2):

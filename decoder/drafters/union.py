@@ -11,7 +11,9 @@ from decoder.heap import sift_down, sift_up
 from decoder.jit import jit
 from decoder.tree import CandidateTree
 
-TrustArrays = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
+TrustArrays = tuple[
+    NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]
+]
 
 # Columns of a frontier entry, and of a node of the union. RANK: where the entry stands for a
 # token of the marginals and those after it; LISTED where it is a single child.
@@ -92,7 +94,7 @@ def _expand(parent, nodes, evidence, known, listed, used):  # type: ignore[no-un
             continue
         if rank >= tokens.shape[1]:
             continue
-        factor = worth.two * (worth.best_b if rank == 0 else worth.rest_b)
+        factor = worth.scale * worth.two * (worth.best_b if rank == 0 else worth.rest_b)
         if factor * shares[position, rank] > 0.0:
             _list(entries[used], parent, tokens[position, rank], position)
             entries[used, ON_BEST] = 1 if on_best and rank == 0 else 0

@@ -6,8 +6,14 @@ first's, the second's, and those of both as independent witnesses,
     both(x) = p(x) q(x) / (sum over common tokens of p q + (1 - sum p) (1 - sum q)),
 
 whose last term is the case that neither names the token. `decoder.drafters.trust` learns the
-corrections and the weights of the mixture. Where a source is silent, the other's corrected
-probabilities hold. Children of one path never sum to more than 1.
+corrections and the weights of the mixture. A mixture of two that name different tokens names
+no more than the better one of them, though either may be right: so it is scaled to the sum
+
+    1 - r (1 - sum p) (1 - sum q),
+
+where r is 1 as long as both miss a token independently; how often both did, over that, is
+learnt as well. Where a source is silent, the other's corrected probabilities hold. Children
+of one path never sum to more than 1.
 """
 
 from __future__ import annotations
@@ -26,6 +32,7 @@ SURE = len(EDGES) + 1
 KINDS = 1 + 2 * SURE
 DEPTHS = 4  # corrections are kept apart for depths 1, 2, 3, and 4 or more
 PRIOR = 4.0  # pseudo-observations of a source that is right about itself
+MISSES_PRIOR = 1.0  # pseudo-observations of a token that both miss, independently
 
 
 class Said(NamedTuple):
@@ -46,6 +53,7 @@ class Worth(NamedTuple):
     best_a, rest_a        corrections of the first source's best child and of its others
     left_a                what it leaves to tokens that it does not name; the second's likewise
     divisor               of the part `both`
+    scale                 of the mixture, so that the tokens which it names have their share
     """
 
     said_a: Any
@@ -60,6 +68,7 @@ class Worth(NamedTuple):
     rest_b: Any
     left_b: Any
     divisor: Any
+    scale: Any
 
 
 @jit
@@ -71,7 +80,7 @@ def weigh(row, position, on_best, evidence, known):  # type: ignore[no-untyped-d
     known    the arrays of `Trust` and the factors of `Lean`
     """
     trie, says, tokens, shares, totals = evidence
-    (predicted, realised, counts), lean = known
+    (predicted, realised, counts, missed), lean = known
     said_a = _tree_says(trie, says, row, 0, True)
     if tokens.shape[0] > 0:
         said_b = _marginals_say(shares, totals, position, on_best)
@@ -88,8 +97,8 @@ def weigh(row, position, on_best, evidence, known):  # type: ignore[no-untyped-d
         said_a.kind, said_b.kind, counts[below, said_a.kind, said_b.kind], lean
     )
     corrected = best_a, rest_a, left_a, best_b, rest_b, left_b
-    worth = Worth(said_a, said_b, one, two, both, *corrected, 1.0)
-    if both == 0.0:
+    worth = Worth(said_a, said_b, one, two, both, *corrected, 1.0, 1.0)
+    if said_a.kind == 0 or said_b.kind == 0:
         return worth
     divisor = left_a * left_b
     child = trie[row, CHILD] if row >= 0 else np.int64(-1)
@@ -98,7 +107,22 @@ def weigh(row, position, on_best, evidence, known):  # type: ignore[no-untyped-d
         if p > 0.0:
             divisor += p * second_says(trie[child, TOKEN], child, position, evidence, worth)[0]
         child = trie[child, SIBLING]
-    return Worth(said_a, said_b, one, two, both, *corrected, divisor)
+    neither = missed_by_both(missed[below, said_a.kind, said_b.kind], left_a, left_b)
+    named = one * (1.0 - left_a) + two * (1.0 - left_b)
+    if divisor > 0.0:
+        named += both * (1.0 - left_a * left_b / divisor)
+    scale = (1.0 - neither) / named if named > 0.0 else 1.0
+    return Worth(said_a, said_b, one, two, both, *corrected, divisor, scale)
+
+
+@jit
+def missed_by_both(missed, left_a, left_b):  # type: ignore[no-untyped-def]
+    """Probability of a token that neither source names.
+
+    missed  [2] such tokens so far: expected of independent sources, and realised
+    """
+    ratio = (missed[1] + MISSES_PRIOR) / (missed[0] + MISSES_PRIOR)
+    return min(ratio * left_a * left_b, 1.0)
 
 
 @jit
@@ -135,7 +159,7 @@ def witnessed(p, q, worth):  # type: ignore[no-untyped-def]
 @jit
 def mixed(p, q, worth):  # type: ignore[no-untyped-def]
     """The mixture's probability of a token to which the sources give p and q."""
-    return worth.one * p + worth.two * q + worth.both * witnessed(p, q, worth)
+    return worth.scale * (worth.one * p + worth.two * q + worth.both * witnessed(p, q, worth))
 
 
 @jit

@@ -70,6 +70,9 @@ class Policy(Protocol):
     def wanted_nodes(self) -> int:
         """Candidates a sequence that this round could use, 1 or more and at most `max_nodes`."""
 
+    def drafted(self, share: float) -> None:
+        """Told after the draft: what it took of a whole draft's time (`PartialSession`)."""
+
     def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
         """The tree to verify, `EMPTY` for a plain step."""
 
@@ -91,6 +94,10 @@ class PolicyBase(ABC):
 
     def wants_draft(self, context: int, batch: int = 1) -> bool:
         return True
+
+    def drafted(self, share: float) -> None:
+        """What drafting takes is no concern of a policy without a cost model."""
+        return
 
     @abstractmethod
     def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:

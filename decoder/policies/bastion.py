@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,18 @@ from decoder.tree import EMPTY, DraftTree, best_first
 FIRST_WANTED = 64  # candidates before any tree, and never fewer
 WANTED_SHARE = 4  # candidates for each node of the largest tree of late
 WANTED_FADING = 0.98  # of that tree, a round
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """What a drafted round takes by the cost model, in plain steps of as many sequences.
+
+    cycle  all of it
+    draft  its drafts alone
+    """
+
+    cycle: float
+    draft: float
 
 
 class Bastion(PolicyBase):
@@ -46,10 +59,10 @@ class Bastion(PolicyBase):
         self.max_nodes = max_nodes
         self._largest_lately = 0.0
         self._bias = DepthBias()
-        self._gate = DraftGate(cost)
+        self._gate = DraftGate()
         self._pace = Pace()
-        self._batch = 1
-        self._cycle_s: float | None = None  # of the round under way, a sequence; None if plain
+        self._draft_share = 1.0  # of a whole draft's time, in the round under way
+        self._took: Took | None = None  # the round under way; None where it did not draft
 
     def wanted_nodes(self) -> int:
         """A few times the largest tree of late: candidates far beyond it only cost time."""
@@ -57,14 +70,16 @@ class Bastion(PolicyBase):
         return max(min(wanted, self.max_nodes), 1)
 
     def wants_draft(self, context: int, batch: int = 1) -> bool:
-        self._batch, self._cycle_s = batch, None
-        return self._gate.open(context, batch)
+        self._draft_share, self._took = 1.0, None
+        return self._gate.open()
+
+    def drafted(self, share: float) -> None:
+        self._draft_share = share
 
     def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
         tree = self._largest(candidates, limits)
-        if tree.nodes == 0:
-            return EMPTY
-        return tree.first(self._best_size(expected_committed(tree.scores), context))
+        size = self._best_size(expected_committed(tree.scores), context)
+        return tree.first(size) if size else EMPTY
 
     def choose_together(self, offers: Sequence[Offer]) -> list[DraftTree]:
         """One budget for the batch: the best nodes of all trees compete for it.
@@ -88,10 +103,10 @@ class Bastion(PolicyBase):
     def observe(self, tree: DraftTree, accepted_rows: list[int], context: int) -> None:
         self._largest_lately = max(float(tree.nodes), WANTED_FADING * self._largest_lately)
         self._bias.observe(tree, accepted_rows)
-        self._gate.observe(tree, len(accepted_rows), context)
-        plain_s = self.cost.plain_s(context, self._batch) / self._batch
-        spent_s = plain_s if self._cycle_s is None else self._cycle_s
-        self._pace.observe(1 + len(accepted_rows), spent_s / plain_s)
+        committed = 1 + len(accepted_rows)
+        if self._took is not None:  # a round without a draft says nothing about drafting
+            self._gate.observe(committed, self._took.cycle, self._took.draft)
+        self._pace.observe(committed, 1.0 if self._took is None else self._took.cycle)
 
     def _largest(self, candidates: Candidates, limits: Limits) -> DraftTree:
         return best_first(candidates, min(self.max_nodes, limits.nodes), self._bias.factors())
@@ -101,15 +116,16 @@ class Bastion(PolicyBase):
         most = len(committed) - 1
         sizes = self.cost.sizes(most) if batch == 1 else np.arange(most + 1)
         worth = committed[sizes]
-        cycle_s = self.cost.cycle_s(sizes / batch, context, batch)
+        whole_s = self.cost.draft_s(context)
+        drafts_s = self._draft_share * whole_s * batch  # one after the other
+        # Without the draft, which is already paid for.
+        rest_s = self.cost.cycle_s(sizes / batch, context, batch) - whole_s
+        plain_s = self.cost.plain_s(context, batch)
         speed = self._pace.speed()
-        if speed is None:
-            # Nothing is known but the round itself, whose draft is already paid for.
-            rate = float(np.max(worth / (cycle_s - self.cost.draft_s(context))))
-        else:
-            rate = speed * batch / self.cost.plain_s(context, batch)
-        best = int(np.argmax(worth - rate * cycle_s))
-        self._cycle_s = float(cycle_s[best]) / batch
+        # At first nothing is known but the round itself.
+        rate = float(np.max(worth / rest_s)) if speed is None else speed * batch / plain_s
+        best = int(np.argmax(worth - rate * rest_s))
+        self._took = Took((float(rest_s[best]) + drafts_s) / plain_s, drafts_s / plain_s)
         return int(sizes[best])
 
 

@@ -60,7 +60,7 @@ class Definition:
 
     def __init__(self, first, second, arrays, lean):
         self.first, self.second, self.lean = first, second, lean
-        self.predicted, self.realised, self.counts = arrays
+        self.predicted, self.realised, self.counts, self.missed = arrays
 
     def behind(self, source, path):
         """{token: probability} that a source states behind a path."""
@@ -108,13 +108,18 @@ class Definition:
         weights = self.counts[min(len(path), 1), a, b] * self.lean
         weights = weights / weights.sum()
         common = {t: p[t] * q[t] for t in p.keys() & q.keys()}
-        divisor = sum(common.values()) + (1 - sum(p.values())) * (1 - sum(q.values()))
-        return {
+        neither = (1 - sum(p.values())) * (1 - sum(q.values()))
+        divisor = sum(common.values()) + neither
+        mixture = {
             t: weights[0] * p.get(t, 0.0)
             + weights[1] * q.get(t, 0.0)
             + (weights[2] * common[t] / divisor if common.get(t) else 0.0)
             for t in p.keys() | q.keys()
         }
+        named = sum(mixture.values())
+        expected, realised = self.missed[min(len(path), 1), a, b]
+        neither = min(neither * (realised + 1.0) / (expected + 1.0), 1.0)
+        return {t: share * (1 - neither) / named for t, share in mixture.items() if named}
 
     def all_paths(self, path=()):
         result = {}
@@ -148,10 +153,11 @@ def random_lattice(random, depth, width, tokens):
 def random_trust(random):
     """A trust that has seen something, and the lean of a text."""
     trust = Trust()
-    predicted, realised, counts = trust.arrays
+    predicted, realised, counts, missed = trust.arrays
     predicted += random.uniform(0, 30, predicted.shape)
     realised += random.uniform(0, 30, realised.shape)
     counts *= random.uniform(0.1, 3, counts.shape)
+    missed += random.uniform(0, 9, missed.shape)
     return trust, random.uniform(0.3, 2, 3)
 
 
@@ -216,7 +222,13 @@ class TestUnion:
         trust = Trust()
         trust.arrays[2][:] = (0.0, 0.0, 1.0)
         tree, _ = unite(evidence_of(tree_of({(4,): 0.8}), lattice, 9), trust.arrays, EVEN, 9)
-        assert as_paths(tree) == pytest.approx({(4,): 0.64 / (0.64 + 0.04)})
+        assert as_paths(tree) == pytest.approx({(4,): 1 - 0.2 * 0.2})
+
+    def test_where_they_disagree_a_miss_is_a_miss_of_both(self):
+        """Right one time in two each, with different tokens: one of them is in three of four."""
+        lattice = Lattice(np.array([[5]]), np.array([[0.5]]))
+        tree, _ = unite(evidence_of(tree_of({(4,): 0.5}), lattice, 9), Trust().arrays, EVEN, 9)
+        assert tree.probabilities.sum() == pytest.approx(0.75)
 
     @pytest.mark.parametrize("damage", [np.nan, np.inf, -1.0, 7.0])
     def test_damaged_probabilities_leave_a_tree_of_probabilities(self, damage):
@@ -291,6 +303,18 @@ class TestLearning:
             session.observe([3 if random.random() < 0.95 else 9], None)
         assert root_children(drafter)[3] == pytest.approx(0.95, abs=0.04)
 
+    def test_sources_that_miss_together_are_found_out(self):
+        """What both name comes true as often as it did, whatever independent sources would."""
+        random = np.random.default_rng(0)
+        independent, together = (self.drafter({(3,): 0.5}, {(4,): 0.5}) for _ in range(2))
+        for drafter, tokens in ((independent, (3, 4, 9, 9)), (together, (3, 9, 9, 9))):
+            session = drafter.session()
+            for _ in range(600):
+                session.draft(np.array([1]), request(4))
+                session.observe([int(random.choice(tokens))], None)
+        for drafter, share in ((independent, 0.5), (together, 0.25)):
+            assert sum(root_children(drafter).values()) == pytest.approx(share, abs=0.1)
+
     def test_a_text_leans_beyond_what_all_texts_say(self):
         drafter = self.drafter({(3,): 0.5}, {(4,): 0.5})
         sessions = drafter.session(), drafter.session()
@@ -323,11 +347,12 @@ class TestLearning:
         assert as_paths(session.draft(context, request(6))) != as_paths(first)
 
 
-def round_of(expected=2.5, followed=2, committed=3, draft_s=0.02, verify_s=0.1):
+def round_of(expected=2.5, followed=2, committed=3, first_s=0.005, draft_s=0.02, verify_s=0.1):
     return Round(
         expected=expected,
         followed=followed,
         committed=committed,
+        first_s=first_s,
         draft_s=draft_s,
         verify_s=verify_s,
     )
@@ -363,6 +388,16 @@ class TestSaving:
             saving.observe(round_of(draft_s=5.0 if index % 3 == 0 else 0.02, verify_s=0.1))
         assert saving.share() == pytest.approx(0.2)
 
+    def test_the_part_of_the_first_is_measured(self):
+        saving = Saving()
+        assert saving.part() == 1.0
+        for index in range(9):
+            saving.observe(round_of(first_s=3.0 if index % 3 == 0 else 0.005, draft_s=None))
+        assert saving.part() == 1.0  # nothing is known of the second drafter
+        for _ in range(4):
+            saving.observe(round_of(first_s=0.005, draft_s=0.02))
+        assert saving.part() == pytest.approx(0.2)
+
     def test_the_second_drafter_is_left_out_while_the_first_is_right(self):
         first = Stated(always({(3,): 0.95, (3, 4): 0.95}))
         second = Stated(always({(3,): 0.9, (3, 4): 0.9, (3, 4, 5): 0.2}), "neural", layers=(1,))
@@ -381,6 +416,23 @@ class TestSaving:
         assert len(second.seen) == 57  # every round's features all the same
         drafts([3, 4, 5, 9], 500)
         assert drafts([3, 4, 5, 9], 20) == 20  # it adds a token each round
+
+    def test_a_draft_without_the_second_is_said_to_take_the_part_of_the_first(self):
+        class Known(Saving):
+            def part(self):
+                return 0.1
+
+        first, second = Stated(always({(3,): 0.95})), Stated(always({(3,): 0.9}), "neural")
+        session = CombinedDrafter(first, second, Known(share=5.0)).session()
+        shares, drafts = [], []
+        for _ in range(40):
+            before = second.drafts
+            session.draft(np.array([1]), request(4))
+            shares.append(session.drafted_share())
+            drafts.append(second.drafts - before)
+            session.observe([3, 9], None)
+        assert shares == [1.0 if drafted else 0.1 for drafted in drafts]
+        assert set(shares) == {1.0, 0.1}
 
 
 class TestBothDrafters:
@@ -501,6 +553,17 @@ class Pausing(Fixed):
         return self.rounds % 3 != 0
 
 
+class Told(Fixed):
+    """Keeps what it is told of each round's draft."""
+
+    def __init__(self, nodes):
+        super().__init__(nodes)
+        self.shares = []
+
+    def drafted(self, share):
+        self.shares.append(share)
+
+
 def combined_decoder(tmp_path, second, policy, **options):
     target = draft_target("qwen3", torch.float64)
     folders = {"dflash": dflash_folder, "eagle3": eagle3_folder}
@@ -538,9 +601,14 @@ class TestWholeTexts:
             return made
 
         second.session = counted
+        decoder.policy = Told(20)
         result = decoder.generate(PROMPT, max_new_tokens=120)
         assert result.token_ids == greedy(decoder.target.model, PROMPT, 120)
         assert LEAST_ROUNDS <= len(drafted) < result.stats.rounds
+        shares = decoder.policy.shares
+        assert shares.count(1.0) == len(drafted)
+        assert 0.0 < min(shares) < 1.0
+        assert len(shares) <= result.stats.rounds
 
     def test_prompts_together_are_what_they_are_alone(self, tmp_path):
         decoder = combined_decoder(tmp_path, "dflash", "fixed:30")

@@ -9,6 +9,7 @@ import torch
 from costmodel.errors import InputError
 from decoder import TreeDecoder
 from decoder.drafters.ngram import NgramDrafter
+from decoder.policies import Fixed
 from decoder.target import Step
 from decoder.tree import EMPTY, best_first
 from tests.decoder.models import (
@@ -70,6 +71,31 @@ def test_exactly_the_tokens_asked_for(wanted):
     result = decoder_of(model, "chain", drafter).generate(PROMPT, max_new_tokens=wanted)
     assert result.token_ids == truth
     assert result.stats.new_tokens == wanted
+
+
+def test_the_policy_is_asked_every_round_and_told_of_every_draft():
+    """The last token needs no draft, but an answer of the round before is none for it."""
+
+    class Asked(Fixed):
+        def __post_init__(self):
+            super().__post_init__()
+            self.events = []
+
+        def wants_draft(self, context, batch=1):
+            self.events.append("asked")
+            return True
+
+        def drafted(self, share):
+            self.events.append(share)
+
+        def observe(self, tree, accepted_rows, context):
+            self.events.append(tree.nodes)
+
+    decoder = decoder_of(random_model("llama-gqa"), "plain", LatticeDrafter(97))
+    decoder.policy = Asked(3)
+    decoder.generate(PROMPT, max_new_tokens=4)
+    # One token is the prefill's, and nothing that this drafter says comes true.
+    assert decoder.policy.events == [*["asked", 1.0, 3] * 2, "asked", 0]
 
 
 def test_the_end_token_ends_the_text_in_the_middle_of_a_path():

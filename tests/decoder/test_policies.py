@@ -200,27 +200,27 @@ class TestPace:
 
 
 class TestGate:
-    """Rounds as the decode loop runs them: asked first, told afterwards, drafted or not."""
+    """Rounds as the policy runs them: asked first, told afterwards of those that drafted."""
 
     @staticmethod
-    def rounds(policy, count, accepted=0, nodes=1):
+    def rounds(gate, count, drafting_s, accepted=0, nodes=1):
         """Which of `count` rounds drafted, when each drafted round accepts `accepted`."""
-        tree = best_first(lattice(0.5), nodes)
+        cost = Stairs(drafting_s=drafting_s)
+        cycle_s = float(cost.cycle_s(np.array([nodes]), CONTEXT)[0])
         asked = []
         for _ in range(count):
-            drafting = policy.wants_draft(CONTEXT)
-            asked.append(drafting)
-            rows = list(range(1, accepted + 1)) if drafting else []
-            policy.observe(tree if drafting else EMPTY, rows, CONTEXT)
+            asked.append(gate.open())
+            if asked[-1]:
+                gate.observe(1 + accepted, cycle_s, drafting_s)
         return asked
 
     def test_it_closes_when_drafting_does_not_pay(self):
-        asked = self.rounds(Bastion(Stairs(drafting_s=0.5)), 30)
+        asked = self.rounds(DraftGate(), 30, drafting_s=0.5)
         assert all(asked[:4])
         assert sum(asked[8:]) <= 6
 
     def test_it_tries_again_soon_and_then_rarely(self):
-        asked = self.rounds(Bastion(Stairs(drafting_s=0.5)), 400)
+        asked = self.rounds(DraftGate(), 400, drafting_s=0.5)
         waits = np.diff(np.flatnonzero(asked)) - 1
         longest = DraftGate.LONGEST_WAIT
         assert [wait for wait in waits if wait][:5] == [4, 8, 16, 32, longest]
@@ -230,31 +230,96 @@ class TestGate:
     def test_bad_luck_does_not_close_it_for_long(self):
         """Drafts that pay on the whole, but accept nothing in four rounds of ten."""
         random = np.random.default_rng(0)
-        tree = best_first(lattice(0.5), 2)
+        cycle_s = float(Stairs(drafting_s=0.2).cycle_s(np.array([2]), CONTEXT)[0])
         shares = []
         for _ in range(100):
-            policy, drafted = Bastion(Stairs(drafting_s=0.2)), 0
+            gate, drafted = DraftGate(), 0
             for _ in range(128):
-                drafting = policy.wants_draft(CONTEXT)
-                drafted += drafting
-                rows = [1, 2][: random.choice([0, 1, 2], p=[0.4, 0.3, 0.3])] if drafting else []
-                policy.observe(tree if drafting else EMPTY, rows, CONTEXT)
+                if gate.open():
+                    drafted += 1
+                    gate.observe(1 + random.choice([0, 1, 2], p=[0.4, 0.3, 0.3]), cycle_s, 0.2)
             shares.append(drafted / 128)
         assert np.mean(shares) > 0.95
         assert min(shares) > 0.7
 
     def test_it_opens_again_when_drafting_pays(self):
-        policy = Bastion(Stairs(drafting_s=0.5))
-        self.rounds(policy, 30)
-        asked = self.rounds(policy, 400, accepted=4, nodes=4)
+        gate = DraftGate()
+        self.rounds(gate, 30, drafting_s=0.5)
+        asked = self.rounds(gate, 400, drafting_s=0.5, accepted=4, nodes=4)
         assert all(asked[-100:])
 
     def test_it_stays_open_while_drafting_pays(self):
-        assert all(self.rounds(Bastion(Stairs(drafting_s=0.5)), 100, accepted=3, nodes=3))
+        assert all(self.rounds(DraftGate(), 100, drafting_s=0.5, accepted=3, nodes=3))
 
     def test_a_free_draft_is_never_given_up(self):
         """The plain step competes with the tree after drafting anyway."""
-        assert all(self.rounds(Bastion(Stairs(drafting_s=0.001)), 100))
+        assert all(self.rounds(DraftGate(), 100, drafting_s=0.001))
+
+
+class TestDraftedRounds:
+    """What the policy tells its gate and its pace of each round."""
+
+    HOPELESS = Lattice(np.zeros((1, 1), np.int64), np.full((1, 1), 0.01))
+
+    @staticmethod
+    def rounds(policy, count, share=1.0, candidates=HOPELESS):
+        """Which of `count` rounds drafted; nothing is ever accepted."""
+        asked = []
+        for _ in range(count):
+            asked.append(policy.wants_draft(CONTEXT))
+            tree = EMPTY
+            if asked[-1]:
+                policy.drafted(share)
+                tree = policy.choose(candidates, CONTEXT, FREE)
+            policy.observe(tree, [], CONTEXT)
+        return asked
+
+    def test_a_draft_that_brings_nothing_closes_the_gate(self):
+        asked = self.rounds(Bastion(Stairs(step_s=0.5, drafting_s=0.5)), 100)
+        assert all(asked[:4])
+        assert sum(asked) < 30
+
+    def test_a_draft_that_costs_next_to_nothing_is_not_charged_as_a_whole_one(self):
+        """The dear part of the draft is left out of every round."""
+        cost = Stairs(step_s=0.5, drafting_s=0.5)
+        assert all(self.rounds(Bastion(cost), 100, share=0.001))
+
+    def test_what_a_round_took_is_what_its_draft_took(self):
+        cost = Stairs(step_s=0.0, node_s=0.02, drafting_s=0.4)
+        for share in (1.0, 0.25):
+            policy = Bastion(cost, 20)
+            policy.wants_draft(CONTEXT)
+            policy.drafted(share)
+            tree = policy.choose(lattice(0.5), CONTEXT, FREE)
+            assert tree.nodes > 0
+            policy.observe(tree, [1, 2], CONTEXT)
+            took = 1.0 + 0.02 * tree.nodes + 0.4 * share
+            assert policy._pace.speed() == pytest.approx(3 / took)
+
+    def test_a_smaller_draft_does_not_change_the_tree_of_its_own_round(self):
+        """Its cost is sunk when the tree is chosen."""
+        cost, sizes = Stairs(step_s=0.0, node_s=0.03, drafting_s=0.4), set()
+        for share in (1.0, 0.3, 0.0):
+            policy = Bastion(cost, 40)
+            policy._pace.observe(2, 1.0)
+            policy.wants_draft(CONTEXT)
+            policy.drafted(share)
+            sizes.add(policy.choose(lattice(0.5), CONTEXT, FREE).nodes)
+        assert len(sizes) == 1
+
+    def test_no_candidates_still_cost_their_draft(self):
+        policy = Bastion(Stairs(step_s=0.0, node_s=0.0, drafting_s=0.5))
+        none = Lattice(np.zeros((0, 3), np.int64), np.zeros((0, 3)))
+        asked = self.rounds(policy, 100, candidates=none)
+        assert sum(asked) < 30
+
+    def test_a_round_without_room_for_a_draft_is_a_plain_one(self):
+        """Asked, but not given anything to choose from, as before the last token of a text."""
+        policy = Bastion(Stairs(drafting_s=0.5))
+        for _ in range(50):
+            assert policy.wants_draft(CONTEXT)
+            policy.observe(EMPTY, [], CONTEXT)
+        assert policy._pace.speed() == 1.0
 
 
 class TestDepthBias:
@@ -291,6 +356,15 @@ class TestDepthBias:
     def test_extreme_drafters_give_usable_factors(self, predicted, true):
         factors = self.learn(predicted, true)
         assert np.all((factors > 0) & np.isfinite(factors))
+
+    @pytest.mark.parametrize(
+        ("accepted", "factor"), [([1], (1 + 8) / (0.5 + 8)), ([], 1 / (0.5 + 1))]
+    )
+    def test_scores_rise_slower_than_they_fall(self, accepted, factor):
+        bias = DepthBias()
+        candidates = Lattice(np.array([[1]]), np.array([[0.5]]))
+        bias.observe(best_first(candidates, 1, bias.factors()), accepted)
+        assert bias.factors()[0] == pytest.approx(factor)
 
     def test_plain_rounds_teach_nothing(self):
         bias = DepthBias()
