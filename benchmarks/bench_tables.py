@@ -9,6 +9,7 @@ from profiler.bench.cells import interval_text, ratio_text
 from profiler.bench.figures import arm_figures
 from profiler.bench.hindsight import Hindsight, hindsight
 from profiler.bench.record import PLAIN, Arm, Result
+from profiler.bench.sections import sections
 
 LOOKUP = "transformers:prompt-lookup"
 ABSENT = "-"
@@ -75,6 +76,19 @@ def set_table(result: Result) -> list[str]:
             cells = [_set_cell(result, arm.name, name) for name in result.sets]
             lines.append(f"| {arm.name} | {' | '.join(cells)} |")
     return lines
+
+
+def family_tables(result: Result) -> list[str]:
+    """SpecBlock's ablations, block sizes and updates, where the run has them."""
+    lines = []
+    for section in sections(result):
+        lines += [f"{section.title}:", "", _markdown(section.columns)]
+        lines += ["|---" * len(section.columns) + "|", *map(_markdown, section.rows), ""]
+    return lines[:-1]
+
+
+def _markdown(cells: Iterable[str | None]) -> str:
+    return f"| {' | '.join(cell or ABSENT for cell in cells)} |"
 
 
 def _row(result: Result, arm: Arm, against_sets: Ratio | None) -> str:

@@ -14,9 +14,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench_tables import arm_table, heading, main_arms, set_table, sweep_table
+from benchmarks.bench_tables import (
+    arm_table,
+    family_tables,
+    heading,
+    main_arms,
+    set_table,
+    sweep_table,
+)
 from benchmarks.common import RESULTS
-from benchmarks.trained import demo_table, specblock_table
+from benchmarks.trained import blockpilot_table, demo_table, specblock_table
 from profiler.bench.record import Result
 from profiler.bench.store import read_result
 
@@ -25,7 +32,6 @@ PAGES = tuple(
     ROOT / page
     for page in ("README.md", "docs/benchmark.md", "docs/training.md", "decoder/demo/README.md")
 )
-BENCH = RESULTS / "bench.json"
 BLOCK = re.compile(r"<!-- ([a-z-]+): begin -->\n(.*?)<!-- \1: end -->", re.DOTALL)
 
 
@@ -118,8 +124,8 @@ def numbers() -> str:
 
 
 @cache
-def bench_result() -> Result:
-    return read_result(BENCH)
+def bench_result(name: str = "bench") -> Result:
+    return read_result(RESULTS / f"{name}.json")
 
 
 def bench_short() -> str:
@@ -141,22 +147,37 @@ def bench_whole() -> str:
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
+def bench_families(name: str) -> str:
+    """A stored run of drafters of one kind: its heading and its tables of families."""
+    result = bench_result(name)
+    return "\n".join([heading(result), "", *family_tables(result)])
+
+
+def bench_arms(name: str) -> str:
+    """A stored run with every arm."""
+    result = bench_result(name)
+    arms = arm_table(result, [arm.name for arm in result.arms])
+    return "\n".join([heading(result), "", *arms])
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "numbers": numbers,
     "bench-short": bench_short,
     "bench-whole": bench_whole,
+    "bench-drafters": lambda: bench_families("bench_drafters"),
+    "bench-updates": lambda: bench_families("bench_updates"),
+    "bench-studies": lambda: bench_arms("bench_studies"),
     "trained-demo": demo_table,
     "trained-specblock": specblock_table,
+    "trained-blockpilot": blockpilot_table,
 }
 
 
 def with_numbers(text: str) -> str:
-    """`text` with every block between its markers; those of a run not stored yet stay."""
+    """`text` with every block between its markers."""
 
     def filled(found: re.Match[str]) -> str:
         name = found[1]
-        if name.startswith("bench-") and not BENCH.is_file():
-            return found[0]
         return f"<!-- {name}: begin -->\n{BLOCKS[name]()}\n<!-- {name}: end -->"
 
     return BLOCK.sub(filled, text)

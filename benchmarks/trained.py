@@ -1,4 +1,4 @@
-"""Keeps what `rooftree train-drafter --json` printed as a result, and makes tables of it.
+"""Keeps what the training commands print with --json as results, and makes tables of them.
 
 python -m benchmarks.trained demo=printed.json specblock=other.json
 """
@@ -70,6 +70,24 @@ def specblock_table() -> str:
             f" {shares} |"
         )
     return "\n".join(lines)
+
+
+def blockpilot_table() -> str:
+    """What block sizes accept on held-out prompts, and what the predictor's choices do."""
+    run = runs()["blockpilot"]
+    found, sizes = run["held_out"], run["block_sizes"]
+    cells = [*found["fixed"], found["chosen"], found["hindsight"]]
+    names = [f"block of {size}" for size in sizes] + ["BlockPilot", "the best of each, afterwards"]
+    return "\n".join(
+        [
+            f"{run['trained']['samples']} prompts to train on, {found['samples']} that chose the "
+            "epoch; tokens a verification on these, as chains, bonus token included:",
+            "",
+            f"| {' | '.join(names)} |",
+            "|---" * len(names) + "|",
+            f"| {' | '.join(f'{length:.2f}' for length in cells)} |",
+        ]
+    )
 
 
 def kept(printed: Mapping[str, Any]) -> dict[str, Any]:

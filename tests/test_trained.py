@@ -67,3 +67,13 @@ def test_specblock_drafters_stand_side_by_side(stored):
     stored(demo=PRINTED, whole=PRINTED | {"kind": "specblock", "last": last})
     rows = trained.specblock_table().splitlines()[2:]
     assert rows == ["| whole | 500 | 1.50 | 2.00 | 25%, 50%, 0%, 0% |"]
+
+
+def test_blockpilot_stands_between_fixed_sizes_and_hindsight(stored):
+    held_out = {"fixed": [1.5, 2.0, 1.75], "chosen": 2.125, "hindsight": 2.25, "samples": 9}
+    run = {"kind": "blockpilot", "block_sizes": [7, 8, 9], "held_out": held_out}
+    stored(blockpilot=run | {"trained": {"samples": 90}})
+    table = trained.blockpilot_table()
+    assert table.startswith("90 prompts to train on, 9 that chose the epoch")
+    assert "| block of 7 | block of 8 | block of 9 | BlockPilot | the best of each" in table
+    assert table.endswith("| 1.50 | 2.00 | 1.75 | 2.12 | 2.25 |")

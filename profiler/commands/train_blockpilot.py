@@ -70,6 +70,7 @@ def command(drafter: str, output: Path, as_json: bool, **given: Any) -> None:
     from decoder.training.blockpilot import PilotTraining
     from decoder.training.blockpilot_data import Sweep
     from decoder.training.blockpilot_recipe import PilotRecipe, train_blockpilot
+    from profiler.bench.environment import machine
     from profiler.render import note, print_json
 
     where = select_device(given["device"])
@@ -96,10 +97,14 @@ def command(drafter: str, output: Path, as_json: bool, **given: Any) -> None:
     figures = result.held_out or result.trained
     sizes = result.predictor.config.candidates
     if as_json:
-        found = {"drafter": str(place), "epoch": result.epoch, "block_sizes": list(sizes)}
+        found = {"kind": "blockpilot", "drafter": str(place), "epoch": result.epoch}
         parts = {"trained": result.trained, "held_out": result.held_out}
-        told = {name: part and asdict(part) for name, part in parts.items()}
-        print_json({**found, **told})
+        print_json(
+            {**found, "block_sizes": list(sizes)}
+            | {name: part and asdict(part) for name, part in parts.items()}
+            | {"settings": asdict(recipe.training), "sweep": asdict(recipe.sweep)}
+            | {"environment": asdict(machine(target.device)[0])}
+        )
         return
     fixed = ", ".join(
         f"{length:.2f} with {size}" for size, length in zip(sizes, figures.fixed, strict=True)
