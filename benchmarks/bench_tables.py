@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from profiler.bench.analysis import Ratio, compare_arms
-from profiler.bench.cells import interval_text, ratio_text
+from profiler.bench.cells import interval_text, number_text, ratio_text
 from profiler.bench.figures import arm_figures
 from profiler.bench.hindsight import Hindsight, hindsight
 from profiler.bench.record import PLAIN, Arm, Result
@@ -102,7 +102,7 @@ def _row(result: Result, arm: Arm, against_sets: Ratio | None) -> str:
 
     cells = (
         arm.name,
-        ABSENT if own.verification is None else f"{own.verification.pooled:.2f}",
+        number_text(own.tokens_per_verification, ".2f") or ABSENT,
         ABSENT if arm.kind == "plain" else _cell(own.over_plain),
         over(f"chain+{arm.drafter}", ours),
         over(LOOKUP, ours),
@@ -113,8 +113,8 @@ def _row(result: Result, arm: Arm, against_sets: Ratio | None) -> str:
 
 def _set_cell(result: Result, arm: str, prompt_set: str) -> str:
     own = arm_figures(result, arm, prompt_set)
-    length = "" if own.verification is None else f" ({own.verification.pooled:.2f})"
-    return f"{ratio_text(own.over_plain) or ABSENT}{length}"
+    length = number_text(own.tokens_per_verification, ".2f")
+    return f"{ratio_text(own.over_plain) or ABSENT}" + ("" if length is None else f" ({length})")
 
 
 def _cell(ratio: Ratio | None) -> str:

@@ -139,7 +139,7 @@ def _member(result: Result, arm: Arm, drafter: Model, base: str | None) -> Membe
         without=drafter.without,
         block_size=drafter.block_size,
         tokens_per_s=own.tokens_per_s,
-        tokens_per_verification=None if own.verification is None else own.verification.pooled,
+        tokens_per_verification=own.tokens_per_verification,
         over_plain=own.over_plain,
         over_base=None if alone else compare_arms(result, arm.name, base or ""),
     )
@@ -150,7 +150,7 @@ def _updates(result: Result, arm: Arm) -> Updates:
     made = [one.update for one in result.of(arm.name) if one.update is not None]
     update_s = sum(one.seconds for one in made)
     fixed = _fixed(result, arm)
-    before = None if fixed is None else arm_figures(result, fixed).verification
+    before = None if fixed is None else arm_figures(result, fixed).tokens_per_verification
     return Updates(
         arm=arm.name,
         updater=arm.updates,
@@ -161,11 +161,11 @@ def _updates(result: Result, arm: Arm) -> Updates:
         update_share=update_s / sum(one.occupied_s for one in result.of(arm.name)),
         tokens_per_s=own.tokens_per_s,
         end_to_end_tokens_per_s=own.end_to_end_tokens_per_s,
-        tokens_per_verification=None if own.verification is None else own.verification.pooled,
+        tokens_per_verification=own.tokens_per_verification,
         over_plain=own.over_plain,
         end_to_end_over_plain=own.over_plain_end_to_end,
         fixed=fixed,
-        fixed_tokens_per_verification=None if before is None else before.pooled,
+        fixed_tokens_per_verification=before,
         over_fixed=None if fixed is None else compare_arms(result, arm.name, fixed),
         end_to_end_over_fixed=None if fixed is None else compare_arms(
             result, arm.name, fixed, "total"

@@ -114,6 +114,11 @@ class ArmFigures:
     verify_error: CostError | None
     cycle_error: CostError | None
 
+    @property
+    def tokens_per_verification(self) -> float | None:
+        """Pooled, bonus token included; None of arms that tell nothing of their rounds."""
+        return None if self.verification is None else self.verification.pooled
+
 
 def arm_figures(result: Result, arm: str, prompt_set: str | None = None) -> ArmFigures:
     """The figures of one arm, of one prompt set or of all."""

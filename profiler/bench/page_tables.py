@@ -47,7 +47,7 @@ def sets_table(view: View) -> str:
         row: list[str | None] = [arm.name]
         for name in sets:
             own = view.figures(arm.name, name)
-            kept = None if own.verification is None else f"{own.verification.pooled:.2f}"
+            kept = number_text(own.tokens_per_verification, ".2f")
             row += [ratio_text(own.over_plain), interval_text(own.over_plain), kept]
         rows.append(row)
     return _table("sets", columns, rows, "Over plain decoding by prompt set, decoding alone.")

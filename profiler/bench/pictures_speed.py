@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from profiler.bench.analysis import Ratio
+from profiler.bench.cells import number_text
 from profiler.bench.drawing import (
     GRAY,
     SERIES,
@@ -121,7 +122,7 @@ def _draw_study(view: View, arms: Sequence[Arm]) -> Figure:
     labels = []
     for arm in arms:
         own = view.figures(arm.name)
-        kept = "-" if own.verification is None else f"{own.verification.pooled:.2f}"
+        kept = number_text(own.tokens_per_verification, ".2f") or "-"
         nodes = "-" if own.nodes_mean is None else f"{own.nodes_mean:.1f}"
         labels.append(f"{shown(arm.name)}\n{kept} tokens, {nodes} nodes")
     axes.set_yticks(range(len(arms)), labels)

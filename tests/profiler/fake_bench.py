@@ -18,6 +18,8 @@ from profiler.bench.record import (
     Rounds,
     Settings,
 )
+from profiler.bench.run import Schedule, Tools, run_schedule
+from profiler.journal import Journal
 
 END = 9
 
@@ -167,3 +169,14 @@ def result(
         "responses": tuple(responses),
     }
     return Result(**usual | changed)
+
+
+def run(
+    own: Sequence[FakeContender], plan: Schedule, journal: Journal | None = None, **changed: Any
+) -> Result:
+    """All responses of a schedule, on the first contender's clock, as a result."""
+    responses = run_schedule(own, plan, journal, Tools(clock=own[0].clock))
+    usual = {"settings": settings(new_tokens=plan.new_tokens, repeats=plan.repeats)}
+    return result(
+        [one.arm for one in own], [one.prompt for one in plan.prompts], responses, **usual | changed
+    )

@@ -17,7 +17,14 @@ from profiler.bench.record import Response
 from profiler.bench.run import Schedule, Tools, open_journal, recorded_environment, run_schedule
 from profiler.bench.stopwatch import ProcessGauge, Stopwatch
 from profiler.bench.store import read_result, write_result
-from tests.profiler.fake_bench import END, Clock, FakeContender, arm, encoded, result, settings
+from tests.profiler.fake_bench import (
+    END,
+    Clock,
+    FakeContender,
+    arm,
+    encoded,
+    run,
+)
 
 NEW_TOKENS = 21
 HEADER = {"device": "a CPU"}
@@ -57,17 +64,6 @@ def schedule(prompts: int = 2, **changed) -> Schedule:
         "ends": frozenset([END]),
     }
     return Schedule(**usual | changed)
-
-
-def run(own: list[FakeContender], plan: Schedule, journal=None):
-    """All responses as a result."""
-    responses = run_schedule(own, plan, journal, Tools(clock=own[0].clock))
-    return result(
-        [one.arm for one in own],
-        [one.prompt for one in plan.prompts],
-        responses,
-        settings=settings(new_tokens=plan.new_tokens, repeats=plan.repeats),
-    )
 
 
 class TestKnownSpeed:

@@ -26,6 +26,7 @@ from profiler.bench.tables import print_result
 from profiler.bench.warnings import result_warnings
 from tests.decoder.models import greedy
 from tests.decoder.specblock_models import specblock_folder
+from tests.profiler import fake_bench
 from tests.profiler.fake_bench import (
     Clock,
     FakeContender,
@@ -108,14 +109,7 @@ def schedule(prompts: int = 6, repeats: int = 1) -> Schedule:
 
 
 def run(own: list[FakeContender], plan: Schedule, journal=None) -> Result:
-    responses = run_schedule(own, plan, journal, Tools(clock=own[0].clock))
-    return result(
-        [one.arm for one in own],
-        [one.prompt for one in plan.prompts],
-        responses,
-        settings=settings(new_tokens=plan.new_tokens, repeats=plan.repeats),
-        drafters=MODELS,
-    )
+    return fake_bench.run(own, plan, journal, drafters=MODELS)
 
 
 class TestKnownCosts:
