@@ -17,7 +17,7 @@ Where the paper is silent or leaves a choice, this is what is done here:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from decoder.drafters.specblock_tree import CONCENTRATED
 ARCHITECTURE = "SpecBlockDraftModel"
 FEATURES = 3  # hidden states of the target: low, mid, top
 HEAD = "lm_head.weight"
+Projection = Callable[[torch.Tensor], torch.Tensor]  # states [rows, hidden] to logits
 MOST_BRANCHING = 64
 # What the paper's table 2 takes away, with the name of the drafter that lacks it.
 PARTS = {
@@ -233,13 +234,16 @@ class SpecBlockModel(nn.Module):
             rows = rows + layer.mlp(layer.post_attention_layernorm(rows))
         return rows
 
-    def read(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def read(
+        self, hidden: torch.Tensor, project: Projection | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits over the draft vocabulary and over the buckets, of h^(L) [rows, hidden].
 
+        project  in place of the LM head
         None for the buckets where there is no rank head.
         """
         normed = self.norm(hidden)
-        logits = self.lm_head(normed)
+        logits = (project or self.lm_head)(normed)
         return logits, None if self.rank is None else self.rank(normed, logits)
 
 

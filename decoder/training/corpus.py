@@ -21,7 +21,7 @@ from costmodel.files import replacing
 from decoder.loading import LoadedModel
 from decoder.sequence import end_tokens
 from decoder.training.grouped import register_grouped
-from decoder.training.prompts import Opening, make_opening
+from decoder.training.prompts import Kinds, Opening, make_opening
 from decoder.training.refused import is_evaluation, refuse
 
 VALIDATION_SHARE = 32  # one text in so many is held out
@@ -37,6 +37,7 @@ class Collecting:
     prompt_tokens   longest end of an opened prompt that the target writes
     answer_tokens   longest continuation
     temperature     of the prompts that the target writes; continuations are greedy
+    openings        of the prompts: from templates alone, or as many free ones too
     """
 
     batches: int = 64
@@ -44,6 +45,7 @@ class Collecting:
     prompt_tokens: int = 64
     answer_tokens: int = 160
     temperature: float = 0.8
+    openings: Kinds = "free"
     seed: int = 0
 
 
@@ -201,7 +203,7 @@ def _openings(number: int, wanted: Collecting, prompts: Sequence[str]) -> list[O
         chosen = prompts[number * wanted.batch : (number + 1) * wanted.batch]
         return [Opening("own", text, open=False) for text in chosen]
     random = Random(f"{wanted.seed}/{number}")
-    return [make_opening(random) for _ in range(wanted.batch)]
+    return [make_opening(random, wanted.openings) for _ in range(wanted.batch)]
 
 
 def _claim(folder: Path, loaded: LoadedModel, wanted: Collecting, prompts: Sequence[str]) -> None:

@@ -29,6 +29,7 @@ from decoder.drafters.dflash_model import (
 from decoder.loading import LoadedModel
 from decoder.training.corpus import Text
 from decoder.training.features import Example
+from decoder.training.heads import FrozenHead
 from decoder.tree import Lattice, best_first
 
 VALIDATION_NODES = 16  # of the tree whose committed length is reported
@@ -150,7 +151,7 @@ class DFlashObjective:
         self._rotary = Rotary(model.config.shape, device)
         self._embedding = loaded.model.get_input_embeddings()
         self._kept = kept_tokens.to(device)
-        self._head = loaded.model.get_output_embeddings().weight.detach()[self._kept]
+        self._head = FrozenHead(loaded.model.get_output_embeddings().weight[self._kept])
         self._place = torch.full((loaded.architecture.vocab,), -1, device=device)
         self._place[self._kept] = torch.arange(len(kept_tokens), device=device)
         depth = torch.arange(self._size - 1, device=device)
@@ -161,7 +162,7 @@ class DFlashObjective:
     ) -> tuple[torch.Tensor, dict[str, float]]:
         anchors = self._anchors(example, generator)
         states = self.states(example.tokens, example.features, anchors)[:, 1:]
-        logits = functional.linear(states, self._head.to(states.dtype))  # [anchors, depth, kept]
+        logits = self._head(states)  # [anchors, depth, kept]
         wanted, known = self._labels(example, anchors)
         losses = functional.cross_entropy(
             logits.float().flatten(0, 1), wanted.clamp(min=0).flatten(), reduction="none"
@@ -188,7 +189,7 @@ class DFlashObjective:
             if not len(anchors):
                 continue
             states = self.states(example.tokens, example.features, anchors)[:, 1:]
-            logits = functional.linear(states.to(self._head.dtype), self._head)
+            logits = self._head(states.to(self._head.dtype))
             best, places = logits.float().softmax(-1).topk(VALIDATION_WIDTH)
             tokens = self._kept[places].cpu().numpy()
             truth = _windows(example.tokens, anchors, self._size).cpu().numpy()
@@ -206,7 +207,7 @@ class DFlashObjective:
     ) -> torch.Tensor:
         """How many tokens of each greedy block are the text's, from its first on: [anchors]."""
         states = self.states(tokens, features, anchors, size)[:, 1:]
-        logits = functional.linear(states.to(self._head.dtype), self._head)
+        logits = self._head(states.to(self._head.dtype))
         drafted = self._kept[logits.argmax(-1)]
         return (drafted == _windows(tokens, anchors, size)).cumprod(-1).sum(-1)
 

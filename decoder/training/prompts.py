@@ -1,7 +1,9 @@
-"""Prompts to train on, made here: openings from templates, which the target itself completes.
+"""Prompts to train on, made here: openings, which the target itself completes.
 
-The words and templates are our own. That an aligned model completes a user's turn when it is
-given only the beginning of one is Magpie's observation (Xu et al., 2024).
+Templates say what is asked for, and drafters learn them by heart; of free openings hardly more
+than a word is given, and the target asks for what it likes. The words and templates are our own.
+That an aligned model completes a user's turn when it is given only the beginning of one is
+Magpie's observation (Xu et al., 2024).
 """
 
 from __future__ import annotations
@@ -10,8 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Literal
 
 import yaml
+
+Kinds = Literal["templates", "free"]
 
 WORDS: dict[str, list[str]] = yaml.safe_load(
     Path(__file__).with_name("words.yaml").read_text(encoding="utf-8")
@@ -22,7 +27,7 @@ WORDS: dict[str, list[str]] = yaml.safe_load(
 class Opening:
     """The beginning of a prompt.
 
-    kind   maths, code, task or article
+    kind   maths, code, task, article or start
     text   as far as it is given
     open   whether the target still writes the rest of the user's turn
     chat   whether it goes through the chat template; an article is simply continued
@@ -34,9 +39,10 @@ class Opening:
     chat: bool = True
 
 
-def make_opening(random: Random) -> Opening:
-    """One opening, drawn from all kinds."""
-    [make] = random.choices(list(MAKERS), weights=list(MAKERS.values()))
+def make_opening(random: Random, kinds: Kinds) -> Opening:
+    """One opening: of a template, or among `free` ones as often of hardly more than a word."""
+    makers = TEMPLATES if kinds == "templates" else FREE
+    [make] = random.choices(list(makers), weights=list(makers.values()))
     return make(random)
 
 
@@ -158,4 +164,12 @@ def article(random: Random) -> Opening:
     return Opening("article", opening, open=False, chat=False)
 
 
-MAKERS: dict[Callable[[Random], Opening], float] = {maths: 3, code: 3, task: 4, article: 1}
+def start(random: Random) -> Opening:
+    """Hardly more than a word: what follows is what the target takes users to ask."""
+    name, other = random.sample(WORDS["names"], 2)
+    words = {"name": name, "other": other, "role": random.choice(WORDS["roles"])}
+    return Opening("start", random.choice(WORDS["starts"]).format(**words), open=True)
+
+
+TEMPLATES: dict[Callable[[Random], Opening], float] = {maths: 3, code: 3, task: 4, article: 1}
+FREE = TEMPLATES | {start: sum(TEMPLATES.values())}

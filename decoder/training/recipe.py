@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from decoder.drafters.dflash_model import save_dflash
+from costmodel.errors import InputError
+from decoder.drafters.dflash import DFlashDrafter
+from decoder.drafters.dflash_model import DFlashModel, save_dflash
 from decoder.loading import LoadedModel
+from decoder.target import Target
 from decoder.training.corpus import Collecting, Text, collect, read_corpus, split
 from decoder.training.dflash import (
     DFlashObjective,
@@ -25,11 +28,15 @@ DRAFTER = "drafter"  # folder of the finished drafter, beside the texts and the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Everything that decides which drafter comes out."""
+    """Everything that decides which drafter comes out.
+
+    start  folder or hub id of a trained drafter to go on from, whose sizes then count
+    """
 
     collecting: Collecting = field(default_factory=Collecting)
     drafter: DFlashTraining = field(default_factory=DFlashTraining)
     settings: Settings = field(default_factory=Settings)
+    start: str | None = None
 
 
 class FeatureObjective(Objective, Protocol):
@@ -63,11 +70,11 @@ def train_dflash(
     """Collect, train and save a DFlash drafter for this target; what `folder` has is gone on with.
 
     prompts  to train on; none: the ones made here
-    Raises InputError for evaluation prompts and for a folder of another recipe.
+    Raises InputError for evaluation prompts, for a folder of another recipe, and for a start
+    that does not fit the target.
     """
+    model = _first_model(loaded, recipe)
     texts = gather(loaded, folder, recipe.collecting, prompts, say)
-    published = fresh_config(loaded, recipe.drafter, mask_token(loaded))
-    model = fresh_model(loaded, published, recipe.settings.seed)
     vocab = loaded.architecture.vocab
     kept = head_tokens(texts[0], recipe.drafter.vocabulary, vocab)
     model.head_tokens = kept.numpy()
@@ -75,6 +82,20 @@ def train_dflash(
     trained = learn(loaded, folder, texts, objective, recipe.settings, say)
     save_dflash(trained.folder, model.bfloat16())
     return trained
+
+
+def _first_model(loaded: LoadedModel, recipe: Recipe) -> DFlashModel:
+    """The drafter that training begins with, in float32."""
+    if recipe.start is None:
+        published = fresh_config(loaded, recipe.drafter, mask_token(loaded))
+        return fresh_model(loaded, published, recipe.settings.seed)
+    model = DFlashDrafter(Target(loaded, owned=False), recipe.start).model.float()
+    if set(model.config.kinds) != {(None, False)}:
+        raise InputError(
+            f"the drafter {recipe.start} has layers with windows or causal attention",
+            hint="Training knows full attention within a block; begin without --from.",
+        )
+    return model.requires_grad_()
 
 
 def gather(

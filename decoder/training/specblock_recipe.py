@@ -8,13 +8,15 @@ from pathlib import Path
 
 import torch
 
-from decoder.drafters.specblock_model import save_specblock
+from decoder.drafters.specblock import SpecBlockDrafter
+from decoder.drafters.specblock_model import SpecBlockModel, save_specblock
 from decoder.loading import LoadedModel
+from decoder.target import Target
 from decoder.training.corpus import Collecting
 from decoder.training.loop import Say, Settings
 from decoder.training.recipe import Trained, gather, learn
-from decoder.training.specblock import specblock_objective
-from decoder.training.specblock_start import SpecBlockSettings, frequent_tokens
+from decoder.training.specblock import SpecBlockObjective
+from decoder.training.specblock_start import SpecBlockSettings, first_model, frequent_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +25,14 @@ class SpecBlockRecipe:
 
     vocabulary  tokens of the reduced vocabulary, which takes the place of `drafter.tokens`
     settings    the paper's clip of 0.5, beside this project's other defaults
+    start       folder or hub id of a trained drafter to go on from, whose sizes then count
     """
 
     collecting: Collecting = field(default_factory=Collecting)
     vocabulary: int = 8192
     drafter: SpecBlockSettings = field(default_factory=SpecBlockSettings)
     settings: Settings = field(default_factory=lambda: Settings(learning_rate=1.5e-3, clip=0.5))
+    start: str | None = None
 
 
 def train_specblock(
@@ -41,13 +45,23 @@ def train_specblock(
     """Collect, train and save a SpecBlock drafter; what `folder` has is gone on with.
 
     prompts  to train on; none: the ones made here
-    Raises InputError for evaluation prompts and for a folder of another recipe.
+    Raises InputError for evaluation prompts, for a folder of another recipe, and for a start
+    that does not fit the target.
     """
+    begun = None if recipe.start is None else _begun(loaded, recipe.start)
     texts = gather(loaded, folder, recipe.collecting, prompts, say)
     kept = frequent_tokens(texts[0], recipe.vocabulary, loaded.architecture.vocab)
     wanted = replace(recipe.drafter, tokens=kept)
     generator = torch.Generator().manual_seed(recipe.settings.seed)
-    objective = specblock_objective(loaded, wanted, generator)
+    model = begun or first_model(loaded, wanted, generator)
+    objective = SpecBlockObjective(loaded, wanted, model)
     trained = learn(loaded, folder, texts, objective, recipe.settings, say)
     save_specblock(trained.folder, objective.model.bfloat16())
     return trained
+
+
+def _begun(loaded: LoadedModel, start: str) -> SpecBlockModel:
+    """A trained drafter in float32, its head learning only where it is its own."""
+    model = SpecBlockDrafter(Target(loaded, owned=False), start).model.float().requires_grad_()
+    model.lm_head.weight.requires_grad_(model.config.own_head)
+    return model

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from profiler.commands.calibrate import Numbers
+
+if TYPE_CHECKING:
+    from decoder.training.prompts import Kinds
 
 
 @click.command(name="train-drafter")
@@ -30,6 +34,14 @@ from profiler.commands.calibrate import Numbers
     show_default=True,
     help="dflash: all places of a block at once; specblock: short blocks, chained.",
 )
+@click.option(
+    "--openings",
+    type=click.Choice(["free", "templates"]),
+    default="free",
+    show_default=True,
+    help="Of the prompts made here: templates alone, or as many that only begin with a word.",
+)
+@click.option("--from", "start", help="A trained drafter to go on from: its folder or hub id.")
 @click.option("--layers", type=click.IntRange(1, 16), help="Of the drafter [default: 3, or 2].")
 @click.option("--block-size", type=click.IntRange(2, 64), help="Of a block [default: 8, or 4].")
 @click.option(
@@ -64,6 +76,8 @@ def command(  # noqa: PLR0913 - one argument an option
     prompts: tuple[Path, ...],
     output: Path,
     kind: str,
+    openings: Kinds,
+    start: str | None,
     layers: int | None,
     block_size: int | None,
     feature_layers: tuple[int, ...] | None,
@@ -96,9 +110,12 @@ def command(  # noqa: PLR0913 - one argument an option
 
     if without and kind == "dflash":
         raise click.UsageError("--without names parts of a SpecBlock drafter.")
+    if start is not None and any((layers, block_size, feature_layers, without)):
+        raise click.UsageError("--from brings its own layers, block, features and parts.")
     where = select_device(device)
     own = [text.prompt for text in read_files(prompts, None, seed)[0]]
-    collecting = Collecting(batches=-(-(len(own) or texts) // Collecting().batch), seed=seed)
+    batches = -(-(len(own) or texts) // Collecting().batch)
+    collecting = Collecting(batches=batches, openings=openings, seed=seed)
     settings = replace(
         Recipe().settings if kind == "dflash" else SpecBlockRecipe().settings,
         steps=steps,
@@ -120,7 +137,7 @@ def command(  # noqa: PLR0913 - one argument an option
             block_size=block_size or 8,
             target_layers=feature_layers and tuple(number - 1 for number in feature_layers),
         )
-        recipe = Recipe(collecting=collecting, drafter=drafter, settings=settings)
+        recipe = Recipe(collecting=collecting, drafter=drafter, settings=settings, start=start)
         trained = train_dflash(loaded, output, recipe, own, note)
     else:
         spec = SpecBlockSettings(
@@ -130,7 +147,9 @@ def command(  # noqa: PLR0913 - one argument an option
             without=frozenset(without),
             rank_from_step=steps * 2 // 3,
         )
-        block_recipe = SpecBlockRecipe(collecting=collecting, drafter=spec, settings=settings)
+        block_recipe = SpecBlockRecipe(
+            collecting=collecting, drafter=spec, settings=settings, start=start
+        )
         trained = train_specblock(loaded, output, block_recipe, own, note)
     last = trained.history[-1]
     if as_json:

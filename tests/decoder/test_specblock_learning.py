@@ -1,5 +1,7 @@
 """SpecBlock drafters learn: a tiny one end to end, and the recipe that trains one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -126,6 +128,15 @@ class TestRecipe:
         assert drafter.name == "specblock"
         assert len(drafter.tokens) == 40
         assert drafter.model.examples.tolist() == [12, 8]
+        still = replace(self.RECIPE.settings, steps=1, learning_rate=1e-9)
+        again = replace(self.RECIPE, settings=still, start=str(trained.folder))
+        onward = train_specblock(loaded(), tmp_path / "on", again)
+        further = load_drafter(str(onward.folder), target)
+        assert further.model.examples.tolist() == [14, 8]
+        for name, weight in drafter.model.named_parameters():
+            torch.testing.assert_close(
+                further.model.get_parameter(name), weight, atol=1e-6, rtol=0, msg=name
+            )
         decoder = TreeDecoder(target, drafter=drafter, policy="fixed:12")
         found = decoder.generate([5, 6, 7], max_new_tokens=12).token_ids
         assert found == greedy(target.model, [5, 6, 7], 12)

@@ -154,7 +154,7 @@ class TestValidPrefix:
                 rank = 99 if own < 0 else sorted(p[a][k], reverse=True).index(p[a][k][own]) + 1
                 bucket = 0 if rank == 1 else 1 if rank <= 4 else 2 if rank <= 10 else 3
                 assert int(labels[a, k]) == bucket
-            expected.append(sum(losses) / max(len(losses), 1))
+            expected.append(sum(losses) / anchors)
         assert draft_losses(scored, mask).tolist() == pytest.approx(expected, rel=1e-5)
 
     def test_what_is_masked_may_be_infinite(self):

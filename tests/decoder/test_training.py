@@ -6,10 +6,12 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from costmodel.errors import InputError
 from decoder import TreeDecoder
@@ -27,7 +29,9 @@ from decoder.training.dflash import (
     head_tokens,
 )
 from decoder.training.features import Example, Examples
+from decoder.training.heads import FrozenHead
 from decoder.training.loop import CHECKPOINT, Settings, chosen, learning_rate, train
+from decoder.training.prompts import make_opening
 from decoder.training.recipe import Recipe, mask_token, train_dflash
 from tests.tiny_folder import write_tokenizer, write_weights
 
@@ -339,6 +343,57 @@ def test_a_drafter_from_one_command_drafts_for_its_target(loaded, folder, tmp_pa
     plain = TreeDecoder(target, policy="plain").generate([5, 6, 7], max_new_tokens=20)
     drafted = TreeDecoder(target, drafter=drafter, policy="fixed:6")
     assert drafted.generate([5, 6, 7], max_new_tokens=20).token_ids == plain.token_ids
+
+
+def test_a_trained_drafter_is_gone_on_from(loaded, tmp_path):
+    """With a rate of next to nothing it stays what it was, in other texts and a fresh run."""
+    first = train_dflash(loaded, tmp_path / "first", RECIPE)
+    still = replace(SETTINGS, steps=1, learning_rate=1e-9)
+    again = replace(RECIPE, settings=still, start=str(first.folder))
+    again = replace(again, collecting=replace(COLLECTING, seed=1))
+    second = train_dflash(loaded, tmp_path / "second", again)
+    was, became = (load_file(run.folder / "model.safetensors") for run in (first, second))
+    for name, weight in was.items():
+        torch.testing.assert_close(became[name], weight, atol=1e-6, rtol=0)
+
+
+def test_a_start_that_does_not_fit_the_target_is_refused(loaded, tmp_path):
+    first = train_dflash(loaded, tmp_path / "first", RECIPE)
+    config = json.loads((first.folder / "config.json").read_text(encoding="utf-8"))
+    changed = config | {"use_sliding_window": True, "sliding_window": 4}
+    changed["layer_types"] = ["sliding_attention"] * len(config["layer_types"])
+    for wrong, said in ((config | {"vocab_size": 7}, "vocab"), (changed, "windows")):
+        (first.folder / "config.json").write_text(json.dumps(wrong), encoding="utf-8")
+        with pytest.raises(InputError, match=said):
+            train_dflash(loaded, tmp_path / "second", replace(RECIPE, start=str(first.folder)))
+    assert not (tmp_path / "second").exists()  # found before any text was written
+
+
+def test_half_of_free_openings_are_hardly_more_than_a_word():
+    random = Random(0)
+    free = [make_opening(random, "free") for _ in range(400)]
+    assert 150 < sum(opening.kind == "start" for opening in free) < 250
+    assert {opening.kind for opening in free} == {"maths", "code", "task", "article", "start"}
+    for opening in free:
+        if opening.kind == "start":
+            assert opening.open and opening.chat
+            assert len(opening.text.split()) <= 8 and "{" not in opening.text
+            assert opening.text == opening.text.rstrip()  # tokens begin with their space
+    assert all(make_opening(random, "templates").kind != "start" for _ in range(400))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_frozen_head_is_cast_once(autocast):
+    rows, states = torch.randn(12, 8), torch.randn(3, 5, 8, requires_grad=True)
+    head = FrozenHead(rows)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        logits = head(states)
+        expected = torch.nn.functional.linear(states, rows)
+        assert head(states).dtype == expected.dtype
+    assert torch.equal(logits, expected)
+    logits.float().sum().backward()
+    torch.testing.assert_close(states.grad[0, 0], rows.sum(0), atol=0.1, rtol=0.02)
+    assert head.dtype == torch.float32 and not rows.requires_grad
 
 
 def test_an_example_of_unequal_lengths_is_refused():
