@@ -1,7 +1,10 @@
 """The loop that measures points.
 
 All points are mixed: each pass takes one sample of every unfinished point, in a
-fresh random order, so that a drift of the machine does not look like a trend.
+fresh random order, so that a drift of the machine does not look like a trend. Points that an
+adaptive sweep adds together are first sampled within seconds of each other, so they get few
+samples then, and the others when all points are mixed: a disturbance that lasts for seconds
+would otherwise be most of what is known of them.
 Every sample goes into the journal before the next is taken.
 """
 
@@ -20,7 +23,8 @@ from profiler.stopping import StoppingRule
 from profiler.timing import Guard, PointAccumulator, Samples, Timer, interleave, take_sample
 from profiler.workload import Task, Workload
 
-SAMPLES_A_ROUND = 6  # of every point before an adaptive sweep asks for further ones
+SAMPLES_A_ROUND = 3  # of every point before an adaptive sweep asks for further ones
+LEAST_SAMPLES = 6  # of every point of an adaptive sweep that needs no further ones
 MIN_GRID_SHARE = 0.75  # a profile from less would have holes that nobody sees
 
 
@@ -89,7 +93,8 @@ def run_sweep(
     while sweep.measure(SAMPLES_A_ROUND):
         further = steering.more(sweep.result())
         if further is None:
-            return sweep.result()
+            sweep.measure(LEAST_SAMPLES)
+            break
         if not further:
             sweep.measure(None)
             break

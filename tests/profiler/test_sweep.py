@@ -15,7 +15,7 @@ from profiler.journal import Journal
 from profiler.memory import OutOfMemory
 from profiler.plan import ROWS, SweepPlan
 from profiler.stopping import CountRule
-from profiler.sweep import SAMPLES_A_ROUND, Instruments, Steering, run_sweep
+from profiler.sweep import LEAST_SAMPLES, SAMPLES_A_ROUND, Instruments, Steering, run_sweep
 from profiler.timing import FakeTimer
 from profiler.workload import Task
 
@@ -367,9 +367,23 @@ class TestAdaptive:
         # None left: the rest of the budget goes into more samples of all of them.
         assert {samples.n for samples in swept.samples.values()} == {20}
 
+    def test_a_disturbance_while_a_point_is_new_does_not_outweigh_the_rest(
+        self, tmp_path: Path
+    ) -> None:
+        slow = []
+
+        def more(swept):
+            slow.append(len(slow) == 0)
+            return [self.EXTRA] if slow[-1] else []
+
+        run = Run(tmp_path, more=more, samples=10)
+        run.timer = FakeTimer(lambda work: true_s(work.task) * (1.5 if slow[-1:] == [True] else 1))
+        assert run().samples[self.EXTRA].median_s == true_s(self.EXTRA)
+        assert sum(record["size"] == self.EXTRA.size for record in run.records()) >= 10
+
     def test_none_needed_ends_the_sweep(self, tmp_path: Path) -> None:
         swept = Run(tmp_path, more=lambda swept: None, samples=20)()
-        assert {samples.n for samples in swept.samples.values()} == {SAMPLES_A_ROUND}
+        assert {samples.n for samples in swept.samples.values()} == {LEAST_SAMPLES}
 
 
 def test_a_runtime_that_pads_is_measured_at_its_buckets() -> None:
