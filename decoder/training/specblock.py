@@ -104,7 +104,7 @@ class SpecBlockObjective:
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """Equation (7) of one text, with a gradient, and figures to log.
 
-        The rank head joins at `rank_from_step`, when the trunk has settled.
+        The rank head joins at `rank_from_step`, when the trunk has settled, and stays.
         Raises InputError for a text without anything to draft.
         """
         anchors = self._anchors(example, generator)
@@ -115,7 +115,8 @@ class SpecBlockObjective:
         cuts = torch.randint(1, length + 1, shape, generator=generator, device=generator.device).to(
             anchors.device
         )
-        ranked = self.model.rank is not None and step >= self.settings.rank_from_step
+        settled = self.model.ranked or step >= self.settings.rank_from_step
+        ranked = self.model.rank is not None and settled
         self.model.examples += torch.tensor([1, int(ranked)], device=self._device)
         first = max(example.prompt_tokens - 1, 0)
         every = torch.arange(first, int(anchors.max()) + 1, device=anchors.device)

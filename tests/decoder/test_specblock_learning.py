@@ -132,7 +132,7 @@ class TestRecipe:
         again = replace(self.RECIPE, settings=still, start=str(trained.folder))
         onward = train_specblock(loaded(), tmp_path / "on", again)
         further = load_drafter(str(onward.folder), target)
-        assert further.model.examples.tolist() == [14, 8]
+        assert further.model.examples.tolist() == [14, 10]  # the rank head stays in
         for name, weight in drafter.model.named_parameters():
             torch.testing.assert_close(
                 further.model.get_parameter(name), weight, atol=1e-6, rtol=0, msg=name
