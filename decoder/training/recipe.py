@@ -10,6 +10,7 @@ from typing import Protocol
 from costmodel.errors import InputError
 from decoder.drafters.dflash import DFlashDrafter
 from decoder.drafters.dflash_model import DFlashModel, save_dflash
+from decoder.drafters.factory import load_drafter
 from decoder.loading import LoadedModel
 from decoder.target import Target
 from decoder.training.corpus import Collecting, Text, collect, read_corpus, split
@@ -30,7 +31,7 @@ DRAFTER = "drafter"  # folder of the finished drafter, beside the texts and the 
 class Recipe:
     """Everything that decides which drafter comes out.
 
-    start  folder or hub id of a trained drafter to go on from, whose sizes then count
+    start  a trained drafter to go on from, as `load_drafter` takes it; its sizes then count
     """
 
     collecting: Collecting = field(default_factory=Collecting)
@@ -89,7 +90,10 @@ def _first_model(loaded: LoadedModel, recipe: Recipe) -> DFlashModel:
     if recipe.start is None:
         published = fresh_config(loaded, recipe.drafter, mask_token(loaded))
         return fresh_model(loaded, published, recipe.settings.seed)
-    model = DFlashDrafter(Target(loaded, owned=False), recipe.start).model.float()
+    drafter = load_drafter(recipe.start, Target(loaded, owned=False))
+    if not isinstance(drafter, DFlashDrafter):
+        raise InputError(f"{recipe.start} is no DFlash drafter", hint="Choose its --kind.")
+    model = drafter.model.float()
     if set(model.config.kinds) != {(None, False)}:
         raise InputError(
             f"the drafter {recipe.start} has layers with windows or causal attention",

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from costmodel.errors import InputError
+from decoder.drafters.factory import load_drafter
 from decoder.drafters.specblock import SpecBlockDrafter
 from decoder.drafters.specblock_model import SpecBlockModel, save_specblock
 from decoder.loading import LoadedModel
@@ -25,7 +27,7 @@ class SpecBlockRecipe:
 
     vocabulary  tokens of the reduced vocabulary, which takes the place of `drafter.tokens`
     settings    the paper's clip of 0.5, beside this project's other defaults
-    start       folder or hub id of a trained drafter to go on from, whose sizes then count
+    start       a trained drafter to go on from, as `load_drafter` takes it; its sizes then count
     """
 
     collecting: Collecting = field(default_factory=Collecting)
@@ -62,6 +64,9 @@ def train_specblock(
 
 def _begun(loaded: LoadedModel, start: str) -> SpecBlockModel:
     """A trained drafter in float32, its head learning only where it is its own."""
-    model = SpecBlockDrafter(Target(loaded, owned=False), start).model.float().requires_grad_()
+    drafter = load_drafter(start, Target(loaded, owned=False))
+    if not isinstance(drafter, SpecBlockDrafter):
+        raise InputError(f"{start} is no SpecBlock drafter", hint="Choose its --kind.")
+    model = drafter.model.float().requires_grad_()
     model.lm_head.weight.requires_grad_(model.config.own_head)
     return model

@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="Of the prompts made here: templates alone, or as many that only begin with a word.",
 )
-@click.option("--from", "start", help="A trained drafter to go on from: its folder or hub id.")
+@click.option(
+    "--from", "start", help="A trained drafter to go on from: its folder, hub id, or demo."
+)
 @click.option("--layers", type=click.IntRange(1, 16), help="Of the drafter [default: 3, or 2].")
 @click.option("--block-size", type=click.IntRange(2, 64), help="Of a block [default: 8, or 4].")
 @click.option(

@@ -31,6 +31,8 @@ def run(capture: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
         (["--from", "demo", "--layers", "2"], "--from brings its own layers"),
         (["--openings", "closed"], "'free', 'templates'"),
         (["--from", "nowhere/at/all"], "nowhere/at/all"),
+        (["--from", "demo"], "hidden size is 576, the target's is 32"),
+        (["--from", "ngram", "--kind", "specblock"], "ngram is no SpecBlock drafter"),
     ],
 )
 def test_wrong_words_are_named(
