@@ -46,6 +46,7 @@ from profiler.workload import Task, Workload
 CPU_CONTEXTS = (64, 256, 1024, 2048)
 GPU_CONTEXTS = (64, 256, 1024, 4096, 16384)
 BUDGETS_S = {"cuda": 30.0, "cpu": 45.0}  # a CPU is noisier, so it gets more samples
+UNSTEADY = 0.05  # spread of the pace from which on a reader should know of it
 CPU_MAX_NODES = 127
 GPU_MAX_NODES = 1024
 GPU_PREFILL_TOKENS = (128, 512, 2048, 8192)
@@ -265,6 +266,11 @@ def _tell(swept: SweepResult, listener: Listener) -> None:
     """Say what a reader of the profile would miss."""
     if swept.resumed_samples:
         listener.say(f"went on from {swept.resumed_samples} samples of an unfinished run")
+    if swept.pace_spread > UNSTEADY:
+        listener.say(
+            f"the machine's pace varied by {swept.pace_spread:.0%}: times are given at its "
+            "typical pace, and are the more certain the quieter it is"
+        )
     for task, reason in swept.skipped.items():
         listener.say(
             f"skipped {task.kind} of {task.size} at context {task.context}, batch {task.batch}: "

@@ -18,6 +18,7 @@ import numpy as np
 from costmodel.errors import InputError, MeasurementError
 from profiler.journal import Journal
 from profiler.memory import OutOfMemory
+from profiler.pace import paces
 from profiler.parallel import FollowedJournal
 from profiler.stopping import StoppingRule
 from profiler.timing import Guard, PointAccumulator, Samples, Timer, interleave, take_sample
@@ -25,6 +26,7 @@ from profiler.workload import Task, Workload
 
 SAMPLES_A_ROUND = 3  # of every point before an adaptive sweep asks for further ones
 LEAST_SAMPLES = 6  # of every point of an adaptive sweep that needs no further ones
+PACED = ("verify", "held_out", "plain", "prefill", "draft")  # forwards, which a busy machine slows
 MIN_GRID_SHARE = 0.75  # a profile from less would have holes that nobody sees
 
 
@@ -40,8 +42,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
-    """Samples by task.
+    """Samples by task, those of forwards as at the machine's typical pace (`profiler.pace`).
 
+    pace_spread  standard deviation of the pace's logarithm
     unmeasured  tasks that the budget left without a sample
     skipped     tasks that did not fit into memory, and why
     """
@@ -50,6 +53,7 @@ class SweepResult:
     unmeasured: tuple[Task, ...]
     spent_s: float
     resumed_samples: int
+    pace_spread: float = 0.0
     skipped: Mapping[Task, str] = field(default_factory=dict)
 
 
@@ -115,7 +119,9 @@ class _Sweep:
         self._workload, self._instruments, self._journal = workload, instruments, journal
         self._steering = steering
         self._recorded = _recorded(journal)
+        self._number = len(journal.records)  # of the next sample
         self._points: dict[Task, PointAccumulator] = {}
+        self._taken: dict[Task, list[int]] = {}  # the numbers of the samples that count
         self._calls: dict[Task, Callable[[], object]] = {}
         self._skipped: dict[Task, str] = {}
         self._random = np.random.default_rng(0)
@@ -133,11 +139,11 @@ class _Sweep:
                 self._skipped[task] = reason
                 continue
             point = PointAccumulator(self._instruments.rule)
-            for seconds, ok in self._recorded.get(task, []):
-                point.add(seconds, ok=ok)
+            self._points[task], self._taken[task] = point, []
+            for number, seconds, ok in self._recorded.get(task, []):
+                self._count(task, number, seconds, ok=ok)
                 self._spent_s += seconds
             self._resumed += point.attempts
-            self._points[task] = point
             self._calls[task] = self._workload.call(task)
         known = [task for task in tasks if task in self._points]
         self._warm_up([task for task in known if not self._points[task].done])
@@ -154,7 +160,8 @@ class _Sweep:
                 continue
             record = {"seconds": sample.seconds, "disturbance": sample.disturbance}
             self._journal.append(task.key() | record, durable=False)
-            self._points[task].add(sample.seconds, ok=not sample.disturbance)
+            self._count(task, self._number, sample.seconds, ok=not sample.disturbance)
+            self._number += 1
             self._spent_s = timer.now_s() - start_s
             self._tell()
             if self._spent_s >= self._steering.budget_s:
@@ -162,9 +169,21 @@ class _Sweep:
         return True
 
     def result(self) -> SweepResult:
-        return replace(
-            _collect(self._points, self._spent_s, self._resumed), skipped=dict(self._skipped)
+        samples, unmeasured = _collect(self._points)
+        samples, pace_spread = _at_typical_pace(samples, self._taken)
+        return SweepResult(
+            samples=samples,
+            unmeasured=tuple(unmeasured),
+            spent_s=self._spent_s,
+            resumed_samples=self._resumed,
+            pace_spread=pace_spread,
+            skipped=dict(self._skipped),
         )
+
+    def _count(self, task: Task, number: int, seconds: float, *, ok: bool) -> None:
+        self._points[task].add(seconds, ok=ok)
+        if ok:
+            self._taken[task].append(number)
 
     def _warm_up(self, tasks: Sequence[Task]) -> None:
         """Once through everything: first calls compile, allocate and choose kernels.
@@ -203,25 +222,28 @@ class _Sweep:
         )
 
 
-def _recorded(journal: Journal | FollowedJournal) -> dict[Task, list[tuple[float, bool]]]:
-    """The journal's samples by task: seconds, and whether they count."""
-    recorded: dict[Task, list[tuple[float, bool]]] = {}
-    for number, record in enumerate(journal.records, start=2):
+def _recorded(
+    journal: Journal | FollowedJournal,
+) -> dict[Task, list[tuple[int, float, bool]]]:
+    """The journal's samples by task: their numbers, seconds, and whether they count."""
+    recorded: dict[Task, list[tuple[int, float, bool]]] = {}
+    for number, record in enumerate(journal.records):
         try:
             task = Task(**{key: record[key] for key in ("kind", "size", "context", "batch")})
             seconds = float(record["seconds"])
             if not seconds > 0:
                 raise ValueError
-            recorded.setdefault(task, []).append((seconds, not record["disturbance"]))
+            recorded.setdefault(task, []).append((number, seconds, not record["disturbance"]))
         except (KeyError, TypeError, ValueError):
             raise InputError(
-                f"{journal.path}, line {number} is not a sample of this sweep",
+                f"{journal.path}, line {number + 2} is not a sample of this sweep",
                 hint="Run again with --fresh to start over.",
             ) from None
     return recorded
 
 
-def _collect(points: Mapping[Task, PointAccumulator], spent_s: float, resumed: int) -> SweepResult:
+def _collect(points: Mapping[Task, PointAccumulator]) -> tuple[dict[Task, Samples], list[Task]]:
+    """The samples of each task, and the tasks without any."""
     samples: dict[Task, Samples] = {}
     unmeasured = []
     for task, point in points.items():
@@ -237,6 +259,31 @@ def _collect(points: Mapping[Task, PointAccumulator], spent_s: float, resumed: i
             hint="Stop other work on this machine, and run again with a larger --time-budget; "
             "what was measured is kept.",
         )
-    return SweepResult(
-        samples=samples, unmeasured=tuple(unmeasured), spent_s=spent_s, resumed_samples=resumed
+    return samples, unmeasured
+
+
+def _at_typical_pace(
+    samples: Mapping[Task, Samples], taken: Mapping[Task, Sequence[int]]
+) -> tuple[dict[Task, Samples], float]:
+    """The samples with those of forwards over the machine's pace, and how that spread.
+
+    taken  the numbers of each task's samples, those of its warm-up first
+    """
+    paced = [task for task in samples if task.kind in PACED]
+    rows = sorted(
+        (number, point, seconds)
+        for point, task in enumerate(paced)
+        for number, seconds in zip(
+            taken[task][len(samples[task].warmup) :], samples[task].seconds, strict=True
+        )
     )
+    pace = paces([seconds for _, _, seconds in rows], [point for _, point, _ in rows])
+    at_pace: list[list[float]] = [[] for _ in paced]
+    for (_, point, seconds), slowness in zip(rows, pace.tolist(), strict=True):
+        at_pace[point].append(seconds / slowness)
+    found = {
+        task: replace(samples[task], seconds=tuple(seconds))
+        for task, seconds in zip(paced, at_pace, strict=True)
+    }
+    spread = float(np.log(pace).std()) if len(pace) else 0.0
+    return dict(samples) | found, spread

@@ -15,7 +15,7 @@ from profiler.journal import Journal
 from profiler.memory import OutOfMemory
 from profiler.plan import ROWS, SweepPlan
 from profiler.stopping import CountRule
-from profiler.sweep import LEAST_SAMPLES, SAMPLES_A_ROUND, Instruments, Steering, run_sweep
+from profiler.sweep import LEAST_SAMPLES, PACED, SAMPLES_A_ROUND, Instruments, Steering, run_sweep
 from profiler.timing import FakeTimer
 from profiler.workload import Task
 
@@ -190,6 +190,22 @@ class TestSweep:
         for task, samples in swept.samples.items():
             assert samples.seconds == (true_s(task),) * 5
         assert swept.spent_s == pytest.approx(5 * sum(true_s(task) for task in PLAN.tasks()))
+
+    def test_slow_spells_are_taken_out_and_resuming_does_not_change_that(
+        self, tmp_path: Path
+    ) -> None:
+        run, calls = Run(tmp_path, samples=9), itertools.count()
+        run.timer = FakeTimer(
+            lambda work: true_s(work.task) * (1.5 if next(calls) % 30 < 12 else 1.0)
+        )
+        swept = run()
+        forwards = [task for task in swept.samples if task.kind in PACED]
+        off = [abs(swept.samples[task].median_s / true_s(task) - 1.0) for task in forwards]
+        assert np.median(off) < 0.01 and swept.pace_spread > 0.1
+        raw = [record["seconds"] / true_s(task_of(record)) for record in run.records()]
+        assert {round(ratio, 6) for ratio in raw} == {1.0, 1.5}  # the journal keeps them as timed
+        again = Run(tmp_path, samples=9)()
+        assert again.samples == swept.samples and again.resumed_samples == len(raw)
 
     def test_every_call_is_warmed_up_before_any_is_timed(self, tmp_path: Path) -> None:
         run = Run(tmp_path)
