@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.common import RESULTS
 
 TRAINED = RESULTS / "trained_drafters.json"
-DEMO = "demo"  # the run whose drafter the package ships
+DEMO = ("demo-start", "demo")  # runs, each from the end of the one before, of the shipped drafter
 
 
 def runs() -> dict[str, dict[str, Any]]:
@@ -25,16 +25,22 @@ def runs() -> dict[str, dict[str, Any]]:
 
 def demo_table() -> str:
     """The shipped drafter's data, steps and figures, in Markdown."""
-    run = runs()[DEMO]
+    found = runs()
+    return "\n\n".join(_history(found[name]) for name in DEMO if name in found)
+
+
+def _history(run: Mapping[str, Any]) -> str:
     settings, last, history = run["settings"], run["last"], run["history"]
     machine = run["environment"]
     depths = sorted(int(name.split("_")[1]) for name in last if name.startswith("accepted_"))
     shares = [f"{last[f'accepted_{depth}']:.0%}" for depth in depths]
     some = history[:: max(1, len(history) // 6)]
     rows = some if some[-1] == last else [*some, last]
+    begun = f"From {run['from']}: " if run.get("from") else ""
     return "\n".join(
         [
-            f"{run['texts']:,} texts ({run['tokens']:,} tokens written by the target), "
+            f"{begun}{run['texts']:,} texts ({run['tokens']:,} tokens written by the target, "
+            f"openings: {run['collecting'].get('openings', 'templates')}), "
             f"{run['held_out']} more held out; {settings['steps']:,} steps of {settings['batch']} "
             f"texts, AdamW at {settings['learning_rate']:g}, {last['seconds'] / 60:.0f} minutes "
             f"on one core of {machine['device']} beside other work, torch "
@@ -91,8 +97,9 @@ def blockpilot_table() -> str:
 
 
 def kept(printed: Mapping[str, Any]) -> dict[str, Any]:
-    """A run without where it lay."""
-    return {name: value for name, value in printed.items() if name != "drafter"}
+    """A run without where it lay; of a folder that it went on from, the name."""
+    run = {name: value for name, value in printed.items() if name != "drafter"}
+    return run | ({"from": Path(run["from"]).name} if run.get("from") else {})
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ PRINTED = {
     "texts": 1200,
     "held_out": 40,
     "tokens": 150000,
+    "collecting": {"openings": "free"},
     "settings": {"steps": 400, "batch": 4, "learning_rate": 0.002},
     "last": HISTORY[-1],
     "history": HISTORY,
@@ -55,11 +56,21 @@ def test_where_a_run_lay_is_not_kept_and_others_stay(stored):
 def test_the_drafters_table_has_the_figures_of_the_run(stored):
     stored(demo=PRINTED)
     table = trained.demo_table()
-    assert "1,200 texts (150,000 tokens written by the target), 40 more held out" in table
+    assert "1,200 texts (150,000 tokens written by the target, openings: free), 40 more" in table
     assert "400 steps of 4 texts, AdamW at 0.002, 2 minutes on one core of A CPU" in table
     assert "| 200 | 1.25 | 1.50 |\n| 400 | 2.50 | 3.25 |" in table
     assert table.endswith("| first i places right | 1 | 2 |\n|---|---|---|\n"
                           "| share of blocks | 62% | 25% |")  # fmt: skip
+
+
+def test_a_drafter_of_two_runs_has_both_in_turn(stored):
+    """A run of before there were other openings says nothing of them."""
+    before = PRINTED | {"texts": 900, "collecting": {}}
+    runs = stored(**{"demo-start": before}, demo=PRINTED | {"from": "/home/somebody/work/first"})
+    assert runs["demo"]["from"] == "first"
+    first, second = trained.demo_table().split("From first: ")
+    assert first.startswith("900 texts (150,000 tokens written by the target, openings: templates)")
+    assert second.startswith("1,200 texts") and first.count("| 200 |") == second.count("| 200 |")
 
 
 def test_specblock_drafters_stand_side_by_side(stored):

@@ -198,12 +198,13 @@ class DraftAttention(nn.Module):
 
     def keys_values(self, rows: torch.Tensor, rope: Rope) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [kv_heads, rows, head_dim] of rows [rows, width]."""
-        key = rotate(self.k_norm(self._heads(self.k_proj(rows))), rope)
+        # Under autocast, what comes from a product is narrower than the norm's weight.
+        key = rotate(self.k_norm(self._heads(self.k_proj(rows)).to(rows.dtype)), rope)
         return key, self._heads(self.v_proj(rows))
 
     def queries(self, rows: torch.Tensor, rope: Rope) -> torch.Tensor:
         """[heads, rows, head_dim] of rows [rows, width]."""
-        return rotate(self.q_norm(self._heads(self.q_proj(rows))), rope)
+        return rotate(self.q_norm(self._heads(self.q_proj(rows)).to(rows.dtype)), rope)
 
     def forward(
         self, rows: torch.Tensor, rope: Rope, cache: RowCache, layer: int, seen: Span

@@ -249,7 +249,7 @@ class DFlashObjective:
         """
         model, size = self.model, size or self._size
         device = tokens.device
-        context = model.hidden_norm(model.fc(features.float()))
+        context = model.hidden_norm(model.fc(features.float()).float())
         masks = tokens.new_full((len(anchors), size), model.config.mask_token_id)
         masks[:, 0] = tokens[anchors]
         with torch.no_grad():

@@ -157,7 +157,9 @@ def command(  # noqa: PLR0913 - one argument an option
     if as_json:
         counts = {"texts": trained.texts[0], "held_out": trained.texts[1]}
         print_json(
-            {"kind": kind, "drafter": str(trained.folder), **counts, "tokens": trained.tokens}
+            {"kind": kind, "from": start, "drafter": str(trained.folder)}
+            | counts
+            | {"tokens": trained.tokens}
             | {"settings": asdict(settings), "collecting": asdict(collecting)}
             | {"last": last, "history": trained.history}
             | {"environment": asdict(machine(loaded.model.device)[0])}
