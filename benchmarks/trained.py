@@ -40,7 +40,7 @@ def _history(run: Mapping[str, Any]) -> str:
     return "\n".join(
         [
             f"{begun}{run['texts']:,} texts ({run['tokens']:,} tokens written by the target, "
-            f"openings: {run['collecting'].get('openings', 'templates')}), "
+            f"openings: {_openings(run)}), "
             f"{run['held_out']} more held out; {settings['steps']:,} steps of {settings['batch']} "
             f"texts, AdamW at {settings['learning_rate']:g}, {last['seconds'] / 60:.0f} minutes "
             f"on one core of {machine['device']} beside other work, torch "
@@ -59,20 +59,27 @@ def _history(run: Mapping[str, Any]) -> str:
     )
 
 
+def _openings(run: Mapping[str, Any]) -> str:
+    """Of a run's prompts; the first runs had templates alone and say nothing of it."""
+    return str(run["collecting"].get("openings", "templates"))
+
+
 def specblock_table() -> str:
     """SpecBlock drafters, whole and without parts, in Markdown."""
     lines = [
-        "| trained | steps | chain, tokens a verification | whole tree |"
+        "| trained | texts | steps | chain, tokens a verification | whole tree |"
         " places 1 to 4 of the first block right, each behind right ones |",
-        "|---|---|---|---|---|",
+        "|---|---|---|---|---|---|",
     ]
     for name, run in runs().items():
         if run["kind"] != "specblock":
             continue
         last = run["last"]
         shares = ", ".join(f"{last.get(f'alpha_1_{place}', 0):.0%}" for place in range(1, 5))
+        begun = f", from {run['from']}" if run.get("from") else ""
         lines.append(
-            f"| {name} | {last['step']:,.0f} | {last['chain']:.2f} | {last.get('tree', 0):.2f} |"
+            f"| {name}{begun} | {run['texts']:,}, {_openings(run)} | {last['step']:,.0f} |"
+            f" {last['chain']:.2f} | {last.get('tree', 0):.2f} |"
             f" {shares} |"
         )
     return "\n".join(lines)

@@ -77,7 +77,7 @@ def test_specblock_drafters_stand_side_by_side(stored):
     last = {"step": 500.0, "chain": 1.5, "tree": 2.0, "alpha_1_1": 0.25, "alpha_1_2": 0.5}
     stored(demo=PRINTED, whole=PRINTED | {"kind": "specblock", "last": last})
     rows = trained.specblock_table().splitlines()[2:]
-    assert rows == ["| whole | 500 | 1.50 | 2.00 | 25%, 50%, 0%, 0% |"]
+    assert rows == ["| whole | 1,200, free | 500 | 1.50 | 2.00 | 25%, 50%, 0%, 0% |"]
 
 
 def test_blockpilot_stands_between_fixed_sizes_and_hindsight(stored):
