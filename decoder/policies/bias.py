@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.tree import DraftTree
+from decoder.jit import jit
+from decoder.tree import EMPTY, DraftTree
 
 
 class DepthBias:
@@ -29,11 +30,11 @@ class DepthBias:
         self._predicted = np.zeros(self.DEPTHS)
         self._realised = np.zeros(self.DEPTHS)
         self._factors = np.ones(self.DEPTHS)
+        self.observe(EMPTY, [])  # compiled before the first round
 
     def factors(self) -> NDArray[np.float64]:
         """[depths] factors for the probabilities of each depth."""
-        prior = np.where(self._realised > self._predicted, self.UPWARD_PRIOR, self.PRIOR)
-        self._factors = (self._realised + prior) / (self._predicted + prior)
+        self._factors = _factors(self._predicted, self._realised, self.PRIOR, self.UPWARD_PRIOR)
         return self._factors
 
     def observe(self, tree: DraftTree, accepted_rows: list[int]) -> None:
@@ -41,17 +42,36 @@ class DepthBias:
         fading = self.FADING if tree.nodes else self.RECOVERY
         self._predicted *= fading
         self._realised *= fading
-        above = 1.0
-        for depth, row in enumerate([0, *accepted_rows]):
-            children = tree.scores[tree.parents == row]
-            if depth >= self.DEPTHS or len(children) == 0 or above <= 0.0:
-                return
-            # The tree was built with the factors on; predictions are compared without them.
-            predicted = float(children.sum()) / above / self._factors[depth]
-            self._predicted[depth] += min(predicted, 1.0)
-            if depth < len(accepted_rows):
-                self._realised[depth] += 1.0
-                above = float(tree.scores[accepted_rows[depth] - 1])
+        path = np.array([0, *accepted_rows], dtype=np.int64)
+        # The tree was built with the factors on; predictions are compared without them.
+        _count(tree.parents, tree.scores, path, self._factors, self._predicted, self._realised)
+
+
+@jit
+def _factors(predicted, realised, prior, upward):  # type: ignore[no-untyped-def]
+    factors = np.empty_like(predicted)
+    for depth in range(len(factors)):
+        pseudo = upward if realised[depth] > predicted[depth] else prior
+        factors[depth] = (realised[depth] + pseudo) / (predicted[depth] + pseudo)
+    return factors
+
+
+@jit
+def _count(parents, scores, path, factors, predicted, realised):  # type: ignore[no-untyped-def]
+    """Add what was predicted and what came true below each row of the path, root first."""
+    above = 1.0
+    for depth in range(min(len(path), len(predicted))):
+        total, children = 0.0, 0
+        for node in range(len(parents)):
+            if parents[node] == path[depth]:
+                total += scores[node]
+                children += 1
+        if children == 0 or above <= 0.0:
+            return
+        predicted[depth] += min(total / above / factors[depth], 1.0)
+        if depth + 1 < len(path):
+            realised[depth] += 1.0
+            above = scores[path[depth + 1] - 1]
 
 
 class Pace:
