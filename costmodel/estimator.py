@@ -293,8 +293,7 @@ class OnlineEstimator:
     ) -> Any:
         """What `read` says at the middle of the context's stretch, asked for once.
 
-        A policy asks in every round, and the cost model's arithmetic took a part of a per
-        cent of one.
+        A policy asks in every round.
         """
         stretch = int(context) // _NEAR
         key = what, stretch, batch, nodes
