@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,9 +23,6 @@ MODES: tuple[Mode, ...] = ("static", "ema", "ema+calib", "affine")
 
 # Tokens that a cycle commits, where the caller does not say: the commit cost hardly depends on it.
 TYPICAL_COMMITTED = 4.0
-# Costs that do not change are read once for so many tokens of context, at the middle of them.
-_NEAR = 16
-_MOST_KEPT = 4096
 # Drift is measured against the correction as it stood so many to twice as many rounds ago.
 _LAG = 25
 
@@ -186,7 +182,6 @@ class OnlineEstimator:
         self._drift = DriftMonitor() if mode == "static" else DriftMonitor(warm_up=2 * _LAG)
         self._expected = [Line()]
         self._ratios: list[float] = []
-        self._kept: dict[tuple[str, int, int, bytes], Any] = {}
 
     def observe(self, rows: float, context: float, measured_s: float, batch: int = 1) -> None:
         """Learn from one verification of `rows` rows, padding included.
@@ -251,16 +246,12 @@ class OnlineEstimator:
 
     def plain_s(self, context: float, batch: int = 1) -> float:
         """Corrected seconds of one plain step."""
-        if self.mode == "static":
-            return float(self._read_once("plain", self.cost.plain_s, context, batch))
         if self.mode == "ema":
             return float(self.verify_s(0, context, batch))
         return float(self._line().seconds(self.cost.plain_s(context, batch)))
 
     def draft_s(self, context: float) -> float:
         """Seconds of one draft."""
-        if self.mode == "static":
-            return float(self._read_once("draft", lambda at, _: self.cost.draft_s(at), context, 1))
         return self.cost.draft_s(context)
 
     def overhead_s(self, nodes: ArrayLike, committed: float = TYPICAL_COMMITTED) -> Array:
@@ -269,36 +260,6 @@ class OnlineEstimator:
 
     def cycle_s(self, nodes: ArrayLike, context: float, batch: int = 1) -> Array:
         """Corrected seconds of a whole cycle with N nodes, in the shape of `nodes`."""
-        if self.mode == "static":
-            counts = np.asarray(nodes, dtype=np.float64)
-            seconds: Array = self._read_once(
-                "cycle",
-                lambda at, together: self.cost.cycle_s(counts, at, together),
-                context,
-                batch,
-                counts.tobytes(),
-            )
-            return seconds.reshape(counts.shape)
         overhead = self.overhead_s(nodes) + self.draft_s(context)
         total: Array = self.verify_s(nodes, context, batch) + overhead
         return total
-
-    def _read_once(
-        self,
-        what: str,
-        read: Callable[[int, int], Any],
-        context: float,
-        batch: int,
-        nodes: bytes = b"",
-    ) -> Any:
-        """What `read` says at the middle of the context's stretch, asked for once.
-
-        A policy asks in every round.
-        """
-        stretch = int(context) // _NEAR
-        key = what, stretch, batch, nodes
-        if key not in self._kept:
-            if len(self._kept) == _MOST_KEPT:
-                self._kept.clear()
-            self._kept[key] = read(_NEAR * stretch + _NEAR // 2, batch)
-        return self._kept[key]

@@ -122,25 +122,8 @@ def test_static_never_changes(cost):
     for _ in range(10):
         estimator.observe(17, 300, 1.0)
     assert np.array_equal(estimator.cycle_s(np.arange(64), 300), before)
-    # Read at the middle of 16 tokens of context, for all of them.
-    for context in (288, 300, 303):
-        assert np.array_equal(
-            estimator.cycle_s(np.arange(64), context), cost.cycle_s(np.arange(64), 296)
-        )
-        assert estimator.plain_s(context) == cost.plain_s(296)
-        assert estimator.draft_s(context) == cost.draft_s(296)
-    assert estimator.cycle_s(np.arange(64), 304)[0] != before[0]
-    assert estimator.cycle_s(np.arange(64), 300, 2)[0] != before[0]
-    np.testing.assert_allclose(before, cost.cycle_s(np.arange(64), 300), rtol=2e-3)
-
-
-def test_what_was_read_is_not_kept_beyond_a_drift(cost):
-    estimator = OnlineEstimator(cost)
-    before = estimator.cycle_s(np.arange(4), 300)
-    for _ in range(100):
-        estimator.observe(17, 300, 2 * float(cost.verify_s(16, 300)))
-    assert estimator.mode == "ema+calib"
-    assert np.all(estimator.cycle_s(np.arange(4), 300) > 1.2 * before)
+    assert np.array_equal(before, cost.cycle_s(np.arange(64), 300))
+    assert estimator.plain_s(300) == cost.plain_s(300)
 
 
 def test_ema_by_hand(cost):
