@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from costmodel.errors import InputError
 from decoder.drafters.dflash import DFlashDrafter
@@ -24,6 +24,7 @@ from decoder.training.dflash import (
 from decoder.training.features import Examples
 from decoder.training.loop import Objective, Say, Settings, train
 
+Kind = TypeVar("Kind")
 DRAFTER = "drafter"  # folder of the finished drafter, beside the texts and the checkpoint
 
 
@@ -90,16 +91,21 @@ def _first_model(loaded: LoadedModel, recipe: Recipe) -> DFlashModel:
     if recipe.start is None:
         published = fresh_config(loaded, recipe.drafter, mask_token(loaded))
         return fresh_model(loaded, published, recipe.settings.seed)
-    drafter = load_drafter(recipe.start, Target(loaded, owned=False))
-    if not isinstance(drafter, DFlashDrafter):
-        raise InputError(f"{recipe.start} is no DFlash drafter", hint="Choose its --kind.")
-    model = drafter.model.float()
+    model = begun(loaded, recipe.start, DFlashDrafter, "DFlash").model.float()
     if set(model.config.kinds) != {(None, False)}:
         raise InputError(
             f"the drafter {recipe.start} has layers with windows or causal attention",
             hint="Training knows full attention within a block; begin without --from.",
         )
     return model.requires_grad_()
+
+
+def begun(loaded: LoadedModel, start: str, kind: type[Kind], called: str) -> Kind:
+    """The trained drafter to go on from. Raises InputError where it is of another kind."""
+    drafter = load_drafter(start, Target(loaded, owned=False))
+    if not isinstance(drafter, kind):
+        raise InputError(f"{start} is no {called} drafter", hint="Choose its --kind.")
+    return drafter
 
 
 def gather(

@@ -31,7 +31,7 @@ from decoder.loading import LoadedModel
 from decoder.training.features import Example
 from decoder.training.heads import FrozenHead
 from decoder.training.specblock_rows import Drafted, Passage, run_blocks
-from decoder.training.specblock_start import SpecBlockSettings, first_model
+from decoder.training.specblock_start import SpecBlockSettings
 from decoder.training.specblock_tree import tree_tokens
 
 UNKNOWN = -1  # the draft id of a token that is not drafted
@@ -236,13 +236,6 @@ class SpecBlockObjective:
         """Float32 on the device, and no inference tensor, which autograd cannot keep."""
         moved = tensor.to(self._device, torch.float32)
         return moved.clone() if moved.is_inference() else moved
-
-
-def specblock_objective(
-    target: LoadedModel, settings: SpecBlockSettings, generator: torch.Generator
-) -> SpecBlockObjective:
-    """The objective of a new drafter for this target; its first weights from the generator."""
-    return SpecBlockObjective(target, settings, first_model(target, settings, generator))
 
 
 def _figures(reached: torch.Tensor, matched: torch.Tensor, tally: torch.Tensor) -> dict[str, float]:

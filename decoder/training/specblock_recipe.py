@@ -8,15 +8,12 @@ from pathlib import Path
 
 import torch
 
-from costmodel.errors import InputError
-from decoder.drafters.factory import load_drafter
 from decoder.drafters.specblock import SpecBlockDrafter
 from decoder.drafters.specblock_model import SpecBlockModel, save_specblock
 from decoder.loading import LoadedModel
-from decoder.target import Target
 from decoder.training.corpus import Collecting
 from decoder.training.loop import Say, Settings
-from decoder.training.recipe import Trained, gather, learn
+from decoder.training.recipe import Trained, begun, gather, learn
 from decoder.training.specblock import SpecBlockObjective
 from decoder.training.specblock_start import SpecBlockSettings, first_model, frequent_tokens
 
@@ -50,23 +47,21 @@ def train_specblock(
     Raises InputError for evaluation prompts, for a folder of another recipe, and for a start
     that does not fit the target.
     """
-    begun = None if recipe.start is None else _begun(loaded, recipe.start)
+    first = None if recipe.start is None else _begun_model(loaded, recipe.start)
     texts = gather(loaded, folder, recipe.collecting, prompts, say)
     kept = frequent_tokens(texts[0], recipe.vocabulary, loaded.architecture.vocab)
     wanted = replace(recipe.drafter, tokens=kept)
     generator = torch.Generator().manual_seed(recipe.settings.seed)
-    model = begun or first_model(loaded, wanted, generator)
+    model = first or first_model(loaded, wanted, generator)
     objective = SpecBlockObjective(loaded, wanted, model)
     trained = learn(loaded, folder, texts, objective, recipe.settings, say)
     save_specblock(trained.folder, objective.model.bfloat16())
     return trained
 
 
-def _begun(loaded: LoadedModel, start: str) -> SpecBlockModel:
+def _begun_model(loaded: LoadedModel, start: str) -> SpecBlockModel:
     """A trained drafter in float32, its head learning only where it is its own."""
-    drafter = load_drafter(start, Target(loaded, owned=False))
-    if not isinstance(drafter, SpecBlockDrafter):
-        raise InputError(f"{start} is no SpecBlock drafter", hint="Choose its --kind.")
+    drafter = begun(loaded, start, SpecBlockDrafter, "SpecBlock")
     model = drafter.model.float().requires_grad_()
     model.lm_head.weight.requires_grad_(model.config.own_head)
     return model

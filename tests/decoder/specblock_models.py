@@ -6,7 +6,8 @@ import torch
 from decoder.drafters.base import DraftRequest
 from decoder.growth import TopPaths
 from decoder.training.features import Example
-from decoder.training.specblock_start import SpecBlockSettings
+from decoder.training.specblock import SpecBlockObjective
+from decoder.training.specblock_start import SpecBlockSettings, first_model
 from tests.decoder.draft_models import (
     COMMON,
     HIDDEN,
@@ -318,3 +319,8 @@ def seeded(seed=0):
 
 def settings(**changed):
     return SpecBlockSettings(tokens=TOKENS, feature_layers=(1, 3, 5), **changed)
+
+
+def specblock_objective(target, settings, generator):
+    """The objective of a new drafter for this target; its first weights from the generator."""
+    return SpecBlockObjective(target, settings, first_model(target, settings, generator))

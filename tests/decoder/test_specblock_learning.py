@@ -14,7 +14,7 @@ from decoder.loading import load_model
 from decoder.training import specblock_tree
 from decoder.training.corpus import Collecting
 from decoder.training.loop import Settings, train
-from decoder.training.specblock import SpecBlockSettings, specblock_objective
+from decoder.training.specblock import SpecBlockSettings
 from decoder.training.specblock_recipe import SpecBlockRecipe, train_specblock
 from tests.decoder.draft_models import draft_target
 from tests.decoder.models import greedy, target_of
@@ -25,6 +25,7 @@ from tests.decoder.specblock_models import (
     seeded,
     settings,
     some_text,
+    specblock_objective,
 )
 from tests.tiny_folder import write_tokenizer, write_weights
 

@@ -18,7 +18,6 @@ from decoder.training.specblock import (
     SpecBlockSettings,
     draft_losses,
     rank_labels,
-    specblock_objective,
     valid_prefix,
 )
 from decoder.training.specblock_rows import Passage, run_blocks
@@ -48,6 +47,7 @@ from tests.decoder.specblock_models import (
     seeded,
     settings,
     some_text,
+    specblock_objective,
     specblock_shapes,
 )
 
