@@ -5,7 +5,7 @@
 SmolLM2-135M in bfloat16 decodes prompts of three sets. Each prompt is run by every arm in
 turn, the order turned by one each prompt: plain, and with each drafter `bastion`,
 `bastion:paper`, `chain` and the best-first tree of each fixed size. All arms decode the text
-that plain decoding wrote (benchmarks/forced.py). With the n-gram drafter acceptance is real;
+that plain decoding wrote (profiler/bench/forced.py). With the n-gram drafter acceptance is real;
 with the replay drafter it is simulated, at published rates, and labelled so.
 
 For each set and drafter: tokens/s of each arm, the best fixed size in hindsight, paired
@@ -24,7 +24,6 @@ from typing import Any
 import torch
 
 from benchmarks.common import environment, read_prompts, store
-from benchmarks.forced import ForcedTarget
 from benchmarks.recorded_rounds import Text, hindsight_of, read_trace, summary
 from costmodel.published_acceptance import published
 from decoder import TreeDecoder
@@ -32,6 +31,7 @@ from decoder.demo_model import DEMO_NAME, ensure_demo_model
 from decoder.drafters.base import Drafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.drafters.replay import ReplayDrafter, Truth
+from profiler.bench.forced import ForcedTarget
 from profiler.rounds import paired_ratio
 
 SETS = ("gsm8k", "humaneval", "mt_bench")

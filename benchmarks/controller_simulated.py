@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import store
-from costmodel.estimator import CycleCost
+from costmodel.cycle import CycleCost
 from costmodel.files import shipped_directory
 from costmodel.profile import Profile
 from costmodel.published_acceptance import process_of, published_rows

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import environment
-from benchmarks.forced import ForcedTarget
 from benchmarks.gpu_scale import Part, Scale
 from benchmarks.held_out import summary
 from costmodel.errors import RooftreeError
@@ -35,6 +34,7 @@ from decoder.loading import load_model
 from decoder.profiles import find_peaks
 from decoder.startup import ProfileChoice
 from decoder.target import Target
+from profiler.bench.forced import ForcedTarget
 from profiler.calibrate import CalibrationSettings, Listener, calibrate
 from profiler.instruments import instruments
 from profiler.journal import Journal

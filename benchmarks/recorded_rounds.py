@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.estimator import CycleCost
+from costmodel.cycle import CycleCost
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
 from decoder.growth import TopPaths
 from decoder.tree import EMPTY, best_first

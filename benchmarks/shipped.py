@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from costmodel.estimator import CycleCost
+from costmodel.cycle import CycleCost
 from costmodel.profile import Profile
 from costmodel.speculation import AcceptanceCurve, best_nodes
 from profiler.cli import run

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import environment, store
-from costmodel.estimator import CycleCost
+from costmodel.cycle import CycleCost
 from costmodel.profile import Profile
 from costmodel.registry import ProfileStore
 from decoder.tree import Lattice, best_first

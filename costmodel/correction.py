@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import deque
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +29,14 @@ class Line:
     slope: float = 1.0
     host_s: float = 0.0
 
-    def seconds(self, predicted_s: Array | float) -> Array:
+    @overload
+    def seconds(self, predicted_s: float) -> float: ...
+    @overload
+    def seconds(self, predicted_s: Array) -> Array: ...
+    def seconds(self, predicted_s: Array | float) -> Array | float:
         """Corrected seconds."""
-        line = self.floor_s + self.slope * np.asarray(predicted_s, dtype=np.float64)
-        return np.maximum(line, self.host_s)
+        line = self.floor_s + self.slope * predicted_s
+        return max(line, self.host_s) if isinstance(line, float) else np.maximum(line, self.host_s)
 
 
 class AffineCorrection:

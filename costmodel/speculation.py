@@ -22,9 +22,11 @@ def expected_committed(scores: ArrayLike) -> Array:
     path_scores = np.asarray(scores, dtype=np.float64)
     if path_scores.ndim != 1:
         raise InputError("path scores must be one list")
-    if not np.all((path_scores >= 0) & (path_scores <= 1)):
+    if len(path_scores) and not (path_scores.min() >= 0 and path_scores.max() <= 1):
         raise InputError("path scores must be probabilities between 0 and 1")
-    return np.concatenate([[1.0], 1.0 + np.cumsum(path_scores)])
+    committed = np.ones(len(path_scores) + 1)
+    committed[1:] += path_scores.cumsum()
+    return committed
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,9 @@ from statistics import median
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from costmodel.cycle import CycleCost
 from costmodel.errors import ProfileError
-from costmodel.estimator import CycleCost, Mode, OnlineEstimator
+from costmodel.estimator import Mode, OnlineEstimator
 from costmodel.fit import Calibration
 from costmodel.profile import Profile
 from costmodel.registry import LookupResult, ProfileStore

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks.forced import ForcedTarget
 from benchmarks.recorded_rounds import SIZES, Text, hindsight_of, played_of, read_trace, summary
 from costmodel.acceptance_process import constant
 from decoder.drafters.ngram import NgramDrafter
 from decoder.drafters.replay import ReplayDrafter, Truth
 from decoder.engine import TreeDecoder
+from profiler.bench.forced import ForcedTarget
 from tests.decoder.models import greedy, random_model, target_of
 
 VOCAB, PROMPT, NEW = 97, [3, 1, 4, 1, 5], 60

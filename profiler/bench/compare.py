@@ -11,7 +11,7 @@ from profiler.bench.analysis import Part, Ratio, Tally, paired_ratio, tallies
 from profiler.bench.record import PLAIN, Result
 
 # Settings without which two runs did not do the same work.
-SAME_WORK = ("new_tokens", "temperature")
+SAME_WORK = ("new_tokens", "temperature", "same_text")
 # What may differ, and is said.
 SAID = ("dtype", "runtime", "device", "max_nodes", "acceptance", "stage_times")
 

@@ -26,6 +26,7 @@ from profiler.bench.arms import ESTIMATORS, NO_HISTORY
 from profiler.bench.contender import Contender
 from profiler.bench.drafters import describe_drafters, public_name
 from profiler.bench.environment import without_home
+from profiler.bench.forced import ForcedTarget, PlainTexts
 from profiler.bench.ours import OurContender
 from profiler.bench.peers import PeerContender, share_weights, tie_weights
 from profiler.bench.record import Arm, Model
@@ -40,6 +41,7 @@ class DecoderChoice:
     max_nodes: int | None = None
     acceptance: str = "auto"
     stage_times: bool = False
+    same_text: bool = False  # whether every arm writes the text of plain decoding
     profile: ProfileChoice = field(default_factory=ProfileChoice)
 
 
@@ -73,6 +75,7 @@ class Lineup:
                 self._checkpoints[label] = (own, updatable(drafter, name) if how else drafter)
         tie_weights(self._peer_model, loaded.model)  # fused layers have joined theirs
         self.encoder = TreeDecoder(self.target, policy="plain", drafter="ngram")
+        self._texts = PlainTexts(self.encoder) if choice.same_text else None
         self.cost_sources: list[CostSource] = []
         self._drafts: dict[str, DrafterSection] = {}  # timed or read, each once for all arms
         self._assistants: dict[str, Any] = {}
@@ -139,7 +142,7 @@ class Lineup:
             drafter = updated(updatable(drafter, arm.name), arm.updates, random)
         mode = arm.variant if arm.variant in ESTIMATORS else choice.profile.estimator
         decoder = TreeDecoder(
-            target,
+            target if self._texts is None else ForcedTarget(target),
             drafter=drafter,
             policy=arm.policy,
             max_nodes=choice.max_nodes,
@@ -157,7 +160,7 @@ class Lineup:
             if draft is not None:
                 self._drafts[drafter.architecture_hash] = draft
             arm = replace(arm, estimator=source.cost.mode, cost=without_home(source.line))
-        return OurContender(arm, decoder, choice.temperature)
+        return OurContender(arm, decoder, choice.temperature, self._texts)
 
     def _peer(self, arm: Arm) -> Contender:
         options: dict[str, Any] = dict(arm.options)

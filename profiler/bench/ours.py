@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import cast
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from decoder.text import StopStrings
 from decoder.trace import RoundFacts
 from decoder.training.adaptation import AdaptiveDrafter
 from profiler.bench.contender import Details, Put
+from profiler.bench.forced import ForcedTarget, PlainTexts
 from profiler.bench.record import Arm, Rounds, Update
 
 _DIGITS = 7
@@ -26,11 +28,19 @@ _DIGITS = 7
 class OurContender:
     """A `TreeDecoder` of its own for one arm: what it learns, no other arm sees."""
 
-    def __init__(self, arm: Arm, decoder: TreeDecoder, temperature: float) -> None:
+    def __init__(
+        self,
+        arm: Arm,
+        decoder: TreeDecoder,
+        temperature: float,
+        texts: PlainTexts | None = None,
+    ) -> None:
+        """texts  those that the decoder's `ForcedTarget` is to write; None: it writes its own"""
         self.arm = arm
         self.largest_tree = decoder.policy.max_nodes + 1
         self._decoder = decoder
         self._temperature = temperature
+        self._texts = texts
 
     def prepare(self, tokens: int) -> None:
         """Reserve the cache, and capture forwards where the runtime captures any."""
@@ -40,6 +50,8 @@ class OurContender:
             target.runtime.prepare(cache, self.largest_tree)
 
     def start(self, ids: Sequence[int], new_tokens: int, seed: int) -> OurDecoding:
+        if self._texts is not None:
+            cast(ForcedTarget, self._decoder.target).follow(self._texts.behind(ids, new_tokens))
         sampling = Sampling(temperature=self._temperature, seed=seed)
         request = TextRequest(
             prompt=list(ids),

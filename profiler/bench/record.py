@@ -58,8 +58,9 @@ class PromptFile:
 class Settings:
     """What was asked for; two results can be compared where these agree.
 
-    seed  which prompts of a file are taken, of sampling (prompt and repeat are added), and of
-          the exploration of drafters that are updated
+    seed       which prompts of a file are taken, of sampling (prompt and repeat are added), and
+               of the exploration of drafters that are updated
+    same_text  every arm of ours wrote the text of plain decoding
     """
 
     new_tokens: AtLeastOne
@@ -75,6 +76,7 @@ class Settings:
     max_nodes: AtLeastOne | None = None
     acceptance: str = "auto"
     stage_times: bool = False
+    same_text: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,6 +98,11 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
     dtype = parse_dtype(options.dtype, device)
     runtime_kind(options.decoder.runtime, device)  # errors before a model is loaded
     Sampling(temperature=options.decoder.temperature)
+    if options.decoder.same_text and options.decoder.temperature:
+        raise InputError(
+            "the text of plain decoding is the same for all arms at temperature 0 only",
+            hint="Leave out --same-text or --temperature.",
+        )
     texts, files = _texts(options)
     labels = drafter_labels(options.arms.drafters)
     plan_arms(options.arms, causal_drafters=labels.values())
@@ -237,6 +242,7 @@ def _settings(
         max_nodes=decoder.max_nodes,
         acceptance=decoder.acceptance,
         stage_times=decoder.stage_times,
+        same_text=decoder.same_text,
     )
 
 

@@ -48,10 +48,11 @@ def heading(result: Result) -> str:
     threads = "" if machine.threads is None else f", {machine.threads} thread"
     threads += "s" if (machine.threads or 0) > 1 else ""
     repeats = f" x {settings.repeats}" if settings.repeats > 1 else ""
+    texts = ", our arms writing plain decoding's text" if settings.same_text else ""
     return (
         f"{result.target.name} ({settings.dtype}, {settings.runtime}) on {machine.device}{threads}"
         f": {count} prompts{repeats} of {', '.join(result.sets)}, up to {settings.new_tokens} new "
-        f"tokens, T = {settings.temperature:g}"
+        f"tokens, T = {settings.temperature:g}{texts}"
     )
 
 

@@ -113,8 +113,8 @@ def _differing(result: Result) -> list[str]:
         return []
     each = len(result.of(PLAIN))
     hint = (
-        "near-ties round differently over one row and over several; --dtype float32 decides "
-        "nearly all of them alike"
+        "near-ties round differently over one row and over several; --same-text compares our "
+        "arms on one text, and --dtype float32 decides nearly all ties alike"
         if result.settings.dtype != "float32"
         else "near-ties may still round differently in float32; more than a few would be a fault"
     )

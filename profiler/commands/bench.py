@@ -88,6 +88,11 @@ class Names(click.ParamType):
     type=click.IntRange(0, 2**31 - 1),
     help="Which prompts, and sampling.",
 )
+@click.option(
+    "--same-text",
+    is_flag=True,
+    help="Each of our arms writes plain decoding's text, in low precision too.",
+)
 @click.option("--max-nodes", type=click.IntRange(min=1), help="Largest adaptive tree.")
 @click.option("--acceptance", default="auto", show_default=True, help="As in generate.")
 @click.option("--device", help="cpu, cuda or cuda:N [default: CUDA where there is one].")
@@ -185,6 +190,7 @@ def _options(values: dict[str, Any]) -> BenchOptions:
         max_nodes=values["max_nodes"],
         acceptance=values["acceptance"],
         stage_times=values["stage_times"],
+        same_text=values["same_text"],
         profile=ProfileChoice(path=values["profile"], require=values["require_profile"]),
     )
     same = ("target", "files", "per_file", "seed", "chat", "new_tokens", "repeats", "device",

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from costmodel.correction import AffineCorrection, DriftMonitor
-from costmodel.estimator import CycleCost, OnlineEstimator
+from costmodel.cycle import CycleCost
+from costmodel.estimator import OnlineEstimator
 from costmodel.files import shipped_directory
 from costmodel.profile import Profile
 from costmodel.speculation import AcceptanceCurve, standard_curves
@@ -112,7 +113,7 @@ def test_neither_floor_nor_slope_is_negative():
         flat.observe(predicted, 0.05 - predicted / 4)
     assert faster.line.floor_s == faster.line.host_s == 0 and 0 < faster.line.slope < 1
     assert flat.line.slope >= 0
-    assert flat.line.seconds([0.01, 0.02, 0.03]) == pytest.approx([0.044] * 3, rel=0.1)
+    assert flat.line.seconds(np.array([0.01, 0.02, 0.03])) == pytest.approx([0.044] * 3, rel=0.1)
 
 
 def test_wild_rounds_do_not_move_the_line():

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from costmodel.cycle import CycleCost
 from costmodel.errors import InputError, ProfileError
-from costmodel.estimator import CycleCost, OnlineEstimator
+from costmodel.estimator import OnlineEstimator
 from costmodel.profile import Profile
 from costmodel.stages import StagesSection, extend_linear
 
@@ -118,39 +119,58 @@ def test_a_bare_roofline_is_a_cost(invented):
 
 def test_static_never_changes(cost):
     estimator = OnlineEstimator(cost)
-    before = estimator.cycle_s(np.arange(64), 300)
+    before = estimator.cycle_s(np.arange(64), 304)
     for _ in range(10):
-        estimator.observe(17, 300, 1.0)
-    assert np.array_equal(estimator.cycle_s(np.arange(64), 300), before)
-    assert np.array_equal(before, cost.cycle_s(np.arange(64), 300))
-    assert estimator.plain_s(300) == cost.plain_s(300)
+        estimator.observe(17, 304, 1.0)
+    assert np.array_equal(estimator.cycle_s(np.arange(64), 304), before)
+    assert np.array_equal(before, cost.cycle_s(np.arange(64), 304))
+    assert estimator.plain_s(304) == cost.plain_s(304)
+
+
+@pytest.mark.parametrize("mode", ["static", "ema+calib", "affine"])
+def test_costs_are_those_at_the_middle_of_32_tokens(cost, mode):
+    estimator, nodes = OnlineEstimator(cost, mode), np.arange(64.0)
+    for context in (288, 304, 319):
+        assert np.array_equal(estimator.cycle_s(nodes, context), cost.cycle_s(nodes, 304))
+        assert estimator.plain_s(context) == cost.plain_s(304)
+        assert estimator.draft_s(context) == cost.draft_s(304)
+    assert np.array_equal(estimator.cycle_s(nodes, 320), cost.cycle_s(nodes, 336))
+    assert np.array_equal(estimator.cycle_s(nodes, 304, 2), cost.cycle_s(nodes, 304, 2))
+    assert np.array_equal(estimator.cycle_s(nodes[:4], 304), cost.cycle_s(nodes[:4], 304))
+    np.testing.assert_allclose(cost.cycle_s(nodes, 288), cost.cycle_s(nodes, 304), rtol=4e-3)
+
+
+def test_what_is_kept_is_corrected_as_ever(cost):
+    estimator, nodes = OnlineEstimator(cost, "ema+calib", alpha=0.5), np.arange(4.0)
+    before = estimator.verify_s(nodes, 304)
+    estimator.observe(17, 304, 3 * float(cost.verify_s(16, 304)))
+    assert estimator.verify_s(nodes, 304) == pytest.approx(2 * before)
 
 
 def test_ema_by_hand(cost):
     estimator = OnlineEstimator(cost, "ema", alpha=0.25)
-    bare = float(cost.roofline.seconds(17, 300))
-    assert float(estimator.verify_s(16, 300)) == pytest.approx(bare)
-    estimator.observe(17, 300, 3 * bare)
+    bare = float(cost.roofline.seconds(17, 304))
+    assert float(estimator.verify_s(16, 304)) == pytest.approx(bare)
+    estimator.observe(17, 304, 3 * bare)
     assert estimator.bias == pytest.approx(3)  # the first ratio itself
-    estimator.observe(17, 300, 2 * bare)
+    estimator.observe(17, 304, 2 * bare)
     assert estimator.bias == pytest.approx(0.75 * 3 + 0.25 * 2)
-    assert float(estimator.verify_s(16, 300)) == pytest.approx(2.75 * bare)
-    assert estimator.plain_s(300) == pytest.approx(2.75 * float(cost.roofline.seconds(1, 300)))
+    assert float(estimator.verify_s(16, 304)) == pytest.approx(2.75 * bare)
+    assert estimator.plain_s(304) == pytest.approx(2.75 * float(cost.roofline.seconds(1, 304)))
     assert estimator.observations == 2
 
 
 def test_ema_over_the_calibration_by_hand(cost):
     estimator = OnlineEstimator(cost, "ema+calib", alpha=0.25)
-    calibrated = float(cost.verify_s(16, 300))
-    estimator.observe(17, 300, 2 * calibrated)
+    calibrated = float(cost.verify_s(16, 304))
+    estimator.observe(17, 304, 2 * calibrated)
     assert estimator.bias == pytest.approx(0.75 * 1 + 0.25 * 2)
-    assert float(estimator.verify_s(16, 300)) == pytest.approx(1.25 * calibrated)
-    assert estimator.plain_s(300) == pytest.approx(1.25 * cost.plain_s(300))
+    assert float(estimator.verify_s(16, 304)) == pytest.approx(1.25 * calibrated)
+    assert estimator.plain_s(304) == pytest.approx(1.25 * cost.plain_s(304))
     # the rest of the cycle is not verification and stays
-    rest = cost.draft_s(300) + float(cost.overhead_s(16))
-    assert float(estimator.cycle_s(16, 300)) == pytest.approx(1.25 * calibrated + rest)
-    assert estimator.draft_s(300) == cost.draft_s(300)
-    assert estimator.overhead_s(16) == cost.overhead_s(16)
+    rest = cost.draft_s(304) + float(cost.overhead_s(16))
+    assert float(estimator.cycle_s(16, 304)) == pytest.approx(1.25 * calibrated + rest)
+    assert estimator.draft_s(304) == cost.draft_s(304)
 
 
 @pytest.mark.parametrize("mode", ["ema", "ema+calib"])
@@ -169,7 +189,7 @@ def test_a_steady_slowdown_is_learned(cost, mode):
 def test_impossible_observations_are_refused(cost, measured_s):
     estimator = OnlineEstimator(cost, "ema")
     with pytest.raises(InputError, match="measured seconds"):
-        estimator.observe(17, 300, measured_s)
+        estimator.observe(17, 304, measured_s)
     assert estimator.observations == 0
 
 

@@ -78,7 +78,7 @@ class TestFound:
         assert source.profile.to_yaml() == Profile.from_yaml(path).to_yaml()
         assert (source.warnings, source.online) == ((), False)
         rows = np.array(probed.surface.rows)
-        predicted = source.cost.verify_s(rows - 1, np.array(probed.surface.context))
+        predicted = source.cost.cost.verify_s(rows - 1, np.array(probed.surface.context))
         expected = probed.verify_calibration().predict_s(rows, np.array(probed.surface.context))
         np.testing.assert_allclose(predicted, expected, rtol=1e-4)
 
@@ -152,11 +152,11 @@ class TestFound:
         assert source.online
         assert any("composed" in warning for warning in source.warnings)
         sizes = np.arange(64)
-        np.testing.assert_array_equal(source.cost.verify_s(sizes, 200), np.full(64, 0.3))
+        np.testing.assert_array_equal(source.cost.cost.verify_s(sizes, 200), np.full(64, 0.3))
         assert source.cost.plain_s(200) == 0.3
         above = np.array([10**9])
         np.testing.assert_allclose(
-            source.cost.verify_s(above - 1, 200),
+            source.cost.cost.verify_s(above - 1, 200),
             kernels.verify_calibration().predict_s(above, 200),
             rtol=1e-4,
         )

@@ -134,6 +134,7 @@ class TestCompare:
         [
             ({"settings": settings(new_tokens=128)}, "new_tokens is 64 and 128"),
             ({"settings": settings(temperature=1.0)}, "temperature is 0.0 and 1.0"),
+            ({"settings": settings(same_text=True)}, "same_text is False and True"),
         ],
     )
     def test_other_work_is_refused(self, change: dict, message: str) -> None:

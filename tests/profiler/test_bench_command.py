@@ -124,6 +124,14 @@ class TestRun:
         (sweep,) = summary["hindsight"]
         assert [size["nodes"] for size in sweep["sizes"]] == [0, 3, 6]
 
+    def test_a_run_on_one_text_says_so(self, place: Place, capsys) -> None:
+        output = place.folder / "same.json"
+        assert place.bench("--same-text", "--peers", "none", "--json", str(output)) == 0
+        assert "our arms writing plain decoding's text" in capsys.readouterr().out
+        result = read_result(output)
+        assert result.settings.same_text
+        assert result.warnings == tuple(w for w in result.warnings if "differ from plain" not in w)
+
     def test_show_and_compare(
         self, place: Place, ran: Result, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -175,6 +183,10 @@ class TestRefused:
             (("--json", "/no/such/folder/out.json"), r"cannot write to /no/such/folder"),
             (("--target", "./nonesuch"), r"there is no folder \./nonesuch"),
             (("--drafter", ""), r"the drafter's name is empty"),
+            (
+                ("--same-text", "--temperature", "1"),
+                r"text of plain decoding .* temperature 0 only",
+            ),
             (("--new-tokens", "250"), r"prompt 'a' of letters: a prompt of 8 tokens and 250 new"),
         ],
     )

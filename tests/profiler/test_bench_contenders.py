@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +16,10 @@ from costmodel.stages import DrafterSection
 from decoder.engine import TreeDecoder
 from decoder.loading import load_model
 from decoder.startup import ProfileChoice
-from decoder.target import Target
+from decoder.target import Step, Target
 from profiler.bench.arms import ArmChoice, plan_arms
 from profiler.bench.environment import bandwidth_limit
+from profiler.bench.forced import PlainTexts
 from profiler.bench.lineup import DecoderChoice, Lineup
 from profiler.bench.ours import OurContender
 from profiler.bench.peers import PeerContender, share_weights, tie_weights
@@ -154,7 +155,8 @@ class TestOurs:
         assert source is not None
         bias, context, first = 1.0, len(IDS), True
         for index in range(found.count):
-            bare_s = float(source.cost.cost.roofline.seconds(found.nodes[index] + 1, context))
+            middle = 32 * (context // 32) + 16  # costs are read once for 32 tokens of context
+            bare_s = float(source.cost.cost.roofline.seconds(found.nodes[index] + 1, middle))
             assert found.predicted_verify_s[index] == pytest.approx(bias * bare_s, abs=2e-7)
             ratio = found.verify_s[index] / bare_s
             # The record rounds to 0.1 us, so its ratio is only nearly the decoder's.
@@ -205,6 +207,41 @@ class TestLineup:
         assert {modes[mode] for mode in ("static", "ema", "ema+calib")} == {
             "static", "ema", "ema+calib",
         }  # fmt: skip
+
+    @pytest.mark.parametrize("same_text", [True, False])
+    def test_arms_that_round_differently_write_one_text(
+        self, folder: Path, expected, monkeypatch: pytest.MonkeyPatch, same_text: bool
+    ) -> None:
+        """Forwards of several rows prefer another token; the time that they take is theirs."""
+        verify = Target.verify
+
+        @torch.inference_mode()
+        def rounded(target: Target, steps: Sequence[Step]) -> list[torch.Tensor]:
+            found = verify(target, steps)
+            for logits in found:
+                if len(logits) > 1:
+                    logits[:, 3] = logits.max() + 1
+            return found
+
+        monkeypatch.setattr(Target, "verify", rounded)
+        both = f"ngram+{folder}"
+        choice = DecoderChoice(same_text=same_text, profile=ProfileChoice(calibrate=False))
+        lineup = Lineup(loaded(folder), {"ngram": "ngram", both: "ngram+tiny"}, choice)
+        asked = ArmChoice(policies=("chain", "bastion"), drafters=("ngram", both), peers=())
+        written = {
+            one.arm.name: tokens_of(one)[:NEW_TOKENS] for one in lineup.contenders(plan_arms(asked))
+        }
+        assert written.pop("plain") == expected
+        assert len(written) == 4
+        assert all((tokens == expected) is same_text for tokens in written.values())
+
+    def test_the_text_of_all_is_decoded_once_for_each_length(self, folder: Path, expected) -> None:
+        decoder = TreeDecoder(Target(loaded(folder)), policy="plain")
+        texts = PlainTexts(decoder)
+        found = texts.behind(IDS, NEW_TOKENS)
+        assert found == [*IDS, *expected]
+        assert texts.behind(tuple(IDS), NEW_TOKENS) is found
+        assert texts.behind(IDS, 5) == [*IDS, *expected[:5]]
 
     def test_dynatree_without_history_stays_as_it_is(self, folder: Path) -> None:
         choice = DecoderChoice(profile=ProfileChoice(calibrate=False))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from costmodel.acceptance_process import AcceptanceProcess
-from costmodel.estimator import CycleCost
+from costmodel.cycle import CycleCost
 from costmodel.files import shipped_directory
 from costmodel.profile import Profile
 from costmodel.published_acceptance import published

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from decoder.engine import TreeDecoder
 from decoder.target import Step, Target
 from decoder.tree import DraftTree
 
@@ -33,9 +34,11 @@ class ForcedTarget:
 
     @torch.inference_mode()
     def prefill(self, token_ids: torch.Tensor, sequence: int = 0) -> torch.Tensor:
+        """As `Target.prefill`; the logits stay as they are where the text agrees with them."""
         logits = self._target.prefill(token_ids, sequence)
         self._cached = len(token_ids)
-        self._force(logits, 0)
+        if self._cached < len(self._text) and int(logits.argmax()) != self._text[self._cached]:
+            self._force(logits, 0)
         return logits
 
     @torch.inference_mode()
@@ -63,3 +66,20 @@ class ForcedTarget:
             return False
         logits[self._text[at]] = torch.finfo(logits.dtype).max
         return True
+
+
+class PlainTexts:
+    """What plain decoding writes behind each prompt, decoded when it is first asked for."""
+
+    def __init__(self, decoder: TreeDecoder) -> None:
+        """decoder  plain decoding with a target that nothing forces"""
+        self._decoder = decoder
+        self._texts: dict[tuple[tuple[int, ...], int], list[int]] = {}
+
+    def behind(self, prompt: Sequence[int], new_tokens: int) -> list[int]:
+        """The prompt, and so many new tokens unless the text ends before."""
+        key = tuple(prompt), new_tokens
+        if key not in self._texts:
+            written = self._decoder.generate(prompt, max_new_tokens=new_tokens).token_ids
+            self._texts[key] = [*prompt, *written]
+        return self._texts[key]
