@@ -130,5 +130,4 @@ class OnlineEstimator:
     def _parts_s(self, nodes: ArrayLike, context: float, batch: int) -> tuple[Array, Array]:
         """Uncorrected seconds of the forward and of the rest, in the shape of `nodes`."""
         counts = np.asarray(nodes, dtype=np.float64)
-        verify_s, rest_s = self._uncorrected.cycle_s(counts, context, batch)
-        return verify_s.reshape(counts.shape), rest_s.reshape(counts.shape)
+        return self._uncorrected.cycle_s(counts, context, batch)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +11,10 @@ from numpy.typing import NDArray
 from costmodel.cycle import CycleCost
 
 Array = NDArray[np.float64]
+Answer = TypeVar("Answer")
 
 STRETCH = 32  # tokens of context; costs are those at the middle of it
-_KEPT = 4096
+_MOST_KEPT = 4096
 
 
 class NearbyCost:
@@ -23,43 +25,40 @@ class NearbyCost:
     """
 
     def __init__(self, cost: CycleCost) -> None:
-        @lru_cache(_KEPT)
-        def forward_s(rows: float, stretch: int, batch: int) -> float:
-            return float(cost.verify.predict_s(rows, _middle(stretch), batch))
-
-        @lru_cache(_KEPT)
-        def cycle_s(nodes: bytes, stretch: int, batch: int) -> tuple[Array, Array]:
-            counts, context = np.frombuffer(nodes), _middle(stretch)
-            rest_s = cost.overhead_s(counts) + cost.draft_s(context)
-            return cost.verify_s(counts, context, batch), rest_s
-
-        @lru_cache(_KEPT)
-        def draft_s(stretch: int) -> float:
-            return cost.draft_s(_middle(stretch))
-
-        @lru_cache(_KEPT)
-        def plain_s(stretch: int, batch: int) -> float:
-            return cost.plain_s(_middle(stretch), batch)
-
-        self._forward_s, self._cycle_s = forward_s, cycle_s
-        self._draft_s, self._plain_s = draft_s, plain_s
+        self._cost = cost
+        self._kept: dict[Hashable, Any] = {}
 
     def forward_s(self, rows: float, context: float, batch: int) -> float:
         """Seconds of the target's forward over so many rows a sequence, padding included."""
-        return self._forward_s(float(rows), int(context) // STRETCH, batch)
+
+        def ask(middle: float) -> float:
+            return float(self._cost.verify.predict_s(rows, middle, batch))
+
+        return self._once(ask, context, "forward", rows, batch)
 
     def cycle_s(self, nodes: Array, context: float, batch: int) -> tuple[Array, Array]:
         """Seconds of the forwards over N nodes, and of the rest of those cycles; [n] each."""
-        return self._cycle_s(nodes.tobytes(), int(context) // STRETCH, batch)
+
+        def ask(middle: float) -> tuple[Array, Array]:
+            rest_s = self._cost.overhead_s(nodes) + self._cost.draft_s(middle)
+            return self._cost.verify_s(nodes, middle, batch), rest_s
+
+        return self._once(ask, context, "cycle", nodes.tobytes(), nodes.shape, batch)
 
     def draft_s(self, context: float) -> float:
         """Seconds of one draft."""
-        return self._draft_s(int(context) // STRETCH)
+        return self._once(self._cost.draft_s, context, "draft")
 
     def plain_s(self, context: float, batch: int) -> float:
         """Seconds of one plain step."""
-        return self._plain_s(int(context) // STRETCH, batch)
+        return self._once(lambda middle: self._cost.plain_s(middle, batch), context, "plain", batch)
 
-
-def _middle(stretch: int) -> float:
-    return STRETCH * (stretch + 0.5)
+    def _once(self, ask: Callable[[float], Answer], context: float, *asked: Hashable) -> Answer:
+        stretch = int(context) // STRETCH
+        key = (stretch, *asked)
+        if key not in self._kept:
+            if len(self._kept) == _MOST_KEPT:
+                self._kept.clear()
+            self._kept[key] = ask(STRETCH * (stretch + 0.5))
+        answer: Answer = self._kept[key]
+        return answer

@@ -5,7 +5,8 @@ are never expanded, and only the few columns of the tree itself are masked: no
 mask over the prefix exists. The prefix part and the tree part are computed apart
 and merged by their log-sum-exp (the two-part form of online softmax; Dao et al.,
 FlashAttention), or, in bfloat16 on a CPU, in one softmax a block of rows at a
-time. Memory is O(rows x rows) or O(block x context), never O(rows x context).
+time. Memory is O(rows x rows) or O(block x context), never O(rows x context). The
+exception is a CPU with little to compute, where one call under a mask is quicker.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from decoder.kv_cache import KVCache
 
 ATTENTION_NAME = "rooftree_split"
 BLOCK_SCORES = 1 << 20  # scores held at once in `blocked_attention`, about a cache's worth
-BLOCKED_FROM = 1 << 13  # rows x keys from which `blocked_attention` is the faster one
+BLOCKED_FROM = 1 << 13  # rows x keys from which `blocked_attention` is the quickest on a CPU
 KEY_MULTIPLE = 128  # its key counts, since a matrix product of a new shape costs 0.6 ms to set up
 
 
@@ -110,18 +111,25 @@ def plan_segment(
     )
     if blocked:
         keys = min(-(-keys // KEY_MULTIPLE) * KEY_MULTIPLE, cache.capacity)
-    mask = tail_mask(visible, group, keys - prefix, data.dtype)
+    # Where there is little to compute, one masked call is quicker than two and their merging.
+    whole = data.device.type == "cpu" and count * keys < BLOCKED_FROM
+    seen = prefix if whole else 0
+    mask = tail_mask(visible, group, keys - prefix, data.dtype, seen)
     return Segment(sequence, rows, start, keys, mask, blocked)
 
 
-def tail_mask(visible: torch.Tensor, group: int, tail: int, dtype: torch.dtype) -> torch.Tensor:
+def tail_mask(
+    visible: torch.Tensor, group: int, tail: int, dtype: torch.dtype, seen: int = 0
+) -> torch.Tensor:
     """The additive mask of packed heads from a boolean visibility [rows, pending + rows].
 
-    Returns [1, 1, group * rows, tail]; keys behind the rows are padding that none sees.
+    Returns [1, 1, group * rows, seen + tail]: every row sees the first `seen` keys; keys behind
+    the rows are padding that none sees.
     """
     rows, known = visible.shape
-    mask = torch.full((rows, tail), float("-inf"), dtype=dtype, device=visible.device)
-    mask[:, :known].masked_fill_(visible, 0.0)
+    mask = torch.full((rows, seen + tail), float("-inf"), dtype=dtype, device=visible.device)
+    mask[:, :seen] = 0.0
+    mask[:, seen : seen + known].masked_fill_(visible, 0.0)
     return mask.repeat(group, 1)[None, None]
 
 

@@ -54,13 +54,12 @@ class Target:
         *,
         owned: bool = True,
         runtime: RuntimeChoice = "auto",
-        fused: bool | None = None,
+        fused: bool = True,
     ) -> None:
         """
         runtime  `graphs` captures forwards of the target, `eager` does not; `auto` does so
                  on CUDA for a model that is owned
-        fused    join products and small operations of the layers of an owned model; None
-                 does so on CUDA
+        fused    join products and small operations of the layers of an owned model
         Raises InputError for another runtime, DeviceError for graphs on a CPU.
         """
         self.loaded = loaded
@@ -70,7 +69,7 @@ class Target:
         self.cache: KVCache | None = None
         self.reservations = 0  # counts `reserve`: whose keys and values the cache holds
         self._step = ModelStep(loaded.model, owned=owned)
-        if owned and (self.device.type == "cuda" if fused is None else fused):
+        if owned and fused:
             fuse(loaded.model)
         group = loaded.architecture.heads // loaded.architecture.kv_heads
         self._eager = EagerRuntime(self._step, group)

@@ -1,9 +1,9 @@
 """Decoder layers of a model that the engine owns, with fewer and larger operations.
 
 A layer's query, key and value products become one, and so do gate and up; residual
-additions go into the products that precede them. On CUDA, norm, rotary embedding with the
-store into the cache, and SwiGLU are one Triton kernel each: some 10 launches a layer in
-place of 56. Elsewhere they are the operations of the model itself.
+additions go into the products that precede them, and queries and keys are rotated together.
+On CUDA, norm, rotary embedding with the store into the cache, and SwiGLU are one Triton
+kernel each: some 10 launches a layer in place of 56. Elsewhere the rest is as in the model.
 
 No module is replaced: a layer gets a `forward` of its own, which `unfuse` takes off again,
 and its weights become views of the joined ones, so that its state dict stays what it was.
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, rotate_half
 from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
@@ -104,14 +104,16 @@ class FusedForward:
                 qkv, (cos[0], sin[0]), _norms(attention), plan.layer(attention.layer_idx)
             )
             return plan.attend_stored(attention.layer_idx, query, attention.scaling).flatten(1)
-        shape = (1, len(qkv), -1, attention.head_dim)
-        query, key, value = (part.view(shape) for part in qkv[None].split(self._sizes, dim=-1))
+        heads = qkv.unflatten(1, (-1, attention.head_dim))  # [rows, heads + 2 kv_heads, head_dim]
+        queries, keys, values = (size // attention.head_dim for size in self._sizes)
+        turned, value = heads.split((queries + keys, values), dim=1)
         if hasattr(attention, "q_norm"):
-            query, key = attention.q_norm(query), attention.k_norm(key)
-        query, key = apply_rotary_pos_emb(query.transpose(1, 2), key.transpose(1, 2), cos, sin)
-        found = plan.attend(
-            attention.layer_idx, query, key, value.transpose(1, 2), attention.scaling
-        )
+            query, key = turned.split((queries, keys), dim=1)
+            turned = torch.cat((attention.q_norm(query), attention.k_norm(key)), dim=1)
+        turned = turned.transpose(0, 1)[None]  # queries and keys are rotated alike
+        query, key = (turned * cos + rotate_half(turned) * sin).split((queries, keys), dim=1)
+        value = value.transpose(0, 1)[None]
+        found = plan.attend(attention.layer_idx, query, key, value, attention.scaling)
         return found[0].flatten(1)
 
 
