@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from profiler.bench.analysis import Ratio, compare_arms
 from profiler.bench.cells import interval_text, number_text, ratio_text
 from profiler.bench.figures import arm_figures
-from profiler.bench.hindsight import Hindsight, hindsight
+from profiler.bench.hindsight import Against, Hindsight, hindsight
 from profiler.bench.record import PLAIN, Arm, Result
 from profiler.bench.sections import sections
 
@@ -39,11 +39,11 @@ def arm_table(result: Result, names: Iterable[str]) -> list[str]:
     """A row an arm: tokens a verification, and how many times as fast as what."""
     lines = [
         "| arm | tokens a verification | over plain | over `chain` | over prompt lookup |"
-        " over the best size of each set |",
-        "|---|---|---|---|---|---|",
+        " over the best size | over the best of each set |",
+        "|---|---|---|---|---|---|---|",
     ]
-    sweeps = _against_sets(result)
-    return lines + [_row(result, result.arm(name), sweeps.get(name)) for name in names]
+    against = {own.arm: own for sweep in _sweeps(result) for own in sweep.against}
+    return lines + [_row(result, result.arm(name), against.get(name)) for name in names]
 
 
 def main_arms(result: Result) -> list[str]:
@@ -92,7 +92,7 @@ def _markdown(cells: Iterable[str | None]) -> str:
     return f"| {' | '.join(cell or ABSENT for cell in cells)} |"
 
 
-def _row(result: Result, arm: Arm, against_sets: Ratio | None) -> str:
+def _row(result: Result, arm: Arm, against: Against | None) -> str:
     own = arm_figures(result, arm.name)
     ours = arm.kind == "policy"
     arms = {one.name for one in result.arms}
@@ -107,7 +107,8 @@ def _row(result: Result, arm: Arm, against_sets: Ratio | None) -> str:
         ABSENT if arm.kind == "plain" else _cell(own.over_plain),
         over(f"chain+{arm.drafter}", ours),
         over(LOOKUP, ours),
-        _cell(against_sets),
+        _cell(against and against.single),
+        _cell(against and against.per_set),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -128,8 +129,3 @@ def _cell(ratio: Ratio | None) -> str:
 def _sweeps(result: Result) -> list[Hindsight]:
     found = [hindsight(result, drafter.name) for drafter in result.drafters]
     return [sweep for sweep in found if sweep is not None]
-
-
-def _against_sets(result: Result) -> dict[str, Ratio | None]:
-    """By arm: over the fixed size that was best for each prompt set, known afterwards."""
-    return {own.arm: own.per_set for sweep in _sweeps(result) for own in sweep.against}

@@ -70,7 +70,7 @@ class TestPeers:
         own = loaded(folder)
         before = own.model.config._attn_implementation
         model = share_weights(own.model, frozenset())
-        target = Target(own)
+        target = Target(own, fused=False)
         assert own.model.config._attn_implementation != before
         assert model.config._attn_implementation == before
         theirs = dict(model.named_parameters())

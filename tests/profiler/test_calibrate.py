@@ -143,7 +143,8 @@ class TestReal:
                 r["seconds"] for r in records
                 if (r["kind"], r["size"], r["context"]) == ("verify", rows, context)
             )  # fmt: skip
-            assert seconds[0] <= median_s <= seconds[-1]
+            # Each is divided by the machine's pace at its time, which is near 1.
+            assert 0.7 * seconds[0] <= median_s <= 1.4 * seconds[-1]
             assert n <= counts[rows, context]
         header = json.loads(lines[0])["header"]
         assert header["contexts"] == list(CONTEXTS)
