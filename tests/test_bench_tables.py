@@ -30,7 +30,7 @@ def close(cell, expected):
 
 def test_a_row_divides_by_plain_chain_and_prompt_lookup():
     [row] = arm_table(RESULT, ["bastion+demo"])[2:]
-    name, length, plain, chain, lookup, best = cells(row)
+    name, length, plain, chain, lookup, single, best = cells(row)
     assert name == "bastion+demo"
     assert close(plain, rate(name) / rate("plain"))
     assert close(chain, rate(name) / rate("chain+demo"))
@@ -43,6 +43,7 @@ def test_a_row_divides_by_plain_chain_and_prompt_lookup():
         "plain",
         *(arm.name for arm in RESULT.arms if re.fullmatch(r"fixed:\d+\+demo", arm.name)),
     ]
+    assert close(single, rate(name) / max(map(rate, sizes)))
     tokens = seconds = 0
     for prompt_set in RESULT.sets:
         picked = max(sizes, key=lambda arm: rate(arm, prompt_set))
@@ -56,9 +57,9 @@ def test_a_row_divides_by_plain_chain_and_prompt_lookup():
 
 def test_what_does_not_apply_is_a_dash():
     plain, chain, peer = arm_table(RESULT, ["plain", "chain+demo", "transformers:plain"])[2:]
-    assert cells(plain) == ["plain", "1.00", "-", "-", "-", "-"]
+    assert cells(plain) == ["plain", "1.00", "-", "-", "-", "-", "-"]
     assert cells(chain)[3] == "-"
-    assert cells(peer)[1] == "-" and cells(peer)[3:] == ["-", "-", "-"]
+    assert cells(peer)[1] == "-" and cells(peer)[3:] == ["-", "-", "-", "-"]
     assert close(cells(peer)[2], rate("transformers:plain") / rate("plain"))
 
 
