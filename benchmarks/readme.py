@@ -44,11 +44,24 @@ def ratio(value: dict[str, Any]) -> str:
     return f"{value['pooled']:.2f}x ({low:.2f} to {high:.2f})"
 
 
-def live(series: dict[str, Any]) -> str:
-    """`bastion` over the best fixed size of one prompt set."""
-    found = series["bastion_over"]["best_fixed"]
+def live(found: dict[str, Any]) -> str:
+    """A ratio of `bastion` to a fixed size, with its interval."""
     low, high = found["interval_95"]
     return f"{found['ratio']:.2f}x ({low:.2f} to {high:.2f})"
+
+
+def controlled(drafter: str) -> tuple[str, str]:
+    """What `bastion` reached with a drafter, live and round by round beside every fixed size."""
+    stored = result(f"controller_{drafter.replace('+', '_')}")
+    whole = stored["overall"][drafter]
+    sets = {name: by_label[drafter] for name, by_label in stored["sets"].items()}
+    each = ", ".join(
+        f"{name} {live(one['bastion_over']['best_fixed'])}" for name, one in sets.items()
+    )
+    return (
+        f"`bastion` with `{drafter}` over the best fixed size in hindsight ({whole['best_fixed']})",
+        f"{live(whole['bastion_over_best_fixed'])}; over the best of each set: {each}",
+    )
 
 
 def simulated() -> list[tuple[str, float, float]]:
@@ -60,7 +73,7 @@ def simulated() -> list[tuple[str, float, float]]:
 
 def numbers() -> str:
     """The block, in Markdown."""
-    ngram, replay = (result(f"controller_{name}")["sets"] for name in ("ngram", "replay"))
+    replay = result("controller_replay")["sets"]
     held_out, startup = result("held_out"), result("startup")
     speed, no_loss, exact = (result(f"real_text_{name}") for name in ("speed", "no_loss", "exact"))
     chosen, linear = held_out["selected_calibration"], held_out["linear_calibration"]
@@ -94,10 +107,10 @@ def numbers() -> str:
          ratio(no_loss["trees_over_plain"])),
         ("float32, T = 0: texts that differ from transformers' greedy `generate`",
          f"{differing} of {exact['prompts']}"),
-        ("`bastion` over the best fixed size in hindsight, live: " + ", ".join(ngram),
-         "; ".join(live(one["ngram"]) for one in ngram.values())),
+        *(controlled(name) for name in ("ngram", "demo", "ngram+demo")),
         ("the same with replay at published acceptance (simulated, Qwen3-8B of BASTION's table 1)",
-         "; ".join(live(one["replay bastion"]) for one in replay.values())),
+         "; ".join(live(one["replay bastion"]["bastion_over"]["best_fixed"])
+                   for one in replay.values())),
         ("the same in simulation, 92 published acceptances: mean, worst",
          "; ".join(f"{place} {mean:.3f}, {worst:.3f}" for place, mean, worst in simulated())),
         ("share of a cycle that is not the verification forward",
@@ -164,6 +177,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "numbers": numbers,
     "bench-short": bench_short,
     "bench-whole": bench_whole,
+    "bench-own-texts": lambda: bench_arms("bench_own_texts"),
     "bench-drafters": lambda: bench_families("bench_drafters"),
     "bench-updates": lambda: bench_families("bench_updates"),
     "bench-studies": lambda: bench_arms("bench_studies"),

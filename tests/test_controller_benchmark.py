@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from benchmarks.controller import FIXED, Arm, overall, run_together
 from benchmarks.recorded_rounds import SIZES, Text, hindsight_of, played_of, read_trace, summary
 from costmodel.acceptance_process import constant
 from decoder.drafters.ngram import NgramDrafter
@@ -50,6 +51,38 @@ def test_every_arm_writes_the_forced_text(policy, make):
     result = decoder.generate(PROMPT, max_new_tokens=60)
     assert result.token_ids == text[len(PROMPT) :][:60]
     assert policy == "plain" or result.stats.accepted_tokens > 5
+
+
+def test_arms_take_turns_round_by_round():
+    model, text = random_model("llama-gqa"), forced_text()
+    order, arms = [], {}
+    for policy in ("plain", "chain", "fixed:7"):
+        target = ForcedTarget(target_of(model))
+        decoder = TreeDecoder(target, policy=policy, drafter=NgramDrafter(), max_nodes=16)
+        decoder.on_round = lambda facts, policy=policy: order.append(policy)
+        arms[policy] = Arm(decoder, 60)
+    run_together(arms, text, len(PROMPT), 60)
+    assert order[:6] == ["chain", "fixed:7", "plain", "fixed:7", "plain", "chain"]
+    rows = {name: arm.rows[0] for name, arm in arms.items()}
+    assert {row["tokens"] for row in rows.values()} == {59}
+    assert {name: row["rounds"] for name, row in rows.items()} == {
+        name: order.count(name) for name in arms
+    }
+    assert rows["plain"]["rounds"] == 59 > rows["fixed:7"]["rounds"]
+
+
+def test_overall_is_against_the_size_that_is_best_on_the_whole():
+    def rows(*pairs):
+        return [{"tokens": tokens, "seconds": seconds} for tokens, seconds in pairs]
+
+    slow = {policy: rows((10, 9.0)) for policy in ("bastion", *FIXED)}
+    one = slow | {"fixed:3": rows((10, 1.0)), "fixed:7": rows((10, 4.0))}
+    other = slow | {"fixed:3": rows((10, 8.0)), "fixed:7": rows((10, 2.0))}
+    other["bastion"] = rows((10, 1.0))
+    found = overall({"one": {"rows": one}, "other": {"rows": other}})
+    assert found["best_fixed"] == "fixed:7"
+    assert found["tokens_per_s"]["fixed:7"] == pytest.approx(20 / 6)
+    assert found["bastion_over_best_fixed"]["ratio"] == pytest.approx(6 / 10)
 
 
 def run(tmp_path, policy, make, texts):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -29,6 +29,14 @@ class Decoding(Protocol):
 
     def details(self) -> Details:
         """What happened. Not timed."""
+
+
+@runtime_checkable
+class SteppedDecoding(Decoding, Protocol):
+    """A text that can wait behind each round, while other arms run theirs."""
+
+    def steps(self, put: Put) -> Iterator[None]:
+        """`run`, a round at each `next`, the prefill first. Everything within one is timed."""
 
 
 @runtime_checkable

@@ -42,6 +42,7 @@ class DecoderChoice:
     acceptance: str = "auto"
     stage_times: bool = False
     same_text: bool = False  # whether every arm writes the text of plain decoding
+    by_round: bool = False  # whether arms decode a prompt together, each with a cache of its own
     profile: ProfileChoice = field(default_factory=ProfileChoice)
 
 
@@ -127,7 +128,14 @@ class Lineup:
         return [self._peer(arm) if arm.kind == "peer" else self._ours(arm) for arm in arms]
 
     def _drafter(self, label: str | None) -> tuple[Target, Drafter]:
-        """As checkpoint or name say: its weights are shared, what it learns is an arm's own."""
+        """As checkpoint or name say: its weights are shared, what it learns is an arm's own.
+
+        Where arms decode together, nothing but the target's weights is shared.
+        """
+        if self._choice.by_round:
+            own = Target(self.loaded, runtime=self._choice.runtime)
+            name = "ngram" if label is None else split_updater(self._names[label])[0]
+            return own, load_drafter(name, own)
         if label in self._checkpoints:
             target, drafter = self._checkpoints[label]
             return target, drafter.unlearnt() if isinstance(drafter, CombinedDrafter) else drafter

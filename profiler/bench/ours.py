@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import cast
 
@@ -79,6 +79,10 @@ class OurDecoding:
         self._run: DecodeRun | None = None
 
     def run(self, put: Put) -> None:
+        for _ in self.steps(put):
+            pass
+
+    def steps(self, put: Put) -> Iterator[None]:
         decoder = self._decoder
         decoder.on_round = self._facts.append
         try:
@@ -89,6 +93,7 @@ class OurDecoding:
                 given = len(run.token_ids)
                 if not wanted:
                     break
+                yield
         finally:
             decoder.on_round = None
 

@@ -61,6 +61,7 @@ class Settings:
     seed       which prompts of a file are taken, of sampling (prompt and repeat are added), and
                of the exploration of drafters that are updated
     same_text  every arm of ours wrote the text of plain decoding
+    by_round   our arms decoded each prompt together, a round each in turn
     """
 
     new_tokens: AtLeastOne
@@ -77,6 +78,7 @@ class Settings:
     acceptance: str = "auto"
     stage_times: bool = False
     same_text: bool = False
+    by_round: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

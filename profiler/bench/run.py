@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from costmodel.errors import InputError, MeasurementError
-from profiler.bench.contender import Contender, Decoding, UpdatingDecoding
+from profiler.bench.contender import (
+    Contender,
+    Decoding,
+    SteppedDecoding,
+    UpdatingDecoding,
+)
 from profiler.bench.prompts import Encoded
 from profiler.bench.record import Environment, Response
 from profiler.bench.stopwatch import Clock, MemoryGauge, NoGauge, Stopwatch
@@ -18,6 +24,7 @@ from profiler.bench.store import environment_from, response_from
 from profiler.journal import FRESH_HINT, Journal
 
 WARM_UP_TOKENS = 32
+DONE = object()
 LOST = (
     "{arm}: what its drafter had learnt was lost when the run was interrupted, so that it decoded "
     "the texts before that again, not in turn with the other arms; --fresh runs all in turn"
@@ -28,8 +35,9 @@ LOST = (
 class Schedule:
     """What is decoded, in which order.
 
-    ends  token ids that end a text
-    seed  of sampling; each prompt and repeat has its own, the same for every arm
+    ends      token ids that end a text
+    seed      of sampling; each prompt and repeat has its own, the same for every arm
+    by_round  arms that can wait behind each round decode a prompt together, round by round
     """
 
     prompts: Sequence[Encoded]
@@ -37,6 +45,7 @@ class Schedule:
     repeats: int
     ends: frozenset[int]
     seed: int = 0
+    by_round: bool = False
 
     def turns(self, arms: int) -> Iterator[Turn]:
         """Every prompt by all arms in a row, beginning with the next arm each time.
@@ -105,12 +114,17 @@ def run_schedule(
     if any(_key(contenders, schedule, turn) not in done for turn in turns):
         warm_up(contenders, schedule, tools.clock)
     responses: list[Response] = []
+    together: dict[Turn, Response] = {}
     for turn in turns:
         key = _key(contenders, schedule, turn)
         response = done.get(key)
         made = response is None
+        if schedule.by_round and turn.place % len(contenders) == 0:
+            group = turns[turn.place : turn.place + len(contenders)]
+            missing = [one for one in group if _key(contenders, schedule, one) not in done]
+            together = _respond_together(contenders, schedule, missing, tools)
         if response is None:
-            response = _respond(contenders[turn.arm], schedule, turn, tools)
+            response = together.get(turn) or _respond(contenders[turn.arm], schedule, turn, tools)
             if key in known:
                 again = LOST.format(arm=response.arm)
                 response = replace(response, warnings=(*response.warnings, again))
@@ -189,7 +203,49 @@ def _respond(contender: Contender, schedule: Schedule, turn: Turn, tools: Tools)
     tools.memory.start()
     decoding = _time(watch, contender, encoded, schedule.new_tokens, schedule.seed_of(turn))
     update = watch.update(decoding)
-    peak_bytes, details = tools.memory.peak_bytes(), decoding.details()
+    peak_bytes = tools.memory.peak_bytes()
+    response = _response(contender, schedule, turn, (watch, decoding), tools)
+    return replace(response, update=update, peak_memory_bytes=peak_bytes)
+
+
+def _respond_together(
+    contenders: Sequence[Contender], schedule: Schedule, turns: Sequence[Turn], tools: Tools
+) -> dict[Turn, Response]:
+    """The turns of one prompt whose arms can wait, a round each; memory is nobody's own."""
+    begun: dict[Turn, tuple[Stopwatch, SteppedDecoding]] = {}
+    for turn in turns:
+        encoded, seed = schedule.prompts[turn.prompt], schedule.seed_of(turn)
+        decoding = contenders[turn.arm].start(encoded.ids, schedule.new_tokens, seed)
+        if isinstance(decoding, SteppedDecoding):
+            watch = Stopwatch(tools.clock, schedule.new_tokens, schedule.ends)
+            begun[turn] = watch, decoding
+    gc.collect()
+    going = {turn: watch.time_steps(decoding) for turn, (watch, decoding) in begun.items()}
+    first = 0
+    while going:
+        order = list(going)
+        first += 1  # the order is turned by one each time, as that of whole responses is
+        for turn in order[first % len(order) :] + order[: first % len(order)]:
+            with _naming(contenders[turn.arm], schedule.prompts[turn.prompt]):
+                if next(going[turn], DONE) is DONE:
+                    del going[turn]
+    responses = {}
+    for turn, (watch, decoding) in begun.items():
+        update = watch.update(decoding)
+        found = _response(contenders[turn.arm], schedule, turn, (watch, decoding), tools)
+        responses[turn] = replace(found, update=update)
+    return responses
+
+
+def _response(
+    contender: Contender,
+    schedule: Schedule,
+    turn: Turn,
+    timed: tuple[Stopwatch, Decoding],
+    tools: Tools,
+) -> Response:
+    encoded, (watch, decoding) = schedule.prompts[turn.prompt], timed
+    details = decoding.details()
     return Response(
         arm=contender.arm.name,
         prompt=encoded.prompt.id,
@@ -202,9 +258,7 @@ def _respond(contender: Contender, schedule: Schedule, turn: Turn, tools: Tools)
         limit_s=tools.limit_s(len(encoded.ids), len(watch.tokens)),
         first_tokens=watch.first_tokens,
         stages=details.stages,
-        peak_memory_bytes=peak_bytes,
         rounds=details.rounds,
-        update=update,
         warnings=details.warnings,
     )
 
@@ -213,10 +267,17 @@ def _time(
     watch: Stopwatch, contender: Contender, encoded: Encoded, new_tokens: int, seed: int
 ) -> Decoding:
     decoding = contender.start(encoded.ids, new_tokens, seed)
-    try:
+    with _naming(contender, encoded):
         watch.time(decoding)
+    return decoding
+
+
+@contextmanager
+def _naming(contender: Contender, encoded: Encoded) -> Iterator[None]:
+    """Say in an error of measuring which arm and prompt it was."""
+    try:
+        yield
     except MeasurementError as error:
         raise MeasurementError(
             f"{contender.arm.name}, prompt '{encoded.prompt.id}': {error.problem}"
         ) from error
-    return decoding

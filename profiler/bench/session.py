@@ -152,6 +152,7 @@ class Run:
             repeats=self.settings.repeats,
             ends=self.lineup.ends,
             seed=self.settings.seed,
+            by_round=self.settings.by_round,
         )
         tools = Tools(
             memory=memory_gauge(self.lineup.target.device),
@@ -243,6 +244,7 @@ def _settings(
         acceptance=decoder.acceptance,
         stage_times=decoder.stage_times,
         same_text=decoder.same_text,
+        by_round=decoder.by_round,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from costmodel.errors import MeasurementError
-from profiler.bench.contender import Decoding, UpdatingDecoding
+from profiler.bench.contender import Decoding, SteppedDecoding, UpdatingDecoding
 from profiler.bench.record import Finish, Update
 
 Clock = Callable[[], float]
@@ -30,6 +30,7 @@ class Stopwatch:
         self.finish: Finish | None = None
         self._clock, self._new_tokens, self._ends = clock, new_tokens, ends
         self._start_s = self._first_s = self._last_s = 0.0
+        self._away_s = 0.0  # between rounds, while other arms ran theirs
 
     @property
     def first_token_s(self) -> float:
@@ -43,6 +44,18 @@ class Stopwatch:
         """Run the decoding to its end. Raises MeasurementError where it stops before."""
         self._start_s = self._clock()
         decoding.run(self.put)
+        self._check_ended()
+
+    def time_steps(self, decoding: SteppedDecoding) -> Iterator[None]:
+        """The same, a round at each `next`; what passes between two of them does not count."""
+        self._start_s = self._clock()
+        for _ in decoding.steps(self.put):
+            left_s = self._clock()
+            yield
+            self._away_s += self._clock() - left_s
+        self._check_ended()
+
+    def _check_ended(self) -> None:
         if self.finish is None:
             raise MeasurementError(
                 f"the text ended after {len(self.tokens)} of {self._new_tokens} tokens without an"
@@ -61,7 +74,7 @@ class Stopwatch:
         """Take tokens that are known now; false once the text has ended."""
         if self.finish is not None or not tokens:
             return self.finish is None
-        now_s, first = self._clock(), not self.tokens
+        now_s, first = self._clock() - self._away_s, not self.tokens
         for token in tokens:
             self.tokens.append(token)
             if token in self._ends:

@@ -49,6 +49,7 @@ def heading(result: Result) -> str:
     threads += "s" if (machine.threads or 0) > 1 else ""
     repeats = f" x {settings.repeats}" if settings.repeats > 1 else ""
     texts = ", our arms writing plain decoding's text" if settings.same_text else ""
+    texts += ", round by round in turn" if settings.by_round else ""
     return (
         f"{result.target.name} ({settings.dtype}, {settings.runtime}) on {machine.device}{threads}"
         f": {count} prompts{repeats} of {', '.join(result.sets)}, up to {settings.new_tokens} new "

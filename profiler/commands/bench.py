@@ -93,6 +93,12 @@ class Names(click.ParamType):
     is_flag=True,
     help="Each of our arms writes plain decoding's text, in low precision too.",
 )
+@click.option(
+    "--by-round",
+    is_flag=True,
+    help="Our arms decode a prompt together, a round each in turn, so that all meet a machine's "
+    "slow moments alike.",
+)
 @click.option("--max-nodes", type=click.IntRange(min=1), help="Largest adaptive tree.")
 @click.option("--acceptance", default="auto", show_default=True, help="As in generate.")
 @click.option("--device", help="cpu, cuda or cuda:N [default: CUDA where there is one].")
@@ -191,6 +197,7 @@ def _options(values: dict[str, Any]) -> BenchOptions:
         acceptance=values["acceptance"],
         stage_times=values["stage_times"],
         same_text=values["same_text"],
+        by_round=values["by_round"],
         profile=ProfileChoice(path=values["profile"], require=values["require_profile"]),
     )
     same = ("target", "files", "per_file", "seed", "chat", "new_tokens", "repeats", "device",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +42,8 @@ class FakeContender:
     stubborn     goes on, and takes its time, when told that no more is wanted
     first        tokens that come with the prefill
     slowness     factor of all times by call, to make a noisy machine
+    weather      factor of a round's time by the clock, for one that is noisy meanwhile
+    stepped      whether it can wait behind a round
     """
 
     arm: Arm
@@ -53,6 +55,8 @@ class FakeContender:
     first: int = 1
     stubborn: bool = False
     slowness: Callable[[int], float] = lambda call: 1.0
+    weather: Callable[[float], float] = lambda now_s: 1.0
+    stepped: bool = False
     largest_tree: int = 1
     calls: list[tuple[tuple[int, ...], int, int]] = field(default_factory=list)
     prepared: list[int] = field(default_factory=list)
@@ -65,7 +69,8 @@ class FakeContender:
         self.calls.append((tuple(ids), new_tokens, seed))
         if self.interrupt_at is not None and len(self.calls) > self.interrupt_at:
             raise KeyboardInterrupt
-        return FakeDecoding(self, self.text(ids), self.slowness(len(self.calls)))
+        kind = FakeSteppedDecoding if self.stepped else FakeDecoding
+        return kind(self, self.text(ids), self.slowness(len(self.calls)))
 
 
 class FakeDecoding:
@@ -73,17 +78,29 @@ class FakeDecoding:
         self.contender, self.text, self.slowness = contender, text, slowness
 
     def run(self, put: Put) -> None:
+        for _ in self._rounds(put):
+            pass
+
+    def _rounds(self, put: Put) -> Iterator[None]:
         own = self.contender
         own.clock.now_s += own.prefill_s * self.slowness
         wanted = put(self.text[: own.first])
         at = own.first
         while (wanted or own.stubborn) and at < len(self.text):
-            own.clock.now_s += own.round_s * self.slowness
+            yield
+            own.clock.now_s += own.round_s * self.slowness * own.weather(own.clock.now_s)
             wanted = put(self.text[at : at + own.tokens_a_round])
             at += own.tokens_a_round
 
     def details(self) -> Details:
         return Details()
+
+
+class FakeSteppedDecoding(FakeDecoding):
+    """One that waits behind each round."""
+
+    def steps(self, put: Put) -> Iterator[None]:
+        yield from self._rounds(put)
 
 
 def arm(name: str, **changed: Any) -> Arm:

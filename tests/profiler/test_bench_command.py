@@ -124,13 +124,18 @@ class TestRun:
         (sweep,) = summary["hindsight"]
         assert [size["nodes"] for size in sweep["sizes"]] == [0, 3, 6]
 
-    def test_a_run_on_one_text_says_so(self, place: Place, capsys) -> None:
+    def test_arms_together_on_one_text(self, place: Place, ran: Result, capsys) -> None:
         output = place.folder / "same.json"
-        assert place.bench("--same-text", "--peers", "none", "--json", str(output)) == 0
-        assert "our arms writing plain decoding's text" in capsys.readouterr().out
+        assert place.bench("--same-text", "--by-round", "--json", str(output)) == 0
+        heading = "our arms writing plain decoding's text, round by round in turn"
+        assert heading in capsys.readouterr().out
         result = read_result(output)
-        assert result.settings.same_text
-        assert result.warnings == tuple(w for w in result.warnings if "differ from plain" not in w)
+        assert result.settings.same_text and result.settings.by_round
+        assert {one.key: one.tokens for one in result.responses} == {
+            one.key: one.tokens for one in ran.responses
+        }
+        together = {one.arm for one in result.responses if one.peak_memory_bytes is None}
+        assert together == {name for name in ARMS if not name.startswith("transformers")}
 
     def test_show_and_compare(
         self, place: Place, ran: Result, capsys: pytest.CaptureFixture[str]

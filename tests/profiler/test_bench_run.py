@@ -197,6 +197,74 @@ class TestOrder:
         assert ratio.pooled == pytest.approx(1.6, rel=0.01)
 
 
+class TestByRound:
+    """Arms that can wait decode a prompt together; one that cannot, by itself."""
+
+    def arms(self, clock: Clock, text=endless, **changed) -> list[FakeContender]:
+        own = contenders(clock, text, stepped=True, **changed)
+        own[0].stepped = True
+        peer = FakeContender(arm("peer"), clock, text, round_s=0.012)
+        return [*own, peer]
+
+    @pytest.mark.parametrize("text", [endless, ending_after(6)])
+    def test_what_others_do_meanwhile_does_not_count(self, text) -> None:
+        whole, by_round = (
+            run(self.arms(Clock(), text, stubborn=True), schedule(by_round=by_round))
+            for by_round in (False, True)
+        )
+        assert [replace(one, total_s=99.0) for one in by_round.responses] == [
+            replace(one, total_s=99.0) for one in whole.responses
+        ]
+        assert [one.total_s for one in by_round.responses] == pytest.approx(
+            [one.total_s for one in whole.responses]
+        )
+
+    def test_rounds_take_turns_and_the_order_turns(self) -> None:
+        clock, order = Clock(), []
+        own = self.arms(clock)
+        for one in own:
+            one.weather = lambda now_s, name=one.arm.name: order.append(name) or 1.0
+        run(own, schedule(prompts=1, by_round=True))
+        warm_up = 2 * 20 + 5  # of plain and peer, and of trees
+        plain, trees = "plain", "fixed:3+d"
+        assert order[warm_up : warm_up + 6] == [plain, trees, trees, plain, plain, trees]
+        assert order[-20:] == ["peer"] * 20
+
+    def test_slow_moments_meet_all_arms_alike(self) -> None:
+        """Every other 0.2 s all takes three times as long."""
+        ratios = []
+        for by_round in (True, False):
+            own = self.arms(Clock())
+            for one in own:
+                one.weather = lambda now_s: 3.0 if int(now_s / 0.2) % 2 else 1.0
+            found = run(own, schedule(prompts=6, new_tokens=61, by_round=by_round))
+            ratio = compare_arms(found, "fixed:3+d", "plain")
+            assert ratio is not None
+            ratios.append(abs(ratio.pooled / 1.6 - 1.0))
+        assert ratios[0] < ratios[1]
+
+    def test_a_decoder_that_stops_early_is_named(self) -> None:
+        own = self.arms(Clock())
+        own[1].text = lambda ids: [1] * 7
+        with pytest.raises(MeasurementError, match=r"fixed:3\+d, prompt 'p\d': .*7 of 21 tokens"):
+            run(own, schedule(by_round=True))
+
+    def test_a_resumed_run_decodes_what_is_missing(self, tmp_path: Path) -> None:
+        plan = schedule(prompts=3, by_round=True)
+        whole = run(self.arms(Clock()), plan)
+        path = tmp_path / "out.json"
+        own = self.arms(Clock())
+        own[2].interrupt_at = 3
+        with open_journal(path, HEADER, fresh=False) as journal, pytest.raises(KeyboardInterrupt):
+            run(own, plan, journal)
+        again = self.arms(Clock())
+        with open_journal(path, HEADER, fresh=False) as journal:
+            known = len(journal.records)
+            assert run(again, plan, journal).responses == whole.responses
+        assert 0 < known < 9
+        assert sum(len(one.calls) - 1 for one in again) >= 9 - known
+
+
 class TestResume:
     def interrupted(self, path: Path, after: int) -> None:
         own = contenders(Clock())
