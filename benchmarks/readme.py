@@ -107,7 +107,7 @@ def numbers() -> str:
          ratio(no_loss["trees_over_plain"])),
         ("float32, T = 0: texts that differ from transformers' greedy `generate`",
          f"{differing} of {exact['prompts']}"),
-        *(controlled(name) for name in ("ngram", "demo", "ngram+demo")),
+        *(controlled(name) for name in ("demo", "ngram+demo")),
         ("the same with replay at published acceptance (simulated, Qwen3-8B of BASTION's table 1)",
          "; ".join(live(one["replay bastion"]["bastion_over"]["best_fixed"])
                    for one in replay.values())),
