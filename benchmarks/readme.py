@@ -166,6 +166,15 @@ def bench_families(name: str) -> str:
     return "\n".join([heading(result), "", *family_tables(result)])
 
 
+def bench_rounds() -> str:
+    """The runs in which arms decoded together, one drafter each."""
+    results = [bench_result(f"bench_by_round_{name}") for name in ("ngram_demo", "demo")]
+    lines = [heading(results[0]), ""]
+    for number, found in enumerate(results):
+        lines += arm_table(found, [arm.name for arm in found.arms])[2 if number else 0 :]
+    return "\n".join(lines)
+
+
 def bench_arms(name: str) -> str:
     """A stored run with every arm."""
     result = bench_result(name)
@@ -177,6 +186,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "numbers": numbers,
     "bench-short": bench_short,
     "bench-whole": bench_whole,
+    "bench-by-round": bench_rounds,
     "bench-own-texts": lambda: bench_arms("bench_own_texts"),
     "bench-drafters": lambda: bench_families("bench_drafters"),
     "bench-updates": lambda: bench_families("bench_updates"),

@@ -130,17 +130,17 @@ class Lineup:
     def _drafter(self, label: str | None) -> tuple[Target, Drafter]:
         """As checkpoint or name say: its weights are shared, what it learns is an arm's own.
 
-        Where arms decode together, nothing but the target's weights is shared.
+        Where arms decode together, each has a target of its own, and so a cache.
         """
-        if self._choice.by_round:
-            own = Target(self.loaded, runtime=self._choice.runtime)
-            name = "ngram" if label is None else split_updater(self._names[label])[0]
-            return own, load_drafter(name, own)
         if label in self._checkpoints:
             target, drafter = self._checkpoints[label]
-            return target, drafter.unlearnt() if isinstance(drafter, CombinedDrafter) else drafter
-        name = "ngram" if label is None else self._names[label]
-        return self.target, load_drafter(name, self.target)
+            drafter = drafter.unlearnt() if isinstance(drafter, CombinedDrafter) else drafter
+        else:
+            target = self.target
+            drafter = load_drafter("ngram" if label is None else self._names[label], target)
+        if self._choice.by_round:
+            target = Target(self.loaded, runtime=self._choice.runtime)
+        return target, drafter
 
     def _ours(self, arm: Arm) -> Contender:
         choice = self._choice
