@@ -16,7 +16,7 @@ from decoder.drafters.base import Draws
 from decoder.drafters.blockpilot_model import BlockPredictor, load_predictor
 from decoder.drafters.checkpoint import checkpoint_folder, find_config, read_config
 from decoder.drafters.dflash import DFlashDrafter, DFlashSession
-from decoder.drafters.dflash_model import is_dflash
+from decoder.drafters.dflash_config import is_dflash
 from decoder.target import Target
 
 

@@ -66,6 +66,8 @@ class Rotary:
     """Rotary position embedding after a drafter's config.json."""
 
     def __init__(self, shape: DraftShape, device: torch.device) -> None:
+        self._device = device
+        self._tables: dict[torch.dtype, Rope] = {}
         try:
             config = LlamaConfig(head_dim=shape.head_dim, **shape.rope)
             kind = config.rope_parameters["rope_type"]
@@ -86,6 +88,14 @@ class Rotary:
         like = torch.empty(0, dtype=dtype, device=positions.device)
         cosine, sine = self._module(like, positions[None])
         return cosine[0], sine[0]
+
+    def between(self, start: int, end: int, dtype: torch.dtype) -> Rope:
+        """Views of a table, which grows by doubling, for positions start..end."""
+        known = self._tables.get(dtype)
+        if known is None or len(known[0]) < end:
+            positions = torch.arange(max(2 * end, FIRST_CAPACITY), device=self._device)
+            known = self._tables[dtype] = self(positions, dtype)
+        return known[0][start:end], known[1][start:end]
 
 
 def rotate(heads: torch.Tensor, rope: Rope) -> torch.Tensor:

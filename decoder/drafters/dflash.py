@@ -14,8 +14,9 @@ from costmodel.errors import InputError
 from decoder.drafters.base import DraftRequest, Draws
 from decoder.drafters.blocks import Rotary
 from decoder.drafters.checkpoint import checkpoint_folder, read_config
+from decoder.drafters.dflash_config import DFlashConfig
 from decoder.drafters.dflash_forward import CapturedBlocks, EagerForward, Forward, GraphedForward
-from decoder.drafters.dflash_model import DFlashConfig, DFlashModel, load_dflash
+from decoder.drafters.dflash_model import DFlashModel, load_dflash
 from decoder.drafters.draft_head import DraftHead
 from decoder.drafters.topk import most_probable, softmax
 from decoder.target import Target
@@ -48,6 +49,7 @@ class DFlashDrafter:
         config = self.model.config
         check_fit(config, target)
         self.target = target
+        self._passes = self.model.passes()
         self.rotary = Rotary(config.shape, target.device)
         self.block_size = config.block_size if block_size is None else block_size
         if self.block_size not in self.block_sizes:
@@ -78,10 +80,10 @@ class DFlashDrafter:
         """The passes over a new text; they are captured where the target's are."""
         capture = self.target.runtime.capture
         if capture is None:
-            return EagerForward(self.model, self.target, self.rotary, self.head)
+            return EagerForward(self._passes, self.target, self.rotary, self.head)
         if self._captured is None or self._captured.capture is not capture:
             self._captured = CapturedBlocks(
-                self.model, self.target, self.rotary, self.head, capture
+                self._passes, self.target, self.rotary, self.head, capture
             )
         return GraphedForward(self._captured)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from decoder.device import to_device
 from decoder.drafters.blocks import DraftCache, Rope, Rotary
 from decoder.drafters.caches import DraftCacheShape, Place, SharedCaches
-from decoder.drafters.dflash_model import DFlashModel
+from decoder.drafters.dflash_model import DFlashPasses
 from decoder.drafters.draft_head import DraftHead
 from decoder.drafters.row_forwards import ALL_ROWS, RowForwards, TableCache
 from decoder.runtime.base import DenseVisible, RowBlock
@@ -41,9 +41,11 @@ class Forward(Protocol):
 class EagerForward:
     """One operation after the other, over a cache of the text's own that doubles."""
 
-    def __init__(self, model: DFlashModel, target: Target, rotary: Rotary, head: DraftHead) -> None:
-        self._model, self._target, self._rotary, self._head = model, target, rotary, head
-        config = model.config
+    def __init__(
+        self, passes: DFlashPasses, target: Target, rotary: Rotary, head: DraftHead
+    ) -> None:
+        self._passes, self._target, self._rotary, self._head = passes, target, rotary, head
+        config = passes.config
         self._cache = DraftCache(config.shape, config.layers, target.dtype, target.device)
 
     @property
@@ -57,18 +59,17 @@ class EagerForward:
 
     def take_in(self, features: torch.Tensor) -> None:
         """See `Forward`."""
-        self._model.add_context(features, self._rope(len(features)), self._cache)
+        self._passes.add_context(features, self._rope(len(features)), self._cache)
 
     def block(self, tokens: NDArray[np.int64], depth: int) -> torch.Tensor:
         """See `Forward`."""
         embedded = self._target.embed(to_device(tokens, self._target.device))
-        hidden = self._model(embedded, self._rope(len(tokens)), self._cache)
+        hidden = self._passes.block(embedded, self._rope(len(tokens)), self._cache)
         return self._head.logits(hidden[1 : 1 + depth])
 
     def _rope(self, rows: int) -> Rope:
         start = self._cache.length
-        positions = torch.arange(start, start + rows, device=self._target.device)
-        return self._rotary(positions, self._target.dtype)
+        return self._rotary.between(start, start + rows, self._target.dtype)
 
 
 class CapturedBlocks:
@@ -82,17 +83,17 @@ class CapturedBlocks:
 
     def __init__(
         self,
-        model: DFlashModel,
+        passes: DFlashPasses,
         target: Target,
         rotary: Rotary,
         head: DraftHead,
         capture: BudgetedCapture,
     ) -> None:
-        self._model, self._target, self._rotary, self._head = model, target, rotary, head
+        self._passes, self._target, self._rotary, self._head = passes, target, rotary, head
         self.capture = capture
-        shape = model.config.shape
+        shape = passes.config.shape
         cache_shape = DraftCacheShape(
-            layers=model.config.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim
+            layers=passes.config.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim
         )
         self.caches = SharedCaches(cache_shape, target.dtype, target.device, target)
         self.take_in = RowForwards("taking in features", self._take_in, capture)
@@ -100,17 +101,17 @@ class CapturedBlocks:
 
     def visible(self, rows: int) -> DenseVisible:
         """What block rows see of their block in layers without a window, which are all alike."""
-        causal = any(causal for window, causal in self._model.config.kinds if window is None)
+        causal = any(causal for window, causal in self._passes.config.kinds if window is None)
         seen = np.tri(rows, dtype=np.bool_) if causal else np.ones((rows, rows), np.bool_)
         return DenseVisible(seen)
 
     def _take_in(self, tables: RowTables, data: torch.Tensor, features: torch.Tensor) -> Tensors:
         rope = self._rotary(tables.positions, self._target.dtype)
-        self._model.store_context(features, rope, TableCache(data, tables))
+        self._passes.store_context(features, rope, TableCache(data, tables))
         return ()
 
     def _block(self, tables: RowTables, data: torch.Tensor) -> Tensors:
-        config, cache, dtype = self._model.config, TableCache(data, tables), self._target.dtype
+        config, cache, dtype = self._passes.config, TableCache(data, tables), self._target.dtype
         spans = {
             (window, causal): ALL_ROWS
             if window is None
@@ -118,7 +119,7 @@ class CapturedBlocks:
             for window, causal in set(config.kinds)
         }
         embedded = self._target.embed(tables.tokens)
-        hidden = self._model.fill_in(embedded, self._rotary(tables.positions, dtype), cache, spans)
+        hidden = self._passes.fill_in(embedded, self._rotary(tables.positions, dtype), cache, spans)
         return (self._head.logits(hidden),)
 
 

@@ -3,12 +3,15 @@
 Facts from the published code (z-lab/dflash, dflash/model.py, MIT): keys and values come
 from context rows and block rows, queries from the block only; context rows are the target's
 features, projected once for all layers, without a layer's input norm or feed-forward.
+
+A drafter is small: launching an operation costs it as much as reading weights. So the query,
+key and value products of a layer are one and so are gate and up, the keys of all layers'
+context are normed and rotated together, and residual additions go into the products.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn import functional
 
-from costmodel.errors import InputError
 from decoder.drafters.blocks import (
     DraftAttention,
     DraftCache,
@@ -26,114 +29,13 @@ from decoder.drafters.blocks import (
     Rope,
     RowCache,
     Span,
-    hash_of,
+    rotate,
     span,
 )
-from decoder.drafters.checkpoint import Fields, Weights, load_weights, read_shape, save_checkpoint
+from decoder.drafters.checkpoint import Weights, load_weights, save_checkpoint
+from decoder.drafters.dflash_config import DFlashConfig, Kind
 from decoder.drafters.draft_head import read_tokens, write_tokens
-
-ARCHITECTURE = "DFlashDraftModel"
-DEFAULT_BLOCK_SIZE = 16
-DEFAULT_HEAD_DIM = 128  # of transformers' Qwen3Config, which the published class reads
-SLIDING, FULL = "sliding_attention", "full_attention"
-
-Kind = tuple[int | None, bool]  # of a layer's attention: its window, and whether it is causal
-
-# Fields of related drafters that change what is computed, with the value that does not.
-PLAIN = {
-    "input_embedding_scale": 1.0,
-    "output_multiplier": 1.0,
-    "final_logit_softcapping": 0.0,
-    "conv_kernel_size": 0,
-    "selector_rank": 0,
-    "use_swa": False,
-    "attention_sink_bias": False,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DFlashConfig:
-    """What config.json of a DFlash checkpoint says.
-
-    windows  of each layer: how many tokens it sees back, None for all
-    causal   of each layer: whether a block row sees only rows before it
-    target_layer_ids   layers of the target whose outputs are the features
-    num_target_layers  of the target it was trained for; None where it does not say
-    vocab    of that target; None where it does not say
-    published  config.json as it is
-    """
-
-    shape: DraftShape
-    windows: tuple[int | None, ...]
-    causal: tuple[bool, ...]
-    block_size: int
-    mask_token_id: int
-    target_layer_ids: tuple[int, ...]
-    num_target_layers: int | None
-    vocab: int | None
-    published: Mapping[str, Any]
-
-    @classmethod
-    def parse(cls, published: Mapping[str, Any], where: str = "config.json") -> DFlashConfig:
-        """Read the fields of a config.json; `dflash_config` in it comes before its top level.
-
-        Raises InputError naming the field that is missing, wrong or not supported.
-        """
-        if not is_dflash(published):
-            raise InputError(
-                f"{where} is not that of a DFlash drafter",
-                hint=f"It has no dflash_config, and its architecture is not {ARCHITECTURE}.",
-            )
-        inner = published.get("dflash_config") or {}
-        if not isinstance(inner, Mapping):
-            raise InputError(f"{where}: 'dflash_config' must be a mapping")
-        fields = Fields({**published, **inner}, where)
-        fields.require(PLAIN)
-        count = fields.whole("num_hidden_layers")
-        known = fields.values.get("num_target_layers") is not None
-        target_layers = fields.whole("num_target_layers") if known else None
-        return cls(
-            shape=read_shape(
-                fields, head_dim=DEFAULT_HEAD_DIM, bias=fields.flag("attention_bias", False)
-            ),
-            windows=_windows(fields, count),
-            causal=_causal(fields, count),
-            block_size=fields.whole("block_size", DEFAULT_BLOCK_SIZE, least=2),
-            mask_token_id=fields.whole("mask_token_id", least=0),
-            target_layer_ids=_layer_ids(fields, count, target_layers),
-            num_target_layers=target_layers,
-            vocab=fields.whole("vocab_size") if fields.values.get("vocab_size") else None,
-            published=dict(published),
-        )
-
-    @property
-    def layers(self) -> int:
-        return len(self.windows)
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """The attention of each layer."""
-        return tuple(zip(self.windows, self.causal, strict=True))
-
-    def hash(self, vocab: int) -> str:
-        """The key of its cost; `vocab` is that of the head it borrows."""
-        features = len(self.target_layer_ids)
-        fields = {"layers": self.layers, "features": features, "windows": self.windows}
-        block = {"block": self.block_size, "vocab": vocab}
-        return hash_of({"drafter": "dflash", **self.shape.costs(), **fields, **block})
-
-
-def is_dflash(published: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a DFlash drafter, of this or a later form."""
-    return "dflash_config" in published or ARCHITECTURE in (published.get("architectures") or ())
-
-
-def default_layer_ids(target_layers: int, draft_layers: int) -> tuple[int, ...]:
-    """Target layers for features where a config names none: evenly from 1 to L - 3."""
-    if draft_layers == 1:
-        return (target_layers // 2,)
-    step = (target_layers - 4) / (draft_layers - 1)
-    return tuple(round(1 + i * step) for i in range(draft_layers))
+from decoder.runtime.fused import add_product, add_product_, join_linears
 
 
 class DFlashLayer(nn.Module):
@@ -146,17 +48,9 @@ class DFlashLayer(nn.Module):
         self.input_layernorm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
 
-    def forward(
-        self, block: torch.Tensor, rope: Rope, cache: RowCache, layer: int, seen: Span
-    ) -> torch.Tensor:
-        rows = self.input_layernorm(block)
-        self.self_attn.store(rows, rope, cache, layer, cache.length)
-        block = block + self.self_attn(rows, rope, cache, layer, seen)
-        return block + self.mlp(self.post_attention_layernorm(block))
-
 
 class DFlashModel(nn.Module):
-    """The weights under their published names, and the two passes over them."""
+    """The weights under their published names, and where they are loaded."""
 
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__()
@@ -167,6 +61,64 @@ class DFlashModel(nn.Module):
         self.fc = nn.Linear(len(config.target_layer_ids) * shape.hidden, shape.hidden, bias=False)
         self.hidden_norm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
         self.norm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
+        self._passes: DFlashPasses | None = None
+
+    def passes(self) -> DFlashPasses:
+        """The passes over these weights, the same ones each time; it is not trained any more.
+
+        The weights become views of joined ones, so that the state dict stays what it was.
+        """
+        self._passes = self._passes or DFlashPasses(self)
+        return self._passes
+
+
+class _JoinedLayer:
+    """What a layer's pass over block rows needs, with products joined."""
+
+    def __init__(self, layer: DFlashLayer, shape: DraftShape) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self._layer, self._shape = layer, shape
+        self._qkv = join_linears((attention.q_proj, attention.k_proj, attention.v_proj))
+        self._gate_up, _ = join_linears((mlp.gate_proj, mlp.up_proj))
+        norms = (attention.q_norm, shape.heads), (attention.k_norm, shape.kv_heads)
+        weights = [norm.weight.detach().expand(heads, 1, -1) for norm, heads in norms]
+        self._norms = torch.cat(weights)  # [heads + kv_heads, 1, head_dim]
+
+    def keys_values(self, rows: torch.Tensor) -> torch.Tensor:
+        """[rows, 2 * kv_heads * head_dim] of rows [rows, hidden]: keys, not normed, and values."""
+        weight, bias = self._qkv
+        first = self._shape.heads * self._shape.head_dim
+        return functional.linear(rows, weight[first:], None if bias is None else bias[first:])
+
+    def __call__(
+        self, block: torch.Tensor, rope: Rope, cache: RowCache, layer: int, seen: Span
+    ) -> torch.Tensor:
+        """[rows, hidden] of rows [rows, hidden]; `layer` is the number of this one."""
+        own, shape = self._layer, self._shape
+        heads = functional.linear(own.input_layernorm(block), *self._qkv)
+        heads = heads.unflatten(-1, (-1, shape.head_dim)).transpose(0, 1)
+        turned, value = heads.split((shape.heads + shape.kv_heads, shape.kv_heads))
+        turned = rotate(_over_rms(turned, shape.norm_eps) * self._norms, rope)
+        query, key = turned.split((shape.heads, shape.kv_heads))
+        cache.write(layer, cache.length, key, value)
+        drawn = cache.attend(layer, query, seen, shape.head_dim**-0.5)
+        drawn = drawn.transpose(0, 1).reshape(len(block), -1)
+        block = add_product(block, drawn, own.self_attn.o_proj)
+        both = functional.linear(own.post_attention_layernorm(block), self._gate_up)
+        gate, up = both.chunk(2, dim=-1)
+        return add_product_(block, functional.silu(gate) * up, own.mlp.down_proj)
+
+
+class DFlashPasses:
+    """The two passes over a model's weights; see `DFlashModel.passes`."""
+
+    def __init__(self, model: DFlashModel) -> None:
+        self.model, self.config = model, model.config
+        shape = model.config.shape
+        with torch.no_grad():
+            self._layers = [_JoinedLayer(layer, shape) for layer in model.layers]
+            norms = [layer.self_attn.k_norm.weight for layer in model.layers]
+            self._key_norms = torch.stack(norms)[:, None, None]  # [layers, 1, 1, head_dim]
 
     def add_context(self, features: torch.Tensor, rope: Rope, cache: DraftCache) -> None:
         """Append the target's features [tokens, ids * hidden] to every layer's context."""
@@ -176,11 +128,16 @@ class DFlashModel(nn.Module):
 
     def store_context(self, features: torch.Tensor, rope: Rope, cache: RowCache) -> None:
         """Write what `add_context` appends behind every layer's context."""
-        context = self.hidden_norm(self.fc(features))
-        for number, layer in enumerate(self.layers):
-            layer.self_attn.store(context, rope, cache, number, cache.length)
+        model, shape = self.model, self.config.shape
+        context = model.hidden_norm(model.fc(features))
+        projected = torch.stack([layer.keys_values(context) for layer in self._layers])
+        heads = projected.unflatten(-1, (-1, shape.head_dim)).transpose(1, 2)
+        keys, values = heads.chunk(2, dim=1)  # [layers, kv_heads, rows, head_dim]
+        keys = rotate(_over_rms(keys, shape.norm_eps) * self._key_norms, rope)
+        for number, (key, value) in enumerate(zip(keys, values, strict=True)):
+            cache.write(number, cache.length, key, value)
 
-    def forward(self, block: torch.Tensor, rope: Rope, cache: DraftCache) -> torch.Tensor:
+    def block(self, block: torch.Tensor, rope: Rope, cache: DraftCache) -> torch.Tensor:
         """Hidden states [block, hidden], normed for the target's head, of embeddings likewise.
 
         Slot 0 is the bonus token, the others are masks; the cache's context stays as it is.
@@ -192,10 +149,11 @@ class DFlashModel(nn.Module):
     def fill_in(
         self, block: torch.Tensor, rope: Rope, cache: RowCache, spans: Mapping[Kind, Span]
     ) -> torch.Tensor:
-        """`forward` where it is known what the rows see in layers of each kind."""
-        for number, (layer, kind) in enumerate(zip(self.layers, self.config.kinds, strict=True)):
+        """`block` where it is known what the rows see in layers of each kind."""
+        for number, (layer, kind) in enumerate(zip(self._layers, self.config.kinds, strict=True)):
             block = layer(block, rope, cache, number, spans[kind])
-        return self.norm(block)
+        found: torch.Tensor = self.model.norm(block)
+        return found
 
     def _span(
         self, cache: DraftCache, block: torch.Tensor, window: int | None, causal: bool
@@ -217,6 +175,11 @@ class DFlashModel(nn.Module):
         if windowed:
             visible &= (row - slot).abs() < window
         return span(self.config.shape, (first, end), visible, block.dtype)
+
+
+def _over_rms(rows: torch.Tensor, eps: float) -> torch.Tensor:
+    """Each row over its root mean square."""
+    return functional.rms_norm(rows, rows.shape[-1:], eps=eps)
 
 
 def load_dflash(folder: Path, published: Mapping[str, Any], like: torch.Tensor) -> DFlashModel:
@@ -241,41 +204,3 @@ def save_dflash(folder: Path, model: DFlashModel) -> None:
     save_checkpoint(folder, model.config.published, model.state_dict())
     if model.head_tokens is not None:
         write_tokens(folder, model.head_tokens)
-
-
-def _windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
-    if fields.values.get("use_sliding_window") is False:
-        return (None,) * layers
-    sliding = [kind == SLIDING for kind in _layer_types(fields, layers)]
-    window = fields.whole("sliding_window") if any(sliding) else None
-    return tuple(window if slides else None for slides in sliding)
-
-
-def _causal(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """Sliding layers are causal and full ones are not, unless `is_causal` says so for all.
-
-    As in the published class; sgl-project/sglang #34524 measured 5.62 accepted tokens so,
-    against 5.27 with bidirectional sliding layers.
-    """
-    if fields.values.get("is_causal") is not None:
-        return (fields.flag("is_causal", False),) * layers
-    return tuple(kind == SLIDING for kind in _layer_types(fields, layers))
-
-
-def _layer_types(fields: Fields, layers: int) -> list[str]:
-    types = fields.values.get("layer_types") or [FULL] * layers
-    if not isinstance(types, list) or len(types) != layers or set(types) - {SLIDING, FULL}:
-        raise fields.wrong("layer_types", f"a list of {layers} names, '{FULL}' or '{SLIDING}',")
-    return types
-
-
-def _layer_ids(fields: Fields, layers: int, target_layers: int | None) -> tuple[int, ...]:
-    ids = fields.values.get("target_layer_ids")
-    if ids is None:
-        if target_layers is None:
-            raise fields.wrong("num_target_layers", "given where target_layer_ids is not,")
-        ids = list(default_layer_ids(target_layers, layers))
-    whole = isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids)
-    if not whole or not ids:
-        raise fields.wrong("target_layer_ids", "a list of layer numbers")
-    return tuple(ids)

@@ -17,7 +17,7 @@ from decoder.drafters.blockpilot_model import is_blockpilot
 from decoder.drafters.checkpoint import find_config
 from decoder.drafters.combined import CombinedDrafter
 from decoder.drafters.dflash import DFlashDrafter
-from decoder.drafters.dflash_model import is_dflash
+from decoder.drafters.dflash_config import is_dflash
 from decoder.drafters.eagle3 import Eagle3Drafter
 from decoder.drafters.eagle3_model import is_eagle3
 from decoder.drafters.ngram import NgramDrafter

@@ -20,12 +20,8 @@ from torch.nn import functional
 
 from costmodel.errors import InputError
 from decoder.drafters.blocks import Rope, Rotary
-from decoder.drafters.dflash_model import (
-    ARCHITECTURE,
-    DFlashConfig,
-    DFlashLayer,
-    DFlashModel,
-)
+from decoder.drafters.dflash_config import ARCHITECTURE, DFlashConfig
+from decoder.drafters.dflash_model import DFlashLayer, DFlashModel
 from decoder.loading import LoadedModel
 from decoder.training.corpus import Text
 from decoder.training.features import Example
@@ -245,7 +241,7 @@ class DFlashObjective:
         size  of a block; None for that of the drafter
 
         A block at anchor a sees the features of tokens before a, and itself; the same
-        numbers as `DFlashModel.forward` gives behind `add_context` of these features.
+        numbers as `DFlashPasses.block` gives behind `add_context` of these features.
         """
         model, size = self.model, size or self._size
         device = tokens.device

@@ -15,7 +15,8 @@ from transformers.models.muse_glimmer_assistant import (
 from costmodel.errors import InputError
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.dflash import DFlashDrafter
-from decoder.drafters.dflash_model import default_layer_ids, save_dflash
+from decoder.drafters.dflash_config import default_layer_ids
+from decoder.drafters.dflash_model import save_dflash
 from decoder.growth import TopPaths
 from tests.decoder.draft_models import (
     DFLASH,

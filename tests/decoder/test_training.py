@@ -94,9 +94,9 @@ def test_blocks_trained_together_are_the_blocks_that_are_drafted(loaded, tmp_pat
         block = torch.tensor([int(example.tokens[anchor])] + [model.config.mask_token_id] * 3)
         with torch.no_grad():
             known = rotary(torch.arange(anchor), torch.float32)
-            model.add_context(example.features[:anchor], known, cache)
+            model.passes().add_context(example.features[:anchor], known, cache)
             own = rotary(torch.arange(anchor, anchor + 4), torch.float32)
-            alone = model(embedding(block), own, cache)
+            alone = model.passes().block(embedding(block), own, cache)
         torch.testing.assert_close(together[number], alone, atol=1e-5, rtol=1e-5)
 
 
