@@ -1,26 +1,25 @@
-"""The controller against every fixed tree size, live on a CPU with a real model.
+"""The controller at published acceptance, against every fixed tree size, live on a CPU.
 
-    python -m benchmarks.controller [--prompts-per-set 5] [--drafters ngram demo ngram+demo replay]
+    python -m benchmarks.controller [--prompts-per-set 5]
 
-SmolLM2-135M in bfloat16 decodes prompts of three sets: plain, and with each drafter by `bastion`,
-`bastion:paper`, `chain` and the best-first tree of each fixed size. All arms decode the text
-that plain decoding wrote (profiler/bench/forced.py), and they do so together: every arm has a
-target of its own around the same weights and runs one round in its turn, the order turned by
-one each time, so that a machine that becomes slower for a second or a minute becomes so for all.
-With the n-gram drafter and the trained one acceptance is real; with the replay drafter it is
-simulated, at published rates, and labelled so.
+SmolLM2-135M in bfloat16 decodes prompts of three sets: plain, and with the replay drafter by
+`bastion`, `bastion:paper`, `chain` and the best-first tree of each fixed size. The model and its
+times are real; acceptance is simulated at the rates of a published table for the set, and labelled
+so (`rooftree bench --by-round --same-text` does the same with drafters that are real). All arms
+decode the text that plain decoding wrote (profiler/bench/forced.py), and they do so together:
+every arm has a target of its own around the same weights and runs one round in its turn, the
+order turned by one each time, so that a machine that becomes slower for a second or a minute
+becomes so for all.
 
-For each set and drafter: tokens/s of each arm, the best fixed size in hindsight, paired
-bootstrap intervals over the prompts; and, for drafters that read no hidden states, the same
-figures from the rounds that `bastion` recorded, where the costs are the profile's and every size
-is asked of the same rounds.
+For each set and table: tokens/s of each arm, the best fixed size in hindsight, paired bootstrap
+intervals over the prompts; and the same figures from the rounds that `bastion` recorded, where the
+costs are the profile's and every size is asked of the same rounds.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,8 +31,6 @@ from benchmarks.recorded_rounds import Text, hindsight_of, read_trace, summary
 from costmodel.published_acceptance import published
 from decoder import TreeDecoder
 from decoder.demo_model import DEMO_NAME, ensure_demo_model
-from decoder.drafters.base import Drafter
-from decoder.drafters.factory import load_drafter
 from decoder.drafters.replay import ReplayDrafter, Truth
 from decoder.loading import LoadedModel
 from decoder.run import DecodeRun
@@ -47,9 +44,6 @@ FIXED = tuple(f"fixed:{nodes}" for nodes in (1, 3, 7, 15, 31, 63))
 POLICIES = ("bastion", "bastion:paper", "chain", *FIXED)
 MOST = 127
 WARM_UP_TOKENS = 96
-ACCEPTANCE = {"ngram": "real", "demo": "real", "ngram+demo": "real", "replay": "simulated"}
-
-Make = Callable[[Target], Drafter]
 
 
 @dataclass(slots=True)
@@ -90,37 +84,31 @@ class Arm:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Series:
-    """One drafter on one prompt set: an arm for each policy.
+    """One table's acceptance on one prompt set: an arm for each policy."""
 
-    make  a fresh drafter for a target; each arm has one of its own, since drafters learn
-    """
-
-    name: str
     label: str
-    make: Make
+    drafter: ReplayDrafter
     arms: dict[str, Arm]
 
     @classmethod
-    def open(
-        cls, name: str, label: str, make: Make, loaded: LoadedModel, work: tuple[int, Path]
-    ) -> Series:
+    def open(cls, name: str, table: str, loaded: LoadedModel, work: tuple[int, Path]) -> Series:
         """work: new tokens a prompt, and a folder for traces."""
         new_tokens, folder = work
+        drafter = ReplayDrafter(Truth(), published(table, name), vocab=loaded.architecture.vocab)
         arms = {}
         for policy in POLICIES:
-            trace = folder / f"{name}.{label}.{policy}.jsonl".replace(" ", "_").replace(":", "-")
-            target = Target(loaded)
+            trace = folder / f"{name}.{table}.{policy}.jsonl".replace(":", "-")
             decoder = TreeDecoder(
-                ForcedTarget(target),
-                drafter=make(target),
+                ForcedTarget(Target(loaded)),
+                drafter=drafter,
                 policy=policy,
                 max_nodes=MOST,
                 trace=trace,
             )
             arms[policy] = Arm(decoder, new_tokens, trace)
-        return cls(name=name, label=label, make=make, arms=arms)
+        return cls(f"replay {table}", drafter, arms)
 
     def result(self, plain: Arm, texts: list[list[int]], prompts: list[int]) -> dict[str, Any]:
         """texts: all that were decoded, warm-up first; prompts: their prompt lengths."""
@@ -131,7 +119,7 @@ class Series:
             name: self.arms[name] for name in ("chain", "bastion:paper")
         }
         return {
-            "drafter": self.arms["bastion"].decoder.drafter.name,
+            "drafter": self.drafter.name,
             "best_fixed": best,
             "bastion_over": {
                 name: paired_ratio(ours, arm.pairs()) for name, arm in against.items()
@@ -141,10 +129,8 @@ class Series:
             "rows": {name: arm.rows for name, arm in self.arms.items()},
         }
 
-    def _recorded(self, texts: list[list[int]], prompts: list[int]) -> dict[str, Any] | None:
+    def _recorded(self, texts: list[list[int]], prompts: list[int]) -> dict[str, Any]:
         arm = self.arms["bastion"]
-        if arm.decoder.drafter.feature_layers:
-            return None  # nothing is drafted again without the target's hidden states
         cost = arm.decoder.cost_source.cost.cost
         lines = read_trace(arm.trace)
         run = [
@@ -155,7 +141,7 @@ class Series:
             )
             for number, (text, prompt) in enumerate(zip(texts, prompts, strict=True))
         ]
-        found = hindsight_of(run, self.make(arm.decoder.target), cost)
+        found = hindsight_of(run, self.drafter, cost)
         return summary(run[1:], found[1:], cost)
 
 
@@ -189,10 +175,9 @@ def run_set(
     arms = {"plain": plain} | {
         f"{one.label} {name}": arm for one in series for name, arm in one.arms.items()
     }
-    for arm in arms.values():
-        if isinstance(arm.decoder.drafter, ReplayDrafter):
-            for text in truths:
-                arm.decoder.drafter.truth.add(text)
+    for one in series:
+        for text in truths:
+            one.drafter.truth.add(text)
     # Compilation and first shapes are not timed.
     length = len(prompts[0])
     run_together(arms, truths[0][: length + WARM_UP_TOKENS], length, WARM_UP_TOKENS)
@@ -206,48 +191,13 @@ def run_set(
     return {one.label: one.result(plain, texts, lengths) for one in series}
 
 
-def makers(name: str, drafter: str, vocab: int) -> dict[str, Make]:
-    """What makes the drafters of this name, by label; a replay of each table's curve of the set."""
-    if drafter != "replay":
-        return {drafter: lambda target: load_drafter(drafter, target)}
-    made: dict[str, Make] = {}
-    for table in TABLES:
-        process, truth = published(table, name), Truth()
-
-        def make(_: Target, process: Any = process, truth: Truth = truth) -> Drafter:
-            return ReplayDrafter(truth, process, vocab=vocab)
-
-        made[f"replay {table}"] = make
-    return made
-
-
 def report(results: dict[str, dict[str, Any]]) -> None:
     for name, by_label in results.items():
         for label, result in by_label.items():
             over = {key: f"{value['ratio']:.3f}" for key, value in result["bastion_over"].items()}
             print(f"{name}, {label}: best {result['best_fixed']}, bastion over {over}")
-            if result["recorded_rounds"] is not None:
-                recorded = result["recorded_rounds"]["over_best_fixed"]
-                print(f"  recorded rounds: {recorded['ratio']:.3f} {recorded['interval_95']}")
-
-
-def overall(by_set: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """One drafter over all sets: `bastion` against the one fixed size that is best on the whole."""
-    rows = {
-        policy: [row for found in by_set.values() for row in found["rows"][policy]]
-        for policy in ("bastion", *FIXED)
-    }
-    pairs = {name: [(row["tokens"], row["seconds"]) for row in own] for name, own in rows.items()}
-    rates = {
-        name: sum(tokens for tokens, _ in own) / sum(seconds for _, seconds in own)
-        for name, own in pairs.items()
-    }
-    best = max(FIXED, key=lambda name: rates[name])
-    return {
-        "best_fixed": best,
-        "tokens_per_s": rates,
-        "bastion_over_best_fixed": paired_ratio(pairs["bastion"], pairs[best]),
-    }
+            recorded = result["recorded_rounds"]["over_best_fixed"]
+            print(f"  recorded rounds: {recorded['ratio']:.3f} {recorded['interval_95']}")
 
 
 def main() -> None:
@@ -255,38 +205,28 @@ def main() -> None:
     parser.add_argument("--prompts-per-set", type=int, default=5)
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--sets", nargs="+", default=list(SETS))
-    parser.add_argument("--drafters", nargs="+", default=list(ACCEPTANCE), choices=list(ACCEPTANCE))
     options = parser.parse_args()
     ensure_demo_model(say=print)
     writer = TreeDecoder.from_pretrained(DEMO_NAME, dtype="bfloat16", policy="plain")
-    loaded, vocab = writer.target.loaded, writer.target.architecture.vocab
+    loaded = writer.target.loaded
     header = {"environment": environment(), "dtype": str(torch.bfloat16), "target": DEMO_NAME}
-    for drafter in options.drafters:
-        results: dict[str, dict[str, Any]] = {}
-        with tempfile.TemporaryDirectory() as folder:
-            for name in options.sets:
-                prompts = [
-                    writer.encode(line["prompt"], chat=True)
-                    for line in read_prompts(name, options.prompts_per_set)
-                ]
-                plain = Arm(
-                    TreeDecoder(ForcedTarget(Target(loaded)), policy="plain"), options.new_tokens
-                )
-                work = (options.new_tokens, Path(folder))
-                series = [
-                    Series.open(name, label, make, loaded, work)
-                    for label, make in makers(name, drafter, vocab).items()
-                ]
-                print(f"{drafter}, {name}")
-                results[name] = run_set(writer, prompts, series, plain)
-        report(results)
-        labels = next(iter(results.values()))
-        stored = header | {"acceptance": ACCEPTANCE[drafter], "new_tokens": options.new_tokens}
-        stored["overall"] = {
-            label: overall({name: by_label[label] for name, by_label in results.items()})
-            for label in labels
-        }
-        store(f"controller_{drafter.replace('+', '_')}", stored | {"sets": results})
+    results: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.sets:
+            prompts = [
+                writer.encode(line["prompt"], chat=True)
+                for line in read_prompts(name, options.prompts_per_set)
+            ]
+            plain = Arm(
+                TreeDecoder(ForcedTarget(Target(loaded)), policy="plain"), options.new_tokens
+            )
+            work = (options.new_tokens, Path(folder))
+            series = [Series.open(name, table, loaded, work) for table in TABLES]
+            print(name)
+            results[name] = run_set(writer, prompts, series, plain)
+    report(results)
+    stored = header | {"acceptance": "simulated", "new_tokens": options.new_tokens}
+    store("controller_replay", stored | {"sets": results})
 
 
 if __name__ == "__main__":

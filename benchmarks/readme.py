@@ -50,20 +50,6 @@ def live(found: dict[str, Any]) -> str:
     return f"{found['ratio']:.2f}x ({low:.2f} to {high:.2f})"
 
 
-def controlled(drafter: str) -> tuple[str, str]:
-    """What `bastion` reached with a drafter, live and round by round beside every fixed size."""
-    stored = result(f"controller_{drafter.replace('+', '_')}")
-    whole = stored["overall"][drafter]
-    sets = {name: by_label[drafter] for name, by_label in stored["sets"].items()}
-    each = ", ".join(
-        f"{name} {live(one['bastion_over']['best_fixed'])}" for name, one in sets.items()
-    )
-    return (
-        f"`bastion` with `{drafter}` over the best fixed size in hindsight ({whole['best_fixed']})",
-        f"{live(whole['bastion_over_best_fixed'])}; over the best of each set: {each}",
-    )
-
-
 def simulated() -> list[tuple[str, float, float]]:
     """Place, mean and worst of `bastion` over the best fixed size, by costs of that place."""
     places = result("controller_simulated")["places"]
@@ -107,8 +93,8 @@ def numbers() -> str:
          ratio(no_loss["trees_over_plain"])),
         ("float32, T = 0: texts that differ from transformers' greedy `generate`",
          f"{differing} of {exact['prompts']}"),
-        *(controlled(name) for name in ("demo", "ngram+demo")),
-        ("the same with replay at published acceptance (simulated, Qwen3-8B of BASTION's table 1)",
+        ("`bastion` over the best fixed size in hindsight, gsm8k, humaneval, mt_bench, at published"
+         " acceptance (simulated, Qwen3-8B of BASTION's table 1)",
          "; ".join(live(one["replay bastion"]["bastion_over"]["best_fixed"])
                    for one in replay.values())),
         ("the same in simulation, 92 published acceptances: mean, worst",
@@ -166,15 +152,6 @@ def bench_families(name: str) -> str:
     return "\n".join([heading(result), "", *family_tables(result)])
 
 
-def bench_rounds() -> str:
-    """The runs in which arms decoded together, one drafter each."""
-    results = [bench_result(f"bench_by_round_{name}") for name in ("ngram_demo", "demo")]
-    lines = [heading(results[0]), ""]
-    for number, found in enumerate(results):
-        lines += arm_table(found, [arm.name for arm in found.arms])[2 if number else 0 :]
-    return "\n".join(lines)
-
-
 def bench_arms(name: str) -> str:
     """A stored run with every arm."""
     result = bench_result(name)
@@ -186,7 +163,6 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "numbers": numbers,
     "bench-short": bench_short,
     "bench-whole": bench_whole,
-    "bench-by-round": bench_rounds,
     "bench-own-texts": lambda: bench_arms("bench_own_texts"),
     "bench-drafters": lambda: bench_families("bench_drafters"),
     "bench-updates": lambda: bench_families("bench_updates"),

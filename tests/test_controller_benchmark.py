@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks.controller import FIXED, Arm, overall, run_together
+from benchmarks.controller import Arm, run_together
 from benchmarks.recorded_rounds import SIZES, Text, hindsight_of, played_of, read_trace, summary
 from costmodel.acceptance_process import constant
 from decoder.drafters.ngram import NgramDrafter
@@ -69,20 +69,6 @@ def test_arms_take_turns_round_by_round():
         name: order.count(name) for name in arms
     }
     assert rows["plain"]["rounds"] == 59 > rows["fixed:7"]["rounds"]
-
-
-def test_overall_is_against_the_size_that_is_best_on_the_whole():
-    def rows(*pairs):
-        return [{"tokens": tokens, "seconds": seconds} for tokens, seconds in pairs]
-
-    slow = {policy: rows((10, 9.0)) for policy in ("bastion", *FIXED)}
-    one = slow | {"fixed:3": rows((10, 1.0)), "fixed:7": rows((10, 4.0))}
-    other = slow | {"fixed:3": rows((10, 8.0)), "fixed:7": rows((10, 2.0))}
-    other["bastion"] = rows((10, 1.0))
-    found = overall({"one": {"rows": one}, "other": {"rows": other}})
-    assert found["best_fixed"] == "fixed:7"
-    assert found["tokens_per_s"]["fixed:7"] == pytest.approx(20 / 6)
-    assert found["bastion_over_best_fixed"]["ratio"] == pytest.approx(6 / 10)
 
 
 def run(tmp_path, policy, make, texts):

@@ -20,8 +20,8 @@ from decoder.policies.base import (
 from decoder.policies.bias import DepthBias, DraftGate, Pace
 from decoder.tree import EMPTY, DraftTree, best_first
 
-FIRST_WANTED = 64  # candidates before any tree, and never fewer
-WANTED_SHARE = 4  # candidates for each node of the largest tree of late
+FIRST_WANTED = 32  # candidates before any tree, and never fewer
+WANTED_SHARE = 2  # candidates for each node of the largest tree of late
 WANTED_FADING = 0.98  # of that tree, a round
 
 
