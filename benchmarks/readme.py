@@ -163,7 +163,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "numbers": numbers,
     "bench-short": bench_short,
     "bench-whole": bench_whole,
-    "bench-again": lambda: "\n\n".join(map(bench_arms, ("bench_ngram_demo", "bench_30_prompts"))),
+    "bench-again": lambda: "\n\n".join(map(bench_arms, ("bench_again", "bench_30_prompts"))),
     "bench-own-texts": lambda: bench_arms("bench_own_texts"),
     "bench-drafters": lambda: bench_families("bench_drafters"),
     "bench-updates": lambda: bench_families("bench_updates"),
