@@ -38,6 +38,8 @@ class ProfileChoice:
                the profile: `static` for a measured one of this very machine
     drafts     draft costs that this process knows already, by the drafter's hash; they are
                taken where the profile lacks them
+    probed     what this process probed before, which may not have been saved; taken in place
+               of another probe, so that decoders which are compared go by one profile
     """
 
     path: Path | None = None
@@ -45,6 +47,7 @@ class ProfileChoice:
     require: bool = False
     estimator: Mode | None = None
     drafts: Mapping[str, DrafterSection] = field(default_factory=dict)
+    probed: Profile | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +95,7 @@ def _find(target: Target, drafter: Drafter, choice: ProfileChoice) -> CostSource
         if choice.require:
             raise
         make = _probed if choice.calibrate else _bare
-        source = make(target, drafter, choice.drafts.get(drafter.architecture_hash))
+        source = make(target, drafter, choice)
         return replace(source, warnings=_left_out(store, key.device_name))
     return _from_lookup(target, drafter, found, choice)
 
@@ -160,23 +163,30 @@ def _mode(found: LookupResult) -> Mode:
     return "affine" if borrowed else "ema+calib"
 
 
-def _probed(target: Target, drafter: Drafter, known: DrafterSection | None) -> CostSource:
-    profile = quick_profile(target, drafter, known)
-    try:
-        saved = f"saved as {ProfileStore().save(profile)}" if target.ranks.first else ""
-    except ProfileError as error:
-        saved = f"not saved: {error.problem}"
+def _probed(target: Target, drafter: Drafter, choice: ProfileChoice) -> CostSource:
+    name = drafter.architecture_hash
+    known = choice.drafts.get(name)
+    if choice.probed is None:
+        profile = quick_profile(target, drafter, known)
+        try:
+            saved = f"saved as {ProfileStore().save(profile)}" if target.ranks.first else ""
+        except ProfileError as error:
+            saved = f"not saved: {error.problem}"
+    else:
+        profile = choice.probed.with_drafter(name, known or time_drafter(drafter, target))
+        saved = "once for all"
     line = (
         f"no profile for this device and target: probed {profile.provenance.points} points in "
         f"{profile.provenance.duration_s:.1f} s ({saved}); `rooftree calibrate --target "
         f"{target.loaded.name}` measures a full one"
     )
-    cost = CycleCost.from_profile(profile, drafter.architecture_hash)
+    cost = CycleCost.from_profile(profile, name)
     return CostSource(cost=OnlineEstimator(cost, "static"), line=line, profile=profile)
 
 
-def _bare(target: Target, drafter: Drafter, known: DrafterSection | None) -> CostSource:
+def _bare(target: Target, drafter: Drafter, choice: ProfileChoice) -> CostSource:
     """The paper's `ema`: one factor over the roofline, learnt from each verification."""
+    known = choice.drafts.get(drafter.architecture_hash)
     cost = replace(
         CycleCost.from_roofline(
             roofline_of(target, find_peaks(target)), buckets=target.runtime.buckets

@@ -155,7 +155,12 @@ class Lineup:
             policy=arm.policy,
             max_nodes=choice.max_nodes,
             acceptance=choice.acceptance,
-            profile=replace(choice.profile, estimator=mode, drafts=dict(self._drafts)),
+            profile=replace(
+                choice.profile,
+                estimator=mode,
+                drafts=dict(self._drafts),
+                probed=self.profile and self.profile[0],
+            ),
             stage_times=choice.stage_times,
         )
         if arm.variant == NO_HISTORY:

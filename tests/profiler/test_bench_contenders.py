@@ -15,6 +15,7 @@ from costmodel.profile import Profile
 from costmodel.stages import DrafterSection
 from decoder.engine import TreeDecoder
 from decoder.loading import load_model
+from decoder.probe import quick_profile
 from decoder.startup import ProfileChoice
 from decoder.target import Step, Target
 from profiler.bench.arms import ArmChoice, plan_arms
@@ -284,10 +285,10 @@ class TestLineup:
         assert chain.second is fixed.second
 
     @pytest.mark.parametrize("home", ["kept", "not written", "bare"])
-    def test_a_drafter_is_timed_at_most_once(
+    def test_device_and_drafters_are_timed_at_most_once(
         self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
     ) -> None:
-        """Whether or not its cost can be kept in a profile of the user's."""
+        """Whether or not costs can be kept in a profile of the user's."""
         timed: list[str] = []
 
         def time_drafter(drafter, target) -> DrafterSection:
@@ -298,6 +299,13 @@ class TestLineup:
 
         monkeypatch.setattr("decoder.startup.time_drafter", time_drafter)
         monkeypatch.setattr("decoder.probe.time_drafter", time_drafter)
+        probed: list[Profile] = []
+
+        def probe(*arguments) -> Profile:
+            probed.append(quick_profile(*arguments))
+            return probed[-1]
+
+        monkeypatch.setattr("decoder.startup.quick_profile", probe)
         monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path / "home"))
         if home == "not written":
             (tmp_path / "home").write_text("a file is in the way")
@@ -310,6 +318,7 @@ class TestLineup:
         contenders = lineup.contenders(plan_arms(asked))
         assert sum(bool(one.arm.cost) for one in contenders) == 2 * len(drafters)
         assert len(timed) == len(set(timed)) == len(drafters)
+        assert len(probed) == (home != "bare"), "arms went by probes of their own"
         kept = [Profile.from_yaml(path) for path in (tmp_path / "home").rglob("*.yaml")]
         assert [len(profile.drafters) for profile in kept] == ([3] if home == "kept" else [])
 
