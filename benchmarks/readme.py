@@ -164,6 +164,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "bench-short": bench_short,
     "bench-whole": bench_whole,
     "bench-again": lambda: "\n\n".join(map(bench_arms, ("bench_again", "bench_30_prompts"))),
+    "bench-other-sets": lambda: bench_arms("bench_other_sets"),
     "bench-own-texts": lambda: bench_arms("bench_own_texts"),
     "bench-drafters": lambda: bench_families("bench_drafters"),
     "bench-updates": lambda: bench_families("bench_updates"),
