@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
 from costmodel.errors import InputError
 from decoder import Generation, TreeDecoder
+from decoder.drafters.combined import CombinedDrafter
 from decoder.drafters.factory import load_drafter
+from decoder.drafters.ngram import NgramDrafter
 from decoder.target import Target
 from profiler.render import print_table
+from profiler.turns import in_turn
 
 NEW_TOKENS = 96
 POLICIES = ("plain", "chain", "fixed:15", "bastion")
@@ -31,16 +34,17 @@ PROMPTS = {
 
 
 def compare(folder: Path, *, say: Callable[[str], None]) -> dict[str, Any]:
-    """Decode each prompt with every policy, in turn on one model; a record of JSON values.
+    """Decode each prompt with every policy, a round each in turn; a record of JSON values.
 
-    Times are of this machine as it is: another program running beside shows in them.
+    So what slows the machine for a while slows all policies alike. Each has a target of its
+    own around the same weights, and so a cache.
     """
     plain = TreeDecoder.from_pretrained(folder, policy="plain", drafter=FALLBACK)
-    # Around the same model, so that plain decoding does not pay for what a drafter reads.
-    target = Target(plain.target.loaded)
-    drafter = choose_drafter(target, say)
+    loaded = plain.target.loaded
+    drafter_name, drafter = choose_drafter(Target(loaded), say)
     arms = {"plain": plain} | {
-        policy: TreeDecoder(target, policy=policy, drafter=drafter) for policy in POLICIES[1:]
+        policy: TreeDecoder(Target(loaded), policy=policy, drafter=drafter.unlearnt())
+        for policy in POLICIES[1:]
     }
     adaptive = arms[ADAPTIVE]
     say(adaptive.profile_line)
@@ -49,28 +53,38 @@ def compare(folder: Path, *, say: Callable[[str], None]) -> dict[str, Any]:
     rows = []
     for index, (name, prompt) in enumerate(PROMPTS.items()):
         say(f"decoding {index + 1} of {len(PROMPTS)}: {name}")
-        turned = [*POLICIES[index % len(POLICIES) :], *POLICIES[: index % len(POLICIES)]]
-        results = {
-            policy: arms[policy].generate(prompt, max_new_tokens=NEW_TOKENS, chat=True)
-            for policy in turned
-        }
-        rows.append(_row(name, prompt, results))
+        rows.append(_row(name, prompt, decode_together(arms, prompt)))
     return {
         "profile": adaptive.profile_line,
-        "drafter": drafter,
+        "drafter": drafter_name,
         "prompts": rows,
         "pooled": _pooled(rows),
     }
 
 
-def choose_drafter(target: Target, say: Callable[[str], None]) -> str:
+def choose_drafter(
+    target: Target, say: Callable[[str], None]
+) -> tuple[str, CombinedDrafter | NgramDrafter]:
     """The trained drafter after n-grams; n-grams alone for a model that it does not fit."""
     try:
-        load_drafter(DRAFTER, target)
+        return DRAFTER, cast(CombinedDrafter, load_drafter(DRAFTER, target))
     except InputError as error:
         say(f"drafting by {FALLBACK} alone, since {error.problem}")
-        return FALLBACK
-    return DRAFTER
+        return FALLBACK, NgramDrafter()
+
+
+def decode_together(arms: Mapping[str, TreeDecoder], prompt: str) -> dict[str, Generation]:
+    """The prompt's text by each decoder, each with a target of its own."""
+    runs = {
+        policy: decoder.stream(prompt, max_new_tokens=NEW_TOKENS, chat=True)
+        for policy, decoder in arms.items()
+    }
+    texts = dict.fromkeys(runs, "")
+    for policy, pieces in in_turn({policy: run.rounds() for policy, run in runs.items()}):
+        texts[policy] += "".join(pieces)
+    return {
+        policy: Generation(run.token_ids, texts[policy], run.stats) for policy, run in runs.items()
+    }
 
 
 def print_comparison(comparison: dict[str, Any]) -> None:

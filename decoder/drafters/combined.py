@@ -97,7 +97,7 @@ class CombinedDrafter:
     def unlearnt(self) -> CombinedDrafter:
         """The same two drafters before any text; the weights of models are shared."""
         first, second = (
-            NgramDrafter(drafter.max_depth) if isinstance(drafter, NgramDrafter) else drafter
+            drafter.unlearnt() if isinstance(drafter, NgramDrafter) else drafter
             for drafter in (self.first, self.second)
         )
         return CombinedDrafter(first, second, ranks=self.ranks)

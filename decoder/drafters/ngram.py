@@ -57,6 +57,10 @@ class NgramDrafter:
     def session(self) -> NgramSession:
         return NgramSession(self)
 
+    def unlearnt(self) -> NgramDrafter:
+        """The same drafter before any text."""
+        return NgramDrafter(self.max_depth)
+
     def hit_rates(self) -> NDArray[np.float64]:
         """[2, MAX_MATCH] how often a match of 1, 2, ... tokens goes on: at the root, below it."""
         return self._hits / self._tried

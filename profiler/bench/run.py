@@ -22,9 +22,9 @@ from profiler.bench.record import Environment, Response
 from profiler.bench.stopwatch import Clock, MemoryGauge, NoGauge, Stopwatch
 from profiler.bench.store import environment_from, response_from
 from profiler.journal import FRESH_HINT, Journal
+from profiler.turns import in_turn
 
 WARM_UP_TOKENS = 32
-DONE = object()
 LOST = (
     "{arm}: what its drafter had learnt was lost when the run was interrupted, so that it decoded "
     "the texts before that again, not in turn with the other arms; --fresh runs all in turn"
@@ -220,15 +220,12 @@ def _respond_together(
             watch = Stopwatch(tools.clock, schedule.new_tokens, schedule.ends)
             begun[turn] = watch, decoding
     gc.collect()
-    going = {turn: watch.time_steps(decoding) for turn, (watch, decoding) in begun.items()}
-    first = 0
-    while going:
-        order = list(going)
-        first += 1  # the order is turned by one each time, as that of whole responses is
-        for turn in order[first % len(order) :] + order[: first % len(order)]:
-            with _naming(contenders[turn.arm], schedule.prompts[turn.prompt]):
-                if next(going[turn], DONE) is DONE:
-                    del going[turn]
+    going = {
+        turn: _time_steps(watch, decoding, contenders[turn.arm], schedule.prompts[turn.prompt])
+        for turn, (watch, decoding) in begun.items()
+    }
+    for _ in in_turn(going):
+        pass
     responses = {}
     for turn, (watch, decoding) in begun.items():
         update = watch.update(decoding)
@@ -270,6 +267,13 @@ def _time(
     with _naming(contender, encoded):
         watch.time(decoding)
     return decoding
+
+
+def _time_steps(
+    watch: Stopwatch, decoding: SteppedDecoding, contender: Contender, encoded: Encoded
+) -> Iterator[None]:
+    with _naming(contender, encoded):
+        yield from watch.time_steps(decoding)
 
 
 @contextmanager

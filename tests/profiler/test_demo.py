@@ -11,7 +11,7 @@ import pytest
 from decoder.demo_model import FILES
 from decoder.drafters import factory
 from decoder.drafters.combined import CombinedDrafter
-from decoder.drafters.factory import load_drafter
+from decoder.drafters.ngram import NgramDrafter
 from profiler import cli, demo
 from tests.decoder.draft_models import dflash_folder, draft_target
 
@@ -122,10 +122,9 @@ def test_the_trained_drafter_is_used_where_it_fits(
 ) -> None:
     monkeypatch.setattr(factory, "DEMO_DRAFTER", dflash_folder(tmp_path / "demo")[0])
     said: list[str] = []
-    target = draft_target()
-    assert isinstance(
-        load_drafter(demo.choose_drafter(target, said.append), target), CombinedDrafter
-    )
+    name, drafter = demo.choose_drafter(draft_target(), said.append)
+    assert name == "ngram+demo"
+    assert isinstance(drafter, CombinedDrafter)
     assert said == []
 
 
@@ -135,7 +134,9 @@ def test_another_model_is_drafted_by_n_grams_and_that_is_said(
     folder = dflash_folder(tmp_path / "demo", num_target_layers=31)[0]
     monkeypatch.setattr(factory, "DEMO_DRAFTER", folder)
     said: list[str] = []
-    assert demo.choose_drafter(draft_target(), said.append) == "ngram"
+    name, drafter = demo.choose_drafter(draft_target(), said.append)
+    assert name == "ngram"
+    assert isinstance(drafter, NgramDrafter)
     [line] = said
     assert line.startswith("drafting by ngram alone, since the drafter does not fit")
     assert "31" in line

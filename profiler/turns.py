@@ -1,0 +1,24 @@
+"""Things that go on side by side, a step of each in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
+
+Key = TypeVar("Key")
+Item = TypeVar("Item")
+
+
+def in_turn(going: Mapping[Key, Iterator[Item]]) -> Iterator[tuple[Key, Item]]:
+    """One item of each iterator in turn until all have ended, under the iterator's key.
+
+    The order is turned by one each time, so that none is always behind the same other.
+    """
+    left, first = dict(going), 0
+    while left:
+        order, first = list(left), first + 1
+        for key in order[first % len(order) :] + order[: first % len(order)]:
+            try:
+                yield key, next(left[key])
+            except StopIteration:
+                del left[key]
