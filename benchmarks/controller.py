@@ -37,6 +37,7 @@ from decoder.run import DecodeRun
 from decoder.target import Target
 from profiler.bench.forced import ForcedTarget
 from profiler.rounds import paired_ratio
+from profiler.turns import in_turn
 
 SETS = ("gsm8k", "humaneval", "mt_bench")
 TABLES = ("bastion", "ddtree")
@@ -148,15 +149,8 @@ class Series:
 def run_together(arms: dict[str, Arm], text: list[int], prompt: int, new_tokens: int) -> None:
     """One text by every arm, round by round in turns."""
     runs = {name: arm.begin(text, prompt, new_tokens) for name, arm in arms.items()}
-    going = {name: run.rounds() for name, run in runs.items()}
-    turn = 0
-    while going:
-        names = list(going)
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            if next(going[name], None) is None:
-                del going[name]
-        turn += 1
+    for _ in in_turn({name: run.rounds() for name, run in runs.items()}, turned=0):
+        pass
     for name, run in runs.items():
         arms[name].note(run)
 

@@ -9,16 +9,19 @@ Key = TypeVar("Key")
 Item = TypeVar("Item")
 
 
-def in_turn(going: Mapping[Key, Iterator[Item]]) -> Iterator[tuple[Key, Item]]:
+def in_turn(going: Mapping[Key, Iterator[Item]], turned: int = 1) -> Iterator[tuple[Key, Item]]:
     """One item of each iterator in turn until all have ended, under the iterator's key.
 
     The order is turned by one each time, so that none is always behind the same other.
+
+    turned  by how many it is turned the first time
     """
-    left, first = dict(going), 0
+    left = dict(going)
     while left:
-        order, first = list(left), first + 1
-        for key in order[first % len(order) :] + order[: first % len(order)]:
+        order, first = list(left), turned % len(left)
+        for key in order[first:] + order[:first]:
             try:
                 yield key, next(left[key])
             except StopIteration:
                 del left[key]
+        turned += 1

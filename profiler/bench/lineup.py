@@ -149,6 +149,7 @@ class Lineup:
             random = np.random.default_rng(self._seed)
             drafter = updated(updatable(drafter, arm.name), arm.updates, random)
         mode = arm.variant if arm.variant in ESTIMATORS else choice.profile.estimator
+        known = self.profile
         decoder = TreeDecoder(
             target if self._texts is None else ForcedTarget(target),
             drafter=drafter,
@@ -159,7 +160,7 @@ class Lineup:
                 choice.profile,
                 estimator=mode,
                 drafts=dict(self._drafts),
-                probed=self.profile and self.profile[0],
+                probed=None if known is None else known[0],
             ),
             stage_times=choice.stage_times,
         )
