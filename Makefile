@@ -23,13 +23,16 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help environment calibrate calibrations test demo lint clean
+.PHONY: help environment calibrate calibrations test test-slow test-all demo lint docs clean
 
 help:
 	@echo "make calibrate   measure this device and write its profile"
-	@echo "make test        run the tests"
+	@echo "make test        run the tests that are quick: some minutes"
+	@echo "make test-slow   run the others: exhaustive, statistical and on the demo model"
+	@echo "make test-all    run all tests"
 	@echo "make demo        decode with a small real model and its trained drafter, four policies side by side"
 	@echo "make lint        style, types, import rules"
+	@echo "make docs        build the documentation site in build/site"
 	@echo "make calibrations compose the shipped calibrations again and their page"
 	@echo "make clean       remove the environment"
 
@@ -41,7 +44,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(if $(SYSTEM_PACKAGES),--system-site-packages) $(VENV)
 	@grep $(if $(SYSTEM_PACKAGES),-v '^torch==',.) constraints.txt > $(VENV)/constraints.txt
 	@$(if $(TORCH),$(PIP) install -qq $(TORCH))
-	@$(PIP) install -qq -c $(VENV)/constraints.txt -e '.[dev,demo]'
+	@$(PIP) install -qq -c $(VENV)/constraints.txt -e '.[dev]'
 	@touch $@
 
 calibrate: $(STAMP)
@@ -52,12 +55,22 @@ OPERATORS ?= ../shared/data/operators
 
 calibrations: $(STAMP)
 	$(PIP) install -qq -c $(VENV)/constraints.txt -e '.[operators]'
-	$(BIN)/python -m benchmarks.shipped write --operators $(OPERATORS) $(ARGS) > /dev/null
+	$(BIN)/python -m benchmarks.shipped write compose --operators $(OPERATORS) > /dev/null
+	$(BIN)/python -m benchmarks.transfer_study --shared $(dir $(OPERATORS))..
+	$(BIN)/python -m benchmarks.shipped write transfer > /dev/null
 	$(BIN)/python -m benchmarks.shipped document
 
 # One process a core, each with one thread: together they keep the machine busy and no more.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-slow: $(STAMP)
+	$(PYTEST) -m slow $(ARGS)
+
+test-all: $(STAMP)
+	$(PYTEST) $(ARGS)
 
 demo: $(STAMP)
 	$(BIN)/rooftree demo-model --run $(ARGS)
@@ -67,6 +80,10 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(STAMP)
+	@$(PIP) install -qq -c $(VENV)/constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV)

@@ -1,14 +1,28 @@
-"""For all tests: `gpu` tests are left out where there is no GPU, and the real demo model."""
+"""For all tests: which run where and when, and the real demo model."""
 
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
+MANY_CASES = 12  # of one test; more are a cross product
+QUICK_SHARE = 3  # one case in so many runs with the quick tests
 
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark most cases of large cross products slow; leave out `gpu` tests without a GPU."""
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+    for same_test in cases.values():
+        if len(same_test) > MANY_CASES:
+            for index, item in enumerate(same_test):
+                if index % QUICK_SHARE:
+                    item.add_marker(pytest.mark.slow)
     needing = [item for item in items if item.get_closest_marker("gpu")]
     if not needing:
         return
@@ -27,7 +41,7 @@ def smollm2_folder() -> Path:
     Skips where it cannot be fetched, and fails in CI.
     """
     from costmodel.errors import InputError
-    from decoder.demo_model import ensure_demo_model
+    from decoder.target.demo_model import ensure_demo_model
 
     try:
         return ensure_demo_model()

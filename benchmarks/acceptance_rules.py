@@ -1,14 +1,14 @@
-"""Where sampled trees accept more than deterministic ones: acceptance rules by entropy.
+"""Acceptance rules by entropy: sampled against deterministic draft trees, simulated.
 
     python -m benchmarks.acceptance_rules [--trials 300] [--name acceptance_rules]
 
-Simulated, no model runs. Position d of a block has log-probabilities -1.3 log(rank) over 4,000
-tokens. After each path the target has its own p = softmax(beta (base + sigma noise)), with
-noise of its own; the drafter has q, the mean of 48 such targets: the marginal that a perfectly
-calibrated block drafter would give. beta sets the entropy, sigma how far p lies from q. Trees
-of the same size are compared: best-first on q for the walk, best-first on the expected
-acceptance that decoder.acceptance.expectation learns in the run for the sampled rules.
-Reported is the mean number of accepted drafted tokens, and the entropy at which the rules cross.
+No model runs. Each position of a block has base log-probabilities -1.3 log(rank) over 4,000
+tokens. After each path the target has p = softmax(beta (base + sigma noise)) with independent
+noise. The drafter has q, the mean of 48 such targets, which is the marginal of a perfectly
+calibrated block drafter. beta sets the entropy, sigma the distance between p and q. Trees of
+one size are compared: for the walk best-first on q, for the sampled rules best-first on the
+expected acceptance that decoder.acceptance.rules learns during the run. Stores the mean number
+of accepted drafted tokens, and the entropy at which the rules cross.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ import numpy as np
 import torch
 
 from benchmarks.common import environment, store
-from decoder.acceptance.drawn import DrawnTree, draw_from_lattice
-from decoder.acceptance.expectation import RankExpectation
-from decoder.acceptance.rules import recursive_rejection, traversal
-from decoder.acceptance.sampling import Picker, Sampling
-from decoder.tree import DraftTree, Lattice, best_first
+from decoder.acceptance.drawn import DrawnTree, RankExpectation, draw_from_lattice
+from decoder.acceptance.rules import Picker, recursive_rejection, traversal
+from decoder.acceptance.sampling import Sampling
+from decoder.tree.draft_tree import DraftTree, Lattice, best_first
 
 VOCAB = 4000
 MEMBERS = 48  # targets whose mean is q
@@ -81,7 +80,7 @@ def main() -> None:
 
 
 def measure(setting: Setting, trials: int) -> dict[str, Any]:
-    """Mean accepted tokens of every rule; the first quarter of the trials only teaches."""
+    """Mean accepted tokens of every rule; the first quarter of the trials is for learning only."""
     generator = torch.Generator().manual_seed(1)
     marginals = torch.stack(
         [targets(setting, MEMBERS, generator).softmax(-1).mean(0) for _ in range(POSITIONS)]
@@ -128,7 +127,7 @@ def measure(setting: Setting, trials: int) -> dict[str, Any]:
 
 
 def targets(setting: Setting, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Logits [count, vocab] of as many targets."""
+    """Logits [count, vocab] of `count` targets."""
     base = -1.3 * torch.log(torch.arange(1, VOCAB + 1, dtype=torch.float32))
     noise = torch.randn(count, VOCAB, generator=generator)
     return setting.beta * (base + setting.sigma * noise)
@@ -149,7 +148,7 @@ def same(case: dict[str, Any], nodes: int, sigma: float) -> bool:
 def crossing(cases: list[dict[str, Any]], rule: str) -> float | None:
     """The entropy above which the rule accepts more than the walk, by interpolation.
 
-    None where it is ahead, or behind, throughout.
+    None where one of the two accepts more throughout.
     """
     ordered = sorted(cases, key=lambda case: float(case["entropy_nats"]))
     entropies = [float(case["entropy_nats"]) for case in ordered]

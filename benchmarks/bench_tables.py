@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from profiler.bench.analysis import Ratio, compare_arms
-from profiler.bench.cells import interval_text, number_text, ratio_text
-from profiler.bench.figures import arm_figures
-from profiler.bench.hindsight import Against, Hindsight, hindsight
+from profiler.bench.analysis.hindsight import HindsightRatios
+from profiler.bench.analysis.ratios import Ratio, compare_arms
+from profiler.bench.analysis.summary import ResultFigures
 from profiler.bench.record import PLAIN, Arm, Result
-from profiler.bench.sections import sections
+from profiler.bench.report.drafter_tables import drafter_tables
+from profiler.bench.report.tables import interval_text, number_text, ratio_text
 
 LOOKUP = "transformers:prompt-lookup"
 ABSENT = "-"
 
 
 def heading(result: Result) -> str:
-    """One sentence: what was run, on what, and what the ratios are."""
+    """One sentence: machine, target, settings and prompts, and the meaning of the ratios."""
     machine, settings = result.environment, result.settings
     counts = {name: sum(one.set == name for one in result.prompts) for name in result.sets}
     prompts = ", ".join(f"{count} of {name}" for name, count in counts.items())
@@ -37,96 +37,93 @@ def heading(result: Result) -> str:
 
 
 def arm_table(result: Result, names: Iterable[str]) -> list[str]:
-    """A row an arm: tokens a verification, and how many times as fast as what."""
-    lines = [
-        "| arm | tokens a verification | over plain | over `chain` | over prompt lookup |"
-        " over the best size | over the best of each set |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    against = {own.arm: own for sweep in _sweeps(result) for own in sweep.against}
-    return lines + [_row(result, result.arm(name), against.get(name)) for name in names]
+    """A row for each arm: tokens per verification, and its speed over several others."""
+    figures = ResultFigures(result)
+    against = {own.arm: own for sweep in figures.hindsight.values() for own in sweep.against}
+    columns = (
+        "arm",
+        "tokens a verification",
+        "over plain",
+        "over `chain`",
+        "over prompt lookup",
+        "over the best size",
+        "over the best of each set",
+    )
+    rows = [_arm_cells(figures, result.arm(name), against.get(name)) for name in names]
+    return markdown(columns, rows)
 
 
 def main_arms(result: Result) -> list[str]:
-    """The arms to name first: those of `--policy`, the best size of each sweep, the peers."""
-    best = {sweep.single_best for sweep in _sweeps(result)}
+    """The names of the arms of `--policy`, the best size of each sweep, and the peers."""
+    best = {sweep.single_best for sweep in ResultFigures(result).hindsight.values()}
     return [arm.name for arm in result.arms if "policies" in arm.studies or arm.name in best]
 
 
 def sweep_table(result: Result) -> list[str]:
-    """A row a drafter: tokens/s of each size, 0 being plain decoding; none without a sweep."""
-    sweeps = _sweeps(result)
+    """A row for each drafter: tokens/s by size, 0 being plain decoding; empty without a sweep."""
+    sweeps = ResultFigures(result).hindsight.values()
     sizes = sorted({size.nodes for sweep in sweeps for size in sweep.sizes})
     if not sizes:
         return []
-    lines = [
-        f"| tokens/s by nodes | {' | '.join(map(str, sizes))} |",
-        "|---" * (len(sizes) + 1) + "|",
-    ]
+    rows = []
     for sweep in sweeps:
         rates = {size.nodes: f"{size.tokens_per_s:.1f}" for size in sweep.sizes}
-        cells = " | ".join(rates.get(nodes, ABSENT) for nodes in sizes)
-        lines.append(f"| {sweep.drafter} | {cells} |")
-    return lines
+        rows.append([sweep.drafter, *map(rates.get, sizes)])
+    return markdown(["tokens/s by nodes", *map(str, sizes)], rows)
 
 
 def set_table(result: Result) -> list[str]:
-    """A row an arm: over plain decoding (and tokens a verification) by prompt set."""
-    lines = [f"| arm | {' | '.join(result.sets)} |", "|---" * (len(result.sets) + 1) + "|"]
-    for arm in result.arms:
-        if arm.name != PLAIN:
-            cells = [_set_cell(result, arm.name, name) for name in result.sets]
-            lines.append(f"| {arm.name} | {' | '.join(cells)} |")
-    return lines
+    """A row for each arm: speed over plain decoding and tokens per verification, by prompt set."""
+    figures = ResultFigures(result)
+    rows = [
+        [arm.name, *(_set_cell(figures, arm.name, name) for name in result.sets)]
+        for arm in result.arms
+        if arm.name != PLAIN
+    ]
+    return markdown(["arm", *result.sets], rows)
 
 
 def family_tables(result: Result) -> list[str]:
-    """SpecBlock's ablations, block sizes and updates, where the run has them."""
+    """The tables of online updates, SpecBlock's ablations and DFlash's block sizes."""
     lines = []
-    for section in sections(result):
-        lines += [f"{section.title}:", "", _markdown(section.columns)]
-        lines += ["|---" * len(section.columns) + "|", *map(_markdown, section.rows), ""]
+    for table in drafter_tables(result):
+        lines += [f"{table.title}:", "", *markdown(table.columns, table.rows), ""]
     return lines[:-1]
 
 
-def _markdown(cells: Iterable[str | None]) -> str:
-    return f"| {' | '.join(cell or ABSENT for cell in cells)} |"
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str | None]]) -> list[str]:
+    """The lines of a Markdown table, None as a dash."""
+    head, *body = (f"| {' | '.join(cell or ABSENT for cell in row)} |" for row in (columns, *rows))
+    return [head, "|---" * len(columns) + "|", *body]
 
 
-def _row(result: Result, arm: Arm, against: Against | None) -> str:
-    own = arm_figures(result, arm.name)
-    ours = arm.kind == "policy"
-    arms = {one.name for one in result.arms}
+def _arm_cells(
+    figures: ResultFigures, arm: Arm, against: HindsightRatios | None
+) -> list[str | None]:
+    result, own = figures.result, figures.of(arm.name)
+    names = {one.name for one in result.arms}
 
-    def over(base: str, wanted: bool) -> str:
-        known = wanted and base in arms and base != arm.name
-        return _cell(compare_arms(result, arm.name, base) if known else None)
+    def over(base: str) -> str | None:
+        comparable = arm.kind == "policy" and base in names and base != arm.name
+        return _cell(compare_arms(result, arm.name, base) if comparable else None)
 
-    cells = (
+    return [
         arm.name,
-        number_text(own.tokens_per_verification, ".2f") or ABSENT,
-        ABSENT if arm.kind == "plain" else _cell(own.over_plain),
-        over(f"chain+{arm.drafter}", ours),
-        over(LOOKUP, ours),
+        number_text(own.tokens_per_verification, ".2f"),
+        None if arm.kind == "plain" else _cell(own.over_plain),
+        over(f"chain+{arm.drafter}"),
+        over(LOOKUP),
         _cell(against and against.single),
         _cell(against and against.per_set),
-    )
-    return f"| {' | '.join(cells)} |"
+    ]
 
 
-def _set_cell(result: Result, arm: str, prompt_set: str) -> str:
-    own = arm_figures(result, arm, prompt_set)
+def _set_cell(figures: ResultFigures, arm: str, prompt_set: str) -> str:
+    own = figures.of(arm, prompt_set)
     length = number_text(own.tokens_per_verification, ".2f")
     return f"{ratio_text(own.over_plain) or ABSENT}" + ("" if length is None else f" ({length})")
 
 
-def _cell(ratio: Ratio | None) -> str:
-    if ratio is None:
-        return ABSENT
+def _cell(ratio: Ratio | None) -> str | None:
     interval = interval_text(ratio)
-    return f"{ratio_text(ratio)}" + ("" if interval is None else f" ({interval})")
-
-
-def _sweeps(result: Result) -> list[Hindsight]:
-    found = [hindsight(result, drafter.name) for drafter in result.drafters]
-    return [sweep for sweep in found if sweep is not None]
+    return f"{ratio_text(ratio)} ({interval})" if interval else ratio_text(ratio)

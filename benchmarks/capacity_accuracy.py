@@ -21,14 +21,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from costmodel.capacity.engines import engine_rules
-from costmodel.capacity.forward import ServingForward
-from costmodel.capacity.overheads import MeasuredServer, Overheads, fit_overheads
-from costmodel.capacity.steady import IN_STEP_SHARE, Workload, steady_work
-from costmodel.compose.published import data_folder
+from benchmarks.fit_overheads import MeasuredServer, ServerLoad, fit_overheads, steady_work
+from costmodel.catalog import find_device, find_target
+from costmodel.compose.aiconfigurator import data_folder
 from costmodel.compose.serving_tables import Precision, Weights, load_serving
-from costmodel.device import find_device
-from costmodel.targets import find_target
+from costmodel.planning.batching import IN_STEP_SHARE, Overheads
+from costmodel.planning.engines import engine_rules
+from costmodel.planning.forwards import ServingForward
 
 PLANNER = Path(__file__).parent / "results" / "nvidia_planner.json"
 MODELS = {
@@ -62,7 +61,7 @@ class ServerRow:
     engine: str
     weights: Weights
     devices: int
-    workload: Workload
+    workload: ServerLoad
     cache_fp8: bool
     async_scheduling: bool | None
     seconds: float
@@ -92,7 +91,7 @@ def _row(line: dict[str, str], model: str) -> ServerRow:
         engine=line["backend"],
         weights=cast(Weights, weights),
         devices=int(line["tp_size"]),
-        workload=Workload(
+        workload=ServerLoad(
             prompt_tokens=length * int(line["isl"]),
             output_tokens=length * int(line["osl"]),
             concurrency=int(line["batch_size"]),

@@ -5,8 +5,9 @@
 Forwards composed from aiconfigurator-core against forwards summed from the operator profiles of
 casys-kaist/LLMServingSim (MIT). Nothing in the composition was fitted on that GPU's chunked
 attention: the form of attention over cached tokens comes from the RTX 4090 and the RTX A6000.
-Also: time per output token of an H100 server (end to end, in the same package) against composed
-plain steps and prompts.
+The form of verifications, which split their keys, is compared with measured single rows of as many
+query heads. Also: time per output token of an H100 server (end to end, in the same package) against
+composed plain steps and prompts.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.common import environment, store
+from costmodel.calibration.points import ErrorSummary
+from costmodel.catalog import find_device, find_target
+from costmodel.compose.aiconfigurator import ENGINES, SYSTEMS, data_folder, load_published
 from costmodel.compose.attention import fit_tile_rows
-from costmodel.compose.folder import load_folder
-from costmodel.compose.forward import ComposedForward
-from costmodel.compose.published import ENGINES, data_folder, load_published
-from costmodel.device import find_device
-from costmodel.points import ErrorSummary
-from costmodel.targets import find_target
+from costmodel.compose.llmservingsim import load_folder
+from costmodel.compose.operators import ComposedForward
 
 TARGET = find_target("meta-llama/Llama-3.1-8B-Instruct").architecture
 MAX_ROWS, MAX_CONTEXT = 256, 4096
@@ -108,6 +109,34 @@ def tile_forms(shared: Path) -> dict[str, Any]:
     }
 
 
+def split_form() -> dict[str, Any]:
+    """Rows of a verification against measured query heads, by device and engine.
+
+    s rows of 4 query heads a key-value head are the work of one row with 4 s of them, which the
+    generation tables hold up to 64 or 128 a key-value head.
+    """
+    result: dict[str, Any] = {}
+    for slug, engine in itertools.product(SYSTEMS, ENGINES[:2]):
+        attention = load_published(find_device(slug), engine).attention
+        split = attention.splitting_keys()
+        taken, measured = [], []
+        for (heads, kv_heads), table in attention.generation.items():
+            rows, rest = divmod(heads, 4 * kv_heads)
+            if rest or rows < 2 or (4 * kv_heads, kv_heads) not in attention.generation:
+                continue
+            tokens = [n for batch, n in table if batch == 1 and n >= 1000]
+            taken.extend(split.seconds(rows, tokens, 1, 4 * kv_heads, kv_heads))
+            measured.extend(table[1, n] for n in tokens)
+        error = ErrorSummary.of(np.array(taken), np.array(measured))
+        result[f"{slug}, {engine}"] = {
+            "points": error.points,
+            "mape": error.mape,
+            "worst": error.worst,
+            "bias": float(np.mean(np.array(taken) / measured - 1)),
+        }
+    return result
+
+
 def folder_error(shared: Path) -> float:
     """Mean error of the RTX A6000's forwards from its folder, cached length less the chunk."""
     tables = load_folder(shared / "operators" / "rtx-a6000_llama-3.1-8b_tp1")
@@ -171,6 +200,7 @@ def main() -> None:
             "engines": engines,
             "tensor_parallel_2": two_devices(shared),
             "tile_forms": tile_forms(shared),
+            "split_form": split_form(),
             "a6000_folder_mape": folder_error(shared),
             "h100_server_time_per_token": server_error(),
         },

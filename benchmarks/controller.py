@@ -1,19 +1,18 @@
-"""The controller at published acceptance, against every fixed tree size, live on a CPU.
+"""The adaptive policy against fixed tree sizes at published acceptance, live on a CPU.
 
     python -m benchmarks.controller [--prompts-per-set 5]
 
-SmolLM2-135M in bfloat16 decodes prompts of three sets: plain, and with the replay drafter by
-`bastion`, `bastion:paper`, `chain` and the best-first tree of each fixed size. The model and its
-times are real; acceptance is simulated at the rates of a published table for the set, and labelled
-so (`rooftree bench --by-round --same-text` does the same with drafters that are real). All arms
-decode the text that plain decoding wrote (profiler/bench/forced.py), and they do so together:
-every arm has a target of its own around the same weights and runs one round in its turn, the
-order turned by one each time, so that a machine that becomes slower for a second or a minute
-becomes so for all.
+SmolLM2-135M in bfloat16 decodes prompts of three sets: plainly, and with a simulated drafter by
+`bastion`, `bastion:paper`, `bastion:printed`, `chain` and the best-first tree of each fixed size.
+The model and its times are real. Acceptance is simulated at the rates of a published table for
+the set, and labelled so; `rooftree bench --by-round --same-text` does the same with real
+drafters. All arms decode the text that plain decoding wrote (`bench.arms.given_text`). They
+decode it together: each arm has its own target around the same weights and runs one round in its
+turn, the order rotated by one each time, so that a slow moment of the machine affects all alike.
 
-For each set and table: tokens/s of each arm, the best fixed size in hindsight, paired bootstrap
-intervals over the prompts; and the same figures from the rounds that `bastion` recorded, where the
-costs are the profile's and every size is asked of the same rounds.
+For each set and table it stores tokens/s of each arm, the best fixed size in hindsight, and
+paired bootstrap intervals over the prompts; and the same figures from the rounds that `bastion`
+recorded, with the profile's costs and every size applied to the same rounds.
 """
 
 from __future__ import annotations
@@ -28,28 +27,29 @@ import torch
 
 from benchmarks.common import environment, read_prompts, store
 from benchmarks.recorded_rounds import Text, hindsight_of, read_trace, summary
-from costmodel.published_acceptance import published
+from benchmarks.rounds import pooled_ratio
+from costmodel.acceptance import published
 from decoder import TreeDecoder
-from decoder.demo_model import DEMO_NAME, ensure_demo_model
-from decoder.drafters.replay import ReplayDrafter, Truth
-from decoder.loading import LoadedModel
-from decoder.run import DecodeRun
-from decoder.target import Target
-from profiler.bench.forced import ForcedTarget
-from profiler.rounds import paired_ratio
-from profiler.turns import in_turn
+from decoder.drafters.simulated import SimulatedDrafter, Truth
+from decoder.generation import DecodeRun
+from decoder.target.demo_model import DEMO_NAME, ensure_demo_model
+from decoder.target.loading import LoadedModel
+from decoder.target.target import Target
+from profiler.bench.arms.given_text import GivenTextTarget
+from profiler.measure.samples import in_turn
 
 SETS = ("gsm8k", "humaneval", "mt_bench")
 TABLES = ("bastion", "ddtree")
 FIXED = tuple(f"fixed:{nodes}" for nodes in (1, 3, 7, 15, 31, 63))
-POLICIES = ("bastion", "bastion:paper", "chain", *FIXED)
+PAPER = ("bastion:paper", "bastion:printed")
+POLICIES = ("bastion", *PAPER, "chain", *FIXED)
 MOST = 127
 WARM_UP_TOKENS = 96
 
 
 @dataclass(slots=True)
 class Arm:
-    """A decoder, and what it did with each prompt."""
+    """A decoder, and its tokens, seconds, rounds and nodes for each prompt."""
 
     decoder: TreeDecoder
     new_tokens: int
@@ -57,12 +57,12 @@ class Arm:
     rows: list[dict[str, float]] = field(default_factory=list)
 
     def begin(self, text: list[int], prompt: int, new_tokens: int) -> DecodeRun:
-        """The text's prompt, to be decoded round by round."""
+        """Start the text's prompt, to be decoded round by round."""
         self.decoder.target.follow(text)
         return self.decoder.stream(text[:prompt], max_new_tokens=new_tokens)
 
     def note(self, run: DecodeRun) -> None:
-        """Keep what a run did that has ended; its seconds are those of its own rounds."""
+        """Record a finished run. Its seconds are those of its own rounds."""
         stats = run.stats
         self.rows.append(
             {
@@ -87,22 +87,22 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One table's acceptance on one prompt set: an arm for each policy."""
+    """The arms of all policies at one table's acceptance on one prompt set."""
 
     label: str
-    drafter: ReplayDrafter
+    drafter: SimulatedDrafter
     arms: dict[str, Arm]
 
     @classmethod
     def open(cls, name: str, table: str, loaded: LoadedModel, work: tuple[int, Path]) -> Series:
-        """work: new tokens a prompt, and a folder for traces."""
+        """work: new tokens per prompt, and a folder for traces."""
         new_tokens, folder = work
-        drafter = ReplayDrafter(Truth(), published(table, name), vocab=loaded.architecture.vocab)
+        drafter = SimulatedDrafter(Truth(), published(table, name), vocab=loaded.architecture.vocab)
         arms = {}
         for policy in POLICIES:
             trace = folder / f"{name}.{table}.{policy}.jsonl".replace(":", "-")
             decoder = TreeDecoder(
-                ForcedTarget(Target(loaded)),
+                GivenTextTarget(Target(loaded)),
                 drafter=drafter,
                 policy=policy,
                 max_nodes=MOST,
@@ -112,18 +112,18 @@ class Series:
         return cls(f"replay {table}", drafter, arms)
 
     def result(self, plain: Arm, texts: list[list[int]], prompts: list[int]) -> dict[str, Any]:
-        """texts: all that were decoded, warm-up first; prompts: their prompt lengths."""
+        """texts: all decoded texts, warm-up first; prompts: their prompt lengths."""
         figures = {name: arm.figures() for name, arm in self.arms.items()}
         best = max(FIXED, key=lambda name: figures[name]["tokens_per_s"])
-        ours = self.arms["bastion"].pairs()
+        bastion = self.arms["bastion"].pairs()
         against = {"best_fixed": self.arms[best], "plain": plain} | {
-            name: self.arms[name] for name in ("chain", "bastion:paper")
+            name: self.arms[name] for name in ("chain", *PAPER)
         }
         return {
             "drafter": self.drafter.name,
             "best_fixed": best,
             "bastion_over": {
-                name: paired_ratio(ours, arm.pairs()) for name, arm in against.items()
+                name: pooled_ratio(bastion, arm.pairs()) for name, arm in against.items()
             },
             "arms": {"plain": plain.figures()} | figures,
             "recorded_rounds": self._recorded(texts, prompts),
@@ -142,14 +142,14 @@ class Series:
             )
             for number, (text, prompt) in enumerate(zip(texts, prompts, strict=True))
         ]
-        found = hindsight_of(run, self.drafter, cost)
-        return summary(run[1:], found[1:], cost)
+        hindsights = hindsight_of(run, self.drafter, cost)
+        return summary(run[1:], hindsights[1:], cost)
 
 
 def run_together(arms: dict[str, Arm], text: list[int], prompt: int, new_tokens: int) -> None:
-    """One text by every arm, round by round in turns."""
+    """Decode one text with every arm, one round each in turn."""
     runs = {name: arm.begin(text, prompt, new_tokens) for name, arm in arms.items()}
-    for _ in in_turn({name: run.rounds() for name, run in runs.items()}, turned=0):
+    for _ in in_turn({name: run.rounds() for name, run in runs.items()}, rotation=0):
         pass
     for name, run in runs.items():
         arms[name].note(run)
@@ -158,9 +158,9 @@ def run_together(arms: dict[str, Arm], text: list[int], prompt: int, new_tokens:
 def run_set(
     writer: TreeDecoder, prompts: list[list[int]], series: list[Series], plain: Arm
 ) -> dict[str, Any]:
-    """All arms of a set, prompt by prompt; the first prompt warms up as well.
+    """Decode a set with all arms, prompt by prompt; the first prompt also warms up.
 
-    writer  plain decoding with a target that nothing forces
+    writer  plain decoding with an ordinary target
     """
     truths = [
         prompt + writer.generate(prompt, max_new_tokens=plain.new_tokens).token_ids
@@ -172,7 +172,7 @@ def run_set(
     for one in series:
         for text in truths:
             one.drafter.truth.add(text)
-    # Compilation and first shapes are not timed.
+    # The warm-up compiles kernels and meets new shapes.
     length = len(prompts[0])
     run_together(arms, truths[0][: length + WARM_UP_TOKENS], length, WARM_UP_TOKENS)
     for arm in arms.values():
@@ -212,7 +212,7 @@ def main() -> None:
                 for line in read_prompts(name, options.prompts_per_set)
             ]
             plain = Arm(
-                TreeDecoder(ForcedTarget(Target(loaded)), policy="plain"), options.new_tokens
+                TreeDecoder(GivenTextTarget(Target(loaded)), policy="plain"), options.new_tokens
             )
             work = (options.new_tokens, Path(folder))
             series = [Series.open(name, table, loaded, work) for table in TABLES]

@@ -1,55 +1,57 @@
-"""The controller on every published acceptance curve, without a model and without noise.
+"""The adaptive policy on every published acceptance curve, simulated without a model.
 
-    python -m benchmarks.controller_simulated [--rounds 1500]
+    python -m benchmarks.controller_simulated [--rounds 1500] [--place h100-sxm]
 
-Costs are the shipped composed profiles of Qwen3-8B, and a measured profile of this machine
-where there is one. Policies see the same drawn blocks and pay what the profile says; the
-paper's controller believes the same profile's linear calibration, as in the paper. `ratio`
-is our controller with the paper's objective, each round's own highest A(N) / C(N); all else
-is equal, so its difference is that of the objective. Intervals are paired bootstraps over
-runs of 25 rounds.
+Costs come from the shipped composed profiles of Qwen3-8B, and from a measured profile of this
+machine where there is one. All policies see the same drawn blocks and pay the profile's costs.
+`bastion:paper`, the rule of the paper's public code, predicts with the profile's two-branch
+calibration as that code does, and `bastion:printed`, the rule of its text, with the linear one.
+`ratio` is `bastion` with the paper's objective, the highest A(N) / C(N) of each round, and shows
+the effect of the objective alone. Intervals are paired bootstraps over runs of 25 rounds. A place
+whose profile is not at hand keeps its stored figures.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from benchmarks.common import store
-from costmodel.cycle import CycleCost
-from costmodel.files import shipped_directory
-from costmodel.profile import Profile
-from costmodel.published_acceptance import process_of, published_rows
-from costmodel.registry import user_directory
-from costmodel.stages import DrafterSection
-from decoder.demo_model import DEMO_NAME
-from decoder.policies import Bastion, Chain, Plain, Policy
-from decoder.policies.bastion import PaperBastion
-from decoder.policies.bias import Pace
-from profiler.rounds import paired_ratio
-from profiler.simulation import CostAt, Played, Setting, compare
+from benchmarks.common import RESULTS, store
+from benchmarks.policy_simulation import CostAt, Played, Setting, compare
+from benchmarks.rounds import pooled_ratio
+from costmodel.acceptance import process_of, published_rows
+from costmodel.io import shipped_directory
+from costmodel.online.cycle import CycleCost
+from costmodel.profile.profile import Profile
+from costmodel.profile.schema import DrafterSection
+from costmodel.profile.store import user_directory
+from decoder.policies.base import Policy
+from decoder.policies.bastion import Bastion, Pace, PaperBastion, PrintedBastion
+from decoder.policies.shapes import Chain, Plain
+from decoder.target.demo_model import DEMO_NAME
 
 DEVICES = ("a100-sxm-80gb", "h100-sxm", "b200", "rtx-a6000")
 TARGET = "qwen3-8b.bfloat16.kernels.tp1.yaml"
 # DFlash's 5 layers of the target's 36 and its LM head: 3.2 GB of the 15.1 GB of a plain step.
 DRAFT_SHARE = 0.2
 FIXED = (1, 3, 7, 15, 31, 63, 127, 255, 511)
-CHUNK = 25  # rounds that are drawn together
+CHUNK = 25  # rounds that are resampled together
 
 
 class _NoPace(Pace):
-    """Knows of no speed but the round's own."""
+    """A pace without memory of earlier rounds."""
 
     def speed(self) -> None:
         return None
 
 
 class RatioBastion(Bastion):
-    """Ours with the paper's objective: each round's own highest A(N) / C(N)."""
+    """`bastion` with the paper's objective: the highest A(N) / C(N) of each round."""
 
     name = "ratio"
 
@@ -60,17 +62,18 @@ class RatioBastion(Bastion):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Costs of one device at one context: the true ones, and the paper's linear ones."""
+    """The costs of one device at one context: true, and by the paper's two calibrations."""
 
     name: str
     context: int
     max_nodes: int
     true: CostAt
+    released: CostAt
     linear: CostAt
 
     @classmethod
     def of(cls, name: str, profile: Profile, draft_share: float, most: tuple[int, int]) -> Place:
-        """most: the context and the largest tree."""
+        """most: (context, nodes of the largest tree)."""
         context, max_nodes = most
         cost = CycleCost.from_profile(profile)
         if draft_share:
@@ -82,12 +85,14 @@ class Place:
                 n=[1],
             )
             cost = replace(cost, drafter=draft)
+        released = replace(cost, verify=profile.released_calibration())
         linear = replace(cost, verify=profile.linear_calibration())
         return cls(
             name=name,
             context=context,
             max_nodes=max_nodes,
             true=CostAt.of(cost, context, max_nodes),
+            released=CostAt.of(released, context, max_nodes),
             linear=CostAt.of(linear, context, max_nodes),
         )
 
@@ -95,33 +100,34 @@ class Place:
         return {
             "bastion": Bastion(self.true, self.max_nodes),
             "ratio": RatioBastion(self.true, self.max_nodes),
-            "bastion:paper": PaperBastion(self.linear, self.max_nodes),
+            "bastion:paper": PaperBastion(self.released, self.max_nodes),
+            "bastion:printed": PrintedBastion(self.linear, self.max_nodes),
             "chain": Chain(max_nodes=self.max_nodes),
             "plain": Plain(),
         }
 
 
 def places() -> list[Place]:
-    """The shipped devices, and this machine where it has been measured."""
+    """The shipped devices, and this machine where its profile exists."""
     folder = shipped_directory()
-    found = [
+    places = [
         Place.of(device, Profile.from_yaml(folder / device / TARGET), DRAFT_SHARE, (1024, 511))
         for device in DEVICES
     ]
     here = f"*/{DEMO_NAME.rpartition('/')[2].lower()}.bfloat16.eager.tp1.yaml"
     for path in sorted(user_directory().glob(here)):
         profile = Profile.from_yaml(path)
-        found.append(Place.of(profile.device.name, profile, 0.0, (256, 127)))
-    return found
+        places.append(Place.of(profile.device.name, profile, 0.0, (256, 127)))
+    return places
 
 
 def chunks(rounds: np.ndarray) -> np.ndarray:
-    """[runs, 2] tokens and seconds of runs of rounds [rounds, 2 or more]."""
+    """[runs, 2] tokens and seconds of `CHUNK` rounds each, of [rounds, 2 or more]."""
     return rounds[: len(rounds) // CHUNK * CHUNK, :2].reshape(-1, CHUNK, 2).sum(axis=1)
 
 
 def outcome(place: Place, played: dict[str, Played], hindsight: Any) -> dict[str, Any]:
-    """Every policy's speed over the best fixed size's."""
+    """The speed of every policy over the best fixed size."""
     rates = hindsight.fixed_rates()
     best = max((n for n in FIXED if n <= place.max_nodes), key=lambda n: rates[n])
     fixed = np.stack([hindsight.committed[:, best], hindsight.seconds[:, best]], axis=1)
@@ -131,29 +137,29 @@ def outcome(place: Place, played: dict[str, Played], hindsight: Any) -> dict[str
         "best_of_all_sizes": hindsight.best_fixed()[0],
         "oracle": hindsight.oracle()[1] / float(rates[best]),
         "policies": {
-            name: paired_ratio(chunks(run.rounds), chunks(fixed)) | {"nodes": run.mean_nodes}
+            name: pooled_ratio(chunks(run.rounds), chunks(fixed)) | {"nodes": run.mean_nodes}
             for name, run in played.items()
         },
     }
 
 
 def columns(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """The results of all curves of a place, one list a figure, and a summary of each policy."""
+    """The results of all curves as one list for each figure, and a summary of each policy."""
     policies = {}
     for name in results[0]["policies"]:
-        found = [result["policies"][name] for result in results]
-        ratios = [each["ratio"] for each in found]
+        by_curve = [result["policies"][name] for result in results]
+        ratios = [each["ratio"] for each in by_curve]
         policies[name] = {
             "mean": float(np.mean(ratios)),
             "worst": float(np.min(ratios)),
             "below_0.99": int(np.sum(np.array(ratios) < 0.99)),
             "ratio": rounded(ratios),
-            "low_95": rounded(each["interval_95"][0] for each in found),
-            "high_95": rounded(each["interval_95"][1] for each in found),
-            "nodes": rounded(each["nodes"] for each in found),
+            "low_95": rounded(each["interval_95"][0] for each in by_curve),
+            "high_95": rounded(each["interval_95"][1] for each in by_curve),
+            "nodes": rounded(each["nodes"] for each in by_curve),
         }
-    kept = {key: rounded(r[key] for r in results) for key in results[0] if key != "policies"}
-    return kept | {"over_best_fixed": policies}
+    lists = {key: rounded(r[key] for r in results) for key in results[0] if key != "policies"}
+    return lists | {"over_best_fixed": policies}
 
 
 def rounded(values: Iterable[float]) -> list[float]:
@@ -163,15 +169,11 @@ def rounded(values: Iterable[float]) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=1500)
+    parser.add_argument("--place", action="append", help="Only this one; may be repeated.")
     options = parser.parse_args()
-    stored: dict[str, Any] = {
-        "acceptance": "simulated",
-        "rounds": options.rounds,
-        "draft_share_of_plain_step": DRAFT_SHARE,
-        "curves": [row.label for row in published_rows()],
-        "places": {},
-    }
     for place in places():
+        if options.place and place.name not in options.place:
+            continue
         results = []
         for seed, row in enumerate(published_rows()):
             setting = Setting(
@@ -183,10 +185,24 @@ def main() -> None:
             )
             played, hindsight = compare(process_of(row), place.policies(), setting)
             results.append(outcome(place, played, hindsight))
-        stored["places"][place.name] = columns(results)
-        for name, found in stored["places"][place.name]["over_best_fixed"].items():
-            print(f"{place.name} {name}: mean {found['mean']:.3f}, worst {found['worst']:.3f}")
-    store("controller_simulated", stored)
+        figures = {"rounds": options.rounds} | columns(results)
+        for name, ratio in figures["over_best_fixed"].items():
+            print(f"{place.name} {name}: mean {ratio['mean']:.3f}, worst {ratio['worst']:.3f}")
+        keep(place.name, figures)
+
+
+def keep(name: str, figures: dict[str, Any]) -> None:
+    """Store the figures of one place beside those of the others."""
+    stored = json.loads((RESULTS / "controller_simulated.json").read_text(encoding="utf-8"))
+    store(
+        "controller_simulated",
+        {
+            "acceptance": "simulated",
+            "draft_share_of_plain_step": DRAFT_SHARE,
+            "curves": [row.label for row in published_rows()],
+            "places": stored["places"] | {name: figures},
+        },
+    )
 
 
 if __name__ == "__main__":

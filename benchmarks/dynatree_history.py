@@ -1,10 +1,10 @@
-"""Where DynaTree's history adaptation settles, simulated: by levels, by nodes, and without it.
+"""Simulation of DynaTree's history adaptation, and of its trees without it.
 
-    python -m benchmarks.dynatree_history [--rounds 4000]
+    python -m benchmarks.dynatree_history [--texts 120]
 
-The drafter is made up and calibrated: below every node the most probable child has a
-probability drawn from a Beta distribution, and the target takes each child just as often
-as it says. Nothing is timed, so the result does not depend on the machine.
+The simulated drafter is calibrated: below every node the most probable child has a probability
+drawn from a Beta distribution, and the target takes each child with its probability. Nothing is
+timed, so the result does not depend on the machine.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import store
-from decoder.growth import Children, Frontier, grow
-from decoder.policies.dynatree import DynaTree, HistorySettings
-from decoder.tree import CandidateTree, DraftTree, best_first
+from decoder.acceptance.rules import Accepted
+from decoder.policies.dynatree import DynaTree
+from decoder.statistics import Round
+from decoder.tree.draft_tree import CandidateTree, best_first
+from decoder.tree.growth import Children, Frontier, grow
 
 TOP_CHILD = {"unsure": (1.0, 1.0), "middling": (2.0, 1.0), "sure": (4.0, 1.0), "torn": (0.5, 0.3)}
-REST = np.array([0.5, 0.2, 0.1])  # of what the most probable child leaves
-SHARES = {"none": 0.5, "levels": 0.5, "nodes": 0.2}  # and the target share of each
-SETTLING = 0.25  # of the rounds are left out
+REST = np.array([0.5, 0.2, 0.1])  # shares of the rest for the other children
+TEXT_ROUNDS = 32
+SETTLING = 0.25  # share of the rounds, from the first, that is left out
 
 
 class BetaSource:
@@ -44,7 +46,7 @@ class BetaSource:
 
 
 def accepted_depth(tree: CandidateTree, random: np.random.Generator) -> int:
-    """Levels that a target goes down which takes each child with its probability."""
+    """The accepted depth with a target that takes each child with its probability."""
     row = depth = 0
     while True:
         below = np.flatnonzero(tree.parents == row)
@@ -54,39 +56,41 @@ def accepted_depth(tree: CandidateTree, random: np.random.Generator) -> int:
         row, depth = int(below[place]) + 1, depth + 1
 
 
-def as_many_levels(nodes: int) -> DraftTree:
-    """A chain, for which the share of levels is the share of nodes."""
-    rows = np.arange(nodes, dtype=np.int64)
-    return DraftTree(rows, rows, rows + 1, np.ones(nodes))
-
-
-def simulate(drafter: str, share: str, rounds: int) -> dict[str, float]:
+def simulate(drafter: str, texts: int, *, adapted: bool) -> dict[str, float]:
     random = np.random.default_rng(0)
     source = BetaSource(random, TOP_CHILD[drafter])
-    policy = DynaTree(256, HistorySettings(target_share=SHARES[share]))
+    policy = DynaTree(256)
     seen: list[NDArray[np.float64]] = []
-    for _ in range(rounds):
-        tree = grow(source, policy.growth, policy.growth.max_depth)
-        nodes, accepted = len(tree.tokens), accepted_depth(tree, random)
-        seen.append(np.array([nodes, accepted, policy.growth.base_depth, policy.growth.sure]))
-        if share == "none":
-            continue
-        observed = best_first(tree, nodes) if share == "levels" else as_many_levels(nodes)
-        policy.observe(observed, list(range(1, accepted + 1)), 0)
-    means = np.mean(seen[int(rounds * SETTLING) :], axis=0).round(3).tolist()
-    return dict(zip(("nodes", "accepted", "base_depth", "sure"), means, strict=True))
+    for text in range(texts):
+        for _ in range(TEXT_ROUNDS):
+            growth = policy.growth
+            tree = grow(source, growth, growth.max_depth)
+            nodes, accepted = len(tree.tokens), accepted_depth(tree, random)
+            seen.append(
+                np.array([nodes, accepted, growth.base_depth, growth.sure, growth.deep_score])
+            )
+            path = list(range(1, accepted + 1))
+            outcome = Accepted(path, path, 0)
+            policy.observe(
+                Round(tree=best_first(tree, nodes), accepted=outcome, context=0, text=text)
+            )
+        if adapted:
+            policy.ended(text)
+    means = np.mean(seen[int(len(seen) * SETTLING) :], axis=0).round(3).tolist()
+    names = ("nodes", "accepted", "base_depth", "sure", "deep_score")
+    return dict(zip(names, means, strict=True))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=4000)
-    rounds = parser.parse_args().rounds
-    result: dict[str, object] = {"simulated": True, "rounds": rounds}
+    parser.add_argument("--texts", type=int, default=120)
+    texts = parser.parse_args().texts
+    result: dict[str, object] = {"simulated": True, "texts": texts, "rounds_a_text": TEXT_ROUNDS}
     for drafter in TOP_CHILD:
-        for share in SHARES:
-            means = simulate(drafter, share, rounds)
-            result[f"{drafter}, adapted by {share}"] = means
-            print(f"{drafter:9} {share:7}", means)
+        for how in ("not adapted", "adapted"):
+            means = simulate(drafter, texts, adapted=how == "adapted")
+            result[f"{drafter}, {how}"] = means
+            print(f"{drafter:9} {how:12}", means)
     store("dynatree_history", result)
 
 

@@ -1,12 +1,12 @@
-"""Fit the tail of every published acceptance process to the paper's tree length.
+"""Fits the tail of every published acceptance process to the paper's tree length.
 
     python -m benchmarks.fit_acceptance
 
-The chain's length fixes the acceptance of the first rank, exactly; the tail is then found by
-bisection, so that the best-first tree of the stated nodes commits the published number of
-tokens a round in expectation. Rewrites `costmodel/published_acceptance.csv` and reports how far
-each length is reproduced on blocks that the fit did not see, and the correlation of
-predicted and accepted length that BASTION reports for MATH500 (appendix H.1: 0.79-0.82).
+The chain's length determines the acceptance of the first rank exactly. The tail is then found by
+bisection, so that the best-first tree of the stated nodes commits the published number of tokens
+a round in expectation. Rewrites `costmodel/published_acceptance.csv`; reports each length on
+blocks that the fit did not use, and the correlation of predicted and accepted length that BASTION
+reports for MATH500 (appendix H.1: 0.79-0.82).
 """
 
 from __future__ import annotations
@@ -17,11 +17,16 @@ from pathlib import Path
 
 import numpy as np
 
-import costmodel.published_acceptance as data
+import costmodel.acceptance as data
 from benchmarks.common import store
-from costmodel.acceptance_process import AcceptanceProcess
-from costmodel.published_acceptance import PublishedRow, process_of, published, published_rows
-from decoder.tree import Lattice, best_first
+from costmodel.acceptance import (
+    AcceptanceProcess,
+    PublishedRow,
+    process_of,
+    published,
+    published_rows,
+)
+from decoder.tree.draft_tree import Lattice, best_first
 
 BLOCKS = 4000
 STEPS = 10  # of the bisection: the tail to 2 / 1024
@@ -30,8 +35,7 @@ STEPS = 10  # of the bisection: the tail to 2 / 1024
 def tree_length(process: AcceptanceProcess, nodes: int, seed: int) -> float:
     """tau of the best-first tree: mean of 1 + the sum of its calibrated path scores.
 
-    The chain's length over the same blocks, whose expectation is known, takes most of the
-    noise away (a control variate).
+    The chain's length over the same blocks, whose expectation is known, is a control variate.
     """
     table = replace(process, rank1=process.rank1[:1]).rank_table(nodes)[0]  # same at all depths
     picked = np.random.default_rng(seed).integers(0, len(table), (BLOCKS, process.gamma))

@@ -1,12 +1,12 @@
-"""All calibrations on published forward times, each from 24 points it chose itself.
+"""Errors of all calibrations on published forward times, from 24 self-chosen points each.
 
     python -m benchmarks.fit_public_data [--points 24] [--name fit_public_data]
 
-The four sets lie beside the checkout (../shared/data, see its SOURCES.md): sums of the
-operator profiles of casys-kaist/LLMServingSim (MIT). Contexts 64 to 8192, up to 1024 rows;
-where the LM head is known up to 256 rows only, the whole forward up to there, and attention
-and linear layers up to 1024 rows as a set of its own. Errors are those of all points that were
-not chosen, every row count counting alike; no option differs between the sets.
+The four sets lie beside the checkout (../shared/data, see its SOURCES.md). They are sums of the
+operator profiles of casys-kaist/LLMServingSim (MIT), with contexts of 64 to 8192 and up to 1024
+rows. Where the LM head was measured up to 256 rows only, the whole forward ends there, and
+attention and linear layers up to 1024 rows make a separate set. Errors are of all points that
+were not chosen, every row count with equal weight. All sets use the same options.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import environment, store
-from costmodel.device import find_device
-from costmodel.points import Points
+from costmodel.calibration.points import Points
+from costmodel.catalog import find_device, find_target
+from costmodel.communication import protocols_of
 from costmodel.roofline import Roofline
-from costmodel.targets import find_target
-from profiler.fit_report import chosen, cross_validated
+from profiler.report.fits import chosen, cross_validated
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "forward_latency"
 TARGET = "meta-llama/Llama-3.1-8B-Instruct"
@@ -49,6 +49,7 @@ def main() -> None:
             architecture=find_target(TARGET).architecture,
             peaks=find_device(device).peaks,
             tensor_parallel=tensor_parallel,
+            protocols=protocols_of(device, tensor_parallel),
         )
         report = {
             "set": name,
@@ -77,8 +78,8 @@ def read_set(path: Path, columns: tuple[str, ...]) -> Points:
             for row in csv.DictReader(stream)
             if all(row[column] for column in columns)
         ]
-    kept = [entry for entry in table if 64 <= entry[1] <= 8192 and entry[0] <= 1024]
-    rows, context, micros = zip(*kept, strict=True)
+    in_range = [entry for entry in table if 64 <= entry[1] <= 8192 and entry[0] <= 1024]
+    rows, context, micros = zip(*in_range, strict=True)
     return Points(rows=rows, context=context, seconds=[value * 1e-6 for value in micros])
 
 

@@ -1,9 +1,10 @@
-"""What `rooftree calibrate --fleet` prints on a local Ray cluster of two nodes with CPUs.
+"""The output of `rooftree calibrate --fleet` on a local Ray cluster of two CPU nodes.
 
     python -m benchmarks.fleet_page    # runs it, stores it, and puts it into docs/planning.md
 
-The nodes have one and two CPUs of this machine, so two kinds; the target is the demo model. The
-times are real and of this machine alone: what is shown is the command, not a fleet's speed.
+The nodes have one and two CPUs of this machine, which makes two kinds of node. The target is the
+demo model. The times are real but of this machine alone; they show the command at work, not the
+speed of a fleet.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from unittest import mock
 
 from benchmarks.common import RESULTS, environment, store
 from benchmarks.planning_page import PAGE
-from decoder.demo_model import ensure_demo_model
+from decoder.target.demo_model import ensure_demo_model
 from profiler.cli import run
 
 COMMAND = (
@@ -32,7 +33,7 @@ BLOCK = re.compile(r"```console\n\$ (rooftree calibrate --fleet.*?[^\\])\n(.*?)`
 
 
 def measure() -> str:
-    """Start the nodes, run the command, and return what it printed, both streams."""
+    """Start the nodes, run the command, and return its output of both streams."""
     from ray.cluster_utils import Cluster
 
     target = ensure_demo_model()
@@ -61,15 +62,16 @@ def measure() -> str:
 
 
 def with_output(text: str) -> str:
-    """`text` with the stored output below the command; none where it has not been run yet."""
+    """`text` with the stored output below the command; nothing below it without a stored run."""
     stored = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.is_file() else {}
     output = stored.get("output", "")
     return BLOCK.sub(lambda m: f"```console\n$ {m[1]}\n{output}```", text)
 
 
 def main() -> None:
-    found = environment("cpu")
-    store("fleet_page", {"environment": found, "command": COMMAND, "output": measure()})
+    store(
+        "fleet_page", {"environment": environment("cpu"), "command": COMMAND, "output": measure()}
+    )
     PAGE.write_text(with_output(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 

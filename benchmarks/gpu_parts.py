@@ -1,65 +1,149 @@
-"""What each part of the GPU suite measures; see benchmarks/gpu_suite.py.
+"""The parts of the GPU suite (benchmarks/gpu_suite.py): their sizes and measurements.
 
-A part takes the suite's scale, its own subject and a folder for its files, and returns a
-result of JSON values. Weights are random: they take the same time, and need no download.
+A part gets the suite's scale, its target and runtime, and a folder for its files, and returns
+a result of JSON values. Weights are random, which takes the same time and needs no download.
 Acceptance is simulated at published rates, and labelled so.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from benchmarks.common import environment
-from benchmarks.gpu_scale import Part, Scale
 from benchmarks.held_out import summary
+from benchmarks.rounds import pooled_ratio
+from costmodel.acceptance import published
 from costmodel.errors import RooftreeError
-from costmodel.profile import Profile
-from costmodel.published_acceptance import published
+from costmodel.profile.profile import Profile
+from costmodel.profile.schema import ELEMENT_BYTES
 from costmodel.roofline import Roofline, physical_bytes
-from costmodel.schema import ELEMENT_BYTES
 from decoder import TreeDecoder
-from decoder.device import dtype_name, parse_dtype, select_device
+from decoder.device import dtype_name, parse_dtype, select_device, synchronise
 from decoder.drafters.ngram import NgramDrafter
-from decoder.drafters.replay import ReplayDrafter, Truth
-from decoder.loading import load_model
-from decoder.profiles import find_peaks
-from decoder.startup import ProfileChoice
-from decoder.target import Target
-from profiler.bench.forced import ForcedTarget
-from profiler.calibrate import CalibrationSettings, Listener, calibrate
-from profiler.instruments import instruments
-from profiler.journal import Journal
-from profiler.plan import SweepPlan
-from profiler.rounds import paired_ratio
-from profiler.sections import points_of
-from profiler.sweep import Steering, run_sweep
-from profiler.timing import measure
-from profiler.workload import Task, Workload
+from decoder.drafters.simulated import SimulatedDrafter, Truth
+from decoder.profiling.measured_profile import find_peaks
+from decoder.profiling.startup import ProfileChoice
+from decoder.target.loading import load_model
+from decoder.target.target import Step, Target
+from decoder.tree.draft_tree import DraftTree
+from profiler.bench.arms.given_text import GivenTextTarget
+from profiler.calibrate.calibrate import CalibrationListener, CalibrationSettings, calibrate
+from profiler.calibrate.instruments import instruments
+from profiler.calibrate.sections import points_of
+from profiler.calibrate.sweep import Steering, run_sweep
+from profiler.calibrate.sweep_plan import SweepPlan
+from profiler.calibrate.workload import Task, Workload
+from profiler.measure.journal import Journal
+from profiler.measure.samples import measure
 
-SEED = 20262  # of held-out points and texts; the calibration uses another
+SEED = 20262  # of weights, held-out points and texts; the calibration uses another
+# Largest difference of logits over their standard deviation; bfloat16 keeps 8 bits a number, and
+# differences of the layers add up.
+LOGIT_TOLERANCES = {"bfloat16": 0.15, "float16": 0.03, "float32": 1e-3}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """The sizes of all measurements; the defaults are those of a GPU."""
+
+    device: str = "cuda"
+    dtype: str = "bfloat16"
+    targets: tuple[str, ...] = ("Qwen/Qwen3-8B", "Qwen/Qwen3-4B", "meta-llama/Llama-3.1-8B")
+    runtimes: tuple[str, ...] = ("graphs", "eager")
+    contexts: tuple[int, ...] = (64, 256, 1024, 4096, 16384)
+    max_nodes: int = 1024
+    batches: tuple[int, ...] = (1, 4, 16)
+    budget_s: float = 30.0
+    plain_contexts: tuple[int, ...] = (64, 1024, 4096, 16384)
+    verify_rows: tuple[int, ...] = (1, 16, 64, 128, 256)
+    verify_context: int = 1024
+    prompt_tokens: int = 1024
+    new_tokens: int = 256
+    texts: int = 4
+    fixed: tuple[int, ...] = (1, 3, 7, 15, 31, 63, 127, 255)
+
+
+TINY = Scale(
+    device="cpu",
+    dtype="float32",
+    targets=(),
+    runtimes=("eager",),
+    contexts=(16, 64),
+    max_nodes=15,
+    batches=(1, 2),
+    budget_s=2.0,
+    plain_contexts=(16, 64),
+    verify_rows=(1, 8),
+    verify_context=32,
+    prompt_tokens=12,
+    new_tokens=24,
+    texts=2,
+    fixed=(3, 7),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One measurement: a kind (of `KINDS`), a target and a runtime."""
+
+    kind: str
+    target: str = ""
+    runtime: str = ""
+
+    @property
+    def name(self) -> str:
+        label = self.target.rstrip("/").rpartition("/")[2].lower()
+        return ".".join(part for part in (self.kind, label, self.runtime) if part)
+
+
+def all_parts(scale: Scale) -> list[Part]:
+    """All parts in order of value: the first target and runtime whole, then the others.
+
+    Correct logits come first, and calibrations before what reads their profile. A machine that
+    is given back early has then measured what is needed most.
+    """
+    parts = []
+    for index, target in enumerate(scale.targets):
+        for runtime in scale.runtimes:
+            parts += [
+                Part("logits", target, runtime),
+                Part("calibrate", target, runtime),
+                Part("forwards", target, runtime),
+                Part("held-out", target, runtime),
+                Part("replay", target, runtime),
+            ]
+            if runtime == scale.runtimes[0]:
+                parts += [Part("launches", target, runtime), Part("peers", target, "")]
+        if index == 0:
+            parts.append(Part("tests"))
+    return parts
 
 
 def run_part(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
     """Measure one part; its files go into `folder`/<name of the part>."""
-    own = folder / part.name
-    own.mkdir(parents=True, exist_ok=True)
+    part_folder = folder / part.name
+    part_folder.mkdir(parents=True, exist_ok=True)
     start_s = perf_counter()
-    found = KINDS[part.kind](part, scale, own)
+    result = KINDS[part.kind](part, scale, part_folder)
     return {
         "part": asdict(part),
         "scale": asdict(scale),
         "environment": environment(scale.device),
         "wall_s": round(perf_counter() - start_s, 2),
-        "result": found,
+        "result": result,
     }
 
 
@@ -74,11 +158,13 @@ def run_tests(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
     )
     (folder / "pytest.txt").write_text(done.stdout + done.stderr, encoding="utf-8")
     last = done.stdout.strip().splitlines()[-1:] or [""]
-    return {"exit_code": done.returncode, "summary": last[0]}
+    if done.returncode != 0:
+        raise RooftreeError(f"tests fail: {last[0]}", hint=f"{folder / 'pytest.txt'} says why.")
+    return {"summary": last[0]}
 
 
 def run_calibration(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
-    """`rooftree calibrate` as a user runs it, and how long it takes from the command on."""
+    """`rooftree calibrate` as a user runs it, with the seconds of the whole command."""
     settings = CalibrationSettings(
         target=part.target,
         weights="random",
@@ -92,7 +178,7 @@ def run_calibration(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
         output=folder / "profile.yaml",
     )
     start_s = perf_counter()
-    result = calibrate(settings, Listener(say=lambda text: print(text, flush=True)))
+    result = calibrate(settings, CalibrationListener(say=lambda text: print(text, flush=True)))
     return {
         "command_s": round(perf_counter() - start_s, 2),
         "sweep_s": result.profile.provenance.duration_s,
@@ -136,7 +222,7 @@ def run_forwards(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
 def forward_row(
     workload: Workload, measured: Roofline, rows: int, context: int
 ) -> dict[str, float]:
-    """One forward against the peaks that were measured on this very device."""
+    """One forward, compared with the peaks measured on the same device."""
     task = Task(kind="verify", size=rows, context=context)
     reason = workload.shortfall(task)
     if reason:
@@ -163,7 +249,7 @@ def forward_row(
 
 
 def run_held_out(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
-    """The stored profile in a fresh process, at contexts and buckets never measured."""
+    """The stored profile's error in a fresh process, at contexts and buckets not calibrated."""
     profile = Profile.from_yaml(profile_path(part, folder))
     target = open_target(part, scale)
     plan = SweepPlan(
@@ -175,7 +261,7 @@ def run_held_out(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
         buckets=target.runtime.buckets,
     )
     tasks = plan.held_out()
-    # A whole batch size that no calibration has measured, between two that one has.
+    # A batch size between two calibrated ones, which no calibration has measured.
     between = (min(scale.batches) + max(scale.batches)) // 2 + 1
     if between not in scale.batches:
         tasks += [replace(task, batch=between) for task in tasks[::3]]
@@ -194,24 +280,22 @@ def run_held_out(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
 
 
 def run_replay(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
-    """All policies on the same texts with a drafter of published acceptance, arm by arm."""
-    target = ForcedTarget(open_target(part, scale))
+    """All policies on the same texts, with a drafter of published acceptance."""
+    target = GivenTextTarget(open_target(part, scale))
     texts = random_texts(target.architecture.vocab, scale)
     truth, process = Truth(texts), published("bastion", "gsm8k")
     choice = ProfileChoice(path=profile_path(part, folder))
     decoders = {
         policy: TreeDecoder(
             target,  # type: ignore[arg-type]
-            drafter=ReplayDrafter(truth, process, vocab=target.architecture.vocab),
+            drafter=SimulatedDrafter(truth, process, vocab=target.architecture.vocab),
             policy=policy,
             max_nodes=max(scale.fixed),
             profile=choice,
-            stage_times=policy == "bastion",
         )
         for policy in ("plain", "bastion", "chain", *(f"fixed:{n}" for n in scale.fixed))
     }
     rows: dict[str, list[tuple[float, float]]] = {policy: [] for policy in decoders}
-    stages: dict[str, float] = {}
     for index, text in enumerate([texts[0], *texts]):  # the first once more, to warm up
         turn = index % len(decoders)
         names = list(decoders)
@@ -224,16 +308,27 @@ def run_replay(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
             )
             if index:
                 rows[policy].append((stats.new_tokens - 1, stats.decode_s))
-            if index and policy == "bastion":
-                for name, seconds in asdict(stats.stages).items():
-                    stages[name] = stages.get(name, 0.0) + seconds
-    return replay_result(rows, stages) | {"acceptance": f"simulated: {process.label}"}
+    # Stage times need a synchronisation after each stage, so they are taken apart from the rates.
+    staged = TreeDecoder(
+        target,  # type: ignore[arg-type]
+        drafter=SimulatedDrafter(truth, process, vocab=target.architecture.vocab),
+        policy="bastion",
+        max_nodes=max(scale.fixed),
+        profile=choice,
+        stage_times=True,
+    )
+    target.follow(texts[0])
+    stats = staged.generate(texts[0][: scale.prompt_tokens], max_new_tokens=scale.new_tokens).stats
+    return replay_result(rows, asdict(stats.stages)) | {
+        "acceptance": f"simulated: {process.label}",
+        "warnings": list(target.runtime.warnings),
+    }
 
 
 def replay_result(
     rows: dict[str, list[tuple[float, float]]], stages: dict[str, float]
 ) -> dict[str, Any]:
-    """Rates of each policy, `bastion` against the others, and what its cycles spend."""
+    """Rates of each policy, `bastion` over the others, and the stage times of its cycles."""
     rates = {
         policy: sum(tokens for tokens, _ in pairs) / sum(seconds for _, seconds in pairs)
         for policy, pairs in rows.items()
@@ -244,7 +339,7 @@ def replay_result(
         "tokens_per_s": rates,
         "best_fixed": best,
         "bastion_over": {
-            name: paired_ratio(rows["bastion"], rows[name]) for name in (best, "plain", "chain")
+            name: pooled_ratio(rows["bastion"], rows[name]) for name in (best, "plain", "chain")
         },
         "bastion_stages_s": stages,
         "share_outside_forwards": 1.0 - forwards_s / sum(stages.values()),
@@ -252,8 +347,132 @@ def replay_result(
     }
 
 
+def run_logits(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
+    """Logits of the runtime against transformers' own, for a prompt, steps and trees.
+
+    The tree of each size is a chain, whose rows transformers computes as a continued prompt.
+    Raises RooftreeError where they differ by more than rounding.
+    """
+    target = open_target(part, scale)
+    tokens = np.random.default_rng(SEED).integers(
+        0, target.architecture.vocab, scale.verify_context + max(scale.verify_rows)
+    )
+    context, compared = scale.verify_context, []
+    truth = transformers_logits(part, scale, tokens)
+    start_s = perf_counter()
+    target.reserve(len(tokens) + max(scale.verify_rows))
+    target.prefill(torch.from_numpy(tokens[:context]))
+    target.prepare(max(scale.verify_rows))
+    prepare_s = perf_counter() - start_s
+    for rows in scale.verify_rows:
+        drafted = tokens[context + 1 : context + rows]
+        places = np.arange(len(drafted), dtype=np.int64)
+        tree = DraftTree(drafted, places, places + 1, np.full(len(drafted), 0.5))
+        [logits] = target.verify([Step(int(tokens[context]), tree)])
+        compared.append(
+            {"rows": rows, **difference(logits.float().cpu(), truth[context : context + rows])}
+        )
+        target.commit([])
+    allowed = LOGIT_TOLERANCES[scale.dtype]
+    wrong = [row["rows"] for row in compared if row["relative_error"] > allowed]
+    (folder / "logits.json").write_text(json.dumps(compared), encoding="utf-8")
+    if wrong:
+        raise RooftreeError(
+            f"logits of {wrong} rows differ from transformers' by more than {allowed:.1%}",
+            hint=f"{folder / 'logits.json'} has the differences.",
+        )
+    capture = target.runtime.capture
+    return {
+        "compared": compared,
+        "allowed_relative_error": allowed,
+        "prepare_s": prepare_s,
+        "capture_bytes": capture.memory_bytes if capture else 0,
+        "warnings": list(target.runtime.warnings),
+    }
+
+
+def transformers_logits(part: Part, scale: Scale, tokens: NDArray[np.int64]) -> torch.Tensor:
+    """Logits [tokens, vocab] of a fresh copy of the target by transformers' own forward."""
+    device = select_device(scale.device)
+    torch.manual_seed(SEED)
+    loaded = load_model(
+        part.target, weights="random", dtype=parse_dtype(scale.dtype, device), device=device
+    )
+    with torch.inference_mode():
+        output = loaded.model(torch.from_numpy(tokens)[None].to(device), use_cache=False)
+        logits: torch.Tensor = output.logits[0].float().cpu()
+    return logits
+
+
+def difference(logits: torch.Tensor, truth: torch.Tensor) -> dict[str, float]:
+    """Largest difference over the spread of the logits, and the share of equal first choices."""
+    return {
+        "relative_error": float((logits - truth).abs().max() / truth.std()),
+        "same_argmax": float((logits.argmax(-1) == truth.argmax(-1)).double().mean()),
+    }
+
+
+def run_launches(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
+    """The kernels of one plain step and one verification, with their counts and seconds."""
+    target = open_target(part, scale)
+    workload = Workload(
+        target, NgramDrafter(), capacity=scale.verify_context + max(scale.verify_rows)
+    )
+    tables = {}
+    for rows in (1, max(scale.verify_rows)):
+        call = workload.call(Task(kind="verify", size=rows, context=scale.verify_context))
+        for _ in range(3):
+            call()
+        with torch.profiler.profile() as record:
+            call()
+            if target.device.type == "cuda":
+                torch.cuda.synchronize()
+        events = sorted(record.key_averages(), key=_event_s, reverse=True)
+        tables[str(rows)] = [
+            {"name": event.key[:120], "calls": event.count, "total_s": _event_s(event)}
+            for event in events[:40]
+        ]
+    return {"rows": tables, "layers": target.architecture.layers}
+
+
+def _event_s(event: Any) -> float:
+    """Seconds on the device, on a CPU those of the operator itself."""
+    return float(event.self_device_time_total or event.self_cpu_time_total) * 1e-6
+
+
+def run_peers(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
+    """Tokens per second of transformers' plain decoding, eager and with a static cache.
+
+    The static cache is compiled by transformers with CUDA graphs (`reduce-overhead`).
+    """
+    device = select_device(scale.device)
+    loaded = load_model(
+        part.target, weights="random", dtype=parse_dtype(scale.dtype, device), device=device
+    )
+    text = random_texts(loaded.architecture.vocab, scale)[0]
+    prompt = torch.tensor([text[: scale.prompt_tokens]], device=device)
+    modes: dict[str, dict[str, Any]] = {"eager": {}}
+    if device.type == "cuda":
+        modes["static cache, compiled"] = {"cache_implementation": "static"}
+    rates = {}
+    for name, options in modes.items():
+        decode = functools.partial(
+            loaded.model.generate, prompt, do_sample=False, eos_token_id=None, **options
+        )
+        decode(min_new_tokens=scale.new_tokens, max_new_tokens=scale.new_tokens)  # compiles
+        seconds = {}
+        for tokens in (1, scale.new_tokens):  # the first token's time is the prompt's
+            start_s = perf_counter()
+            decode(min_new_tokens=tokens, max_new_tokens=tokens)
+            synchronise(device)
+            seconds[tokens] = perf_counter() - start_s
+        rates[name] = (scale.new_tokens - 1) / (seconds[scale.new_tokens] - seconds[1])
+    return {"tokens_per_s": rates, "prompt_tokens": scale.prompt_tokens}
+
+
 def open_target(part: Part, scale: Scale) -> Target:
     device = select_device(scale.device)
+    torch.manual_seed(SEED)
     loaded = load_model(
         part.target, weights="random", dtype=parse_dtype(scale.dtype, device), device=device
     )
@@ -268,7 +487,7 @@ def random_texts(vocab: int, scale: Scale) -> list[list[int]]:
 
 
 def profile_path(part: Part, folder: Path) -> Path:
-    """The profile that the calibration of the same target and runtime has written."""
+    """The profile written by the calibration of the same target and runtime."""
     path = folder.parent / replace(part, kind="calibrate").name / "profile.yaml"
     if not path.is_file():
         raise RooftreeError(
@@ -279,6 +498,9 @@ def profile_path(part: Part, folder: Path) -> Path:
 
 KINDS: dict[str, Callable[[Part, Scale, Path], dict[str, Any]]] = {
     "tests": run_tests,
+    "logits": run_logits,
+    "launches": run_launches,
+    "peers": run_peers,
     "calibrate": run_calibration,
     "forwards": run_forwards,
     "held-out": run_held_out,

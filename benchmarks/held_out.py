@@ -1,10 +1,10 @@
-"""A stored profile against fresh measurements at points drawn beforehand, in a fresh process.
+"""Held-out error of a stored profile: fresh measurements at points drawn beforehand.
 
     python -m benchmarks.held_out [--contexts 4] [--rows 8] [--time-budget 60]
 
-Points are log-uniform in rows (one draw a stratum) and in context, drawn from a seed
-that the calibration does not use; none of the contexts and few of the row counts were
-measured by it. Reports errors, decision regret and the repeat-to-repeat noise.
+Points are log-uniform in rows (one draw in each stratum) and in context, from a seed that the
+calibration does not use. The calibration measured none of these contexts and few of these row
+counts. Stores errors, decision regret and the repeat-to-repeat noise.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import environment, store
-from costmodel.fit import ErrorSummary, regret_at_contexts
-from costmodel.registry import ProfileStore
+from costmodel.calibration.points import ErrorSummary
+from costmodel.calibration.selection import regret_at_contexts
+from costmodel.profile.store import ProfileStore
 from decoder.device import default_dtype, select_device
 from decoder.drafters.ngram import NgramDrafter
-from decoder.loading import default_target, load_model
-from decoder.profiles import profile_key
-from decoder.target import Target
-from profiler.instruments import instruments
-from profiler.journal import Journal
-from profiler.plan import SweepPlan
-from profiler.sections import points_of
-from profiler.sweep import Steering, run_sweep
-from profiler.workload import Workload
+from decoder.profiling.measured_profile import profile_key
+from decoder.target.loading import default_target, load_model
+from decoder.target.target import Target
+from profiler.calibrate.instruments import instruments
+from profiler.calibrate.sections import points_of
+from profiler.calibrate.sweep import Steering, run_sweep
+from profiler.calibrate.sweep_plan import SweepPlan
+from profiler.calibrate.workload import Workload
+from profiler.measure.journal import Journal
 
 SEED = 20261
 
@@ -46,8 +47,7 @@ def main() -> None:
     device = select_device(options.device)
     name = options.target or default_target(device)
     target = Target(load_model(name, dtype=default_dtype(device), device=device))
-    found = ProfileStore().find(profile_key(target))
-    profile = found.profile
+    profile = ProfileStore().find(profile_key(target)).profile
     contexts = sorted(set(profile.surface.context))
     plan = SweepPlan(
         contexts=tuple(contexts),
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def summary(profile: Any, points: Any) -> dict[str, Any]:
-    """Errors of the selected and of the linear calibration, and the regret of each."""
+    """Errors and regret of the selected and of the linear calibration."""
     result: dict[str, Any] = {
         "environment": environment(),
         "profile": profile.as_dict()["provenance"],

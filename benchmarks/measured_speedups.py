@@ -26,16 +26,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import store
-from costmodel.capacity.drafting import find_drafter
-from costmodel.capacity.engines import engine_rules
-from costmodel.capacity.operating import OperatingPoint, Policy, Server
-from costmodel.capacity.overheads import Overheads
-from costmodel.capacity.server_steps import server_steps
-from costmodel.capacity.steps import ProfileForward
 from costmodel.errors import InputError
-from costmodel.profile import Profile
-from profiler.bench.analysis import Ratio, paired_ratio, tally
-from profiler.bench.hindsight import fixed_arms
+from costmodel.planning.batching import Overheads
+from costmodel.planning.drafting import find_drafter
+from costmodel.planning.engines import engine_rules
+from costmodel.planning.forwards import ProfileForward
+from costmodel.planning.request import ServingPolicy
+from costmodel.planning.servers import OperatingPoint, Server
+from costmodel.planning.simulation.steps import exact_steps
+from costmodel.profile.profile import Profile
+from profiler.bench.analysis.hindsight import fixed_arms
+from profiler.bench.analysis.ratios import Ratio, paired_ratio, tally
 from profiler.bench.record import PLAIN, Arm, Response, Result
 from profiler.bench.store import read_result
 
@@ -53,7 +54,7 @@ def cycle_times(profile: Profile, drafter: str | None) -> CycleTime:
         forward=steps,
         rules=engine_rules("rooftree"),
         overheads=Overheads(),
-        policy=Policy(),
+        policy=ServingPolicy(),
         drafter=None if drafter is None else find_drafter(steps, drafter),
     )
 
@@ -70,7 +71,7 @@ def cycle_times(profile: Profile, drafter: str | None) -> CycleTime:
             ttft_s=0.0,
             requests_per_s=0.0,
         )
-        return server_steps(server, (point,))(1, 0, float(context))
+        return exact_steps(server, (point,))(1, 0, float(context))
 
     return lambda nodes, context: seconds(nodes, max(context // CONTEXT_STEP, 1) * CONTEXT_STEP)
 

@@ -18,7 +18,7 @@ from importlib.metadata import version
 from typing import Any
 
 from benchmarks.capacity_accuracy import MODELS, PLANNER, QUANTISED, SYSTEMS
-from costmodel.compose.published import data_folder
+from costmodel.compose.aiconfigurator import data_folder
 
 # Names of the configurations that come with the planner, which needs no hub for these.
 BUNDLED = {

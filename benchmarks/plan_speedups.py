@@ -16,13 +16,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import store
-from costmodel.capacity.acceptance_data import Acceptance, chain_curve, tree_curve
-from costmodel.capacity.lookup import find_card, find_plan_target, find_steps
-from costmodel.capacity.operating import Policy, Traffic
-from costmodel.capacity.planner import make_server
-from costmodel.capacity.request import PlanRequest
-from costmodel.published_acceptance import published
-from costmodel.registry import ProfileStore, shipped_directory
+from costmodel.acceptance import published
+from costmodel.catalog import find_device, resolve_target
+from costmodel.io import shipped_directory
+from costmodel.planning.acceptance import Acceptance, chain_curve, tree_curve
+from costmodel.planning.request import PlanRequest, ServingPolicy
+from costmodel.planning.search import make_server
+from costmodel.planning.sources import find_forward
+from costmodel.planning.traffic import Traffic
+from costmodel.profile.store import ProfileStore
 
 DATASETS = (
     "gsm8k", "math500", "aime25", "humaneval", "mbpp", "livecodebench", "mt_bench", "alpaca",
@@ -40,10 +42,15 @@ TRAFFIC = Traffic(prompt_tokens=200, output_tokens=800)
 def planned(target: str, dataset: str, shape: str) -> float:
     """Time per token of plain decoding over that with drafts, one request at once."""
     request = PlanRequest(
-        target=target, gpus=("a100-sxm-80gb",), traffic=TRAFFIC, rate=1.0, acceptance=dataset
+        target=target,
+        gpus=("a100-sxm-80gb",),
+        traffic=TRAFFIC,
+        rate=1.0,
+        acceptance=dataset,
+        engine="rooftree",
     )
     profiles = ProfileStore([shipped_directory()])
-    steps = find_steps(find_card(request.gpus[0], profiles), find_plan_target(target), profiles)
+    steps = find_forward(find_device(request.gpus[0]), resolve_target(target), profiles)
     process = published("bastion", dataset, target=target.lower().rpartition("/")[2])
     chain, tree = chain_curve(process), tree_curve(process)
     if shape == "chain":  # a tree of 15 nodes that is this chain
@@ -51,9 +58,9 @@ def planned(target: str, dataset: str, shape: str) -> float:
     acceptance = Acceptance(
         label=process.label, kind="published", chain=chain, tree=tree, spread=0.0
     )
-    policy = Policy(kind="fixed", nodes=15) if shape == "chain" else Policy()
+    policy = ServingPolicy(kind="fixed", nodes=15) if shape == "chain" else ServingPolicy()
     drafts = make_server(dataclasses.replace(request, policy=policy), steps, acceptance)
-    plain = dataclasses.replace(request, policy=Policy(kind="plain"), acceptance=None)
+    plain = dataclasses.replace(request, policy=ServingPolicy(kind="plain"), acceptance=None)
     before = make_server(plain, steps, None).best(TRAFFIC, 1)
     return before.tpot_s / drafts.best(TRAFFIC, 1).tpot_s
 

@@ -31,8 +31,8 @@ def output_of(command: str) -> str:
     shown = io.StringIO()
     with (
         tempfile.TemporaryDirectory() as home,
-        mock.patch.dict(os.environ, {"ROOFTREE_HOME": home}),
-        mock.patch("costmodel.capacity.lookup.operators_installed", lambda: False),
+        mock.patch.dict(os.environ, {"ROOFTREE_HOME": home, "COLUMNS": "80"}),
+        mock.patch("costmodel.planning.sources.operators_installed", lambda: False),
         contextlib.redirect_stdout(shown),
         contextlib.redirect_stderr(shown),
     ):

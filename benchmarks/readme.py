@@ -1,4 +1,4 @@
-"""The numbers of README, docs and model card, from stored results and nothing else.
+"""The tables of README, docs and model card, made from stored results.
 
 python -m benchmarks.readme          # prints the blocks
 python -m benchmarks.readme --write  # puts them between their markers
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench_tables import (
+    LOOKUP,
     arm_table,
     family_tables,
     heading,
@@ -24,14 +25,22 @@ from benchmarks.bench_tables import (
 )
 from benchmarks.common import RESULTS
 from benchmarks.trained import blockpilot_table, demo_table, specblock_table
-from profiler.bench.record import Result
+from profiler.bench.analysis.ratios import compare_arms
+from profiler.bench.record import PLAIN, Result
 from profiler.bench.store import read_result
 
 ROOT = Path(__file__).parents[1]
 PAGES = tuple(
     ROOT / page
-    for page in ("README.md", "docs/benchmark.md", "docs/training.md", "decoder/demo/README.md")
+    for page in (
+        "README.md",
+        "docs/benchmark.md",
+        "docs/numbers.md",
+        "docs/training.md",
+        "decoder/demo/README.md",
+    )
 )
+BEST_ARM = "bastion+ngram+demo"
 BLOCK = re.compile(r"<!-- ([a-z-]+): begin -->\n(.*?)<!-- \1: end -->", re.DOTALL)
 
 
@@ -44,21 +53,24 @@ def ratio(value: dict[str, Any]) -> str:
     return f"{value['pooled']:.2f}x ({low:.2f} to {high:.2f})"
 
 
-def live(found: dict[str, Any]) -> str:
+def live(value: dict[str, Any]) -> str:
     """A ratio of `bastion` to a fixed size, with its interval."""
-    low, high = found["interval_95"]
-    return f"{found['ratio']:.2f}x ({low:.2f} to {high:.2f})"
+    low, high = value["interval_95"]
+    return f"{value['ratio']:.2f}x ({low:.2f} to {high:.2f})"
 
 
 def simulated() -> list[tuple[str, float, float]]:
-    """Place, mean and worst of `bastion` over the best fixed size, by costs of that place."""
+    """(device, mean, worst) of `bastion` over the best fixed size, at the costs of each device."""
     places = result("controller_simulated")["places"]
-    found = {name: place["over_best_fixed"]["bastion"] for name, place in places.items()}
-    return [(name, one["mean"], one["worst"]) for name, one in found.items()]
+    return [
+        (name, ratios["mean"], ratios["worst"])
+        for name, place in places.items()
+        for ratios in [place["over_best_fixed"]["bastion"]]
+    ]
 
 
 def numbers() -> str:
-    """The block, in Markdown."""
+    """The main figures of the README, in Markdown."""
     replay = result("controller_replay")["sets"]
     held_out, startup = result("held_out"), result("startup")
     speed, no_loss, exact = (result(f"real_text_{name}") for name in ("speed", "no_loss", "exact"))
@@ -127,14 +139,27 @@ def bench_result(name: str = "bench") -> Result:
     return read_result(RESULTS / f"{name}.json")
 
 
+def headline() -> str:
+    """The stored run in one sentence: the adaptive policy over plain decoding and over a peer."""
+    result = bench_result()
+    plain, lookup = (compare_arms(result, BEST_ARM, base) for base in (PLAIN, LOOKUP))
+    target = result.target.name.rpartition("/")[2]
+    return (
+        f"{target} ({result.settings.dtype}) on a two-core cloud CPU: **{plain.pooled:.2f}x** the "
+        f"tokens per second of plain decoding (95 % interval {plain.low:.2f} to {plain.high:.2f}, "
+        f"{len(result.prompts)} prompts) and {lookup.pooled:.2f}x those of transformers' prompt "
+        f"lookup, with a drafter trained here ([the whole run](docs/benchmark.md))."
+    )
+
+
 def bench_short() -> str:
-    """The stored run in short: policies, the best sizes and the peers."""
+    """The stored run in short: policies, best sizes and peers."""
     result = bench_result()
     return "\n".join([heading(result), "", *arm_table(result, main_arms(result))])
 
 
 def bench_whole() -> str:
-    """The stored run with every arm, the sweeps and the prompt sets."""
+    """The stored run in full: every arm, the sweeps and the prompt sets."""
     result = bench_result()
     parts = [
         [heading(result)],
@@ -147,19 +172,20 @@ def bench_whole() -> str:
 
 
 def bench_families(name: str) -> str:
-    """A stored run of drafters of one kind: its heading and its tables of families."""
+    """A stored run of related drafters: its heading and the tables of its families."""
     result = bench_result(name)
     return "\n".join([heading(result), "", *family_tables(result)])
 
 
 def bench_arms(name: str) -> str:
-    """A stored run with every arm."""
+    """A stored run: its heading and every arm."""
     result = bench_result(name)
     arms = arm_table(result, [arm.name for arm in result.arms])
     return "\n".join([heading(result), "", *arms])
 
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
+    "headline": headline,
     "numbers": numbers,
     "bench-short": bench_short,
     "bench-whole": bench_whole,
@@ -176,10 +202,10 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
 
 
 def with_numbers(text: str) -> str:
-    """`text` with every block between its markers."""
+    """`text` with every block between its markers replaced."""
 
-    def filled(found: re.Match[str]) -> str:
-        name = found[1]
+    def filled(match: re.Match[str]) -> str:
+        name = match[1]
         return f"<!-- {name}: begin -->\n{BLOCKS[name]()}\n<!-- {name}: end -->"
 
     return BLOCK.sub(filled, text)
@@ -194,7 +220,7 @@ def main() -> None:
         if write:
             page.write_text(text, encoding="utf-8")
         else:
-            print("\n\n".join(found[0] for found in BLOCK.finditer(text)))
+            print("\n\n".join(match[0] for match in BLOCK.finditer(text)))
 
 
 if __name__ == "__main__":

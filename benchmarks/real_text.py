@@ -1,16 +1,16 @@
-"""Real text on a real model: transformers' decoding against ours, in one interleaved run.
+"""Exactness and speed on real text: transformers' decoding and this decoder, interleaved.
 
     python -m benchmarks.real_text [--prompts-per-set 10] [--new-tokens 128]
 
-Three parts. `exact` (float32, two sets more): token for token what transformers' greedy
-`generate` gives, with a fixed and an adaptive budget, with the n-gram drafter and with one
-that replays the right text at published acceptance, so that long paths are accepted too; a
-difference is listed with the gap of the top two logits, and one of 1e-3 or more is a
-failure. `speed` (bfloat16):
-transformers' plain generate and prompt lookup, our plain step and our trees, each
-prompt with all four in turn, whole calls timed. `no_loss`: continuations of
-encyclopaedia text, plain against trees from the n-gram drafter and from a drafter
-that is always wrong and always sure.
+Three parts:
+`exact` (float32, two more sets) compares token ids with transformers' greedy `generate`, for a
+fixed and an adaptive budget, with the n-gram drafter and with one that replays the right text
+at published acceptance, so that long paths are accepted too. A difference is listed with the
+gap of the top two logits; a gap of 1e-3 or more is a failure.
+`speed` (bfloat16) times whole calls of transformers' plain generate and prompt lookup, of plain
+steps and of draft trees, each prompt with all four in turn.
+`no_loss` decodes continuations of encyclopaedia text plainly, with trees from the n-gram
+drafter, and with trees from a drafter that is always wrong and always sure.
 """
 
 from __future__ import annotations
@@ -27,32 +27,39 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from benchmarks.common import environment, read_prompts, store
-from costmodel.published_acceptance import published
+from benchmarks.rounds import pooled_ratio
+from costmodel.acceptance import published
 from decoder import TreeDecoder
-from decoder.demo_model import DEMO_NAME, ensure_demo_model
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.ngram import NgramDrafter, NgramSession
-from decoder.drafters.replay import ReplayDrafter, Truth
-from decoder.tree import CandidateTree
+from decoder.drafters.simulated import SimulatedDrafter, Truth
+from decoder.target.demo_model import DEMO_NAME, ensure_demo_model
+from decoder.tree.draft_tree import CandidateTree
+from profiler.bench.analysis.ratios import rate_ratios
 
 SETS = ("gsm8k", "humaneval", "mt_bench")
 EXACT_SETS = (*SETS, "math500", "alpaca")
 EXACT_POLICIES = ("fixed:16", "bastion")
-NEAR_TIE = 1e-3  # a smaller gap of the top two logits may round either way
+NEAR_TIE = 1e-3  # gap of the top two logits below which rounding may decide
 Arm = Callable[[list[int]], list[int]]
 
 
 class WrongDrafter(NgramDrafter):
-    """The n-gram drafter with every token replaced by its neighbour: sure and never right."""
+    """The n-gram drafter with every token replaced by its neighbour: confident and always wrong."""
 
     name = architecture_hash = "wrong"
 
-    def session(self) -> WrongSession:
+    def start(
+        self,
+        prompt: NDArray[np.int64],
+        features: torch.Tensor | None,
+        logits: torch.Tensor | None = None,
+    ) -> WrongSession:
         return WrongSession(self)
 
 
 class WrongSession(NgramSession):
-    """Never learns how bad it is; the controller has to."""
+    """Learns nothing from outcomes, so that only the controller can react."""
 
     def draft(self, context: NDArray[np.int64], request: DraftRequest) -> CandidateTree:
         drafted = super().draft(context, request)
@@ -62,7 +69,7 @@ class WrongSession(NgramSession):
         return
 
 
-def hf_arm(model: Any, new_tokens: int, **options: Any) -> Arm:
+def transformers_arm(model: Any, new_tokens: int, **options: Any) -> Arm:
     def run(ids: list[int]) -> list[int]:
         prompt = torch.tensor([ids])
         output = model.generate(
@@ -77,7 +84,7 @@ def hf_arm(model: Any, new_tokens: int, **options: Any) -> Arm:
     return run
 
 
-def our_arm(decoder: TreeDecoder, new_tokens: int, record: list[Any]) -> Arm:
+def tree_arm(decoder: TreeDecoder, new_tokens: int, record: list[Any]) -> Arm:
     def run(ids: list[int]) -> list[int]:
         result = decoder.generate(ids, max_new_tokens=new_tokens)
         record.append(result.stats)
@@ -89,7 +96,7 @@ def our_arm(decoder: TreeDecoder, new_tokens: int, record: list[Any]) -> Arm:
 def timed_rounds(
     arms: dict[str, Arm], prompts: list[list[int]]
 ) -> tuple[list[dict[str, Any]], dict[str, list[list[int]]]]:
-    """Every prompt with every arm in turn, the order turned by one each prompt."""
+    """Every prompt with every arm in turn, the order rotated by one for each prompt."""
     names = list(arms)
     rows, outputs = [], {name: [] for name in names}
     for index, ids in enumerate(prompts):
@@ -105,46 +112,40 @@ def timed_rounds(
     return rows, outputs
 
 
-def pooled(rows: list[dict[str, Any]], name: str) -> float:
+def pooled_rate(rows: list[dict[str, Any]], name: str) -> float:
     return sum(row[name]["tokens"] for row in rows) / sum(row[name]["seconds"] for row in rows)
 
 
 def ratio(rows: list[dict[str, Any]], name: str, base: str) -> dict[str, Any]:
     """Pooled ratio of rates with a bootstrap interval over prompts, and per-prompt ratios."""
-    random = np.random.default_rng(0)
-    draws = [
-        pooled(sample, name) / pooled(sample, base)
-        for sample in (
-            [rows[i] for i in random.integers(0, len(rows), len(rows))] for _ in range(2000)
-        )
-    ]
-    each = [
-        row[name]["tokens"] / row[name]["seconds"] / (row[base]["tokens"] / row[base]["seconds"])
-        for row in rows
-    ]
+    arm, other = (
+        [(row[key]["tokens"], row[key]["seconds"]) for row in rows] for key in (name, base)
+    )
+    by_prompt = rate_ratios(np.hstack([arm, other])).tolist()
+    pooled = pooled_ratio(arm, other)
     return {
-        "pooled": pooled(rows, name) / pooled(rows, base),
-        "interval_95": [float(np.quantile(draws, 0.025)), float(np.quantile(draws, 0.975))],
-        "median": median(each),
-        "worst": min(each),
+        "pooled": pooled["ratio"],
+        "interval_95": pooled["interval_95"],
+        "median": median(by_prompt),
+        "worst": min(by_prompt),
     }
 
 
 def exact_part(prompts: list[list[int]], new_tokens: int, folder: str) -> dict[str, Any]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    theirs, truth = hf_arm(model, new_tokens), Truth()
+    reference, truth = transformers_arm(model, new_tokens), Truth()
     stats: dict[str, list[Any]] = {}
     arms = exact_arms(truth, new_tokens, stats)
     differences: list[dict[str, Any]] = []
     for index, ids in enumerate(prompts):
-        expected = theirs(ids)
+        expected = reference(ids)
         truth.add(ids + expected)
         before = len(differences)
         for name, arm in arms.items():
             got = arm(ids)
             if got != expected:
-                found = first_difference(model, ids, expected, got)
-                differences.append({"prompt": index, "arm": name} | found)
+                difference = first_difference(model, ids, expected, got)
+                differences.append({"prompt": index, "arm": name} | difference)
         print(f"  exact {index + 1}/{len(prompts)}: {differences[before:] or 'same'}", flush=True)
     return {
         "sets": list(EXACT_SETS),
@@ -165,23 +166,23 @@ def exact_part(prompts: list[list[int]], new_tokens: int, folder: str) -> dict[s
 
 
 def exact_arms(truth: Truth, new_tokens: int, stats: dict[str, list[Any]]) -> dict[str, Arm]:
-    """An arm for each policy and drafter, all on one target; `stats` collects what they do."""
+    """An arm for each policy and drafter, all on one target; `stats` collects their statistics."""
     process = published("bastion", "gsm8k")
     shared = TreeDecoder.from_pretrained(DEMO_NAME, dtype="float32", policy="plain")
     vocab = shared.target.architecture.vocab
     arms = {}
     for policy in EXACT_POLICIES:
-        for drafter in (NgramDrafter(), ReplayDrafter(truth, process, vocab=vocab)):
+        for drafter in (NgramDrafter(), SimulatedDrafter(truth, process, vocab=vocab)):
             decoder = TreeDecoder(shared.target, policy=policy, drafter=drafter)
             name = f"{policy}, {drafter.name}"
-            arms[name] = our_arm(decoder, new_tokens, stats.setdefault(name, []))
+            arms[name] = tree_arm(decoder, new_tokens, stats.setdefault(name, []))
     return arms
 
 
 def first_difference(
     model: Any, ids: list[int], expected: list[int], got: list[int]
 ) -> dict[str, Any]:
-    """Where two texts part, and how far apart the model's two best logits are there."""
+    """Position of the first differing token, and the gap of the model's top two logits there."""
     pairs = enumerate(zip(expected, got, strict=False))
     at = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(got)))
     with torch.inference_mode():
@@ -196,24 +197,24 @@ def speed_part(prompts: list[list[int]], new_tokens: int, folder: str) -> dict[s
     plain = TreeDecoder(trees.target, policy="plain")
     stats: dict[str, list[Any]] = {"plain": [], "trees": []}
     arms = {
-        "transformers_plain": hf_arm(model, new_tokens),
-        "transformers_lookup": hf_arm(model, new_tokens, prompt_lookup_num_tokens=10),
-        "plain": our_arm(plain, new_tokens, stats["plain"]),
-        "trees": our_arm(trees, new_tokens, stats["trees"]),
+        "transformers_plain": transformers_arm(model, new_tokens),
+        "transformers_lookup": transformers_arm(model, new_tokens, prompt_lookup_num_tokens=10),
+        "plain": tree_arm(plain, new_tokens, stats["plain"]),
+        "trees": tree_arm(trees, new_tokens, stats["trees"]),
     }
     for arm in arms.values():
         arm(prompts[0][:32])
     stats["plain"].clear()
     stats["trees"].clear()
     rows, outputs = timed_rounds(arms, prompts)
-    kept = sum(s.new_tokens - 1 for s in stats["trees"])
+    tokens = sum(s.new_tokens - 1 for s in stats["trees"])
     rounds = sum(s.rounds for s in stats["trees"])
     return {
         "sets": list(SETS),
         "dtype": "bfloat16",
         "profile": trees.cost_source.profile.as_dict()["provenance"],
-        "tokens_per_s": {name: pooled(rows, name) for name in arms},
-        "tokens_per_verification": kept / rounds,
+        "tokens_per_s": {name: pooled_rate(rows, name) for name in arms},
+        "tokens_per_verification": tokens / rounds,
         "plain_over_transformers_plain": ratio(rows, "plain", "transformers_plain"),
         "trees_over_plain": ratio(rows, "trees", "plain"),
         "trees_over_transformers_lookup": ratio(rows, "trees", "transformers_lookup"),
@@ -232,12 +233,12 @@ def no_loss_part(prompts: list[list[int]], new_tokens: int) -> dict[str, Any]:
     wrong = TreeDecoder(trees.target, policy="bastion", drafter=WrongDrafter())
     stats: dict[str, list[Any]] = {name: [] for name in ("plain", "trees", "wrong")}
     decoders = {"plain": plain, "trees": trees, "wrong": wrong}
-    arms = {name: our_arm(decoder, new_tokens, stats[name]) for name, decoder in decoders.items()}
+    arms = {name: tree_arm(decoder, new_tokens, stats[name]) for name, decoder in decoders.items()}
     for arm in arms.values():
         arm(prompts[0][:32])
     rows, _ = timed_rounds(arms, prompts)
     return {
-        "tokens_per_s": {name: pooled(rows, name) for name in arms},
+        "tokens_per_s": {name: pooled_rate(rows, name) for name in arms},
         "trees_over_plain": ratio(rows, "trees", "plain"),
         "wrong_over_plain": ratio(rows, "wrong", "plain"),
         "rows": rows,

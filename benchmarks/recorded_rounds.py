@@ -1,9 +1,9 @@
-"""What other tree sizes would have brought in the rounds that a benchmark recorded.
+"""Hindsight on the rounds of a benchmark's trace.
 
-A round's line in the trace says where it began, which tree it verified and what came of it.
-The drafter's candidates there are drafted again (they depend on the text and on what the
-drafter learnt before, which is played back in order), and the profile says what every tree
-size would have cost, so the best fixed size in hindsight needs no other run.
+A round's line in the trace has its context, the tree that was verified, and the accepted tokens.
+Its candidates are drafted again (they depend on the text and on what the drafter learnt before,
+which is replayed in order), and the profile gives the cost of every tree size. So the best fixed
+size in hindsight needs no other run.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.cycle import CycleCost
+from benchmarks.rounds import RecordedHindsight, committed_by_size, pooled_ratio
+from costmodel.online.cycle import CycleCost
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
-from decoder.growth import TopPaths
-from decoder.tree import EMPTY, best_first
-from profiler.rounds import Hindsight, committed_by_size, paired_ratio
+from decoder.tree.draft_tree import EMPTY, best_first
+from decoder.tree.growth import TopPaths
 
 SIZES = (0, 1, 3, 7, 15, 31, 63, 127)
 
@@ -40,20 +40,22 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
-def hindsight_of(texts: Iterable[Text], drafter: Drafter, cost: CycleCost) -> list[Hindsight]:
-    """Of each text: tokens and seconds of every size in `SIZES` in each recorded round.
+def hindsight_of(
+    texts: Iterable[Text], drafter: Drafter, cost: CycleCost
+) -> list[RecordedHindsight]:
+    """For each text: tokens and seconds of every size in `SIZES` in each recorded round.
 
-    drafter  a fresh one like that of the run; `texts` are all that it drafted, in order
+    texts    all that the run's drafter drafted, in order
+    drafter  a new one of the same kind
     """
-    found = []
+    hindsights = []
     for text in texts:
-        session = drafter.session()
-        session.start(np.asarray(text.tokens[: text.prompt], dtype=np.int64), None)
+        session = drafter.start(np.asarray(text.tokens[: text.prompt], dtype=np.int64), None)
         rows = [_every_size(session, drafter, text, record) for record in text.rounds]
         nodes = np.array([sizes for sizes, _ in rows])
         contexts = [record["context"] for record in text.rounds]
-        found.append(
-            Hindsight(
+        hindsights.append(
+            RecordedHindsight(
                 sizes=np.array(SIZES),
                 committed=np.array([committed for _, committed in rows], dtype=np.float64),
                 seconds=np.array(
@@ -61,13 +63,13 @@ def hindsight_of(texts: Iterable[Text], drafter: Drafter, cost: CycleCost) -> li
                 ),
             )
         )
-    return found
+    return hindsights
 
 
 def _every_size(
     session: DraftSession, drafter: Drafter, text: Text, record: dict[str, Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of each size, in one recorded round: the nodes that it verifies, and what it commits."""
+    """The nodes that each size verifies in one recorded round, and the tokens it commits."""
     context, most = record["context"], max(SIZES)
     tokens = np.asarray(text.tokens, dtype=np.int64)
     rest = tokens[context + 1 :].tolist()
@@ -98,9 +100,11 @@ def played_of(texts: Iterable[Text], cost: CycleCost) -> np.ndarray:
     )
 
 
-def summary(texts: list[Text], hindsights: list[Hindsight], cost: CycleCost) -> dict[str, Any]:
+def summary(
+    texts: list[Text], hindsights: list[RecordedHindsight], cost: CycleCost
+) -> dict[str, Any]:
     """The recorded policy against the best fixed size and against the best of every round."""
-    together = Hindsight(
+    together = RecordedHindsight(
         sizes=hindsights[0].sizes,
         committed=np.concatenate([each.committed for each in hindsights]),
         seconds=np.concatenate([each.seconds for each in hindsights]),
@@ -116,7 +120,7 @@ def summary(texts: list[Text], hindsights: list[Hindsight], cost: CycleCost) -> 
     return {
         "rounds": len(together.committed),
         "best_fixed": size,
-        "over_best_fixed": paired_ratio(played, fixed),
+        "over_best_fixed": pooled_ratio(played, fixed),
         "oracle_regret": 1.0 - rate / oracle,
         "best_fixed_oracle_regret": 1.0 - best / oracle,
         "fixed_tokens_per_s": dict(

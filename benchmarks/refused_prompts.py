@@ -9,26 +9,26 @@ import argparse
 import json
 from pathlib import Path
 
-from decoder.training.refused import FILE, sketch
+from decoder.training.prompts import REFUSED, sketch
 
-LONGEST = 250  # words: more of a book does not make it better known
+LONGEST = 250  # words of a prompt that are hashed; some prompts hold a book
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("prompts", nargs="+", type=Path)
     files: list[Path] = parser.parse_args().prompts
-    marks: set[str] = set()
+    digests: set[str] = set()
     for file in files:
         for line in file.read_text(encoding="utf-8").splitlines():
             beginning = json.loads(line)["prompt"].split()[:LONGEST]
-            marks.update(sketch(" ".join(beginning)))
+            digests.update(sketch(" ".join(beginning)))
     head = [
-        "# Hashes of evaluation prompts (decoder/training/refused.py), of these sets:",
+        "# Hashes of evaluation prompts (decoder/training/prompts.py), of these sets:",
         *(f"# {file.stem}" for file in sorted(files)),
     ]
-    FILE.write_text("\n".join([*head, *sorted(marks)]) + "\n", encoding="utf-8")
-    print(f"{len(marks)} hashes of {len(files)} sets")
+    REFUSED.write_text("\n".join([*head, *sorted(digests)]) + "\n", encoding="utf-8")
+    print(f"{len(digests)} hashes of {len(files)} sets")
 
 
 if __name__ == "__main__":

@@ -21,12 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.batch_means import summarise
 from benchmarks.common import environment, store
-from costmodel.capacity.engines import engine_rules
-from costmodel.capacity.queueing import md1_waiting_quantile_s, md1_waiting_s
-from costmodel.capacity.requests import FixedLength, LognormalLength, poisson_requests
-from costmodel.capacity.simulate import Server, simulate
-from costmodel.capacity.step_times import PLAIN, Speculation, StepGrid
+from benchmarks.queueing import md1_waiting_quantile_s, md1_waiting_s
+from costmodel.planning.engines import engine_rules
+from costmodel.planning.simulation.engine import SimulatedServer, simulate
+from costmodel.planning.simulation.steps import PLAIN, Speculation, StepGrid
+from costmodel.planning.traffic import FixedLength, LognormalLength, poisson_trace
 
 LOADS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 SEEDS = (0, 1, 2, 3)
@@ -39,8 +40,8 @@ TREE = Speculation.of(16, (0.25, 0.2, 0.2, 0.15, 0.1, 0.1))  # 2.95 tokens a ste
 def queue_run(load: float, seed: int, count: int = QUEUE_REQUESTS) -> dict[str, Any]:
     """One M/D/1 run: relative errors of the mean waiting and of its 99th percentile."""
     one = FixedLength(tokens=1)
-    requests = poisson_requests(load, count, one, one, np.random.default_rng(seed))
-    server = Server(rules=engine_rules("vllm"), cache_tokens=CACHE_TOKENS, max_sequences=1)
+    requests = poisson_trace(load, count, one, one, np.random.default_rng(seed))
+    server = SimulatedServer(rules=engine_rules("vllm"), cache_tokens=CACHE_TOKENS, max_sequences=1)
     began = time.process_time()
     found = simulate(requests, server, lambda batch, prompt_tokens, context: 1.0)
     spent_s = time.process_time() - began
@@ -71,14 +72,14 @@ def _timeless(run: dict[str, Any]) -> dict[str, Any]:
 
 def _batched(rate_per_s: float, speculation: Speculation, seed: int) -> dict[str, Any]:
     generator = np.random.default_rng(seed)
-    requests = poisson_requests(
+    requests = poisson_trace(
         rate_per_s,
         BATCHED_REQUESTS,
         LognormalLength(mean_tokens=1000, variation=0.7),
         LognormalLength(mean_tokens=400, variation=0.7),
         generator,
     )
-    server = Server(rules=engine_rules("vllm"), cache_tokens=CACHE_TOKENS)
+    server = SimulatedServer(rules=engine_rules("vllm"), cache_tokens=CACHE_TOKENS)
     grid = StepGrid.of(_step_s, (0, 1, 64, 256), (0, 1, 1000, 8192), (0, 1000, 10_000))
     began = time.process_time()
     found = simulate(requests, server, grid, speculation, generator)
@@ -89,7 +90,7 @@ def _batched(rate_per_s: float, speculation: Speculation, seed: int) -> dict[str
         "requests": BATCHED_REQUESTS,
         "steps": found.steps,
         "cpu_s": round(spent_s, 2),
-        "summary": dataclasses.asdict(found.summary()),
+        "summary": dataclasses.asdict(summarise(found)),
     }
 
 

@@ -1,9 +1,9 @@
-"""Start-up costs: `rooftree --help` as a process, profile lookup and load, tree building.
+"""Start-up times: `rooftree --help`, profile lookup and load, tree building.
 
     python -m benchmarks.startup [--repeats 30]
 
-Whole processes are timed from outside; lookup and load is what the decoder does
-once at start-up, in a warm process, with the file read anew each time.
+`--help` is timed as a whole process. Lookup and load is the decoder's work at its start, timed
+in a warm process that reads the file anew each time.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import environment, store
-from costmodel.cycle import CycleCost
-from costmodel.profile import Profile
-from costmodel.registry import ProfileStore
-from decoder.tree import Lattice, best_first
+from costmodel.online.cycle import CycleCost
+from costmodel.profile.profile import Profile
+from costmodel.profile.store import ProfileStore
+from decoder.tree.draft_tree import Lattice, best_first
 
 
 def times_s(function: Callable[[], object], repeats: int) -> list[float]:
@@ -47,13 +47,13 @@ def help_command() -> None:
 
 
 def lookup(profile: Profile, folder: Path) -> None:
-    """Find, read, validate and prepare the estimator: all of the decoder's start-up."""
-    found = ProfileStore([folder]).find(profile.key)
-    CycleCost.from_profile(found.profile, "ngram").cycle_s(np.arange(128), 700)
+    """The decoder's start-up: find, read and validate the profile, prepare the cost model."""
+    match = ProfileStore([folder]).find(profile.key)
+    CycleCost.from_profile(match.profile, "ngram").cycle_s(np.arange(128), 700)
 
 
 def steep_lattice() -> Lattice:
-    """15 positions of a usual drafter: the first token 0.7, each further one a third of it."""
+    """15 positions of a typical drafter: the best token 0.7, each next one a third of the last."""
     row = 0.7 * 3.0 ** -np.arange(1024)
     tokens = np.arange(15 * 1024, dtype=np.int64).reshape(15, 1024)
     return Lattice(tokens, np.tile(row, (15, 1)) * 0.95 ** np.arange(15)[:, None])
@@ -68,7 +68,7 @@ def main() -> None:
         raise SystemExit("there is no profile: run `rooftree calibrate` first")
     profile = max(
         (item.profile for item in stored if item.profile and "ngram" in item.profile.drafters),
-        key=lambda found: len(found.surface.rows) if found.surface else 0,
+        key=lambda profile: len(profile.surface.rows) if profile.surface else 0,
     )
     lattice = steep_lattice()
     result: dict[str, Any] = {

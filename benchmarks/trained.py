@@ -1,4 +1,4 @@
-"""Keeps what the training commands print with --json as results, and makes tables of them.
+"""Stores the --json output of the training commands, and makes tables of it.
 
 python -m benchmarks.trained demo=printed.json specblock=other.json
 """
@@ -18,15 +18,15 @@ DEMO = ("demo-start", "demo")  # runs, each from the end of the one before, of t
 
 
 def runs() -> dict[str, dict[str, Any]]:
-    """Every kept run by its name: settings, counts, environment and validations."""
-    found: dict[str, dict[str, Any]] = json.loads(TRAINED.read_text(encoding="utf-8"))
-    return found
+    """Every stored run by its name: settings, counts, environment and validations."""
+    stored: dict[str, dict[str, Any]] = json.loads(TRAINED.read_text(encoding="utf-8"))
+    return stored
 
 
 def demo_table() -> str:
     """The shipped drafter's data, steps and figures, in Markdown."""
-    found = runs()
-    return "\n\n".join(_history(found[name]) for name in DEMO if name in found)
+    stored = runs()
+    return "\n\n".join(_history(stored[name]) for name in DEMO if name in stored)
 
 
 def _history(run: Mapping[str, Any]) -> str:
@@ -60,7 +60,7 @@ def _history(run: Mapping[str, Any]) -> str:
 
 
 def _openings(run: Mapping[str, Any]) -> str:
-    """Of a run's prompts; the first runs had templates alone and say nothing of it."""
+    """The openings of a run's prompts; the first runs used templates alone and do not name them."""
     return str(run["collecting"].get("openings", "templates"))
 
 
@@ -86,15 +86,15 @@ def specblock_table() -> str:
 
 
 def blockpilot_table() -> str:
-    """What block sizes accept on held-out prompts, and what the predictor's choices do."""
+    """Acceptance of each block size on held-out prompts, and of the predictor's choices."""
     run = runs()["blockpilot"]
-    found, sizes = run["held_out"], run["block_sizes"]
-    cells = [*found["fixed"], found["chosen"], found["hindsight"]]
+    held_out, sizes = run["held_out"], run["block_sizes"]
+    cells = [*held_out["fixed"], held_out["chosen"], held_out["hindsight"]]
     names = [f"block of {size}" for size in sizes] + ["BlockPilot", "the best of each, afterwards"]
     return "\n".join(
         [
-            f"{run['trained']['samples']} prompts to train on, {found['samples']} that chose the "
-            "epoch; tokens a verification on these, as chains, bonus token included:",
+            f"{run['trained']['samples']} prompts to train on, {held_out['samples']} that chose "
+            "the epoch; tokens a verification on these, as chains, bonus token included:",
             "",
             f"| {' | '.join(names)} |",
             "|---" * len(names) + "|",
@@ -103,8 +103,8 @@ def blockpilot_table() -> str:
     )
 
 
-def kept(printed: Mapping[str, Any]) -> dict[str, Any]:
-    """A run without where it lay; of a folder that it went on from, the name."""
+def without_places(printed: Mapping[str, Any]) -> dict[str, Any]:
+    """A run without its folder; of the drafter that it continued from, the name alone."""
     run = {name: value for name, value in printed.items() if name != "drafter"}
     return run | ({"from": Path(run["from"]).name} if run.get("from") else {})
 
@@ -112,11 +112,11 @@ def kept(printed: Mapping[str, Any]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="+", metavar="NAME=FILE")
-    found = runs() if TRAINED.is_file() else {}
-    for given in parser.parse_args().runs:
-        name, _, place = given.partition("=")
-        found[name] = kept(json.loads(Path(place).read_text(encoding="utf-8")))
-    TRAINED.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    stored = runs() if TRAINED.is_file() else {}
+    for argument in parser.parse_args().runs:
+        name, _, place = argument.partition("=")
+        stored[name] = without_places(json.loads(Path(place).read_text(encoding="utf-8")))
+    TRAINED.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The target model as the numbers that decide what a forward costs."""
+"""The sizes of a target model that determine the cost of a forward."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from costmodel.errors import InputError
+from costmodel.errors import InputError, shown
+from costmodel.hf_config import MOST, architecture_fields, is_known_kind, usual_fields
 
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
+# Beyond every model; times of larger ones would leave the range of a float.
+_MOST_PARAMETERS = 10**15
 _COUNTS = ("experts", "active_experts", "expert_ffn")
+_EXTRAS = ("full_layers", "dense_layers", "shared_ffn")
+_LATENT = ("latent_rank", "rope_dim", "value_dim")
 _FLAGS = (
     "tied",
     "gated_ffn",
@@ -21,6 +26,8 @@ _FLAGS = (
     "ffn_bias",
     "norm_bias",
     "parallel_residual",
+    "sinks",
+    "router_bias",
 )
 
 
@@ -28,10 +35,16 @@ _FLAGS = (
 class ModelArchitecture:
     """Sizes of a decoder-only transformer.
 
-    `name` is a label and not part of the hash: a fine-tune or a local folder has the same
-    hash as its base. Weights, tokenizer, rope parameters and norm epsilons cost nothing and
-    are left out. `ffn` of a mixture of experts is unused (every layer is sparse) and also
-    not hashed. `sliding_window` is None where attention sees the whole context.
+    `name` is a label outside the hash: a fine-tune or a local folder has the hash of its base.
+    Weights, tokenizer, rope parameters and norm epsilons do not change the cost and are left
+    out. Attention reads the last `sliding_window` tokens (None: all), except in `full_layers`
+    layers; `sinks`: each head has one more logit. `layer_norms` counts norms over the hidden
+    width. In a mixture of experts all layers but the first `dense_layers` are sparse, and each
+    token also passes an FFN of width `shared_ffn`; without dense layers `ffn` is unused and not
+    hashed. With latent attention (DeepSeek-V2, arXiv 2405.04434) a token's cache is one vector
+    of `latent_rank` + `rope_dim` values a layer, `value_dim` is the width of a head's value,
+    `head_dim` that of its query, and queries are made from `query_rank` values (0: from the
+    hidden state).
     """
 
     name: str
@@ -54,13 +67,23 @@ class ModelArchitecture:
     experts: int = 0
     active_experts: int = 0
     expert_ffn: int = 0
+    layer_norms: int = 2
+    full_layers: int = 0
+    sinks: bool = False
+    dense_layers: int = 0
+    shared_ffn: int = 0
+    router_bias: bool = False
+    query_rank: int = 0
+    latent_rank: int = 0
+    rope_dim: int = 0
+    value_dim: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise InputError("name must be a non-empty text")
         for field in _SIZES:
             _check_int(field, getattr(self, field), 1)
-        for field in _COUNTS:
+        for field in (*_COUNTS, *_EXTRAS, *_LATENT, "query_rank", "layer_norms"):
             _check_int(field, getattr(self, field), 0)
         for field in _FLAGS:
             if not isinstance(getattr(self, field), bool):
@@ -70,15 +93,31 @@ class ModelArchitecture:
         if self.heads % self.kv_heads:
             raise InputError(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
         self._check_experts()
+        self._check_parts()
+        if self.parameters > _MOST_PARAMETERS:
+            raise InputError(f"the sizes give more than {_MOST_PARAMETERS:.0e} parameters")
 
     def _check_experts(self) -> None:
-        given = [field for field in _COUNTS if getattr(self, field)]
-        if given and len(given) < len(_COUNTS):
+        present = [field for field in _COUNTS if getattr(self, field)]
+        if present and len(present) < len(_COUNTS):
             raise InputError("experts, active_experts and expert_ffn must be given together")
         if self.active_experts > self.experts:
             raise InputError(
                 f"active_experts ({self.active_experts}) must not exceed experts ({self.experts})"
             )
+
+    def _check_parts(self) -> None:
+        if self.full_layers and (self.sliding_window is None or self.full_layers >= self.layers):
+            raise InputError("full_layers must be fewer than the layers, beside a sliding_window")
+        if (self.dense_layers or self.shared_ffn) and not self.experts:
+            raise InputError("dense_layers and shared_ffn belong to a mixture of experts")
+        if self.dense_layers >= self.layers:
+            raise InputError(f"dense_layers ({self.dense_layers}) must be fewer than the layers")
+        present = [field for field in _LATENT if getattr(self, field)]
+        if present and len(present) < len(_LATENT):
+            raise InputError("latent_rank, rope_dim and value_dim must be given together")
+        if self.latent_rank and self.rope_dim >= self.head_dim:
+            raise InputError(f"rope_dim ({self.rope_dim}) must be below head_dim")
 
     @property
     def query_width(self) -> int:
@@ -91,28 +130,93 @@ class ModelArchitecture:
         return self.kv_heads * self.head_dim
 
     @property
+    def cached_width(self) -> int:
+        """Values of one token in a layer's cache: keys and values, or the latent vector."""
+        return self.latent_rank + self.rope_dim if self.latent_rank else 2 * self.kv_width
+
+    @property
+    def attention_widths(self) -> tuple[int, int]:
+        """Multiplications of one row with one key: (for its score, for its value), all heads.
+
+        Latent attention multiplies with the cached vector itself.
+        """
+        if self.latent_rank:
+            return self.heads * (self.latent_rank + self.rope_dim), self.heads * self.latent_rank
+        return self.query_width, self.query_width
+
+    @property
     def ffn_matrices(self) -> int:
         """Weight matrices of one FFN: gate, up and down, or up and down."""
         return 3 if self.gated_ffn else 2
 
     @property
-    def hash(self) -> str:
-        """12 hex digits over the fields that cost something.
+    def sparse_layers(self) -> int:
+        """Layers with experts."""
+        return self.layers - self.dense_layers if self.experts else 0
 
-        Optional fields at their default are left out, so that a later version can add one
-        without changing the hash of every profile that exists.
+    @property
+    def common_ffn(self) -> int:
+        """Width of the FFNs that every token passes, all layers together."""
+        return (self.layers - self.sparse_layers) * self.ffn + self.sparse_layers * self.shared_ffn
+
+    @property
+    def active_ffn(self) -> int:
+        """Width of the FFNs that one token passes, all layers together."""
+        return self.common_ffn + self.sparse_layers * self.active_experts * self.expert_ffn
+
+    @property
+    def beyond_tables(self) -> str:
+        """The reason why no plan is made from operator tables; empty where one is."""
+        if self.latent_rank:
+            return "latent attention, whose operator tables are not read"
+        if self.experts:
+            return "a mixture of experts needs a profile: `rooftree compose`, or measure it"
+        return ""
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token uses: all but those of the other experts."""
+        idle = self.sparse_layers * (self.experts - self.active_experts)
+        return self.parameters - idle * self.expert_parameters
+
+    @property
+    def hash(self) -> str:
+        """12 hex digits over the fields that change the cost.
+
+        Optional fields at their default are left out, so that a new field does not change the
+        hash of existing profiles.
         """
         fields = self.to_dict()
         del fields["name"]
-        if self.experts:
+        if self.experts and not self.dense_layers:
             del fields["ffn"]
         text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
+    def query_parameters(self) -> int:
+        """Weights of one layer's query projection."""
+        if self.query_rank:
+            return self.query_rank * (self.hidden + self.query_width)
+        return self.hidden * self.query_width
+
+    @property
+    def key_value_parameters(self) -> int:
+        """Weights of one layer's key and value projections."""
+        if self.latent_rank:
+            made = self.heads * (self.head_dim - self.rope_dim + self.value_dim)
+            return self.hidden * self.cached_width + self.latent_rank * made
+        return 2 * self.hidden * self.kv_width
+
+    @property
+    def output_parameters(self) -> int:
+        """Weights of one layer's output projection."""
+        return self.hidden * self.heads * (self.value_dim or self.head_dim)
+
+    @property
     def attention_parameters(self) -> int:
         """Weights of one layer's four projections, without biases and norms."""
-        return 2 * self.hidden * (self.query_width + self.kv_width)
+        return self.query_parameters + self.key_value_parameters + self.output_parameters
 
     @property
     def expert_parameters(self) -> int:
@@ -121,16 +225,29 @@ class ModelArchitecture:
         return self.ffn_matrices * self.hidden * width
 
     @property
+    def common_ffn_parameters(self) -> int:
+        """Weights of the FFNs that every token passes, all layers; without biases."""
+        return self.ffn_matrices * self.hidden * self.common_ffn
+
+    @property
     def small_parameters(self) -> int:
-        """Biases, norms and router of one layer."""
-        count = 2 * self.hidden * (2 if self.norm_bias else 1)
+        """Biases, norms, sinks and routers of all layers."""
+        count = self.layer_norms * self.hidden * (2 if self.norm_bias else 1)
         count += 2 * self.head_dim if self.qk_norm else 0
         count += self.query_width + 2 * self.kv_width if self.qkv_bias else 0
         count += self.hidden if self.output_bias else 0
-        count += self.experts * self.hidden
-        if self.ffn_bias:
-            count += (self.ffn_matrices - 1) * self.ffn + self.hidden
-        return count
+        count += self.heads if self.sinks else 0
+        count += self.query_rank + self.latent_rank
+        router = self.experts * (self.hidden + self.router_bias)
+        return self.layers * count + self.sparse_layers * router + self._ffn_biases
+
+    @property
+    def _ffn_biases(self) -> int:
+        if not self.ffn_bias:
+            return 0
+        inner = self.ffn_matrices - 1
+        dense = (self.layers - self.sparse_layers) * (inner * self.ffn + self.hidden)
+        return dense + self.sparse_layers * self.experts * (inner * self.expert_ffn + self.hidden)
 
     @property
     def final_norm_parameters(self) -> int:
@@ -140,10 +257,12 @@ class ModelArchitecture:
     @property
     def parameters(self) -> int:
         """All parameters; a tied embedding counts once."""
-        layer = self.attention_parameters + self.small_parameters
-        layer += self.expert_parameters * max(self.experts, 1)
+        experts = self.sparse_layers * self.experts * self.expert_parameters
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
-        return self.layers * layer + embeddings + self.final_norm_parameters
+        layers = self.layers * self.attention_parameters + self.small_parameters
+        return (
+            layers + experts + self.common_ffn_parameters + embeddings + self.final_norm_parameters
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values; optional ones only where they differ from the default."""
@@ -159,26 +278,31 @@ class ModelArchitecture:
         """The inverse of `to_dict`. Raises InputError naming a missing or unknown field."""
         if not isinstance(fields, Mapping):
             raise InputError("an architecture must be a mapping of field names to values")
-        known = {field.name: field for field in dataclasses.fields(cls)}
-        unknown = sorted(str(key) for key in fields if key not in known)
+        allowed = {field.name: field for field in dataclasses.fields(cls)}
+        unknown = sorted(str(key) for key in fields if key not in allowed)
         if unknown:
             raise InputError(f"unknown architecture field '{unknown[0]}'")
-        for name, field in known.items():
+        for name, field in allowed.items():
             if field.default is dataclasses.MISSING and name not in fields:
                 raise InputError(f"the architecture field '{name}' is missing")
         return cls(**{str(key): value for key, value in fields.items()})
 
     @classmethod
-    def from_hf_config(cls, config: Any, name: str | None = None) -> ModelArchitecture:
+    def from_hf_config(
+        cls, config: Any, name: str | None = None, *, approximate: bool = False
+    ) -> ModelArchitecture:
         """Read a Hugging Face config: an object with `to_dict`, or the mapping in config.json.
 
+        approximate  read a kind whose cost is not known by the usual names of its sizes
         Raises InputError naming the field that is missing or the kind that is not supported.
         """
-        from costmodel.hf_config import architecture_fields
-
+        if approximate and not is_known_kind(config):
+            return cls(**usual_fields(config, name))
         return cls(**architecture_fields(config, name))
 
 
 def _check_int(field: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InputError(f"{field} must be a whole number of at least {least} (is {value!r})")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
+        raise InputError(
+            f"{field} must be a whole number from {least} to {MOST} (is {shown(value)})"
+        )

@@ -1,11 +1,13 @@
 """Errors that a user can act on.
 
-Every error carries what was wrong and, where there is one, what to do next.
-The command line catches `RooftreeError` once, prints both and exits with the
-class's exit code; nothing else in the project prints errors.
+Every error carries the problem and, where there is one, a hint what to do next. The command
+line catches `RooftreeError` once, prints both and exits with the exit code of the class.
+Nothing else in the project prints errors.
 """
 
 from __future__ import annotations
+
+LONGEST = 680  # letters of a message; what a file or an argument holds may be far longer
 
 
 class RooftreeError(Exception):
@@ -14,12 +16,27 @@ class RooftreeError(Exception):
     exit_code = 1
 
     def __init__(self, problem: str, *, hint: str = "") -> None:
+        problem = _shortened(problem, max(LONGEST - len(hint), LONGEST // 3))
         super().__init__(problem)
         self.problem = problem
         self.hint = hint
 
     def __str__(self) -> str:
         return f"{self.problem}. {self.hint}" if self.hint else self.problem
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: its repr, short."""
+    try:
+        return _shortened(repr(value), 80)
+    except Exception:  # of a class of somebody else's, or a number of thousands of digits
+        return f"a {type(value).__name__} that cannot be shown"
+
+
+def _shortened(text: str, most: int) -> str:
+    """The text, without its middle where it is longer than `most`."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[: half - 2]} ... {text[-half + 3 :]}"
 
 
 class InputError(RooftreeError):
@@ -35,12 +52,18 @@ class ProfileError(RooftreeError):
 
 
 class DeviceError(RooftreeError):
-    """A device that is unknown, unsupported or too small."""
+    """A device that is absent, unsupported or too small."""
 
     exit_code = 4
 
 
+class DrafterError(RooftreeError):
+    """A drafter that fails or breaks its protocol; the text goes on without it."""
+
+    exit_code = 2
+
+
 class MeasurementError(RooftreeError):
-    """A measurement that gave no trustworthy number."""
+    """A measurement without a usable result."""
 
     exit_code = 5

@@ -1,10 +1,10 @@
 """FLOPs and bytes of one forward of a target, and the roofline over them.
 
-Two counts. `paper` is equations (8) and (9) of the BASTION paper with the modules of its
-tables 3 and 4. `physical` is the least that any implementation has to do, and so a lower
-bound on time. A forward takes `rows` new tokens a sequence on top of `context` cached ones,
-for `batch` sequences; weights are read once, everything else is counted once a sequence.
-Counts are float64, exact up to 2**53.
+There are two counts. `paper` is equations (8) and (9) of the BASTION paper, with the modules
+of its tables 3 and 4. `physical` is the least work of any implementation, so it gives a lower
+bound on time. A forward has `rows` new tokens a sequence after `context` cached ones, for
+`batch` sequences. Weights are read once, everything else once a sequence. Counts are float64,
+exact up to 2**53.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.device import Peaks
+from costmodel.catalog import Peaks
+from costmodel.communication import LinkProtocol
 from costmodel.errors import InputError
 
 Array = NDArray[np.float64]
@@ -88,32 +89,67 @@ def physical_flops(
     """The matrix products of equation (8), attention over visible keys only, and the router.
 
     A row sees the context and, as in a chain, half of the new rows on average; under a
-    sliding window never more than the window. Raises InputError for impossible shapes.
+    sliding window never more than the window. Latent attention multiplies with the cached vector,
+    or makes the keys and values of all tokens from it, whichever takes less. Raises InputError
+    for impossible shapes.
     """
+    a = architecture
     s, c, b = _shapes(rows, context, batch)
-    window = architecture.sliding_window
-    if window is None:
-        return _flops(architecture, s * b, keys=c + (s + 1) / 2, router=True)
-    growing = np.clip(window - c, 0, s)  # new rows that still see everything before them
-    keys = (growing * c + growing * (growing + 1) / 2 + (s - growing) * window) / s
-    return _flops(architecture, s * b, keys=keys, router=True)
+    keys = c + (s + 1) / 2
+    if a.sliding_window is not None:
+        window = a.sliding_window
+        growing = np.clip(window - c, 0, s)  # new rows that still see everything before them
+        seen = (growing * c + growing * (growing + 1) / 2 + (s - growing) * window) / s
+        keys = _over_layers(a, keys, seen)
+    count = _flops(a, s * b, keys=keys, router=True)
+    return _with_least_attention(a, count, s * b * keys, b * c) if a.latent_rank else count
+
+
+def _with_least_attention(
+    a: ModelArchitecture, count: FlopCount, pairs: Array, cached: Array
+) -> FlopCount:
+    """The count with the cheaper form of latent attention; `pairs` of row and key, all rows."""
+    made = a.heads * (a.head_dim - a.rope_dim + a.value_dim)
+    expanding = a.layers * 2 * cached * a.latent_rank * made
+    scores, values = (2 * a.layers * pairs * a.heads * width for width in (a.head_dim, a.value_dim))
+    cheaper = expanding + scores + values < count.scores + count.values
+    return dataclasses.replace(
+        count,
+        kv_projection=count.kv_projection + np.where(cheaper, expanding, 0.0),
+        scores=np.where(cheaper, scores, count.scores),
+        values=np.where(cheaper, values, count.values),
+    )
+
+
+def _over_layers(a: ModelArchitecture, full: Array, windowed: Array) -> Array:
+    """The mean over layers of a quantity in layers without and with a sliding window."""
+    share = a.full_layers / a.layers
+    return share * full + (1 - share) * windowed if share else windowed
+
+
+def cached_tokens(architecture: ModelArchitecture, context: ArrayLike) -> Array:
+    """Cached tokens that attention reads for one row, the mean over layers."""
+    c = np.asarray(context, dtype=np.float64)
+    if architecture.sliding_window is None:
+        return c
+    return _over_layers(architecture, c, np.minimum(c, architecture.sliding_window - 1))
 
 
 def _flops(architecture: ModelArchitecture, rows: Array, *, keys: Array, router: bool) -> FlopCount:
     a = architecture
-    width = a.active_experts * a.expert_ffn if a.experts else a.ffn
-    attention = a.layers * 2 * rows * keys * a.query_width
-    projection = a.layers * 2 * rows * a.hidden
+    layers = a.layers * 2 * rows
+    score_width, value_width = a.attention_widths
+    ffn = 2 * rows * a.hidden * a.active_ffn
     return FlopCount(
-        q_projection=projection * a.query_width,
-        kv_projection=2 * projection * a.kv_width,
-        scores=attention,
-        values=attention.copy(),
-        output_projection=projection * a.query_width,
-        gate_up=projection * width * (a.ffn_matrices - 1),
-        down=projection * width,
+        q_projection=layers * a.query_parameters,
+        kv_projection=layers * a.key_value_parameters,
+        scores=layers * keys * score_width,
+        values=layers * keys * value_width,
+        output_projection=layers * a.output_parameters,
+        gate_up=ffn * (a.ffn_matrices - 1),
+        down=ffn,
         lm_head=2 * rows * a.hidden * a.vocab,
-        router=projection * (a.experts if router else 0),
+        router=2 * rows * a.hidden * a.sparse_layers * (a.experts if router else 0),
     )
 
 
@@ -123,30 +159,32 @@ def paper_bytes(
     context: ArrayLike,
     batch: ArrayLike = 1,
     element_bytes: float = 2,
+    weight_bytes: float | None = None,
 ) -> ByteCount:
     """Equation (9) and table 4: weights once, everything else times `batch`.
 
     As printed, the input embedding is read whole even where it is tied, and unfused
     attention writes and reads its scores. A mixture of experts reads the experts that are
     active for one row. An ungated FFN reads two matrices and moves one intermediate array
-    instead of two. Raises InputError for impossible shapes.
+    instead of two. `weight_bytes` are those of one quantised weight of the layers' matrices,
+    None where they are stored like everything else. Raises InputError for impossible shapes.
     """
     a = architecture
     s, c, b = _shapes(rows, context, batch)
     size = _element_bytes(element_bytes)
+    weight = size if weight_bytes is None else _element_bytes(weight_bytes)
     one = np.ones_like(s) * size * a.layers
-    width = a.active_experts * a.expert_ffn if a.experts else a.ffn
     layer = one * b * s
     return ByteCount(
         embedding_and_lm_head_weights=np.ones_like(s) * size * 2 * a.vocab * a.hidden,
-        attention_weights=one * a.attention_parameters,
-        ffn_weights=one * a.ffn_matrices * a.hidden * width,
+        attention_weights=np.ones_like(s) * weight * a.layers * a.attention_parameters,
+        ffn_weights=np.ones_like(s) * weight * a.ffn_matrices * a.hidden * a.active_ffn,
         small_weights=np.zeros_like(s),
-        kv_read=one * b * 2 * c * a.kv_width,
-        kv_write=layer * 2 * a.kv_width,
+        kv_read=one * b * c * a.cached_width,
+        kv_write=layer * a.cached_width,
         attention_io=layer
-        * (2 * a.hidden + 4 * a.query_width + 2 * a.kv_width + 2 * a.heads * (c + s)),
-        ffn_io=layer * (2 * a.hidden + 2 * (a.ffn_matrices - 1) * width),
+        * (2 * a.hidden + 4 * a.query_width + a.cached_width + 2 * a.heads * (c + s)),
+        ffn_io=layer * 2 * a.hidden + size * b * s * 2 * (a.ffn_matrices - 1) * a.active_ffn,
         lm_head_io=size * b * s * (a.hidden + a.vocab),
     )
 
@@ -157,29 +195,31 @@ def physical_bytes(
     context: ArrayLike,
     batch: ArrayLike = 1,
     element_bytes: float = 2,
+    weight_bytes: float | None = None,
 ) -> ByteCount:
     """The least traffic: every weight once, fused attention, layers fused as far as possible.
 
     A tied embedding is the LM head and is read once; of an untied one only the rows of the
-    new tokens are gathered. The key-value cache is read once a key-value head and the new
-    entries written once. Activations: each layer reads and writes the residual stream once
+    new tokens are gathered. The cache is read once a key-value head (a latent one once) and the
+    new entries written once. Activations: each layer reads and writes the residual stream once
     (all of it under `ffn_io`), the LM head writes its logits. A mixture of experts reads the
     expected number of distinct experts, E (1 - (1 - k/E)^(rows x batch)), as if tokens chose
-    independently. Raises InputError for impossible shapes.
+    independently. `weight_bytes` as in `paper_bytes`. Raises InputError for impossible shapes.
     """
     a = architecture
     s, c, b = _shapes(rows, context, batch)
     size = _element_bytes(element_bytes)
+    weight = size if weight_bytes is None else _element_bytes(weight_bytes)
     one = np.ones_like(s) * size * a.layers
     gathered = np.zeros_like(s) if a.tied else np.minimum(s * b, a.vocab)
-    cached = c if a.sliding_window is None else np.minimum(c, a.sliding_window - 1)
     return ByteCount(
         embedding_and_lm_head_weights=size * a.hidden * (a.vocab + gathered),
-        attention_weights=one * a.attention_parameters,
-        ffn_weights=one * a.expert_parameters * distinct_experts(a, s * b),
-        small_weights=one * a.small_parameters + size * a.final_norm_parameters,
-        kv_read=one * b * 2 * cached * a.kv_width,
-        kv_write=one * b * s * 2 * a.kv_width,
+        attention_weights=np.ones_like(s) * weight * a.layers * a.attention_parameters,
+        ffn_weights=weight * a.common_ffn_parameters
+        + weight * a.sparse_layers * a.expert_parameters * distinct_experts(a, s * b),
+        small_weights=np.ones_like(s) * size * (a.small_parameters + a.final_norm_parameters),
+        kv_read=one * b * cached_tokens(a, c) * a.cached_width,
+        kv_write=one * b * s * a.cached_width,
         attention_io=np.zeros_like(s),
         ffn_io=one * b * s * 2 * a.hidden,
         lm_head_io=size * b * s * a.vocab,
@@ -201,7 +241,8 @@ class Roofline:
     """max(FLOPs / peak FLOP rate, bytes / bandwidth) of one forward (paper, appendix F).
 
     `tensor_parallel` devices share both evenly, which leaves out communication and what every
-    device repeats: for `physical` still a lower bound.
+    device repeats: for `physical` still a lower bound. `weight_bytes` as in `paper_bytes`.
+    `protocols` are the all-reduces among them, for calibrations; empty where none were measured.
     """
 
     architecture: ModelArchitecture
@@ -209,9 +250,12 @@ class Roofline:
     element_bytes: float = 2
     count: Literal["paper", "physical"] = "paper"
     tensor_parallel: int = 1
+    weight_bytes: float | None = None
+    protocols: tuple[LinkProtocol, ...] = ()
 
     def __post_init__(self) -> None:
         _element_bytes(self.element_bytes)
+        _element_bytes(self.element_bytes if self.weight_bytes is None else self.weight_bytes)
         if self.count not in ("paper", "physical"):
             raise InputError(f"count must be paper or physical (is {self.count!r})")
         if self.tensor_parallel < 1:
@@ -223,7 +267,7 @@ class Roofline:
         return np.maximum(compute_s, memory_s)
 
     def predict_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
-        """`seconds`: the bare roofline is the calibration of a device that nobody measured."""
+        """The same as `seconds`: the roofline serves as a calibration where there is none."""
         return self.seconds(rows, context, batch)
 
     def branches_s(
@@ -233,7 +277,9 @@ class Roofline:
         count_flops = paper_flops if self.count == "paper" else physical_flops
         count_bytes = paper_bytes if self.count == "paper" else physical_bytes
         flops = count_flops(self.architecture, rows, context, batch).total
-        moved = count_bytes(self.architecture, rows, context, batch, self.element_bytes).total
+        moved = count_bytes(
+            self.architecture, rows, context, batch, self.element_bytes, self.weight_bytes
+        ).total
         return (
             flops / (self.peaks.flops_per_s * self.tensor_parallel),
             moved / (self.peaks.bytes_per_s * self.tensor_parallel),
@@ -242,7 +288,7 @@ class Roofline:
     def bounded(
         self, seconds: ArrayLike, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1
     ) -> Array:
-        """`seconds`, raised to the physical bound where they are faster than these peaks allow."""
+        """`seconds`, raised to the physical bound where they lie below it."""
         return np.maximum(seconds, self.with_count("physical").seconds(rows, context, batch))
 
     def with_count(self, count: Literal["paper", "physical"]) -> Roofline:

@@ -16,8 +16,8 @@ Array = NDArray[np.float64]
 def expected_committed(scores: ArrayLike) -> Array:
     """A(N) = 1 + sum of the first N path scores, for N = 0 .. len(scores) (paper, eq. 3).
 
-    scores [N] in the order in which nodes join the tree; returns [N + 1], the root alone
-    first. Raises InputError unless scores are probabilities.
+    scores [N] in the order in which nodes join the tree; returns [N + 1], where the first is
+    the root alone. Raises InputError unless scores are probabilities.
     """
     path_scores = np.asarray(scores, dtype=np.float64)
     if path_scores.ndim != 1:
@@ -31,10 +31,10 @@ def expected_committed(scores: ArrayLike) -> Array:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptanceCurve:
-    """Expected committed tokens a verification by the number of drafted nodes N.
+    """Expected committed tokens a verification, by the number of drafted nodes N.
 
-    A(N) = 1 + (saturation - 1) N / (N + half_nodes): one token without drafting, half of the
-    gain at `half_nodes`, concave as every best-first tree is (paper, eq. 5).
+    A(N) = 1 + (saturation - 1) N / (N + half_nodes): one token without a draft, half of the
+    gain at `half_nodes`, and concave like the curve of any best-first tree (paper, eq. 5).
     """
 
     label: str
@@ -57,9 +57,8 @@ class AcceptanceCurve:
 def standard_curves() -> tuple[AcceptanceCurve, ...]:
     """The 18 curves over which decision regret is stated.
 
-    Saturations of 1.3, 2, 3, 4.5, 6.5 and 10 tokens a verification, from a drafter that
-    hardly helps to the paper's best (table 1), each reached slowly, middling and fast:
-    half of the gain at 4, 16 and 64 nodes.
+    Saturations of 1.3, 2, 3, 4.5, 6.5 and 10 tokens a verification, from a useless drafter to
+    the paper's best (table 1), each with half of its gain at 4, 16 and 64 nodes.
     """
     return tuple(
         AcceptanceCurve(
@@ -82,9 +81,10 @@ def speedup(committed: ArrayLike, cycle_s: ArrayLike, plain_s: ArrayLike) -> Arr
 
 
 def best_nodes(committed: ArrayLike, cycle_s: ArrayLike, nodes: ArrayLike) -> int:
-    """The node count with the most tokens a second; the smallest of equals.
+    """The node count with the most tokens a second; of equals the smallest.
 
-    All of shape [n], `nodes` in any order. Raises InputError for unequal or empty lists.
+    All arguments have the shape [n], `nodes` in any order.
+    Raises InputError for unequal or empty lists.
     """
     gains, cost, counts = (np.asarray(x, dtype=np.float64) for x in (committed, cycle_s, nodes))
     if gains.ndim != 1 or not len(gains) or not gains.shape == cost.shape == counts.shape:
@@ -110,9 +110,9 @@ def decision_regret(
 ) -> Regret:
     """Tokens/s lost by choosing N from predicted cycle times instead of from true ones.
 
-    predicted_s and true_s: [n] or [contexts, n]; nodes: [n]. One decision a context and
-    curve (`standard_curves` by default). Times of verifications alone give the regret of a
-    free draft, which is the harder case. Raises InputError.
+    predicted_s and true_s: [n] or [contexts, n]; nodes: [n]. There is one decision for each
+    context and curve (`standard_curves` by default). Times of verifications alone give the
+    regret for a free draft, the harder case. Raises InputError.
     """
     predicted = np.atleast_2d(np.asarray(predicted_s, dtype=np.float64))
     true = np.atleast_2d(np.asarray(true_s, dtype=np.float64))

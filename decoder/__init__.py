@@ -1,4 +1,7 @@
-"""The adaptive tree decoder: `from decoder import TreeDecoder`."""
+"""The adaptive tree decoder: targets, drafters, policies, acceptance and the decode loop.
+
+`from decoder import TreeDecoder` is its public class. Imports costmodel, torch and transformers.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ __all__ = ["Generation", "TreeDecoder"]
 
 
 def __getattr__(name: str) -> object:
-    # torch and transformers are imported on first use, so that `import decoder` stays cheap.
+    # torch and transformers are imported on first use, to keep `import decoder` cheap.
     if name in __all__:
         from decoder import engine
 

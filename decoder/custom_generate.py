@@ -1,25 +1,33 @@
-"""The decoder inside transformers' own `model.generate`.
+"""Tree decoding inside transformers' `model.generate`, by its argument `custom_generate`.
 
     decoder = TreeDecoder.from_pretrained(model, policy="fixed:16")
     inputs = tokenizer(["One prompt", "Another, longer one"], padding=True, return_tensors="pt")
     model.generate(**inputs, max_new_tokens=64, custom_generate=CustomGenerate(decoder))
 
-Greedy output is that of `model.generate` (as far as two roundings of one model agree), and
-sampled output has its distribution: temperature, top-k and top-p are honoured, all stopping
-criteria too, and prompts may be padded on the left. What cannot be done exactly is refused:
-beams, logits processors that change the distribution in other ways (as
-repetition_penalty), scores and hidden states as output, input embeddings, a filled cache.
+Greedy output is that of `model.generate`, up to rounding, and sampled output has its
+distribution. Temperature, top-k, top-p, transformers' processors before them (as of
+repetition_penalty), all stopping criteria and stop strings are respected; prompts may be padded
+on the left; a streamer gets the tokens of each round. An InputError is raised for everything
+else: beams, other processors, scores and hidden states as output, input embeddings, a filled
+cache.
 
-Generation configs have a top-k of 50 where nobody says otherwise; `top_k=0` is all tokens.
-Sampling is seeded from torch's generator, as by `transformers.set_seed`. transformers does
-not pass on `streamer` or `assistant_model`: stream with `TreeDecoder.stream`, and give the
-drafter to the decoder. The empty cache that it does pass is not used.
+The default top-k of a generation config is 50; `top_k=0` keeps all tokens. Sampling is seeded
+from torch's generator, as by `transformers.set_seed`. transformers does not pass
+`assistant_model` on: give the drafter to the decoder. The empty cache that transformers passes
+is not used.
+
+transformers also drops `streamer` and `tokenizer` (which stop strings need) where
+`custom_generate` is no method of its own. So a `CustomGenerate` puts a method of its own in the
+place of its model's `_extract_generation_mode_kwargs`, which keeps them for such calls and
+changes nothing for others.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,12 +48,12 @@ from transformers.generation.configuration_utils import GenerationMode
 from costmodel.errors import InputError
 from decoder.acceptance.sampling import Sampling
 from decoder.engine import TreeDecoder
-from decoder.run import run_together
-from decoder.sequence import TextRequest
+from decoder.generation import DecodeRun, run_together
+from decoder.processors import process_of
 from decoder.statistics import Statistics
-from decoder.text import StopStrings
+from decoder.text import TextRequest
 
-# Arguments of the model's forward that change nothing here, or are looked at below.
+# Arguments of the model's forward that change nothing here or are checked below.
 KNOWN_ARGUMENTS = {
     "attention_mask",
     "position_ids",
@@ -53,15 +61,17 @@ KNOWN_ARGUMENTS = {
     "use_cache",
     "logits_to_keep",
     "cache_position",
+    "tokenizer",  # transformers has made the stop strings' criterion with it
 }
 WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper)  # in their order
 ROW_CRITERIA = (MaxLengthCriteria, MaxTimeCriteria, EosTokenCriteria, StopStringCriteria)
+EXTRACT = "_extract_generation_mode_kwargs"  # the method of a model that drops arguments
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 PLAIN_HINT = "Leave it out, or call generate without custom_generate."
 
 
 class CustomGenerate:
-    """For the argument `custom_generate` of the decoder's own model.
+    """A value for the argument `custom_generate` of the decoder's model.
 
     stats  of the last call, one for each row
     """
@@ -69,6 +79,9 @@ class CustomGenerate:
     def __init__(self, decoder: TreeDecoder) -> None:
         self.decoder = decoder
         self.stats: list[Statistics] = []
+        model = decoder.target.model
+        if EXTRACT not in vars(model):
+            setattr(model, EXTRACT, partial(_extract_all, model))
 
     def __call__(
         self,
@@ -77,30 +90,37 @@ class CustomGenerate:
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
+        streamer: Any = None,
         **arguments: Any,
     ) -> torch.Tensor | GenerateDecoderOnlyOutput:
-        """Prompts and what follows, [batch, tokens], padded on the right.
+        """Prompts and their continuations [batch, tokens], padded on the right.
 
         input_ids  [batch, tokens], padded on the left
-        Raises InputError for what it cannot do as transformers would.
+        streamer   of transformers: `put` is called with the tokens of each round, `end` at the
+                   end, also after an error
+        Raises InputError for options that cannot be respected exactly.
         """
-        if model is not self.decoder.target.model:
-            raise InputError(
-                "custom_generate belongs to a decoder of another model",
-                hint="Make the decoder with TreeDecoder.from_pretrained(model).",
-            )
-        _check_config(generation_config)
-        _check_arguments(arguments)
-        prompts = unpadded(input_ids, arguments.get("attention_mask"))
-        _check_positions(prompts, arguments.get("position_ids"))
-        ending = _Ending.of(stopping_criteria, input_ids)
-        sampling = sampling_of(logits_processor, bool(generation_config.do_sample))
-        requests = [
-            self._request(prompts, row, ending, sampling, input_ids) for row in range(len(prompts))
-        ]
-        sequences = [sequence for sequence, _ in run_together(self.decoder, requests)]
-        self.stats = [sequence.stats for sequence in sequences]
-        new = [sequence.token_ids for sequence in sequences]
+        try:
+            if model is not self.decoder.target.model:
+                raise InputError(
+                    "custom_generate belongs to a decoder of another model",
+                    hint="Make the decoder with TreeDecoder.from_pretrained(model).",
+                )
+            _check_config(generation_config)
+            _check_arguments(arguments)
+            prompts = unpadded(input_ids, arguments.get("attention_mask"))
+            _check_positions(prompts, arguments.get("position_ids"))
+            ending = _Ending.of(stopping_criteria, input_ids)
+            early, warpers = _split(logits_processor)
+            sampling = sampling_of(warpers, bool(generation_config.do_sample))
+            requests = [
+                self._request(prompt, ending, sampling, (row, early), f"{number} of {len(prompts)}")
+                for number, (prompt, row) in enumerate(zip(prompts, input_ids, strict=True), 1)
+            ]
+            new = self._decode(requests, streamer)
+        finally:
+            if streamer is not None:
+                streamer.end()
         output = _append(input_ids, new, _pad_token(generation_config))
         if generation_config.return_dict_in_generate:
             return GenerateDecoderOnlyOutput(sequences=output)
@@ -108,38 +128,73 @@ class CustomGenerate:
 
     def _request(
         self,
-        prompts: Sequence[list[int]],
-        row: int,
+        prompt: list[int],
         ending: _Ending,
         sampling: Sampling,
-        input_ids: torch.Tensor,
+        padded: tuple[torch.Tensor, LogitsProcessorList],
+        label: str,
     ) -> TextRequest:
+        """padded: the prompt with its padding, and the processors that see it"""
+        row, processors = padded
         try:
-            self.decoder.check(prompts[row], ending.new_tokens)
+            self.decoder.check(prompt, ending.new_tokens)
         except InputError as error:
-            raise InputError(
-                f"prompt {row + 1} of {len(prompts)}: {error.problem}", hint=error.hint
-            ) from error
+            raise InputError(f"prompt {label}: {error.problem}", hint=error.hint) from error
         seed = int(torch.randint(2**62, ())) if sampling.temperature else 0
         return TextRequest(
-            prompt=prompts[row],
+            prompt=prompt,
             max_new_tokens=ending.new_tokens,
-            sampling=Sampling(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                seed=seed,
-            ),
-            stream=None,
-            stops=StopStrings(()),
+            sampling=replace(sampling, seed=seed),
             ends=ending.ends,
-            until=ending.asked_of(input_ids[row]),
+            until=ending.criterion_of(row),
+            process=process_of(processors, row[: len(row) - len(prompt)].tolist()),
         )
+
+    def _decode(self, requests: list[TextRequest], streamer: Any) -> list[list[int]]:
+        """The new tokens of each text; a streamer gets those of each round."""
+        if streamer is None:
+            sequences = [sequence for sequence, _ in run_together(self.decoder.parts, requests)]
+            self.stats = [sequence.stats for sequence in sequences]
+            return [sequence.token_ids for sequence in sequences]
+        if len(requests) > 1:
+            raise InputError(
+                f"a streamer takes one text, and there are {len(requests)} prompts",
+                hint="Leave the streamer out, or give one prompt at a time.",
+            )
+        with self.decoder.target.lock:
+            run = DecodeRun(self.decoder.parts, requests[0])
+            self.stats = [run.stats]
+            sent = 0
+            for _ in run.rounds():
+                streamer.put(torch.tensor(run.token_ids[sent:]))
+                sent = len(run.token_ids)
+        return [run.token_ids]
+
+
+def _extract_all(model: Any, *given: Any, **named: Any) -> dict[str, Any]:
+    """A model's own extraction, and what it drops if `custom_generate` is a `CustomGenerate`."""
+    original = getattr(type(model), EXTRACT)
+    arguments = inspect.signature(original).bind(model, *given, **named).arguments
+    dropped = {
+        "streamer": arguments.get("streamer"),
+        "tokenizer": arguments["kwargs"].get("tokenizer"),
+    }
+    extracted: dict[str, Any] = original(model, *given, **named)
+    if isinstance(arguments["custom_generate"], CustomGenerate):
+        extracted |= {name: value for name, value in dropped.items() if value is not None}
+    return extracted
+
+
+def _split(processors: LogitsProcessorList) -> tuple[LogitsProcessorList, LogitsProcessorList]:
+    """The processors before the first that `sampling_of` reads, and the others."""
+    kinds = [type(one) in (*WARPERS, LogitNormalization) for one in processors]
+    first = kinds.index(True) if True in kinds else len(kinds)
+    return LogitsProcessorList(processors[:first]), LogitsProcessorList(processors[first:])
 
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """When texts end: after so many tokens, at an end token, or where `others` say so."""
+    """The ends of texts: a number of tokens, end tokens, and other stopping criteria."""
 
     new_tokens: int
     ends: frozenset[int]
@@ -147,7 +202,7 @@ class _Ending:
 
     @classmethod
     def of(cls, criteria: StoppingCriteriaList, input_ids: torch.Tensor) -> _Ending:
-        """Raises InputError for criteria that cannot be asked one row at a time."""
+        """Raises InputError for criteria that cannot be applied row by row."""
         if criteria.max_length is None:
             raise InputError(
                 "nothing says how long the text may become", hint="Give max_new_tokens."
@@ -167,17 +222,18 @@ class _Ending:
                 hint="Give one prompt at a time, or call generate without custom_generate.",
             )
         if rows > 1 and others and not ends:
-            # transformers then goes on with texts that have ended until the last one has.
+            # transformers then continues ended texts until the last one ends.
             raise InputError(
                 "stopping criteria for several prompts need an end token",
                 hint="Set eos_token_id, or give one prompt at a time.",
             )
         return cls(criteria.max_length - tokens, frozenset(ends), others)
 
-    def asked_of(self, row: torch.Tensor) -> Callable[[Sequence[int]], bool] | None:
-        """Whether a text has ended after some new tokens; None where only its length says so.
+    def criterion_of(self, row: torch.Tensor) -> Callable[[Sequence[int]], bool] | None:
+        """A function that tells from the new tokens whether a text has ended.
 
-        row  [tokens] the prompt with its padding, as transformers shows it to criteria
+        None if only its length and end tokens end it.
+        row  [tokens] the prompt with its padding, as transformers passes it to criteria
         """
         if not self.others:
             return None
@@ -190,11 +246,11 @@ class _Ending:
 
 
 def sampling_of(processors: LogitsProcessorList, do_sample: bool) -> Sampling:
-    """The temperature, top-k and top-p of transformers' processors, in that order.
+    """The temperature, top-k and top-p of transformers' last processors, in that order.
 
     Raises InputError for any other processor, order, or setting of them.
     """
-    found: dict[type, Any] = {}
+    warpers: dict[type, Any] = {}
     for processor in processors:
         kind = type(processor)
         if kind is LogitNormalization:
@@ -207,16 +263,16 @@ def sampling_of(processors: LogitsProcessorList, do_sample: bool) -> Sampling:
         later = WARPERS[WARPERS.index(kind) :]
         default = getattr(processor, "filter_value", -torch.inf) == -torch.inf
         default &= getattr(processor, "min_tokens_to_keep", 1) == 1
-        if not default or any(other in found for other in later):
+        if not default or any(other in warpers for other in later):
             raise InputError(
                 f"{kind.__name__} is applied once, with its defaults, and in the order of "
                 "temperature, top-k and top-p",
                 hint="Give generate the arguments temperature, top_k and top_p.",
             )
-        found[kind] = processor
+        warpers[kind] = processor
     if not do_sample:
         return Sampling()
-    temperature, top_k, top_p = (found.get(kind) for kind in WARPERS)
+    temperature, top_k, top_p = (warpers.get(kind) for kind in WARPERS)
     return Sampling(
         temperature=1.0 if temperature is None else float(temperature.temperature),
         top_k=0 if top_k is None else int(top_k.top_k),
@@ -225,9 +281,10 @@ def sampling_of(processors: LogitsProcessorList, do_sample: bool) -> Sampling:
 
 
 def unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[int]]:
-    """The rows without the padding on their left.
+    """The token ids of each row without the padding on the left.
 
-    mask  [batch, tokens], 1 at tokens and 0 at padding; None where there is no padding
+    mask  [batch, tokens], 1 at tokens and 0 at padding; None: no padding
+    Raises InputError for another mask.
     """
     if mask is None:
         return input_ids.tolist()
@@ -253,9 +310,9 @@ def _check_config(config: GenerationConfig) -> None:
             "greedily or samples",
             hint="Leave num_beams, prompt_lookup_num_tokens and the like out.",
         )
-    asked = [name for name in OUTPUTS if getattr(config, name, None)]
-    if config.return_dict_in_generate and asked:
-        raise InputError(f"the tree decoder does not return {asked[0][7:]}", hint=PLAIN_HINT)
+    outputs = [name for name in OUTPUTS if getattr(config, name, None)]
+    if config.return_dict_in_generate and outputs:
+        raise InputError(f"the tree decoder does not return {outputs[0][7:]}", hint=PLAIN_HINT)
 
 
 def _check_arguments(arguments: dict[str, Any]) -> None:
@@ -285,7 +342,7 @@ def _check_positions(prompts: list[list[int]], positions: torch.Tensor | None) -
 
 
 def _pad_token(config: GenerationConfig) -> int:
-    """The padding token, for want of one the first end token, as in transformers."""
+    """The padding token, or the first end token if there is none, as in transformers."""
     ends = config.eos_token_id
     first = ends[0] if isinstance(ends, list) else ends
     return next((token for token in (config.pad_token_id, first) if token is not None), 0)

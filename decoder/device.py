@@ -1,4 +1,4 @@
-"""Which device this is, in the terms of the profile lookup."""
+"""Torch devices and dtypes by name, and a device's fingerprint for the profile lookup."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ import psutil
 import torch
 from numpy.typing import NDArray
 
-from costmodel.device import DeviceFingerprint
+from costmodel.catalog import DeviceFingerprint
 from costmodel.errors import DeviceError
 from decoder.nvml import driver_facts
 
 
 def select_device(name: str | None = None) -> torch.device:
-    """The named torch device, or CUDA where there is one, else the CPU."""
+    """The torch device of a name; for None and `auto` CUDA where there is one, else the CPU.
+
+    Raises DeviceError for an unknown or absent device.
+    """
     if name is None or name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -39,7 +42,7 @@ def select_device(name: str | None = None) -> torch.device:
 
 
 def default_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where the device computes in it, else float32."""
+    """bfloat16 where the device computes in it; else float16 on CUDA, float32 on a CPU."""
     if device.type == "cuda":
         return torch.bfloat16 if has_bfloat16(device) else torch.float16
     native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
@@ -47,7 +50,7 @@ def default_dtype(device: torch.device) -> torch.dtype:
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether a CUDA device computes in bfloat16 itself: from the Ampere generation (8.0) on."""
+    """Whether a CUDA device computes in bfloat16: from compute capability 8.0 (Ampere) on."""
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
@@ -60,7 +63,10 @@ DTYPES = {
 
 
 def parse_dtype(name: str | None, device: torch.device) -> torch.dtype:
-    """The torch dtype of a name, or the device's default for None and 'auto'."""
+    """The torch dtype of a name; for None and `auto` the device's default.
+
+    Raises DeviceError for an unknown dtype and for bfloat16 on an old GPU.
+    """
     if name is None or name == "auto":
         return default_dtype(device)
     dtype = DTYPES.get(name)
@@ -87,18 +93,20 @@ def synchronise(device: torch.device) -> None:
 
 
 def to_device(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """The array as a tensor there; to CUDA from pinned memory, so that nobody waits for the copy.
+    """The array as a tensor on the device, copied to CUDA without waiting.
 
     On a CPU the tensor may share the array's memory.
     """
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    # torch warns of arrays that cannot be written to, such as a drafter's context.
+    writeable = array if array.flags.writeable else array.copy()
+    tensor = torch.from_numpy(np.ascontiguousarray(writeable))
     if device.type != "cuda":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def fingerprint(device: torch.device) -> DeviceFingerprint:
-    """The device as the profile lookup knows it: hard keys and the soft ones torch can tell."""
+    """The device's keys of the profile lookup: hard keys, and soft keys where they are known."""
     if device.type == "cpu":
         return DeviceFingerprint(
             kind="cpu",
@@ -139,7 +147,7 @@ def _cpu_name() -> str:
 
 @cache
 def _instruction_set() -> str:
-    """torch's CPU capability, and whether bfloat16 products are native."""
+    """torch's CPU capability, with `bf16` and `amx` where the CPU has them."""
     names = [torch.backends.cpu.get_cpu_capability().lower()]
     if torch.cpu._is_avx512_bf16_supported():
         names.append("bf16")

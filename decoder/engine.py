@@ -1,44 +1,85 @@
-"""The decoder: a target, a drafter, a policy and the profile it starts with."""
+"""The public decoder: a target, a drafter, a policy, and the profile that prices its rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack, cast
 
 import torch
 
-from costmodel.errors import InputError
-from decoder.acceptance.choice import RuleName, parse_rule
-from decoder.acceptance.sampling import Sampling
+from costmodel.errors import InputError, shown
+from costmodel.online.estimator import OnlineEstimator
+from decoder.acceptance.rules import RuleName, parse_rule
+from decoder.arguments import (
+    refuse_unknown,
+    sampling_from,
+    stop_strings,
+    text_of,
+    token_ids,
+    whole,
+)
+from decoder.chat import ChatOptions, Turn, chat_ids, is_chat
+from decoder.decode_loop import LoopParts
 from decoder.device import parse_dtype
 from decoder.drafters.base import Drafter
 from decoder.drafters.factory import load_drafter
-from decoder.loading import LoadedModel, Weights, borrow_model, default_target, load_model
-from decoder.parallel import ALONE, Ranks, rank_device
-from decoder.policies import DEFAULT_MAX_NODES, Policy, parse_policy
-from decoder.policies.base import CostKind
-from decoder.run import DecodeRun, run_together
-from decoder.runtime.base import RuntimeChoice
-from decoder.runtime.select import runtime_kind
-from decoder.runtime.stopwatch import stopwatch_for
-from decoder.sequence import TextRequest, end_tokens
-from decoder.startup import CostSource, ProfileChoice, find_cost
-from decoder.statistics import Statistics
-from decoder.target import Target
-from decoder.text import StopStrings, TextStream
-from decoder.trace import RoundFacts, RoundTrace
+from decoder.drafters.guarded import GuardedDrafter
+from decoder.generation import DecodeRun, GenerationParts, run_together
+from decoder.policies.base import DEFAULT_MAX_NODES, CostKind, Policy
+from decoder.policies.parse import parse_policy
+from decoder.processors import checkpoint_settings
+from decoder.profiling.startup import CostSource, ProfileChoice, find_cost
+from decoder.statistics import Round, RoundTrace, Statistics, forward_timer
+from decoder.target.loading import LoadedModel, Weights, borrow_model, default_target, load_model
+from decoder.target.ranks import ALONE, Ranks, rank_device
+from decoder.target.runtime.base import RuntimeChoice
+from decoder.target.runtime.graphs import runtime_kind
+from decoder.target.target import Target
+from decoder.text import StopStrings, TextRequest, TextStream, end_tokens
+
+
+class SamplingOptions(TypedDict, total=False):
+    """How the target picks tokens; defaults and meaning as in `Sampling`."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+
+
+class TextOptions(SamplingOptions, ChatOptions, total=False):
+    """Options of one text."""
+
+
+Prompt = str | Sequence[int] | Sequence[Turn]
+
+
+class DecoderOptions(TypedDict, total=False):
+    """Options of a `TreeDecoder`; defaults and meaning as in its constructor."""
+
+    drafter: Drafter | str
+    policy: Policy | str
+    max_nodes: int | None
+    acceptance: str
+    profile: ProfileChoice | None
+    trace: Path | None
+    stage_times: bool
+
+
+CHAT_NAMES = tuple(ChatOptions.__annotations__)
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What one call produced.
+    """One finished text.
 
-    token_ids  the new tokens, the end token included where one was reached
-    text       their text, without special tokens and from a stop string on; None
-               where the target has no tokenizer
+    token_ids  the new tokens, the end token included if one was reached
+    text       without special tokens and cut before a stop string; None if the target has
+               no tokenizer
     """
 
     token_ids: list[int]
@@ -47,14 +88,20 @@ class Generation:
 
 
 class TreeDecoder:
-    """Decodes with a target, a drafter and a budget policy; same output as plain decoding."""
+    """Decodes with a target, a drafter and a budget policy; the output is that of plain decoding.
+
+    Threads may share a decoder: `generate` and `generate_batch` wait for each other. A stream does
+    not, since its loop may be left: a text that another thread begins ends it with an InputError.
+
+    on_round  called with every sequence's part of every round, if it is set
+    """
 
     def __init__(  # noqa: PLR0913 - keyword-only options, each with a default
         self,
         target: Target,
         *,
         drafter: Drafter | str = "ngram",
-        policy: str = "bastion",
+        policy: Policy | str = "bastion",
         max_nodes: int | None = None,
         acceptance: str = "auto",
         profile: ProfileChoice | None = None,
@@ -62,27 +109,42 @@ class TreeDecoder:
         stage_times: bool = False,
     ) -> None:
         """
-        drafter      an object, or what `--drafter` takes (decoder/drafters/factory.py)
-        acceptance   walk, recursive, traversal or auto (decoder/acceptance/choice.py)
+        drafter      an object, or a value of `--drafter` (decoder/drafters/factory.py)
+        policy       an object, or a value of `--policy` (decoder/policies/parse.py)
+        acceptance   walk, recursive, traversal or auto (decoder/acceptance/rules.py)
         max_nodes    bounds the adaptive trees and chains
-        trace        a JSONL file to which every round is written (decoder/trace.py)
+        trace        a JSONL file to which every round is written (decoder/statistics.py)
         stage_times  end every stage with a synchronisation, so that its time is its own
-                     on an accelerator too; a trace does so in any case
+                     on an accelerator too; a trace always does
+        Raises InputError or ProfileError.
         """
         self.target = target
         self.drafter = load_drafter(drafter, target) if isinstance(drafter, str) else drafter
-        self.acceptance: RuleName = parse_rule(acceptance, self.drafter)
+        if not isinstance(self.drafter, Drafter):
+            raise InputError(f"drafter must be a name or a Drafter, got {shown(drafter)}")
+        self._guarded = GuardedDrafter(self.drafter, target.architecture.vocab, target.ranks)
+        self.acceptance: RuleName = parse_rule(
+            acceptance, self.drafter.name, draws=self.drafter.draws != "never"
+        )
         self.cost_source: CostSource | None = None
         self.trace = None if trace is None else RoundTrace(trace)
         self.stage_times = stage_times or trace is not None
-        self.on_round: Callable[[RoundFacts], None] | None = None  # told of every round
-        self.stopwatch = stopwatch_for(target.device)
-        self._texts = count()
+        self.on_round: Callable[[Round], None] | None = None
+        self.timer = forward_timer(target.device, target.ranks)
+        self._text_numbers = count()
         self._profile_choice = profile or ProfileChoice()
         target.capture(self.drafter.feature_layers)
-        most = min(DEFAULT_MAX_NODES, target.max_context - 1) if max_nodes is None else max_nodes
+        most = (
+            min(DEFAULT_MAX_NODES, target.max_context - 1)
+            if max_nodes is None
+            else whole("max_nodes", max_nodes)
+        )
         self._check_size(most)  # before a probe that it would waste
-        self.policy: Policy = parse_policy(policy, self._find_cost, most)
+        self.policy: Policy = (
+            parse_policy(policy, self._find_cost, most) if isinstance(policy, str) else policy
+        )
+        if not isinstance(self.policy, Policy):
+            raise InputError(f"policy must be a name or a Policy, got {shown(policy)}")
         self._check_size(self.policy.max_nodes)
         self._tokenizer: Any = None
 
@@ -96,31 +158,33 @@ class TreeDecoder:
         weights: Weights = "pretrained",
         runtime: RuntimeChoice = "auto",
         ranks: Ranks = ALONE,
-        **options: Any,
+        **options: Unpack[DecoderOptions],
     ) -> TreeDecoder:
         """A decoder for a folder, a hub id, a known target, or a transformers model.
 
-        runtime  `graphs` (captured forwards, CUDA only), `eager`, or `auto`: graphs where
-                 they can be had for a model that is not borrowed
-        ranks    the processes that share the target (decoder/parallel.py); each decodes the
+        runtime  `graphs` (captured forwards, CUDA only), `eager`, or `auto`: graphs on CUDA
+                 for a model that is not borrowed
+        ranks    the processes that share the target (decoder/target/ranks.py); each decodes the
                  same texts
-        options  as the constructor takes them
-        Raises InputError or ProfileError with what was wrong and what to do.
+        options  of the constructor
+        Raises InputError or ProfileError.
         """
+        refuse_unknown(options, DecoderOptions.__annotations__)
         if target is not None and not isinstance(target, (str, Path)):
             borrowed = borrow_model(target)
             return cls(Target(borrowed, owned=False, runtime=runtime), **options)
-        where = rank_device(device, ranks)
-        runtime_kind(runtime, where)  # an error before the target is loaded
-        number = dtype if isinstance(dtype, torch.dtype) else parse_dtype(dtype, where)
-        name = default_target(where) if target is None else str(target)
+        placed = rank_device(device, ranks)
+        runtime_kind(runtime, placed)  # an error before the target is loaded
+        torch_dtype = dtype if isinstance(dtype, torch.dtype) else parse_dtype(dtype, placed)
+        name = default_target(placed) if target is None else str(target)
         loaded: LoadedModel = load_model(
-            name, weights=weights, dtype=number, device=where, download=True, ranks=ranks
+            name, weights=weights, dtype=torch_dtype, device=placed, download=True, ranks=ranks
         )
         return cls(Target(loaded, runtime=runtime), **options)
 
     @property
     def tokenizer(self) -> Any:
+        """The target's tokenizer. Raises InputError if it has none."""
         if self._tokenizer is None:
             self._tokenizer = self.target.loaded.tokenizer()
         return self._tokenizer
@@ -134,133 +198,168 @@ class TreeDecoder:
 
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         *,
         max_new_tokens: int = 128,
-        chat: bool = False,
         stop: Sequence[str] = (),
-        **sampling: Any,
+        **options: Unpack[TextOptions],
     ) -> Generation:
         """Decode up to `max_new_tokens` tokens after the prompt.
 
-        prompt    text, or token ids
-        chat      wrap the text in the tokenizer's chat template
-        stop      strings that end the text (they are not part of it)
-        sampling  `temperature`, `top_p`, `top_k`, `seed`
+        prompt   text, token ids, or turns of a chat as {"role": "user", "content": "..."}
+        stop     strings that end the text (they are not part of it)
+        options  `chat`, `system` and `template` of `ChatOptions`; `temperature`, `top_p`,
+                 `top_k` and `seed` of `Sampling`
+        What else the checkpoint's generation config asks for, as a repetition penalty, is
+        respected exactly, or is an InputError.
         Raises InputError for an empty prompt or one that does not fit the model.
         """
-        run = self.stream(prompt, max_new_tokens=max_new_tokens, chat=chat, stop=stop, **sampling)
-        text = "".join(run)
+        with self.target.lock:
+            run = self.stream(prompt, max_new_tokens=max_new_tokens, stop=stop, **options)
+            text = "".join(run)
         return Generation(run.token_ids, text if run.has_text else None, run.stats)
 
     def stream(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         *,
         max_new_tokens: int = 128,
-        chat: bool = False,
         stop: Sequence[str] = (),
-        **sampling: Any,
+        **options: Unpack[TextOptions],
     ) -> DecodeRun:
         """The same as `generate`, as an iterator of text pieces with `token_ids` and `stats`."""
-        wanted = Sampling(**sampling)
-        return DecodeRun(self, self._request(prompt, max_new_tokens, chat, stop, wanted))
+        with self.target.lock:  # tokenizers are not made for several threads either
+            request = self._request(prompt, max_new_tokens, stop, options)
+            return DecodeRun(self.parts, request)
 
     def generate_batch(
         self,
-        prompts: Sequence[str | Sequence[int]],
+        prompts: Sequence[Prompt],
         *,
         max_new_tokens: int = 128,
-        chat: bool = False,
         stop: Sequence[str] = (),
-        **sampling: Any,
+        **options: Unpack[TextOptions],
     ) -> list[Generation]:
         """Decode several prompts of any lengths in common forwards, with one node budget.
 
         Options as in `generate`; text i draws with seed + i. At T = 0 each result is the
         one that its prompt gives alone. Raises InputError naming the prompt that is wrong.
         """
-        if not prompts:
-            raise InputError("there is no prompt", hint="Give at least one.")
-        wanted = Sampling(**sampling)
-        requests = []
-        for index, prompt in enumerate(prompts):
-            own = replace(wanted, seed=wanted.seed + index)
-            try:
-                requests.append(self._request(prompt, max_new_tokens, chat, stop, own))
-            except InputError as error:
-                raise InputError(
-                    f"prompt {index + 1} of {len(prompts)}: {error.problem}", hint=error.hint
-                ) from error
+        if isinstance(prompts, str) or not prompts:
+            raise InputError("there is no prompt: prompts must be a list of one or more")
+        with self.target.lock:
+            requests = []
+            for index, prompt in enumerate(prompts):
+                try:
+                    requests.append(self._request(prompt, max_new_tokens, stop, options, index))
+                except InputError as error:
+                    raise InputError(
+                        f"prompt {index + 1} of {len(prompts)}: {error.problem}", hint=error.hint
+                    ) from error
+            finished = run_together(self.parts, requests)
         return [
             Generation(sequence.token_ids, text if request.stream else None, sequence.stats)
-            for request, (sequence, text) in zip(
-                requests, run_together(self, requests), strict=True
-            )
+            for request, (sequence, text) in zip(requests, finished, strict=True)
         ]
 
-    def encode(self, prompt: str, chat: bool = False) -> list[int]:
-        """Token ids of a text, wrapped in the chat template where asked for."""
-        if not chat:
-            return list(self.tokenizer(prompt)["input_ids"])
-        if not getattr(self.tokenizer, "chat_template", None):
-            raise InputError("the tokenizer has no chat template", hint="Leave --chat out.")
-        messages = [{"role": "user", "content": prompt}]
-        encoded = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=True
-        )
-        return list(encoded["input_ids"])
+    def encode(self, prompt: str | Sequence[Turn], **options: Unpack[ChatOptions]) -> list[int]:
+        """Token ids of a text, or of turns of a chat; options as in `ChatOptions`."""
+        if not isinstance(prompt, str) or is_chat(prompt, options):
+            return chat_ids(self.tokenizer, prompt, options)
+        tokenizer = self.tokenizer
+        try:
+            return list(tokenizer(prompt)["input_ids"])
+        except Exception as error:  # a damaged tokenizer.json may load and then fail anyhow
+            raise InputError(
+                f"the tokenizer of {self.target.loaded.name} fails: {error}",
+                hint="Fetch or copy its files again, or give token ids.",
+            ) from error
 
-    def number_text(self) -> int:
-        """The number of the next text, for the trace."""
-        return next(self._texts)
+    @property
+    def parts(self) -> GenerationParts:
+        """The parts of this decoder as they stand, for texts that begin now."""
+        cost = None if self.cost_source is None else self.cost_source.cost
+        observers = [] if self.on_round is None else [self.on_round]
+        if self.trace is not None:
+            observers.append(partial(self.trace.write, cost=cost))
+        loop = LoopParts(
+            target=self.target,
+            drafter=self._guarded,
+            policy=self.policy,
+            cost=cost,
+            timer=self.timer,
+            synchronise=self.stage_times,
+            observers=tuple(observers),
+        )
+        return GenerationParts(
+            loop=loop,
+            acceptance=self.acceptance,
+            profile_line=self.profile_line,
+            text_numbers=self._text_numbers,
+        )
 
     def check(self, ids: Sequence[int], max_new_tokens: int) -> None:
         """Raise InputError unless the target can write so many tokens after this prompt."""
         if not ids:
             raise InputError("the prompt is empty", hint="Give at least one token.")
-        if max_new_tokens < 1:
-            raise InputError(f"max new tokens must be 1 or more, got {max_new_tokens}")
+        whole("max_new_tokens", max_new_tokens)
         vocab = self.target.architecture.vocab
         outside = next((token for token in ids if not 0 <= token < vocab), None)
         if outside is not None:
             raise InputError(f"token id {outside} lies outside the vocabulary of {vocab}")
         longest = self.target.max_context
         if len(ids) + max_new_tokens > longest:
-            slides = self.target.architecture.sliding_window == longest
+            slides = self.target.structure.window == longest
             limit = f"sliding window of {longest} tokens" if slides else f"{longest} positions"
             raise InputError(
                 f"a prompt of {len(ids)} tokens and {max_new_tokens} new ones exceed the "
                 f"{limit} of {self.target.loaded.name}",
                 hint=f"Shorten the prompt, or ask for at most {max(longest - len(ids), 0)} tokens.",
             )
+        self.target.check_length(len(ids), max_new_tokens)
 
     def _request(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         max_new_tokens: int,
-        chat: bool,
         stop: Sequence[str],
-        sampling: Sampling,
+        options: TextOptions,
+        seed_offset: int = 0,
     ) -> TextRequest:
-        if isinstance(prompt, str):
-            if not prompt.strip():
-                raise InputError("the prompt is empty", hint="Give some text.")
-            ids = self.encode(prompt, chat)
-        else:
-            ids = [int(token) for token in prompt]
+        refuse_unknown(options, TextOptions.__annotations__)
+        chat = ChatOptions(**{name: options[name] for name in CHAT_NAMES if name in options})
+        sampling = sampling_from(
+            {name: value for name, value in options.items() if name not in CHAT_NAMES}
+        )
+        max_new_tokens = whole("max_new_tokens", max_new_tokens)
+        stop = stop_strings(stop)
+        ids, is_text = self._prompt_ids(prompt, chat)
         self.check(ids, max_new_tokens)
+        process, stops = checkpoint_settings(self.target.model, ids, max_new_tokens, sampling)
         return TextRequest(
             prompt=ids,
             max_new_tokens=max_new_tokens,
-            sampling=sampling,
-            stream=self._text_stream(needed=isinstance(prompt, str) or bool(stop)),
-            stops=StopStrings(stop),
+            sampling=replace(sampling, seed=sampling.seed + seed_offset),
+            stream=self._text_stream(needed=is_text or bool(stop or stops)),
+            stops=StopStrings([*stop, *stops]),
             ends=end_tokens(self.target.model),
+            process=process,
         )
 
+    def _prompt_ids(self, prompt: Prompt, chat: ChatOptions) -> tuple[list[int], bool]:
+        """The token ids of a prompt, and whether it was given as text or as turns."""
+        if isinstance(prompt, str):
+            return self.encode(text_of(prompt), **chat), True
+        if is_chat(prompt, {}):
+            return self.encode(cast(Sequence[Turn], prompt), **chat), True
+        if is_chat((), chat):
+            raise InputError(
+                "token ids are not put into a chat template", hint="Give a text, or turns."
+            )
+        return token_ids(prompt), False
+
     def _text_stream(self, needed: bool) -> TextStream | None:
-        """None where the target has no tokenizer and only token ids are asked for."""
+        """None if the target has no tokenizer and no text is needed."""
         try:
             return TextStream(self.tokenizer)
         except InputError:
@@ -276,6 +375,6 @@ class TreeDecoder:
                 hint="Use a smaller tree.",
             )
 
-    def _find_cost(self, kind: CostKind) -> Any:
+    def _find_cost(self, kind: CostKind) -> OnlineEstimator:
         self.cost_source = find_cost(self.target, self.drafter, self._profile_choice, kind)
         return self.cost_source.cost

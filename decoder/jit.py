@@ -13,8 +13,8 @@ F = TypeVar("F", bound=Callable[..., object])
 def jit(function: F) -> F:
     """Compile `function` with numba, cached on disk where a directory is writable.
 
-    `njit(cache=True)` raises RuntimeError when it finds no writable directory (a
-    read-only install, a container without a home), so that case compiles uncached.
+    `njit(cache=True)` raises RuntimeError if it finds no writable directory (a read-only
+    install, a container without a home); the function is then compiled without a cache.
     """
     try:
         return cast(F, numba.njit(cache=True, nogil=True)(function))

@@ -1,25 +1,159 @@
-"""The NVML handle of a CUDA device, and what the driver says that profiles are checked by.
+"""NVIDIA's management library: handles of CUDA devices, their state, and the driver's soft keys.
 
-NVML counts the machine's GPUs, CUDA only those that CUDA_VISIBLE_DEVICES leaves and in its own
-order, so a CUDA index is turned into an NVML handle through the GPU's UUID.
+NVML counts the machine's GPUs. CUDA counts those that CUDA_VISIBLE_DEVICES leaves, in its own
+order. A CUDA index becomes an NVML handle through the GPU's UUID.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import psutil
 import torch
 
 from costmodel.errors import DeviceError
 
+# Reasons for lower clocks that make a sample worthless. The power cap is not among them: it is
+# the steady state of a GPU under full load and stays in what is measured.
+THERMAL_REASONS = {
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+}
+POWER_CAP = 0x04
+OTHER_REASONS = {
+    0x01: "idle",
+    0x02: "application clocks",
+    POWER_CAP: "power cap",
+    0x10: "sync boost",
+    0x100: "display clocks",
+}
+
+
+def clock_reasons(mask: int) -> tuple[str, ...]:
+    """The names of the bits of NVML's clocks-event-reasons mask."""
+    names = THERMAL_REASONS | OTHER_REASONS
+    return tuple(name for bit, name in sorted(names.items()) if mask & bit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A GPU's clock, heat and power at one moment; None where the driver does not tell.
+
+    reasons  bits of NVML's clocks-event-reasons mask
+    """
+
+    sm_clock_hz: float | None
+    temperature_c: float | None
+    power_w: float | None
+    reasons: int | None
+
+
+class Gpu:
+    """One GPU (or MIG slice) that NVML has opened.
+
+    board   the whole GPU, which has the clocks, heat and power; the same without MIG
+    sliced  whether `handle` is a MIG slice
+    """
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self.nvml, self.handle = nvml, handle
+        self.board, self.sliced = board_of(nvml, handle)
+
+    @classmethod
+    def open(cls, cuda_index: int = 0) -> Gpu:
+        """The GPU that CUDA calls `cuda_index`; `DeviceError` where NVML cannot tell."""
+        return cls(*open_handle(cuda_index))
+
+    def sample(self) -> Reading:
+        """The present clock, temperature, power and clock reasons."""
+        return Reading(
+            sm_clock_hz=self._ask(self._sm_clock_hz),
+            temperature_c=self._ask(
+                lambda: float(self.nvml.nvmlDeviceGetTemperature(self.board, 0))
+            ),
+            power_w=self._ask(self._power_w),
+            reasons=self._ask(self._clock_reasons),
+        )
+
+    def read(self) -> dict[str, Any]:
+        """Every field that this driver and GPU can tell; the others are left out."""
+        nvml, handle, board = self.nvml, self.handle, self.board
+        readings: dict[str, Callable[[], Any]] = {
+            "gpu_name": lambda: text(nvml.nvmlDeviceGetName(handle)),
+            "gpu_uuid": lambda: text(nvml.nvmlDeviceGetUUID(handle)),
+            "driver": self._driver,
+            "gpu_memory_bytes": lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+            "gpu_memory_free_bytes": lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).free),
+            "gpu_sm_clock_hz": self._sm_clock_hz,
+            "gpu_sm_clock_max_hz": lambda: 1e6 * nvml.nvmlDeviceGetMaxClockInfo(board, 1),
+            "gpu_memory_clock_hz": lambda: 1e6 * nvml.nvmlDeviceGetClockInfo(board, 2),
+            "gpu_temperature_c": lambda: int(nvml.nvmlDeviceGetTemperature(board, 0)),
+            "gpu_power_w": self._power_w,
+            "gpu_power_limit_w": self._power_limit_w,
+            "gpu_utilization": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
+            "gpu_clock_reasons": lambda: list(clock_reasons(self._clock_reasons())),
+            "gpu_ecc": lambda: bool(nvml.nvmlDeviceGetEccMode(board)[0]),
+            "gpu_mig": lambda: self.sliced or bool(nvml.nvmlDeviceGetMigMode(board)[0]),
+            "gpu_persistence": lambda: bool(nvml.nvmlDeviceGetPersistenceMode(board)),
+            "gpu_other_processes": self._other_processes,
+        }
+        fields = {}
+        for name, reading in readings.items():
+            with contextlib.suppress(nvml.NVMLError):
+                fields[name] = reading()
+        return fields
+
+    def driver_facts(self) -> DriverFacts:
+        """The driver's version and the power limit."""
+        return DriverFacts(
+            driver=self._ask(self._driver), power_limit_w=self._ask(self._power_limit_w)
+        )
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        try:
+            return question()
+        except self.nvml.NVMLError:
+            return None
+
+    def _driver(self) -> str:
+        return text(self.nvml.nvmlSystemGetDriverVersion())
+
+    def _sm_clock_hz(self) -> float:
+        return 1e6 * float(self.nvml.nvmlDeviceGetClockInfo(self.board, 1))
+
+    def _power_w(self) -> float:
+        return float(self.nvml.nvmlDeviceGetPowerUsage(self.board)) / 1e3
+
+    def _power_limit_w(self) -> float:
+        return float(self.nvml.nvmlDeviceGetEnforcedPowerLimit(self.board)) / 1e3
+
+    def _clock_reasons(self) -> int:
+        return int(self.nvml.nvmlDeviceGetCurrentClocksEventReasons(self.board))
+
+    def _other_processes(self) -> list[dict[str, Any]]:
+        """Process id, name and memory; without a name where it lies outside this container."""
+        running = self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)
+        return [
+            {
+                "pid": int(process.pid),
+                "name": _process_name(int(process.pid)),
+                "memory_bytes": getattr(process, "usedGpuMemory", None),
+            }
+            for process in running
+            if int(process.pid) != os.getpid()
+        ]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverFacts:
-    """Soft keys of a GPU; None where the driver does not say."""
+    """Soft keys of a GPU; None where the driver does not tell."""
 
     driver: str | None = None
     power_limit_w: float | None = None
@@ -27,25 +161,21 @@ class DriverFacts:
 
 @cache
 def driver_facts(cuda_index: int) -> DriverFacts:
-    """Driver version and power limit of a CUDA device, asked for once a process.
+    """Driver version and power limit of a CUDA device, read once a process.
 
     Empty where there is no NVML: a decoder runs without it.
     """
     try:
-        nvml, handle = open_handle(cuda_index)
+        return Gpu.open(cuda_index).driver_facts()
     except DeviceError:
         return DriverFacts()
-    found: dict[str, Any] = {}
-    with contextlib.suppress(nvml.NVMLError):
-        found["driver"] = text(nvml.nvmlSystemGetDriverVersion())
-    with contextlib.suppress(nvml.NVMLError):
-        board, _ = board_of(nvml, handle)
-        found["power_limit_w"] = nvml.nvmlDeviceGetEnforcedPowerLimit(board) / 1e3
-    return DriverFacts(**found)
 
 
 def open_handle(cuda_index: int) -> tuple[Any, Any]:
-    """The NVML module and the handle of a CUDA device; DeviceError where NVML cannot tell."""
+    """The `pynvml` module, initialised, and the handle of a CUDA device.
+
+    Raises DeviceError without the package, the driver or the device.
+    """
     try:
         import pynvml
 
@@ -58,11 +188,11 @@ def open_handle(cuda_index: int) -> tuple[Any, Any]:
 
 
 def board_of(nvml: Any, handle: Any) -> tuple[Any, bool]:
-    """The handle of the whole GPU that clocks, heat and power belong to, and whether `handle`
-    is a MIG slice of it.
+    """The handle of the whole GPU, and whether `handle` is a MIG slice of it.
 
-    NVML answers for a slice only what is the slice's own (name, memory, processes). The slice
-    itself where the driver does not give the GPU around it, as in some containers.
+    Clocks, heat and power belong to the whole GPU; of a slice NVML tells only name, memory and
+    processes. Where the driver hides the GPU around a slice, as in some containers, the slice's
+    own handle is returned.
     """
     try:
         if not nvml.nvmlDeviceIsMigDeviceHandle(handle):
@@ -76,10 +206,11 @@ def board_of(nvml: Any, handle: Any) -> tuple[Any, bool]:
 
 
 def visible_entry(cuda_index: int, visible: str | None) -> str:
-    """What CUDA_VISIBLE_DEVICES names at `cuda_index`: an index, a GPU or a MIG UUID.
+    """The entry of CUDA_VISIBLE_DEVICES at `cuda_index`: an index, a GPU's or a MIG UUID.
 
-    CUDA ignores everything from the first entry on that it cannot use; an index past the end
-    is a `DeviceError`.
+    visible  the variable's value, None where it is not set
+    CUDA ignores the first entry that it cannot use and all behind it. Raises `DeviceError` for
+    an index past the last usable entry.
     """
     if visible is None:
         return str(cuda_index)
@@ -97,7 +228,7 @@ def visible_entry(cuda_index: int, visible: str | None) -> str:
 
 
 def find_handle(nvml: Any, cuda_index: int) -> Any:
-    """The handle of what CUDA calls `cuda_index`, a whole GPU or a MIG slice."""
+    """The handle of CUDA device `cuda_index`, a whole GPU or a MIG slice."""
     for uuid in _torch_uuids(cuda_index):
         with contextlib.suppress(nvml.NVMLError):
             return nvml.nvmlDeviceGetHandleByUUID(uuid)
@@ -108,7 +239,7 @@ def find_handle(nvml: Any, cuda_index: int) -> Any:
 
 
 def _handle_by_uuid(nvml: Any, entry: str) -> Any:
-    """CUDA takes a unique beginning of a UUID, NVML only the whole."""
+    """The handle of a UUID's beginning: CUDA accepts a unique one, NVML only the whole UUID."""
     with contextlib.suppress(nvml.NVMLError):
         return nvml.nvmlDeviceGetHandleByUUID(entry)
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -119,7 +250,7 @@ def _handle_by_uuid(nvml: Any, entry: str) -> Any:
 
 
 def _torch_uuids(cuda_index: int) -> list[str]:
-    """The UUID that torch knows, as a whole GPU and as a MIG slice; empty without CUDA."""
+    """torch's UUID of the device as a MIG slice's and as a whole GPU's; empty without CUDA."""
     if not torch.cuda.is_available() or cuda_index >= torch.cuda.device_count():
         return []
     uuid = getattr(torch.cuda.get_device_properties(cuda_index), "uuid", None)
@@ -129,3 +260,10 @@ def _torch_uuids(cuda_index: int) -> list[str]:
 def text(value: str | bytes) -> str:
     """A string of NVML, which older bindings give as bytes."""
     return value.decode() if isinstance(value, bytes) else value
+
+
+def _process_name(pid: int) -> str | None:
+    try:
+        return str(psutil.Process(pid).name())
+    except psutil.Error:
+        return None

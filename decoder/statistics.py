@@ -1,18 +1,32 @@
-"""What a generation did: counts, stage times, and where its cost model came from."""
+"""The record of a decode round, its timers, and the statistics and traces of such records."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+import contextlib
+import json
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from time import perf_counter
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
+from costmodel.errors import InputError
+from costmodel.io import write_error
+from costmodel.online.estimator import OnlineEstimator
+from decoder.acceptance.rules import Accepted
 from decoder.device import synchronise
+from decoder.target.ranks import Ranks
+from decoder.tree.draft_tree import DraftTree
 
 
 @dataclass(slots=True)
 class StageTimes:
-    """Seconds spent in each part of the decode cycle, over all rounds."""
+    """Seconds spent in each stage of the decode cycle, of one round or of many."""
 
     draft_s: float = 0.0
     build_s: float = 0.0
@@ -20,43 +34,96 @@ class StageTimes:
     accept_s: float = 0.0
     commit_s: float = 0.0
 
+    @property
+    def total_s(self) -> float:
+        return self.draft_s + self.build_s + self.verify_s + self.accept_s + self.commit_s
+
     def add(self, other: StageTimes) -> None:
-        for part in fields(self):
-            setattr(self, part.name, getattr(self, part.name) + getattr(other, part.name))
+        self.draft_s += other.draft_s
+        self.build_s += other.build_s
+        self.verify_s += other.verify_s
+        self.accept_s += other.accept_s
+        self.commit_s += other.commit_s
 
 
-class Laps:
-    """Adds the time since the last lap to a stage of one round.
+class StageTimer:
+    """Adds the time since the last stage ended to a stage of the round.
 
-    device  where given, a lap ends when the device has finished its work, which
-            costs a synchronisation on an accelerator
+    device  if given, a stage ends when the device has finished its work, which costs a
+            synchronisation on an accelerator
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
-        self.stages = StageTimes()
+        self.times = StageTimes()
         self._device = device
         self._last_s = perf_counter()
 
-    def end(self, stage: str) -> float:
-        """End the lap of `stage` (a field of StageTimes); its seconds."""
+    def end(self, stage: str) -> None:
+        """End a stage, named by its field of `StageTimes`."""
         if self._device is not None:
             synchronise(self._device)
         now_s = perf_counter()
-        lap_s, self._last_s = now_s - self._last_s, now_s
-        setattr(self.stages, stage, getattr(self.stages, stage) + lap_s)
-        return lap_s
+        setattr(self.times, stage, getattr(self.times, stage) + now_s - self._last_s)
+        self._last_s = now_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One sequence's part of one decode round.
+
+    tree          the verified draft tree; empty for a plain step
+    accepted      the rows and tokens that the target accepted, and its bonus token
+    context       cached tokens before the round
+    drafted       whether the drafter ran this round, for this sequence or another of the batch
+    text          number of the text among those of its decoder, from 0
+    index         number of the round in its text, from 0
+    batch         sequences in the round's forward
+    mean_nodes    of the trees of these sequences
+    mean_context  of the cached tokens of these sequences
+    stages        times of the whole round; `commit_s` is added last, after `Policy.observe`
+    """
+
+    tree: DraftTree
+    accepted: Accepted
+    context: int
+    drafted: bool = True
+    text: int = 0
+    index: int = 0
+    batch: int = 1
+    mean_nodes: float = 0.0
+    mean_context: int = 0
+    stages: StageTimes = field(default_factory=StageTimes)
+
+    @property
+    def nodes(self) -> int:
+        return self.tree.nodes
+
+    @property
+    def depth(self) -> int:
+        """Of the verified tree; 0 for a plain step."""
+        return int(self.tree.depths.max(initial=0))
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Drafted tokens that were accepted."""
+        return len(self.accepted.rows)
+
+    @property
+    def emitted(self) -> list[int]:
+        """The accepted tokens and the bonus token."""
+        return [*self.accepted.tokens, self.accepted.bonus]
 
 
 @dataclass(slots=True)
 class Statistics:
-    """Counts and times of one generation; in a batch, times of the rounds it took part in.
+    """Counts and times of one generation; in a batch, the times of its rounds are the batch's.
 
-    The first token comes from the prefill; every other one from a round of the
-    decode loop, so rates use `new_tokens - 1` over `decode_s`.
+    The first token comes from the prefill and all others from rounds, so rates are
+    `new_tokens - 1` over `decode_s`.
     """
 
     policy: str
-    profile: str  # the line that says where the cost model came from
+    profile: str  # one line: where the cost model came from
     prompt_tokens: int = 0
     new_tokens: int = 0
     rounds: int = 0
@@ -66,36 +133,38 @@ class Statistics:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     finish: str = ""  # "eos", "stop", "length" or "interrupted"
-    warnings: list[str] = field(default_factory=list)  # as of drift; each once
+    warnings: list[str] = field(default_factory=list)  # of drift; each once
     stages: StageTimes = field(default_factory=StageTimes)
     tree_nodes: list[int] = field(default_factory=list)  # of each round
     accepted_depths: list[int] = field(default_factory=list)  # of each round
 
-    def count_round(self, nodes: int, accepted: int) -> None:
-        """Add a round that verified `nodes` drafted tokens and accepted some of them."""
+    def add(self, finished: Round) -> None:
+        """Count a round."""
         self.rounds += 1
-        self.drafted_rounds += nodes > 0
-        self.drafted_tokens += nodes
-        self.accepted_tokens += accepted
-        self.tree_nodes.append(nodes)
-        self.accepted_depths.append(accepted)
+        self.drafted_rounds += finished.nodes > 0
+        self.drafted_tokens += finished.nodes
+        self.accepted_tokens += finished.accepted_tokens
+        self.decode_s += finished.stages.total_s
+        self.stages.add(finished.stages)
+        self.tree_nodes.append(finished.nodes)
+        self.accepted_depths.append(finished.accepted_tokens)
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Decode-only rate; None where nothing was decoded after the prefill."""
+        """Rate of decoding alone; None if nothing was decoded after the prefill."""
         decoded = self.new_tokens - 1
         return decoded / self.decode_s if decoded > 0 and self.decode_s > 0 else None
 
     @property
     def tokens_per_verification(self) -> float | None:
-        """Tokens kept for each target forward after the prefill, plain steps counted too.
+        """Tokens of the text for each target forward after the prefill, plain steps included.
 
-        The bonus token counts; tokens accepted behind the end of the text do not.
+        The bonus token counts; tokens accepted beyond the end of the text do not.
         """
         return (self.new_tokens - 1) / self.rounds if self.rounds else None
 
     def lines(self) -> list[str]:
-        """What `--stats` prints."""
+        """The lines that `--stats` prints."""
         rate = self.tokens_per_s
         per_step = self.tokens_per_verification
         stages = asdict(self.stages)
@@ -114,10 +183,153 @@ class Statistics:
         ]
 
     def to_dict(self) -> dict[str, object]:
-        """Plain data for JSON, derived figures included, per-round lists left out."""
+        """Plain data for JSON, with derived figures, without the lists of rounds."""
         data = asdict(self)
         del data["tree_nodes"], data["accepted_depths"]
         return data | {
             "tokens_per_s": self.tokens_per_s,
             "tokens_per_verification": self.tokens_per_verification,
         }
+
+
+class RoundTrace:
+    """Appends every round to a JSONL file, one object a line. Raises InputError."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = Path(path)
+        try:
+            self._file = self._path.open("ab", buffering=0)
+        except OSError as error:
+            raise write_error(self._path, error, InputError) from error
+
+    def write(self, finished: Round, cost: OnlineEstimator | None) -> None:
+        """Append one round, with the seconds that the cost model, as it stands, predicts of it.
+
+        Predictions are of the whole batch: its forward and its cycle. Raises InputError where
+        the line cannot be written; the file keeps the whole lines before it.
+        """
+        verify_s = cycle_s = None
+        if cost is not None:
+            nodes, context, batch = finished.mean_nodes, finished.mean_context, finished.batch
+            verify_s = float(cost.verify_s(nodes, context, batch))
+            cycle_s = float(cost.cycle_s(np.array([nodes]), context, batch)[0])
+        record = {
+            "text": finished.text,
+            "round": finished.index,
+            "batch": finished.batch,
+            "context": finished.context,
+            "nodes": finished.nodes,
+            "depth": finished.depth,
+            "expected_committed": finished.tree.expected_committed,
+            "accepted": finished.accepted_tokens,
+            "predicted_verify_s": verify_s,
+            "predicted_cycle_s": cycle_s,
+        }
+        line = json.dumps(record | asdict(finished.stages)).encode() + b"\n"
+        written = 0
+        try:
+            while written < len(line):
+                written += self._file.write(line[written:])
+        except OSError as error:
+            with contextlib.suppress(OSError):  # pipes have no end to cut off
+                os.truncate(self._file.fileno(), os.fstat(self._file.fileno()).st_size - written)
+            raise write_error(self._path, error, InputError) from error
+
+
+@dataclass(frozen=True, slots=True)
+class TimedForward:
+    """A timed verification forward, in the terms of the cost model."""
+
+    rows: float
+    context: int
+    batch: int
+
+
+class ForwardTimer(Protocol):
+    """Times one forward after another."""
+
+    def start(self) -> None:
+        """Start timing; a start without a stop is forgotten."""
+
+    def stop(self, forward: TimedForward) -> None:
+        """Stop timing `forward`, which ran since `start`."""
+
+    def finished(self) -> list[tuple[TimedForward, float]]:
+        """Forwards whose seconds are known by now, in order; each is returned once."""
+
+
+class HostTimer:
+    """Timer for a device whose work is done when the call returns."""
+
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock = clock
+        self._start_s = 0.0
+        self._finished: list[tuple[TimedForward, float]] = []
+
+    def start(self) -> None:
+        self._start_s = self._clock()
+
+    def stop(self, forward: TimedForward) -> None:
+        self._finished.append((forward, self._clock() - self._start_s))
+
+    def finished(self) -> list[tuple[TimedForward, float]]:
+        done, self._finished = self._finished, []
+        return done
+
+
+class EventTimer:
+    """Timer for CUDA: events in the stream, read once the device has passed them.
+
+    The copy of the accepted tokens waits for the forward, so its time is usually known in the
+    same round, else a round later.
+    """
+
+    def __init__(self, make_event: Callable[[], Any]) -> None:
+        """make_event: a new `torch.cuda.Event` with timing."""
+        self._make_event = make_event
+        self._start: Any = None
+        self._waiting: deque[tuple[TimedForward, Any, Any]] = deque()
+
+    def start(self) -> None:
+        self._start = self._make_event()
+        self._start.record()
+
+    def stop(self, forward: TimedForward) -> None:
+        end = self._make_event()
+        end.record()
+        self._waiting.append((forward, self._start, end))
+
+    def finished(self) -> list[tuple[TimedForward, float]]:
+        done = []
+        while self._waiting and self._waiting[0][2].query():
+            forward, start, end = self._waiting.popleft()
+            done.append((forward, start.elapsed_time(end) / 1e3))  # it gives milliseconds
+        return done
+
+
+class RankTimer:
+    """The timer of one of several ranks: all ranks learn the times that the first one took.
+
+    Ranks that had learnt different times would choose different trees.
+    """
+
+    def __init__(self, timer: ForwardTimer, ranks: Ranks) -> None:
+        self._timer, self._ranks = timer, ranks
+
+    def start(self) -> None:
+        self._timer.start()
+
+    def stop(self, forward: TimedForward) -> None:
+        self._timer.stop(forward)
+
+    def finished(self) -> list[tuple[TimedForward, float]]:
+        done = self._timer.finished()
+        return self._ranks.decide(lambda: done)
+
+
+def forward_timer(device: torch.device, ranks: Ranks) -> ForwardTimer:
+    """An `EventTimer` on CUDA, a `HostTimer` elsewhere; shared if there are several ranks."""
+    timer: ForwardTimer = HostTimer()
+    if device.type == "cuda":
+        timer = EventTimer(lambda: torch.cuda.Event(enable_timing=True))
+    return timer if ranks.alone else RankTimer(timer, ranks)

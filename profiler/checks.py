@@ -1,4 +1,4 @@
-"""What `rooftree doctor` looks at: each check says what it found and what to do about it."""
+"""The checks of `rooftree doctor`, each with a finding and an advice."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ from typing import Literal
 
 import torch
 
-from costmodel.device import device_by_name
+from costmodel.catalog import device_by_name, find_target
 from costmodel.errors import ProfileError, RooftreeError
-from costmodel.registry import ProfileStore, user_directory
-from costmodel.registry_key import ProfileKey
-from costmodel.targets import find_target
-from decoder.demo_model import demo_model_folder, has_demo_model
+from costmodel.profile.profile import ProfileKey
+from costmodel.profile.store import ProfileStore, user_directory
 from decoder.device import default_dtype, dtype_name, fingerprint, select_device
-from decoder.loading import default_target
-from decoder.profiles import ATTENTION
-from decoder.runtime.select import runtime_kind
-from profiler.device import Metadata, collect, observe, warnings
-from profiler.nvml import Gpu
+from decoder.nvml import Gpu
+from decoder.profiling.measured_profile import ATTENTION
+from decoder.target.demo_model import demo_model_folder, has_demo_model
+from decoder.target.loading import default_target
+from decoder.target.runtime.graphs import runtime_kind
+from profiler.measure.machine import Metadata, collect, observe, warnings
 
 Status = Literal["ok", "warn", "missing"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that was looked at; `advice` is empty when nothing is to be done."""
+    """The result of one check; `advice` is empty when nothing needs to be done."""
 
     name: str
     status: Status
@@ -36,7 +35,10 @@ class Check:
 
 
 def run_checks(interval_s: float = 0.5) -> list[Check]:
-    """All checks on this machine; `interval_s` is how long other processes are watched."""
+    """All checks on this machine.
+
+    interval_s  time to watch other processes
+    """
     device = select_device()
     metadata = collect(0 if device.type == "cuda" else None)
     return [
@@ -50,7 +52,7 @@ def run_checks(interval_s: float = 0.5) -> list[Check]:
 
 
 def next_step(checks: list[Check]) -> str:
-    """The one thing to do next."""
+    """The most important next step."""
     for name in ("data directory", "profile"):
         for check in checks:
             if check.name == name and check.status != "ok":
@@ -60,35 +62,35 @@ def next_step(checks: list[Check]) -> str:
 
 def _versions(metadata: Metadata) -> Check:
     names = ("rooftree", "torch", "transformers", "numba", "python")
-    known = [(name, metadata.fields.get(f"{name}_version")) for name in names]
+    versions = [(name, metadata.fields.get(f"{name}_version")) for name in names]
     return Check(
         name="versions",
         status="ok",
-        found=", ".join(f"{name} {version}" for name, version in known if version),
+        found=", ".join(f"{name} {version}" for name, version in versions if version),
     )
 
 
 def _device(device: torch.device) -> Check:
     here = fingerprint(device)
-    found = f"{here.name}, {here.memory_bytes / 2**30:.1f} GiB, {_dtype(device)}"
+    text = f"{here.name}, {here.memory_bytes / 2**30:.1f} GiB, {_dtype(device)}"
     if device.type == "cuda":
         if device_by_name(here.name) is None:
-            found += ", not in devices.yaml: its peaks are measured"
-        return Check(name="device", status="ok", found=found)
-    found += f", {here.threads} threads, {here.instruction_set}"
+            text += ", not in devices.yaml: its peaks are measured"
+        return Check(name="device", status="ok", found=text)
+    text += f", {here.threads} threads, {here.instruction_set}"
     gpu = _unused_gpu()
     if gpu:
         return Check(
             name="device",
             status="warn",
-            found=f"{found}; the driver shows {gpu}, but torch cannot use it",
+            found=f"{text}; the driver shows {gpu}, but torch cannot use it",
             advice="Install a CUDA build of torch that fits the driver.",
         )
-    return Check(name="device", status="ok", found=found)
+    return Check(name="device", status="ok", found=text)
 
 
 def _unused_gpu() -> str:
-    """A GPU that the driver shows though torch has none; empty where there is none."""
+    """The name of a GPU that the driver shows but torch cannot use; empty without one."""
     try:
         return str(Gpu.open(0).read().get("gpu_name", "a GPU"))
     except RooftreeError:
@@ -160,13 +162,13 @@ def _demo_model() -> Check:
 
 
 def _quiet(metadata: Metadata, interval_s: float) -> Check:
-    found = warnings(metadata, observe(interval_s))
-    if not found:
+    messages = warnings(metadata, observe(interval_s))
+    if not messages:
         return Check(name="machine", status="ok", found="quiet")
     return Check(
         name="machine",
         status="warn",
-        found="; ".join(found),
+        found="; ".join(messages),
         advice="Measure when the machine is quiet.",
     )
 

@@ -1,7 +1,7 @@
-"""The `rooftree` command: finds the subcommand, catches errors once, sets the exit code.
+"""The `rooftree` command: runs the subcommand, reports errors, and sets the exit code.
 
-Nothing heavy is imported here, so that `rooftree --help` answers at once; a
-subcommand's module is imported when it is called.
+Nothing heavy is imported here, so that `rooftree --help` answers at once. The module of a
+subcommand is imported when it is called.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -17,19 +18,25 @@ from collections.abc import Sequence
 import click
 
 from costmodel.errors import RooftreeError
-from profiler.parallel import leave_word_to_first
+from profiler.launch import launched_rank
+from profiler.report.console import note
 
 EXIT_USAGE = 2
+EXIT_OUTPUT = 6
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 COMMANDS = {
     "calibrate": "Measure this device and write its profile.",
     "generate": "Generate text with draft trees sized by the profile.",
     "compose": "Compose a profile of a GPU that is not at hand.",
-    "transfer": "Scale a profile to a sibling GPU.",
+    "transfer": "Scale a profile to another GPU.",
     "profiles": "List, show, check and draw profiles.",
+    "support": "List what is known of each target on each device.",
+    "devices": "List known devices and their figures.",
+    "targets": "List known targets and their sizes.",
     "bench": "Compare policies, drafters and peers on the same prompts.",
     "train-drafter": "Train a drafter for a target on its own texts.",
     "train-blockpilot": "Train a choice of block sizes for a DFlash drafter.",
@@ -40,8 +47,12 @@ COMMANDS = {
 }
 
 
+# Commands that share a module; each has its own name there.
+TOGETHER = {"support": "catalog", "devices": "catalog", "targets": "catalog"}
+
+
 class LazyGroup(click.Group):
-    """A group that knows its commands' one-line help and imports a command only to run it."""
+    """A group that lists its commands from `COMMANDS`, and imports a command only to run it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -49,8 +60,9 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"profiler.commands.{cmd_name.replace('-', '_')}")
-        command: click.Command = module.command
+        name = TOGETHER.get(cmd_name, cmd_name.replace("-", "_"))
+        module = importlib.import_module(f"profiler.commands.{name}")
+        command: click.Command = getattr(module, cmd_name if cmd_name in TOGETHER else "command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -61,9 +73,9 @@ class LazyGroup(click.Group):
 def print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     if not value or ctx.resilient_parsing:
         return
-    from importlib.metadata import version
+    from costmodel.io import tool_version
 
-    click.echo(f"rooftree {version('rooftree')}")
+    click.echo(f"rooftree {tool_version()}")
     ctx.exit()
 
 
@@ -90,7 +102,11 @@ def cli(ctx: click.Context) -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line with `arguments` (default: the process's) and return its exit code."""
+    """Run the command line; returns its exit code.
+
+    arguments  None: those of the process
+    """
+    _open_missing_streams()
     try:
         result = cli.main(
             args=None if arguments is None else list(arguments),
@@ -108,10 +124,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _report("interrupted", EXIT_INTERRUPTED)
     except OSError as error:
-        if error.errno == errno.EPIPE:
-            _silence_stdout()
-            return EXIT_BROKEN_PIPE
-        return _unexpected(error)
+        return _system_error(error)
     except Exception as error:
         return _unexpected(error)
 
@@ -122,16 +135,36 @@ def main() -> None:
 
 
 def _report(message: str, exit_code: int) -> int:
-    if leave_word_to_first():
-        return exit_code
+    if launched_rank() > 0:
+        from profiler.calibrate.ranks import first_rank_reports
+
+        if first_rank_reports():
+            return exit_code
     with contextlib.suppress(OSError):
-        click.echo(f"rooftree: {' '.join(message.split())}", err=True)
+        note(f"rooftree: {' '.join(message.split())}")
     return exit_code
 
 
 def _help_hint(error: click.UsageError) -> str:
     path = error.ctx.command_path if error.ctx is not None else "rooftree"
     return f"See '{path} --help'."
+
+
+def _system_error(error: OSError) -> int:
+    """Report an error of the system: of a pipe, a disk or a file, none of which is ours."""
+    if error.errno == errno.EPIPE:
+        _silence_stdout()
+        return EXIT_BROKEN_PIPE
+    if error.errno in FULL:
+        _silence_stdout()
+        return _report(
+            f"{error.filename or 'the output'}: not written, the disk is full. "
+            "Free some space and run the same command again",
+            EXIT_OUTPUT,
+        )
+    if error.filename is not None:
+        return _report(f"{error.filename}: {error.strerror}. Check the path", EXIT_USAGE)
+    return _unexpected(error)
 
 
 def _unexpected(error: Exception) -> int:
@@ -142,6 +175,21 @@ def _unexpected(error: Exception) -> int:
         "This is a fault of rooftree; set ROOFTREE_DEBUG=1 to see where it happened.",
         EXIT_INTERNAL,
     )
+
+
+def _open_missing_streams() -> None:
+    """Streams for the standard files that are closed, and no encoding error in those that are open.
+
+    A file opened later would take the number of a closed one, and get what is printed.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            mode = "r" if number == 0 else "w"
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
+        elif name == "stdout" and isinstance(stream, io.TextIOWrapper):
+            # As stderr has it; a locale of ASCII has no é, and no encoding half a pair.
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _silence_stdout() -> None:

@@ -10,12 +10,12 @@ import click
 
 from costmodel.errors import InputError
 from decoder import Generation, TreeDecoder
-from decoder.drafters.combined import CombinedDrafter
+from decoder.drafters.ensemble.drafter import EnsembleDrafter
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.ngram import NgramDrafter
-from decoder.target import Target
-from profiler.render import print_table
-from profiler.turns import in_turn
+from decoder.target.target import Target
+from profiler.measure.samples import in_turn
+from profiler.report.console import print_table
 
 NEW_TOKENS = 96
 POLICIES = ("plain", "chain", "fixed:15", "bastion")
@@ -34,10 +34,10 @@ PROMPTS = {
 
 
 def compare(folder: Path, *, say: Callable[[str], None]) -> dict[str, Any]:
-    """Decode each prompt with every policy, a round each in turn; a record of JSON values.
+    """Decode each prompt with every policy, one round of each in turn; returns JSON values.
 
-    So what slows the machine for a while slows all policies alike. Each has a target of its
-    own around the same weights, and so a cache.
+    Whatever slows the machine for a while then slows all policies alike. Each policy has its
+    own target and KV cache around the same weights.
     """
     plain = TreeDecoder.from_pretrained(folder, policy="plain", drafter=FALLBACK)
     loaded = plain.target.loaded
@@ -64,17 +64,17 @@ def compare(folder: Path, *, say: Callable[[str], None]) -> dict[str, Any]:
 
 def choose_drafter(
     target: Target, say: Callable[[str], None]
-) -> tuple[str, CombinedDrafter | NgramDrafter]:
-    """The trained drafter after n-grams; n-grams alone for a model that it does not fit."""
+) -> tuple[str, EnsembleDrafter | NgramDrafter]:
+    """N-grams with the trained drafter; n-grams alone where the drafter does not fit the model."""
     try:
-        return DRAFTER, cast(CombinedDrafter, load_drafter(DRAFTER, target))
+        return DRAFTER, cast(EnsembleDrafter, load_drafter(DRAFTER, target))
     except InputError as error:
         say(f"drafting by {FALLBACK} alone, since {error.problem}")
         return FALLBACK, NgramDrafter()
 
 
 def decode_together(arms: Mapping[str, TreeDecoder], prompt: str) -> dict[str, Generation]:
-    """The prompt's text by each decoder, each with a target of its own."""
+    """The prompt's text by each decoder; the decoders must not share a target."""
     runs = {
         policy: decoder.stream(prompt, max_new_tokens=NEW_TOKENS, chat=True)
         for policy, decoder in arms.items()
@@ -88,7 +88,7 @@ def decode_together(arms: Mapping[str, TreeDecoder], prompt: str) -> dict[str, G
 
 
 def print_comparison(comparison: dict[str, Any]) -> None:
-    """The replies and the table on stdout."""
+    """Print the texts and the table on stdout."""
     for row in comparison["prompts"]:
         click.echo(f"\n> {row['prompt']}\n{row['text'].strip()}")
     click.echo()
@@ -138,7 +138,7 @@ def _row(name: str, prompt: str, results: dict[str, Generation]) -> dict[str, An
 
 
 def _pooled(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """All prompts together: tokens over seconds, not a mean of rates."""
+    """All prompts together: total tokens over total seconds, not a mean of rates."""
     totals = {
         policy: {
             unit: sum(row["arms"][policy][unit] for row in rows)
@@ -154,9 +154,10 @@ def _pooled(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _rates(counts: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Counts of each policy with the rates of the tokens after the first, the prefill's.
+    """The counts of each policy, with their rates.
 
-    A rate is None where a text ended at its first token.
+    The first token belongs to the prefill and is left out. A rate is None where every text
+    ended at its first token.
     """
     plain = counts["plain"]
     return {

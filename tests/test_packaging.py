@@ -11,18 +11,18 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("costmodel", "decoder", "profiler")
+PACKAGES = ("costmodel", "decoder", "profiler", "rooftree")
 METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = METADATA["project"]
 
 # Import names that differ from the distribution's name.
 DISTRIBUTIONS = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py"}
-# Come with a declared dependency that cannot do without them.
-# What comes with a dependency, at the version that suits it; triton with CUDA builds for Linux.
+# Come with a declared dependency, at the version that suits it; triton with PyTorch's CUDA builds.
 IMPLIED = {"tokenizers": "transformers", "huggingface_hub": "transformers", "triton": "torch"}
 
 
@@ -38,7 +38,8 @@ def pins() -> dict[str, str]:
 
 def requirements() -> list[Requirement]:
     extras = PROJECT["optional-dependencies"].values()
-    return [Requirement(text) for group in (PROJECT["dependencies"], *extras) for text in group]
+    every = [Requirement(text) for group in (PROJECT["dependencies"], *extras) for text in group]
+    return [requirement for requirement in every if requirement.name != PROJECT["name"]]
 
 
 def third_party_imports() -> dict[str, str]:
@@ -64,6 +65,9 @@ def test_every_dependency_has_a_range_and_a_pin_inside_it(requirement: Requireme
     assert requirement.specifier, f"{requirement.name} has no range"
     assert not any(part.operator == "==" for part in requirement.specifier)
     pin = pins().get(normal(requirement.name))
+    if requirement.name in IMPLIED:
+        assert pin is None, f"{requirement.name} follows {IMPLIED[requirement.name]}"
+        return
     assert pin is not None, f"{requirement.name} is not in constraints.txt"
     assert Version(pin) in requirement.specifier
 
@@ -99,7 +103,7 @@ def test_every_data_file_goes_into_the_wheel() -> None:
 @pytest.mark.parametrize("extra", ["demo", "train"])
 def test_the_demo_model_can_be_made_with_this_extra(extra: str) -> None:
     names = {Requirement(text).name for text in PROJECT["optional-dependencies"][extra]}
-    assert {"accelerate", "gguf"} <= names  # what decoder/demo_model.py asks for
+    assert {"accelerate", "gguf"} <= names  # what decoder/target/demo_model.py asks for
 
 
 def test_the_console_script_exists() -> None:
@@ -118,6 +122,21 @@ def test_the_changelog_knows_this_version() -> None:
     assert PROJECT["version"] in (ROOT / "CHANGELOG.md").read_text()
 
 
+def test_the_citation_is_of_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (citation["version"], citation["license"]) == (PROJECT["version"], PROJECT["license"])
+
+
+def test_the_workflow_runs_all_checks_on_each_python() -> None:
+    text = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    (job,) = yaml.safe_load(text)["jobs"].values()
+    versions = {
+        f"Programming Language :: Python :: {name}" for name in job["strategy"]["matrix"]["python"]
+    }
+    assert versions <= set(PROJECT["classifiers"])
+    assert any(step.get("run") == "bash .ci/run" for step in job["steps"])
+
+
 @pytest.mark.parametrize(
     ("target", "command"),
     [
@@ -125,6 +144,7 @@ def test_the_changelog_knows_this_version() -> None:
         ("test", "python -m pytest"),
         ("demo", "rooftree demo-model --run"),
         ("lint", "ruff check ."),
+        ("docs", "mkdocs build --strict"),
     ],
 )
 def test_each_make_target_creates_the_environment_first(target: str, command: str) -> None:

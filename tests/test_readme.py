@@ -1,58 +1,94 @@
-"""The README cannot rot: its commands parse, its options exist, its numbers are stored ones."""
+"""The README and docs/usage.md cannot rot: commands parse and run, numbers are stored ones."""
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import click
 import pytest
+import yaml
 
 from benchmarks.readme import BLOCK, PAGES, with_numbers
-from decoder.drafters.factory import DEMO, JOINT, KINDS, NAMED
+from decoder.drafters.factory import DEMO, JOINT, NAMED
+from decoder.drafters.published import KINDS
 from profiler.cli import COMMANDS, cli
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-LINKED_FROM_PAGES = {"simulated-acceptance.md"}  # from another page, not from the README
-COMMAND_LINES = [
-    line
-    for language, block in BLOCKS
-    if language in ("", "sh", "console")
-    for line in block.splitlines()
-    if line.startswith(("rooftree ", "make "))
+USAGE = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")
+
+
+def code_blocks(text: str) -> list[tuple[str, str]]:
+    """The language and the text of each code block."""
+    return re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def command_lines(text: str) -> list[str]:
+    """The commands of a page, in blocks and within sentences and tables, without comments."""
+    shown = [
+        line.split("#")[0].strip()
+        for language, block in code_blocks(text)
+        if language in ("", "sh", "console")
+        for line in block.splitlines()
+    ]
+    within = re.findall(r"`(rooftree [^`]+)`", text)
+    return [line for line in dict.fromkeys([*shown, *within]) if "COMMAND" not in line]
+
+
+README_LINES, USAGE_LINES = command_lines(README), command_lines(USAGE)
+ROOFTREE_LINES = [
+    line for line in dict.fromkeys([*README_LINES, *USAGE_LINES]) if line.startswith("rooftree ")
 ]
 
 
 def test_there_are_commands_to_check():
-    assert any(line.split("#")[0].strip() == "make calibrate" for line in COMMAND_LINES)
-    assert any(line.split("#")[0].strip() == "make test" for line in COMMAND_LINES)
-    assert sum(line.startswith("rooftree ") for line in COMMAND_LINES) >= 5
+    assert {"make calibrate", "make test", "rooftree calibrate"} <= {*README_LINES}
+    [install] = [line for line in README_LINES if line.startswith("pip install")]
+    assert install == "pip install '.[demo]'"
+    assert sum(line.startswith("rooftree ") for line in README_LINES) >= 5
 
 
-@pytest.mark.parametrize("line", [line for line in COMMAND_LINES if line.startswith("make ")])
+@pytest.mark.parametrize("line", [line for line in README_LINES if line.startswith("make ")])
 def test_make_targets_exist(line):
     targets = re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert line.split("#")[0].split()[1] in targets
+    assert line.split()[1] in targets
 
 
-@pytest.mark.parametrize("line", [line for line in COMMAND_LINES if line.startswith("rooftree ")])
+@pytest.mark.parametrize("line", ROOFTREE_LINES)
 def test_command_lines_parse(line):
-    words = shlex.split(line, comments=True)[1:]
+    words = shlex.split(line)[1:]
     context = click.Context(cli, info_name="rooftree")
     command = cli.get_command(context, words[0])
     assert command is not None
     words = words[1:]
-    while isinstance(command, click.Group) and not words[0].startswith("-"):
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         command = command.get_command(context, words[0])
         assert command is not None
         words = words[1:]
-    command.make_context(command.name, words, resilient_parsing=False)
+    required = [param for param in command.params if param.required]
+    if words or not required:  # a command alone, in a table, is its name
+        command.make_context(command.name, words, resilient_parsing=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", [line for line in README_LINES if line.startswith("rooftree ")])
+def test_the_readmes_commands_run(line, tmp_path, smollm2_folder):
+    command = [sys.executable, "-m", "rooftree", *shlex.split(line)[1:]]
+    if line in ("rooftree bench", "rooftree generate"):  # a command's name in a sentence
+        command.append("--help")
+    (tmp_path / "models").symlink_to(smollm2_folder.parent)
+    environment = os.environ | {"ROOFTREE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
 
 
 def test_every_command_is_mentioned():
     for name in COMMANDS:
-        assert f"rooftree {name}" in README, name
+        assert f"rooftree {name}" in USAGE, name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -62,23 +98,26 @@ def test_numbers_are_those_of_the_stored_results(page):
     assert with_numbers(text) == text
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/usage.md"])
 def test_linked_files_exist(name):
-    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text(encoding="utf-8")):
+    page = ROOT / name
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
         if "://" not in target:
-            assert (ROOT / target).exists(), target
+            assert (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
-def test_every_page_of_the_documentation_is_linked(name):
-    text = (ROOT / name).read_text(encoding="utf-8")
-    for page in (ROOT / "docs").glob("*.md"):
-        if page.name not in LINKED_FROM_PAGES:
-            assert f"(docs/{page.name})" in text, page.name
+def test_every_page_of_the_documentation_is_in_the_navigation():
+    class Loader(yaml.SafeLoader):
+        """Reads mkdocs.yml, whose tags name Python functions."""
+
+    Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
+    navigation = str(yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader)["nav"])
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert str(page.relative_to(ROOT / "docs")) in navigation, page.name
 
 
 @pytest.mark.parametrize("command", ["generate", "calibrate"])
-def test_help_readme_and_table_name_the_same_drafters(command):
+def test_help_and_pages_name_the_same_drafters(command):
     context = click.Context(cli, info_name="rooftree")
     [drafter] = [
         option for option in cli.get_command(context, command).params if option.name == "drafter"
@@ -86,24 +125,25 @@ def test_help_readme_and_table_name_the_same_drafters(command):
     table = (ROOT / "docs" / "decoding.md").read_text(encoding="utf-8").split("## Policies")[0]
     assert drafter.default == "ngram"
     for name in (*NAMED, DEMO, "@block=N"):
-        for text in (drafter.help, README, table):
+        for text in (drafter.help, USAGE, table):
             assert name in text, name
     assert f"A{JOINT}B" in drafter.help
-    for text in (README, table):
+    for text in (USAGE, table):
         assert f"ngram{JOINT}{DEMO}" in text
     kinds = ("DFlash", "EAGLE-3", "SpecBlock", "BlockPilot")
     assert {word for kind in KINDS for word in kinds if word in kind.label} == set(kinds)
     for kind in kinds:
-        assert kind in README and kind in table
+        assert kind in USAGE and kind in table
         if command == "generate":
             assert kind in drafter.help
 
 
-def test_the_python_example_uses_what_exists():
-    blocks = [block for language, block in BLOCKS if language == "python"]
+@pytest.mark.parametrize("text", [README, USAGE], ids=["README", "usage"])
+def test_the_python_examples_use_what_exists(text):
+    blocks = [block for language, block in code_blocks(text) if language == "python"]
     assert blocks
     for block in blocks:
-        compile(block, "README.md", "exec")
-    from decoder import TreeDecoder
+        compile(block, "page", "exec")
+    from rooftree import TreeDecoder
 
     assert {"from_pretrained", "generate", "stream"} <= set(dir(TreeDecoder))

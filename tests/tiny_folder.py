@@ -15,12 +15,12 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from costmodel.device import Peaks
-from profiler.device import Activity
-from profiler.instruments import NoGuard
-from profiler.stopping import CountRule
-from profiler.sweep import Instruments
-from profiler.timing import FakeTimer
+from costmodel.catalog import Peaks
+from profiler.calibrate.instruments import Instruments
+from profiler.measure.guards import NoGuard
+from profiler.measure.machine import Activity
+from profiler.measure.stopping import CountRule
+from profiler.measure.timers import FakeTimer
 
 POSITIONS = 256
 CONFIG: dict[str, Any] = {
@@ -83,11 +83,13 @@ def isolate(patch: pytest.MonkeyPatch, folder: Path) -> Path:
     patch.setenv("ROOFTREE_HOME", str(folder / "home"))
     patch.setattr(tempfile, "tempdir", str(folder / "locks"))
     patch.setattr(
-        "decoder.profiles.measure_peaks",
+        "decoder.profiling.measured_profile.measure_peaks",
         lambda device, dtype: Peaks(flops_per_s=1e11, bytes_per_s=1e10),
     )
     patch.setattr(
-        "profiler.calibrate.observe", lambda: Activity(processes=(), steal_share=0.0), raising=True
+        "profiler.calibrate.calibrate.observe",
+        lambda: Activity(processes=(), steal_share=0.0),
+        raising=True,
     )
     return folder / "home"
 
@@ -111,13 +113,17 @@ def fake_clock(patch: pytest.MonkeyPatch, samples: int = 3, interrupt_after: int
             timer=FakeTimer(duration_s), guard=NoGuard(), rule=CountRule(samples=samples)
         )
 
-    patch.setattr("profiler.calibrate.instruments", instruments)
+    patch.setattr("profiler.calibrate.calibrate.instruments", instruments)
 
 
 def listing(folder: Path) -> dict[str, bytes]:
-    """Every file below the folder with its content."""
+    """Every file below the folder with its content.
+
+    But for lock files, which stay behind, and notes of structures that were found exact, which
+    depend on the tests that ran before in the process.
+    """
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.suffix != ".lock" and path.parent.name != "structures"
     }

@@ -1,16 +1,20 @@
 """Attention of new rows over cached tokens, from measured attention without a cache.
 
-Published tables hold attention of one row over c cached tokens (generation) and of s rows
-over nothing (context), never of s rows over c. In between a flash-attention kernel works in
-tiles: a tile of M rows of one head walks over all keys, one tile a multiprocessor, so
+Published tables hold attention of one row over c cached tokens (generation) and of s rows with an
+empty cache (context), never of s rows over c. A flash-attention kernel works in tiles: a tile of M
+rows of one head walks over all keys, one tile a multiprocessor, so
 
     seconds(s, c) = context(s) + c x key_s x waves,   waves = ceil(heads x ceil(s / M) / SMs)
 
-with key_s the time that a tile needs for one key. The additive form, the wave count and M
-were found on chunked attention measured on other devices (see `fit_tile_rows`); key_s is
-read off the context tables of the device itself, where few heads over long prompts leave
-one wave of tiles. Kernels that split the keys of a tile over idle multiprocessors
-(FlashAttention 3) share a tile's keys among floor(SMs / tiles) of them.
+with key_s the time of a tile for one key. The additive form, the wave count and M were fitted to
+chunked attention measured on other devices (see `fit_tile_rows`). key_s comes from the context
+tables of the device itself, where few heads over long prompts leave one wave of tiles.
+
+A verification of few rows leaves most multiprocessors idle in that form. Kernels made for it
+(FlashAttention 3, Flash-Decoding, TensorRT-LLM's decoding kernels, this decoder's own) pack the
+query heads of one key-value head into tiles and split a tile's keys over the idle multiprocessors,
+so that floor(SMs / tiles) of them share one: `Attention.splitting_keys`. Generation tables show it:
+64 query heads on one key-value head are 16 rows of a group of 4, and take as long as 4 heads.
 """
 
 from __future__ import annotations
@@ -30,19 +34,18 @@ AttentionTable = Mapping[tuple[int, int], Mapping[tuple[int, int], float]]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TileForm:
-    """How a kernel cuts its work: rows a tile, and whether idle processors share a tile's keys.
+    """Tiling of an attention kernel.
 
-    `packs_groups`: the query heads of one key-value head share tiles. `verified`: the form was
-    seen in chunked measurements of this kernel family.
+    `tile_rows`: rows of a tile; `splits_keys`: idle multiprocessors share a tile's keys;
+    `packs_groups`: the query heads of one key-value head share tiles.
     """
 
     tile_rows: int
     splits_keys: bool = False
     packs_groups: bool = False
-    verified: bool = False
 
     def tiles(self, rows: ArrayLike, heads: int, kv_heads: int, batch: int = 1) -> Array:
-        """Tiles of one attention call."""
+        """Number of tiles of one attention call, for each of `rows`."""
         s = np.asarray(rows, dtype=np.float64)
         if self.packs_groups:
             return np.asarray(
@@ -55,9 +58,9 @@ class TileForm:
 class Attention:
     """Seconds of one layer's attention on one device.
 
-    `generation`: keys of (batch, cached tokens) for one row a sequence; `context`: keys of
-    (batch, rows) over nothing. `key_s`: seconds of one tile for one key while no tile waits;
-    `busy_key_s`: the same share when every multiprocessor always has a tile.
+    `generation`: by (batch, cached tokens), one row a sequence; `context`: by (batch, rows), with
+    an empty cache. `key_s`: seconds of one tile for one key while no tile waits; `busy_key_s`: the
+    same while every multiprocessor always has a tile.
     """
 
     generation: AttentionTable
@@ -67,10 +70,15 @@ class Attention:
     key_s: float
     busy_key_s: float
 
+    def splitting_keys(self) -> Attention:
+        """The same attention in the form that a verification of few rows runs."""
+        form = dataclasses.replace(self.form, splits_keys=True, packs_groups=True)
+        return dataclasses.replace(self, form=form)
+
     def seconds(
         self, rows: int, context: ArrayLike, batch: int, heads: int, kv_heads: int
     ) -> Array:
-        """Seconds of `rows` new tokens a sequence over each `context`. Raises InputError."""
+        """Seconds of `rows` rows a sequence over each `context` [contexts]. Raises InputError."""
         cached = np.asarray(context, dtype=np.float64)
         one_row = self._one_row(cached, batch, heads, kv_heads)
         if rows == 1:
@@ -78,11 +86,11 @@ class Attention:
         empty = self.on_nothing(rows, batch, heads, kv_heads)
         first = self.on_nothing(1, batch, heads, kv_heads)
         walked = empty + self.per_key_s(rows, batch, heads, kv_heads) * cached
-        # The keys and values are read at least once, as one row does.
+        # Keys and values are read at least once, as for one row.
         return np.maximum(walked, one_row + max(empty - first, 0.0))
 
     def on_nothing(self, rows: int, batch: int, heads: int, kv_heads: int) -> float:
-        """Seconds of `rows` rows a sequence with nothing cached."""
+        """Seconds of `rows` rows a sequence with an empty cache."""
         table = _pick(self.context, heads, kv_heads, "context")
         return float(_interpolate(table, np.array([rows]), batch)[0])
 
@@ -98,17 +106,30 @@ class Attention:
 
     def _one_row(self, cached: Array, batch: int, heads: int, kv_heads: int) -> Array:
         table = _pick(self.generation, heads, kv_heads, "generation")
-        return _interpolate(table, np.maximum(cached, 1), batch)
+        measured = _interpolate(table, np.maximum(cached, 1), batch)
+        if not (self.form.splits_keys and self._is_one_walk(table)):
+            return measured
+        empty = self.on_nothing(1, batch, heads, kv_heads)
+        split = empty + self.per_key_s(1, batch, heads, kv_heads) * cached
+        return np.asarray(np.minimum(measured, split), dtype=np.float64)
+
+    def _is_one_walk(self, table: Mapping[tuple[int, int], float]) -> bool:
+        """Whether the table's kernel leaves one row's keys to one multiprocessor."""
+        lengths = [tokens for batch, tokens in table if batch == 1]
+        if len(lengths) < 2:
+            return False
+        first, last = min(lengths), max(lengths)
+        slope_s = (table[1, last] - table[1, first]) / (last - first)
+        return slope_s > 0.5 * self.key_s
 
 
 def measure_keys(
     context: AttentionTable, form: TileForm, sm_count: int, head_dim: int
 ) -> tuple[float, float]:
-    """(key_s, busy_key_s) of a device, from attention over nothing.
+    """(key_s, busy_key_s) of a device, from attention with an empty cache.
 
-    key_s: seconds a key of the longest tile where all tiles run at once, the median over
-    prompts of 1024 tokens and more. busy_key_s: from the largest measured case. Raises
-    InputError where the table is too small for either.
+    key_s is the median over prompts of at least 1024 tokens whose tiles all run at once; busy_key_s
+    comes from the largest measured case. Raises InputError where the table is too small for either.
     """
     alone: list[float] = []
     largest, busy = 0.0, 0.0
@@ -140,11 +161,11 @@ def fit_tile_rows(
     sm_count: int,
     candidates: Sequence[int] = (32, 64, 128, 256),
 ) -> tuple[int, float, float]:
-    """The tile height that explains chunked attention best: (M, key_s, mean relative error).
+    """The tile height that fits chunked attention best: (M, key_s, mean relative error).
 
-    Arrays of one length: `rows` new tokens on `cached` ones. For every row count the time
-    without a cache is free; what is fitted is one key_s for all of them. Raises InputError for
-    fewer than two row counts measured at two cached lengths each.
+    `rows` new tokens over `cached` ones took `seconds`; arrays [points]. One key_s is fitted for
+    all row counts, and one time without a cache for each. Raises InputError for fewer than two row
+    counts measured at two cached lengths each.
     """
     s, c, t = (np.asarray(x, dtype=np.float64) for x in (rows, cached, seconds))
     counts = [n for n in np.unique(s) if len(np.unique(c[s == n])) > 1]
@@ -167,7 +188,7 @@ def fit_tile_rows(
 
 
 def _shared_slope(s: Array, x: Array, t: Array, counts: Sequence[float]) -> float:
-    """One slope of relative least squares, with a level of its own for every row count."""
+    """The common slope of a relative least-squares fit with one level per row count."""
     top = bottom = 0.0
     for n in counts:
         here = s == n
@@ -182,7 +203,7 @@ def _shared_slope(s: Array, x: Array, t: Array, counts: Sequence[float]) -> floa
 def _pick(
     tables: AttentionTable, heads: int, kv_heads: int, label: str
 ) -> Mapping[tuple[int, int], float]:
-    """The table of these heads, else of the smallest ones that hold them."""
+    """The table of these heads, else of the smallest larger ones. Raises InputError."""
     if (heads, kv_heads) in tables:
         return tables[heads, kv_heads]
     larger = [pair for pair in tables if pair[0] >= heads and pair[1] >= kv_heads]
@@ -196,7 +217,7 @@ def _pick(
 
 
 def _interpolate(table: Mapping[tuple[int, int], float], tokens: Array, batch: int) -> Array:
-    """Over tokens linearly, over batches by the logarithm; beyond either end in proportion."""
+    """Interpolation, linear over tokens and logarithmic over batches; proportional beyond both."""
     batches = sorted({b for b, _ in table})
     upper = min(int(np.searchsorted(batches, batch)), len(batches) - 1)
     high = batches[upper]
@@ -211,8 +232,8 @@ def _interpolate(table: Mapping[tuple[int, int], float], tokens: Array, batch: i
 
 
 def _over_tokens(table: Mapping[tuple[int, int], float], tokens: Array, batch: int) -> Array:
-    known = sorted((n, s) for (b, n), s in table.items() if b == batch)
-    x, y = np.array(known, dtype=np.float64).T
+    curve = sorted((n, s) for (b, n), s in table.items() if b == batch)
+    x, y = np.array(curve, dtype=np.float64).T
     inside = np.interp(tokens, x, y)
     if len(x) < 2:
         return np.asarray(inside)

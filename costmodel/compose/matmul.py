@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from costmodel.device import Peaks
+from costmodel.catalog import Peaks
 from costmodel.errors import InputError
 
 Array = NDArray[np.float64]
 Shape = tuple[int, int]
 
-# Beyond this factor outside the measured sizes a matrix is another kernel's business.
+# Largest factor between a matrix and the measured sizes; beyond it another kernel may run. A wider
+# product only repeats the tiles of the widest measured one.
 FARTHEST = 4.0
+WIDEST = 8.0
 _NEIGHBOURS = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MatmulTable:
-    """Seconds of y[m, n] = x[m, k] w[n, k], measured at some (n, k), each over some m.
+    """Seconds of y[m, n] = x[m, k] w[n, k], measured over m at some (n, k).
 
-    `shapes` maps (n, k) to ascending m and their seconds. Utilisation is the time at the
-    peaks over the measured time; it varies far less between shapes than time does.
-    `l2_bytes`: weights that fit in this cache are timed out of it, which no forward does,
-    since other weights pass through in between.
+    `shapes` maps (n, k) to ascending m and their seconds. Between shapes the utilisation is
+    interpolated (time at the peaks over measured time), which varies far less than time does.
+    Weights that fit into the `l2_bytes` of cache are timed from it. In a forward they never are,
+    because other weights pass through in between; so no time is below that of reading the weights.
     """
 
     shapes: Mapping[Shape, tuple[Array, Array]]
@@ -41,7 +43,7 @@ class MatmulTable:
         object.__setattr__(self, "read_bytes_per_s", self._read_rate())
 
     def _read_rate(self) -> float:
-        """Bytes/s at which weights far larger than the cache were read."""
+        """Bytes/s of reading weights much larger than the cache, at most the peak."""
         rates = []
         for (n, k), (m, seconds) in self.shapes.items():
             weight_bytes = n * k * self.element_bytes
@@ -51,12 +53,9 @@ class MatmulTable:
         return min(best, self.peaks.bytes_per_s)
 
     def seconds(self, rows: ArrayLike, n: int, k: int) -> Array:
-        """Seconds for each row count m, never less than reading the weights takes.
-
-        Raises InputError where (n, k) lies too far from what was measured.
-        """
+        """Seconds [rows] by row count. Raises InputError for (n, k) far from all measured ones."""
         m = np.asarray(rows, dtype=np.float64)
-        near = self._neighbours(n, k)
+        near = _neighbours(self.shapes, n, k)
         log_share = np.zeros_like(m)
         for shape, weight in near:
             log_share += weight * np.log(self._measured(m, shape) / self._roof(m, *shape))
@@ -64,9 +63,9 @@ class MatmulTable:
         return np.maximum(seconds, n * k * self.element_bytes / self.read_bytes_per_s)
 
     def left_out_error(self) -> float:
-        """Mean relative error at a measured shape, 1 to 256 rows, when it is left out.
+        """Mean relative error at a measured shape that is left out, over 1 to 256 rows.
 
-        With fewer than three shapes, or none near another, it is taken as 20 %.
+        It is 20 % for fewer than three shapes, or where none is near another.
         """
         m = np.array([1.0, 16.0, 64.0, 128.0, 256.0])
         errors = []
@@ -82,11 +81,11 @@ class MatmulTable:
         return float(np.mean(errors)) if errors else 0.2
 
     def smallest_s(self) -> float:
-        """Seconds of the smallest measured product: little but its launch."""
+        """Seconds of the smallest measured product, which is mostly its launch."""
         return min(float(np.min(seconds)) for _, seconds in self.shapes.values())
 
     def outside(self, n: int, k: int) -> str:
-        """How (n, k) lies outside the measured sizes; empty where it is inside."""
+        """A text on sizes of (n, k) outside the measured ones; empty where both are inside."""
         parts = []
         for name, value, axis in (("n", n, 0), ("k", k, 1)):
             sizes = [shape[axis] for shape in self.shapes]
@@ -97,7 +96,7 @@ class MatmulTable:
         return " and ".join(parts)
 
     def _measured(self, m: Array, shape: Shape) -> Array:
-        """Linear over m at one measured shape; beyond the last m at its utilisation."""
+        """Linear interpolation over m at one shape; constant utilisation beyond the last m."""
         grid, seconds = self.shapes[shape]
         inside = np.interp(m, grid, seconds)
         beyond = self._roof(m, *shape) * float(seconds[-1] / self._roof(grid[-1], *shape))
@@ -109,32 +108,45 @@ class MatmulTable:
         flops = 2.0 * rows * n * k
         return np.maximum(flops / self.peaks.flops_per_s, moved / self.peaks.bytes_per_s)
 
-    def _neighbours(self, n: int, k: int) -> list[tuple[Shape, float]]:
-        """Measured shapes and their weights: the cell's corners, else the nearest ones."""
-        if (n, k) in self.shapes:
-            return [((n, k), 1.0)]
-        corners: dict[Shape, float] = {}
-        for near_n, share_n in _bracket(n, sorted({shape[0] for shape in self.shapes})):
-            for near_k, share_k in _bracket(k, sorted({shape[1] for shape in self.shapes})):
-                corners[near_n, near_k] = corners.get((near_n, near_k), 0.0) + share_n * share_k
-        used = [(shape, weight) for shape, weight in corners.items() if weight > 0]
-        if all(shape in self.shapes for shape, _ in used) and all(
-            _distance(shape, (n, k)) <= np.log(FARTHEST) for shape, _ in used
-        ):
-            return used
-        nearest = sorted(self.shapes, key=lambda shape: _distance(shape, (n, k)))[:_NEIGHBOURS]
-        if _distance(nearest[0], (n, k)) > np.log(FARTHEST):
-            raise InputError(
-                f"a matrix of n = {n}, k = {k} lies too far from the measured ones"
-                f" (nearest: n = {nearest[0][0]}, k = {nearest[0][1]})",
-                hint="Measure the target with `rooftree calibrate`",
-            )
-        weights = np.array([1 / _distance(shape, (n, k)) ** 2 for shape in nearest])
-        return list(zip(nearest, (weights / weights.sum()).tolist(), strict=True))
+
+def reaches(shapes: Collection[Shape], n: int, k: int) -> bool:
+    """Whether the measured shapes are near enough to (n, k)."""
+    try:
+        _neighbours(shapes, n, k)
+    except InputError:
+        return False
+    return True
+
+
+def _neighbours(shapes: Collection[Shape], n: int, k: int) -> list[tuple[Shape, float]]:
+    """Measured shapes and weights: the corners of the cell around (n, k), else the nearest."""
+    if (n, k) in shapes:
+        return [((n, k), 1.0)]
+    widest = max(shape[0] for shape in shapes)
+    if FARTHEST * widest < n <= WIDEST * widest:
+        return _neighbours(shapes, widest, k)
+    corners: dict[Shape, float] = {}
+    for near_n, share_n in _bracket(n, sorted({shape[0] for shape in shapes})):
+        for near_k, share_k in _bracket(k, sorted({shape[1] for shape in shapes})):
+            corners[near_n, near_k] = corners.get((near_n, near_k), 0.0) + share_n * share_k
+    weighted = [(shape, weight) for shape, weight in corners.items() if weight > 0]
+    if all(
+        shape in shapes and _distance(shape, (n, k)) <= np.log(FARTHEST) for shape, _ in weighted
+    ):
+        return weighted
+    nearest = sorted(shapes, key=lambda shape: _distance(shape, (n, k)))[:_NEIGHBOURS]
+    if _distance(nearest[0], (n, k)) > np.log(FARTHEST):
+        raise InputError(
+            f"a matrix of n = {n}, k = {k} lies too far from the measured ones"
+            f" (nearest: n = {nearest[0][0]}, k = {nearest[0][1]})",
+            hint="Measure the target with `rooftree calibrate`",
+        )
+    weights = np.array([1 / _distance(shape, (n, k)) ** 2 for shape in nearest])
+    return list(zip(nearest, (weights / weights.sum()).tolist(), strict=True))
 
 
 def _bracket(value: int, sizes: list[int]) -> list[tuple[int, float]]:
-    """The sizes on both sides and their shares, linear in the logarithm; the edge outside."""
+    """The two sizes around `value` and their shares, linear in the logarithm; one at an edge."""
     if value <= sizes[0]:
         return [(sizes[0], 1.0)]
     if value >= sizes[-1]:

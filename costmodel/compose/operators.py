@@ -1,4 +1,4 @@
-"""The measured operators of one device, whatever they were read from."""
+"""Operator tables of a device, and a target's forward summed from them."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from collections.abc import Mapping
 from typing import Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from costmodel.architecture import ModelArchitecture
+from costmodel.catalog import DeviceSpec
 from costmodel.compose.attention import Attention
 from costmodel.compose.matmul import MatmulTable
-from costmodel.device import DeviceSpec
 from costmodel.errors import InputError
-from costmodel.roofline import distinct_experts
+from costmodel.roofline import Roofline, distinct_experts
 
 Array = NDArray[np.float64]
 SmallKind = Literal["embedding", "norm", "rotary", "activation"]
 
-# Values read and written per output value: a norm also adds the residual, an activation reads
-# gate and up, rotary embedding writes what it read.
+# Values read and written per output value. A norm also adds the residual; an activation reads gate
+# and up; rotary embedding writes back its input.
 MOVED = {"embedding": 2, "norm": 4, "rotary": 2, "activation": 3}
-# A cache serves what the kernel before left in it several times faster than memory does.
+# Speed of the L2 cache over memory, for values that the previous kernel left there.
 _CACHE_SPEEDUP = 3.0
 
 
 class SmallOperators(Protocol):
-    """Norms, rotary embedding, activation, embedding."""
+    """Times of norms, rotary embedding, activation and embedding."""
 
     def seconds(self, kind: SmallKind, rows: Array, width: int) -> Array:
-        """Seconds of one call over `rows` rows of `width` values."""
+        """Seconds of one call over `rows` [rows] of `width` values each."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BytesAtBandwidth:
-    """Small operators as a launch and their traffic; what fits in half the cache stays there."""
+    """Small operators as a launch plus memory traffic; up to half the L2 cache counts as cached."""
 
     launch_s: float
     device: DeviceSpec
     element_bytes: float = 2
 
     def seconds(self, kind: SmallKind, rows: Array, width: int) -> Array:
-        """Launch + bytes / bandwidth."""
+        """Launch plus bytes over bandwidth [rows]."""
         moved = MOVED[kind] * self.element_bytes * rows * width
         speedup = np.where(moved <= self.device.l2_bytes / 2, _CACHE_SPEEDUP, 1.0)
         seconds: Array = self.launch_s + moved / (self.device.peak_bytes_per_s * speedup)
@@ -52,13 +52,13 @@ class BytesAtBandwidth:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MeasuredSmall:
-    """Small operators as measured over row counts at one width; equal bytes take equal time."""
+    """Small operators measured over row counts at one width; equal bytes take equal time."""
 
     tables: Mapping[SmallKind, tuple[Array, Array]]
     widths: Mapping[SmallKind, int]
 
     def seconds(self, kind: SmallKind, rows: Array, width: int) -> Array:
-        """Interpolated over rows x width; beyond the last point in proportion."""
+        """Interpolation over rows x width [rows]; proportional beyond the last point."""
         grid, seconds = self.tables[kind]
         place = rows * (width / self.widths[kind])
         inside = np.interp(place, grid, seconds)
@@ -67,11 +67,10 @@ class MeasuredSmall:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExpertTable:
-    """A layer's experts, by tokens, for one (hidden, expert width, active, experts).
+    """Times of a layer's experts by tokens, for one (hidden, expert width, active, experts).
 
-    `balanced`: tokens were spread so that each used experts that no other did, as far as there
-    are any; the time by the number of distinct experts follows from it. Otherwise the table's
-    own skew of choices is taken as it is.
+    `balanced`: the measured tokens were spread over as many distinct experts as possible, so the
+    table gives the time by distinct experts. Otherwise the table's own skew is used as it is.
     """
 
     tokens: Array
@@ -79,7 +78,7 @@ class ExpertTable:
     balanced: bool
 
     def seconds(self, architecture: ModelArchitecture, tokens: Array) -> Array:
-        """Seconds with the expected number of distinct experts of so many tokens."""
+        """Seconds [tokens] at the expected number of distinct experts."""
         measured = np.interp(tokens, self.tokens, self.seconds_measured)
         beyond = np.maximum(tokens / self.tokens[-1], 1.0)
         if not self.balanced:
@@ -94,10 +93,11 @@ class ExpertTable:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OperatorTables:
-    """Everything that a forward is summed from.
+    """Operators of one device, from which a forward is summed.
 
-    `fused`: query, key and value are one product, gate and up another. `experts`: by (hidden,
-    expert width, active, experts). `all_reduce`: (values, seconds) by number of devices.
+    `fused`: query, key and value are one product, and so are gate and up. `tensor_parallel`: the
+    degree that was measured (None: any). `experts` is keyed by (hidden, expert width, active,
+    experts); `all_reduce` has (values, seconds) by number of devices.
     """
 
     device: DeviceSpec
@@ -115,7 +115,7 @@ class OperatorTables:
     all_reduce: Mapping[int, tuple[Array, Array]] = dataclasses.field(default_factory=dict)
 
     def expert_table(self, architecture: ModelArchitecture) -> ExpertTable:
-        """The experts of this target. Raises InputError where they were not measured."""
+        """The table of this target's experts. Raises InputError where there is none."""
         a = architecture
         key = (a.hidden, a.expert_ffn, a.active_experts, a.experts)
         if key not in self.experts:
@@ -125,3 +125,210 @@ class OperatorTables:
                 hint="Measure the target with `rooftree calibrate`",
             )
         return self.experts[key]
+
+
+# Profiles keep six digits; this factor keeps a time at the roofline from being rounded below it.
+ROUNDING = 1.0 + 1e-5
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ComposedForward:
+    """Kernel seconds of a target's forwards, without host time and gaps.
+
+    `tensor_parallel` devices share heads, FFN and vocabulary evenly. The sum is that of one device,
+    with two all-reduces a layer where they were measured. Raises InputError for a target that
+    cannot be split so, or that the tables do not cover.
+    """
+
+    architecture: ModelArchitecture
+    tables: OperatorTables
+    tensor_parallel: int = 1
+
+    def __post_init__(self) -> None:
+        a, tp = self.architecture, self.tensor_parallel
+        if tp < 1 or a.heads % tp or a.kv_heads % tp:
+            raise InputError(
+                f"tensor_parallel {tp} does not divide {a.heads} heads and {a.kv_heads}"
+                " key-value heads"
+            )
+        if a.ffn % tp:
+            raise InputError(f"tensor_parallel {tp} does not divide the FFN width {a.ffn}")
+        if a.latent_rank:
+            raise InputError(f"no forward of {a.name} is composed: {a.beyond_tables}")
+        if a.shared_ffn % tp:
+            raise InputError(f"tensor_parallel {tp} does not divide the FFN width {a.shared_ffn}")
+        if self.tables.head_dim != a.head_dim:
+            raise InputError(
+                f"the attention tables are for heads of size {self.tables.head_dim},"
+                f" {a.name} has {a.head_dim}"
+            )
+        measured = self.tables.tensor_parallel
+        if measured is not None and measured != tp:
+            raise InputError(f"these operator tables are of tensor_parallel {measured}, not {tp}")
+        if a.experts:
+            if tp > 1:
+                raise InputError("experts are composed on one device only")
+            self.tables.expert_table(a)
+
+    def verifying(self) -> ComposedForward:
+        """The same target with attention as a verification of few rows runs it."""
+        attention = self.tables.attention.splitting_keys()
+        tables = dataclasses.replace(self.tables, attention=attention)
+        return dataclasses.replace(self, tables=tables)
+
+    def seconds(self, rows: ArrayLike, context: ArrayLike, batch: int = 1) -> Array:
+        """Seconds of `rows` over `context` [rows, contexts], at least the physical roofline's."""
+        counts = np.atleast_1d(np.asarray(rows, dtype=np.float64))
+        cached = np.atleast_1d(np.asarray(context, dtype=np.float64))
+        fixed = self.linear_s(counts * batch) + self.lm_head_s(counts * batch)
+        total = fixed[:, None] + np.stack([self.attention_s(int(s), cached, batch) for s in counts])
+        bound = self._bound().seconds(counts[:, None], cached[None, :], batch)
+        return np.maximum(total, ROUNDING * bound)
+
+    def prefill_s(self, tokens: ArrayLike) -> Array:
+        """Seconds of prompts of `tokens` [tokens]; the LM head runs on the last token only."""
+        counts = np.atleast_1d(np.asarray(tokens, dtype=np.float64))
+        tables, a, tp = self.tables, self.architecture, self.tensor_parallel
+        heads = a.heads // tp, a.kv_heads // tp
+        attention = [prompt_attention_s(tables.attention, a, int(s), heads) for s in counts]
+        last = self.lm_head_s(np.ones(1))
+        total: Array = self.linear_s(counts) + np.array(attention) + last
+        return total
+
+    def attention_s(self, rows: int, context: Array, batch: int = 1) -> Array:
+        """Seconds of all layers' attention, for one row count over each context [contexts]."""
+        a = self.architecture
+        if a.sliding_window is None:
+            return a.layers * self._layer_attention_s(rows, context, batch)
+        seen = np.minimum(context, a.sliding_window)
+        windowed = (a.layers - a.full_layers) * self._layer_attention_s(rows, seen, batch)
+        if not a.full_layers:
+            return windowed
+        return windowed + a.full_layers * self._layer_attention_s(rows, context, batch)
+
+    def _layer_attention_s(self, rows: int, context: Array, batch: int) -> Array:
+        a, tp = self.architecture, self.tensor_parallel
+        heads = a.heads // tp, a.kv_heads // tp
+        layer_s = self.tables.attention.seconds(rows, context, batch, *heads)
+        # Timed alone, keys and values that fit into the L2 cache are read from it; not in a model.
+        cached_bytes = 2.0 * batch * context * a.cached_width / tp
+        read_s = cached_bytes / self.tables.matmul.read_bytes_per_s
+        return np.asarray(np.maximum(layer_s, read_s), dtype=np.float64)
+
+    def lm_head_s(self, rows: Array) -> Array:
+        """Seconds of the LM head over `rows` [rows], all sequences together."""
+        a = self.architecture
+        return self.tables.matmul.seconds(rows, a.vocab // self.tensor_parallel, a.hidden)
+
+    def linear_s(self, rows: Array) -> Array:
+        """Seconds of all but attention and LM head over `rows` [rows], all sequences together."""
+        a, small = self.architecture, self.tables.small
+        layer = self._projections_s(rows)
+        layer = layer + a.layer_norms * small.seconds("norm", rows, a.hidden)
+        ends = small.seconds("embedding", rows, a.hidden) + small.seconds("norm", rows, a.hidden)
+        layers = a.layers * (layer + 2 * self._all_reduce_s(rows))
+        total: Array = layers + self._ffn_s(rows) + ends
+        return total
+
+    def products(self) -> list[tuple[str, int, int]]:
+        """(name, n, k) of a layer's matrix products and of the LM head, on one device."""
+        a, tp = self.architecture, self.tensor_parallel
+        query, key = a.query_width // tp, a.kv_width // tp
+        if self.tables.fused:
+            shapes = [("query, key and value", query + 2 * key, a.hidden)]
+        else:
+            shapes = [("query", query, a.hidden), ("key", key, a.hidden), ("value", key, a.hidden)]
+        shapes.append(("output", a.hidden, query))
+        if a.experts:
+            shapes.append(("router", a.experts, a.hidden))
+        if a.shared_ffn:
+            shapes += self._dense_products(a.shared_ffn)
+        if a.sparse_layers < a.layers:
+            shapes += self._dense_products(a.ffn)
+        return [*shapes, ("LM head", a.vocab // tp, a.hidden)]
+
+    def _dense_products(self, width: int) -> list[tuple[str, int, int]]:
+        """(name, n, k) of the products of an FFN that every token passes."""
+        a, split = self.architecture, width // self.tensor_parallel
+        if self.tables.fused or not a.gated_ffn:
+            first = [("gate and up", (a.ffn_matrices - 1) * split, a.hidden)]
+        else:
+            first = [("gate", split, a.hidden), ("up", split, a.hidden)]
+        return [*first, ("down", a.hidden, split)]
+
+    def extrapolated(self) -> list[str]:
+        """One text per product whose size lies outside the measured ones."""
+        outside = [(name, self.tables.matmul.outside(n, k)) for name, n, k in self.products()]
+        return [f"{name} ({text})" for name, text in outside if text]
+
+    def _projections_s(self, rows: Array) -> Array:
+        a, tp, small = self.architecture, self.tensor_parallel, self.tables.small
+        names = ("query, key and value", "query", "key", "value", "output")
+        total = self._products_s(rows, names)
+        heads_width = (a.query_width + a.kv_width) // tp
+        if a.qk_norm:
+            total = total + small.seconds("norm", rows, heads_width)
+        return total + small.seconds("rotary", rows, heads_width)
+
+    def _ffn_s(self, rows: Array) -> Array:
+        """Seconds of all layers' FFNs [rows]."""
+        a = self.architecture
+        total = np.zeros_like(rows)
+        if a.sparse_layers < a.layers:
+            total = (a.layers - a.sparse_layers) * self._dense_ffn_s(rows, a.ffn)
+        if not a.experts:
+            return total
+        measured = self.tables.expert_table(a).seconds(a, rows)
+        moved = 2.0 * a.expert_parameters * distinct_experts(a, rows)
+        read_s = moved / self.tables.matmul.read_bytes_per_s
+        layer = self._products_s(rows, ("router",)) + np.maximum(measured, read_s)
+        if a.shared_ffn:
+            layer = layer + self._dense_ffn_s(rows, a.shared_ffn)
+        return np.asarray(total + a.sparse_layers * layer, dtype=np.float64)
+
+    def _dense_ffn_s(self, rows: Array, width: int) -> Array:
+        matmul, small = self.tables.matmul, self.tables.small
+        total = small.seconds("activation", rows, width // self.tensor_parallel)
+        for _, n, k in self._dense_products(width):
+            total = total + matmul.seconds(rows, n, k)
+        return total
+
+    def _products_s(self, rows: Array, names: tuple[str, ...]) -> Array:
+        total = np.zeros_like(rows)
+        for name, n, k in self.products():
+            if name in names:
+                total = total + self.tables.matmul.seconds(rows, n, k)
+        return total
+
+    def _all_reduce_s(self, rows: Array) -> Array:
+        if self.tensor_parallel == 1 or self.tensor_parallel not in self.tables.all_reduce:
+            return np.zeros_like(rows)
+        size, seconds = self.tables.all_reduce[self.tensor_parallel]
+        moved = rows * self.architecture.hidden
+        beyond = np.maximum(moved / size[-1], 1.0)
+        return np.asarray(np.interp(moved, size, seconds) * beyond, dtype=np.float64)
+
+    def _bound(self) -> Roofline:
+        return Roofline(
+            architecture=self.architecture,
+            peaks=self.tables.device.peaks,
+            count="physical",
+            tensor_parallel=self.tensor_parallel,
+        )
+
+
+def prompt_attention_s(
+    attention: Attention, architecture: ModelArchitecture, tokens: int, heads: tuple[int, int]
+) -> float:
+    """Seconds of all layers' attention in a prompt of `tokens`; `heads` are those of one device.
+
+    Under a sliding window of w the pairs of row and key are 2 tokens / w - 1 times those of w
+    tokens.
+    """
+    a = architecture
+    full = attention.on_nothing(tokens, 1, *heads)
+    if a.sliding_window is None or tokens <= a.sliding_window:
+        return a.layers * full
+    windowed = attention.on_nothing(a.sliding_window, 1, *heads)
+    windowed *= 2 * tokens / a.sliding_window - 1
+    return a.full_layers * full + (a.layers - a.full_layers) * min(windowed, full)

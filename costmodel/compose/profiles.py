@@ -1,34 +1,40 @@
-"""A composed forward as a calibration profile, with an error bar."""
+"""Profiles composed from operator tables, with an error bar."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.compose.forward import ComposedForward
-from costmodel.device import DeviceSpec
-from costmodel.linear import fit_linear
-from costmodel.points import Points
-from costmodel.profile import CalibrationSection, LinearSection, Profile, SurfaceOptionsSection
-from costmodel.roofline import Roofline
-from costmodel.schema import (
-    DeviceSection,
+from costmodel.calibration.linear import fit_linear
+from costmodel.calibration.points import Points
+from costmodel.calibration.surface import EXACT
+from costmodel.catalog import DeviceFingerprint, DeviceSpec, find_device
+from costmodel.compose.aiconfigurator import ENGINES, load_published
+from costmodel.compose.attention import TileForm
+from costmodel.compose.llmservingsim import folder_subject, load_folder
+from costmodel.compose.operators import ComposedForward
+from costmodel.errors import InputError, RooftreeError
+from costmodel.io import now_utc, tool_version
+from costmodel.profile.profile import Profile
+from costmodel.profile.schema import (
+    CalibrationSection,
     PeaksSection,
+    PlainSection,
     ProvenanceKind,
     ProvenanceSection,
     RuntimeSection,
+    StagesSection,
     SurfaceSection,
     TargetSection,
+    TokensSection,
 )
-from costmodel.stages import PlainSection, StagesSection, TokensSection
-from costmodel.surface import SurfaceOptions
+from costmodel.roofline import Roofline
 
 Array = NDArray[np.float64]
 
@@ -36,22 +42,22 @@ ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 CONTEXTS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 PROMPTS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-# Mean error of a composed profile against the one device with measured forwards (RTX PRO 6000
-# Blackwell Server, up to 256 rows and 4096 cached tokens): benchmarks/results/compose_*.json.
+# Mean error of a composed profile on the one device with measured forwards (RTX PRO 6000 Blackwell
+# Server, up to 256 rows and 4096 cached tokens): benchmarks/results/compose_*.json.
 CHECKED_ERROR = 0.025
-# Doubt in what cached tokens add under a kernel whose chunked form nobody has published.
+# Share of the difference between the form of verifications and that of prompts that is doubted: no
+# verification of the former was published.
 FORM_DOUBT = 0.5
 _CHECKED_ROWS = tuple(rows for rows in ROWS if rows <= 256)
-_CHECKED_CONTEXTS = tuple(context for context in CONTEXTS if context <= 4096)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorBar:
-    """Expected relative error of a composed forward, 1 to 256 rows on at most 4096 tokens.
+    """Expected relative error of a composed forward of 1 to 256 rows over the profile's contexts.
 
-    `sums`: against measured forwards of another device. `tables`: mean disagreement with other
-    tables of the same device, or of the table with itself when a shape is left out.
-    `attention`: doubt in attention over cached tokens where its form is not verified.
+    `sums`: error against measured forwards of another device. `tables`: mean disagreement with
+    other tables of the same device, or of the table with itself when a shape is left out.
+    `attention`: doubt that the keys of a verification are split over idle multiprocessors.
     """
 
     sums: float = CHECKED_ERROR
@@ -65,58 +71,110 @@ class ErrorBar:
 
     @property
     def text(self) -> str:
-        """How it came about."""
+        """The parts and their sources, for people."""
         parts = [f"{self.sums:.1%} as composed forwards differ from measured ones elsewhere"]
         if self.tables:
             parts.append(f"{self.tables:.1%} as operator tables of this device differ")
         if self.attention:
-            parts.append(f"{self.attention:.1%} for unverified attention over cached tokens")
+            parts.append(f"{self.attention:.1%} as splitting keys in a verification is unverified")
         return "; ".join(parts)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ComposeOptions:
+    """The input of `compose`; `device_name` may be left out where `operators` names a folder."""
+
+    target: ModelArchitecture
+    device_name: str | None = None
+    engine: str = "vllm"
+    tensor_parallel: int = 1
+    operators: Path | None = None
+    source: str = ""
+
+
+def compose(options: ComposeOptions) -> Profile:
+    """The profile composed from published tables, or from those in the folder `operators`.
+
+    Raises InputError or DeviceError.
+    """
+    if options.operators is not None:
+        return _compose_folder(options, options.operators)
+    if options.device_name is None:
+        raise InputError("say which GPU", hint="Give --device, such as --device h100-sxm")
+    device, target = find_device(options.device_name), options.target
+
+    def forward(engine: str) -> ComposedForward:
+        tables = load_published(
+            device, engine, head_dim=target.head_dim, experts=bool(target.experts)
+        )
+        return ComposedForward(
+            architecture=target, tables=tables, tensor_parallel=options.tensor_parallel
+        )
+
+    chosen = forward(options.engine)
+    others = []
+    for engine in ENGINES:
+        if engine == options.engine:
+            continue
+        try:
+            others.append(forward(engine))
+        except RooftreeError:
+            continue  # its tables lack an operator, so they say nothing on the error bar
+    return composed_profile(chosen, error_bar(chosen, others))
+
+
+def _compose_folder(options: ComposeOptions, folder: Path) -> Profile:
+    device, _, _ = folder_subject(folder)
+    if options.device_name is not None:
+        named = find_device(options.device_name)
+        if named.slug != device.slug:
+            raise InputError(f"{folder} holds operators of {device.name}, not of {named.name}")
+    forward = ComposedForward(
+        architecture=options.target,
+        tables=load_folder(folder, options.source),
+        tensor_parallel=options.tensor_parallel,
+    )
+    return composed_profile(forward, error_bar(forward))
+
+
 def error_bar(forward: ComposedForward, others: Sequence[ComposedForward] = ()) -> ErrorBar:
-    """The error bar of one forward; `others` are the same forward from other tables."""
+    """The error bar of a forward; `others` are the same forward from other tables."""
     rows = np.array(_CHECKED_ROWS, dtype=np.float64)
-    mine = forward.linear_s(rows) + forward.lm_head_s(rows)
+    seconds = forward.linear_s(rows) + forward.lm_head_s(rows)
     gaps = [
-        float(np.mean(np.abs(np.log((other.linear_s(rows) + other.lm_head_s(rows)) / mine))))
+        float(np.mean(np.abs(np.log((other.linear_s(rows) + other.lm_head_s(rows)) / seconds))))
         for other in others
     ]
     if not others:
-        new = [
-            name for name, n, k in forward.products() if (n, k) not in forward.tables.matmul.shapes
-        ]
-        gaps = [forward.tables.matmul.left_out_error()] if new else []
-    doubt = 0.0
-    if not forward.tables.attention.form.verified:
-        doubt = FORM_DOUBT * _cached_share(forward)
-    return ErrorBar(tables=float(np.mean(gaps)) if gaps else 0.0, attention=doubt)
+        matmul = forward.tables.matmul
+        interpolated = any((n, k) not in matmul.shapes for _, n, k in forward.products())
+        gaps = [matmul.left_out_error()] if interpolated else []
+    return ErrorBar(
+        tables=float(np.mean(gaps)) if gaps else 0.0, attention=FORM_DOUBT * _form_gap(forward)
+    )
 
 
-def _cached_share(forward: ComposedForward) -> float:
-    """Share of time that cached tokens add, if no tile shares its keys: the dearer form."""
-    a, tp, attention = forward.architecture, forward.tensor_parallel, forward.tables.attention
-    alone = dataclasses.replace(
-        attention, form=dataclasses.replace(attention.form, splits_keys=False)
-    )
-    contexts = np.array(_CHECKED_CONTEXTS, dtype=np.float64)
-    added = np.stack(
-        [
-            a.layers * alone.per_key_s(rows, 1, a.heads // tp, a.kv_heads // tp) * contexts
-            for rows in _CHECKED_ROWS[1:]
-        ]
-    )
-    return float(np.mean(added / (forward.seconds(_CHECKED_ROWS[1:], contexts) + added)))
+def _form_gap(forward: ComposedForward) -> float:
+    """Mean share of time that verifications take less than where no tile shares its keys."""
+    attention = forward.tables.attention
+    unsplit = dataclasses.replace(attention, form=TileForm(tile_rows=attention.form.tile_rows))
+    tables = dataclasses.replace(forward.tables, attention=unsplit)
+    slower = dataclasses.replace(forward, tables=tables)
+    rows = _CHECKED_ROWS[1:]
+    split_s = forward.verifying().seconds(rows, CONTEXTS)
+    return float(np.mean(np.maximum(1 - split_s / slower.seconds(rows, CONTEXTS), 0.0)))
 
 
 def composed_profile(
     forward: ComposedForward, bar: ErrorBar, *, created_utc: str | None = None
 ) -> Profile:
-    """The profile of a composed forward: rows x contexts, plain steps by batch, prompts.
+    """The profile of a composed forward: a surface, plain steps by batch, and prompts.
 
-    Raises InputError where the target's shapes lie too far from the tables.
+    Verifications split their keys, whatever the tables' own kernel for prompts does. Raises
+    InputError where the target's shapes are too far from the tables.
     """
-    seconds = forward.seconds(ROWS, CONTEXTS)
+    forward = forward.verifying()
+    seconds = _rising(forward.seconds(ROWS, CONTEXTS))
     rows, contexts = np.meshgrid(ROWS, CONTEXTS, indexing="ij")
     points = Points(rows=rows.ravel(), context=contexts.ravel(), seconds=seconds.ravel())
     tables = forward.tables
@@ -151,9 +209,9 @@ def composed_profile(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProfileParts:
-    """What a profile that was not measured is put together from.
+    """The parts of a profile that was not measured.
 
-    `provenance` holds the fields of the section beside kind, version and count.
+    `provenance` holds the fields of ProvenanceSection except kind, tool_version and points.
     """
 
     kind: ProvenanceKind
@@ -167,13 +225,13 @@ class ProfileParts:
 
 
 def assemble(parts: ProfileParts) -> Profile:
-    """A profile of points that are not measurements: a surface through all of them."""
+    """The profile of points that were not measured; its surface passes through all of them."""
     device, points = parts.device, parts.points
     return Profile(
         provenance=ProvenanceSection(
             kind=parts.kind, tool_version=tool_version(), points=len(points), **parts.provenance
         ),
-        device=DeviceSection(kind="cuda", name=device.name, memory_bytes=device.memory_bytes),
+        device=DeviceFingerprint(kind="cuda", name=device.name, memory_bytes=device.memory_bytes),
         target=TargetSection.of(parts.architecture),
         runtime=parts.runtime,
         peaks=PeaksSection(
@@ -183,34 +241,21 @@ def assemble(parts: ProfileParts) -> Profile:
         ),
         calibration=CalibrationSection(
             selected="surface",
-            linear=LinearSection.of(fit_linear(points, parts.roofline)),
-            surface=SurfaceOptionsSection.of(SurfaceOptions(rows="work", context="exact")),
+            linear=fit_linear(points, parts.roofline),
+            surface=EXACT,
         ),
         surface=SurfaceSection.of(points),
         stages=parts.stages,
     )
 
 
-def now_utc() -> str:
-    """The time as profiles write it."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def tool_version() -> str:
-    """The installed version of rooftree."""
-    try:
-        return version("rooftree")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 def _stages(forward: ComposedForward) -> StagesSection:
-    steps = [
-        (b, c, forward.seconds([1], [c], b)[0, 0])
-        for b in BATCHES
-        for c in CONTEXTS
-        if b == 1 or _fits(forward, b, c)
-    ]
+    steps: list[tuple[int, int, float]] = []
+    for b in BATCHES:
+        contexts = [c for c in CONTEXTS if b == 1 or _fits(forward, b, c)]
+        if contexts:
+            seconds = _rising(forward.seconds([1], contexts, b))[0]
+            steps.extend((b, c, t) for c, t in zip(contexts, seconds, strict=True))
     prompts = forward.prefill_s(PROMPTS)
     return StagesSection(
         plain=PlainSection(
@@ -222,10 +267,15 @@ def _stages(forward: ComposedForward) -> StagesSection:
     )
 
 
+def _rising(seconds: Array) -> Array:
+    """Seconds [rows, contexts] without the tables' noise: none exceeds that of more context."""
+    return np.minimum.accumulate(seconds[:, ::-1], axis=1)[:, ::-1]
+
+
 def _fits(forward: ComposedForward, batch: int, context: int) -> bool:
-    """Whether weights and cache of so many sequences fit into the devices' memory, in bfloat16."""
+    """Whether bfloat16 weights and cache of `batch` sequences fit into the devices' memory."""
     a = forward.architecture
-    cache = 2 * a.layers * a.kv_width * context * batch
+    cache = a.layers * a.cached_width * context * batch
     memory = forward.tables.device.memory_bytes * forward.tensor_parallel
     return 2 * (a.parameters + cache) <= 0.95 * memory
 
@@ -236,13 +286,11 @@ def _columns(seconds: list[float]) -> dict[str, Any]:
 
 def _note(forward: ComposedForward, bar: ErrorBar) -> str:
     a, tables = forward.architecture, forward.tables
-    form = tables.attention.form
-    kind = "form verified on chunked measurements" if form.verified else "form not verified"
     parts = [
         "sum of kernel times, no host time and no gaps",
-        f"attention over cached tokens: tiles of {form.tile_rows} rows,"
-        f" {'keys split over idle processors, ' if form.splits_keys else ''}{kind}",
-        f"error bar (to 256 rows and 4096 cached tokens): {bar.text}",
+        f"attention over cached tokens: tiles of {tables.attention.form.tile_rows} rows, keys split"
+        " over idle processors, as this decoder and engines' decoding kernels do",
+        f"error bar (to {_CHECKED_ROWS[-1]} rows and {CONTEXTS[-1]} cached tokens): {bar.text}",
     ]
     if not tables.fused:
         parts.append("norms, rotary and activation as single operators, slower than fused ones")

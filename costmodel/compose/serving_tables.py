@@ -1,4 +1,4 @@
-"""Operator tables at the precision a server runs in, the fastest of all engines' kernels."""
+"""Operator tables at the precision of a server, with the fastest kernels of all engines."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.compose.attention import Attention
-from costmodel.compose.matmul import MatmulTable
-from costmodel.compose.published import (
+from costmodel.catalog import DeviceSpec, Peaks
+from costmodel.compose.aiconfigurator import (
     ENGINES,
-    SYSTEMS,
     all_reduce_curves,
     attention_of,
     attention_table,
     data_folder,
+    find_system,
     matmul_shapes,
     newest_version,
     read_table,
 )
-from costmodel.device import DeviceSpec, Peaks
+from costmodel.compose.attention import Attention
+from costmodel.compose.matmul import MatmulTable
 from costmodel.errors import DeviceError, InputError
 
 Array = NDArray[np.float64]
@@ -32,7 +32,7 @@ Shapes = dict[tuple[int, int], Curve]
 Weights = Literal["bfloat16", "fp8", "fp8_dynamic", "fp8_block", "nvfp4"]
 Cache = Literal["bfloat16", "fp8"]
 
-# Bytes of a weight; nvfp4 has one 8-bit scale for 16 values.
+# Bytes of a weight; nvfp4 has one 8-bit scale per 16 values.
 WEIGHT_BYTES: Mapping[Weights, float] = {
     "bfloat16": 2.0,
     "fp8": 1.0,
@@ -43,16 +43,16 @@ WEIGHT_BYTES: Mapping[Weights, float] = {
 CACHE_BYTES: Mapping[Cache, float] = {"bfloat16": 2.0, "fp8": 1.0}
 # Dense rate as a multiple of bfloat16's (NVIDIA data sheets of Hopper and Blackwell).
 _SPEEDUP = {"bfloat16": 1.0, "fp8": 2.0, "fp8_dynamic": 2.0, "fp8_block": 2.0, "nvfp4": 4.0}
-# Of a table's time at most this share is taken for finding scales.
+# Largest share of a product's time that is attributed to finding the scales of its input.
 _LARGEST_SCALE_SHARE = 0.6
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """What weights and cached keys and values are stored in; the LM head stays in bfloat16.
+    """Types of weights and of cached keys and values; the LM head stays in bfloat16.
 
-    `fp8`: one scale a tensor, stored in the checkpoint; `fp8_dynamic`: found for every product;
-    `fp8_block`: one for each block.
+    `fp8`: one scale per tensor, stored in the checkpoint; `fp8_dynamic`: one per tensor, computed
+    for every product; `fp8_block`: one per block. Raises InputError for an unknown type.
     """
 
     weights: Weights = "bfloat16"
@@ -82,11 +82,11 @@ class Precision:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServingTables:
-    """Measured operators of one device for one engine's attention at one precision.
+    """Measured operators of one device, with one engine's attention, at one precision.
 
-    `products` and `head` hold one table for each engine that was measured: they call the same
-    libraries, so the fastest one is taken. `all_reduce`: (values, seconds) curves of each engine
-    by number of devices.
+    `products` and `head` hold one table per measured engine; the engines call the same libraries,
+    so the fastest time is used. `all_reduce` has one (values, seconds) curve per engine, by number
+    of devices.
     """
 
     device: DeviceSpec
@@ -99,15 +99,15 @@ class ServingTables:
     all_reduce: Mapping[int, tuple[Curve, ...]]
 
     def product_s(self, rows: Array, n: int, k: int) -> Array:
-        """Seconds of a quantised product y[rows, n] = x[rows, k] w[n, k]."""
+        """Seconds [rows] of a quantised product y[rows, n] = x[rows, k] w[n, k]."""
         return _fastest([table.seconds(rows, n, k) for table in self.products])
 
     def head_s(self, rows: Array, n: int, k: int) -> Array:
-        """Seconds of the LM head's product."""
+        """Seconds [rows] of the LM head's product."""
         return _fastest([table.seconds(rows, n, k) for table in self.head])
 
     def all_reduce_s(self, values: Array, devices: int) -> Array:
-        """Seconds of one all-reduce of so many bfloat16 values. Raises InputError."""
+        """Seconds [values] of one all-reduce of `values` bfloat16 values. Raises InputError."""
         if devices == 1:
             return np.zeros_like(values)
         if devices not in self.all_reduce:
@@ -123,7 +123,7 @@ class ServingTables:
 
     @property
     def read_bytes_per_s(self) -> float:
-        """The rate at which weights were read best."""
+        """Best rate at which weights were read."""
         return max(table.read_bytes_per_s for table in self.products)
 
 
@@ -132,19 +132,9 @@ def load_serving(
 ) -> ServingTables:
     """The newest sound tables of one device.
 
-    Raises InputError where the engine or the precision was not measured, DeviceError where the
-    device was not.
+    Raises InputError for an engine or precision, and DeviceError for a device, without tables.
     """
-    if engine not in ENGINES:
-        raise InputError(
-            f"no engine is called '{engine}'", hint=f"Use one of: {', '.join(ENGINES)}"
-        )
-    system = SYSTEMS.get(device.slug)
-    if system is None:
-        raise DeviceError(
-            f"there are no published operator tables of {device.name}",
-            hint=f"There are for: {', '.join(SYSTEMS)}",
-        )
+    system = find_system(device, engine)
     data = data_folder() / system
     folder = data / "attention" / engine / newest_version(data, system, engine)
     curves = [all_reduce_curves(data, name) for name in ENGINES]
@@ -157,7 +147,9 @@ def load_serving(
         head=_products(data, device, "bfloat16"),
         attention=_attention(folder, device, head_dim, precision.cache),
         all_reduce={
-            count: tuple(_rising(*found[count]) for found in curves if count in found)
+            count: tuple(
+                _rising(*engine_curves[count]) for engine_curves in curves if count in engine_curves
+            )
             for count in sorted(set().union(*curves))
         },
     )
@@ -168,7 +160,7 @@ def _fastest(times: list[Array]) -> Array:
 
 
 def _products(data: Path, device: DeviceSpec, weights: Weights) -> tuple[MatmulTable, ...]:
-    """One table for each engine that measured these weights. Raises InputError for none."""
+    """One table per engine with these weights. Raises InputError where there is none."""
     tables = []
     dtype = "fp8" if weights == "fp8_dynamic" else weights
     for engine in ENGINES:
@@ -201,12 +193,12 @@ def _table(shapes: Shapes, device: DeviceSpec, weights: Weights) -> MatmulTable:
 
 
 def _rising(size: Array, seconds: Array) -> Curve:
-    """Without upward outliers: more work never takes less time than what is kept."""
+    """The curve without upward outliers: no time exceeds that of more work."""
     return size, np.minimum.accumulate(seconds[::-1])[::-1]
 
 
 def _scale_times(folder: Path) -> dict[int, Curve]:
-    """{k: (m, seconds)} of finding the scale of x[m, k]; empty where it was not measured."""
+    """{k: (m, seconds)} of computing the scale of x[m, k]; empty where it was not measured."""
     paths = sorted(folder.glob("*/computescale_perf.parquet"))
     if not paths:
         return {}
@@ -220,30 +212,30 @@ def _scale_times(folder: Path) -> dict[int, Curve]:
 
 
 def _without_scales(shapes: Shapes, scale_s: dict[int, Curve]) -> Shapes:
-    """The tables time a product with finding its input's scale, which static scales save."""
+    """Products without the time of computing their input's scale, which static scales save."""
     if not scale_s:
         return shapes
     sizes = np.array(sorted(scale_s))
-    found = {}
+    static = {}
     for (n, k), (m, seconds) in shapes.items():
-        near = int(sizes[np.argmin(np.abs(np.log(sizes / k)))])
-        saved = np.interp(m, *scale_s[near])
-        found[n, k] = (m, seconds - np.minimum(saved, _LARGEST_SCALE_SHARE * seconds))
-    return found
+        nearest = int(sizes[np.argmin(np.abs(np.log(sizes / k)))])
+        saved = np.interp(m, *scale_s[nearest])
+        static[n, k] = (m, seconds - np.minimum(saved, _LARGEST_SCALE_SHARE * seconds))
+    return static
 
 
 def _attention(folder: Path, device: DeviceSpec, head_dim: int, cache: Cache) -> Attention:
+    """Attention of decoding steps and verifications, and of prompts without cached tokens."""
     generation, _ = attention_table(folder, "generation", head_dim, ("bfloat16", cache))
     context, kernel = _context(folder, head_dim, cache)
-    return attention_of(generation, context, kernel, device, head_dim)
+    return attention_of(generation, context, kernel, device, head_dim).splitting_keys()
 
 
 def _context(
     folder: Path, head_dim: int, cache: Cache
 ) -> tuple[Mapping[tuple[int, int], Mapping[tuple[int, int], float]], str]:
-    """Prompts attend in the cache's type where a kernel for it was measured."""
-    choices = [("fp8", "fp8"), ("bfloat16", "fp8")] if cache == "fp8" else []
-    for dtypes in choices:
+    """Attention of prompts in the cache's type, where a kernel for it was measured."""
+    for dtypes in [("fp8", "fp8"), ("bfloat16", "fp8")] if cache == "fp8" else []:
         try:
             return attention_table(folder, "context", head_dim, dtypes)
         except InputError:

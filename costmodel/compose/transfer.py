@@ -1,44 +1,42 @@
-"""A profile scaled to a sibling device by what the data sheets say of both."""
+"""Profiles scaled to another device by the ratio of both data sheets."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from costmodel.compose.profiles import ProfileParts, assemble, now_utc
-from costmodel.device import DeviceSpec, Peaks, device_by_name
+from costmodel.calibration.points import Points
+from costmodel.catalog import DeviceSpec, device_by_name
+from costmodel.compose.operators import ROUNDING
+from costmodel.compose.profiles import ProfileParts, assemble
+from costmodel.compose.transfer_errors import transfer_errors
 from costmodel.errors import InputError
-from costmodel.points import Points
-from costmodel.profile import Profile
+from costmodel.io import now_utc
+from costmodel.profile.profile import Profile
+from costmodel.profile.schema import PlainSection, StagesSection, TokensSection
 from costmodel.roofline import Roofline
-from costmodel.stages import PlainSection, StagesSection, TokensSection
 
 Array = NDArray[np.float64]
 
-# Of a change in time, the share that may be wrong: clocks, caches and processor counts differ
-# in other proportions than bandwidth and FLOPs do.
-SCALING_DOUBT = 0.3
-# A sibling has other clocks under another power limit, whatever its data sheet says.
-LEAST_DOUBT = 0.05
-# Error bar of a source that does not state one.
+# Relative error of a profile that states none.
 UNKNOWN_ERROR = 0.1
-# The sharpness of the bend between both branches: where they are equal, a forward takes
-# 2 ** (1 / 4) = 1.19 times either.
+# Sharpness of the bend between memory and compute time: where they are equal, a forward takes
+# 2 ** (1 / 4) = 1.19 times either of them.
 _SHARPNESS = 4.0
-# Profiles keep six digits: what is at the bound must not be rounded below it.
-_ROUNDING = 1.0 + 1e-5
+# Largest share of a time that is taken as fixed.
+_LARGEST_FIXED_SHARE = 0.5
 
 
 def transfer_profile(
     profile: Profile, device: DeviceSpec, *, created_utc: str | None = None
 ) -> Profile:
-    """The profile on another device: every time scaled by the ratio of the two rooflines.
+    """The profile on another device, with all but a fixed time a layer scaled by the rooflines.
 
-    The roofline is the physical one with a smooth bend, (memory^4 + compute^4)^(1/4), so that
-    the memory-bound part scales by bandwidth and the compute-bound part by FLOPs. Verification
-    points, plain steps and prompts are scaled; what the host does and drafters are left out.
-    Raises InputError for an eager profile (it is mostly the host's time), one without points,
-    a CPU's, or the same device.
+    The roofline is the physical one with a smooth bend, (memory^4 + compute^4)^(1/4): memory-bound
+    time scales by bandwidth and compute-bound time by FLOPs. The fixed time and the error bar come
+    from a study of all device pairs at hand (`transfer_errors`). Verification points, plain steps
+    and prompts are scaled; host times and drafters are left out. Raises InputError for a profile
+    that is eager (mostly host time), without points, of a CPU, or of the same device.
     """
     _check(profile, device)
     if profile.surface is None:
@@ -51,19 +49,9 @@ def transfer_profile(
         count="physical",
         tensor_parallel=before.tensor_parallel,
     )
-    source = profile.surface.points()
-    ratio = _ratio(before, after, source.rows, source.context, source.batch)
-    bound = _ROUNDING * after.seconds(source.rows, source.context, source.batch)
-    points = Points(
-        rows=source.rows,
-        context=source.context,
-        batch=source.batch,
-        seconds=np.maximum(source.seconds * ratio, bound),
-    )
-    bar = profile.provenance.error_bar
-    doubt = max(LEAST_DOUBT, SCALING_DOUBT * float(np.mean(np.abs(np.log(ratio)))))
-    stated = UNKNOWN_ERROR if bar is None else bar
+    points = scaled_points(profile.surface.points(), before, after)
     made = profile.provenance
+    made_in = profile.runtime.dtype
     return assemble(
         ProfileParts(
             kind="transferred",
@@ -74,11 +62,17 @@ def transfer_profile(
                 "created_utc": created_utc or now_utc(),
                 "source": f"{made.kind} profile of {profile.device.name}"
                 + (f" ({made.source})" if made.source else ""),
-                "error_bar": round(float(np.hypot(stated, doubt)), 3),
-                "note": _note(profile, device.peaks),
+                "error_bar": transferred_error(profile, device),
+                "note": _note(profile, device),
             },
             runtime=profile.runtime.model_copy(
-                update={"torch": None, "transformers": None, "python": None}
+                update={
+                    "torch": None,
+                    "transformers": None,
+                    "python": None,
+                    # A device without bfloat16 runs float16, in as many bytes.
+                    "dtype": device.dtype if made_in == "bfloat16" else made_in,
+                }
             ),
             roofline=after.with_count("paper"),
             stages=_stages(profile, before, after),
@@ -86,11 +80,49 @@ def transfer_profile(
     )
 
 
+def transferred_error(profile: Profile, device: DeviceSpec) -> float:
+    """The error bar that `transfer_profile` states: the profile's own and that of the study."""
+    stated = profile.provenance.error_bar
+    own = UNKNOWN_ERROR if stated is None else stated
+    scaling, _ = transfer_errors().expected(profile.device.slug, device.slug)
+    return round(float(np.hypot(own, scaling)), 3)
+
+
+def scaled_points(
+    points: Points, before: Roofline, after: Roofline, fixed_s_per_layer: float | None = None
+) -> Points:
+    """The points on the device of another roofline; the fixed time is by default the study's."""
+    place = points.rows, points.context, points.batch
+    seconds = np.maximum(
+        _scaled(points.seconds, (before, after), place, fixed_s_per_layer),
+        ROUNDING * after.seconds(*place),
+    )
+    return Points(rows=points.rows, context=points.context, batch=points.batch, seconds=seconds)
+
+
+def _scaled(
+    seconds: ArrayLike,
+    rooflines: tuple[Roofline, Roofline],
+    place: tuple[ArrayLike, ArrayLike, ArrayLike],
+    fixed_s_per_layer: float | None = None,
+) -> Array:
+    """Times with all but the fixed part scaled, at rows, contexts and batches `place`."""
+    before, after = rooflines
+    if fixed_s_per_layer is None:
+        fixed_s_per_layer = transfer_errors().fixed_s_per_layer
+    times = np.asarray(seconds, dtype=np.float64)
+    fixed = np.minimum(fixed_s_per_layer * before.architecture.layers, _LARGEST_FIXED_SHARE * times)
+    ratio = _smooth(after, *place) / _smooth(before, *place)
+    return np.asarray(fixed + (times - fixed) * ratio, dtype=np.float64)
+
+
 def _check(profile: Profile, device: DeviceSpec) -> None:
     if profile.device.kind != "cuda" or profile.device.mig is not None:
         raise InputError("only the profile of a whole GPU can be transferred")
-    if profile.device.name == device.name:
+    if profile.device.slug == device.slug:
         raise InputError(f"this profile is of {device.name} already")
+    if profile.runtime.quantization is not None:
+        raise InputError(f"a profile of {profile.runtime.quantization} weights is not transferred")
     if profile.runtime.kind == "eager":
         raise InputError(
             "an eager profile is mostly the host's time, which does not scale with the GPU",
@@ -106,19 +138,12 @@ def _smooth(roofline: Roofline, rows: ArrayLike, context: ArrayLike, batch: Arra
     return seconds
 
 
-def _ratio(
-    before: Roofline, after: Roofline, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1
-) -> Array:
-    return _smooth(after, rows, context, batch) / _smooth(before, rows, context, batch)
-
-
 def _stages(profile: Profile, before: Roofline, after: Roofline) -> StagesSection:
     plain, prefill = profile.stages.plain, profile.stages.prefill
     if plain is not None:
-        ratio = _ratio(before, after, 1, plain.context, plain.batch)
+        place = 1, plain.context, plain.batch
         seconds = np.maximum(
-            np.array(plain.median_s) * ratio,
-            _ROUNDING * after.seconds(1, plain.context, plain.batch),
+            _scaled(plain.median_s, (before, after), place), ROUNDING * after.seconds(*place)
         )
         plain = PlainSection(
             context=plain.context,
@@ -128,21 +153,24 @@ def _stages(profile: Profile, before: Roofline, after: Roofline) -> StagesSectio
             n=(1,) * len(seconds),
         )
     if prefill is not None:
-        ratio = _ratio(before, after, prefill.tokens, 0)
+        prompts = _scaled(prefill.median_s, (before, after), (prefill.tokens, 0, 1))
         prefill = TokensSection(
             tokens=prefill.tokens,
-            median_s=tuple(float(x) for x in np.array(prefill.median_s) * ratio),
-            mad_s=(None,) * len(ratio),
-            n=(1,) * len(ratio),
+            median_s=tuple(float(x) for x in prompts),
+            mad_s=(None,) * len(prompts),
+            n=(1,) * len(prompts),
         )
     return StagesSection(plain=plain, prefill=prefill)
 
 
-def _note(profile: Profile, peaks: Peaks) -> str:
-    bandwidth = peaks.bytes_per_s / profile.peaks.bytes_per_s
-    flops = peaks.flops_per_s / profile.peaks.flops_per_s
+def _note(profile: Profile, device: DeviceSpec) -> str:
+    bandwidth = device.peak_bytes_per_s / profile.peaks.bytes_per_s
+    flops = device.peak_flops_per_s / profile.peaks.flops_per_s
+    study = transfer_errors()
     text = (
         f"scaled from {profile.device.name}: memory-bound time by bandwidth (x {bandwidth:.3f}),"
-        f" compute-bound time by FLOPs (x {flops:.3f}), with a smooth bend between them"
+        f" compute-bound time by FLOPs (x {flops:.3f}), with a smooth bend between them;"
+        f" {1e6 * study.fixed_s_per_layer:.0f} us a layer kept;"
+        f" {study.text(profile.device.slug, device.slug)}"
     )
     return f"{text}; source: {profile.provenance.note}"[:2000]

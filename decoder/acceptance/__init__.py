@@ -1,1 +1,5 @@
-"""Which drafted tokens the target accepts: exact rules, and the sampled trees that go with them."""
+"""Exact acceptance of drafted tokens.
+
+`rules` decides what is kept, `drawn` samples draft trees, `sampling` turns logits into
+distributions. Imports draft trees.
+"""

@@ -1,37 +1,45 @@
 """Sampled trees: children drawn without replacement from the drafter's distribution q.
 
-The shape is chosen first, from q and from past rounds alone; only then are the tokens
-drawn, every parent's children independently of all others. This is what recursive
-rejection and traversal verification (decoder.acceptance.rules) need to be exact: whether a child
-exists may depend on q and on earlier draws, never on the token it would hold. So where q
-depends on the path (a drafter that goes level by level), branches may compete for a budget
-by scores that hold no node's own token: under both rules a child is accepted, itself or in
-its subtree, with a probability that does not depend on the shape of the subtree.
+The shape is chosen first, from q and from past rounds alone. Then the tokens are drawn, the
+children of each parent independently of all others. Recursive rejection and traversal
+verification (decoder/acceptance/rules.py) are exact under this condition: the existence of a
+child may depend on q and on earlier draws, never on its own token. If q depends on the path,
+branches may compete for a budget by scores that contain no node's own token; under both rules
+the probability that a child is accepted, itself or in its subtree, does not depend on the
+shape of the subtree.
+
+A block drafter's q is known for every position beforehand (`draw_from_lattice`). A drafter
+that looks at paths has a q that depends on the tokens drawn above, so it runs one forward a
+level (`draw_levels`); for a chain this is standard speculative sampling (Leviathan, Kalman
+and Matias, 2023).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from decoder.acceptance.sampling import Sampling
 from decoder.device import to_device
 from decoder.jit import jit
-from decoder.tree import EMPTY, DraftTree
+from decoder.tree.draft_tree import EMPTY, DraftTree, Lattice
+from decoder.tree.growth import Frontier
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnTree(DraftTree):
     """A tree whose siblings, in row order, were drawn without replacement from q.
 
-    q        float32 [distributions, vocab], the very numbers the children were drawn with;
-             rows need not sum to 1 exactly, what counts are their proportions; may have
-             fewer columns than the target's vocabulary, the rest then being 0
-    sources  int64 [N + 1]: for each row, which distribution its children were drawn from;
-             -1 for a leaf
-    scores   float64 [N]: expected acceptance (of the shape), not the drawn tokens' chances
+    q        float32 [distributions, vocab], the distributions that the children were drawn
+             from; rows need not sum to 1, and columns that the target's vocabulary has
+             beyond them are 0
+    sources  int64 [N + 1]: the distribution of each row's children, -1 for a leaf
+    scores   float64 [N]: expected acceptance of the shape, not of the drawn tokens
     """
 
     q: torch.Tensor
@@ -43,9 +51,9 @@ class DrawnTree(DraftTree):
 
 
 def proposal(q: torch.Tensor) -> torch.Tensor:
-    """q fit to be drawn from: float32, with whatever is no probability set to 0.
+    """q as float32, with values that are no probability (NaN, negative) set to 0.
 
-    A drafter may give NaN; a position without any usable mass has no children.
+    A position without any mass has no children.
     """
     return torch.nan_to_num(q.float(), nan=0.0, posinf=0.0, neginf=0.0).clamp_min_(0.0)
 
@@ -55,12 +63,12 @@ def draw_from_lattice(
 ) -> DraftTree:
     """Draw the tokens of a tree whose shape was chosen from a block drafter's q.
 
-    topology   a tree whose tokens do not count: siblings, in row order, become the first,
-               second, ... draw from the q of their position
+    topology   the shape, a tree whose tokens are ignored: siblings, in row order, become the
+               first, second, ... draw from the q of their position
     whole      float32 [gamma, vocab], the drafter's softmax at the sampling temperature
     generator  of the draws, on any device
-    Where q has fewer tokens of non-zero probability than a parent has children, the last
-    children are left out, with what hangs below them; that depends on q alone.
+    If q has fewer tokens above 0 than a parent has children, the last children are left out
+    with their subtrees; this depends on q alone.
     """
     if topology.nodes == 0:
         return EMPTY
@@ -79,7 +87,7 @@ def draw_from_lattice(
 
 
 def sibling_ranks(parents: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[N] how many earlier nodes hang below the same parent: the draw order of each node."""
+    """[N] the draw order of each node: the number of its earlier siblings."""
     order = np.argsort(parents, kind="stable")
     ordered = parents[order]
     ranks = np.empty(len(parents), dtype=np.int64)
@@ -96,13 +104,14 @@ def without_replacement(
     """Draw distinct tokens for many parents at once; int64 [parents, max count], padded by -1.
 
     distributions  float32 [distributions, vocab], not negative, finite
-    sources        [parents] which distribution each parent's children come from
-    counts         [parents] children wanted; fewer come where q has fewer tokens above 0
+    sources        [parents] the distribution of each parent's children
+    counts         [parents] children wanted; there are fewer if q has fewer tokens above 0
 
-    Independent draws whose repetitions are dropped are draws without replacement. Each trip
-    therefore inverts the cumulative q (float64, so that the draws follow the float32 q to
-    rounding) at a few places for every parent, outside the intervals of the tokens it already
-    has, and keeps what is new. One device-to-host copy a trip, mostly two or three trips.
+    Independent draws without their repetitions are draws without replacement. So each trip
+    inverts the cumulative q at a few places for every parent, outside the intervals of the
+    tokens that it has, and keeps the new tokens. The cumulative q is float64, so that the
+    draws follow the float32 q to rounding. A trip costs one device-to-host copy; there are
+    mostly two or three.
     """
     vocab = distributions.shape[1]
     cumulative = distributions.flatten().cumsum(0, dtype=torch.float64)
@@ -121,13 +130,13 @@ def without_replacement(
         index = torch.searchsorted(cumulative, at, right=True).clamp_max_(len(cumulative) - 1)
         low = torch.where(index > 0, cumulative[(index - 1).clamp_min(0)], 0.0)
         mass = distributions.flatten()[index].double()
-        found = torch.stack((index.double(), low, cumulative[index], mass)).cpu().numpy()
-        room.add(missing, found.reshape(4, len(missing), tries), vocab)
+        drawn = torch.stack((index.double(), low, cumulative[index], mass)).cpu().numpy()
+        room.add(missing, drawn.reshape(4, len(missing), tries), vocab)
     return room.tokens
 
 
 class _Room:
-    """What each parent has drawn so far, and the intervals of cumulative q that are taken."""
+    """The tokens of each parent so far, and their intervals of the cumulative q."""
 
     def __init__(
         self, sources: NDArray[np.int64], counts: NDArray[np.int64], ends: NDArray[np.float64]
@@ -153,10 +162,10 @@ class _Room:
         first, mass = self._first[parents], self._mass[parents]
         return _places(uniforms, first, mass, self._taken[parents], self.filled[parents])
 
-    def add(self, parents: NDArray[np.int64], found: NDArray[np.float64], vocab: int) -> None:
-        """Keep what is new of found [4, parents, tries]: flat index, interval from and to, q."""
+    def add(self, parents: NDArray[np.int64], drawn: NDArray[np.float64], vocab: int) -> None:
+        """Keep new tokens of drawn [4, parents, tries]: flat index, interval start and end, q."""
         state = (self.tokens, self._taken, self.filled, self._wanted)
-        _add(found, parents, self._sources[parents] * vocab, vocab, state)
+        _add(drawn, parents, self._sources[parents] * vocab, vocab, state)
 
 
 @jit
@@ -176,50 +185,216 @@ def _places(uniforms, first, mass, taken, filled):  # type: ignore[no-untyped-de
 
 
 @jit
-def _add(found, parents, firsts, vocab, state):  # type: ignore[no-untyped-def]
+def _add(drawn, parents, firsts, vocab, state):  # type: ignore[no-untyped-def]
     """Append each parent's new tokens and insert their intervals."""
     tokens, taken, filled, wanted = state
     for slot in range(len(parents)):
         parent = parents[slot]
         before = count = filled[parent]
-        for trial in range(found.shape[2]):
+        for trial in range(drawn.shape[2]):
             if count == wanted[parent]:
                 break
-            token = int(found[0, slot, trial]) - firsts[slot]
+            token = int(drawn[0, slot, trial]) - firsts[slot]
             # Rounding can place a draw at an edge: outside its row, on a token of probability 0
-            # (a parallel sum may seem to rise there), or on one already there.
-            outside = token < 0 or token >= vocab or found[3, slot, trial] <= 0.0
+            # (where a parallel sum may rise a little), or on one that is already drawn.
+            outside = token < 0 or token >= vocab or drawn[3, slot, trial] <= 0.0
             if outside or np.any(tokens[parent, :count] == token):
                 continue
             tokens[parent, count] = token
             hole = count
-            while hole > 0 and taken[parent, hole - 1, 0] > found[1, slot, trial]:
+            while hole > 0 and taken[parent, hole - 1, 0] > drawn[1, slot, trial]:
                 taken[parent, hole] = taken[parent, hole - 1]
                 hole -= 1
-            taken[parent, hole, 0] = found[1, slot, trial]
-            taken[parent, hole, 1] = found[2, slot, trial] - found[1, slot, trial]
+            taken[parent, hole, 0] = drawn[1, slot, trial]
+            taken[parent, hole, 1] = drawn[2, slot, trial] - drawn[1, slot, trial]
             count += 1
         filled[parent] = count
-        if count == before:  # the first try is new, unless nothing above 0 is left
+        if count == before:  # the first try is new as long as anything above 0 is left
             wanted[parent] = count
 
 
 def without_undrawn(tree: DrawnTree) -> DraftTree:
-    """The tree without the children that q had no token for, and without their subtrees."""
+    """The tree without the children that have no token, and without their subtrees."""
     row_of = np.full(tree.rows, -1, dtype=np.int64)
     row_of[0] = 0
-    kept = []
+    nodes: list[int] = []
     for node, parent in enumerate(tree.parents):
         if tree.tokens[node] >= 0 and row_of[parent] >= 0:
-            kept.append(node)
-            row_of[node + 1] = len(kept)
-    if not kept:
+            nodes.append(node)
+            row_of[node + 1] = len(nodes)
+    if not nodes:
         return EMPTY
-    parents = row_of[tree.parents[kept]]
-    sources = np.full(len(kept) + 1, -1, dtype=np.int64)
-    old_rows = np.concatenate((np.zeros(1, dtype=np.int64), np.array(kept) + 1))
+    parents = row_of[tree.parents[nodes]]
+    sources = np.full(len(nodes) + 1, -1, dtype=np.int64)
+    old_rows = np.concatenate((np.zeros(1, dtype=np.int64), np.array(nodes) + 1))
     has_children = np.unique(parents)
     sources[has_children] = tree.sources[old_rows[has_children]]
     return DrawnTree(
-        tree.tokens[kept], parents, tree.depths[kept], tree.scores[kept], tree.q, sources
+        tree.tokens[nodes], parents, tree.depths[nodes], tree.scores[nodes], tree.q, sources
     )
+
+
+class LevelDistributions(Protocol):
+    """A drafter's q at the nodes of a growing tree: first `root`, then `expand` for each level."""
+
+    def root(self) -> torch.Tensor:
+        """q below the bonus token, [1, vocab]; starts a new tree."""
+
+    def expand(self, frontier: Frontier) -> torch.Tensor:
+        """q below the frontier's nodes, [F, vocab]."""
+
+
+def draw_levels(
+    topology: DraftTree,
+    source: LevelDistributions,
+    generator: torch.Generator,
+    depth: int,
+    most: Callable[[], NDArray[np.int64]] | None = None,
+) -> DraftTree:
+    """Draw the tokens of at most `depth` levels of a tree whose shape was chosen before.
+
+    topology   the shape, a tree whose tokens are ignored: siblings, in row order, become the
+               first, second, ... draw without replacement from the q of their parent
+    generator  of the draws, on any device
+    most       the most children of each node that q was last given for; it may depend on what
+               q depends on
+    If q has fewer tokens above 0 than a parent has children, or the parent may have fewer, the
+    last children are left out with their subtrees; this does not depend on their tokens.
+    Returns a `DrawnTree`, or the empty tree if nothing can be drawn.
+    """
+    if topology.nodes == 0 or depth < 1:
+        return EMPTY
+    parents, ranks = topology.parents, sibling_ranks(topology.parents)
+    counts = np.bincount(parents, minlength=topology.rows)
+    counts[topology.row_depths() >= depth] = 0
+    tokens = np.full(topology.nodes, -1, dtype=np.int64)
+    sources = np.full(topology.rows, -1, dtype=np.int64)
+    distributions: list[torch.Tensor] = []
+    rows, level, drawn_from = np.zeros(1, np.int64), 0, 0
+    q = source.root()
+    while True:
+        distributions.append(proposal(q))
+        slots = _slots(rows, topology.rows)
+        sources[rows] = drawn_from + slots[rows]
+        drawn_from += len(rows)
+        if most is not None:
+            counts[rows] = np.minimum(counts[rows], most())
+        drawn = without_replacement(distributions[-1], slots[rows], counts[rows], generator)
+        below = np.flatnonzero((slots[parents] >= 0) & (ranks < counts[parents]))
+        tokens[below] = drawn[slots[parents[below]], ranks[below]]
+        level += 1
+        rows = below[(tokens[below] >= 0) & (counts[below + 1] > 0)] + 1
+        if len(rows) == 0:
+            break
+        nodes = rows - 1
+        q = source.expand(Frontier(level, rows, tokens[nodes], slots[parents[nodes]], ranks[nodes]))
+    tree = DrawnTree(
+        tokens, parents, topology.depths, topology.scores, torch.cat(distributions), sources
+    )
+    return tree if tokens.min() >= 0 else without_undrawn(tree)
+
+
+def _slots(rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """[count] the index of each row in `rows`, -1 for rows that are not in it."""
+    slots = np.full(count, -1, dtype=np.int64)
+    slots[rows] = np.arange(len(rows))
+    return slots
+
+
+def least_kept(probabilities: NDArray[np.float64], sampling: Sampling) -> NDArray[np.float64]:
+    """[gamma] the least probability that top-k and top-p keep; 0 if K candidates do not tell.
+
+    probabilities  [gamma, K] the K largest of each position, descending
+    """
+    positions, width = probabilities.shape
+    cut = np.zeros(positions)
+    if 0 < sampling.top_k <= width:
+        cut = probabilities[:, sampling.top_k - 1]
+    if sampling.top_p < 1.0 and width:
+        reached = probabilities.cumsum(1) >= sampling.top_p
+        last = np.where(reached.any(1), reached.argmax(1), width - 1)
+        enough = reached[np.arange(positions), last]
+        cut = np.maximum(cut, np.where(enough, probabilities[np.arange(positions), last], 0.0))
+    return cut
+
+
+class RankExpectation:
+    """Expected acceptance of the j-th child drawn below an accepted node.
+
+    It is learnt from past rounds as a hazard: among accepted nodes whose first j - 1 children
+    are not on the accepted path, the share whose j-th child is. Counts are kept by the
+    drafter's confidence c (the largest probability of q) and by j. They start as `PRIOR`
+    observations of (0.6 + 0.35 c^2) / j^(1 - c), the result of benchmarks/acceptance_rules.py
+    for a calibrated drafter. Present draws are never used.
+    """
+
+    EDGES = np.array([0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95])  # of the confidence classes
+    RANKS = 16  # later draws share the counts of the last rank
+    PRIOR = 8.0
+    FADING = 0.995  # a round
+    USUAL = 0.7  # confidence before any round
+    DEPTHS = 64
+
+    def __init__(self) -> None:
+        shape = (len(self.EDGES) + 1, self.RANKS)
+        self._trials = np.zeros(shape)
+        self._accepted = np.zeros(shape)
+        self._confidence = np.full(self.DEPTHS, self.USUAL)
+        self._rounds = np.ones(self.DEPTHS)
+
+    def lattice(self, confidences: NDArray[np.float64], width: int) -> Lattice:
+        """Candidates [depth, width] from which a policy chooses a shape; token j is the j-th draw.
+
+        confidences  [depth] the largest probability of q at each position
+        """
+        draws = np.arange(width, dtype=np.int64)
+        expected = self.of(confidences, width)
+        return Lattice(np.broadcast_to(draws, expected.shape), expected)
+
+    def of(self, confidences: NDArray[np.float64], width: int) -> NDArray[np.float64]:
+        """Expected acceptance of each draw given its parent's, [len(confidences), width].
+
+        It does not rise along a row, so that draws are chosen in their order.
+        """
+        sure = np.clip(np.nan_to_num(confidences), 0.0, 1.0)[:, None]
+        draws = np.arange(1, width + 1)
+        prior = (0.6 + 0.35 * sure**2) / draws ** (1.0 - sure)
+        classes = np.searchsorted(self.EDGES, sure[:, 0])[:, None]
+        ranks = np.minimum(draws, self.RANKS) - 1
+        trials, accepted = self._trials[classes, ranks], self._accepted[classes, ranks]
+        hazards = (accepted + self.PRIOR * prior) / (trials + self.PRIOR)
+        before = np.cumprod(1.0 - hazards, axis=1)
+        before = np.concatenate((np.ones((len(sure), 1)), before[:, :-1]), axis=1)
+        expected: NDArray[np.float64] = np.minimum.accumulate(hazards * before, axis=1)
+        return expected
+
+    def usual_confidences(self, depth: int) -> NDArray[np.float64]:
+        """[depth] the mean confidence of past rounds, for a q that is not known beforehand."""
+        counted = min(depth, self.DEPTHS)
+        return np.pad(self._confidence[:counted], (0, depth - counted), mode="edge")
+
+    def observe(self, tree: DrawnTree, accepted_rows: list[int]) -> None:
+        """Learn from every node of the accepted path of a finished round."""
+        self._trials *= self.FADING
+        self._accepted *= self.FADING
+        path = [row for row in (0, *accepted_rows) if tree.sources[row] >= 0]
+        if not path:
+            return
+        sources = tree.sources[path]
+        q = tree.q.index_select(0, to_device(sources, tree.q.device))
+        confidences = (q.amax(-1) / q.sum(-1)).double().cpu().numpy()
+        for depth, (row, confidence) in enumerate(zip(path, confidences, strict=True)):
+            children = tree.children(row)
+            hit = depth < len(accepted_rows)
+            tried = 1 + int(np.searchsorted(children, accepted_rows[depth])) if hit else None
+            ranks = np.minimum(np.arange(len(children))[:tried], self.RANKS - 1)
+            level = int(np.searchsorted(self.EDGES, confidence))
+            np.add.at(self._trials[level], ranks, 1.0)
+            if hit:
+                self._accepted[level, ranks[-1]] += 1.0
+            self._learn_confidence(depth, confidence)
+
+    def _learn_confidence(self, depth: int, confidence: float) -> None:
+        if depth < self.DEPTHS:
+            self._rounds[depth] = self._rounds[depth] * self.FADING + 1.0
+            self._confidence[depth] += (confidence - self._confidence[depth]) / self._rounds[depth]

@@ -1,19 +1,35 @@
-"""Which drafted tokens the target accepts."""
+"""Exact acceptance rules: which drafted tokens the target accepts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from math import isfinite
+from typing import Literal, Protocol, cast, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from decoder.acceptance.drawn import DrawnTree
+from costmodel.errors import InputError
+from decoder.acceptance.drawn import DrawnTree, RankExpectation, draw_from_lattice, least_kept
+from decoder.acceptance.sampling import (
+    NO_TOKEN,
+    RunningEntropy,
+    Sampling,
+    entropy_of,
+    greedy_tokens,
+    target_distribution,
+)
 from decoder.device import to_device
-from decoder.tree import DraftTree
+from decoder.tree.draft_tree import DraftTree, Lattice
+
+RuleName = Literal["walk", "recursive", "traversal", "auto"]
+
+# Nats; below it deterministic trees accept more. With a poor drafter the rules cross at 0.59 and
+# 0.66, with a good one at 0.15 (benchmarks/results/acceptance_rules.json).
+ENTROPY_THRESHOLD = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +37,9 @@ class Accepted:
     """The outcome of one verification.
 
     rows    accepted rows of the forward, in path order, without the root
-    tokens  their tokens
-    bonus   the target's own token after the last accepted row; root of the next tree
+    tokens  of these rows
+    bonus   the target's own token after the last accepted row; root of the next tree.
+            `NO_TOKEN` where the logits of that row are not numbers
     """
 
     rows: list[int]
@@ -31,7 +48,7 @@ class Accepted:
 
 
 class Choices(Protocol):
-    """The random choices of a rule; `decoder.acceptance.sampling.Picker` makes them."""
+    """The random choices of an acceptance rule, as made by `Picker`."""
 
     def distribution(self, logits: torch.Tensor) -> torch.Tensor:
         """The target's distribution [vocab] of a row of logits, after top-k and top-p."""
@@ -43,14 +60,87 @@ class Choices(Protocol):
         """An index drawn in proportion to weights [vocab]."""
 
 
-def walk(tree: DraftTree, logits: torch.Tensor, pick: Callable[[torch.Tensor], int]) -> Accepted:
+class Picker:
+    """The random choices of one sequence, with a generator of its own.
+
+    entropy  collects the entropy of every distribution used; None: not needed
+    """
+
+    def __init__(
+        self, sampling: Sampling, device: torch.device, entropy: RunningEntropy | None = None
+    ) -> None:
+        self.sampling = sampling
+        self.generator = torch.Generator(device=device)
+        self.generator.manual_seed(sampling.seed)
+        # `happens` draws on the host, since each answer of a device would be waited for.
+        self._coins = self.generator
+        if device.type != "cpu":
+            self._coins = torch.Generator().manual_seed(sampling.seed)
+        self._entropy = entropy
+
+    def __call__(self, logits: torch.Tensor) -> int:
+        """The target's own token of a visited row, logits [vocab]; `NO_TOKEN` for no numbers.
+
+        It costs one copy to the host. At T > 0 the draw is the argmax of p / noise with
+        exponential noise, as in torch.multinomial, which needs two more copies.
+        """
+        if self.sampling.temperature == 0.0:
+            # Twice as fast in float32 on a CPU, which has no vector argmax for bfloat16.
+            return int(greedy_tokens(logits.float()))
+        probabilities = target_distribution(logits, self.sampling)
+        noise = torch.empty_like(probabilities).exponential_(1.0, generator=self.generator)
+        token = (probabilities / noise).argmax()
+        values = [token.double(), probabilities.sum().double()]
+        if self._entropy is not None:
+            values.append(entropy_of(probabilities).double())
+        index, total, *entropy = torch.stack(values).tolist()
+        if not isfinite(total):
+            return NO_TOKEN
+        if self._entropy is not None:
+            self._entropy.note(*entropy)
+        return int(index)
+
+    def distribution(self, logits: torch.Tensor) -> torch.Tensor:
+        """The target's distribution at T > 0, float32 [vocab], of logits [vocab]."""
+        probabilities = target_distribution(logits, self.sampling)
+        if self._entropy is not None:
+            self._entropy.add(probabilities)
+        return probabilities
+
+    def happens(self, probability: float) -> bool:
+        """True with this probability: always at 1, never at 0."""
+        return float(torch.rand(1, generator=self._coins, dtype=torch.float64)) < probability
+
+    def one_of(self, weights: torch.Tensor) -> int:
+        """An index drawn in proportion to weights [vocab], float64, not negative.
+
+        `NO_TOKEN` for weights that are not numbers.
+        """
+        cumulative = weights.cumsum(0, dtype=torch.float64)
+        uniform = torch.rand(
+            1, generator=self.generator, device=self.generator.device, dtype=torch.float64
+        )
+        # uniform < 1, so the place lies below the total, and only weights above 0 can be hit.
+        place = uniform.to(weights.device) * cumulative[-1]
+        found = torch.searchsorted(cumulative, place, right=True)
+        index, total = torch.cat((found.double(), cumulative[-1:])).tolist()
+        return int(index) if index < len(weights) and isfinite(total) else NO_TOKEN
+
+
+class LogitRows(Protocol):
+    """The logits [rows, vocab] of a verification: a tensor, or rows that are made when read."""
+
+    def __getitem__(self, row: int, /) -> torch.Tensor: ...
+
+
+def walk(tree: DraftTree, logits: LogitRows, pick: Callable[[torch.Tensor], int]) -> Accepted:
     """Follow the target's own draws down a tree.
 
-    At each visited row the target draws its token (argmax at T = 0). If a child
-    carries it, descend; otherwise it is the bonus token. Exact at any temperature,
-    because every emitted token is the target's own draw and the tree does not
-    depend on it; only visited rows are processed. For a deterministic tree no exact
-    rule accepts more.
+    At each visited row the target draws its token (argmax at T = 0). If a child carries the
+    token, the walk descends to it; otherwise the token is the bonus token. This is exact at
+    any temperature, since every emitted token is the target's own draw and the tree does not
+    depend on it. No exact rule accepts more of a deterministic tree. Only visited rows are
+    processed.
 
     logits  [rows, vocab] of the verification forward
     """
@@ -58,7 +148,7 @@ def walk(tree: DraftTree, logits: torch.Tensor, pick: Callable[[torch.Tensor], i
 
 
 def walk_tokens(tree: DraftTree, tokens: NDArray[np.int64]) -> Accepted:
-    """`walk` where the target's token after every row, int64 [rows], is on the host already."""
+    """`walk` with the target's token after every row, int64 [rows], on the host."""
     return _follow(tree, lambda row: int(tokens[row]))
 
 
@@ -76,13 +166,13 @@ def _follow(tree: DraftTree, token_after: Callable[[int], int]) -> Accepted:
         row = child
 
 
-def recursive_rejection(tree: DrawnTree, logits: torch.Tensor, choices: Choices) -> Accepted:
+def recursive_rejection(tree: DrawnTree, logits: LogitRows, choices: Choices) -> Accepted:
     """Accept or reject each child in draw order, from the root down.
 
-    Child x is accepted with probability min(1, p(x) / q(x)); on rejection p becomes
-    [p - q]+ normalised and x leaves q, which is normalised again. When all children are
-    rejected, the bonus token is drawn from p. Exact for children drawn without replacement;
-    only visited rows are processed.
+    Child x is accepted with probability min(1, p(x) / q(x)). On rejection, p becomes
+    [p - q]+ normalised; x is removed from q, which is normalised again. After the last
+    rejection the bonus token is drawn from p. This is exact for children drawn without
+    replacement. Only visited rows are processed.
 
     logits  [rows, vocab] of the verification forward
     """
@@ -96,15 +186,15 @@ def recursive_rejection(tree: DrawnTree, logits: torch.Tensor, choices: Choices)
     return _outcome(tree, path, choices)
 
 
-def traversal(tree: DrawnTree, logits: torch.Tensor, choices: Choices) -> Accepted:
+def traversal(tree: DrawnTree, logits: LogitRows, choices: Choices) -> Accepted:
     """Accept or reject whole paths, from the leaves up (traversal verification).
 
     Node c below v carries r(c) = min(1, r(v) p(c) / q(c)), the root r = 1. The first leaf in
     draw order is accepted, with the path to it, with probability r. Otherwise it is removed;
     at its parent u, with d = [r p - q]+ and S = sum d, p becomes d / S, r becomes
-    S / (S + 1 - r), and q loses the leaf. A parent without children is a leaf in turn. Exact
-    for children drawn without replacement, and on average accepts at least what recursive
-    rejection does; rows are processed as the search reaches them.
+    S / (S + 1 - r), and q loses the leaf. A parent without children is then a leaf itself.
+    This is exact for children drawn without replacement, and accepts at least as much as
+    recursive rejection on average. Only rows that the search reaches are processed.
 
     logits  [rows, vocab] of the verification forward
     """
@@ -118,16 +208,16 @@ def traversal(tree: DrawnTree, logits: torch.Tensor, choices: Choices) -> Accept
             path[-1].reject()
         elif child[1] > 0.0:
             path.append(_Node(tree, logits, choices, row=child[0], share=child[1]))
-        else:  # nothing below it could be accepted either
+        else:  # nothing below it can be accepted
             path[-1].reject()
 
 
 class _Node:
-    """A node under examination: what is left of the target's distribution there.
+    """A node on the examined path, with the rest of the target's distribution there.
 
-    Both rules need, after j rejected children, r_j p_j (r stays 1 in recursive rejection).
-    Repeated subtraction is not needed for it: with p, q of the start, Q_j the mass of q
-    without the j tokens, and t_0 = 0,
+    After j rejected children both rules need r_j p_j (in recursive rejection r is 1). It has a
+    closed form: with the p, q and r of the start, Q_j the mass of q without the j tokens, and
+    t_0 = 0,
         r_j p_j = [r p - t_j q]+ / Z_j,  Z_j = D(t_j) + 1 - r,  D(t) = sum [r p - t q]+,
         t_(j+1) = t_j + Z_j / Q_j,       r_j = D(t_j) / Z_j.
     By induction: [r_j p_j - q_j]+ is [r p - t_j q - (Z_j / Q_j) q]+ / Z_j at tokens still in
@@ -135,14 +225,14 @@ class _Node:
     r_j p_j(x) < q_j(x). With S = D(t_(j+1)) / Z_j the rule's p = d / S, r = S / (S + 1 - r_j)
     give r_(j+1) p_(j+1) = [r p - t_(j+1) q]+ / (Z_j (S + 1 - r_j)), and that denominator is
     D(t_(j+1)) + Z_j - D(t_j) = Z_(j+1). So a rejected child costs one pass over the
-    vocabulary and no state but t. Sums are in float64.
+    vocabulary, and t is the only state. Sums are in float64.
 
-    At r = 1, D is 0 only if p = q at every token left, where no child is rejected; should
-    rounding bring it about (probability about 1e-16), the target's own p is used.
+    At r = 1, D is 0 only if p = q at every remaining token, and then no child is rejected. If
+    rounding makes it 0 (probability about 1e-16), the target's own p is used.
     """
 
     def __init__(
-        self, tree: DrawnTree, logits: torch.Tensor, choices: Choices, *, row: int, share: float
+        self, tree: DrawnTree, logits: LogitRows, choices: Choices, *, row: int, share: float
     ) -> None:
         self.row = row
         self._share = share
@@ -158,7 +248,7 @@ class _Node:
     def _begin(self, tree: DrawnTree) -> None:
         self._p = _normalised(self._choices.distribution(self._logits))
         self._weights = self._p * self._share
-        # q may lie on another device, and leave out the padding of the target's vocabulary.
+        # q may be on another device, and lack the padding of the target's vocabulary.
         self._q = torch.zeros_like(self._p)
         q = tree.q[int(tree.sources[self.row])]
         self._q[: len(q)] = _normalised(q)
@@ -166,10 +256,14 @@ class _Node:
         self._child_weights, self._child_q = torch.stack(
             (self._weights[tokens], self._q[tokens])
         ).tolist()
-        # Q: the mass of q without the rejected children, never below that of those to come.
-        gone = [0.0, *accumulate(self._child_q)]
-        to_come = [*accumulate(reversed(self._child_q))]
-        self._free = [max(1.0 - a, b) for a, b in zip(gone, reversed(to_come), strict=False)]
+        # Q: the mass of q without the rejected children, at least that of the remaining ones.
+        if not isfinite(sum(self._child_weights)):
+            # The path ends here in any case, and its bonus is `NO_TOKEN`.
+            self._rows, self._share, self._left = self._rows[:0], 1.0, 1.0
+            return
+        rejected = [0.0, *accumulate(self._child_q)]
+        remaining = [*accumulate(reversed(self._child_q))]
+        self._free = [max(1.0 - a, b) for a, b in zip(rejected, reversed(remaining), strict=False)]
 
     @property
     def _divisor(self) -> float:  # Z
@@ -177,11 +271,11 @@ class _Node:
 
     @property
     def kept(self) -> float:
-        """r of this node as it stands: the probability that it is accepted as a leaf."""
+        """The present r of this node: the probability that it is accepted as a leaf."""
         return min(1.0, self._left / self._divisor) if self._divisor > 0.0 else 1.0
 
     def next_child(self) -> tuple[int, float] | None:
-        """Row of the first child not yet rejected, and min(1, r p(x) / q(x)); None after all."""
+        """The first child not yet rejected and its min(1, r p(x) / q(x)); None after the last."""
         if self._next == len(self._rows):
             return None
         weight = self._child_weights[self._next] - self._subtracted * self._child_q[self._next]
@@ -191,13 +285,13 @@ class _Node:
         return int(self._rows[self._next]), min(1.0, ratio)
 
     def reject(self) -> None:
-        """Remove the child that `next_child` gave."""
+        """Remove the child that `next_child` returned."""
         self._subtracted += self._divisor / self._free[self._next]
         self._left = float((self._weights - self._subtracted * self._q).clamp_min_(0.0).sum())
         self._next += 1
 
     def bonus(self) -> int:
-        """A token from what is left of the target's distribution."""
+        """A token drawn from the rest of the target's distribution."""
         if not len(self._rows):
             return self._choices.one_of(_normalised(self._choices.distribution(self._logits)))
         if self._left <= 0.0:
@@ -215,3 +309,128 @@ def _outcome(tree: DrawnTree, path: list[_Node], choices: Choices) -> Accepted:
     rows = [node.row for node in path[1:]]
     tokens = [int(tree.tokens[row - 1]) for row in rows]
     return Accepted(rows, tokens, path[-1].bonus())
+
+
+def parse_rule(name: str, drafter: str, *, draws: bool) -> RuleName:
+    """The rule of this name, for a drafter.
+
+    drafter  its name
+    draws    whether trees can be drawn from its distribution; if not, `auto` is `walk`
+    Raises InputError for an unknown rule, and for one that the drafter cannot serve.
+    """
+    if name not in get_args(RuleName):
+        raise InputError(
+            f"'{name}' is not an acceptance rule",
+            hint="Use walk, recursive, traversal or auto.",
+        )
+    if draws:
+        return cast(RuleName, name)
+    if name in ("recursive", "traversal"):
+        raise InputError(
+            f"{name} acceptance needs a drafter with a distribution over the whole vocabulary, "
+            f"and the {drafter} drafter has none",
+            hint="Use --acceptance walk, or auto.",
+        )
+    return "walk"
+
+
+class AcceptanceRule:
+    """The acceptance rule of one sequence.
+
+    `walk` follows the target's own draws down a deterministic tree. `recursive` and
+    `traversal` judge trees drawn from q. `auto` walks while the mean entropy of the target's
+    recent distributions is below `ENTROPY_THRESHOLD`, and takes traversal verification
+    otherwise. At T = 0 every rule walks. Each decision depends on past rounds of this
+    sequence alone, so a seed gives the same text again if the policy chooses the same shapes.
+
+    The round calls `wants_drawn` before drafting. If it is true, the policy chooses the shape
+    from `expected(...)` instead of the candidates, and `drawn` gives the shape its tokens.
+    """
+
+    def __init__(self, name: RuleName, sampling: Sampling, device: torch.device) -> None:
+        if sampling.temperature == 0.0:
+            name = "walk"
+        self._fixed = name
+        self._entropy = RunningEntropy() if name == "auto" else None
+        self._sampling = sampling
+        self._expectation = RankExpectation()
+        self.pick = Picker(sampling, device, self._entropy)
+
+    @property
+    def name(self) -> str:
+        """The rule of the coming round: walk, recursive or traversal."""
+        if self._entropy is None:
+            return self._fixed
+        entropy = self._entropy.mean()
+        return "traversal" if entropy is not None and entropy >= ENTROPY_THRESHOLD else "walk"
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the target's token is always the argmax of its row."""
+        return self._sampling.temperature == 0.0
+
+    def wants_drawn(self) -> bool:
+        """Whether this round's tree is to be drawn from q; called before drafting."""
+        return self.name != "walk"
+
+    def expected(self, candidates: Lattice) -> Lattice:
+        """The policy's candidates for the shape of a drawn tree.
+
+        Token j is the j-th draw, and its probability the expected acceptance.
+        """
+        if candidates.tokens.size == 0:
+            return candidates
+        return self._expectation.lattice(candidates.probabilities[:, 0], candidates.tokens.shape[1])
+
+    def expected_by_depth(self, depth: int, width: int) -> Lattice:
+        """The same for a drafter that draws level by level, so that its q is not known yet."""
+        return self._expectation.lattice(self._expectation.usual_confidences(depth), width)
+
+    def drawn(self, shape: DraftTree, candidates: Lattice) -> DraftTree:
+        """The tree of this shape with tokens drawn from `candidates.whole`.
+
+        If top-k or top-p cuts the target's distribution, q is cut too, since draws beyond the
+        cut would be rejected. (Any q is exact if the acceptance ratio uses the same.)
+        """
+        whole = candidates.whole
+        cut = least_kept(candidates.probabilities, self._sampling)
+        if cut.any():
+            lowest = to_device(cut, whole.device).to(whole.dtype)
+            whole = torch.where(whole >= lowest[:, None], whole, 0.0)
+        return draw_from_lattice(shape, whole, self.pick.generator)
+
+    def accept(self, tree: DraftTree, logits: LogitRows) -> Accepted:
+        """Accept rows of a tree, and learn from the outcome.
+
+        A tree that was not drawn is walked. logits [rows, vocab] of its verification.
+        """
+        if not isinstance(tree, DrawnTree):
+            return walk(tree, logits, self.pick)
+        judge = recursive_rejection if self._fixed == "recursive" else traversal
+        outcome = judge(tree, logits, self.pick)
+        self._expectation.observe(tree, outcome.rows)
+        return outcome
+
+
+def accept_together(
+    rules: Sequence[AcceptanceRule], trees: Sequence[DraftTree], logits: Sequence[LogitRows]
+) -> list[Accepted]:
+    """The outcome of each tree; logits [rows, vocab] of each verification.
+
+    At T = 0 an accelerator copies the argmax of all rows to the host at once, and the trees
+    are walked there. At T > 0 only visited rows are processed, with one copy each in a walk,
+    since top-p over all rows costs more than the forward; and so where rows are processed.
+    """
+    tensors = [rows for rows in logits if isinstance(rows, torch.Tensor)]
+    together = len(tensors) == len(logits) and all(rule.greedy for rule in rules)
+    if together and argmax_at_once(tensors[0].device):
+        tokens = torch.cat([greedy_tokens(rows) for rows in tensors]).cpu().numpy()
+        ends = np.cumsum([len(rows) for rows in tensors])[:-1]
+        parts = np.split(tokens, ends)
+        return [walk_tokens(tree, part) for tree, part in zip(trees, parts, strict=True)]
+    return [rule.accept(tree, rows) for rule, tree, rows in zip(rules, trees, logits, strict=True)]
+
+
+def argmax_at_once(device: torch.device) -> bool:
+    """False on a CPU, where a copy does not wait and each row costs a pass over the vocabulary."""
+    return device.type != "cpu"

@@ -1,32 +1,52 @@
-"""What a drafter is to the decode loop."""
+"""The protocol of drafters, for those of the package and for a user's own.
+
+A drafter proposes tokens after the text so far, and drafts one text in one session. Its own
+`name`, `start` and `draft` are all that it must have:
+
+    class Repeat(Drafter):
+        name = "repeat"
+
+        def start(self, prompt, features, logits=None):
+            return RepeatSession()
+
+    class RepeatSession(DraftSession):
+        def draft(self, context, request):
+            tokens = np.full((request.depth, 1), context[-1])
+            return Lattice(tokens, np.full(tokens.shape, 0.5))
+
+An object that is both is a drafter of one text at a time, whose `start` returns itself.
+Whatever is drafted, the decoded text stays the target's; only the speed changes.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from decoder.growth import Growth
-from decoder.tree import CandidateTree, DraftTree, Lattice
+from decoder.tree.draft_tree import CandidateTree, DraftTree, Lattice
+from decoder.tree.growth import Growth
 
-# How a drafter serves sampled trees: not at all, having no q over the whole vocabulary; by
-# `Lattice.whole`, q at every position; or by `DrawingSession.draw`, level by level.
+# How a drafter serves sampled trees: not at all, for want of a q over the whole vocabulary;
+# by `Lattice.whole`, its q at every position; or by `DraftSession.draw`, level by level.
 Draws = Literal["never", "whole", "levels"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRequest:
-    """What one round wants drafted.
+    """The draft that one round asks for.
 
-    depth        deepest position wanted, 1 or more
-    width        K: candidates a position of which any could end in the tree
-    growth       how a drafter that goes level by level expands its tree
-    temperature  of the drafter's softmax q; the target's own, 1 where that is 0
-    whole        also give q over the whole vocabulary, which drawn trees need
+    depth        deepest position, 1 or more; the drafter may stop earlier
+    width        K: the most candidates of a position that can end in the tree
+    growth       the rule by which a drafter that goes level by level expands its tree
+    temperature  of the drafter's softmax q: that of sampling, or 1 for greedy decoding
+    whole        whether a lattice must have q over the whole vocabulary, for sampled trees
     """
 
     depth: int
@@ -36,46 +56,44 @@ class DraftRequest:
     whole: bool = False
 
 
-class DraftSession(Protocol):
-    """The drafting of one sequence; `draft` twice without `observe` gives the same."""
+class DraftSession(ABC):
+    """The drafting of one text, round by round; only `draft` must be implemented.
 
-    def start(self, prompt: NDArray[np.int64], features: torch.Tensor | None) -> None:
-        """Begin with the prompt, int64 [tokens], and its target features [tokens, width]."""
+    In each round `draft` is called at most once (`draw` in its place for sampled trees of a
+    drafter with `draws = "levels"`), then `read_logits`, then `observe`. Rounds without a
+    draft are observed too. Tensors that are handed over may be overwritten by the target's
+    next forward: copy what is kept.
+    """
 
+    rewinds: bool = False  # whether `rewind` is implemented
+
+    @abstractmethod
     def draft(self, context: NDArray[np.int64], request: DraftRequest) -> Lattice | CandidateTree:
-        """Candidates for the tokens after `context`, whose last token is the bonus."""
+        """Candidates for the tokens after `context`.
+
+        context  int64 [tokens]: the text so far, the bonus token last
+        Returns a `Lattice` of candidates by position [depth, K], or a `CandidateTree` of
+        candidates by path. Calling it twice without `observe` gives the same candidates.
+        """
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
-        """What the target emitted this round, the new bonus token last.
+        """The end of a round, or of a plain step.
 
-        features  [len(emitted), width]: of the rows that were kept, which are the last
-                  bonus token and the accepted ones; None where none are asked for
-        Called after every round, a plain step included.
+        emitted   tokens that the round added to the text: the accepted ones, then the new
+                  bonus token
+        features  [len(emitted), layers * hidden]: the target's hidden states of the rows that
+                  were kept, which are the last bonus token and the accepted ones; None for a
+                  drafter without feature layers
         """
-
-
-@runtime_checkable
-class PartialSession(Protocol):
-    """What a session also has whose drafts sometimes leave a part of the work out."""
-
-    def drafted_share(self) -> float:
-        """What the last draft took of a whole one's time: 1 where nothing was left out."""
-
-
-@runtime_checkable
-class LogitReader(Protocol):
-    """What a session also has where it looks at the target's distributions."""
+        return None
 
     def read_logits(self, logits: torch.Tensor) -> None:
-        """The logits [vocab] that gave the next bonus token.
+        """The target's logits [vocab] from which this round's new bonus token was picked."""
+        return None
 
-        Called before `start` with those of the prompt's last token, and before every
-        `observe` with those of the last accepted row. The next forward may overwrite them.
-        """
-
-
-class DrawingSession(DraftSession, Protocol):
-    """A session whose q depends on the path, so that it draws sampled trees itself."""
+    def drafted_share(self) -> float:
+        """Time of the last draft over that of a full one; below 1 where a part was left out."""
+        return 1.0
 
     def draw(
         self,
@@ -84,31 +102,61 @@ class DrawingSession(DraftSession, Protocol):
         temperature: float,
         generator: torch.Generator,
     ) -> DraftTree:
-        """A `DrawnTree` of this shape: siblings, in row order, drawn without replacement.
+        """A `DrawnTree` of this shape, its siblings drawn without replacement in row order.
 
-        The tokens of `shape` do not count; children for which q has no token left are left
-        out, with what hangs below them. `temperature` is that of q.
+        shape        its tokens do not count; children for which q has no token left are left
+                     out, with all that hangs below them
+        temperature  of q
+        generator    the source of all randomness
         """
-
-
-class RewindableSession(DraftSession, Protocol):
-    """A session whose drafts take in what was observed, which is part of their cost."""
+        raise NotImplementedError(f"{type(self).__name__} does not draw trees")
 
     def rewind(self, tokens: int) -> None:
-        """Forget the context behind its first tokens, for a round to be timed again.
+        """Forget the text behind its first `tokens` tokens, so that a round can be timed again.
 
-        Its bonus token, and what follows, must be observed anew.
+        The next call is `observe`, with the bonus token that follows them and the tokens
+        after it. Implement it, and set `rewinds`, where a draft first takes in what was
+        observed: that time then counts as drafting.
         """
+        raise NotImplementedError(f"{type(self).__name__} does not rewind")
 
 
-class Drafter(Protocol):
-    """Proposes candidates for the tokens after the bonus token."""
+class Drafter(ABC):
+    """Proposes candidates for the tokens after the bonus token; one session for each text.
+
+    name               what reports and profiles call it
+    max_depth          gamma: the deepest position it drafts
+    feature_layers     indices into the target's hidden states that it reads (0: the
+                       embedding), in the order of `features`; empty for none
+    draws              how it serves sampled trees
+    members            the drafters that it combines
+    simulated          whether it stands for a drafter, so that its cost is kept in no profile
+    architecture_hash  the key of its cost in a profile; by default the name of its class
+    """
 
     name: str
-    architecture_hash: str  # the key of its cost in a profile
-    max_depth: int  # gamma: the deepest position it drafts
-    feature_layers: tuple[int, ...]  # hidden states it reads (0: the embedding), or none
-    draws: Draws  # how it serves sampled trees
+    max_depth: int = 8
+    feature_layers: tuple[int, ...] = ()
+    draws: Draws = "never"
+    members: tuple[Drafter, ...] = ()
+    simulated: bool = False
 
-    def session(self) -> DraftSession:
-        """The drafting of a new sequence; what it learns of acceptance may be shared."""
+    @cached_property
+    def architecture_hash(self) -> str:
+        return f"{type(self).__module__}:{type(self).__qualname__}"
+
+    @abstractmethod
+    def start(
+        self,
+        prompt: NDArray[np.int64],
+        features: torch.Tensor | None,
+        logits: torch.Tensor | None = None,
+    ) -> DraftSession:
+        """The session of a new text, which begins with this prompt.
+
+        prompt    int64 [tokens]
+        features  [tokens, layers * hidden]: the target's hidden states of the prompt; None
+                  for a drafter without feature layers
+        logits    [vocab]: the target's at the prompt's last token, from which the first bonus
+                  token was picked; None where no text is decoded, as when a draft is timed
+        """

@@ -1,4 +1,4 @@
-"""What the drafters with a transformer of their own are built from.
+"""Building blocks of drafters that are a transformer: rotary embedding, cache, attention, FFN.
 
 Sequences are drafted one at a time, so tensors have no batch axis: [rows, width].
 """
@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from torch.nn import functional
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from costmodel.errors import InputError
-from decoder.attention import attend, tail_mask
+from decoder.target.attention import attend, tail_mask
 
 FIRST_CAPACITY = 256  # tokens of a new draft cache
 ROPE_FIELDS = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
@@ -32,8 +33,8 @@ Rope = tuple[torch.Tensor, torch.Tensor]  # cosine and sine, [rows, head_dim] ea
 class DraftShape:
     """The sizes of a drafter's layers.
 
-    bias  whether the four attention projections have one
-    rope  the rotary fields of config.json, as they are there
+    bias  whether the four attention projections have a bias
+    rope  the rotary fields of config.json, unchanged
     """
 
     hidden: int
@@ -51,19 +52,19 @@ class DraftShape:
         return self.heads // self.kv_heads
 
     def costs(self) -> dict[str, int | bool]:
-        """The fields that decide how long a forward takes."""
+        """The fields that the time of a forward depends on."""
         names = ("hidden", "ffn", "heads", "kv_heads", "head_dim", "bias")
         return {name: getattr(self, name) for name in names}
 
 
 def hash_of(fields: Mapping[str, object]) -> str:
-    """12 hex digits over cost-relevant fields, as `ModelArchitecture.hash` has them."""
+    """12 hex digits over the fields that costs depend on, as in `ModelArchitecture.hash`."""
     text = json.dumps(dict(fields), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 class Rotary:
-    """Rotary position embedding after a drafter's config.json."""
+    """The rotary position embedding that a drafter's config.json describes."""
 
     def __init__(self, shape: DraftShape, device: torch.device) -> None:
         self._device = device
@@ -77,7 +78,7 @@ class Rotary:
                     hint=f"Supported are {', '.join(ROPE_TYPES)}.",
                 )
             self._module = LlamaRotaryEmbedding(config).to(device)
-        except (TypeError, ValueError, LookupError, AttributeError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError, StrictDataclassError) as error:
             raise InputError(
                 f"the drafter's rotary embedding cannot be built: {error}",
                 hint="Look at rope_theta and rope_scaling in its config.json.",
@@ -90,42 +91,53 @@ class Rotary:
         return cosine[0], sine[0]
 
     def between(self, start: int, end: int, dtype: torch.dtype) -> Rope:
-        """Views of a table, which grows by doubling, for positions start..end."""
-        known = self._tables.get(dtype)
-        if known is None or len(known[0]) < end:
+        """Cosines and sines at positions start..end, views of a table that grows by doubling."""
+        table = self._tables.get(dtype)
+        if table is None or len(table[0]) < end:
             positions = torch.arange(max(2 * end, FIRST_CAPACITY), device=self._device)
-            known = self._tables[dtype] = self(positions, dtype)
-        return known[0][start:end], known[1][start:end]
+            table = self._tables[dtype] = self(positions, dtype)
+        return table[0][start:end], table[1][start:end]
 
 
 def rotate(heads: torch.Tensor, rope: Rope) -> torch.Tensor:
-    """Rotary embedding of [heads, rows, head_dim]: halves are the two coordinates."""
+    """Rotated heads [heads, rows, head_dim]; each half holds one of the two coordinates."""
     cosine, sine = rope
     first, second = heads.chunk(2, dim=-1)
     return heads * cosine + torch.cat((-second, first), dim=-1) * sine
 
 
-class RowCache(Protocol):
-    """Where layers keep keys and values, and how they attend over them.
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The cached rows that the rows of one forward see: slots first..end, under a mask.
 
-    length  of the context, behind which rows are written
+    mask  additive, over the last of these slots (`decoder.target.attention.attend`), or None
+    """
+
+    first: int
+    end: int
+    mask: torch.Tensor | None
+
+
+class RowCache(Protocol):
+    """The keys and values of all layers, and attention over them.
+
+    length  rows of the context, after which new rows are written
     """
 
     length: int
 
     def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Put rows [kv_heads, rows, head_dim] each at slot `start` on."""
+        """Store keys and values [kv_heads, rows, head_dim] at slots `start` on."""
 
     def attend(self, layer: int, query: torch.Tensor, seen: Span, scale: float) -> torch.Tensor:
-        """Attention of stored rows over those they see, [heads, rows, head_dim] each way."""
+        """Attention of queries [heads, rows, head_dim] over the span they see; same shape."""
 
 
-class DraftCache:
-    """A drafter's keys and values in one tensor that grows by doubling.
+class DraftCache(RowCache):
+    """The cache of one text: a tensor that grows by doubling.
 
-    `data` is [layers, 2, kv_heads, capacity, head_dim]. The first `length` rows are
-    context, after norm and rotation; rows written behind them last until the next
-    ones are written there.
+    `data` is [layers, 2, kv_heads, capacity, head_dim]. The first `length` rows are the
+    context, after norm and rotation; rows after them last until others are written there.
     """
 
     def __init__(
@@ -136,7 +148,7 @@ class DraftCache:
         self.length = 0
 
     def make_room(self, rows: int) -> None:
-        """Room for `rows` rows behind the context; what is written stays."""
+        """Make room for `rows` rows after the context; all rows keep their values."""
         layers, two, heads, capacity, width = self.data.shape
         needed = self.length + rows
         if needed <= capacity:
@@ -146,7 +158,6 @@ class DraftCache:
         self.data = grown
 
     def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Put rows [kv_heads, rows, head_dim] each at slot `start` on."""
         end = start + key.shape[1]
         self.data[layer, 0, :, start:end] = key
         self.data[layer, 1, :, start:end] = value
@@ -156,29 +167,16 @@ class DraftCache:
         return self.data[layer, 0, None, :, first:end], self.data[layer, 1, None, :, first:end]
 
     def attend(self, layer: int, query: torch.Tensor, seen: Span, scale: float) -> torch.Tensor:
-        """Attention of stored rows over those they see, [heads, rows, head_dim] each way."""
         key, value = self.read(layer, seen.first, seen.end)
         return attend(query[None], key, value, seen.mask, scale)[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Which cached rows the rows of one forward see: slots first..end, under a mask.
-
-    mask  additive, over the last of these slots (`decoder.attention.attend`), or None
-    """
-
-    first: int
-    end: int
-    mask: torch.Tensor | None
 
 
 def span(
     shape: DraftShape, ends: tuple[int, int], visible: torch.Tensor, dtype: torch.dtype
 ) -> Span:
-    """The span of slots ends[0]..ends[1]; the last columns of it are those of `visible`.
+    """The span of slots ends[0]..ends[1], whose last slots are masked by `visible`.
 
-    visible  boolean [rows, tail]
+    visible  boolean [rows, tail]: whether a row sees each of the last slots
     dtype    of keys and queries
     """
     mask = tail_mask(visible, shape.group, visible.shape[1], dtype)
@@ -186,7 +184,7 @@ def span(
 
 
 class DraftAttention(nn.Module):
-    """Attention over a draft cache; `width` is that of its input rows."""
+    """Attention over a cache, for input rows of some width; `normed` has query and key norms."""
 
     def __init__(self, shape: DraftShape, width: int, *, normed: bool) -> None:
         super().__init__()
@@ -203,7 +201,7 @@ class DraftAttention(nn.Module):
             self.q_norm, self.k_norm = nn.Identity(), nn.Identity()
 
     def store(self, rows: torch.Tensor, rope: Rope, cache: RowCache, layer: int, at: int) -> None:
-        """Write keys and values of rows [rows, width] at slot `at` on."""
+        """Write keys and values of rows [rows, width] at slots `at` on."""
         cache.write(layer, at, *self.keys_values(rows, rope))
 
     def keys_values(self, rows: torch.Tensor, rope: Rope) -> tuple[torch.Tensor, torch.Tensor]:
@@ -213,18 +211,18 @@ class DraftAttention(nn.Module):
         return key, self._heads(self.v_proj(rows))
 
     def queries(self, rows: torch.Tensor, rope: Rope) -> torch.Tensor:
-        """[heads, rows, head_dim] of rows [rows, width]."""
+        """Queries [heads, rows, head_dim] of rows [rows, width]."""
         return rotate(self.q_norm(self._heads(self.q_proj(rows)).to(rows.dtype)), rope)
 
     def forward(
         self, rows: torch.Tensor, rope: Rope, cache: RowCache, layer: int, seen: Span
     ) -> torch.Tensor:
-        """[rows, hidden]: what rows [rows, width] draw from the stored ones they see."""
-        drawn = cache.attend(layer, self.queries(rows, rope), seen, self._head_dim**-0.5)
-        return self.o_proj(drawn.transpose(0, 1).reshape(len(rows), -1))
+        """Outputs [rows, hidden] of rows [rows, width] over the stored rows that they see."""
+        mixed = cache.attend(layer, self.queries(rows, rope), seen, self._head_dim**-0.5)
+        return self.o_proj(mixed.transpose(0, 1).reshape(len(rows), -1))
 
     def _heads(self, projected: torch.Tensor) -> torch.Tensor:
-        """[heads, rows, head_dim] of [rows, heads * head_dim]."""
+        """[heads, rows, head_dim] from [rows, heads * head_dim]."""
         return projected.unflatten(-1, (-1, self._head_dim)).transpose(0, 1)
 
 

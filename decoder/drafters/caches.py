@@ -1,45 +1,56 @@
-"""Where the keys and values of a drafter's sessions lie."""
+"""KV caches of a drafter's sessions, and forwards over them that are captured as graphs.
+
+A captured forward takes lengths, slots, positions and visibility from `RowTables`, as the
+target's do. Padding rows write to a slot that is never read, and their results are cut off.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
-from weakref import finalize
+from weakref import WeakKeyDictionary, finalize
 
 import torch
 
-from decoder.kv_cache import CacheShape, KVCache
-from decoder.target import CAPACITY_STEP, Target
+from decoder.drafters.blocks import RowCache, Span
+from decoder.target.attention import RowBlock, attend, tail_mask
+from decoder.target.kv_cache import CacheShape, KVCache
+from decoder.target.runtime.capture import BudgetedCapture, GraphedFunction, Tensors, bucket
+from decoder.target.runtime.fused import TablePlan
+from decoder.target.runtime.graphs import GraphShape
+from decoder.target.runtime.tables import RowTables, needed_words
+from decoder.target.target import CAPACITY_STEP, Target
 
 HEADROOM = 256  # rows of a draft behind as many tokens as the target has reserved
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One session's sequence of a cache."""
+    """The sequence of a cache that belongs to one session."""
 
     cache: KVCache
     sequence: int
 
     @property
     def length(self) -> int:
-        """Committed tokens."""
+        """The number of committed tokens."""
         return self.cache.lengths[self.sequence]
 
     @property
     def end(self) -> int:
-        """Committed and pending ones."""
+        """The number of committed and pending tokens."""
         return self.cache.end(self.sequence)
 
     def cut(self, tokens: int) -> None:
-        """Forget all pending rows, and what is committed behind the first tokens."""
+        """Forget all pending rows, and the committed ones after the first `tokens`."""
         self.cache.lengths[self.sequence] = min(self.length, tokens)
         self.cache.pending[self.sequence] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftCacheShape:
-    """The shape of a drafter's keys and values that has no `ModelArchitecture`."""
+    """The shape of the keys and values of a drafter without a `ModelArchitecture`."""
 
     layers: int
     kv_heads: int
@@ -47,28 +58,27 @@ class DraftCacheShape:
 
 
 class Caches(Protocol):
-    """Gives sessions their places."""
+    """The source of the sessions' places."""
 
     def room(self, session: object, place: Place | None, rows: int) -> Place:
-        """A place with room for `rows` more rows: this one, or another that holds the same.
+        """A place with room for `rows` more rows: this one, or another with the same contents.
 
-        None is a session without one; what it gets is empty.
+        A session without a place (None) gets an empty one.
         """
 
 
-class OwnCaches:
-    """A cache of its own for each session, a quarter larger than it must be."""
+class OwnCaches(Caches):
+    """One cache for each session, a quarter larger than it must be."""
 
     def __init__(self, shape: CacheShape, dtype: torch.dtype, device: torch.device) -> None:
         self._shape, self._dtype, self._device = shape, dtype, device
 
     @torch.inference_mode()
     def room(self, session: object, place: Place | None, rows: int) -> Place:
-        """See `Caches`."""
         needed = rows if place is None else place.end + rows
         if place is not None and needed <= place.cache.capacity:
             return place
-        found = Place(
+        larger = Place(
             KVCache(
                 self._shape,
                 capacity=needed + max(needed // 4, 256),
@@ -79,17 +89,17 @@ class OwnCaches:
             0,
         )
         if place is not None:
-            found.cache.copy_from(place.cache, place.sequence, 0)
-        return found
+            larger.cache.copy_from(place.cache, place.sequence, 0)
+        return larger
 
 
-class SharedCaches:
+class SharedCaches(Caches):
     """Sequences of one cache that outlives the sessions, for captured forwards.
 
-    A captured forward belongs to a cache's tensor, and serves all sequences of it. So the
-    cache is made for as many texts and tokens as the target has reserved; the next texts
-    use it again, and only a session that outgrows it all the same moves to one of twice the
-    size. A sequence is free when its session is gone.
+    A captured forward belongs to a cache's tensor, and serves all its sequences. So the cache
+    has room for as many texts and tokens as the target has reserved, and later texts use it
+    again. A session that outgrows it moves to one of twice the size. A sequence becomes free
+    when its session is garbage-collected.
     """
 
     def __init__(
@@ -99,7 +109,7 @@ class SharedCaches:
         device: torch.device,
         target: Target | None,
     ) -> None:
-        """target: whose texts are drafted; None where that is not known."""
+        """target: the model whose texts are drafted, or None if unknown."""
         self._shape, self._dtype, self._device = shape, dtype, device
         self._target = target
         self._cache: KVCache | None = None
@@ -107,15 +117,14 @@ class SharedCaches:
 
     @torch.inference_mode()
     def room(self, session: object, place: Place | None, rows: int) -> Place:
-        """See `Caches`."""
         if place is not None and place.end + rows <= place.cache.capacity:
             return place
-        found = self._take(session, rows if place is None else place.end + rows)
+        free = self._take(session, rows if place is None else place.end + rows)
         if place is None:
-            found.cut(0)
+            free.cut(0)
         else:
-            found.cache.copy_from(place.cache, place.sequence, found.sequence)
-        return found
+            free.cache.copy_from(place.cache, place.sequence, free.sequence)
+        return free
 
     def _take(self, session: object, tokens: int) -> Place:
         reserved = None if self._target is None else self._target.cache
@@ -137,3 +146,135 @@ class SharedCaches:
         sequence = self._free.pop()
         finalize(session, self._free.append, sequence).atexit = False
         return Place(cache, sequence)
+
+
+CAPTURED_ROWS = 256  # more rows are those of a prompt: rare, and of any number
+
+# A function of tables, a cache's tensor and inputs [rows, ...], as `GraphedFunction` needs it.
+Body = Callable[..., Tensors]
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    tables: RowTables
+    inputs: Tensors
+    function: GraphedFunction
+
+
+class RowForwards:
+    """One kind of forward, for all sessions of a drafter.
+
+    It is captured for each bucket of rows when first needed, within the target's memory budget
+    for graphs. If that fails, the same function runs uncaptured on the same padded rows, with
+    one warning a bucket. More than `CAPTURED_ROWS` rows run uncaptured and without padding.
+    """
+
+    def __init__(self, name: str, body: Body, capture: BudgetedCapture) -> None:
+        """name: of the forward, for the warning"""
+        self._name, self._body, self._capture = name, body, capture
+        self._buckets: WeakKeyDictionary[KVCache, dict[GraphShape, _Bucket]]
+        self._buckets = WeakKeyDictionary()
+
+    def shapes(self, cache: KVCache) -> tuple[GraphShape, ...]:
+        """The buckets of a cache that were needed so far."""
+        return tuple(self._buckets.get(cache, {}))
+
+    def forget(self) -> None:
+        """Drop all captures."""
+        self._buckets.clear()
+
+    @torch.inference_mode()
+    def __call__(self, place: Place, block: RowBlock, *inputs: torch.Tensor) -> Tensors:
+        """The outputs of the padded rows, which the next call overwrites.
+
+        block   the rows that follow those of the place's sequence
+        inputs  [rows, ...] each, without padding
+        """
+        cache, rows = place.cache, block.rows
+        words = needed_words(cache, [block])
+        padded = bucket(rows) if rows <= CAPTURED_ROWS else None
+        if padded is None:
+            tables = RowTables(rows, cache.sequences, words, cache.data.device)
+            tables.fill(cache, [block])
+            return self._body(tables, cache.data, *inputs)
+        buckets = self._buckets.setdefault(cache, {})
+        shape = GraphShape(rows=padded, words=words)
+        if shape not in buckets:
+            buckets[shape] = self._new(cache, shape, inputs)
+        step = buckets[shape]
+        step.tables.fill(cache, [block])
+        for static, tensor in zip(step.inputs, inputs, strict=True):
+            static[:rows].copy_(tensor)
+        before = step.function.refused
+        outputs = step.function()
+        if before is None and step.function.refused is not None:
+            self._note(f"{self._name} of {padded} rows is not captured: {step.function.refused}")
+        return outputs
+
+    def _note(self, note: str) -> None:
+        if note not in self._capture.notes:  # another cache may have failed the same way
+            self._capture.notes.append(note)
+
+    def _new(self, cache: KVCache, shape: GraphShape, inputs: Tensors) -> _Bucket:
+        data, body = cache.data, self._body
+        tables = RowTables(shape.rows, cache.sequences, shape.words, data.device)
+        fixed = tuple(
+            torch.zeros((shape.rows, *tensor.shape[1:]), dtype=tensor.dtype, device=data.device)
+            for tensor in inputs
+        )
+        return _Bucket(
+            tables, fixed, GraphedFunction(lambda: body(tables, data, *fixed), self._capture)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Window(Span):
+    """A span of some slots of a sequence, which are gathered.
+
+    slots  int64 [keys], 0 or more; the mask is over all of these
+    """
+
+    slots: torch.Tensor
+
+
+ALL_ROWS = Span(0, 0, None)  # the whole prefix, and the tail under the tables' bits
+
+
+class TableCache(RowCache):
+    """A shared cache in a captured forward: the slots of its rows are in the tables."""
+
+    length = 0  # unused, as are the slots that layers name
+
+    def __init__(self, data: torch.Tensor, tables: RowTables) -> None:
+        self._plan = TablePlan(data, tables)
+        self._tables = tables
+
+    def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        cache = self._plan.layer(layer)
+        cache.keys[cache.owners, :, cache.slots] = key.transpose(0, 1)
+        cache.values[cache.owners, :, cache.slots] = value.transpose(0, 1)
+
+    def attend(self, layer: int, query: torch.Tensor, seen: Span, scale: float) -> torch.Tensor:
+        if not isinstance(seen, Window):
+            return self._plan.attend_stored(layer, query.transpose(0, 1), scale).transpose(0, 1)
+        cache = self._plan.layer(layer)
+        owner = cache.owners[:1]
+        keys = cache.keys[owner, :, seen.slots].transpose(0, 1)[None]
+        values = cache.values[owner, :, seen.slots].transpose(0, 1)[None]
+        return attend(query[None], keys, values, seen.mask, scale)[0]
+
+    def window(self, width: int, causal: bool, group: int, dtype: torch.dtype) -> Window:
+        """The span of rows that each see the last `width` tokens, themselves included.
+
+        If not causal, they see as many tokens ahead. `group` query heads share a KV head.
+        """
+        tables = self._tables
+        owner, rows = tables.owners[:1], tables.rows
+        prefix = tables.prefixes[owner].long()
+        slots = prefix - (width - 1) + torch.arange(width - 1 + rows, device=prefix.device)
+        ahead = slots - tables.positions[:, None]  # a row's position is its slot
+        visible = (slots >= 0) & (slots < prefix + tables.tails[owner]) & (ahead.abs() < width)
+        if causal:
+            visible &= ahead <= 0
+        mask = tail_mask(visible, group, visible.shape[1], dtype)
+        return Window(0, 0, mask, slots.clamp_min(0))

@@ -1,54 +1,58 @@
 """Reading and writing a drafter's checkpoint folder: config.json and its tensors.
 
-Weights are data: only safetensors are read, and pickled weights where a format is
-published in no other form, without running anything that they contain.
+Only safetensors are read, and pickled weights of formats that are published in no other form;
+nothing that a file contains is executed.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from costmodel.errors import InputError
+from costmodel.io import folder_of, write_atomic
+from costmodel.strict_json import read_json
 from decoder.drafters.blocks import ROPE_FIELDS, DraftShape
+from decoder.target.target import Target
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
-TOKENS = "draft_tokens.json"  # those that a reduced head drafts (decoder/drafters/draft_head.py)
+TOKENS = "draft_tokens.json"  # of a reduced head (decoder/drafters/vocabulary.py)
 FILES = (CONFIG, INDEX, TOKENS, "*.safetensors", PICKLED)
+LARGEST = 1 << 22  # of a field: far larger vocabularies and layers are damage
+MOST_LAYERS, MOST_BLOCK = 1000, 10_000
 LISTED = 6  # names in an error before the rest are only counted
 Shape = tuple[int, ...]
 
 
 def checkpoint_folder(name: str | Path) -> Path:
-    """The folder of that name, or the local copy of that hub id, fetched where needed."""
+    """The folder of this name, or the local copy of this hub id, downloaded if needed."""
     folder = _local(name)
     if folder is not None:
         return folder
     with _asking_the_hub(name):
         try:
-            here = Path(snapshot_download(str(name), allow_patterns=FILES, local_files_only=True))
-            # A config alone may have been fetched, to see what kind of drafter it is.
-            if any(here.glob("*.safetensors")) or (here / PICKLED).is_file():
-                return here
+            local = Path(snapshot_download(str(name), allow_patterns=FILES, local_files_only=True))
+            # The config alone may have been downloaded, for the kind of drafter.
+            if any(local.glob("*.safetensors")) or (local / PICKLED).is_file():
+                return local
         except LocalEntryNotFoundError:
             pass
         return Path(snapshot_download(str(name), allow_patterns=FILES))
 
 
 def find_config(name: str | Path) -> dict[str, Any]:
-    """config.json in the folder of that name, or of that hub id, fetched alone."""
+    """config.json in the folder of this name, or of this hub id, downloaded alone."""
     folder = _local(name)
     if folder is None:
         with _asking_the_hub(name):
@@ -57,32 +61,38 @@ def find_config(name: str | Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """What config.json holds. Raises InputError where there is none or it is damaged."""
+    """The fields of config.json. Raises InputError if it is missing or damaged."""
     path = folder / CONFIG
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    if not path.exists():
         raise InputError(
             f"{folder} holds no {CONFIG}", hint="Give the folder of a drafter's checkpoint."
-        ) from error
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path}: {error}", hint="Fetch or copy it again.") from error
+        )
+    config = read_json(path, hint="Fetch or copy it again.")
     if not isinstance(config, dict):
         raise InputError(f"{path} does not hold a mapping of fields")
     return config
 
 
+def architectures(published: Mapping[str, Any]) -> list[Any]:
+    """The class names in a config.json; empty where it names none."""
+    names = published.get("architectures")
+    return names if isinstance(names, list) else []
+
+
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Checked reading of a config's fields; `where` names the file in errors."""
+    """The fields of a config, checked as they are read; `where` names the file in errors."""
 
     values: Mapping[str, Any]
     where: str
 
-    def whole(self, name: str, default: int | None = None, least: int = 1) -> int:
+    def whole(
+        self, name: str, default: int | None = None, least: int = 1, most: int = LARGEST
+    ) -> int:
         value = self._value(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise self.wrong(name, f"a whole number of at least {least}")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            above = "" if most == LARGEST else f" and at most {most}"
+            raise self.wrong(name, f"a whole number of at least {least}{above}")
         return value
 
     def number(self, name: str, default: float) -> float:
@@ -98,19 +108,20 @@ class Fields:
         return value
 
     def require(self, expected: Mapping[str, Any]) -> None:
-        """Raise InputError where a field is there and asks for something else."""
-        for name, value in expected.items():
-            found = self.values.get(name)
-            if found is not None and found != value:
+        """Raise InputError if a field is present with another value."""
+        for name, supported in expected.items():
+            value = self.values.get(name)
+            if value is not None and value != supported:
                 raise InputError(
-                    f"{self.where} has {name} = {found!r}, which is not supported",
+                    f"{self.where} has {name} = {value!r}, which is not supported",
                     hint="This variant of the drafter computes something else.",
                 )
 
     def wrong(self, name: str, wanted: str) -> InputError:
+        """The error of a field that is missing or not what is wanted."""
         value = self.values.get(name)
-        found = "is missing" if value is None else f"is {value!r}"
-        return InputError(f"{self.where}: '{name}' must be {wanted} and {found}")
+        actual = "is missing" if value is None else f"is {value!r}"
+        return InputError(f"{self.where}: '{name}' must be {wanted} and {actual}")
 
     def _value(self, name: str, default: Any) -> Any:
         value = self.values.get(name)
@@ -118,30 +129,51 @@ class Fields:
 
 
 def read_shape(fields: Fields, *, head_dim: int | None, bias: bool) -> DraftShape:
-    """The layer sizes in a config; `head_dim` where it names none (None: hidden / heads)."""
+    """The layer sizes in a config; `head_dim` is its default (None: hidden / heads)."""
     fields.require({"hidden_act": "silu"})
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads = fields.whole("num_key_value_heads", heads)
     if heads % kv_heads:
         raise fields.wrong("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
+    head_dim = fields.whole("head_dim", head_dim or max(hidden // heads, 1))
+    if heads * head_dim > LARGEST:
+        raise fields.wrong("head_dim", f"at most {LARGEST // heads} with {heads} heads")
     rope = {name: fields.values[name] for name in ROPE_FIELDS if fields.values.get(name)}
     return DraftShape(
         hidden=hidden,
         ffn=fields.whole("intermediate_size"),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=fields.whole("head_dim", head_dim or hidden // heads),
+        head_dim=head_dim,
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         bias=bias,
         rope=rope,
     )
 
 
+def differences(fields: Mapping[str, tuple[int | None, int]]) -> list[str]:
+    """A line for each field in which a drafter's value (None: any) and the target's differ."""
+    return [
+        f"its {name} is {drafted}, the target's is {actual}"
+        for name, (drafted, actual) in fields.items()
+        if drafted is not None and drafted != actual
+    ]
+
+
+def refuse_misfit(problems: Sequence[str], target: Target) -> None:
+    """Raise InputError if there is any reason why a drafter does not fit its target."""
+    if problems:
+        raise InputError(
+            f"the drafter does not fit {target.loaded.name}: {'; '.join(problems)}",
+            hint="Use the drafter that was trained for this target.",
+        )
+
+
 class Weights:
-    """The tensors of a checkpoint, looked at before any is read."""
+    """The tensors of a checkpoint: their shapes first, their values when `read` asks."""
 
     def __init__(self, folder: Path, *, pickled: bool = False) -> None:
-        """pickled: whether pytorch_model.bin will do where there are no safetensors."""
+        """pickled: whether pytorch_model.bin may take the place of safetensors"""
         self.folder = folder
         self._files: dict[str, Path] = {}  # file of each tensor
         self._loaded: dict[str, torch.Tensor] = {}
@@ -166,14 +198,14 @@ class Weights:
         self.shapes = {name: tuple(tensor.shape) for name, tensor in self._loaded.items()}
 
     def check(self, expected: Mapping[str, Shape], optional: frozenset[str] = frozenset()) -> None:
-        """Raise one InputError that lists all that is missing, too much or of a wrong shape."""
-        found = {name: shape for name, shape in self.shapes.items() if not _derived(name)}
-        missing = [name for name in expected if name not in found and name not in optional]
-        unknown = [name for name in found if name not in expected]
+        """Raise one InputError that lists every missing, unknown or wrongly shaped tensor."""
+        stored = {name: shape for name, shape in self.shapes.items() if not _derived(name)}
+        missing = [name for name in expected if name not in stored and name not in optional]
+        unknown = [name for name in stored if name not in expected]
         wrong = [
-            f"{name} {list(found[name])} instead of {list(shape)}"
+            f"{name} {list(stored[name])} instead of {list(shape)}"
             for name, shape in expected.items()
-            if name in found and found[name] != shape
+            if name in stored and stored[name] != shape
         ]
         parts = [
             f"{len(names)} {what} ({_some(names)})"
@@ -191,7 +223,7 @@ class Weights:
             )
 
     def read(self, names: Mapping[str, Shape], device: torch.device) -> dict[str, torch.Tensor]:
-        """The tensors of these names that there are, on the device."""
+        """The tensors of these names, as far as they are stored, on the device."""
         wanted = [name for name in names if name in self.shapes]
         tensors = {name: self._loaded[name].to(device) for name in wanted if name in self._loaded}
         for path in sorted({self._files[name] for name in wanted if name in self._files}):
@@ -205,7 +237,7 @@ class Weights:
 def load_weights(
     model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
 ) -> None:
-    """Give a model that was built without storage these tensors, floating ones as `dtype`."""
+    """Fill a model without storage (device `meta`); floating tensors are cast to `dtype`."""
     cast = {
         name: tensor.to(dtype) if tensor.is_floating_point() else tensor
         for name, tensor in tensors.items()
@@ -217,23 +249,17 @@ def load_weights(
 def save_checkpoint(
     folder: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
 ) -> None:
-    """Write config.json and model.safetensors; the folder is made where there is none."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(dict(config), indent=2) + "\n"
-        (folder / CONFIG).write_text(text, encoding="utf-8")
-        stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(stored, folder / WEIGHTS, metadata={"format": "pt"})
-    except OSError as error:
-        raise InputError(
-            f"cannot write the drafter to {folder}: {error.strerror or error}"
-        ) from error
+    """Write config.json and model.safetensors, and the folder if needed. Raises InputError."""
+    write_atomic(folder / CONFIG, json.dumps(dict(config), indent=2) + "\n", InputError)
+    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # The errors of `save_file` do not tell a full disk from another fault.
+    write_atomic(folder / WEIGHTS, save(stored, metadata={"format": "pt"}), InputError)
 
 
 def _local(name: str | Path) -> Path | None:
-    """The folder of that name, None for a hub id; InputError for a path without a folder."""
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    """The folder of this name; None for a hub id. InputError for a path without a folder."""
+    folder = folder_of(name)
+    if folder is not None:
         return folder
     label = str(name)
     if isinstance(name, Path) or label.startswith((".", "/", "~")) or label.count("/") > 1:
@@ -257,15 +283,14 @@ def _asking_the_hub(name: str | Path) -> Iterator[None]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """model.safetensors, or the files that the index names; empty where there is neither."""
+    """model.safetensors, or the files that the index names; empty if there is neither."""
     if not (folder / INDEX).is_file():
         return [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else []
-    try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        names = sorted(set(index["weight_map"].values()))
-        paths = [folder / name for name in names]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise InputError(f"cannot read {folder / INDEX}", hint="Copy it again.") from error
+    index = read_json(folder / INDEX, hint="Copy it again.")
+    files = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
+        raise InputError(f"{folder / INDEX} does not name the files", hint="Copy it again.")
+    paths = [folder / name for name in sorted(set(files.values()))]
     absent = [path.name for path in paths if not path.is_file()]
     if absent:
         raise InputError(
@@ -276,8 +301,10 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _unpickled(path: Path) -> dict[str, torch.Tensor]:
-    with _reading(path):
+    try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch's reader fails in many ways
+        raise _unreadable(path, error) from error
     if not isinstance(loaded, dict) or not all(
         isinstance(t, torch.Tensor) for t in loaded.values()
     ):
@@ -289,16 +316,20 @@ def _unpickled(path: Path) -> dict[str, torch.Tensor]:
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except (SafetensorError, UnpicklingError, OSError, RuntimeError, EOFError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(
-            f"cannot read the weights in {path}: {reason}",
-            hint="The file is damaged or was copied in part; fetch it again.",
-        ) from error
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> InputError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return InputError(
+        f"cannot read the weights in {path}: {reason}",
+        hint="The file is damaged or was copied in part; fetch it again.",
+    )
 
 
 def _derived(name: str) -> bool:
-    """Buffers that old checkpoints carry and that follow from the config."""
+    """Whether a tensor of an old checkpoint follows from the config."""
     return name.endswith("rotary_emb.inv_freq")
 
 

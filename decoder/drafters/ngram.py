@@ -1,17 +1,16 @@
-"""A training-free drafter: continuations of earlier occurrences of the context's suffix.
+"""The n-gram drafter: continuations of earlier occurrences of the context's suffix.
 
-Every place in the context that ends in the same token as the text now is a
-match, and its length is how many tokens before agree as well. The continuations
-of the best matches form a trie. A child's probability is
+Every earlier place with the context's last token is a match; its length is the number of tokens
+that agree there, back from that token. The continuations of the best matches form a trie. The
+probability of a child is
 
     hit(length of the longest match at its parent) x its share of the match weights,
 
-where hit(m) is the measured frequency with which the target's next token is
-among the continuations of an m-token match, learnt from the target's own
-output, at the root and below it apart: a match that has just gone on as before is
-likelier to go on than one of the same length that starts a draft. Prompt lookup
-decoding (Saxena, 2023) is the special case of one match and no probabilities; with
-several matches and calibrated probabilities the drafter yields trees.
+where hit(m) is the measured frequency with which the target's next token was among the
+continuations of an m-token match. Matches at the root and below it are counted apart: a match
+that has just continued is likelier to continue than one of the same length that starts a draft.
+
+Prompt lookup decoding (Saxena, 2023) is the special case of one match and no probabilities.
 """
 
 from __future__ import annotations
@@ -22,31 +21,29 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from decoder.drafters.base import DraftRequest, Draws
+from decoder.drafters.base import Drafter, DraftRequest, DraftSession
 from decoder.jit import jit
-from decoder.tree import CandidateTree
+from decoder.tree.draft_tree import CandidateTree
 
 MAX_MATCH = 16  # longer matches are treated alike
 MAX_MATCHES = 32  # continuations taken into the trie
 WEIGHT_GROWTH = 2.0  # one more matching token makes a continuation this much likelier
 
-# Frequencies before anything is observed, by match length 1, 2, ..., and their weight in
-# observations; they only matter for the first rounds of a fresh decoder.
+# Hit rates at first, by match length 1, 2, ..., and the observations that they count as; they
+# matter in the first rounds of a new decoder only.
 PRIOR_HITS = np.array([0.30, 0.45, 0.55, 0.62, 0.68, 0.72, 0.76, 0.80] + [0.85] * 8)
 PRIOR_WEIGHT = 12.0
-FORGETTING = 0.998  # of old observations, for each new one
+FORGETTING = 0.998  # factor of old observations for each new one
 
 
-class NgramDrafter:
-    """Drafts from the text so far; needs no model and no training.
+class NgramDrafter(Drafter):
+    """Drafts from the text so far, without a model or training.
 
-    What it learns of its hits is shared by all its sessions.
+    Its hit rates are shared by all its sessions.
     """
 
     name = "ngram"
     architecture_hash = "ngram"
-    feature_layers: tuple[int, ...] = ()
-    draws: Draws = "never"
 
     def __init__(self, max_depth: int = 16) -> None:
         self.max_depth = max_depth
@@ -54,7 +51,12 @@ class NgramDrafter:
         self._hits = np.tile(PRIOR_HITS * PRIOR_WEIGHT, (2, 1))
         _build_trie(np.zeros(1, np.int64), 1, self.hit_rates())  # compiled here, not in a round
 
-    def session(self) -> NgramSession:
+    def start(
+        self,
+        prompt: NDArray[np.int64],
+        features: torch.Tensor | None,
+        logits: torch.Tensor | None = None,
+    ) -> NgramSession:
         return NgramSession(self)
 
     def unlearnt(self) -> NgramDrafter:
@@ -62,24 +64,23 @@ class NgramDrafter:
         return NgramDrafter(self.max_depth)
 
     def hit_rates(self) -> NDArray[np.float64]:
-        """[2, MAX_MATCH] how often a match of 1, 2, ... tokens goes on: at the root, below it."""
+        """Hit rates [2, MAX_MATCH] of matches of 1, 2, ... tokens: at the root, below it."""
         return self._hits / self._tried
 
     def learn(self, row: int, match: int, hit: bool) -> None:
-        """Count one match of `match` tokens, found at `row` of a trie."""
+        """Count one match of `match` tokens at `row` of a trie."""
         slot = min(row, 1), min(match, MAX_MATCH) - 1
         self._tried[slot] = self._tried[slot] * FORGETTING + 1.0
         self._hits[slot] = self._hits[slot] * FORGETTING + hit
 
 
-class NgramSession:
-    """The n-gram drafting of one text."""
+class NgramSession(DraftSession):
+    """The drafting of one text."""
+
+    rewinds = True
 
     def __init__(self, drafter: NgramDrafter) -> None:
         self._drafter = drafter
-        self._forget_trie()
-
-    def start(self, prompt: NDArray[np.int64], features: torch.Tensor | None) -> None:
         self._forget_trie()
 
     def draft(self, context: NDArray[np.int64], request: DraftRequest) -> CandidateTree:
@@ -95,21 +96,21 @@ class NgramSession:
         return CandidateTree(tokens, parents, probabilities)
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
-        """Learn hit(m) from every trie node that the emitted tokens pass through."""
+        """Count a hit or miss at every trie row that the emitted tokens pass through."""
         row = 0
         for token in emitted:
             children = np.flatnonzero(self._parents == row)
             if len(children) == 0:
                 break
-            found = children[self._tokens[children] == token]
-            self._drafter.learn(row, int(self._matches[row]), len(found) > 0)
-            if len(found) == 0:
+            hits = children[self._tokens[children] == token]
+            self._drafter.learn(row, int(self._matches[row]), len(hits) > 0)
+            if len(hits) == 0:
                 break
-            row = int(found[0]) + 1
+            row = int(hits[0]) + 1
         self._forget_trie()
 
     def rewind(self, tokens: int) -> None:
-        """Forget the last draft, so that the round to be timed again teaches nothing."""
+        """Forget the last draft, so that a round that is timed again counts no hits."""
         self._forget_trie()
 
     def _forget_trie(self) -> None:
@@ -146,9 +147,10 @@ def _find_matches(context):  # type: ignore[no-untyped-def]
 
 @jit
 def _build_trie(context, depth, hit_rates):  # type: ignore[no-untyped-def]
-    """Trie of the matches' continuations with conditional probabilities.
+    """The trie of the matches' continuations, with probabilities given the parent.
 
-    Row 0 is the root; rows are inserted match by match, so parents come first.
+    Returns tokens, parents and probabilities of its nodes, and the longest match at each row.
+    Row 0 is the root; rows are added match by match, so parents come first.
     """
     ends, lengths = _find_matches(context)
     most = len(ends) * depth

@@ -1,16 +1,102 @@
-"""Whether a drafter's token ids mean to the target what they mean to the drafter."""
+"""Vocabularies of drafters: reduced heads, candidates from logits, agreement with the target's.
+
+A small drafter spends more time on the rows of a large vocabulary than on its own layers, so its
+head may be cut to the tokens it was trained on. These are in a file of this project's own beside
+a checkpoint in the published format; engines that do not know it draft with the whole head.
+"""
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
 from costmodel.errors import InputError
-from decoder.loading import LoadedModel
+from costmodel.io import write_atomic
+from costmodel.strict_json import read_json
+from decoder.acceptance.drawn import LevelDistributions
+from decoder.acceptance.sampling import cooled
+from decoder.device import to_device
+from decoder.drafters.checkpoint import TOKENS as FILE
+from decoder.target.loading import LoadedModel
+from decoder.target.target import Target
+from decoder.tree.growth import Children, Frontier
+
+
+class DraftHead:
+    """The target's LM head, whole or cut to some tokens.
+
+    tokens  int64 [size], ascending; None for the whole vocabulary
+    Raises InputError for tokens that the target does not have.
+    """
+
+    def __init__(self, target: Target, tokens: NDArray[np.int64] | None) -> None:
+        self._target = target
+        self._vocab = target.architecture.vocab
+        if tokens is not None and not 0 <= tokens.min() <= tokens.max() < self._vocab:
+            raise InputError(
+                f"{FILE} holds token {tokens.max()} and the target's vocabulary is {self._vocab}",
+                hint="Use the drafter that was trained for this target.",
+            )
+        # A head that is more than one matrix is used whole.
+        weight = None if tokens is None else target.head_rows(tokens)
+        self._weight = weight
+        self.tokens = None if weight is None else tokens
+
+    @property
+    def size(self) -> int:
+        """The number of its tokens."""
+        return self._vocab if self.tokens is None else len(self.tokens)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [rows, size] of hidden states [rows, hidden] after the drafter's norm."""
+        if self._weight is None:
+            return self._target.head(hidden)
+        return functional.linear(hidden, self._weight)
+
+    def ids(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The target's token ids for column numbers of the logits."""
+        return places if self.tokens is None else self.tokens[places]
+
+    def whole(self, probabilities: torch.Tensor) -> torch.Tensor:
+        """Probabilities [rows, vocab] of [rows, size]; zero for tokens without a row."""
+        return over_vocabulary(probabilities, self.tokens, self._vocab)
+
+
+def read_tokens(folder: Path) -> NDArray[np.int64] | None:
+    """The tokens of a checkpoint's reduced head; None where it has no file of them.
+
+    Raises InputError for a file that is not an ascending list of token ids.
+    """
+    place = folder / FILE
+    if not place.is_file():
+        return None
+    tokens = read_json(place, hint="Copy the checkpoint again.")
+    whole = isinstance(tokens, list) and tokens and all(type(token) is int for token in tokens)
+    if not whole or tokens[0] < 0 or any(a >= b for a, b in pairwise(tokens)):
+        raise InputError(
+            f"{place} is not a list of token ids, each larger than the one before",
+            hint="Copy the checkpoint again, or remove the file to draft with the whole head.",
+        )
+    return np.array(tokens, dtype=np.int64)
+
+
+def write_tokens(folder: Path, tokens: NDArray[np.int64]) -> None:
+    """Write the tokens of a checkpoint's head, ascending."""
+    write_atomic(folder / FILE, json.dumps(tokens.tolist()) + "\n", InputError)
 
 
 def check_vocabulary(drafter: LoadedModel, target: LoadedModel) -> None:
-    """Raise InputError unless both models number the same tokens in the same way.
+    """Raise InputError unless both models give the same tokens the same ids.
 
-    Where both have a tokenizer, its vocabulary decides, since models of one family
-    pad their embeddings to different sizes; where one has none, the sizes must agree.
+    If both have a tokenizer, the tokenizers' vocabularies are compared, since models of one
+    family pad their embeddings to different sizes; otherwise the sizes must agree.
     """
     ours, theirs = _token_ids(drafter), _token_ids(target)
     if ours is None or theirs is None:
@@ -42,3 +128,60 @@ def _token_ids(loaded: LoadedModel) -> dict[str, int] | None:
 
 def _id(token_ids: dict[str, int], token: str) -> str:
     return f"id {token_ids[token]}" if token in token_ids else "no token"
+
+
+def softmax(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """The drafter's distribution q, float32 [rows, vocab]; 0 where logits are not a number."""
+    scaled = logits.float()
+    if temperature != 1.0:
+        scaled = cooled(scaled, temperature)
+    # A damaged drafter must propose nothing rather than spoil the arithmetic of a tree.
+    return scaled.softmax(-1).nan_to_num_(0.0)
+
+
+def most_probable(
+    probabilities: torch.Tensor, width: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Ids and probabilities [rows, K] of the K = min(width, vocab) best, descending.
+
+    One copy from the device serves both: float64 holds every id exactly.
+    """
+    best = probabilities.topk(min(width, probabilities.shape[-1]))
+    both = torch.stack((best.indices.double(), best.values.double())).cpu().numpy()
+    return both[0].astype(np.int64), both[1]
+
+
+def over_vocabulary(
+    probabilities: torch.Tensor, tokens: NDArray[np.int64] | None, vocab: int
+) -> torch.Tensor:
+    """Probabilities [rows, vocab] from those of some tokens [rows, tokens]; zero elsewhere.
+
+    tokens  int64 [tokens]: their ids; None where the probabilities are of all tokens already
+    """
+    if tokens is None:
+        return probabilities
+    whole = probabilities.new_zeros(len(probabilities), vocab)
+    return whole.index_copy_(1, to_device(tokens, probabilities.device), probabilities)
+
+
+@dataclass(frozen=True, slots=True)
+class TopChildren:
+    """The most probable children of each node, as a `LevelSource`.
+
+    q       of a drafter that runs one forward a level; a value that is not a number marks a
+            place without a child
+    tokens  int64: the target's token of each column of q; None where they are the same
+    """
+
+    q: LevelDistributions
+    tokens: NDArray[np.int64] | None = None
+
+    def root(self, width: int) -> Children:
+        return self._best(self.q.root(), width)
+
+    def expand(self, frontier: Frontier, width: int) -> Children:
+        return self._best(self.q.expand(frontier), width)
+
+    def _best(self, q: torch.Tensor, width: int) -> Children:
+        ids, probabilities = most_probable(q, width)
+        return ids if self.tokens is None else self.tokens[ids], probabilities

@@ -1,32 +1,33 @@
-"""What a policy is to the decode loop."""
+"""The interface of a budget policy, which chooses the draft tree of each round."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.growth import Growth, TopPaths
-from decoder.tree import CandidateTree, DraftTree, Lattice
+from decoder.statistics import Round
+from decoder.tree.draft_tree import Candidates, DraftTree
+from decoder.tree.growth import Growth, TopPaths
 
-Candidates = Lattice | CandidateTree
-
-# Which calibration of the profile a policy wants.
-CostKind = Literal["best", "linear"]
+# The calibration of the profile that a policy reads; `best` is the selected one.
+CostKind = Literal["best", "released", "linear"]
 
 DEFAULT_MAX_NODES = 256
 
 
 class Cost(Protocol):
-    """What the controller asks of a cost model; `costmodel.estimator` provides it."""
+    """The cost model of a policy; `costmodel.online.estimator.OnlineEstimator` is one."""
 
-    def plain_s(self, context: float, batch: int = 1) -> float: ...
+    def plain_s(self, context: float, batch: int = 1) -> float:
+        """Seconds of a plain step of `batch` sequences."""
 
-    def draft_s(self, context: float) -> float: ...
+    def draft_s(self, context: float) -> float:
+        """Seconds of one sequence's draft."""
 
     def sizes(self, most: int) -> NDArray[np.int64]:
         """Tree sizes of at most `most` nodes worth scoring, ascending, 0 first."""
@@ -39,7 +40,7 @@ class Cost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What bounds a round's tree: room in the cache and tokens still wanted."""
+    """Bounds of a sequence's tree: nodes by the policy, depth by the tokens still wanted."""
 
     nodes: int
     depth: int
@@ -47,65 +48,48 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One sequence's candidates in a round of several sequences."""
+    """One sequence's candidates in a round; `context` is its cached tokens."""
 
     candidates: Candidates
     context: int
     limits: Limits
 
 
-class Policy(Protocol):
-    """Chooses each round's trees; one object lives as long as its decoder.
+class Policy(ABC):
+    """Chooses the draft tree of each round; one object serves all texts of a decoder.
 
-    `growth` says how a drafter that goes level by level expands its tree.
+    A subclass needs `name`, `max_nodes` and `choose`. The rest has a default: draft in every
+    round, choose each sequence's tree by itself, learn nothing.
+
+    max_nodes  of the largest tree that it chooses; the KV cache has room for it
+    growth     of a drafter that expands its tree level by level
     """
 
     name: str
     max_nodes: int
-    growth: Growth
-
-    def wants_draft(self, context: int, batch: int = 1) -> bool:
-        """Whether to draft at all this round, decided before the drafter has run."""
-
-    def wanted_nodes(self) -> int:
-        """Candidates a sequence that this round could use, 1 or more and at most `max_nodes`."""
-
-    def drafted(self, share: float) -> None:
-        """Told after the draft: what it took of a whole draft's time (`PartialSession`)."""
-
-    def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
-        """The tree to verify, `EMPTY` for a plain step."""
-
-    def choose_together(self, offers: Sequence[Offer]) -> list[DraftTree]:
-        """The trees of several sequences that are verified in one forward."""
-
-    def observe(self, tree: DraftTree, accepted_rows: list[int], context: int) -> None:
-        """What the target accepted of the tree that was chosen."""
-
-
-class PolicyBase(ABC):
-    """A policy that always drafts, takes each sequence by itself and learns nothing."""
-
-    max_nodes: int
-    growth: ClassVar[Growth] = TopPaths()
-
-    def wanted_nodes(self) -> int:
-        return max(self.max_nodes, 1)
-
-    def wants_draft(self, context: int, batch: int = 1) -> bool:
-        return True
-
-    def drafted(self, share: float) -> None:
-        """What drafting takes is no concern of a policy without a cost model."""
-        return
+    growth: Growth = TopPaths()
 
     @abstractmethod
     def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
-        """The tree to verify, `EMPTY` for a plain step."""
+        """The tree to verify behind `context` cached tokens; `EMPTY` for a plain step."""
 
     def choose_together(self, offers: Sequence[Offer]) -> list[DraftTree]:
+        """The trees of several sequences that are verified in one forward."""
         return [self.choose(offer.candidates, offer.context, offer.limits) for offer in offers]
 
-    def observe(self, tree: DraftTree, accepted_rows: list[int], context: int) -> None:
-        """Nothing is learnt."""
-        return
+    def wants_draft(self, context: int, batch: int = 1) -> bool:
+        """Whether to draft in this round; called in every round, before the drafter runs."""
+        return True
+
+    def wanted_nodes(self) -> int:
+        """Candidates a sequence that this round can use, from 1 to `max_nodes`."""
+        return max(self.max_nodes, 1)
+
+    def drafted(self, share: float) -> None:  # noqa: B027 - most policies do not need it
+        """Called after the draft with `DraftSession.drafted_share`, meaned over the texts."""
+
+    def observe(self, finished: Round) -> None:  # noqa: B027 - most policies learn nothing
+        """Called after each round, for each sequence; plain steps included."""
+
+    def ended(self, text: int) -> None:  # noqa: B027 - most policies learn from rounds alone
+        """Called when a text is over, with its number in `Round.text`; interrupted ones too."""

@@ -1,55 +1,184 @@
-"""The adaptive policy: each round the tree size of highest estimated speed."""
+"""The adaptive policy of BASTION: in each round the tree size of highest estimated speed.
+
+It learns three things while decoding: the drafter's bias at each depth, the speed of the
+text, and whether drafting pays.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.speculation import expected_committed
-from decoder.policies.base import (
-    DEFAULT_MAX_NODES,
-    Candidates,
-    Cost,
-    Limits,
-    Offer,
-    PolicyBase,
-)
-from decoder.policies.bias import DepthBias, DraftGate, Pace
-from decoder.tree import EMPTY, DraftTree, best_first
-
-FIRST_WANTED = 32  # candidates before any tree, and never fewer
-WANTED_SHARE = 2  # candidates for each node of the largest tree of late
-WANTED_FADING = 0.98  # of that tree, a round
+from decoder.jit import jit
+from decoder.policies.base import DEFAULT_MAX_NODES, Cost, Limits, Offer, Policy
+from decoder.statistics import Round
+from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, best_first
 
 
-@dataclass(frozen=True, slots=True)
-class Took:
-    """What a drafted round takes by the cost model, in plain steps of as many sequences.
+class DepthBias:
+    """The drafter's bias at each depth: realised over predicted acceptance of children.
 
-    cycle  all of it
-    draft  its drafts alone
+    Both counts fade by `FADING` in a drafted round. They start from pseudo-observations of an
+    unbiased drafter: `PRIOR` of them lower a factor, `UPWARD_PRIOR` raise it. Raising takes
+    more evidence because deep rows are reached only in texts that go on as drafted, and the
+    product of many factors above 1 predicts long paths everywhere. In plain rounds both fade
+    by `RECOVERY`, so that a useless drafter is tried again in a few per cent of the rounds.
     """
 
-    cycle: float
-    draft: float
+    FADING = 0.99
+    RECOVERY = 0.999
+    PRIOR = 1.0
+    UPWARD_PRIOR = 8.0
+    DEPTHS = 64
+
+    def __init__(self) -> None:
+        self._predicted = np.zeros(self.DEPTHS)
+        self._realised = np.zeros(self.DEPTHS)
+        self._factors = np.ones(self.DEPTHS)
+        self.observe(EMPTY, [])  # compiled before the first round
+
+    def factors(self) -> NDArray[np.float64]:
+        """[depths] factors for the probabilities of each depth."""
+        self._factors = _factors(self._predicted, self._realised, self.PRIOR, self.UPWARD_PRIOR)
+        return self._factors
+
+    def observe(self, tree: DraftTree, accepted_rows: list[int]) -> None:
+        """Count predicted and realised acceptance of the children of each visited row."""
+        fading = self.FADING if tree.nodes else self.RECOVERY
+        self._predicted *= fading
+        self._realised *= fading
+        path = np.array([0, *accepted_rows], dtype=np.int64)
+        # The tree's scores include the factors; predictions are counted without them.
+        _count(tree.parents, tree.scores, path, self._factors, self._predicted, self._realised)
 
 
-class Bastion(PolicyBase):
-    """The tree size that adds most to the speed of the whole text, from the cost model.
+@jit
+def _factors(predicted, realised, prior, upward):  # type: ignore[no-untyped-def]
+    factors = np.empty_like(predicted)
+    for depth in range(len(factors)):
+        pseudo = upward if realised[depth] > predicted[depth] else prior
+        factors[depth] = (realised[depth] + pseudo) / (predicted[depth] + pseudo)
+    return factors
 
-    The speed of a text is all its tokens over all its seconds, and such a ratio of sums is
-    highest where every round takes the size of highest A(N) - rate x C(N), at the rate that
-    is reached on the whole (renewal reward; Dinkelbach, 1967). The paper instead takes each
-    round's own highest A(N) / C(N) (BASTION eqs. 6, 7), which spends too much on rounds that
-    promise little and too little on those that promise much.
 
-    Unlike the paper's first-drop rule, every size is scored, because measured
-    costs are stairs; size 0 (a plain step) competes with the rest, and the rate is never
-    taken below that of plain steps, so a round is never expected to be slower than not
-    speculating. Path scores are corrected online by depth, since drafters are biased.
+@jit
+def _count(parents, scores, path, factors, predicted, realised):  # type: ignore[no-untyped-def]
+    """Add predicted and realised acceptance below each row of the path, root first."""
+    above = 1.0
+    for depth in range(min(len(path), len(predicted))):
+        total, children = 0.0, 0
+        for node in range(len(parents)):
+            if parents[node] == path[depth]:
+                total += scores[node]
+                children += 1
+        if children == 0 or above <= 0.0:
+            return
+        predicted[depth] += min(total / above / factors[depth], 1.0)
+        if depth + 1 < len(path):
+            realised[depth] += 1.0
+            above = scores[path[depth + 1] - 1]
+
+
+class Pace:
+    """The speed of decoding so far: tokens in the time of one plain step.
+
+    Both counts fade by `FADING` a round. Times are those of the cost model, so that an error
+    by a constant factor does not change the choices.
+    """
+
+    FADING = 0.99
+
+    def __init__(self) -> None:
+        self._committed = 0.0
+        self._plain_steps = 0.0
+
+    def speed(self) -> float | None:
+        """At least 1, the speed of plain steps; None before the first round."""
+        if self._plain_steps == 0.0:
+            return None
+        return max(self._committed / self._plain_steps, 1.0)
+
+    def observe(self, committed: int, plain_steps: float) -> None:
+        """A round's tokens, and its time in plain steps."""
+        self._committed = self._committed * self.FADING + committed
+        self._plain_steps = self._plain_steps * self.FADING + plain_steps
+
+
+class DraftGate:
+    """Stops drafting while it does not pay, and tries again after a number of plain rounds.
+
+    The cost of a draft is sunk once candidates exist, so the decision is made before
+    drafting. It depends on the gain of recent drafted rounds: the plain steps that they
+    replaced less the plain steps that they took. The gate closes if the gain is below zero by
+    more than its standard error. It then forgets half of its evidence. The first wait is
+    short, since a few rounds say little, and each further one is twice as long.
+    """
+
+    FIRST_WAIT, LONGEST_WAIT = 4, 64  # plain rounds
+    ENOUGH = 4.0  # drafted rounds before the gate may close
+    FADING = 0.95
+    FREE_SHARE = 0.005  # a draft below this share of a plain step is always made
+
+    def __init__(self) -> None:
+        self._rounds = 0.0
+        self._gain = 0.0
+        self._squares = 0.0
+        self._wait = self.FIRST_WAIT
+        self._plain_left = 0
+
+    def open(self) -> bool:
+        """Whether this round drafts."""
+        drafting = self._plain_left == 0
+        self._plain_left = max(self._plain_left - 1, 0)
+        return drafting
+
+    def observe(self, committed: int, plain_steps: float, draft_steps: float) -> None:
+        """A drafted round's tokens, its time in plain steps, and that of its draft alone."""
+        if draft_steps < self.FREE_SHARE:
+            return
+        self._add(committed - plain_steps)
+        mean = self._gain / self._rounds
+        error = np.sqrt(max(self._squares / self._rounds - mean**2, 0.0) / self._rounds)
+        if self._rounds > self.ENOUGH and mean + error < 0.0:
+            self._plain_left = self._wait
+            self._wait = min(2 * self._wait, self.LONGEST_WAIT)
+            self._fade(0.5)
+        elif self._rounds > 2 * self.ENOUGH and mean > 0.0:
+            self._wait = self.FIRST_WAIT
+
+    def _add(self, gain: float) -> None:
+        self._fade(self.FADING)
+        self._rounds += 1.0
+        self._gain += gain
+        self._squares += gain**2
+
+    def _fade(self, share: float) -> None:
+        self._rounds *= share
+        self._gain *= share
+        self._squares *= share
+
+
+LEAST_WANTED = 32  # candidates
+WANTED_SHARE = 2  # candidates for each node of the largest recent tree
+WANTED_FADING = 0.98  # of the largest recent tree, a round
+
+
+class Bastion(Policy):
+    """The tree size that adds most to the speed of the whole text, by the cost model.
+
+    The speed of a text is all its tokens over all its seconds. This ratio of sums is highest
+    if every round takes the size N of highest A(N) - rate x C(N), with the rate of the whole
+    text (renewal reward; Dinkelbach, 1967). The paper takes the highest A(N) / C(N) of each
+    round by itself (BASTION eqs. 6, 7), which spends too much on poor rounds and too little
+    on good ones.
+
+    Every size is scored instead of the paper's first drop, because measured costs are stairs.
+    Size 0, a plain step, is one of them, and the rate is never below that of plain steps, so
+    no round is expected to be slower than plain decoding. Path scores are corrected online by
+    depth, since drafters are biased.
     """
 
     name = "bastion"
@@ -61,16 +190,19 @@ class Bastion(PolicyBase):
         self._bias = DepthBias()
         self._gate = DraftGate()
         self._pace = Pace()
-        self._draft_share = 1.0  # of a whole draft's time, in the round under way
-        self._took: Took | None = None  # the round under way; None where it did not draft
+        # Of the present round: the share of a whole draft's time that its draft took, and the
+        # predicted time of the round and of its drafts, in plain steps of the same batch.
+        self._draft_share = 1.0
+        self._round_steps = 1.0
+        self._draft_steps = 0.0
 
     def wanted_nodes(self) -> int:
-        """A few times the largest tree of late: candidates far beyond it only cost time."""
-        wanted = max(int(WANTED_SHARE * self._largest_lately), FIRST_WANTED)
+        """A multiple of the largest recent tree; candidates far beyond it only cost time."""
+        wanted = max(int(WANTED_SHARE * self._largest_lately), LEAST_WANTED)
         return max(min(wanted, self.max_nodes), 1)
 
     def wants_draft(self, context: int, batch: int = 1) -> bool:
-        self._draft_share, self._took = 1.0, None
+        self._draft_share = 1.0
         return self._gate.open()
 
     def drafted(self, share: float) -> None:
@@ -82,58 +214,64 @@ class Bastion(PolicyBase):
         return tree.first(size) if size else EMPTY
 
     def choose_together(self, offers: Sequence[Offer]) -> list[DraftTree]:
-        """One budget for the batch: the best nodes of all trees compete for it.
+        """One budget for the whole batch, spent on the best nodes of all trees.
 
-        Trees are nested, so the n best nodes over all sequences are a prefix of each tree;
-        the forward is priced at the mean number of nodes and the mean context.
+        Trees are nested, so the n best nodes of all sequences are a prefix of each tree. The
+        forward is priced at the mean number of nodes and the mean context.
         """
         if len(offers) == 1:
             only = offers[0]
             return [self.choose(only.candidates, only.context, only.limits)]
         trees = [self._largest(offer.candidates, offer.limits) for offer in offers]
         scores = np.concatenate([tree.scores for tree in trees])
-        owner = np.repeat(np.arange(len(trees)), [tree.nodes for tree in trees])
+        tree_of = np.repeat(np.arange(len(trees)), [tree.nodes for tree in trees])
         order = np.argsort(-scores, kind="stable")
         batch, context = len(offers), float(np.mean([offer.context for offer in offers]))
         committed = batch - 1.0 + expected_committed(scores[order])
-        taken = owner[order[: self._best_size(committed, context, batch)]]
+        taken = tree_of[order[: self._best_size(committed, context, batch)]]
         counts = np.bincount(taken, minlength=batch)
         return [tree.first(int(count)) for tree, count in zip(trees, counts, strict=True)]
 
-    def observe(self, tree: DraftTree, accepted_rows: list[int], context: int) -> None:
-        self._largest_lately = max(float(tree.nodes), WANTED_FADING * self._largest_lately)
-        self._bias.observe(tree, accepted_rows)
-        committed = 1 + len(accepted_rows)
-        if self._took is not None:  # a round without a draft says nothing about drafting
-            self._gate.observe(committed, self._took.cycle, self._took.draft)
-        self._pace.observe(committed, 1.0 if self._took is None else self._took.cycle)
+    def observe(self, finished: Round) -> None:
+        largest = max(float(finished.nodes), WANTED_FADING * self._largest_lately)
+        self._largest_lately = largest
+        self._bias.observe(finished.tree, finished.accepted.rows)
+        committed = 1 + finished.accepted_tokens
+        if finished.drafted:
+            self._gate.observe(committed, self._round_steps, self._draft_steps)
+        self._pace.observe(committed, self._round_steps if finished.drafted else 1.0)
 
     def _largest(self, candidates: Candidates, limits: Limits) -> DraftTree:
         return best_first(candidates, min(self.max_nodes, limits.nodes), self._bias.factors())
 
     def _best_size(self, committed: NDArray[np.float64], context: float, batch: int = 1) -> int:
-        """The number of nodes, in all sequences, to verify; `committed` [sizes] are A(N)."""
+        """The number of nodes to verify in all sequences; `committed` [sizes] are A(N)."""
         most = len(committed) - 1
         sizes = self.cost.sizes(most) if batch == 1 else np.arange(most + 1)
-        worth = committed[sizes]
-        whole_s = self.cost.draft_s(context)
-        drafts_s = self._draft_share * whole_s * batch  # one after the other
-        # Without the draft, which is already paid for.
-        rest_s = self.cost.cycle_s(sizes / batch, context, batch) - whole_s
+        tokens = committed[sizes]
+        draft_s = self.cost.draft_s(context)
+        drafts_s = self._draft_share * draft_s * batch  # one after the other
+        # Without the draft, whose cost is sunk.
+        rest_s = self.cost.cycle_s(sizes / batch, context, batch) - draft_s
         plain_s = self.cost.plain_s(context, batch)
         speed = self._pace.speed()
-        # At first nothing is known but the round itself.
-        rate = float(np.max(worth / rest_s)) if speed is None else speed * batch / plain_s
-        best = int(np.argmax(worth - rate * rest_s))
-        self._took = Took((float(rest_s[best]) + drafts_s) / plain_s, drafts_s / plain_s)
+        # The first round has no speed before it and takes its own.
+        rate = float(np.max(tokens / rest_s)) if speed is None else speed * batch / plain_s
+        best = int(np.argmax(tokens - rate * rest_s))
+        self._round_steps = (float(rest_s[best]) + drafts_s) / plain_s
+        self._draft_steps = drafts_s / plain_s
         return int(sizes[best])
 
 
-class PaperBastion(PolicyBase):
-    """BASTION as printed: nodes are added until the estimated speed drops for the first time.
+PAPER_ROWS = 32  # the least rows of the released rule's trees, and the step by which they grow
 
-    Algorithm 1 with uncorrected path scores, over a cost that should be the paper's own
-    linear static calibration; there is no choice not to draft.
+
+class PaperBastion(Policy):
+    """BASTION as its authors released it (github.com/kaist-ai-osi-lab/BASTION, tree_draft.py).
+
+    Over the two-branch calibration, with uncorrected path scores: nodes are added while the
+    estimated speed rises, but never fewer than 32 rows (the root is one of them); what stands
+    then is cut to a multiple of 32 rows. It always drafts.
     """
 
     name = "bastion:paper"
@@ -144,7 +282,34 @@ class PaperBastion(PolicyBase):
 
     def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
         tree = best_first(candidates, min(self.max_nodes, limits.nodes))
-        sizes: NDArray[np.int64] = np.arange(tree.nodes + 1)
-        speed = expected_committed(tree.scores) / self.cost.cycle_s(sizes, context)
-        drops = np.flatnonzero(np.diff(speed) < 0.0)
+        speed = _speeds(tree, self.cost, context)
+        # The released test stops at equal speed too.
+        stops = np.flatnonzero(np.diff(speed[PAPER_ROWS - 1 :]) <= 0.0)
+        rows = PAPER_ROWS + int(stops[0]) if len(stops) else tree.rows
+        return tree.first(max(rows // PAPER_ROWS * PAPER_ROWS, min(PAPER_ROWS, tree.rows)) - 1)
+
+
+class PrintedBastion(Policy):
+    """BASTION as printed: nodes are added until the estimated speed drops for the first time.
+
+    Algorithm 1 with uncorrected path scores, over the single line of section 2.4. It always
+    drafts.
+    """
+
+    name = "bastion:printed"
+
+    def __init__(self, cost: Cost, max_nodes: int = DEFAULT_MAX_NODES) -> None:
+        self.cost = cost
+        self.max_nodes = max_nodes
+
+    def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
+        tree = best_first(candidates, min(self.max_nodes, limits.nodes))
+        drops = np.flatnonzero(np.diff(_speeds(tree, self.cost, context)) < 0.0)
         return tree.first(int(drops[0]) if len(drops) else tree.nodes)
+
+
+def _speeds(tree: DraftTree, cost: Cost, context: int) -> NDArray[np.float64]:
+    """[rows] A(N) / C(N) of the tree's first N = 0, 1, ... nodes."""
+    sizes = np.arange(tree.nodes + 1, dtype=np.float64)
+    speeds: NDArray[np.float64] = expected_committed(tree.scores) / cost.cycle_s(sizes, context)
+    return speeds

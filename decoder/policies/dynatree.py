@@ -1,35 +1,22 @@
-"""DynaTree (Chen, Liu and Li): trees shaped by the drafter's confidence and by recent acceptance.
+"""DynaTree (Chen, Liu and Li): trees shaped by the drafter's confidence and recent acceptance.
 
-The paper gives the rules of its section 3.3, the base depth 5, the largest depth 8,
-1 to 3 children, the confidence thresholds 0.9 and 0.4 and the budget of 256 nodes.
-The rest is not printed there. It was chosen for these reasons before any run on text
-and tuned on none; the meaning of the share and its target were settled on simulated
-acceptance (benchmarks/dynatree_history.py):
+The paper gives the rules (section 3.3), the base depth 5, the largest depth 8, 1 to 3
+children, the confidence thresholds 0.9 and 0.4, and the budget of 256 nodes. It leaves the
+other values open; those here are the defaults of its authors' code
+(github.com/cny123222/DynaTree, tree_speculative_generator_adaptive.py): 2 children in the
+middle, 0.1 for early stopping, 0.5 for deep expansion, 0.05 for pruning, and for the history
+a window of 10 texts, a target share of 0.7 with a dead zone of 0.1 on either side, and steps of
+one level and of 0.05. The name `dynatree:window=5,deep_score=0.3` sets any of them.
 
-- 2 children in the middle: the only whole number between the bounds.
-- Early stopping below 0.1: the best threshold of the paper's sweep of fixed trees
-  (appendix C.1), where that threshold is what ends expansion.
-- Pruning below 0.03: a node is worth its path score in tokens, and a row more costs
-  a few hundredths of a plain step where verification has left the flat part of its
-  cost. Algorithm 1 only stops expanding such nodes, which early stopping does
-  already; the text of section 3.3 leaves them out of the tree, and so does this.
-- Deep expansion above 0.3: a level more costs a forward of the drafter, which pays
-  from a few tenths of a token on.
-- A window of 16 rounds, and steps of 0.5 levels and 0.05 of confidence: a lasting
-  surplus of 0.1 then moves the depth by one level and the threshold by 0.1 in 20
-  rounds, slowly enough for the window to see what the last change did.
-- A target share of 0.5: as many drafted levels used as wasted.
+As in that code, the "fraction of drafted tokens committed" of a text is its tokens, the target's
+own ones included, over its rounds times the levels of the base depth at the start.
 
-The root is the bonus token, which the target has already chosen, so depth 1 branches
-too; the paper's tree begins with one drafted token and pays for a wrong one with the
-whole tree.
+Two things differ from it:
 
-The paper's "fraction of drafted tokens committed" is taken as accepted levels over
-drafted levels. That is what its table 3 reports (its acceptance rates are its mean
-path lengths over a constant: 10 for the fixed tree, 7 for DynaTree), it is the same
-for a chain, and it mostly keeps the control off its bounds: over nodes, a high share
-narrows the tree, which raises the share, until the tree is a chain
-(benchmarks/dynatree_history.py).
+- The root is the bonus token, which the target has chosen, so depth 1 branches too. Their
+  tree begins with one drafted token; if it is wrong, the whole tree is lost.
+- Nodes below the pruning threshold are left out of the tree, as in section 3.3. Their code only
+  does not expand them, as early stopping does already.
 """
 
 from __future__ import annotations
@@ -40,24 +27,31 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.policies.grown import Grown
-from decoder.tree import DraftTree
+from costmodel.errors import InputError
+from decoder.policies.shapes import Grown
+from decoder.statistics import Round
+
+# Bounds of what the history moves, in the authors' code.
+LEAST_BASE_DEPTH = 2
+SURE_BOUNDS = (0.5, 0.95)
+DEEP_BOUNDS = (0.3, 0.8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfidentGrowth:
-    """DynaTree's breadth, depth and pruning rules (section 3.3, algorithm 1), symbols behind.
+    """DynaTree's breadth, depth and pruning rules (section 3.3, algorithm 1).
 
-    A node's confidence c(u) is the probability of its most probable child.
+    A node's confidence c(u) is the probability of its most probable child. Symbols are those
+    of the paper.
 
-    base_depth    D_0: levels that every path may have, save for early stopping
-    max_depth     D_max
-    few, some, many   B_min, B_mid, B_max children, by falling confidence
-    sure, unsure  tau_h, tau_l: confidence from which a node gets `few`, below which `many`
-    stop_score    rho_stop: path score below which a node is not expanded
-    deep_score    rho_deep: path score above which it is expanded beyond the base depth
-    least_score   tau: path score below which it is no node at all
-    max_nodes     N_max
+    base_depth       D_0: levels that every path may have, apart from early stopping
+    max_depth        D_max
+    few, some, many  B_min, B_mid, B_max: children of a node, by falling confidence
+    sure, unsure     tau_h, tau_l: confidence from which a node gets `few`, below which `many`
+    stop_score       rho_stop: nodes of a lower path score are not expanded
+    deep_score       rho_deep: nodes of a higher path score are expanded beyond the base depth
+    least_score      tau: children of a lower path score do not become nodes
+    max_nodes        N_max
     """
 
     base_depth: int = 5
@@ -68,9 +62,13 @@ class ConfidentGrowth:
     sure: float = 0.9
     unsure: float = 0.4
     stop_score: float = 0.1
-    deep_score: float = 0.3
-    least_score: float = 0.03
+    deep_score: float = 0.5
+    least_score: float = 0.05
     max_nodes: int = 256
+
+    def __post_init__(self) -> None:
+        counts = ("base_depth", "max_depth", "few", "some", "many", "max_nodes")
+        _check(self, counts, ("sure", "unsure", "stop_score", "deep_score", "least_score"))
 
     @property
     def width(self) -> int:
@@ -82,7 +80,7 @@ class ConfidentGrowth:
         if probabilities.shape[1] == 0:
             return np.zeros(probabilities.shape, np.bool_)
         confidence = probabilities[:, 0]
-        # In the paper's order of cases: a threshold `sure` that fell below `unsure` wins.
+        # The paper's order of cases: `sure` wins if it has fallen below `unsure`.
         children = np.select(
             [confidence >= self.sure, confidence < self.unsure], [self.few, self.many], self.some
         )
@@ -97,50 +95,93 @@ class ConfidentGrowth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistorySettings:
-    """How recent acceptance moves the base depth and the threshold `sure`.
+    """The adaptation of base depth and thresholds to the acceptance of recent texts.
 
-    window        W: rounds in the mean, before which nothing is moved
-    target_share  a*: accepted over drafted levels that leaves both where they are
-    depth_step    eta_D: levels a round for a share above the target by 1
-    sure_step     eta_h: of the threshold, in the other direction
+    window          W: texts in the mean
+    least_texts     texts before anything is adapted
+    target_share    a*: committed tokens over the levels of the first base depth
+    dead_zone       distance from the target share within which nothing changes
+    depth_step      levels by which the base depth D_0 moves after a text
+    threshold_step  by which tau_h and rho_deep move, in the other direction
     """
 
-    window: int = 16
-    target_share: float = 0.5
-    depth_step: float = 0.5
-    sure_step: float = 0.05
+    window: int = 10
+    least_texts: int = 5
+    target_share: float = 0.7
+    dead_zone: float = 0.1
+    depth_step: int = 1
+    threshold_step: float = 0.05
+
+    def __post_init__(self) -> None:
+        _check(self, ("window", "least_texts"), ("target_share", "dead_zone", "threshold_step"))
+        if self.depth_step < 0:
+            raise InputError(f"depth_step must be 0 or more, got {self.depth_step}")
+
+
+def _check(settings: object, counts: tuple[str, ...], shares: tuple[str, ...]) -> None:
+    for name in counts:
+        if getattr(settings, name) < 1:
+            raise InputError(f"{name} must be 1 or more, got {getattr(settings, name)}")
+    for name in shares:
+        if not 0.0 <= getattr(settings, name) <= 1.0:
+            raise InputError(f"{name} must lie in [0, 1], got {getattr(settings, name)}")
 
 
 class DynaTree(Grown):
     """Every node of the tree that `ConfidentGrowth` makes, adapted to recent acceptance.
 
-    After each round with a tree (section 3.3, last paragraph), with the mean share over
-    the window above the target by s,
-
-        D_0 <- clip(D_0 + eta_D s, 1, D_max - 1),  tau_h <- clip(tau_h - eta_h s, 0, 1).
-
-    D_0 is kept as a real number and rounded for use.
+    After each text with a tree, by the mean share of committed tokens over the window: above the
+    target share and its dead zone, D_0 rises and tau_h and rho_deep fall by a step; below, the
+    other way round.
     """
 
     growth: ConfidentGrowth
 
-    def __init__(self, max_nodes: int, settings: HistorySettings | None = None) -> None:
-        default = ConfidentGrowth()
-        growth = replace(default, max_nodes=min(default.max_nodes, max_nodes))
-        super().__init__("dynatree", growth)
-        self._settings = settings or HistorySettings()
-        self._shares: deque[float] = deque(maxlen=self._settings.window)
-        self._base_depth = float(growth.base_depth)
+    def __init__(
+        self,
+        max_nodes: int,
+        history: HistorySettings | None = None,
+        growth: ConfidentGrowth | None = None,
+        name: str = "dynatree",
+    ) -> None:
+        growth = growth or ConfidentGrowth()
+        super().__init__(name, replace(growth, max_nodes=min(growth.max_nodes, max_nodes)))
+        self._history = history or HistorySettings()
+        self._shares: deque[float] = deque(maxlen=self._history.window)
+        self._first_levels = growth.base_depth
+        self._counts: dict[int, tuple[int, int]] = {}  # tokens and rounds of texts under way
 
-    def observe(self, tree: DraftTree, accepted_rows: list[int], context: int) -> None:
-        if tree.nodes == 0:
-            return  # neither accepted nor wasted
-        self._shares.append(len(accepted_rows) / int(tree.depths.max()))
-        if len(self._shares) < self._settings.window:
+    def observe(self, finished: Round) -> None:
+        if finished.nodes == 0:
+            return  # a plain step says nothing about drafts
+        tokens, rounds = self._counts.get(finished.text, (0, 0))
+        self._counts[finished.text] = (tokens + 1 + finished.accepted_tokens, rounds + 1)
+
+    def ended(self, text: int) -> None:
+        if text not in self._counts:
             return
-        surplus = sum(self._shares) / len(self._shares) - self._settings.target_share
-        deepest = float(self.growth.max_depth - 1)
-        depth = self._base_depth + self._settings.depth_step * surplus
-        self._base_depth = min(max(depth, 1.0), deepest)
-        sure = min(max(self.growth.sure - self._settings.sure_step * surplus, 0.0), 1.0)
-        self.growth = replace(self.growth, base_depth=int(self._base_depth + 0.5), sure=sure)
+        tokens, rounds = self._counts.pop(text)
+        self._shares.append(tokens / (rounds * self._first_levels))
+        if len(self._shares) < min(self._history.least_texts, self._history.window):
+            return
+        surplus = sum(self._shares) / len(self._shares) - self._history.target_share
+        if abs(surplus) > self._history.dead_zone:
+            self._move(1 if surplus > 0.0 else -1)
+
+    def _move(self, sign: int) -> None:
+        """One step to deeper trees (1) or to shallower ones (-1)."""
+        growth, step = self.growth, sign * self._history.threshold_step
+        depth = growth.base_depth + sign * self._history.depth_step
+        deepest = max(growth.max_depth - 1, LEAST_BASE_DEPTH)
+        self.growth = replace(
+            growth,
+            base_depth=min(max(depth, LEAST_BASE_DEPTH), deepest),
+            sure=_moved(growth.sure, step, SURE_BOUNDS),
+            deep_score=_moved(growth.deep_score, step, DEEP_BOUNDS),
+        )
+
+
+def _moved(value: float, step: float, bounds: tuple[float, float]) -> float:
+    """The value less the step, stopped by the bounds; outside of them it only moves inwards."""
+    low, high = min(value, bounds[0]), max(value, bounds[1])
+    return min(max(value - step, low), high)

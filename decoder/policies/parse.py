@@ -1,19 +1,24 @@
-"""From the text of `--policy` to a policy."""
+"""The policies by name, as `--policy` takes them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
 
 from costmodel.errors import InputError
+from decoder.extensions import POLICIES, build, extension_names, find_extension
 from decoder.policies.base import Cost, CostKind, Policy
-from decoder.policies.bastion import Bastion, PaperBastion
-from decoder.policies.dynatree import DynaTree
-from decoder.policies.grown import beam, static_tree
-from decoder.policies.simple import Chain, Fixed, Plain
+from decoder.policies.bastion import Bastion, PaperBastion, PrintedBastion
+from decoder.policies.dynatree import ConfidentGrowth, DynaTree, HistorySettings
+from decoder.policies.shapes import Chain, Fixed, Plain, beam, static_tree
 
-KNOWN = "bastion, bastion:paper, fixed:N, chain, beam:WxD, static-tree:DxB, dynatree or plain"
-# What may follow each name that takes numbers, and how to say so.
+KNOWN = (
+    "bastion, bastion:paper, bastion:printed, fixed:N, chain, beam:WxD, static-tree:DxB, dynatree "
+    "or plain"
+)
+# For each name that takes numbers: the pattern of the numbers, and a hint.
 SHAPES = {
     "fixed": (r"(\d{1,9})", "Write fixed:N with N of 1 or more, as fixed:16."),
     "beam": (
@@ -29,38 +34,73 @@ SHAPES = {
 
 
 def parse_policy(text: str, cost: Callable[[CostKind], Cost], max_nodes: int) -> Policy:
-    """The policy of a name such as `bastion` or `beam:4x15`; `KNOWN` lists them.
+    """The policy of a name, as `bastion` or `beam:4x15`; `KNOWN` lists them.
 
-    `cost` is called only where one is needed; `max_nodes` bounds every tree whose size
-    the name does not say. Raises InputError for anything else.
+    `package:Class` and the names of entry points are policies of other packages.
+
+    cost       gives the cost model; called only for a policy that reads one
+    max_nodes  bounds every tree whose size is not in the name
+    Raises InputError for another name.
     """
     if max_nodes < 1:
         raise InputError(f"the largest tree must have 1 node or more, got {max_nodes}")
     if text == "bastion":
         return Bastion(cost("best"), max_nodes)
     if text == "bastion:paper":
-        return PaperBastion(cost("linear"), max_nodes)
+        return PaperBastion(cost("released"), max_nodes)
+    if text == "bastion:printed":
+        return PrintedBastion(cost("linear"), max_nodes)
     if text == "chain":
         return Chain(max_nodes=max_nodes)
-    if text == "dynatree":
-        return DynaTree(max_nodes)
+    if text.partition(":")[0] == "dynatree":
+        return _dynatree(text, max_nodes)
     if text == "plain":
         return Plain()
-    return _shaped(text, max_nodes)
+    if text.partition(":")[0] in SHAPES:
+        return _shaped(text, max_nodes)
+    factory = find_extension(text, POLICIES)
+    if factory is not None:
+        return build(factory, Policy, text, cost=cost, max_nodes=max_nodes)
+    names = ", ".join((KNOWN, *extension_names(POLICIES)))
+    raise InputError(
+        f"'{text}' is not a policy", hint=f"Use {names}, or package:Class for one of your own."
+    )
 
 
 def _shaped(text: str, max_nodes: int) -> Policy:
-    """A policy whose numbers follow its name."""
+    """A policy with numbers in its name."""
     name, _, argument = text.partition(":")
-    if name not in SHAPES:
-        raise InputError(f"'{text}' is not a policy", hint=f"Use {KNOWN}.")
     pattern, hint = SHAPES[name]
-    found = re.fullmatch(pattern, argument, re.ASCII)
-    numbers = [int(number) for number in found.groups()[:2]] if found else [0]
-    if found is None or min(numbers) < 1:
+    match = re.fullmatch(pattern, argument, re.ASCII)
+    numbers = [int(number) for number in match.groups()[:2]] if match else [0]
+    if match is None or min(numbers) < 1:
         raise InputError(f"'{text}' is not a policy", hint=hint)
     if name == "fixed":
-        return Fixed(*numbers)
+        return Fixed(numbers[0])
+    width, depth = numbers
     if name == "beam":
-        return beam(*numbers)
-    return static_tree(*numbers, max_nodes, float(found[3] or 0.0))
+        return beam(width, depth)
+    depth, width = numbers
+    return static_tree(depth, width, max_nodes, float(match[3] or 0.0))
+
+
+def _dynatree(text: str, max_nodes: int) -> DynaTree:
+    """`dynatree`, or `dynatree:NAME=VALUE,...` with settings of its growth and its history."""
+    parts: dict[type, dict[str, Any]] = {ConfidentGrowth: {}, HistorySettings: {}}
+    settings = {one.name: (part, type(one.default)) for part in parts for one in fields(part)}
+    _, colon, listed = text.partition(":")
+    for item in listed.split(",") if colon else ():
+        name, _, value = item.partition("=")
+        try:
+            part, kind = settings[name]
+            parts[part][name] = kind(value)
+        except (KeyError, ValueError):
+            raise InputError(
+                f"'{text}' is not a policy: '{item}' sets nothing",
+                hint=f"Write dynatree, or dynatree:NAME=VALUE,... with {', '.join(settings)}.",
+            ) from None
+    growth, history = (
+        ConfidentGrowth(**parts[ConfidentGrowth]),
+        HistorySettings(**parts[HistorySettings]),
+    )
+    return DynaTree(max_nodes, history, growth, text)

@@ -1,7 +1,7 @@
-"""What a drafter learns from: texts that the target itself wrote after training prompts.
+"""The training corpus: texts that the target itself wrote after training prompts.
 
-Collected in numbered batches, a file each, so that a run that was stopped goes on with the
-first batch that is missing, and any run with the same seed writes the same texts.
+Texts are collected in numbered batches, one file each. A run that was stopped continues with the
+first missing batch, and every run with the same seed writes the same texts.
 """
 
 from __future__ import annotations
@@ -15,29 +15,33 @@ from random import Random
 from typing import Any
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from costmodel.errors import InputError
-from costmodel.files import replacing
-from decoder.loading import LoadedModel
-from decoder.sequence import end_tokens
-from decoder.training.grouped import register_grouped
-from decoder.training.prompts import Kinds, Opening, make_opening
-from decoder.training.refused import is_evaluation, refuse
+from costmodel.io import read_bytes, write_atomic
+from costmodel.strict_json import MOST_BYTES, json_lines, read_json
+from decoder.target.chat_template import apply_chat_template
+from decoder.target.loading import LoadedModel
+from decoder.text import end_tokens
+from decoder.training.prompts import Kinds, Opening, is_evaluation, make_opening, refuse
 
 VALIDATION_SHARE = 32  # one text in so many is held out
-SHORTEST = 4  # tokens of a continuation that is worth keeping
+SHORTEST = 4  # tokens of a continuation; shorter ones are dropped
+COLLECT_AGAIN = "Remove the file; collecting writes the same texts again."
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collecting:
-    """How texts are collected.
+    """The settings of a collection.
 
     batches         files of `batch` texts each
-    prompt_tokens   longest end of an opened prompt that the target writes
-    answer_tokens   longest continuation
-    temperature     of the prompts that the target writes; continuations are greedy
-    openings        of the prompts: from templates alone, or as many free ones too
+    prompt_tokens   most tokens that the target adds to an open prompt
+    answer_tokens   most tokens of a continuation
+    temperature     of prompts that the target completes; continuations are greedy
+    openings        of prompts: templates alone, or as many free ones as well
     """
 
     batches: int = 64
@@ -50,8 +54,8 @@ class Collecting:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """A prompt, chat template included, with the target's continuation behind it."""
+class TrainingText:
+    """A prompt, chat template included, with the target's continuation after it."""
 
     tokens: tuple[int, ...]
     prompt_tokens: int
@@ -66,9 +70,9 @@ def collect(
 ) -> None:
     """Write the batches that `folder` does not have yet.
 
-    prompts  the user's own, in place of the ones made here (decoder/training/prompts.py)
-    Raises InputError where a prompt belongs to an evaluation set, or where the folder
-    holds texts that were collected in another way.
+    prompts  the user's; none for generated ones (decoder/training/prompts.py)
+    Raises InputError if a prompt belongs to an evaluation set, or if the folder holds texts
+    that were collected with other settings.
     """
     refuse((f"training prompt {number}", text) for number, text in enumerate(prompts, 1))
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,31 +87,40 @@ def collect(
         say(f"batch {number + 1} of {wanted.batches}: {sum(len(t.tokens) for t in texts)} tokens")
 
 
-def read_corpus(folder: Path) -> list[Text]:
+def read_corpus(folder: Path, vocab: int) -> list[TrainingText]:
     """All texts of a folder, in the order they were collected.
 
-    Raises InputError where there are none, and where a file is damaged.
+    vocab  of the target that wrote them
+    Raises InputError if there are none or if a file is damaged.
     """
-    texts: list[Text] = []
-    for place in sorted(folder.glob("texts-*.jsonl")):
-        try:
-            for line in place.read_text(encoding="utf-8").splitlines():
-                data = json.loads(line)
-                texts.append(Text(tuple(data["tokens"]), data["prompt_tokens"]))
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise InputError(
-                f"cannot read the texts in {place}: {error!r}",
-                hint="Remove the file; collecting writes the same texts again.",
-            ) from error
+    texts = [
+        _text(place, number, data, vocab)
+        for place in sorted(folder.glob("texts-*.jsonl"))
+        for number, data in json_lines(
+            place, read_bytes(place, InputError, most_bytes=MOST_BYTES), hint=COLLECT_AGAIN
+        )
+    ]
     if not texts:
         raise InputError(f"{folder} holds no collected texts", hint="Collect them first.")
     return texts
 
 
-def split(texts: Iterable[Text]) -> tuple[list[Text], list[Text]]:
-    """Texts to train on, and texts held out; by a hash, so that equal prompts stay together."""
-    train: list[Text] = []
-    held_out: list[Text] = []
+def _text(place: Path, number: int, data: Any, vocab: int) -> TrainingText:
+    """A text from its line. Raises InputError."""
+    tokens = data.get("tokens") if isinstance(data, dict) else None
+    prompt = data.get("prompt_tokens") if isinstance(data, dict) else None
+    whole = isinstance(tokens, list) and all(type(t) is int and 0 <= t < vocab for t in tokens)
+    if not whole or type(prompt) is not int or not 0 < prompt < len(tokens) - 1:
+        raise InputError(
+            f"{place}, line {number} is not a text of this target's tokens", hint=COLLECT_AGAIN
+        )
+    return TrainingText(tuple(tokens), prompt)
+
+
+def split(texts: Iterable[TrainingText]) -> tuple[list[TrainingText], list[TrainingText]]:
+    """Training and held-out texts, by a hash of the prompt; equal prompts stay together."""
+    train: list[TrainingText] = []
+    held_out: list[TrainingText] = []
     for text in texts:
         prompt = json.dumps(text.tokens[: text.prompt_tokens]).encode()
         number = int(hashlib.sha256(prompt).hexdigest()[:8], 16)
@@ -116,7 +129,7 @@ def split(texts: Iterable[Text]) -> tuple[list[Text], list[Text]]:
 
 
 class Writer:
-    """Lets the target finish prompts and answer them, a batch at a time."""
+    """Lets the target complete prompts and answer them, a batch at a time."""
 
     def __init__(self, loaded: LoadedModel, wanted: Collecting) -> None:
         self._model, self._wanted = loaded.model, wanted
@@ -124,8 +137,8 @@ class Writer:
         self._tokenizer = loaded.tokenizer()
         self._ends = end_tokens(self._model)
 
-    def texts(self, openings: Sequence[Opening], seed: int) -> list[Text]:
-        """The target's text after each opening; those of evaluation prompts are left out."""
+    def texts(self, openings: Sequence[Opening], seed: int) -> list[TrainingText]:
+        """The target's text after each opening; evaluation prompts are left out."""
         wanted = self._wanted
         open_turns = [self._open_turn(opening) for opening in openings if opening.open]
         torch.manual_seed(seed)  # transformers' sampling has no generator of its own
@@ -150,7 +163,7 @@ class Writer:
                 prompts.append(self._turn(text))
         answers = self._continue(prompts, wanted.answer_tokens, do_sample=False)
         return [
-            Text((*prompt, *answer), len(prompt))
+            TrainingText((*prompt, *answer), len(prompt))
             for prompt, answer in zip(prompts, answers, strict=True)
             if len(answer) >= SHORTEST
         ]
@@ -158,26 +171,24 @@ class Writer:
     def _turn(self, text: str) -> list[int]:
         if not getattr(self._tokenizer, "chat_template", None):
             return list(self._tokenizer(text)["input_ids"])
-        encoded = self._tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=True
-        )
+        messages = [{"role": "user", "content": text}]
+        encoded = apply_chat_template(self._tokenizer, messages, return_dict=True)
         return list(encoded["input_ids"])
 
     def _open_turn(self, opening: Opening) -> list[int]:
-        """A user's turn up to where the opening ends, for the target to go on with."""
+        """The chat so far, up to the end of the opening, for the target to continue."""
         if not getattr(self._tokenizer, "chat_template", None):
             return list(self._tokenizer(opening.text)["input_ids"])
-        mark = "\u2047"  # stands for the text, so that what surrounds it can be seen
-        whole = self._tokenizer.apply_chat_template(
-            [{"role": "user", "content": mark}], add_generation_prompt=True, tokenize=False
-        )
+        mark = "\u2047"  # in place of the text, to find the template before it
+        messages = [{"role": "user", "content": mark}]
+        whole = apply_chat_template(self._tokenizer, messages, tokenize=False)
         return list(self._tokenizer(whole.split(mark)[0] + opening.text)["input_ids"])
 
     @torch.inference_mode()
     def _continue(
         self, prompts: Sequence[Sequence[int]], new_tokens: int, **options: Any
     ) -> list[list[int]]:
-        """What the target writes after each prompt, its end token included where it came."""
+        """The target's tokens after each prompt, up to its end token if there is one."""
         if not prompts:
             return []
         longest, end = max(map(len, prompts)), min(self._ends, default=0)
@@ -207,22 +218,18 @@ def _openings(number: int, wanted: Collecting, prompts: Sequence[str]) -> list[O
 
 
 def _claim(folder: Path, loaded: LoadedModel, wanted: Collecting, prompts: Sequence[str]) -> None:
-    """Note how the folder's texts come about; refuse to mix two ways."""
-    marks = hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()[:12]
-    ways = asdict(wanted) | {"target": loaded.name, "prompts": marks if prompts else "made"}
-    del ways["batches"]  # more of them is the same corpus, only larger
+    """Write the settings into the folder; InputError if it has others."""
+    digest = hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()[:12]
+    settings = asdict(wanted) | {"target": loaded.name, "prompts": digest if prompts else "made"}
+    del settings["batches"]  # more batches make the same corpus larger
     place = folder / "corpus.json"
-    if not place.exists():
-        place.write_text(json.dumps(ways, indent=1) + "\n", encoding="utf-8")
+    if not any(folder.glob("texts-*.jsonl")):  # whatever the file says, it describes nothing
+        write_atomic(place, json.dumps(settings, indent=1) + "\n", InputError)
         return
-    try:
-        known = json.loads(place.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{place} cannot be read: {error}",
-            hint="It is damaged, so the texts beside it may be of any kind; choose another folder.",
-        ) from error
-    if known != ways:
+    stored = read_json(
+        place, hint=f"The texts beside it may be of any kind; remove {folder} to collect again."
+    )
+    if stored != settings:
         raise InputError(
             f"{folder} holds texts that were collected in another way ({place.name} says how)",
             hint="Choose another folder, or the same target, seed and lengths.",
@@ -233,7 +240,54 @@ def _batch_file(folder: Path, number: int) -> Path:
     return folder / f"texts-{number:05d}.jsonl"
 
 
-def _write(place: Path, texts: Sequence[Text]) -> None:
-    """All texts or no file."""
-    with replacing(place) as part, part.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(asdict(text)) + "\n" for text in texts)
+def _write(place: Path, texts: Sequence[TrainingText]) -> None:
+    """Write all texts or no file."""
+    lines = "".join(json.dumps(asdict(text)) + "\n" for text in texts)
+    write_atomic(place, lines, InputError)
+
+
+NAME = "rooftree-grouped"
+
+
+def register_grouped() -> str:
+    """Register `grouped_attention` with transformers; returns its name there."""
+    AttentionInterface.register(NAME, grouped_attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    return NAME
+
+
+def grouped_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **unused: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention in which the query heads of a group read their keys once.
+
+    transformers repeats keys and values for every query head wherever there is a mask, which
+    takes most of a batched step on a CPU.
+    query  [batch, heads, rows, head_dim]
+    Returns [batch, rows, heads, head_dim].
+    """
+    batch, heads, rows, width = query.shape
+    kv_heads = key.shape[1]
+    if rows > 1 or attention_mask is None:
+        mixed = scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=attention_mask,
+            scale=scaling,
+            is_causal=attention_mask is None and rows > 1,
+            enable_gqa=True,
+        )
+        return mixed.transpose(1, 2).contiguous(), None
+    # One row each: the heads of a group take the place of rows.
+    folded = query.reshape(batch, kv_heads, heads // kv_heads, width)
+    mixed = scaled_dot_product_attention(
+        folded, key, value, attn_mask=attention_mask, scale=scaling
+    )
+    return mixed.reshape(batch, 1, heads, width), None

@@ -1,8 +1,8 @@
-"""Training a DFlash drafter: blocks at random anchors of the target's own texts.
+"""The training objective of DFlash drafters: blocks at random anchors of the target's texts.
 
-As the DFlash paper has it (Chen et al., 2026): a block's first slot is a real token, the others
-are masks, and each learns the token of its position with a weight that falls with depth. The
-head is the target's, cut to the tokens that occur most in the texts: the loss over the whole
+As in the DFlash paper (Chen et al., 2026), a block's first slot is a real token and the others
+are masks, each of which learns the token of its position with a weight that falls with depth. The
+head is the target's, cut to the tokens most frequent in the texts: the loss over the whole
 vocabulary would cost more than the drafter.
 """
 
@@ -20,30 +20,29 @@ from torch.nn import functional
 
 from costmodel.errors import InputError
 from decoder.drafters.blocks import Rope, Rotary
-from decoder.drafters.dflash_config import ARCHITECTURE, DFlashConfig
-from decoder.drafters.dflash_model import DFlashLayer, DFlashModel
-from decoder.loading import LoadedModel
-from decoder.training.corpus import Text
-from decoder.training.features import Example
-from decoder.training.heads import FrozenHead
-from decoder.tree import Lattice, best_first
+from decoder.drafters.dflash.model import ARCHITECTURE, DFlashConfig, DFlashLayer, DFlashModel
+from decoder.target.loading import LoadedModel
+from decoder.training.corpus import TrainingText
+from decoder.training.features import Example, FrozenHead
+from decoder.training.loop import accepted_depth
+from decoder.tree.draft_tree import Lattice, best_first
 
 VALIDATION_NODES = 16  # of the tree whose committed length is reported
-VALIDATION_WIDTH = 8  # candidates a position of it
+VALIDATION_WIDTH = 8  # candidates at each of its positions
 VALIDATION_STRIDE = 5  # tokens from one anchor to the next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DFlashTraining:
-    """What is trained, and on how much of each text.
+    """The sizes of a new drafter, and the settings of its loss.
 
-    layers          of the drafter
-    target_layers   whose outputs are its features; None: five, evenly from 1 to L - 2
-    anchors         blocks of one text that a step trains on
-    vocabulary      tokens of the reduced head
-    decay           depth over which a position's weight falls by e
-    likeness        weight of the distance to the target's own last hidden state, which says
-                    more about a position than the one token that came of it (EAGLE, Li et al.)
+    layers         of the drafter
+    target_layers  whose outputs are its features; None for five, evenly from 1 to L - 2
+    anchors        blocks of one text in a training step
+    vocabulary     tokens of the reduced head
+    decay          depth over which a position's weight falls by a factor e
+    likeness       weight of the distance to the target's last hidden state, which tells more
+                   about a position than its one token (EAGLE, Li et al.)
     """
 
     layers: int = 3
@@ -57,30 +56,35 @@ class DFlashTraining:
 
 def fresh_config(loaded: LoadedModel, wanted: DFlashTraining, mask_token: int) -> dict[str, Any]:
     """config.json of a new drafter for this target, in the published form."""
-    own = loaded.architecture
+    sizes = loaded.architecture
     source = loaded.model.config
-    last = own.layers - 2
-    ids = wanted.target_layers or tuple(int(i) for i in np.linspace(1, last, 5).round())
+    ids = wanted.target_layers or spread_layers(sizes.layers)
     return {
         "architectures": [ARCHITECTURE],
         "model_type": "qwen3",
-        "hidden_size": own.hidden,
+        "hidden_size": sizes.hidden,
         "intermediate_size": source.intermediate_size,
         "num_hidden_layers": wanted.layers,
-        "num_attention_heads": own.heads,
-        "num_key_value_heads": own.kv_heads,
-        "head_dim": own.head_dim,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "head_dim": sizes.head_dim,
         "rms_norm_eps": source.rms_norm_eps,
         "attention_bias": False,
         "max_position_embeddings": source.max_position_embeddings,
         "rope_theta": source.rope_parameters["rope_theta"],
-        "vocab_size": own.vocab,
+        "vocab_size": sizes.vocab,
         "layer_types": ["full_attention"] * wanted.layers,
         "block_size": wanted.block_size,
-        "num_target_layers": own.layers,
+        "num_target_layers": sizes.layers,
         "dflash_config": {"mask_token_id": mask_token, "target_layer_ids": list(ids)},
         "dtype": "bfloat16",
     }
+
+
+def spread_layers(layers: int) -> tuple[int, ...]:
+    """Five layers evenly from 1 to L - 2, ascending; of a target of few layers, what there are."""
+    last = max(layers - 2, 0)
+    return tuple(sorted({int(i) for i in np.linspace(min(1, last), last, 5).round()}))
 
 
 def fresh_model(loaded: LoadedModel, published: Mapping[str, Any], seed: int) -> DFlashModel:
@@ -94,7 +98,8 @@ def fresh_model(loaded: LoadedModel, published: Mapping[str, Any], seed: int) ->
     model = DFlashModel(config).float()
     donors = loaded.model.model.layers[-config.layers :]
     with torch.no_grad():
-        for layer, donor in zip(model.layers, donors, strict=True):
+        # A drafter with more layers than the target begins its first ones by chance.
+        for layer, donor in zip(reversed(model.layers), reversed(donors), strict=False):
             _take_over(layer, donor)
         model.norm.weight.copy_(loaded.model.model.norm.weight.float())
         hidden = config.shape.hidden
@@ -106,17 +111,17 @@ def fresh_model(loaded: LoadedModel, published: Mapping[str, Any], seed: int) ->
 
 def _take_over(layer: DFlashLayer, donor: nn.Module) -> None:
     """Copy the weights that have the same name and shape."""
-    given = donor.state_dict()
+    source = donor.state_dict()
     for name, weight in layer.named_parameters():
-        if name in given and given[name].shape == weight.shape:
-            weight.copy_(given[name].float())
+        if name in source and source[name].shape == weight.shape:
+            weight.copy_(source[name].float())
 
 
-def head_tokens(texts: Sequence[Text], size: int, vocab: int) -> torch.Tensor:
-    """Tokens of the reduced head, ascending: most of them the ones that texts hold most often.
+def head_tokens(texts: Sequence[TrainingText], size: int, vocab: int) -> torch.Tensor:
+    """The tokens of the reduced head, ascending: three quarters the most frequent in the texts.
 
-    A quarter is spread evenly over all others, so that the drafter also learns what does not
-    come, and does not take to tokens that it never saw.
+    The others are spread evenly over the rest of the vocabulary, so that the drafter learns to
+    give low scores to tokens that it never saw.
     """
     counts: Counter[int] = Counter()
     for text in texts:
@@ -130,7 +135,7 @@ def head_tokens(texts: Sequence[Text], size: int, vocab: int) -> torch.Tensor:
 
 
 class DFlashObjective:
-    """Cross-entropy of every position of every block, over the reduced head."""
+    """The cross-entropy of every position of every block, over the reduced head."""
 
     def __init__(
         self,
@@ -159,23 +164,23 @@ class DFlashObjective:
         anchors = self._anchors(example, generator)
         states = self.states(example.tokens, example.features, anchors)[:, 1:]
         logits = self._head(states)  # [anchors, depth, kept]
-        wanted, known = self._labels(example, anchors)
+        labels, counted = self._labels(example, anchors)
         losses = functional.cross_entropy(
-            logits.float().flatten(0, 1), wanted.clamp(min=0).flatten(), reduction="none"
-        ).view_as(wanted)
+            logits.float().flatten(0, 1), labels.clamp(min=0).flatten(), reduction="none"
+        ).view_as(labels)
         losses = losses + self._wanted.likeness * self._distances(states, example, anchors)
-        weights = self._weights * known
-        hits = (logits.detach().argmax(-1) == wanted) & known
+        weights = self._weights * counted
+        hits = (logits.detach().argmax(-1) == labels) & counted
         figures = {"chain": 1 + float(hits.cumprod(-1).sum(-1).float().mean())}
         return (losses * weights).sum() / weights.sum().clamp(min=1e-6), figures
 
     @torch.no_grad()
     def validate(self, examples: Sequence[Example]) -> dict[str, float]:
-        """Acceptance by depth of the greedy chain, and committed lengths, of held-out texts.
+        """Acceptance of held-out texts.
 
-        `chain` and `tree` are tokens a verification, bonus token included, with a chain of the
-        whole block and the best-first tree of 16 nodes; `accepted_i` the share of blocks of
-        which the first i positions are right.
+        chain, tree  tokens a verification, bonus token included, with a chain of the whole
+                     block and with the best-first tree of 16 nodes
+        accepted_i   share of blocks whose first i positions are right
         """
         right, tree, blocks = np.zeros(self._size - 1), 0.0, 0
         for example in examples:
@@ -191,24 +196,30 @@ class DFlashObjective:
             truth = _windows(example.tokens, anchors, self._size).cpu().numpy()
             right += (tokens[:, :, 0] == truth).cumprod(-1).sum(0)
             pairs = zip(tokens, best.double().cpu().numpy(), truth, strict=True)
-            tree += sum(_committed(Lattice(t, p), real) for t, p, real in pairs)
+            tree += sum(
+                accepted_depth(best_first(Lattice(t, p), VALIDATION_NODES), real)
+                for t, p, real in pairs
+            )
             blocks += len(anchors)
         if not blocks:
             return {}
-        found = {f"accepted_{i + 1}": float(n / blocks) for i, n in enumerate(right)}
-        return {"chain": 1 + float(right.sum() / blocks), "tree": 1 + tree / blocks} | found
+        shares = {f"accepted_{i + 1}": float(n / blocks) for i, n in enumerate(right)}
+        return {"chain": 1 + float(right.sum() / blocks), "tree": 1 + tree / blocks} | shares
 
     def accepted(
         self, tokens: torch.Tensor, features: torch.Tensor, anchors: torch.Tensor, size: int
     ) -> torch.Tensor:
-        """How many tokens of each greedy block are the text's, from its first on: [anchors]."""
+        """The length [anchors] of the part of each greedy block that agrees with the text.
+
+        size  of the blocks
+        """
         states = self.states(tokens, features, anchors, size)[:, 1:]
         logits = self._head(states.to(self._head.dtype))
         drafted = self._kept[logits.argmax(-1)]
         return (drafted == _windows(tokens, anchors, size)).cumprod(-1).sum(-1)
 
     def _anchors(self, example: Example, generator: torch.Generator) -> torch.Tensor:
-        """Positions of bonus tokens: random ones of the continuation, each at most once."""
+        """Positions of bonus tokens, drawn from the continuation without replacement."""
         first, last = example.prompt_tokens, len(example.tokens) - 2
         if last < first:
             raise InputError("a text has fewer than two tokens behind its prompt")
@@ -216,7 +227,7 @@ class DFlashObjective:
         return (first + order[: self._wanted.anchors]).sort().values.to(example.tokens.device)
 
     def _labels(self, example: Example, anchors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Places in the reduced head [anchors, depth], and which of them count."""
+        """Columns of the reduced head [anchors, depth], and whether each counts."""
         windows = _windows(example.tokens, anchors, self._size)
         places = torch.where(windows >= 0, self._place[windows.clamp(min=0)], -1)
         return places, places >= 0
@@ -224,7 +235,7 @@ class DFlashObjective:
     def _distances(
         self, states: torch.Tensor, example: Example, anchors: torch.Tensor
     ) -> torch.Tensor:
-        """Squared distance to the target's last hidden states, as a share of their square."""
+        """Squared distances to the target's last hidden states, relative to the states' square."""
         places = anchors[:, None] + torch.arange(self._size - 1, device=anchors.device)
         real = example.final.float()[places.clamp(max=len(example.final) - 1)]
         return (states - real).square().mean(-1) / real.square().mean(-1)
@@ -239,9 +250,8 @@ class DFlashObjective:
         """Hidden states [anchors, block, hidden] of all blocks in one forward.
 
         size  of a block; None for that of the drafter
-
-        A block at anchor a sees the features of tokens before a, and itself; the same
-        numbers as `DFlashPasses.block` gives behind `add_context` of these features.
+        A block at anchor a sees the features of the tokens before a, and itself. The states are
+        those of `DFlashPasses.block` after `add_context` of these features.
         """
         model, size = self.model, size or self._size
         device = tokens.device
@@ -273,52 +283,41 @@ def _layer(
     shape = block.shape[:2]
     query = attention.queries(rows, rope).unflatten(1, shape)
     key, value = (part.unflatten(1, shape) for part in attention.keys_values(rows, rope))
-    known = attention.keys_values(context, context_rope)
-    mixed = _attend(query, known, (key, value), mask)  # [heads, anchors, block, head_dim]
+    shared = attention.keys_values(context, context_rope)
+    mixed = _attend(query, shared, (key, value), mask)  # [heads, anchors, block, head_dim]
     block = block + attention.o_proj(mixed.permute(1, 2, 0, 3).flatten(2))
     return block + layer.mlp(layer.post_attention_layernorm(block))
 
 
 def _attend(
     query: torch.Tensor,
-    known: tuple[torch.Tensor, torch.Tensor],
-    own: tuple[torch.Tensor, torch.Tensor],
+    context: tuple[torch.Tensor, torch.Tensor],
+    blocks: tuple[torch.Tensor, torch.Tensor],
     mask: torch.Tensor,
 ) -> torch.Tensor:
     """Attention of blocks to one context and each to itself: [heads, anchors, block, head_dim].
 
-    query  [heads, anchors, block, head_dim]
-    known  keys and values of the context, [kv_heads, tokens, head_dim]
-    own    keys and values of the blocks, [kv_heads, anchors, block, head_dim]
-    mask   additive, [anchors, 1, tokens]: what of the context a block sees
-    One product serves all blocks; a library function would want the context once a block.
+    query    [heads, anchors, block, head_dim]
+    context  keys and values of the context, [kv_heads, tokens, head_dim]
+    blocks   keys and values of the blocks, [kv_heads, anchors, block, head_dim]
+    mask     additive, [anchors, 1, tokens]: the part of the context that a block sees
+    One product over the context serves all blocks; a library function would need the context
+    once for each block.
     """
     width, size = query.shape[-1], query.shape[-2]
-    kv_heads, tokens = known[0].shape[:2]
+    kv_heads, tokens = context[0].shape[:2]
     query = query.unflatten(0, (kv_heads, -1)) * width**-0.5  # [kv_heads, group, ...]
     rows = query.flatten(1, 3)
-    far = (rows @ known[0].transpose(1, 2)).view(*query.shape[:4], tokens) + mask
-    near = query @ own[0].transpose(-1, -2)[:, None]  # [kv_heads, group, anchors, block, block]
-    weights = torch.cat((far, near), dim=-1).softmax(-1).to(own[1].dtype)
+    far = (rows @ context[0].transpose(1, 2)).view(*query.shape[:4], tokens) + mask
+    near = query @ blocks[0].transpose(-1, -2)[:, None]  # [kv_heads, group, anchors, block, block]
+    weights = torch.cat((far, near), dim=-1).softmax(-1).to(blocks[1].dtype)
     far, near = weights.split((tokens, size), dim=-1)
-    mixed = (far.flatten(1, 3) @ known[1]).view(query.shape) + near @ own[1][:, None]
+    mixed = (far.flatten(1, 3) @ context[1]).view(query.shape) + near @ blocks[1][:, None]
     return mixed.flatten(0, 1)
 
 
 def _windows(tokens: torch.Tensor, anchors: torch.Tensor, size: int) -> torch.Tensor:
-    """The tokens behind each anchor [anchors, size - 1]; -1 behind the end of the text."""
+    """The tokens after each anchor [anchors, size - 1]; -1 past the end of the text."""
     padded = functional.pad(tokens, (0, size), value=-1)
     places = anchors.to(tokens.device)[:, None] + torch.arange(1, size, device=tokens.device)
     return padded[places]
-
-
-def _committed(lattice: Lattice, truth: np.ndarray[Any, Any]) -> int:
-    """Accepted tokens of the best-first tree against the text as it went on."""
-    tree = best_first(lattice, VALIDATION_NODES)
-    row, depth = 0, 0
-    for token in truth:
-        row = tree.child(row, int(token))
-        if row < 0:
-            break
-        depth += 1
-    return depth

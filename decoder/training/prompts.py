@@ -1,20 +1,29 @@
-"""Prompts to train on, made here: openings, which the target itself completes.
+"""Training prompts: generated openings that the target completes, and refused evaluation prompts.
 
-Templates say what is asked for, and drafters learn them by heart; of free openings hardly more
-than a word is given, and the target asks for what it likes. The words and templates are our own.
-That an aligned model completes a user's turn when it is given only the beginning of one is
-Magpie's observation (Xu et al., 2024).
+Openings from templates state a task, and drafters learn the templates by heart. Free openings are
+hardly more than a word, and the target writes the request itself: an aligned model that is given
+the beginning of a user's turn completes it (Magpie, Xu et al., 2024). Words and templates are this
+project's own.
+
+No drafter may be trained on evaluation prompts. `refused.txt` holds hashes of them: for the
+beginning of each prompt, of the whole and of runs of eight words (of one run in four, chosen by
+the hash itself: Manber's sketch). `python -m benchmarks.refused_prompts` writes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Literal
 
 import yaml
+
+from costmodel.errors import InputError
 
 Kinds = Literal["templates", "free"]
 
@@ -28,9 +37,9 @@ class Opening:
     """The beginning of a prompt.
 
     kind   maths, code, task, article or start
-    text   as far as it is given
-    open   whether the target still writes the rest of the user's turn
-    chat   whether it goes through the chat template; an article is simply continued
+    text   of the beginning
+    open   whether the target completes the user's turn
+    chat   whether the chat template is applied; an article is continued without it
     """
 
     kind: str
@@ -40,7 +49,7 @@ class Opening:
 
 
 def make_opening(random: Random, kinds: Kinds) -> Opening:
-    """One opening: of a template, or among `free` ones as often of hardly more than a word."""
+    """One opening: from a template, or, for `free`, as often of hardly more than a word."""
     makers = TEMPLATES if kinds == "templates" else FREE
     [make] = random.choices(list(makers), weights=list(makers.values()))
     return make(random)
@@ -165,7 +174,7 @@ def article(random: Random) -> Opening:
 
 
 def start(random: Random) -> Opening:
-    """Hardly more than a word: what follows is what the target takes users to ask."""
+    """The first word or words of a user's turn."""
     name, other = random.sample(WORDS["names"], 2)
     words = {"name": name, "other": other, "role": random.choice(WORDS["roles"])}
     return Opening("start", random.choice(WORDS["starts"]).format(**words), open=True)
@@ -173,3 +182,49 @@ def start(random: Random) -> Opening:
 
 TEMPLATES: dict[Callable[[Random], Opening], float] = {maths: 3, code: 3, task: 4, article: 1}
 FREE = TEMPLATES | {start: sum(TEMPLATES.values())}
+
+
+REFUSED = Path(__file__).with_name("refused.txt")
+SKETCH_WORDS = 8  # in a run
+SKETCH_SHARE = 4  # one run in so many is hashed
+HASH_DIGITS = 12
+
+
+def sketch(text: str) -> Iterator[str]:
+    """The hashes of a prompt: of the whole, and of some runs of its words."""
+    words = re.findall(r"\w+", text.lower())
+    yield _hash(words)
+    for first in range(len(words) - SKETCH_WORDS + 1):
+        run = _hash(words[first : first + SKETCH_WORDS])
+        if int(run, 16) % SKETCH_SHARE == 0:
+            yield run
+
+
+def refuse(prompts: Iterable[tuple[str, str]]) -> None:
+    """Raise InputError for the first prompt that belongs to an evaluation set.
+
+    prompts  pairs of a label for the message and the prompt's text
+    """
+    for where, text in prompts:
+        if is_evaluation(text):
+            raise InputError(
+                f"{where} is, or shares {SKETCH_WORDS} words in a row with, an evaluation prompt",
+                hint="Drafters are measured on those sets. Train on other prompts.",
+            )
+
+
+def is_evaluation(text: str) -> bool:
+    """Whether a text is an evaluation prompt or shares a long run of words with one."""
+    refused = hashes()
+    return any(digest in refused for digest in sketch(text))
+
+
+@cache
+def hashes() -> frozenset[str]:
+    """The hashes of all evaluation prompts."""
+    lines = REFUSED.read_text(encoding="utf-8").splitlines()
+    return frozenset(line for line in lines if line and not line.startswith("#"))
+
+
+def _hash(words: list[str]) -> str:
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()[:HASH_DIGITS]

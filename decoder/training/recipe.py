@@ -1,4 +1,4 @@
-"""From a target to a drafter in a folder: texts, features, training, the published format."""
+"""Training of a DFlash drafter into a folder, and the steps that all kinds of drafters share."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from costmodel.errors import InputError
-from decoder.drafters.dflash import DFlashDrafter
-from decoder.drafters.dflash_model import DFlashModel, save_dflash
+from decoder.drafters.dflash.drafter import DFlashDrafter, check_fit
+from decoder.drafters.dflash.model import DFlashConfig, DFlashModel, save_dflash
 from decoder.drafters.factory import load_drafter
-from decoder.loading import LoadedModel
-from decoder.target import Target
-from decoder.training.corpus import Collecting, Text, collect, read_corpus, split
+from decoder.target.loading import LoadedModel
+from decoder.target.target import Target
+from decoder.training.corpus import Collecting, TrainingText, collect, read_corpus, split
 from decoder.training.dflash import (
     DFlashObjective,
     DFlashTraining,
@@ -22,7 +22,7 @@ from decoder.training.dflash import (
     head_tokens,
 )
 from decoder.training.features import Examples
-from decoder.training.loop import Objective, Say, Settings, train
+from decoder.training.loop import Objective, Say, TrainingSettings, train
 
 Kind = TypeVar("Kind")
 DRAFTER = "drafter"  # folder of the finished drafter, beside the texts and the checkpoint
@@ -30,30 +30,31 @@ DRAFTER = "drafter"  # folder of the finished drafter, beside the texts and the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Everything that decides which drafter comes out.
+    """All settings that determine the trained drafter.
 
-    start  a trained drafter to go on from, as `load_drafter` takes it; its sizes then count
+    start  name of a trained drafter to continue from, whose sizes then apply
     """
 
     collecting: Collecting = field(default_factory=Collecting)
     drafter: DFlashTraining = field(default_factory=DFlashTraining)
-    settings: Settings = field(default_factory=Settings)
+    settings: TrainingSettings = field(default_factory=TrainingSettings)
     start: str | None = None
 
 
 class FeatureObjective(Objective, Protocol):
-    """One whose model reads hidden states of the target, by their indices."""
+    """An objective whose model reads hidden states of the target, given by index."""
 
     layers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A finished drafter.
+    """A trained drafter.
 
-    folder      config.json and model.safetensors, as `--drafter` takes them
-    texts       to train on, and held out; with the tokens that the target wrote in them
-    history     a row for each validation (decoder/training/loop.py)
+    folder   config.json and model.safetensors, as `--drafter` takes them
+    texts    numbers of training texts and of held-out texts
+    tokens   of the training texts that the target wrote
+    history  a row for each validation (decoder/training/loop.py)
     """
 
     folder: Path
@@ -69,27 +70,28 @@ def train_dflash(
     prompts: Sequence[str] = (),
     say: Say = lambda line: None,
 ) -> Trained:
-    """Collect, train and save a DFlash drafter for this target; what `folder` has is gone on with.
+    """Collect texts, train and save a DFlash drafter; a run that `folder` holds is continued.
 
-    prompts  to train on; none: the ones made here
+    prompts  to train on; none for generated ones
     Raises InputError for evaluation prompts, for a folder of another recipe, and for a start
     that does not fit the target.
     """
     model = _first_model(loaded, recipe)
     texts = gather(loaded, folder, recipe.collecting, prompts, say)
     vocab = loaded.architecture.vocab
-    kept = head_tokens(texts[0], recipe.drafter.vocabulary, vocab)
-    model.head_tokens = kept.numpy()
-    objective = DFlashObjective(loaded, model, recipe.drafter, kept)
+    tokens = head_tokens(texts[0], recipe.drafter.vocabulary, vocab)
+    model.head_tokens = tokens.numpy()
+    objective = DFlashObjective(loaded, model, recipe.drafter, tokens)
     trained = learn(loaded, folder, texts, objective, recipe.settings, say)
     save_dflash(trained.folder, model.bfloat16())
     return trained
 
 
 def _first_model(loaded: LoadedModel, recipe: Recipe) -> DFlashModel:
-    """The drafter that training begins with, in float32."""
+    """The drafter before training, in float32."""
     if recipe.start is None:
         published = fresh_config(loaded, recipe.drafter, mask_token(loaded))
+        check_fit(DFlashConfig.parse(published), Target(loaded, owned=False))
         return fresh_model(loaded, published, recipe.settings.seed)
     model = begun(loaded, recipe.start, DFlashDrafter, "DFlash").model.float()
     if set(model.config.kinds) != {(None, False)}:
@@ -101,7 +103,7 @@ def _first_model(loaded: LoadedModel, recipe: Recipe) -> DFlashModel:
 
 
 def begun(loaded: LoadedModel, start: str, kind: type[Kind], called: str) -> Kind:
-    """The trained drafter to go on from. Raises InputError where it is of another kind."""
+    """The trained drafter to continue from. Raises InputError if it is of another kind."""
     drafter = load_drafter(start, Target(loaded, owned=False))
     if not isinstance(drafter, kind):
         raise InputError(f"{start} is no {called} drafter", hint="Choose its --kind.")
@@ -110,21 +112,21 @@ def begun(loaded: LoadedModel, start: str, kind: type[Kind], called: str) -> Kin
 
 def gather(
     loaded: LoadedModel, folder: Path, wanted: Collecting, prompts: Sequence[str], say: Say
-) -> tuple[list[Text], list[Text]]:
-    """Texts to train on and texts held out, collected where the folder lacks them."""
+) -> tuple[list[TrainingText], list[TrainingText]]:
+    """Training texts and held-out texts, collected as far as the folder lacks them."""
     collect(loaded, folder / "texts", wanted, prompts, say)
-    return split(read_corpus(folder / "texts"))
+    return split(read_corpus(folder / "texts", loaded.architecture.vocab))
 
 
 def learn(
     loaded: LoadedModel,
     folder: Path,
-    texts: tuple[list[Text], list[Text]],
+    texts: tuple[list[TrainingText], list[TrainingText]],
     objective: FeatureObjective,
-    settings: Settings,
+    settings: TrainingSettings,
     say: Say,
 ) -> Trained:
-    """Train an objective's model in place; where its drafter is to be saved, and how it went."""
+    """Train an objective's model in place, for a drafter that the caller then saves."""
     training, held_out = (Examples(loaded, side, objective.layers, folder) for side in texts)
     history = train(objective, training, held_out, settings, folder, say)
     written = sum(len(text.tokens) - text.prompt_tokens for text in texts[0])
@@ -132,10 +134,10 @@ def learn(
 
 
 def mask_token(loaded: LoadedModel) -> int:
-    """A token that texts do not hold, for the masks of a block.
+    """A token that does not occur in texts, for the masks of a block.
 
-    The last special one that neither begins, ends nor pads; else the last of the vocabulary,
-    which in most models is a filler.
+    The last special token that neither begins, ends nor pads a text; without one, the last of
+    the vocabulary, which most models do not use.
     """
     tokenizer = loaded.tokenizer()
     used = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}

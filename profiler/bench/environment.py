@@ -1,11 +1,10 @@
-"""What a result says of the machine, the profile and the models it belongs to."""
+"""The machine and the profile as a result records them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +12,26 @@ import numpy as np
 import torch
 
 from costmodel.errors import ProfileError
-from costmodel.profile import Profile
-from costmodel.registry import ProfileStore, shipped_directory, user_directory
+from costmodel.io import now_utc, shipped_directory
+from costmodel.profile.profile import Profile
+from costmodel.profile.store import ProfileStore, user_directory
 from decoder.device import fingerprint
-from decoder.profiles import profile_key, soft_key
-from decoder.target import Target
+from decoder.profiling.measured_profile import profile_key, soft_key
+from decoder.target.target import Target
 from profiler.bench.record import Environment, ProfileInfo
-from profiler.device import collect, observe, warnings
+from profiler.measure.machine import collect, observe, warnings
 
 _PLAIN_VALUES = (str, int, float, bool, type(None))
-# What must not have changed when an interrupted run goes on.
+# Fields that an interrupted run must match to be resumed.
 _IDENTITY = ("torch_version", "transformers_version", "numba_version", "torch_threads")
 
 
 def machine(device: torch.device) -> tuple[Environment, tuple[str, ...]]:
-    """The machine as it is now, and what in it would spoil the numbers."""
+    """The machine as it is now, and warnings about its state."""
     metadata, activity = collect(device.index or 0 if device.type == "cuda" else None), observe()
     found = fingerprint(device)
     environment = Environment(
-        created_utc=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        created_utc=now_utc(),
         device=found.name,
         threads=found.threads,
         instruction_set=found.instruction_set,
@@ -47,7 +47,7 @@ def machine(device: torch.device) -> tuple[Environment, tuple[str, ...]]:
 
 
 def identity(environment: Environment) -> dict[str, Any]:
-    """What of the machine an interrupted run must find again to go on."""
+    """The fields that an interrupted run must match to be resumed."""
     return {
         "device": environment.device,
         "threads": environment.threads,
@@ -56,7 +56,7 @@ def identity(environment: Environment) -> dict[str, Any]:
 
 
 def describe_profile(profile: Profile, line: str) -> ProfileInfo:
-    """The profile in a result; a cost of a drafter that was added does not change its hash."""
+    """The profile for a result. Its hash leaves out drafter costs, which a run may add."""
     content = {key: value for key, value in profile.as_dict().items() if key != "drafters"}
     text = json.dumps(content, sort_keys=True)
     return ProfileInfo(
@@ -68,7 +68,7 @@ def describe_profile(profile: Profile, line: str) -> ProfileInfo:
 
 
 def without_home(line: str) -> str:
-    """A line for results, which others read: without where profiles lie on this machine."""
+    """A line for a result, without the local paths of profiles."""
     places = {str(user_directory()): "$ROOFTREE_HOME", str(shipped_directory()): "calibrations"}
     for place, name in places.items():
         line = line.replace(place, name)
@@ -76,20 +76,21 @@ def without_home(line: str) -> str:
 
 
 def stored_profile(target: Target, path: Path | None) -> tuple[Profile, str] | None:
-    """The profile of this target and machine where no arm has asked for one; None without one."""
+    """The stored profile of this target and machine and a line about it; None without one."""
     store, key, soft = ProfileStore(), profile_key(target), soft_key(target)
     try:
-        found = store.find(key, soft) if path is None else store.open(path, key, soft)
+        match = store.find(key, soft) if path is None else store.open(path, key, soft)
     except ProfileError:
         return None
-    made = found.profile.provenance
-    return found.profile, f"profile {found.path} ({made.kind}, {made.created_utc[:10]})"
+    made = match.profile.provenance
+    return match.profile, f"profile {match.path} ({made.kind}, {made.created_utc[:10]})"
 
 
 def bandwidth_limit(profile: Profile | None) -> Callable[[int, int], float | None]:
-    """Seconds that the plain steps of a text take at least: every weight and key read once.
+    """A function (prompt tokens, new tokens) -> least seconds of a text's plain steps.
 
-    Takes the prompt's tokens and the new ones, the first of which the prefill gives.
+    Each step reads every weight and key once at the profile's peaks. The prefill gives the
+    first new token. The function returns None without a profile.
     """
     if profile is None:
         return lambda prompt_tokens, new_tokens: None

@@ -1,9 +1,8 @@
-"""Prompts from JSONL files: which are taken, and what is wrong with a file."""
+"""Prompts from JSONL files: reading, checking, drawing a subset, encoding."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +11,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from costmodel.errors import InputError
+from costmodel.io import read_bytes
+from costmodel.strict_json import MOST_BYTES, json_lines
 from profiler.bench.record import Prompt, PromptFile
 
 EXAMPLE = '{"id": "a", "category": "math", "prompt": "..."}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Text:
+class PromptText:
     """One line of a file; `set` is the file's name without its suffix."""
 
     id: str
@@ -36,7 +37,7 @@ class Encoded:
 
 
 class Encoder(Protocol):
-    """What turns texts into token ids; a `TreeDecoder` does."""
+    """Turns texts into token ids, as a `TreeDecoder` does."""
 
     def encode(self, prompt: str, chat: bool = False) -> list[int]: ...
 
@@ -45,20 +46,20 @@ class Encoder(Protocol):
 
 def read_files(
     files: Sequence[Path], per_file: int | None, seed: int
-) -> tuple[list[Text], tuple[PromptFile, ...]]:
-    """The texts to run, set after set in the order of their files, and what the files are.
+) -> tuple[list[PromptText], tuple[PromptFile, ...]]:
+    """The texts of all files in order, and a record of each file.
 
-    per_file  so many of each file, drawn by `seed`; None takes all
-    Raises InputError naming the file and line, and for ids or names that are there twice.
+    per_file  number of texts of each file, drawn by `seed`; None takes all
+    Raises InputError naming the file and line, and for repeated ids or file names.
     """
-    texts: list[Text] = []
+    texts: list[PromptText] = []
     infos: list[PromptFile] = []
     for file in files:
-        raw = _read(file)
-        own = _parse(file, raw)
+        raw = read_bytes(file, InputError, most_bytes=MOST_BYTES)
+        parsed = _parse(file, raw)
         digest = hashlib.sha256(raw).hexdigest()
-        infos.append(PromptFile(name=file.stem, sha256=digest, prompts=len(own)))
-        texts += _drawn(own, per_file, seed)
+        infos.append(PromptFile(name=file.stem, sha256=digest, prompts=len(parsed)))
+        texts += _drawn(parsed, per_file, seed)
     names = [info.name for info in infos]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -75,10 +76,10 @@ def read_files(
 
 
 def encode_texts(
-    texts: Sequence[Text], encoder: Encoder, *, chat: bool, new_tokens: int
+    texts: Sequence[PromptText], encoder: Encoder, *, chat: bool, new_tokens: int
 ) -> list[Encoded]:
-    """Token ids of every text. Raises InputError naming the prompt that does not fit."""
-    found = []
+    """Token ids of every text. Raises InputError naming a prompt that is too long."""
+    encoded = []
     for text in texts:
         ids = encoder.encode(text.prompt, chat=chat)
         try:
@@ -95,38 +96,20 @@ def encode_texts(
             tokens=len(ids),
             hash=hash_tokens(ids),
         )
-        found.append(Encoded(prompt=prompt, ids=tuple(ids)))
-    return found
+        encoded.append(Encoded(prompt=prompt, ids=tuple(ids)))
+    return encoded
 
 
 def hash_tokens(ids: Sequence[int]) -> str:
-    """16 hexadecimal digits that tell token sequences apart."""
+    """Hash of a token sequence: 16 hexadecimal digits."""
     return hashlib.sha256(",".join(map(str, ids)).encode()).hexdigest()[:16]
 
 
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"cannot read the prompts in {file}: {error.strerror or error}",
-            hint="Check the path of --prompts.",
-        ) from error
-
-
-def _parse(file: Path, raw: bytes) -> list[Text]:
-    try:
-        lines = raw.decode("utf-8").split("\n")  # a text may hold other line ends
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{file} is not UTF-8 text (byte {error.start})", hint="Check the path of --prompts."
-        ) from error
-    texts: list[Text] = []
+def _parse(file: Path, raw: bytes) -> list[PromptText]:
+    texts: list[PromptText] = []
     seen: dict[str, int] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        text = _text(file, number, _json(line))
+    for number, record in json_lines(file, raw, hint=f"Write one object a line, as {EXAMPLE}."):
+        text = _text(file, number, record)
         if text.id in seen:
             raise InputError(
                 f"{file}, line {number}: the id '{text.id}' is that of line {seen[text.id]} too",
@@ -139,7 +122,7 @@ def _parse(file: Path, raw: bytes) -> list[Text]:
     return texts
 
 
-def _text(file: Path, number: int, record: Any) -> Text:
+def _text(file: Path, number: int, record: Any) -> PromptText:
     prompt = record.get("prompt") if isinstance(record, dict) else None
     if not isinstance(prompt, str):
         raise InputError(
@@ -149,21 +132,13 @@ def _text(file: Path, number: int, record: Any) -> Text:
     if not prompt.strip():
         raise InputError(f"{file}, line {number}: the prompt is empty", hint="Give some text.")
     name = str(record.get("id", "")).strip() or f"{file.stem}-{number}"
-    return Text(
+    return PromptText(
         id=name, set=file.stem, category=str(record.get("category") or file.stem), prompt=prompt
     )
 
 
-def _json(line: str) -> Any:
-    """The JSON value of a line; None where it is none."""
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _drawn(texts: list[Text], per_file: int | None, seed: int) -> list[Text]:
-    """`per_file` of the texts in their order, each subset equally likely."""
+def _drawn(texts: list[PromptText], per_file: int | None, seed: int) -> list[PromptText]:
+    """A random subset of `per_file` texts in their original order."""
     if per_file is None or per_file >= len(texts):
         return texts
     random = np.random.default_rng((seed, 40961))

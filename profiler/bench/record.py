@@ -1,7 +1,7 @@
-"""A benchmark's result as data: what was run, on what, and every response it gave.
+"""The schema of a benchmark result: settings, machine, models, arms, prompts, responses.
 
-Only what was measured is kept; figures are derived from it (profiler/bench/figures.py), so
-that another reader can derive others. profiler/bench/store.py reads and writes it.
+A result holds measurements only; `profiler.bench.analysis` derives figures from them, and
+`profiler.bench.store` reads and writes result files.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Finish = Literal["eos", "length"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """The machine, its state and the versions that the numbers belong to.
+    """The machine, its state, and the versions of the software.
 
-    fields  by name, from profiler/device.py: package versions, threads, governor, ...
-    absent  why a group of fields is not there
+    fields  by name, from profiler/measure/machine.py: package versions, threads, governor, ...
+    absent  reason by group of fields that could not be read
     busy    other processes that used more than a fifth of a core when the run began
     """
 
@@ -47,7 +47,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptFile:
-    """One file of prompts: its name without the suffix names the set."""
+    """One file of prompts. Its name without the suffix is the name of the set."""
 
     name: Name
     sha256: Name
@@ -55,13 +55,13 @@ class PromptFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What was asked for; two results can be compared where these agree.
+class BenchSettings:
+    """The settings of a run; two results can be compared where these agree.
 
-    seed       which prompts of a file are taken, of sampling (prompt and repeat are added), and
-               of the exploration of drafters that are updated
-    same_text  every arm of ours wrote the text of plain decoding
-    by_round   our arms decoded each prompt together, a round each in turn
+    seed       of the choice of prompts, of sampling (prompt and repeat are added), and of the
+               exploration of drafters that learn
+    same_text  all arms but the peers wrote the text of plain decoding
+    by_round   all arms but the peers decoded each prompt together, a round each in turn
     """
 
     new_tokens: AtLeastOne
@@ -85,12 +85,12 @@ class Settings:
 class Model:
     """A target or drafter; `hash` is that of its architecture, as profiles use it.
 
-    Of drafters alone:
-    kind        ngram, dflash, blockpilot, specblock, eagle3, causal or combined; empty: another
-    without     parts of its kind that it lacks, as `no-shift` of a SpecBlock drafter
-    block_size  of a DFlash drafter that always drafts the same
-    updates     how it is updated between texts; empty where it is not
-    same_as     the first drafter of the run that has its weights, where that is another one
+    Only drafters have:
+    kind        ngram, dflash, blockpilot, specblock, eagle3, causal or combined; empty for others
+    without     parts of the method that it lacks, as `no-shift` of a SpecBlock drafter
+    block_size  of a DFlash drafter with a fixed block size
+    updates     name of the updater between texts; empty without one
+    same_as     the first drafter of the run with the same weights; None if it is this one
     """
 
     name: Name
@@ -108,8 +108,8 @@ class Model:
 class ProfileInfo:
     """The profile that the adaptive arms read.
 
-    line    one line: where it lies and what it is, or what was probed in its place
-    sha256  of its content without the costs of drafters, which a run may add
+    line    one line: its path and provenance, or the probe that replaced it
+    sha256  of its content without drafter costs, which a run may add
     """
 
     line: str
@@ -125,14 +125,14 @@ class Arm:
     name       unique, and the same in every run: `plain`, `fixed:16+ngram`,
                `bastion[ema]+ngram`, `transformers:prompt-lookup`
     policy     what `--policy` takes, or the peer's name
-    drafter    the name of one of the result's drafters; None where nothing drafts
-    updates    how its drafter is updated between texts; empty where it is not
-    variant    what is changed of the policy's defaults, empty where nothing is
+    drafter    name of one of the result's drafters; None where nothing drafts
+    updates    name of its drafter's updater between texts; empty without one
+    variant    the change to the policy's defaults; empty without one
     studies    the groups of arms it belongs to: policies, sweep, shape, estimator, dynatree
-    nodes      of a tree of fixed size; None where the size is chosen
-    estimator  how measured times correct the cost model; None without one
-    cost       one line: where the cost model came from
-    options    of a peer: what its `generate` was called with
+    nodes      size of a fixed tree; None where the policy chooses the size
+    estimator  mode of the online correction of the cost model; None without a cost model
+    cost       one line about the source of the cost model
+    options    arguments of a peer's `generate`
     """
 
     name: Name
@@ -150,7 +150,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt as the target sees it; `hash` is of its token ids."""
+    """One prompt; `tokens` counts its token ids and `hash` is of them."""
 
     id: Name
     set: Name
@@ -161,15 +161,15 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """What each round of one response did; arrays of one length.
+    """The rounds of one response, in arrays of one length.
 
-    nodes, depths      of the tree that was verified; 0 for a plain step
-    accepted           levels accepted of it, those behind the end of the text included
-    expected           1 + the sum of its path scores: the predicted committed length
+    nodes, depths      of the verified tree; 0 for a plain step
+    accepted           accepted levels of the tree, those after the end of the text included
+    expected           predicted committed length: 1 + the sum of the tree's path scores
     verify_s, cycle_s  seconds of the target's forward and of the whole round
-    predicted_*        by the cost model as it stood before the round; empty without one
-    expected_by_depth  not by round: path scores at depth 1, 2, ... summed over all rounds,
-                       the predicted number of rounds that accept so deep
+    predicted_*        by the cost model before the round; empty without one
+    expected_by_depth  by depth instead of by round: path scores at depth 1, 2, ... summed over
+                       all rounds, the predicted number of rounds that accept that depth
     """
 
     nodes: tuple[Count, ...]
@@ -203,12 +203,12 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """What an arm did with its drafter behind a text, before it was ready for the next one.
+    """An arm's update of its drafter between two texts.
 
-    seconds   of all of it, the decision included
-    action    skip, heads or full: what the text was kept for
-    trained   whether weights were updated now
-    rollback  whether they went back to the last good ones
+    seconds   of the whole update, the decision included
+    action    use of the text for training: skip, heads or full
+    trained   whether weights were updated
+    rollback  whether weights were restored to the last good ones
     """
 
     seconds: Seconds
@@ -219,22 +219,22 @@ class Update:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """One prompt decoded once by one arm. The same clock and the same counting for all arms.
+    """One prompt decoded once by one arm, timed and counted alike for all arms.
 
-    place              of this response in the order in which all were made
+    place              position in the order in which all responses were made
     tokens             token ids from the first new one, the end token included where it was
                        reached, cut at the settings' `new_tokens`
-    first_tokens       tokens that came at once with the first one: 1, but peers that draft
-                       already in the prefill may have more
+    first_tokens       tokens that came with the first one, itself included; more than 1 only
+                       for peers that draft in the prefill
     finish             `eos` where the last token ends the text, else `length`
-    first_token_s      from the call until the first token was there (prefill, set-up)
-    total_s            from the call until the last token was there
-    limit_s            what the plain steps of this response would take at the bandwidth
-                       limit: the physical roofline at the profile's peaks; None without them
+    first_token_s      from the call until the first token (prefill, set-up)
+    total_s            from the call until the last token
+    limit_s            least seconds of this response's plain steps, by the physical roofline
+                       at the profile's peaks; None without a profile
     stages             seconds of each stage over all rounds; empty for peers
     peak_memory_bytes  of the device's allocator, on a CPU of the process; None if unknown
-    rounds             None for peers, which do not tell
-    update             behind the text; None for arms whose drafter stays as it is
+    rounds             None for peers, which do not report them
+    update             after the text; None for arms whose drafter does not learn
     """
 
     arm: Name
@@ -267,7 +267,7 @@ class Response:
 
     @property
     def decoded_tokens(self) -> int:
-        """Tokens that came after the first one and those that came with it."""
+        """Tokens after the first one and those that came with it."""
         return len(self.tokens) - self.first_tokens
 
     @property
@@ -277,7 +277,7 @@ class Response:
 
     @property
     def occupied_s(self) -> float:
-        """Seconds until the arm could take the next text: its update is paid for too."""
+        """Seconds until the arm could take the next text, its update included."""
         return self.total_s + (0.0 if self.update is None else self.update.seconds)
 
     @property
@@ -289,12 +289,12 @@ class Response:
 class Result:
     """A finished run: every arm has answered every prompt in every repeat.
 
-    warnings  what to know before believing the figures, each with what to do about it
+    warnings  reasons to doubt the figures, each with a remedy
     """
 
     schema_version: Literal[1] = 1
     environment: Environment
-    settings: Settings
+    settings: BenchSettings
     target: Model
     drafters: tuple[Model, ...]
     profile: ProfileInfo | None
@@ -327,8 +327,8 @@ class Result:
             for prompt in self.prompts
             for repeat in range(self.settings.repeats)
         }
-        given = [response.key for response in self.responses]
-        for index, key in enumerate(given):
+        for index, response in enumerate(self.responses):
+            key = response.key
             if key not in wanted:
                 raise ValueError(f"responses[{index}]: {key} is unknown or there twice")
             wanted.discard(key)
@@ -341,19 +341,19 @@ class Result:
 
     @cached_property
     def _by_arm(self) -> dict[str, tuple[Response, ...]]:
-        found: dict[str, list[Response]] = {arm.name: [] for arm in self.arms}
+        by_arm: dict[str, list[Response]] = {arm.name: [] for arm in self.arms}
         for response in self.responses:
-            found[response.arm].append(response)
+            by_arm[response.arm].append(response)
         order = {prompt.id: index for index, prompt in enumerate(self.prompts)}
         return {
-            name: tuple(sorted(own, key=lambda one: (order[one.prompt], one.repeat)))
-            for name, own in found.items()
+            name: tuple(sorted(responses, key=lambda one: (order[one.prompt], one.repeat)))
+            for name, responses in by_arm.items()
         }
 
     def of(self, arm: str) -> tuple[Response, ...]:
-        """An arm's responses by prompt and repeat, in the same order for every arm.
+        """An arm's responses in order of prompt and repeat.
 
-        Raises InputError that lists the arms.
+        Raises InputError listing the arms for an unknown one.
         """
         if arm not in self._by_arm:
             names = ", ".join(self._by_arm)
@@ -365,7 +365,7 @@ class Result:
         return next(arm for arm in self.arms if arm.name == name)
 
     def study(self, name: str) -> tuple[Arm, ...]:
-        """The arms of one group, in the order of the run."""
+        """The arms of one study, in the order of the run."""
         return tuple(arm for arm in self.arms if name in arm.studies)
 
     @property

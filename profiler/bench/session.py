@@ -1,4 +1,4 @@
-"""From the options of a benchmark to its result."""
+"""One benchmark run: from its options to its result and the file it is stored in."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from pathlib import Path
 from costmodel.errors import InputError
 from decoder.acceptance.sampling import Sampling
 from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
-from decoder.loading import Weights, default_target, load_model
-from decoder.runtime.select import runtime_kind
-from profiler.bench.arms import ArmChoice, plan_arms
-from profiler.bench.contender import Contender
-from profiler.bench.drafters import drafter_labels
+from decoder.target.loading import Weights, default_target, load_model
+from decoder.target.runtime.graphs import runtime_kind
+from profiler.bench.analysis.summary import derived
+from profiler.bench.analysis.warnings import result_warnings
+from profiler.bench.arms.base import ArmRunner
+from profiler.bench.arms.builder import ArmBuilder, DecoderChoice
+from profiler.bench.arms.choice import ArmChoice, plan_arms
+from profiler.bench.arms.drafter_names import drafter_labels
 from profiler.bench.environment import (
     bandwidth_limit,
     describe_profile,
@@ -24,17 +27,17 @@ from profiler.bench.environment import (
     machine,
     stored_profile,
 )
-from profiler.bench.lineup import DecoderChoice, Lineup
-from profiler.bench.prompts import Encoded, Text, encode_texts, hash_tokens, read_files
+from profiler.bench.prompts import Encoded, PromptText, encode_texts, hash_tokens, read_files
 from profiler.bench.record import (
+    BenchSettings,
     Environment,
     ProfileInfo,
     PromptFile,
     Response,
     Result,
-    Settings,
 )
-from profiler.bench.run import (
+from profiler.bench.response_timer import memory_gauge
+from profiler.bench.schedule import (
     Listener,
     Schedule,
     Tools,
@@ -42,26 +45,23 @@ from profiler.bench.run import (
     recorded_environment,
     run_schedule,
 )
-from profiler.bench.stopwatch import memory_gauge
 from profiler.bench.store import write_result
-from profiler.bench.summary import derived
-from profiler.bench.warnings import result_warnings
-from profiler.calibrate import device_label
+from profiler.calibrate.calibrate import device_label
 from profiler.demo import PROMPTS
-from profiler.journal import Journal
-from profiler.lock import device_lock
+from profiler.measure.journal import Journal
+from profiler.measure.lock import device_lock
 
 Say = Callable[[str], None]
-BUILT_IN = "built-in"  # the set of prompts where no file is given
+BUILT_IN = "built-in"  # name of the prompt set that is used without a file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """What to run. None takes what suits the device, target or tokenizer.
+    """The options of a run. None takes the default of the device, target or tokenizer.
 
     chat    wrap prompts in the chat template; None: where the tokenizer has one
-    output  where the result will lie; the journal of an unfinished run lies beside it
-    fresh   drop what an unfinished run has measured
+    output  path of the result; the journal of an unfinished run lies beside it
+    fresh   drop the journal of an unfinished run
     """
 
     target: str | None = None
@@ -82,16 +82,16 @@ class BenchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listeners:
-    """Told about the run; both do nothing by default."""
+    """Callbacks for messages and progress; both do nothing by default."""
 
     say: Say = lambda text: None
     progress: Listener = lambda progress: None
 
 
 def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
-    """Run the benchmark; the result, which is also written where `output` says.
+    """Run the benchmark, and write the result to `options.output` if that is set.
 
-    An interrupted run goes on when it is called with the same options. Raises InputError,
+    Calling it again with the same options continues an interrupted run. Raises InputError,
     DeviceError, ProfileError or MeasurementError.
     """
     device = select_device(options.device)
@@ -108,62 +108,64 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
     plan_arms(options.arms, causal_drafters=labels.values())
     _check_output(options.output)
     with device_lock(f"{fingerprint(device).name} {device_label(device)}"):
-        environment, spoiling = machine(device)
+        environment, machine_warnings = machine(device)
         name = default_target(device) if options.target is None else options.target
         loaded = load_model(
             name, weights=options.weights, dtype=dtype, device=device, download=True
         )
-        lineup = Lineup(loaded, labels, options.decoder, options.seed)
-        chat = _chat(options.chat, lineup)
-        prompts = encode_texts(texts, lineup.encoder, chat=chat, new_tokens=options.new_tokens)
-        arms = plan_arms(options.arms, causal_drafters=lineup.causal_drafters)
-        contenders = lineup.contenders(arms)
-        run = Run(
+        builder = ArmBuilder(loaded, labels, options.decoder, options.seed)
+        chat = _chat(options.chat, builder)
+        prompts = encode_texts(texts, builder.encoder, chat=chat, new_tokens=options.new_tokens)
+        arms = plan_arms(options.arms, causal_drafters=builder.causal_drafters)
+        runners = builder.runners(arms)
+        run = _LoadedRun(
             options=options,
-            lineup=lineup,
-            contenders=contenders,
+            builder=builder,
+            runners=runners,
             prompts=prompts,
-            settings=_settings(options, lineup, files, chat),
-            warnings=(*spoiling, *lineup.warnings),
+            settings=_settings(options, builder, files, chat),
+            warnings=(*machine_warnings, *builder.warnings),
         )
         return run.finish(environment, listeners)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """Everything loaded and ready; `finish` decodes and writes."""
+class _LoadedRun:
+    """A run whose models and prompts are loaded."""
 
     options: BenchOptions
-    lineup: Lineup
-    contenders: Sequence[Contender]
+    builder: ArmBuilder
+    runners: Sequence[ArmRunner]
     prompts: Sequence[Encoded]
-    settings: Settings
+    settings: BenchSettings
     warnings: tuple[str, ...]
 
     def finish(self, environment: Environment, listeners: Listeners) -> Result:
-        """Make the responses that are not in the journal yet; the result of all."""
-        known = self.lineup.profile
-        if known is None:
-            known = stored_profile(self.lineup.target, self.options.decoder.profile.path)
-        profile = None if known is None else describe_profile(*known)
+        """Decode what the journal does not hold, and return the whole result."""
+        located = self.builder.profile
+        if located is None:
+            located = stored_profile(self.builder.target, self.options.decoder.profile.path)
+        profile = None if located is None else describe_profile(*located)
         schedule = Schedule(
             prompts=self.prompts,
             new_tokens=self.settings.new_tokens,
             repeats=self.settings.repeats,
-            ends=self.lineup.ends,
+            ends=self.builder.ends,
             seed=self.settings.seed,
             by_round=self.settings.by_round,
         )
         tools = Tools(
-            memory=memory_gauge(self.lineup.target.device),
-            limit_s=bandwidth_limit(None if known is None else known[0]),
+            memory=memory_gauge(self.builder.target.device),
+            limit_s=bandwidth_limit(None if located is None else located[0]),
         )
         with self._journal(environment, profile) as journal:
             if journal is not None:
                 environment = recorded_environment(journal, environment)
                 if journal.resumed:
                     listeners.say(f"going on with the unfinished run in {journal.path}")
-            responses = run_schedule(self.contenders, schedule, journal, tools, listeners.progress)
+            responses = run_schedule(self.runners, schedule, journal, tools, listeners.progress)
+            if journal is not None and journal.damaged:
+                listeners.say(f"left out {journal.damaged} damaged lines of {journal.path}")
             result = self._result(environment, profile, responses)
             if journal is not None and self.options.output is not None:
                 write_result(result, self.options.output, **derived(result))
@@ -179,10 +181,10 @@ class Run:
         result = Result(
             environment=environment,
             settings=self.settings,
-            target=self.lineup.described,
-            drafters=self.lineup.drafters(),
+            target=self.builder.described,
+            drafters=self.builder.drafters(),
             profile=profile,
-            arms=tuple(contender.arm for contender in self.contenders),
+            arms=tuple(runner.arm for runner in self.runners),
             prompts=tuple(encoded.prompt for encoded in self.prompts),
             responses=responses,
         )
@@ -196,40 +198,40 @@ class Run:
             return nullcontext()
         header = {
             **identity(environment),
-            "target": f"{self.lineup.described.name} {self.lineup.described.hash}",
-            "drafters": ", ".join(f"{d.name} {d.hash}" for d in self.lineup.drafters()),
+            "target": f"{self.builder.described.name} {self.builder.described.hash}",
+            "drafters": ", ".join(f"{d.name} {d.hash}" for d in self.builder.drafters()),
             "profile": None if profile is None else profile.sha256,
-            "arms": ", ".join(contender.arm.name for contender in self.contenders),
+            "arms": ", ".join(runner.arm.name for runner in self.runners),
             "prompts": hash_tokens([token for one in self.prompts for token in one.ids]),
             **{f"setting {key}": value for key, value in asdict(self.settings).items()},
         }
         return open_journal(output, header, fresh=self.options.fresh)
 
 
-def _texts(options: BenchOptions) -> tuple[list[Text], tuple[PromptFile, ...]]:
-    """The prompts of the files, or the few of the demo where none is given."""
+def _texts(options: BenchOptions) -> tuple[list[PromptText], tuple[PromptFile, ...]]:
+    """The prompts of the files, or the demo's where no file is set."""
     if options.files:
         return read_files(options.files, options.per_file, options.seed)
     texts = [
-        Text(id=name, set=BUILT_IN, category=name, prompt=prompt)
+        PromptText(id=name, set=BUILT_IN, category=name, prompt=prompt)
         for name, prompt in PROMPTS.items()
     ][: options.per_file]
     digest = hashlib.sha256("".join(PROMPTS.values()).encode()).hexdigest()
     return texts, (PromptFile(name=BUILT_IN, sha256=digest, prompts=len(PROMPTS)),)
 
 
-def _chat(asked: bool | None, lineup: Lineup) -> bool:
-    """Whether to use the chat template: as asked, else where there is one."""
-    if asked is not None:
-        return asked
-    return bool(getattr(lineup.encoder.tokenizer, "chat_template", None))
+def _chat(chosen: bool | None, builder: ArmBuilder) -> bool:
+    """Whether to use the chat template: as chosen, else wherever the tokenizer has one."""
+    if chosen is not None:
+        return chosen
+    return bool(getattr(builder.encoder.tokenizer, "chat_template", None))
 
 
 def _settings(
-    options: BenchOptions, lineup: Lineup, files: tuple[PromptFile, ...], chat: bool
-) -> Settings:
-    target, decoder = lineup.target, options.decoder
-    return Settings(
+    options: BenchOptions, builder: ArmBuilder, files: tuple[PromptFile, ...], chat: bool
+) -> BenchSettings:
+    target, decoder = builder.target, options.decoder
+    return BenchSettings(
         new_tokens=options.new_tokens,
         temperature=decoder.temperature,
         repeats=options.repeats,
@@ -249,11 +251,11 @@ def _settings(
 
 
 def _check_output(output: Path | None) -> None:
-    """Raise InputError before anything is decoded where the result could not be written."""
+    """Raise InputError where the result could not be written."""
     if output is None:
         return
     if output.is_dir():
-        raise InputError(f"{output} is a folder", hint="Give --json a file name.")
+        raise InputError(f"{output} is a folder", hint="Give --output a file name.")
     if not os.access(output.absolute().parent, os.W_OK):
         raise InputError(
             f"cannot write to {output.absolute().parent}",

@@ -1,1 +1,5 @@
-"""The subcommands of `rooftree`: each module exposes one click command named `command`."""
+"""The subcommands of `rooftree`, one file each.
+
+Each module has one click command named `command`, which parses, calls one function and prints.
+`options` holds the options that several commands share. Heavy imports stand inside functions.
+"""

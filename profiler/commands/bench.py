@@ -1,4 +1,4 @@
-"""`rooftree bench`: policies, drafters and outside peers over the same prompts."""
+"""`rooftree bench`: policies, drafters and peers decode the same prompts."""
 
 from __future__ import annotations
 
@@ -7,17 +7,29 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from profiler.commands.calibrate import Numbers
+from profiler.commands.options import (
+    Numbers,
+    execution_options,
+    json_option,
+    profile_option,
+    require_profile_option,
+    target_option,
+    weights_option,
+)
 
 if TYPE_CHECKING:
     from profiler.bench.record import Result
     from profiler.bench.session import BenchOptions
 
 html_option = click.option(
-    "--html", type=click.Path(dir_okay=False, path_type=Path), help="Write one page with all."
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write tables and pictures as one HTML page.",
 )
 plot_option = click.option(
-    "--plot", type=click.Path(file_okay=False, path_type=Path), help="Write pictures here, as PNG."
+    "--plot",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write the pictures into this folder, as PNG.",
 )
 
 
@@ -34,27 +46,31 @@ class Names(click.ParamType):
 
 
 @click.group(invoke_without_command=True)
-@click.option("--target", help="Folder, hub id or known target [default: fits this device].")
+@target_option
 @click.option(
     "--drafter",
     "drafters",
     multiple=True,
-    help="As in generate, and A@adapt=bandit or A@adapt=always, a SpecBlock drafter that learns "
-    "between texts; may be repeated [default: ngram].",
+    help="As in generate; also A@adapt=bandit or A@adapt=always for a SpecBlock drafter that "
+    "learns between texts. May be repeated [default: ngram].",
 )
 @click.option(
     "--prompts",
     "files",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="JSONL file with id, category and prompt; may be repeated [default: five built in].",
+    help="JSONL file with id, category and prompt. May be repeated [default: five built in].",
 )
-@click.option("--per-file", type=click.IntRange(min=1), help="So many prompts of each file.")
+@click.option(
+    "--per-file",
+    type=click.IntRange(min=1),
+    help="Number of prompts of each file, drawn by --seed [default: all].",
+)
 @click.option(
     "--policy",
     "policies",
     multiple=True,
-    help="As in generate; may be repeated; plain always runs [default: chain, bastion].",
+    help="As in generate. May be repeated; plain always runs [default: chain, bastion].",
 )
 @click.option(
     "--study",
@@ -73,7 +89,8 @@ class Names(click.ParamType):
 @click.option(
     "--peers",
     type=Names(),
-    help="transformers' own: plain, prompt-lookup, assisted, or none [default: what can run].",
+    help="Arms of transformers' generate: plain, prompt-lookup, assisted, or none "
+    "[default: all that can run].",
 )
 @click.option(
     "--chat/--raw", default=None, help="Use the chat template [default: where there is one]."
@@ -86,80 +103,78 @@ class Names(click.ParamType):
     default=0,
     show_default=True,
     type=click.IntRange(0, 2**31 - 1),
-    help="Which prompts, and sampling.",
+    help="Seed of the choice of prompts and of sampling.",
 )
 @click.option(
     "--same-text",
     is_flag=True,
-    help="Each of our arms writes plain decoding's text, in low precision too.",
+    help="Make all arms but the peers write plain decoding's text, in low precision too.",
 )
 @click.option(
     "--by-round",
     is_flag=True,
-    help="Our arms decode a prompt together, a round each in turn, so that all meet a machine's "
-    "slow moments alike.",
+    help="Let all arms but the peers decode a prompt together, a round each in turn, so that slow "
+    "moments of the machine affect all alike.",
 )
 @click.option("--max-nodes", type=click.IntRange(min=1), help="Largest adaptive tree.")
 @click.option("--acceptance", default="auto", show_default=True, help="As in generate.")
-@click.option("--device", help="cpu, cuda or cuda:N [default: CUDA where there is one].")
-@click.option("--dtype", help="bfloat16, float16, float32 [default: the device's].")
+@execution_options
+@weights_option
+@profile_option
+@require_profile_option
+@click.option("--stage-times", is_flag=True, help="Synchronise the device after every stage.")
 @click.option(
-    "--runtime", type=click.Choice(["auto", "graphs", "eager"]), default="auto", show_default=True
-)
-@click.option("--weights", default="pretrained", help="pretrained, or random to try a shape.")
-@click.option("--profile", type=click.Path(path_type=Path), help="Use this profile file.")
-@click.option("--require-profile", is_flag=True, help="Fail when no profile is found.")
-@click.option("--stage-times", is_flag=True, help="End every stage with a synchronisation.")
-@click.option(
-    "--json",
-    "output",
+    "--output",
     type=click.Path(path_type=Path),
-    help="Write the result here; an interrupted run goes on from beside it.",
+    help="Write the result to this file, as JSON. An interrupted run is resumed from a journal "
+    "beside it.",
 )
-@click.option("--fresh", is_flag=True, help="Drop what an unfinished run has done.")
+@click.option("--fresh", is_flag=True, help="Drop the journal of an unfinished run.")
 @plot_option
 @html_option
+@json_option
 @click.pass_context
-def command(ctx: click.Context, html: Path | None, plot: Path | None, **values: Any) -> None:
-    """Decode the same prompts with every policy and with transformers' own generate.
+def command(
+    ctx: click.Context, html: Path | None, plot: Path | None, as_json: bool, **values: Any
+) -> None:
+    """Decode the same prompts with every policy and with transformers' generate.
 
-    Arms take turns prompt by prompt after a warm-up; all are timed by one clock and
-    their tokens counted alike. Plain decoding always runs, and ratios to it come with
-    95 % intervals over prompts. With --json an interrupted run loses nothing: the
-    same command goes on where it stopped.
+    Arms take turns prompt by prompt after a warm-up. All are timed by one clock, and
+    their tokens are counted alike. Plain decoding always runs; ratios to it come with
+    95 % intervals over prompts. With --output, running the same command again continues
+    an interrupted run.
     """
     if ctx.invoked_subcommand is not None:
         return
-    result = _run(_options(values))
-    _report(result, html, plot)
+    _report(_run(_options(values)), html, plot, as_json=as_json)
     if values["output"] is not None:
-        click.echo(f"result: {values['output']}")
+        click.echo(f"result: {values['output']}", err=as_json)
 
 
-@command.command(short_help="Say which arms became faster or slower.")
+@command.command(short_help="Compare two results, arm by arm.")
 @click.argument("first", type=click.Path(path_type=Path))
 @click.argument("second", type=click.Path(path_type=Path))
-@click.option("--end-to-end", is_flag=True, help="Whole calls, the prefill included.")
-@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON on stdout.")
+@click.option("--end-to-end", is_flag=True, help="Compare whole calls, the prefill included.")
+@json_option
 def compare(first: Path, second: Path, end_to_end: bool, as_json: bool) -> None:
-    """Compare two results of the same prompts: SECOND is faster, slower, or undecided.
+    """Compare two results of the same prompts: is SECOND faster, slower, or undecided?
 
-    Beside plain: with the times of each prompt divided by those of plain decoding in
-    the same run, which takes away what made the whole machine faster or slower.
+    The column "beside plain" divides the times of each prompt by those of plain
+    decoding in the same run, which cancels changes of the whole machine.
     """
     from dataclasses import asdict
 
-    from profiler.bench.compare import compare_results
+    from profiler.bench.analysis.compare import compare_results
+    from profiler.bench.report.terminal import print_comparison
     from profiler.bench.store import read_result
-    from profiler.bench.tables import print_comparison
-    from profiler.render import print_json
+    from profiler.report.console import print_json
 
     part = "total" if end_to_end else "decode"
     comparison = compare_results(read_result(first), read_result(second), part)
     if as_json:
         data = asdict(comparison)
-        for record, own in zip(data["arms"], comparison.arms, strict=True):
-            record["verdict"] = own.verdict
+        for record, arm in zip(data["arms"], comparison.arms, strict=True):
+            record["verdict"] = arm.verdict
         print_json(data)
     else:
         print_comparison(comparison)
@@ -169,17 +184,18 @@ def compare(first: Path, second: Path, end_to_end: bool, as_json: bool) -> None:
 @click.argument("path", type=click.Path(path_type=Path))
 @plot_option
 @html_option
-def show(path: Path, html: Path | None, plot: Path | None) -> None:
-    """Print the tables of a stored result, and draw it where asked for."""
+@json_option
+def show(path: Path, html: Path | None, plot: Path | None, as_json: bool) -> None:
+    """Print the tables of a stored result, and write its page and pictures if wanted."""
     from profiler.bench.store import read_result
 
-    _report(read_result(path), html, plot)
+    _report(read_result(path), html, plot, as_json=as_json)
 
 
 def _options(values: dict[str, Any]) -> BenchOptions:
-    from decoder.startup import ProfileChoice
-    from profiler.bench.arms import DEFAULT_POLICIES, ArmChoice
-    from profiler.bench.lineup import DecoderChoice
+    from decoder.profiling.startup import ProfileChoice
+    from profiler.bench.arms.builder import DecoderChoice
+    from profiler.bench.arms.choice import DEFAULT_POLICIES, ArmChoice
     from profiler.bench.session import BenchOptions
 
     arms = ArmChoice(
@@ -210,7 +226,7 @@ def _run(options: BenchOptions) -> Result:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    from profiler.bench.run import Progress
+    from profiler.bench.schedule import BenchProgress
     from profiler.bench.session import Listeners, bench
 
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
@@ -218,23 +234,29 @@ def _run(options: BenchOptions) -> Result:
     with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("decoding", total=None)
 
-        def progress(done: Progress) -> None:
+        def progress(done: BenchProgress) -> None:
             bar.update(task, completed=done.done, total=done.of)
 
         return bench(options, Listeners(say=console.print, progress=progress))
 
 
-def _report(result: Result, html: Path | None, plot: Path | None) -> None:
-    from profiler.bench.tables import print_result
+def _report(result: Result, html: Path | None, plot: Path | None, *, as_json: bool) -> None:
+    """Print the result, as JSON or as tables, and write its page and pictures if wanted."""
+    from profiler.bench.analysis.summary import derived
+    from profiler.bench.report.terminal import print_result
+    from profiler.report.console import print_json
 
-    print_result(result)
+    if as_json:
+        print_json(result.as_dict() | derived(result), one_line=True)
+    else:
+        print_result(result)
     if plot is not None:
-        from profiler.bench.plots import write_plots
+        from profiler.bench.report.page import write_plots
 
         write_plots(result, plot)
-        click.echo(f"pictures: {plot}")
+        click.echo(f"pictures: {plot}", err=as_json)
     if html is not None:
-        from profiler.bench.page import write_page
+        from profiler.bench.report.page import write_page
 
         write_page(result, html)
-        click.echo(f"page: {html}")
+        click.echo(f"page: {html}", err=as_json)

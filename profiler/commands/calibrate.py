@@ -2,48 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from profiler.commands.options import (
+    Duration,
+    Numbers,
+    execution_options,
+    json_option,
+    seed_option,
+    target_option,
+)
+
 if TYPE_CHECKING:
-    from profiler.calibrate import CalibrationResult
-    from profiler.sweep import Progress
-
-
-class Duration(click.ParamType):
-    """Seconds, or a number with s, m or h."""
-
-    name = "duration"
-    UNITS_S: ClassVar = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        if isinstance(value, float):
-            return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", str(value).strip())
-        if match is None or float(match[1]) <= 0:
-            self.fail(f"{value!r} is not a duration; write 30s, 2m or 1h.", param, ctx)
-        return float(match[1]) * self.UNITS_S[match[2]]
-
-
-class Numbers(click.ParamType):
-    """Whole numbers separated by commas."""
-
-    name = "n,n,..."
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        parts = [part.strip() for part in str(value).split(",")]
-        if not all(part.isdecimal() and int(part) > 0 for part in parts):
-            self.fail(f"{value!r} is not a list of whole numbers, as 256,1024.", param, ctx)
-        return tuple(sorted({int(part) for part in parts}))
+    from profiler.calibrate.calibrate import CalibrationResult
 
 
 @click.command(name="calibrate")
-@click.option("--target", help="Folder, hub id or known target [default: fits this device].")
+@target_option
 @click.option(
     "--weights",
     type=click.Choice(["auto", "random", "pretrained"]),
@@ -58,106 +36,89 @@ class Numbers(click.ParamType):
     help="Drafter whose cost to add, as in generate: ngram, demo, a folder or hub id, A@block=N, "
     "or A+B.",
 )
-@click.option("--device", help="cpu, cuda or cuda:N [default: CUDA where there is one].")
-@click.option("--dtype", help="bfloat16, float16, float32 [default: the device's].")
-@click.option(
-    "--runtime",
-    type=click.Choice(["auto", "graphs", "eager"]),
-    default="auto",
-    show_default=True,
-    help="graphs captures the forwards (CUDA only); auto: graphs on CUDA.",
-)
+@execution_options
 @click.option("--contexts", type=Numbers(), help="Cached tokens to measure at.")
-@click.option("--max-nodes", type=click.IntRange(min=3), help="Largest draft tree.")
-@click.option("--batch", "batches", type=Numbers(), default="1", show_default=True)
+@click.option("--max-nodes", type=click.IntRange(min=3), help="Nodes of the largest draft tree.")
+@click.option(
+    "--batch", "batches", type=Numbers(), default="1", show_default=True, help="Batch sizes."
+)
 @click.option(
     "--time-budget",
     "time_budget_s",
     type=Duration(),
     help="Time to measure [default: 30s, on a CPU 45s].",
 )
-@click.option("--output", type=click.Path(path_type=Path), help="Write the profile here.")
-@click.option("--fresh", is_flag=True, help="Drop what an unfinished run has measured.")
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Of the held-out points.",
-)
+@click.option("--output", type=click.Path(path_type=Path), help="Write the profile to this file.")
+@click.option("--fresh", is_flag=True, help="Drop the samples of an interrupted run.")
+@seed_option(help="Seed of the held-out points.")
 @click.option("--fleet", is_flag=True, help="Measure each kind of GPU of a Ray cluster.")
 @click.option(
     "--fleet-address", help="Address of the cluster's head, host:port [default: the running one]."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
+@json_option
 def command(as_json: bool, fleet: bool, fleet_address: str | None, **settings: Any) -> None:
     """Measure what a verification step costs on this device and write a profile.
 
     Times the decoder's own functions over rows x contexts, fits the calibrations,
-    checks them on points held out, and says how far to trust the result. An
-    interrupted run loses nothing: the same command goes on where it stopped.
+    checks them on held-out points, and says how far to trust the result. An
+    interrupted run loses nothing: the same command resumes it.
 
     With --fleet the measurements run on a Ray cluster, one for each distinct kind of
     GPU (of CPU with --device cpu, or where there is no GPU), and the profiles are
-    gathered here. Needs `pip install 'rooftree[fleet]'` on every node.
+    stored here. Needs `pip install 'rooftree[fleet]'` on every node.
 
     With `torchrun --no-python --nproc-per-node N rooftree calibrate` N GPUs share the
-    target (tensor parallelism); the profile is of that degree and no other.
+    target (tensor parallelism); the profile is valid for that degree alone.
     """
     if fleet_address is not None and not fleet:
         raise click.UsageError("--fleet-address needs --fleet.")
     if fleet:
-        from profiler.fleet_command import run_fleet
+        from profiler.calibrate.fleet.command import run_fleet
 
         run_fleet(settings, fleet_address or "auto", as_json=as_json)
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bar
-
-    from decoder.launch import launched_rank
-    from profiler.calibrate import CalibrationSettings, Listener, calibrate
-    from profiler.parallel import EndedElsewhere
-
-    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    columns = (TextColumn("measuring"), BarColumn(), TextColumn("{task.fields[state]}"))
-    speaks = launched_rank() == 0
-    hidden = not speaks or not console.is_terminal
-    with Bar(*columns, console=console, transient=True, disable=hidden) as bar:
-        task = bar.add_task("measuring", total=1.0, state="loading the target")
-        listener = Listener(
-            say=console.print,
-            progress=lambda progress: bar.update(
-                task, completed=done_share(progress), state=state(progress)
-            ),
-        )
-        try:
-            result = calibrate(CalibrationSettings(**settings), listener)
-        except EndedElsewhere as ended:
-            raise click.exceptions.Exit(ended.exit_code) from ended
-    if not speaks:
+    result = _run(settings)
+    if result is None:
         return
     if as_json:
-        from profiler.render import print_json
+        from profiler.report.console import print_json
 
         print_json(to_record(result))
     else:
         _show(result)
 
 
-def done_share(progress: Progress) -> float:
-    """How far the sweep is: points that are done, or time spent if that is further."""
-    return max(progress.points_done / progress.points, progress.spent_s / progress.budget_s)
+def _run(settings: dict[str, Any]) -> CalibrationResult | None:
+    """Calibrate with a progress bar; None on a rank that prints nothing."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
 
+    from profiler.calibrate.calibrate import CalibrationListener, CalibrationSettings, calibrate
+    from profiler.calibrate.ranks import EndedElsewhere
+    from profiler.launch import launched_rank
 
-def state(progress: Progress) -> str:
-    left_s = max(progress.budget_s - progress.spent_s, 0.0)
-    return f"{progress.points_done}/{progress.points} points, at most {left_s:.0f} s left"
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    columns = (TextColumn("measuring"), BarColumn(), TextColumn("{task.fields[state]}"))
+    first = launched_rank() == 0
+    hidden = not first or not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+        task = bar.add_task("measuring", total=1.0, state="loading the target")
+        listener = CalibrationListener(
+            say=console.print,
+            progress=lambda progress: bar.update(
+                task, completed=progress.share, state=progress.text
+            ),
+        )
+        try:
+            result = calibrate(CalibrationSettings(**settings), listener)
+        except EndedElsewhere as ended:
+            raise click.exceptions.Exit(ended.exit_code) from ended
+    return result if first else None
 
 
 def to_record(result: CalibrationResult) -> dict[str, Any]:
     """The stable JSON form of a calibration's result."""
-    from profiler.report import verdict
+    from profiler.report.profiles import verdict
 
     profile = result.profile
     return {
@@ -173,16 +134,16 @@ def to_record(result: CalibrationResult) -> dict[str, Any]:
 
 
 def _show(result: CalibrationResult) -> None:
-    from profiler.render import print_table
-    from profiler.report import linear_line, profile_columns, profile_rows, verdict
+    from profiler.report.console import print_table
+    from profiler.report.profiles import linear_line, profile_columns, profile_rows, verdict
 
     profile = result.profile
-    made = profile.provenance
+    provenance = profile.provenance
     print_table(profile_columns(profile), profile_rows(profile))
     click.echo(
-        f"{made.points} points from {made.samples} samples in {made.duration_s:.0f} s"
-        f" ({made.discarded_samples} discarded); selected calibration: "
-        f"{profile.calibration.selected}"
+        f"{provenance.points} points from {provenance.samples} samples in "
+        f"{provenance.duration_s:.0f} s ({provenance.discarded_samples} discarded); "
+        f"selected calibration: {profile.calibration.selected}"
     )
     click.echo(linear_line(profile))
     if result.skipped:

@@ -1,4 +1,4 @@
-"""`rooftree compose`: a profile without the GPU, from measured operators."""
+"""`rooftree compose`: a profile of a GPU that is not at hand, from operator tables."""
 
 from __future__ import annotations
 
@@ -7,52 +7,73 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from profiler.commands.options import json_option
+
 if TYPE_CHECKING:
-    from costmodel.profile import Profile
+    from costmodel.profile.profile import Profile
 
 
 @click.command(name="compose")
-@click.option("--device", "device_name", help="GPU by slug or name, such as h100-sxm.")
-@click.option("--target", "target_name", required=True, help="Known target or model folder.")
+@click.option("--device", "device_name", help="GPU by slug, name or alias, such as h100-sxm.")
+@click.option(
+    "--target",
+    "target_name",
+    required=True,
+    help="Name of a target, a model folder, its config.json, or a hub id.",
+)
 @click.option(
     "--engine",
     type=click.Choice(["vllm", "sglang", "trtllm"]),
     default="vllm",
     show_default=True,
-    help="Whose kernels were measured.",
+    help="Engine whose kernels were measured.",
 )
-@click.option("--tp", "tensor_parallel", default=1, show_default=True, type=click.IntRange(min=1))
+@click.option("--tp", "tensor_parallel", default=1, show_default=True,
+              type=click.IntRange(min=1), help="Tensor-parallel degree.")  # fmt: skip
 @click.option(
     "--operators",
     type=click.Path(path_type=Path),
-    help="Folder of operator tables, <device>_<target>_tp<n> [default: published ones].",
+    help="Folder of operator tables, <device>_<target>_tp<n> [default: published tables].",
 )
-@click.option("--source", default="", help="Where the tables in --operators come from.")
+@click.option("--source", default="", help="Source of the tables in --operators.")
 @click.option("--output", type=click.Path(path_type=Path), help="File or folder to write to.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
-def command(as_json: bool, output: Path | None, **options: Any) -> None:
+@json_option
+def command(target_name: str, as_json: bool, output: Path | None, **options: Any) -> None:
     """Compose a profile of a GPU that is not at hand from measured operators.
 
-    Sums published measurements of matrix products, attention and experts into
-    forwards of the target: kernel times without the host, with an error bar.
-    Needs `pip install 'rooftree[operators]'`, or a folder of operator tables.
+    Published times of matrix products, attention and experts are summed to forwards
+    of the target: kernel times without the host, with an error bar. Needs
+    `pip install 'rooftree[operators]'`, or a folder of operator tables.
     """
-    from profiler.composing import ComposeOptions, compose, store
+    from costmodel.catalog import resolve_target
+    from costmodel.compose.profiles import ComposeOptions, compose
 
-    profile = compose(ComposeOptions(**options))
-    show(profile, store(profile, output), as_json)
+    target = resolve_target(target_name, hub=True).architecture
+    profile = compose(ComposeOptions(target=target, **options))
+    save_and_show(profile, output, as_json)
 
 
-def show(profile: Profile, path: Path, as_json: bool) -> None:
-    """The new profile on stdout: its page, or JSON."""
-    from profiler.profile_views import print_profile
-    from profiler.render import print_json
+def save_and_show(profile: Profile, output: Path | None, as_json: bool) -> None:
+    """Save a new profile and print its page, or JSON with its path.
 
-    made = profile.provenance
+    `output` is a `.yaml` file or a folder of profiles; None means the user's directory.
+    """
+    from costmodel.profile.store import ProfileStore
+    from profiler.report.console import print_json
+    from profiler.report.profiles import print_profile
+
+    if output is None:
+        path = ProfileStore().save(profile)
+    elif output.suffix in (".yaml", ".yml") and not output.is_dir():
+        ProfileStore.write(profile, output)
+        path = output
+    else:
+        path = ProfileStore([output]).save(profile)
+    error_bar = profile.provenance.error_bar
     if as_json:
-        print_json({"path": str(path), "error_bar": made.error_bar, "profile": profile.as_dict()})
+        print_json({"path": str(path), "error_bar": error_bar, "profile": profile.as_dict()})
         return
     print_profile(path, profile)
     click.echo(f"\nprofile: {path}")
-    if made.error_bar is not None:
-        click.echo(f"error bar: {made.error_bar:.1%} (to 256 rows and 4096 cached tokens)")
+    if error_bar is not None:
+        click.echo(f"error bar: {error_bar:.1%} (to 256 rows and 16384 cached tokens)")

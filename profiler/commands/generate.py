@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,52 +10,79 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from costmodel.errors import InputError
+from costmodel.io import read_bytes
+from costmodel.strict_json import MOST_BYTES, NotJson, json_lines, parse_json
+from profiler.commands.options import (
+    execution_options,
+    profile_option,
+    require_profile_option,
+    seed_option,
+    target_option,
+    weights_option,
+)
+from profiler.report.console import note, print_json, printable
 
 if TYPE_CHECKING:
     from decoder import Generation, TreeDecoder
-    from decoder.run import DecodeRun
+    from decoder.engine import Prompt
+    from decoder.generation import DecodeRun
     from decoder.statistics import Statistics
 
-GENERATION_OPTIONS = ("max_new_tokens", "chat", "stop", "temperature", "top_p", "top_k", "seed")
+GENERATION_OPTIONS = (
+    "max_new_tokens", "chat", "system", "stop", "temperature", "top_p", "top_k", "seed",
+)  # fmt: skip
 
 
 @click.command(name="generate")
-@click.option("--target", help="Folder, hub id or known target [default: fits this device].")
+@target_option
 @click.option("--prompt", "prompts", multiple=True, help="Text to continue; may be repeated.")
 @click.option(
     "--prompts",
     "file",
     type=click.Path(path_type=Path),
-    help="JSONL file with a `prompt` (and an `id`) on each line.",
+    help="JSONL file with a `prompt`, or the `messages` of a chat (and an `id`), on each line.",
 )
 @click.option("--limit", type=click.IntRange(min=1), help="Take only the first prompts.")
 @click.option("--chat", is_flag=True, help="Wrap each prompt in the chat template.")
+@click.option("--system", help="System prompt; implies --chat.")
+@click.option(
+    "--thinking/--no-thinking",
+    default=None,
+    help="The chat template's option `enable_thinking`; implies --chat.",
+)
+@click.option(
+    "--template",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Another option of the chat template, its value as JSON or text; may be repeated.",
+)
 @click.option("--max-new-tokens", default=128, show_default=True, type=click.IntRange(min=1))
 @click.option("--temperature", default=0.0, show_default=True, help="0 takes the argmax.")
 @click.option("--top-p", default=1.0, show_default=True)
 @click.option("--top-k", default=0, show_default=True)
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1))
+@seed_option(2**63 - 1)
 @click.option("--stop", multiple=True, help="End the text at this string; may be repeated.")
 @click.option(
     "--drafter",
     default="ngram",
     show_default=True,
-    help="ngram; demo, the trained one for the demo model; a folder or hub id of a DFlash, "
+    help="ngram; demo, the trained drafter of the demo model; a folder or hub id of a DFlash, "
     "SpecBlock or EAGLE-3 drafter, a BlockPilot predictor or a smaller model; A@block=N, a DFlash "
-    "drafter with blocks of N; A+B, two together, as ngram+demo.",
+    "drafter with blocks of N; A+B, two drafters together, as ngram+demo; package:Class, your own.",
 )
 @click.option(
     "--policy",
     default="bastion",
     show_default=True,
-    help="bastion, bastion:paper, fixed:N, chain, beam:WxD, static-tree:DxB, dynatree or plain.",
+    help="bastion, bastion:paper, bastion:printed, fixed:N, chain, beam:WxD, static-tree:DxB, "
+    "dynatree or plain; package:Class, your own.",
 )
-@click.option("--max-nodes", type=int, help="Largest draft tree.")
+@click.option("--max-nodes", type=int, help="Nodes of the largest draft tree.")
 @click.option(
     "--acceptance",
     default="auto",
     show_default=True,
-    help="walk, recursive, traversal or auto; what a temperature above 0 accepts by.",
+    help="Acceptance rule above temperature 0: walk, recursive, traversal or auto.",
 )
 @click.option(
     "--estimator",
@@ -66,71 +93,71 @@ GENERATION_OPTIONS = ("max_new_tokens", "chat", "stop", "temperature", "top_p", 
 @click.option(
     "--trace", type=click.Path(path_type=Path), help="Append every round to this JSONL file."
 )
-@click.option("--device", help="cpu, cuda or cuda:N [default: CUDA where there is one].")
-@click.option("--dtype", help="bfloat16, float16, float32 [default: the device's].")
+@execution_options
+@weights_option
+@profile_option
 @click.option(
-    "--runtime",
-    type=click.Choice(["auto", "graphs", "eager"]),
-    default="auto",
-    show_default=True,
-    help="graphs captures the forwards (CUDA only); auto: graphs on CUDA.",
+    "--calibrate/--no-calibrate",
+    default=True,
+    help="Measure a few points when no profile is found.",
 )
-@click.option("--weights", default="pretrained", help="pretrained, or random to try a shape.")
-@click.option("--profile", type=click.Path(path_type=Path), help="Use this profile file.")
-@click.option("--calibrate/--no-calibrate", default=True, help="Probe when no profile is found.")
-@click.option("--require-profile", is_flag=True, help="Fail when no profile is found.")
+@require_profile_option
 @click.option("--stats", is_flag=True, help="Print rates and stage times.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a prompt on stdout.")
 def command(**options: Any) -> None:
     """Generate text with a target model and draft trees sized by the profile.
 
-    The output is what plain decoding gives. The line on stderr says which
-    profile chooses the tree sizes.
+    The text is the same as that of plain decoding. A line on stderr names the
+    profile that gives the tree sizes.
     """
     texts = read_prompts(options["prompts"], options["file"], options["limit"])
     decoder = _decoder(options)
-    click.echo(decoder.profile_line, err=True)
+    note(decoder.profile_line)
     for warning in decoder.cost_source.warnings if decoder.cost_source else ():
-        click.echo(f"warning: {warning}", err=True)
-    generation = {name: options[name] for name in GENERATION_OPTIONS}
+        note(f"warning: {warning}")
+    template = template_options(options["template"], options["thinking"])
+    generation = {name: options[name] for name in GENERATION_OPTIONS} | {"template": template}
+    generation["stop"] = [utf8_text(text) for text in options["stop"]]
+    if options["system"] is not None:
+        generation["system"] = utf8_text(options["system"])
     if options["together"]:
         _generate_together(decoder, texts, generation, options)
         return
     for identity, text in texts:
         if options["as_json"]:
             result = decoder.generate(text, **generation)
-            click.echo(json.dumps(to_record(identity, result)))
+            print_json(to_record(identity, result), one_line=True)
         else:
             if len(texts) > 1:
-                click.secho(f"[{identity}]", bold=True)
+                _show_identity(identity)
             _show(decoder.stream(text, **generation), stats=options["stats"])
 
 
 def _generate_together(
     decoder: TreeDecoder,
-    texts: list[tuple[str, str]],
+    texts: list[tuple[str, Prompt]],
     generation: dict[str, Any],
     options: dict[str, Any],
 ) -> None:
-    """Decode in batches; texts come out when their batch has ended."""
+    """Decode in batches; the texts of a batch are printed when it has ended."""
     size = options["together"]
     for first in range(0, len(texts), size):
         group = texts[first : first + size]
         results = decoder.generate_batch([text for _, text in group], **generation)
         for (identity, _), result in zip(group, results, strict=True):
             if options["as_json"]:
-                click.echo(json.dumps(to_record(identity, result)))
+                print_json(to_record(identity, result), one_line=True)
                 continue
             if len(texts) > 1:
-                click.secho(f"[{identity}]", bold=True)
-            click.echo(result.text)
+                _show_identity(identity)
+            _write((result.text or "") + "\n")
             if options["stats"]:
                 _show_stats(result.stats)
 
 
 def _decoder(options: dict[str, Any]) -> TreeDecoder:
     from decoder import TreeDecoder
-    from decoder.startup import ProfileChoice
+    from decoder.profiling.startup import ProfileChoice
 
     return TreeDecoder.from_pretrained(
         options["target"],
@@ -153,51 +180,70 @@ def _decoder(options: dict[str, Any]) -> TreeDecoder:
     )
 
 
+def template_options(given: tuple[str, ...], thinking: bool | None) -> dict[str, Any]:
+    """The options of the chat template by name. Raises InputError."""
+    options: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
+    for item in given:
+        name, equals, value = item.partition("=")
+        if not (name and equals):
+            raise InputError(
+                f"'{item}' is not an option of a chat template", hint="Write --template NAME=VALUE."
+            )
+        try:
+            options[name] = parse_json(value)
+        except NotJson:
+            options[name] = utf8_text(value)
+    return options
+
+
 def read_prompts(
     prompts: tuple[str, ...], file: Path | None, limit: int | None
-) -> list[tuple[str, str]]:
-    """(id, text) of every prompt; InputError names the file and line of a bad one."""
-    texts = [(f"prompt-{index}", text) for index, text in enumerate(prompts)]
+) -> list[tuple[str, Prompt]]:
+    """(id, text or turns) of every prompt. Raises InputError, with file and line of a bad one."""
+    texts: list[tuple[str, Prompt]] = [
+        (f"prompt-{index}", utf8_text(text)) for index, text in enumerate(prompts)
+    ]
     if file is not None:
         texts += _read_file(file)
     texts = texts[:limit]
     if not texts:
         raise InputError("there is no prompt", hint="Give --prompt TEXT or --prompts FILE.jsonl.")
-    empty = next((identity for identity, text in texts if not text.strip()), None)
+    empty = next(
+        (identity for identity, text in texts if isinstance(text, str) and not text.strip()), None
+    )
     if empty is not None:
         raise InputError(f"the prompt is empty ({empty})", hint="Give some text.")
     return texts
 
 
-def _read_file(file: Path) -> list[tuple[str, str]]:
+def utf8_text(argument: str) -> str:
+    """The text of an argument, which is UTF-8 whatever the locale says. Raises InputError."""
+    if argument.isascii():
+        return argument
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")  # a text may hold other line ends
-    except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror or error) if isinstance(error, OSError) else "it is not UTF-8 text"
+        return os.fsencode(argument).decode("utf-8")
+    except UnicodeError:
         raise InputError(
-            f"cannot read the prompts in {file}: {reason}", hint="Check the path of --prompts."
-        ) from error
-    texts = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        record = _parse(line)
-        prompt = record.get("prompt") if isinstance(record, dict) else None
-        if not isinstance(prompt, str):
+            f"{argument[:60]!a} is not UTF-8 text", hint="Give it in a file with --prompts."
+        ) from None
+
+
+def _read_file(file: Path) -> list[tuple[str, Prompt]]:
+    hint = 'Write one object a line, as {"id": "a", "prompt": "..."}.'
+    raw = read_bytes(file, InputError, most_bytes=MOST_BYTES)
+    texts: list[tuple[str, Prompt]] = []
+    for number, record in json_lines(file, raw, hint=hint):
+        fields = record if isinstance(record, dict) else {}
+        prompt, turns = fields.get("prompt"), fields.get("messages")
+        if isinstance(turns, list) and turns and isinstance(turns[0], dict) and prompt is None:
+            prompt = turns
+        elif not isinstance(prompt, str):
             raise InputError(
-                f"{file}, line {number} is not a JSON object with a text `prompt`",
-                hint='Write one object a line, as {"id": "a", "prompt": "..."}.',
+                f"{file}, line {number} is not a JSON object with a text `prompt` or `messages`",
+                hint=hint,
             )
-        texts.append((str(record.get("id", f"line-{number}")), prompt))
+        texts.append((str(fields.get("id", f"line-{number}")), prompt))
     return texts
-
-
-def _parse(line: str) -> Any:
-    """The JSON value of a line; None where it is none."""
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
 
 
 def to_record(identity: str, result: Generation) -> dict[str, Any]:
@@ -211,16 +257,24 @@ def to_record(identity: str, result: Generation) -> dict[str, Any]:
 
 
 def _show(run: DecodeRun, *, stats: bool) -> None:
-    """Print pieces as they come."""
+    """Print the pieces of a text as they are decoded."""
     for piece in run:
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+        _write(piece)
+    _write("\n")
     if stats:
         _show_stats(run.stats)
 
 
+def _write(text: str) -> None:
+    """Print text of the model at once: as it is to a file or pipe, printable on a terminal."""
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def _show_identity(identity: str) -> None:
+    click.secho(f"[{printable(identity)}]", bold=True)
+
+
 def _show_stats(stats: Statistics) -> None:
     for line in stats.lines():
-        click.echo(line, err=True)
+        note(line)

@@ -1,4 +1,4 @@
-"""`rooftree plan`: which GPUs, how many, what tree size, at what cost."""
+"""`rooftree plan`: GPUs, tree sizes and cost for traffic and goals."""
 
 from __future__ import annotations
 
@@ -7,19 +7,27 @@ from typing import Any
 
 import click
 
+from profiler.commands.options import PicturePath, json_option
+
 
 @click.command(name="plan")
-@click.option("--target", required=True, help="Known target or model folder.")
-@click.option("--gpus", required=True, help="GPUs by slug, with commas; or paths of profiles.")
+@click.option(
+    "--target",
+    required=True,
+    help="Name of a target, a model folder, its config.json, or a hub id.",
+)
+@click.option(
+    "--gpus", required=True, help="Slugs of GPUs or paths of profiles, separated by commas."
+)
 @click.option("--prompt-tokens", type=float, help="Mean tokens of a prompt.")
 @click.option("--output-tokens", type=float, help="Mean tokens of an answer.")
-@click.option("--rate", help="Requests, such as 5/s or 300/min [default: the trace's].")
+@click.option("--rate", help="Request rate, such as 5/s or 300/min [default: the trace's].")
 @click.option("--trace", type=click.Path(path_type=Path), metavar="FILE.csv",
-              help="Traffic as it was: arrival_s,prompt_tokens,output_tokens.")  # fmt: skip
+              help="Recorded traffic: arrival_s,prompt_tokens,output_tokens.")  # fmt: skip
 @click.option(
     "--slo",
     default="",
-    help="Goals: means such as tpot=30ms,ttft=1s, percentiles such as ttft.p95=2s.",
+    help="Latency goals: means such as tpot=30ms,ttft=1s; percentiles such as ttft.p95=2s.",
 )
 @click.option(
     "--simulate",
@@ -27,50 +35,104 @@ import click
     flag_value=-1,
     type=int,
     metavar="[REQUESTS]",
-    help="Percentiles by simulation [default: 2000 requests, or the whole trace].",
+    help="Simulate, for percentiles [default: 2000 requests, or the whole trace].",
 )
-@click.option("--seed", type=int, help="Of the simulation [default: 0].")
+@click.option("--seed", type=int, help="Seed of the simulation [default: 0].")
 @click.option("--length-variation", type=float,
               help="Standard deviation of lengths over their mean [default: 0.7].")  # fmt: skip
-@click.option("--acceptance", help="A bench result, a published data set or a rate such as 0.8.")
+@click.option(
+    "--acceptance", help="Acceptance: a bench result, a published data set, or a rate such as 0.8."
+)
 @click.option("--temperature", type=click.Choice(["0", "1"]), default="0", show_default=True,
-              help="Of published acceptance.")  # fmt: skip
-@click.option("--price", "prices", multiple=True, help="Per GPU and hour, such as h100-sxm=2.5.")
-@click.option("--tp", default="1", show_default=True, help="Tensor-parallel degrees, with commas.")
-@click.option("--policy", default="auto", show_default=True, help="auto, plain, chain or fixed:N.")
-@click.option("--engine", default="vllm", show_default=True,
-              type=click.Choice(["vllm", "sglang", "trtllm", "rooftree"]),
-              help="Whose scheduling and overheads.")  # fmt: skip
-@click.option("--drafter", help="dflash, ngram, or one that the profile has timed.")
+              help="Temperature of published acceptance.")  # fmt: skip
+@click.option(
+    "--price", "prices", multiple=True, help="Price per GPU and hour, such as h100-sxm=2.5."
+)
+@click.option("--currency", default="USD", show_default=True, help="Currency of the prices.")
+@click.option(
+    "--tp", default="1", show_default=True, help="Tensor-parallel degrees, separated by commas."
+)
+@click.option("--policy", default="auto", show_default=True,
+              help="Draft trees: auto, plain, chain or fixed:N.")  # fmt: skip
+@click.option("--engine", type=click.Choice(["vllm", "sglang", "trtllm", "rooftree"]),
+              help="Serving engine; only rooftree verifies trees [default: --export's, else vllm]."
+              )  # fmt: skip
+@click.option("--drafter", help="Drafter: dflash, ngram, or one timed in the profile "
+              "[default: the acceptance's].")  # fmt: skip
 @click.option("--weights", default="bfloat16", show_default=True,
-              help="bfloat16, fp8, fp8_dynamic, fp8_block or nvfp4.")  # fmt: skip
-@click.option("--cache", default="bfloat16", show_default=True, help="bfloat16 or fp8.")
-@click.option("--utilisation", default=0.8, show_default=True, help="Load of a server, 0 to 1.")
-@click.option("--max-running", default=256, show_default=True, help="Requests at once, at most.")
-@click.option("--format", "form", default="table", show_default=True,
-              type=click.Choice(["table", "json", "csv", "html"]))  # fmt: skip
-@click.option("--export", "engine_settings", type=click.Choice(["vllm", "sglang", "transformers"]),
+              help="Weights: bfloat16, fp8, fp8_dynamic, fp8_block or nvfp4.")  # fmt: skip
+@click.option("--cache", default="bfloat16", show_default=True, help="KV cache: bfloat16 or fp8.")
+@click.option(
+    "--utilisation",
+    default=0.8,
+    show_default=True,
+    help="Load of a server as a share of its throughput.",
+)
+@click.option(
+    "--max-running", default=256, show_default=True, help="Most requests at once on a server."
+)
+@click.option("--csv", "as_csv", is_flag=True, help="Print one line of CSV for each option.")
+@click.option("--export", type=click.Choice(["vllm", "sglang", "transformers"]),
               help="Print an engine's speculative settings instead.")  # fmt: skip
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path),
-              help="A PNG: cost against goal, and best tree size.")  # fmt: skip
-def command(form: str, engine_settings: str | None, plot: Path | None, **options: Any) -> None:
+@click.option("--why", is_flag=False, flag_value=0, type=int, metavar="[AT_ONCE]",
+              help="Explain the rows, or those of so many requests at once, by cause.")  # fmt: skip
+@click.option("--plot", type=PicturePath(), metavar="FILE.png|svg|pdf",
+              help="Draw cost against goal, and the best draft for each GPU.")  # fmt: skip
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path),
+              help="Write tables and pictures as one HTML page.")  # fmt: skip
+@json_option
+def command(
+    as_csv: bool,
+    export: str | None,
+    why: int | None,
+    plot: Path | None,
+    html: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Plan capacity for a target and its traffic.
 
-    Times come from profiles (yours, else those shipped), or from published operator
-    measurements (`pip install 'rooftree[operators]'`), which more than one GPU or other
-    precisions need. Exit code 2 where no option holds the goals; the nearest is named.
+    Times come from profiles (yours first, then the shipped ones). Several GPUs per
+    server and other precisions use published operator measurements, which
+    `pip install 'rooftree[operators]'` adds. If no option holds the goals, the nearest
+    is named and the exit code is 2.
     """
-    from profiler.plan_options import PlanOptions, make_plan
-    from profiler.planning import export_settings, print_plan, refuse_infeasible
+    from costmodel.planning.exports import PLANNED_FOR, export_plan
+    from costmodel.planning.options import PlanOptions, request_from_options
+    from costmodel.planning.search import plan
+    from profiler.report import plan_tables
+    from profiler.report.console import note, print_json
+    from profiler.report.plan_page import write_plan_page
+    from profiler.report.plan_pictures import plot_plan
+    from profiler.report.plan_reasons import print_pays, print_why
 
-    plan = make_plan(PlanOptions(**options))
+    if as_csv and as_json:
+        raise click.UsageError("--csv and --json are two forms of the same; give one.")
+    engine = options.pop("engine") or PLANNED_FOR.get(export or "", "vllm")
+    result = plan(request_from_options(PlanOptions(engine=engine, **options)))
     if plot is not None:
-        from profiler.plan_plots import plot_plan
-        from profiler.render import note
-
-        note(f"picture: {plot_plan(plan, plot)}")
-    if engine_settings is not None:
-        click.echo(export_settings(plan, engine_settings), nl=False)
+        note(f"picture: {plot_plan(result, plot)}")
+    if html is not None:
+        note(f"page: {write_plan_page(result, html)}")
+    if export is not None:
+        settings = export_plan(result, export)
+        if result.acceptance is None and result.request.policy.kind != "plain":
+            note(
+                "note: no acceptance data, so nothing is drafted;"
+                " --acceptance gsm8k, a rate or a file"
+            )
+        if as_json:
+            print_json({"engine": export, "settings": settings})
+        else:
+            click.echo(settings, nl=False)
+        return
+    if as_json:
+        print_json(result.as_dict())
+    elif as_csv:
+        click.echo(plan_tables.as_csv(result), nl=False)
     else:
-        print_plan(plan, form)
-        refuse_infeasible(plan)
+        print_pays(result)
+        plan_tables.print_tables(result)
+        if why is not None:
+            print_why(result, why)
+    plan_tables.refuse_infeasible(result)

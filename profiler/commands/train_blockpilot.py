@@ -1,4 +1,4 @@
-"""`rooftree train-blockpilot`: a choice of block sizes for a DFlash drafter."""
+"""`rooftree train-blockpilot`: train the predictor of a DFlash drafter's block size."""
 
 from __future__ import annotations
 
@@ -7,35 +7,67 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from profiler.commands.options import device_option, json_option, seed_option, target_option
+
 if TYPE_CHECKING:
-    from decoder.training.blockpilot_recipe import Corpus
+    from decoder.training.blockpilot.recipe import Corpus
 
 
 @click.command(name="train-blockpilot")
-@click.option("--target", help="Folder, hub id or known target [default: fits this device].")
+@target_option
 @click.option("--drafter", required=True, help="demo, or folder or hub id of a DFlash drafter.")
 @click.option(
     "--texts",
     type=click.Path(path_type=Path),
-    help="The folder `texts` that train-drafter made; what each size accepts is counted on them.",
+    help="The folder `texts` of a train-drafter run, on which acceptance is counted.",
 )
 @click.option(
     "--prompts",
     type=click.Path(path_type=Path),
     multiple=True,
-    help="JSONL files of prompts to decode, in place of --texts.",
+    help="JSONL files of prompts to decode, instead of --texts.",
 )
 @click.option(
     "--output",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for what is collected and the predictor.",
+    help="Folder for the sweeps and the predictor.",
 )
-@click.option("--limit", type=click.IntRange(min=1), default=1000, show_default=True)
-@click.option("--max-new-tokens", type=click.IntRange(min=2), default=256, show_default=True)
-@click.option("--radius", type=click.IntRange(1, 64), default=2, show_default=True)
-@click.option("--hidden", type=click.IntRange(min=1), default=2048, show_default=True)
-@click.option("--epochs", type=click.IntRange(min=1), default=100, show_default=True)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    help="Most prompts to use.",
+)
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(min=2),
+    default=256,
+    show_default=True,
+    help="Most new tokens of a text.",
+)
+@click.option(
+    "--radius",
+    type=click.IntRange(1, 64),
+    default=2,
+    show_default=True,
+    help="Candidates are the trained block size and so many on each side.",
+)
+@click.option(
+    "--hidden",
+    type=click.IntRange(min=1),
+    default=2048,
+    show_default=True,
+    help="Width of the predictor's layers.",
+)
+@click.option(
+    "--epochs",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="Passes over the samples.",
+)
 @click.option(
     "--learning-rate",
     type=click.FloatRange(0, 1, min_open=True),
@@ -47,31 +79,29 @@ if TYPE_CHECKING:
     type=click.Choice(["length", "rate"]),
     default="length",
     show_default=True,
-    help="What makes a block size the best: acceptance length, or that over a cycle's time.",
+    help="Criterion for the best block size: acceptance length, or that over a cycle's time.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--device", help="cpu, cuda or cuda:N [default: CUDA where there is one].")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
+@seed_option()
+@device_option
+@json_option
 def command(drafter: str, output: Path, as_json: bool, **given: Any) -> None:
     """Train BlockPilot's predictor, which chooses a DFlash drafter's block size for each prompt.
 
-    Every block size near that of training is tried on every prompt: drafted along the target's
-    known text with --texts, decoded with --prompts. Stopped at any point, the same command goes
-    on where it was. Prompts of the sets on which drafters are measured are refused. The folder
-    `pilot` in OUTPUT is what `--drafter` of the other commands takes; a fixed block size for
-    comparison is `--drafter FOLDER@block=N`.
+    Every block size near the trained one is tried on every prompt: along the target's known text
+    with --texts, by decoding with --prompts. After an interruption the same command continues.
+    Prompts of evaluation sets are refused. The other commands take the folder `pilot` in OUTPUT
+    as `--drafter`; `--drafter FOLDER@block=N` has a fixed block size, for comparison.
     """
     from dataclasses import asdict
 
     from decoder.device import parse_dtype, select_device
     from decoder.drafters.factory import shipped
-    from decoder.loading import default_target, load_model
-    from decoder.target import Target
-    from decoder.training.blockpilot import PilotTraining
-    from decoder.training.blockpilot_data import Sweep
-    from decoder.training.blockpilot_recipe import PilotRecipe, train_blockpilot
+    from decoder.target.loading import default_target, load_model
+    from decoder.target.target import Target
+    from decoder.training.blockpilot.recipe import PilotRecipe, PilotTraining, train_blockpilot
+    from decoder.training.blockpilot.sweeps import Sweep
     from profiler.bench.environment import machine
-    from profiler.render import note, print_json
+    from profiler.report.console import note, print_json
 
     where = select_device(given["device"])
     loaded = load_model(
@@ -97,10 +127,10 @@ def command(drafter: str, output: Path, as_json: bool, **given: Any) -> None:
     figures = result.held_out or result.trained
     sizes = result.predictor.config.candidates
     if as_json:
-        found = {"kind": "blockpilot", "drafter": str(place), "epoch": result.epoch}
+        head = {"kind": "blockpilot", "drafter": str(place), "epoch": result.epoch}
         parts = {"trained": result.trained, "held_out": result.held_out}
         print_json(
-            {**found, "block_sizes": list(sizes)}
+            {**head, "block_sizes": list(sizes)}
             | {name: part and asdict(part) for name, part in parts.items()}
             | {"settings": asdict(recipe.training), "sweep": asdict(recipe.sweep)}
             | {"environment": asdict(machine(target.device)[0])}
@@ -121,7 +151,7 @@ def _prompts(
     target: Any, texts: Path | None, files: tuple[Path, ...], limit: int, seed: int
 ) -> list[list[int]] | Corpus:
     from costmodel.errors import InputError
-    from decoder.training.blockpilot_recipe import Corpus, prompts_of_texts
+    from decoder.training.blockpilot.recipe import Corpus, prompts_of_texts
     from profiler.bench.prompts import read_files
 
     if (texts is None) == (not files):
@@ -131,5 +161,5 @@ def _prompts(
         )
     if texts is not None:
         return Corpus(texts, limit)
-    own = [text.prompt for text in read_files(files, None, seed)[0]]
-    return prompts_of_texts(target, own[:limit])
+    texts_of_files = [text.prompt for text in read_files(files, None, seed)[0]]
+    return prompts_of_texts(target, texts_of_files[:limit])

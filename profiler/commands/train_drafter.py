@@ -1,4 +1,4 @@
-"""`rooftree train-drafter`: a drafter of one's own for a target."""
+"""`rooftree train-drafter`: train a drafter for a target."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ from typing import TYPE_CHECKING
 
 import click
 
-from profiler.commands.calibrate import Numbers
+from profiler.commands.options import (
+    Numbers,
+    device_option,
+    json_option,
+    seed_option,
+    target_option,
+)
 
 if TYPE_CHECKING:
     from decoder.training.prompts import Kinds
 
 
 @click.command(name="train-drafter")
-@click.option("--target", help="Folder, hub id or known target [default: fits this device].")
+@target_option
 @click.option(
     "--prompts",
     type=click.Path(path_type=Path),
     multiple=True,
-    help="JSONL files of prompts to train on [default: prompts made here].",
+    help="JSONL files of prompts to train on [default: generated prompts].",
 )
 @click.option(
     "--output",
@@ -32,24 +38,32 @@ if TYPE_CHECKING:
     type=click.Choice(["dflash", "specblock"]),
     default="dflash",
     show_default=True,
-    help="dflash: all places of a block at once; specblock: short blocks, chained.",
+    help="dflash: all positions of a block at once; specblock: short blocks, chained.",
 )
 @click.option(
     "--openings",
     type=click.Choice(["free", "templates"]),
     default="free",
     show_default=True,
-    help="Of the prompts made here: templates alone, or as many that only begin with a word.",
+    help="Of generated prompts: templates alone, or as many of hardly more than a word as well.",
 )
 @click.option(
-    "--from", "start", help="A trained drafter to go on from: its folder, hub id, or demo."
+    "--from", "start", help="Trained drafter to continue from: its folder, hub id, or demo."
 )
-@click.option("--layers", type=click.IntRange(1, 16), help="Of the drafter [default: 3, or 2].")
-@click.option("--block-size", type=click.IntRange(2, 64), help="Of a block [default: 8, or 4].")
+@click.option(
+    "--layers",
+    type=click.IntRange(1, 16),
+    help="Layers of the drafter [default: dflash 3, specblock 2].",
+)
+@click.option(
+    "--block-size",
+    type=click.IntRange(2, 64),
+    help="Tokens of a block [default: dflash 8, specblock 4].",
+)
 @click.option(
     "--feature-layers",
     type=Numbers(),
-    help="Hidden states of the target to read, 1 and up [default: spread over the target].",
+    help="Hidden states of the target to read, from 1 [default: spread over its layers].",
 )
 @click.option(
     "--without",
@@ -62,17 +76,23 @@ if TYPE_CHECKING:
     type=click.IntRange(min=64),
     default=2688,
     show_default=True,
-    help="Texts that the target writes to train on, in batches of 64.",
+    help="Number of training texts that the target writes, in batches of 64.",
 )
-@click.option("--steps", type=click.IntRange(min=1), default=3000, show_default=True)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=3000,
+    show_default=True,
+    help="Optimiser steps.",
+)
 @click.option(
     "--learning-rate",
     type=click.FloatRange(0, 1, min_open=True),
-    help="Its largest [default: 2e-3, or 1.5e-3].",
+    help="Largest learning rate [default: dflash 2e-3, specblock 1.5e-3].",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--device", help="cpu, cuda or cuda:N [default: CUDA where there is one].")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
+@seed_option()
+@device_option
+@json_option
 def command(  # noqa: PLR0913 - one argument an option
     target: str | None,
     prompts: tuple[Path, ...],
@@ -93,30 +113,30 @@ def command(  # noqa: PLR0913 - one argument an option
 ) -> None:
     """Train a drafter for a target, on texts that the target writes itself.
 
-    Stopped at any point, the same command goes on where it was; with more --steps or --texts, a
-    finished run is gone on with. Prompts of the sets on which drafters are measured are refused.
-    The folder `drafter` in OUTPUT is what `--drafter` of the other commands takes.
+    After an interruption the same command continues; with more --steps or --texts it continues a
+    finished run. Prompts of evaluation sets are refused. The other commands take the folder
+    `drafter` in OUTPUT as `--drafter`.
     """
     from dataclasses import asdict, replace
 
     from decoder.device import parse_dtype, select_device
-    from decoder.loading import default_target, load_model
+    from decoder.target.loading import default_target, load_model
     from decoder.training.corpus import Collecting
     from decoder.training.dflash import DFlashTraining
     from decoder.training.recipe import Recipe, train_dflash
-    from decoder.training.specblock_recipe import SpecBlockRecipe, train_specblock
-    from decoder.training.specblock_start import SpecBlockSettings
+    from decoder.training.specblock.objective import SpecBlockSettings
+    from decoder.training.specblock.recipe import SpecBlockRecipe, train_specblock
     from profiler.bench.environment import machine
     from profiler.bench.prompts import read_files
-    from profiler.render import note, print_json
+    from profiler.report.console import note, print_json
 
     if without and kind == "dflash":
         raise click.UsageError("--without names parts of a SpecBlock drafter.")
     if start is not None and any((layers, block_size, feature_layers, without)):
         raise click.UsageError("--from brings its own layers, block, features and parts.")
     where = select_device(device)
-    own = [text.prompt for text in read_files(prompts, None, seed)[0]]
-    batches = -(-(len(own) or texts) // Collecting().batch)
+    given_prompts = [text.prompt for text in read_files(prompts, None, seed)[0]]
+    batches = -(-(len(given_prompts) or texts) // Collecting().batch)
     collecting = Collecting(batches=batches, openings=openings, seed=seed)
     settings = replace(
         Recipe().settings if kind == "dflash" else SpecBlockRecipe().settings,
@@ -140,7 +160,7 @@ def command(  # noqa: PLR0913 - one argument an option
             target_layers=feature_layers and tuple(number - 1 for number in feature_layers),
         )
         recipe = Recipe(collecting=collecting, drafter=drafter, settings=settings, start=start)
-        trained = train_dflash(loaded, output, recipe, own, note)
+        trained = train_dflash(loaded, output, recipe, given_prompts, note)
     else:
         spec = SpecBlockSettings(
             layers=layers or 2,
@@ -152,7 +172,7 @@ def command(  # noqa: PLR0913 - one argument an option
         block_recipe = SpecBlockRecipe(
             collecting=collecting, drafter=spec, settings=settings, start=start
         )
-        trained = train_specblock(loaded, output, block_recipe, own, note)
+        trained = train_specblock(loaded, output, block_recipe, given_prompts, note)
     last = trained.history[-1]
     if as_json:
         counts = {"texts": trained.texts[0], "held_out": trained.texts[1]}

@@ -1,4 +1,4 @@
-"""`rooftree transfer`: a profile scaled to a sibling device."""
+"""`rooftree transfer`: a profile scaled to another device."""
 
 from __future__ import annotations
 
@@ -6,24 +6,30 @@ from pathlib import Path
 
 import click
 
+from profiler.commands.compose import save_and_show
+from profiler.commands.options import json_option
+
 
 @click.command(name="transfer")
 @click.argument("name", metavar="PROFILE")
-@click.option("--to", "device_name", required=True, help="GPU by slug or name.")
+@click.option("--to", "device_name", required=True, help="GPU by slug, name or alias.")
 @click.option("--output", type=click.Path(path_type=Path), help="File or folder to write to.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
+@json_option
 def command(name: str, device_name: str, output: Path | None, as_json: bool) -> None:
-    """Scale a profile to a sibling GPU by both data sheets.
+    """Scale a profile to another GPU by both data sheets.
 
-    PROFILE is a path, or a part of a path that `rooftree profiles list` prints.
-    Memory-bound time scales by bandwidth, compute-bound time by FLOPs.
+    PROFILE is a path, or DEVICE/TARGET such as h100-sxm/qwen3-8b.
+    Memory-bound time scales by bandwidth, compute-bound time by FLOPs. The error
+    bar is from a study of all GPU pairs at hand: within a chip it is smallest,
+    across vendors largest.
     """
+    from costmodel.catalog import find_device
     from costmodel.compose.transfer import transfer_profile
-    from costmodel.device import find_device
-    from profiler.commands.compose import show
-    from profiler.composing import store
-    from profiler.profile_views import find_profile
+    from costmodel.compose.transfer_errors import transfer_errors
+    from costmodel.profile.lookup import named_profile
 
-    _, profile = find_profile(name)
-    moved = transfer_profile(profile, find_device(device_name))
-    show(moved, store(moved, output), as_json)
+    _, profile = named_profile(name)
+    device = find_device(device_name)
+    save_and_show(transfer_profile(profile, device), output, as_json)
+    if not as_json:
+        click.echo(f"transfer: {transfer_errors().text(profile.device.slug, device.slug)}")

@@ -8,32 +8,26 @@ import numpy as np
 import pytest
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.device import DeviceFingerprint, Peaks
-from costmodel.fit import Points, select_calibration
-from costmodel.profile import (
+from costmodel.calibration.points import ErrorSummary, Points
+from costmodel.calibration.selection import select_calibration
+from costmodel.catalog import DeviceFingerprint, Peaks, find_target
+from costmodel.profile.profile import Profile
+from costmodel.profile.schema import (
     CalibrationSection,
+    DrafterSection,
     HeldOutSection,
-    Profile,
-    RegretSection,
-)
-from costmodel.roofline import Roofline
-from costmodel.schema import (
-    DeviceSection,
-    ErrorSection,
+    NodesSection,
     PeaksSection,
+    PlainSection,
     ProvenanceSection,
+    RegretSection,
     RuntimeSection,
+    StagesSection,
     SurfaceSection,
     TargetSection,
-)
-from costmodel.stages import (
-    DrafterSection,
-    NodesSection,
-    PlainSection,
-    StagesSection,
     TokensSection,
 )
-from costmodel.targets import find_target
+from costmodel.roofline import Roofline
 
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 CONTEXTS = (64, 256, 1024, 2048)
@@ -94,7 +88,7 @@ def make_profile(points: Points | None = None, **changes) -> Profile:
             samples=5 * len(points),
             duration_s=28.25,
         ),
-        "device": DeviceSection.of(FINGERPRINT),
+        "device": FINGERPRINT,
         "target": TargetSection.of(smollm()),
         "runtime": RuntimeSection(
             kind="eager",
@@ -107,7 +101,7 @@ def make_profile(points: Points | None = None, **changes) -> Profile:
         "calibration": CalibrationSection.of(selection),
         "surface": SurfaceSection.of(points),
         "held_out": HeldOutSection(
-            error=ErrorSection(points=2, mape=0.01, median=0.01, p95=0.02, worst=0.02),
+            error=ErrorSummary(points=2, mape=0.01, median=0.01, p95=0.02, worst=0.02),
             repeat_noise=0.015,
             rows=(3, 100),
             context=(100, 1500),

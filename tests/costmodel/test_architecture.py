@@ -8,6 +8,7 @@ import pytest
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError
+from costmodel.hf_config import KINDS
 
 LLAMA = {
     "model_type": "llama",
@@ -82,9 +83,30 @@ def test_mixture_of_experts():
     assert ModelArchitecture.from_hf_config(local).hash == a.hash
     unused = ModelArchitecture.from_hf_config(QWEN3_MOE | {"intermediate_size": 999})
     assert unused.hash == a.hash
-    for dense_layers in ({"mlp_only_layers": [0]}, {"decoder_sparse_step": 2}):
-        with pytest.raises(InputError, match="dense layers"):
-            ModelArchitecture.from_hf_config(QWEN3_MOE | dense_layers)
+
+
+@pytest.mark.parametrize(
+    ("changes", "dense"),
+    [
+        ({"mlp_only_layers": [0]}, 1),
+        ({"decoder_sparse_step": 2}, 1),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [0]}, 1),
+        ({"model_type": "deepseek_v3", "first_k_dense_replace": 1}, 1),
+        ({"model_type": "deepseek_v3", "n_shared_experts": 3}, 0),
+    ],
+)
+def test_dense_layers_and_shared_experts(changes, dense):
+    latent = {
+        "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
+    }  # fmt: skip
+    base = QWEN3_MOE | latent | {"model_type": changes.get("model_type", "qwen3_moe")}
+    a = ModelArchitecture.from_hf_config(base | changes)
+    plain = ModelArchitecture.from_hf_config(base)
+    assert a.dense_layers == dense and a.hash != plain.hash
+    # a dense layer has one FFN of 128 for a router of 8 x 64 and eight experts of 32
+    more = dense * (3 * 64 * 128 - 8 * (64 + a.router_bias) - 8 * 3 * 64 * 32)
+    shared = 2 * 3 * 64 * changes.get("n_shared_experts", 0) * 32
+    assert a.parameters - plain.parameters == more + shared
 
 
 @pytest.mark.parametrize(
@@ -106,20 +128,64 @@ def test_sliding_window_only_where_it_is_active(changes, window):
     assert a.sliding_window == window
 
 
-def test_partly_sliding_targets_are_refused():
-    with pytest.raises(InputError, match="only some layers"):
-        read(
-            model_type="mistral",
-            sliding_window=16,
-            layer_types=["full_attention", "sliding_attention"],
-        )
+@pytest.mark.parametrize(
+    ("changes", "full"),
+    [
+        ({"layer_types": ["full_attention", "sliding_attention"]}, 1),
+        ({"model_type": "gemma3_text", "num_hidden_layers": 13}, 2),
+        ({"model_type": "gemma3_text", "num_hidden_layers": 13, "sliding_window_pattern": 4}, 3),
+        ({"model_type": "gemma2", "num_hidden_layers": 6}, 3),
+    ],
+)
+def test_layers_without_a_window_are_counted(changes, full):
+    a = read(**({"model_type": "mistral", "sliding_window": 16} | changes))
+    assert (a.sliding_window, a.full_layers) == (16, full)
+
+
+def test_latent_attention_is_read():
+    latent = {
+        "model_type": "deepseek_v2", "kv_lora_rank": 40, "q_lora_rank": None,
+        "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 20, "n_routed_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1,
+    }  # fmt: skip
+    a = read(**latent)
+    assert (a.head_dim, a.cached_width, a.query_rank, a.kv_heads) == (32, 48, 0, 4)
+    assert a.attention_parameters == 64 * 4 * 32 + 64 * 48 + 40 * 4 * (24 + 20) + 4 * 20 * 64
+    assert read(**(latent | {"q_lora_rank": 12})).query_parameters == 64 * 12 + 12 * 4 * 32
+
+
+def test_of_a_multimodal_model_the_text_part_is_read():
+    text = LLAMA | {"model_type": "gemma3_text", "sliding_window": None}
+    a = ModelArchitecture.from_hf_config({"model_type": "gemma3", "text_config": text})
+    assert a.parameters == read(model_type="gemma3_text", sliding_window=None).parameters
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_kind_has_the_parameters_that_transformers_builds(kind):
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    experts = {  # fields of other kinds among them, which have no effect
+        "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+    }  # fmt: skip
+    latent = {"kv_lora_rank": 24, "q_lora_rank": 12, "qk_rope_head_dim": 8, "v_head_dim": 20}
+    sizes = {key: value for key, value in LLAMA.items() if key != "model_type"}
+    sizes |= {"vocab_size": 1000, "pad_token_id": 0, "num_hidden_layers": 3}
+    sizes |= experts if KINDS[kind].experts else {}
+    sizes |= latent if KINDS[kind].latent else {}
+    config = transformers.AutoConfig.for_model(kind, **sizes)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    biases = [b for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    expected = sum(tensor.numel() for tensor in (*model.parameters(), *biases))
+    assert ModelArchitecture.from_hf_config(config).parameters == expected
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"model_type": "absent"}, "model_type"),
-        ({"model_type": "mamba"}, "'mamba' is not supported"),
+        ({"model_type": 7}, "'model_type'"),
+        ({"model_type": "mamba"}, "the model kind 'mamba' is not supported"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
         ({"model_type": "llava", "text_config": {}}, "multimodal"),
         ({"hidden_size": "absent"}, "'hidden_size'"),
@@ -152,7 +218,7 @@ def test_hash_covers_what_costs_and_nothing_else():
         "layers": 3, "hidden": 80, "heads": 2, "kv_heads": 1, "head_dim": 8, "ffn": 64,
         "vocab": 999, "tied": False, "gated_ffn": False, "qk_norm": True, "qkv_bias": True,
         "output_bias": True, "ffn_bias": True, "norm_bias": True, "parallel_residual": True,
-        "sliding_window": 9,
+        "sliding_window": 9, "layer_norms": 4, "sinks": True,
     }  # fmt: skip
     hashes = {dataclasses.replace(a, **{key: value}).hash for key, value in changed.items()}
     assert len(hashes | {a.hash}) == len(changed) + 1
@@ -181,6 +247,10 @@ def test_from_dict_is_the_inverse_and_strict():
         (good | {"name": ""}, "name"),
         (good | {"experts": 4}, "together"),
         (good | {"experts": 2, "active_experts": 4, "expert_ffn": 8}, "must not exceed"),
+        (good | {"full_layers": 1}, "beside a sliding_window"),
+        (good | {"full_layers": 2, "sliding_window": 4}, "fewer than the layers"),
+        (good | {"shared_ffn": 8}, "belong to a mixture"),
+        (good | {"latent_rank": 8}, "together"),
         ([1, 2], "mapping"),
     ]
     for fields, message in bad:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.device import Peaks, find_device
+from costmodel.catalog import Peaks, find_device, find_target, load_targets
 from costmodel.errors import InputError
 from costmodel.roofline import (
     Roofline,
@@ -21,7 +21,6 @@ from costmodel.roofline import (
     physical_bytes,
     physical_flops,
 )
-from costmodel.targets import find_target, load_targets
 
 SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
 TINY = ModelArchitecture(
@@ -202,6 +201,60 @@ def test_sliding_window_limits_keys_and_traffic():
     assert physical_flops(window, 5, 2).scores == 2 * 2 * 19 * 12
     assert physical_bytes(window, 5, 7).kv_read == 2 * 2 * 2 * 3 * 6
     assert paper_flops(window, 5, 7).total == paper_flops(TINY, 5, 7).total
+
+
+def test_windows_in_some_layers_only():
+    """One of two layers reads everything; the other is that of the test above."""
+    mixed = replace(sliding_window=4, full_layers=1)
+    full, windowed = TINY, replace(sliding_window=4)
+    for rows, context in ((5, 7), (5, 2), (1, 100)):
+        for count in (physical_flops, physical_bytes):
+            expected = (count(full, rows, context).total + count(windowed, rows, context).total) / 2
+            assert count(mixed, rows, context).total == pytest.approx(expected)
+    assert physical_bytes(mixed, 5, 7).kv_read == 2 * (3 + 7) * 2 * 6
+
+
+def test_gemma_3_reads_its_windows_by_hand():
+    # 27B: 62 layers, 10 of them full, windows of 1024, 16 key-value heads of 128 in bfloat16
+    a = find_target("google/gemma-3-27b-it").architecture
+    assert (a.full_layers, a.sliding_window) == (10, 1024)
+    expected = (10 * 32768 + 52 * 1023) * 2 * 16 * 128 * 2
+    assert physical_bytes(a, 1, 32768).kv_read == expected
+
+
+def test_latent_attention_by_hand():
+    """DeepSeek-V3 in bfloat16: 576 cached values a token and layer, 61 layers, 128 heads."""
+    a = find_target("deepseek-ai/DeepSeek-V3").architecture
+    assert a.cached_width * a.layers * 2 == 70_272  # bytes a token, as DeepSeek publishes
+    assert physical_bytes(a, 4, 8192, 3).kv_read == 3 * 8192 * 70_272
+    assert physical_bytes(a, 4, 8192, 3).kv_write == 3 * 4 * 70_272
+    # A layer: 7168 x 1536 + 1536 x 24576, 7168 x 576 + 512 x 32768, and 16384 x 7168
+    assert a.attention_parameters == 48_758_784 + 20_905_984 + 117_440_512
+    # One row multiplies with the cached vectors: 512 + 64 values for a score, 512 for the value.
+    one = physical_flops(a, 1, 8192)
+    assert one.scores == 2 * 61 * 8193 * 128 * 576
+    assert one.values == 2 * 61 * 8193 * 128 * 512
+    assert one.kv_projection == 2 * 61 * 20_905_984
+    # A prompt makes keys of 192 and values of 128 from the vectors, which takes less.
+    prompt = physical_flops(a, 4096, 0)
+    assert prompt.scores == 2 * 61 * 4096 * 2048.5 * 128 * 192
+    assert prompt.values == 2 * 61 * 4096 * 2048.5 * 128 * 128
+    chunk = physical_flops(a, 4096, 1000)
+    made = 2 * 61 * 1000 * 512 * 32768
+    assert chunk.kv_projection == 4096 * one.kv_projection + made
+
+
+def test_shared_experts_and_dense_layers_by_hand():
+    # three layers, the first dense with 16; two sparse: 8 experts of 4, 2 active, and 6 shared
+    a = replace(layers=3, experts=8, active_experts=2, expert_ffn=4, dense_layers=1, shared_ffn=6)
+    assert (a.sparse_layers, a.common_ffn, a.active_ffn) == (2, 16 + 2 * 6, 16 + 2 * (6 + 2 * 4))
+    flops = physical_flops(a, 5, 0)
+    assert flops.down == 2 * 5 * 8 * (16 + 2 * 14)
+    assert flops.gate_up == 2 * flops.down
+    assert flops.router == 2 * 5 * 8 * 8 * 2
+    moved = physical_bytes(a, 1, 0)
+    assert moved.ffn_weights == 2 * 3 * 8 * (16 + 2 * 6 + 2 * 2 * 4)
+    assert paper_bytes(a, 1, 0).ffn_weights == moved.ffn_weights
 
 
 def test_the_roofline_is_the_larger_side():

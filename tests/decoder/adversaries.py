@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from decoder.tree import CandidateTree, Lattice
+from decoder.tree.draft_tree import CandidateTree, Lattice
 from tests.decoder.models import LatticeDrafter
 
 MASK = 96  # stands for a drafter's mask id: the last id of the vocabulary

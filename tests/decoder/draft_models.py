@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from decoder.target import Step
-from decoder.tree import DraftTree
+from decoder.target.target import Step
+from decoder.tree.draft_tree import DraftTree
 from tests.decoder.models import SIZES, target_of
 
 VOCAB, HIDDEN, LAYERS = SIZES["vocab_size"], SIZES["hidden_size"], 6
@@ -193,8 +193,8 @@ def eagle3_folder(folder, seed=1, **changed):
     return write_checkpoint(folder, config, tensors), config, tensors
 
 
-def rounds(target, drafter, session, prompt, accepted):
-    """The contexts at which a session drafts, while the target commits so many tokens a round.
+def rounds(target, drafter, prompt, accepted):
+    """A session and the contexts at which it drafts, while so many tokens a round are committed.
 
     Features are the target's own, from its hooks and its cache. Tokens are drawn at random,
     as what is accepted does not matter to a drafter.
@@ -203,10 +203,10 @@ def rounds(target, drafter, session, prompt, accepted):
     target.reserve(1024)
     target.capture(drafter.feature_layers)
     target.prefill(torch.tensor(prompt))
-    session.start(np.array(prompt), target.features())
+    session = drafter.start(np.array(prompt), target.features())
     context = [*prompt, int(random.integers(VOCAB))]
     for count in accepted:
-        yield np.array(context)
+        yield session, np.array(context)
         forced = random.integers(VOCAB, size=count + 1)
         # Two siblings at every step, so that the accepted rows lie apart.
         tokens = np.repeat(forced[:count], 2)
@@ -219,4 +219,4 @@ def rounds(target, drafter, session, prompt, accepted):
         features = target.features()
         session.observe(forced.tolist(), None if features is None else features[kept])
         context.extend(forced.tolist())
-    yield np.array(context)
+    yield session, np.array(context)

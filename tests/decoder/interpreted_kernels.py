@@ -1,4 +1,4 @@
-"""The Triton kernels in Triton's interpreter; run by test_triton.py, which sets it up."""
+"""Triton kernels in Triton's interpreter; run by test_triton.py, which switches it on."""
 
 import pytest
 import torch
@@ -6,9 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.errors import InputError
-from decoder.runtime.tables import LayerCache
-from decoder.runtime.triton_attention import Launch, table_attention
-from decoder.runtime.triton_layers import rms_norm, rotate_and_store, swiglu
+from decoder.target.runtime.kernels import (
+    Launch,
+    rms_norm,
+    rotate_and_store,
+    swiglu,
+    table_attention,
+)
+from decoder.target.runtime.tables import LayerCache
 from tests.decoder.table_cases import TableCase, assert_finite_padding, cases
 
 LAUNCHES = st.builds(
@@ -21,17 +26,17 @@ LAUNCHES = st.builds(
 
 @given(case=cases, launch=st.none() | LAUNCHES)
 @settings(max_examples=25, deadline=None, derandomize=True)
-def test_the_kernel_is_full_masked_attention(case, launch):
+def test_the_kernel_is_full_masked_attention_in_drawn_cases(case, launch):
     made = TableCase(case)
     scale = made.width**-0.5
-    found = table_attention(made.query, made.keys, made.values, made.tables, scale, launch)
+    output = table_attention(made.query, made.keys, made.values, made.tables, scale, launch)
     truth = made.truth()
-    torch.testing.assert_close(found[: len(truth)].double(), truth, atol=1e-5, rtol=1e-5)
-    assert_finite_padding(made, found)
+    torch.testing.assert_close(output[: len(truth)].double(), truth, atol=1e-5, rtol=1e-5)
+    assert_finite_padding(made, output)
 
 
 def test_what_lies_behind_the_rows_is_never_read():
-    """Slots behind the tail may hold anything, not-a-number included."""
+    """Slots behind the tail may hold anything, NaN included."""
     made = TableCase(
         {
             "rows": [5, 2], "prefixes": [40, 3, 0], "pending": 2, "padding": 3,
@@ -42,9 +47,9 @@ def test_what_lies_behind_the_rows_is_never_read():
     for sequence in range(made.cache.sequences):
         rows = 5 if sequence == 0 else 2
         made.cache.data[:, :, sequence, :, made.cache.end(sequence) + rows :] = float("nan")
-    found = table_attention(made.query, made.keys, made.values, made.tables, 24**-0.5)
-    torch.testing.assert_close(found[: len(truth)].double(), truth, atol=1e-5, rtol=1e-5)
-    assert_finite_padding(made, found)
+    output = table_attention(made.query, made.keys, made.values, made.tables, 24**-0.5)
+    torch.testing.assert_close(output[: len(truth)].double(), truth, atol=1e-5, rtol=1e-5)
+    assert_finite_padding(made, output)
 
 
 def test_float64_is_refused():
@@ -97,14 +102,14 @@ def test_rotate_and_store(heads, kv_heads, width, normed):
     owners, slots = torch.tensor([0, 0, 1, 1, 0]), torch.tensor([3, 4, 20, 22, 9])
     norms = (query_norm.weight, key_norm.weight, 1e-5) if normed else None
     with torch.no_grad():
-        found = rotate_and_store(qkv, (cos, sin), norms, LayerCache(keys, values, owners, slots))
+        output = rotate_and_store(qkv, (cos, sin), norms, LayerCache(keys, values, owners, slots))
         query, key, value = qkv.view(1, rows, -1, width).split([heads, kv_heads, kv_heads], dim=2)
         if normed:
             query, key = query_norm(query), key_norm(key)
         query, key = apply_rotary_pos_emb(
             query.transpose(1, 2), key.transpose(1, 2), cos[None], sin[None]
         )
-    torch.testing.assert_close(found, query[0].transpose(0, 1))
+    torch.testing.assert_close(output, query[0].transpose(0, 1))
     for row in range(rows):
         place = (owners[row], slice(None), slots[row])
         torch.testing.assert_close(keys[place], key[0, :, row])

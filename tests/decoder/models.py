@@ -18,12 +18,14 @@ from transformers import (
 )
 
 from costmodel.architecture import ModelArchitecture
-from decoder.drafters.base import DraftRequest
+from decoder.acceptance.rules import Accepted
+from decoder.drafters.base import Drafter, DraftRequest, DraftSession
 from decoder.engine import TreeDecoder
-from decoder.growth import TopPaths
-from decoder.loading import LoadedModel
-from decoder.target import Target
-from decoder.tree import Lattice
+from decoder.statistics import Round
+from decoder.target.loading import LoadedModel
+from decoder.target.target import Target
+from decoder.tree.draft_tree import Lattice
+from decoder.tree.growth import TopPaths
 
 SIZES = {
     "vocab_size": 97,
@@ -87,7 +89,9 @@ def target_of(model) -> Target:
             name="random",
             source="",
             weights="random",
-            architecture=ModelArchitecture.from_hf_config(model.config, name="random"),
+            architecture=ModelArchitecture.from_hf_config(
+                model.config, name="random", approximate=True
+            ),
         )
     )
 
@@ -118,23 +122,24 @@ def request(depth, width=16):
     return DraftRequest(depth=depth, width=width, growth=TopPaths())
 
 
-class LatticeDrafter:
+def round_of(tree, rows, context=0, drafted=True):
+    """A round that accepted these rows of a tree, for a policy to observe."""
+    tokens = [int(tree.tokens[row - 1]) for row in rows]
+    return Round(tree=tree, accepted=Accepted(rows, tokens, 0), context=context, drafted=drafted)
+
+
+class LatticeDrafter(Drafter, DraftSession):
     """Marginals that depend on the text so far but not on the target; `peak` sharpens them."""
 
     name = "lattice"
     architecture_hash = "lattice"
-    feature_layers = ()
-    draws = "never"
 
     def __init__(self, vocab, depth=4, width=3, seed=0):
         self.max_depth = depth
         self._vocab, self._width, self._seed = vocab, width, seed
 
-    def session(self):
+    def start(self, prompt, features, logits=None):
         return self
-
-    def start(self, prompt, features):
-        pass
 
     def draft(self, context, request):
         random = np.random.default_rng((self._seed, int(context[-1]), len(context)))
@@ -144,9 +149,6 @@ class LatticeDrafter:
         ).astype(np.int64)
         weights = -np.sort(-random.dirichlet(np.ones(self._width + 1), depth), axis=1)
         return Lattice(tokens, weights[:, : self._width])
-
-    def observe(self, emitted, features):
-        pass
 
 
 class StairCost:

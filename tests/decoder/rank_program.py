@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from costmodel.errors import InputError
-from costmodel.registry import ProfileStore
+from costmodel.profile.store import ProfileStore
 from decoder.engine import TreeDecoder
-from decoder.loading import load_model
-from decoder.parallel import Ranks
-from decoder.profiles import profile_key
-from decoder.target import Step, Target
-from decoder.tree import DraftTree
-from profiler.parallel import together
+from decoder.profiling.measured_profile import profile_key
+from decoder.target.loading import load_model
+from decoder.target.ranks import Ranks
+from decoder.target.target import Step, Target
+from decoder.tree.draft_tree import DraftTree
+from profiler.calibrate.ranks import together
 from tests.decoder.models import LatticeDrafter
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]

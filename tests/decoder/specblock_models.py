@@ -4,10 +4,10 @@ import numpy as np
 import torch
 
 from decoder.drafters.base import DraftRequest
-from decoder.growth import TopPaths
 from decoder.training.features import Example
-from decoder.training.specblock import SpecBlockObjective
-from decoder.training.specblock_start import SpecBlockSettings, first_model
+from decoder.training.specblock.objective import SpecBlockObjective, SpecBlockSettings
+from decoder.training.specblock.recipe import first_model
+from decoder.tree.growth import TopPaths
 from tests.decoder.draft_models import (
     COMMON,
     HIDDEN,

@@ -1,13 +1,13 @@
-"""Rows of random trees over random caches, and what attention gives for them, row by row."""
+"""Random trees over random caches, and their attention computed row by row."""
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
 
 from costmodel.architecture import ModelArchitecture
-from decoder.kv_cache import KVCache
-from decoder.runtime.base import DenseVisible, RowBlock
-from decoder.runtime.tables import RowTables, needed_words
+from decoder.target.attention import DenseVisible, RowBlock
+from decoder.target.kv_cache import KVCache
+from decoder.target.runtime.tables import RowTables, needed_words
 
 cases = st.fixed_dictionaries(
     {
@@ -26,7 +26,7 @@ cases = st.fixed_dictionaries(
 class TableCase:
     """Tables, a query and a cache of noise for one drawn case; sequence 0 has rows pending.
 
-    One sequence more than the blocks speak of takes no part.
+    The cache has one sequence more than the blocks use.
     """
 
     def __init__(self, case, dtype=torch.float32, device="cpu"):
@@ -59,7 +59,7 @@ class TableCase:
 
     def truth(self):
         """Float64 [rows of the blocks, heads, width], each row over the slots that it sees."""
-        found, row = [], 0
+        outputs, row = [], 0
         for block in self.blocks:
             prefix = self.cache.lengths[block.sequence]
             for seen in self.visible[block.sequence]:
@@ -68,9 +68,9 @@ class TableCase:
                     place = (block.sequence, head // self.group, slots)
                     keys, values = self.keys[place].double(), self.values[place].double()
                     scores = keys @ self.query[row, head].double() * self.width**-0.5
-                    found.append(scores.softmax(0) @ values)
+                    outputs.append(scores.softmax(0) @ values)
                 row += 1
-        return torch.stack(found).view(row, -1, self.width)
+        return torch.stack(outputs).view(row, -1, self.width)
 
     def _cache(self, sequences):
         architecture = ModelArchitecture(
@@ -99,7 +99,7 @@ class TableCase:
         return RowBlock(sequence, np.zeros(rows, np.int64), np.zeros(rows, np.int64), visible)
 
 
-def assert_finite_padding(case, found):
-    """Padding rows give numbers too, so that none of theirs can spoil a buffer."""
-    assert bool(found.isfinite().all())
-    assert len(found) == len(case.query)
+def assert_finite_padding(case, output):
+    """Padding rows must be finite too: their outputs stay in shared buffers."""
+    assert bool(output.isfinite().all())
+    assert len(output) == len(case.query)

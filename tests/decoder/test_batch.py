@@ -10,10 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.errors import InputError
-from decoder.drafters.autoregressive import AutoregressiveDrafter
+from decoder.drafters.base import Drafter, DraftSession
+from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.drafters.ngram import NgramDrafter
-from decoder.policies import Bastion, Limits, Offer, parse_policy
-from decoder.tree import EMPTY, CandidateTree, Lattice, best_first
+from decoder.policies.base import Limits, Offer
+from decoder.policies.bastion import Bastion
+from decoder.policies.parse import parse_policy
+from decoder.tree.draft_tree import EMPTY, CandidateTree, Lattice, best_first
 from tests.decoder.models import (
     LatticeDrafter,
     StairCost,
@@ -30,27 +33,22 @@ EIGHT = [[int(t) for t in random.integers(0, 97, size)] for size in (3, 40, 1, 1
 TOKENS = 26
 
 
-class PromptDrafter:
+class PromptDrafter(Drafter):
     """For each text the right continuation now and then, told apart by how it begins."""
 
     name = architecture_hash = "prompt"
     max_depth = 5
-    feature_layers = ()
-    draws = "never"
 
     def __init__(self, texts):
         self._texts = texts
 
-    def session(self):
-        return PromptSession(self._texts)
+    def start(self, prompt, features, logits=None):
+        return PromptSession(self._texts, prompt)
 
 
-class PromptSession:
-    def __init__(self, texts):
-        self._texts = texts
-
-    def start(self, prompt, features):
-        self._truth = next(t for t in self._texts if t[: len(prompt)] == prompt.tolist())
+class PromptSession(DraftSession):
+    def __init__(self, texts, prompt):
+        self._truth = next(t for t in texts if t[: len(prompt)] == prompt.tolist())
 
     def draft(self, context, request):
         depth = min(request.depth, PromptDrafter.max_depth)
@@ -62,9 +60,6 @@ class PromptSession:
         if len(context) % 2:  # the truth at the second rank
             columns[:2] = reversed(columns[:2])
         return Lattice(np.column_stack(columns), np.tile([0.7, 0.25, 0.02], (len(right), 1)))
-
-    def observe(self, emitted, features):
-        pass
 
 
 def decoder_with(model, policy, drafter="ngram"):
@@ -99,7 +94,7 @@ def test_with_learning_drafters_too(family):
 def test_with_a_drafter_that_has_a_cache_for_each_text():
     model = random_model("qwen3")
     truths = [greedy(model, prompt, TOKENS) for prompt in EIGHT]
-    drafter = AutoregressiveDrafter(target_of(random_model("qwen3", scale=5.0)), max_depth=4)
+    drafter = CausalLMDrafter(target_of(random_model("qwen3", scale=5.0)), max_depth=4)
     results = decoder_with(model, "fixed:9", drafter).generate_batch(EIGHT, max_new_tokens=TOKENS)
     assert [result.token_ids for result in results] == truths
     assert all(result.stats.accepted_tokens > 5 for result in results)

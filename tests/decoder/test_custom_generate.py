@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+from threading import Thread
+
 import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2_contingency
 from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
     EosTokenCriteria,
     LogitsProcessor,
     LogitsProcessorList,
@@ -14,6 +19,7 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
     TemperatureLogitsWarper,
+    TextIteratorStreamer,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
@@ -25,6 +31,7 @@ from decoder.acceptance.sampling import Sampling
 from decoder.custom_generate import CustomGenerate, sampling_of
 from decoder.drafters.ngram import NgramDrafter
 from tests.decoder.models import FAMILIES, WholeDrafter, random_model
+from tests.tiny_folder import write_all
 
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
 RAGGED = [PROMPT, [1, 2, 3], [60], [7] * 14]
@@ -140,6 +147,7 @@ def test_the_model_is_given_back_and_nothing_is_random_in_greedy_decoding(model)
     assert generate.stats[0].rounds == len(generate.stats[0].tree_nodes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", [NgramDrafter(), WholeDrafter(97, depth=3, width=4)])
 def test_samples_have_the_distribution_of_generate(drafter):
     """The first two new tokens of many rows, top-k 50 by default left in: one chi-square."""
@@ -213,6 +221,153 @@ class Shift(LogitsProcessor):
         return scores.roll(1, -1)
 
 
+class TestProcessors:
+    """Processors see the text and the path to a row, as in plain decoding."""
+
+    @pytest.mark.parametrize("policy", ["fixed:9", "chain", "plain"])
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"repetition_penalty": 1.4},
+            {"no_repeat_ngram_size": 2},
+            {"bad_words_ids": [[49, 43], [96]]},
+            {"suppress_tokens": [43, 96], "begin_suppress_tokens": [87]},
+            {"min_new_tokens": 12, "eos_token_id": list(range(40))},
+            {"forced_eos_token_id": 7},
+            {"exponential_decay_length_penalty": (4, 1.3), "eos_token_id": 7},
+            {"sequence_bias": [[[17, 3], 5.0], [[9], -3.0]]},
+        ],
+    )
+    def test_greedy_output_is_that_of_generate(self, options, policy):
+        # In float32, to which transformers brings the logits for its processors.
+        model = random_model("llama-gqa", dtype=torch.float32)
+        inputs = padded([PROMPT, [1, 2, 3]])
+        options = {"do_sample": False, "max_new_tokens": 24, "pad_token_id": PAD} | options
+        plain = model.generate(**inputs, max_new_tokens=24, do_sample=False, pad_token_id=PAD)
+        theirs = model.generate(**inputs, **options)
+        ours = model.generate(**inputs, **options, custom_generate=tree(model, policy=policy))
+        assert torch.equal(theirs, ours)
+        assert not torch.equal(theirs, plain), "the option changes nothing here"
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("acceptance", ["walk", "recursive", "traversal"])
+    def test_sampled_output_has_the_processed_distribution(self, acceptance):
+        """The second token under a penalty so strong that nothing of the prompt comes again."""
+        model = random_model("llama-gqa", scale=1.0)
+        decoder = TreeDecoder.from_pretrained(
+            model, policy="fixed:6", drafter=WholeDrafter(97), acceptance=acceptance
+        )
+        options = {"do_sample": True, "top_k": 5, "no_repeat_ngram_size": 1, "max_new_tokens": 4}
+        for seed in range(12):
+            torch.manual_seed(seed)
+            output = model.generate(
+                **padded([PROMPT]), **options, custom_generate=CustomGenerate(decoder)
+            )[0].tolist()
+            new = output[len(PROMPT) :]
+            assert len(set(new)) == 4
+            assert not set(new) & set(PROMPT)
+
+
+class Listener:
+    """A streamer that keeps what it is told."""
+
+    def __init__(self):
+        self.tokens, self.calls, self.ended = [], 0, 0
+
+    def put(self, value):
+        self.calls += 1
+        self.tokens += value.flatten().tolist()
+
+    def end(self):
+        self.ended += 1
+
+
+class TestStreaming:
+    def test_a_streamer_gets_the_tokens_of_each_round_and_the_end(self, model):
+        listener = Listener()
+        output = model.generate(
+            **padded([PROMPT]), max_new_tokens=20, do_sample=False, streamer=listener,
+            custom_generate=tree(model),
+        )  # fmt: skip
+        assert listener.tokens == output[0].tolist()  # the prompt first, from transformers
+        assert 3 < listener.calls < 22
+        assert listener.ended == 1
+
+    def test_the_end_is_told_after_an_error_too(self, model):
+        for options in ({"guidance_scale": 2.0}, {"max_new_tokens": 600}):
+            listener = Listener()
+            with pytest.raises(InputError):
+                model.generate(
+                    **padded([PROMPT]), **{"max_new_tokens": 5} | options, streamer=listener,
+                    custom_generate=tree(model),
+                )  # fmt: skip
+            assert listener.ended == 1
+
+    def test_a_round_that_fails_ends_the_stream(self, model):
+        generate = tree(model, drafter=NgramDrafter())
+        listener = Listener()
+
+        def broken(finished):
+            raise RuntimeError("broken")
+
+        generate.decoder.on_round = broken
+        with pytest.raises(RuntimeError, match="broken"):
+            model.generate(
+                **padded([PROMPT]), max_new_tokens=9, streamer=listener, custom_generate=generate
+            )
+        assert listener.ended == 1
+
+    def test_several_prompts_have_no_streamer(self, model):
+        with pytest.raises(InputError, match="a streamer takes one text"):
+            model.generate(
+                **padded(RAGGED), max_new_tokens=5, pad_token_id=PAD, streamer=Listener(),
+                custom_generate=tree(model),
+            )  # fmt: skip
+
+    def test_an_iterator_of_another_thread_ends(self, tmp_path):
+        write_all(tmp_path)
+        model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+        generate = tree(model)
+        inputs = tokenizer("hällo hällo", return_tensors="pt")
+        options = {"max_new_tokens": 30, "do_sample": False, "custom_generate": generate}
+        whole = model.generate(**inputs, **options)[0, inputs["input_ids"].shape[1] :]
+        streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60)
+        thread = Thread(target=model.generate, kwargs={**inputs, **options, "streamer": streamer})
+        thread.start()
+        assert "".join(streamer) == tokenizer.decode(whole)
+        thread.join()
+
+    def test_stop_strings_end_the_text_as_in_transformers(self, tmp_path):
+        write_all(tmp_path)
+        model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+        inputs = tokenizer("hällo hällo", return_tensors="pt")
+        options = {"max_new_tokens": 30, "do_sample": False}
+        free = model.generate(**inputs, **options)
+        middle = tokenizer.decode(free[0, inputs["input_ids"].shape[1] + 8 :])[:2]
+        options |= {"stop_strings": [middle], "tokenizer": tokenizer}
+        theirs = model.generate(**inputs, **options)
+        ours = model.generate(**inputs, **options, custom_generate=tree(model))
+        assert torch.equal(theirs, ours)
+        assert ours.shape[1] < free.shape[1]
+        del options["tokenizer"]
+        with pytest.raises(ValueError, match="tokenizer"):
+            model.generate(**inputs, **options, custom_generate=tree(model))
+
+    def test_other_calls_of_the_model_are_unchanged(self, model):
+        before = model.generate(**padded([PROMPT]), max_new_tokens=8, do_sample=False)
+        tree(model), tree(model)
+        listener = Listener()
+        after = model.generate(
+            **padded([PROMPT]), max_new_tokens=8, do_sample=False, streamer=listener
+        )
+        assert torch.equal(before, after)
+        assert (listener.tokens, listener.ended) == (after[0].tolist(), 1)
+        again = copy.deepcopy(model).generate(**padded([PROMPT]), max_new_tokens=8, do_sample=False)
+        assert torch.equal(before, again)
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "problem"),
@@ -220,8 +375,7 @@ class TestRefusals:
             ({"num_beams": 2}, "beam search is not what"),
             ({"num_beams": 2, "do_sample": True}, "is not what the tree decoder does"),
             ({"prompt_lookup_num_tokens": 3}, "assisted generation is not what"),
-            ({"repetition_penalty": 1.2}, "RepetitionPenaltyLogitsProcessor is not applied"),
-            ({"min_new_tokens": 5, "eos_token_id": 3}, "MinLength.* is not applied"),
+            ({"guidance_scale": 1.5}, "ClassifierFree.* is not applied"),
             ({"do_sample": True, "min_p": 0.1}, "MinPLogitsWarper is not applied"),
             ({"do_sample": True, "typical_p": 0.5}, "TypicalLogitsWarper is not applied"),
             (

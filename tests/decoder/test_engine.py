@@ -9,9 +9,10 @@ import torch
 from costmodel.errors import InputError
 from decoder import TreeDecoder
 from decoder.drafters.ngram import NgramDrafter
-from decoder.policies import Fixed
-from decoder.target import Step
-from decoder.tree import EMPTY, best_first
+from decoder.policies.base import Policy
+from decoder.policies.shapes import Fixed
+from decoder.target.target import Step
+from decoder.tree.draft_tree import EMPTY, best_first
 from tests.decoder.models import (
     FAMILIES,
     LatticeDrafter,
@@ -88,14 +89,45 @@ def test_the_policy_is_asked_every_round_and_told_of_every_draft():
         def drafted(self, share):
             self.events.append(share)
 
-        def observe(self, tree, accepted_rows, context):
-            self.events.append(tree.nodes)
+        def observe(self, finished):
+            self.events.append(finished.nodes)
 
     decoder = decoder_of(random_model("llama-gqa"), "plain", LatticeDrafter(97))
     decoder.policy = Asked(3)
     decoder.generate(PROMPT, max_new_tokens=4)
     # One token is the prefill's, and nothing that this drafter says comes true.
     assert decoder.policy.events == [*["asked", 1.0, 3] * 2, "asked", 0]
+
+
+def test_a_policy_of_ones_own_needs_only_a_choice():
+    class Half(Policy):
+        name, max_nodes = "half", 8
+
+        def choose(self, candidates, context, limits):
+            return best_first(candidates, self.max_nodes // 2)
+
+    model = random_model("llama-gqa")
+    decoder = decoder_of(model, Half(), LatticeDrafter(97))
+    result = decoder.generate(PROMPT, max_new_tokens=20)
+    assert result.token_ids == greedy(model, PROMPT, 20)
+    assert result.stats.policy == "half"
+    assert max(result.stats.tree_nodes) == 4
+    assert decoder.cost_source is None
+
+
+def test_every_round_is_observed():
+    decoder, rounds = decoder_of(random_model("llama-gqa"), "fixed:3", LatticeDrafter(97)), []
+    decoder.on_round = rounds.append
+    result = decoder.generate(PROMPT, max_new_tokens=10)
+    assert [one.index for one in rounds] == list(range(result.stats.rounds))
+    assert [one.nodes for one in rounds] == result.stats.tree_nodes
+    assert [one.context for one in rounds][:2] == [
+        len(PROMPT),
+        len(PROMPT) + len(rounds[0].emitted),
+    ]
+    emitted = [token for one in rounds for token in one.emitted]
+    assert emitted == result.token_ids[1 : 1 + len(emitted)]
+    assert sum(one.stages.total_s for one in rounds) == pytest.approx(result.stats.decode_s)
 
 
 def test_the_end_token_ends_the_text_in_the_middle_of_a_path():
@@ -155,7 +187,7 @@ def test_a_borrowed_model_is_given_back_as_it_was():
 
 def test_long_prompts_are_prefilled_in_chunks(monkeypatch):
     model = random_model("llama-gqa")
-    monkeypatch.setattr("decoder.target.PREFILL_CHUNK", 7)
+    monkeypatch.setattr("decoder.target.target.PREFILL_CHUNK", 7)
     prompt = [int(t) for t in np.random.default_rng(0).integers(0, 97, 50)]
     result = decoder_of(model, "fixed:6").generate(prompt, max_new_tokens=10)
     assert result.token_ids == greedy(model, prompt, 10)
@@ -202,7 +234,7 @@ def test_the_trace_tells_every_round(tmp_path):
 
 
 def test_a_trace_that_cannot_be_written(tmp_path):
-    with pytest.raises(InputError, match="cannot write the trace"):
+    with pytest.raises(InputError, match="not written"):
         decoder_of(random_model("llama-gqa"), "plain", trace=tmp_path / "none" / "rounds.jsonl")
 
 
@@ -261,3 +293,27 @@ def test_statistics_are_json(capsys):
     assert record["rounds"] == len(result.stats.tree_nodes)
     assert sum(result.stats.tree_nodes) == record["drafted_tokens"]
     assert result.text is None
+
+
+class Priced(Fixed):
+    """Notes whether the costs are those of drawn tokens, whenever it chooses."""
+
+    def __init__(self, seen):
+        super().__init__(3)
+        self._seen = seen
+
+    def choose(self, candidates, context, limits):
+        self._seen.append(self.cost.sampled)
+        return super().choose(candidates, context, limits)
+
+
+def test_sampled_texts_are_priced_by_the_acceptance_of_sampling():
+    seen = []
+    decoder = decoder_of(random_model("llama-gqa"), "bastion")
+    policy = Priced(seen)
+    policy.cost = decoder.cost_source.cost
+    decoder.policy = policy
+    for temperature, sampled in ((0.0, False), (0.7, True), (0.0, False)):
+        seen.clear()
+        decoder.generate([5, 17, 3, 88, 5, 17, 3], max_new_tokens=9, temperature=temperature)
+        assert set(seen) == {sampled}

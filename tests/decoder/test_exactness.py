@@ -16,25 +16,24 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
-    AutoConfig,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     MistralConfig,
     MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
 
-from costmodel.acceptance_process import AcceptanceProcess
-from costmodel.architecture import ModelArchitecture
+from costmodel.acceptance import AcceptanceProcess
 from costmodel.errors import InputError
 from decoder import TreeDecoder
-from decoder.candidates import usable
-from decoder.drafters.autoregressive import AutoregressiveDrafter
-from decoder.drafters.dflash import DFlashDrafter
-from decoder.drafters.eagle3 import Eagle3Drafter
+from decoder.drafters.causal_lm import CausalLMDrafter
+from decoder.drafters.dflash.drafter import DFlashDrafter
+from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.drafters.ngram import NgramDrafter
-from decoder.drafters.replay import ReplayDrafter, Truth
-from decoder.policies import parse_policy
-from decoder.tree import CandidateTree, Lattice
+from decoder.drafters.simulated import SimulatedDrafter, Truth
+from decoder.policies.parse import parse_policy
+from decoder.tree.draft_tree import CandidateTree, Lattice, usable
 from tests.decoder.adversaries import ADVERSARIES, MASK
 from tests.decoder.draft_models import dflash_folder, eagle3_folder
 from tests.decoder.models import (
@@ -73,12 +72,12 @@ def truth_of(family):
 
 def replay(truth, vocab):
     process = AcceptanceProcess(label="test", kind="given", rank1=(0.7,) * 6)
-    return ReplayDrafter(Truth([truth]), process, vocab=vocab)
+    return SimulatedDrafter(Truth([truth]), process, vocab=vocab)
 
 
 def autoregressive(seed):
     """A smaller model's drafts; with seed 0 the model is the target's twin and mostly right."""
-    return lambda truth, vocab: AutoregressiveDrafter(
+    return lambda truth, vocab: CausalLMDrafter(
         target_of(random_model("llama-gqa", seed=seed)), max_depth=4
     )
 
@@ -88,7 +87,7 @@ def overflowed(truth, vocab):
     model = random_model("llama-gqa")
     with torch.no_grad():
         model.model.norm.weight.fill_(float("nan"))
-    return AutoregressiveDrafter(target_of(model), max_depth=4)
+    return CausalLMDrafter(target_of(model), max_depth=4)
 
 
 # Each takes the true text (prompt included) and the vocabulary.
@@ -111,6 +110,7 @@ POLICIES = (
     "fixed:120",
     "bastion",
     "bastion:paper",
+    "bastion:printed",
     "beam:3x4",
     "static-tree:3x3",
     "dynatree",
@@ -333,17 +333,16 @@ class TestSlidingWindow:
             with pytest.raises(InputError, match="exceed the sliding window of 32 tokens"):
                 decoder.generate(PROMPT, max_new_tokens=self.WINDOW - len(PROMPT) + 1)
 
-    def test_models_with_some_sliding_layers_are_refused(self):
-        config = Qwen2Config(
-            **SIZES,
-            use_sliding_window=True,
-            sliding_window=32,
-            layer_types=["full_attention", "sliding_attention"],
-        )
-        with pytest.raises(InputError, match="only some layers use sliding attention"):
-            decoder_of(Qwen2ForCausalLM(config), "plain")
-
-    @pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "gpt_oss"])
-    def test_hybrid_families_are_refused(self, kind):
-        with pytest.raises(InputError, match=f"the model kind '{kind}' is not supported"):
-            ModelArchitecture.from_hf_config(AutoConfig.for_model(kind))
+    def test_alternating_windows_count_as_the_smallest(self):
+        """Gemma 3: right within the window of some layers, refused beyond."""
+        sizes = SIZES | {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": self.WINDOW}
+        layers = ["sliding_attention", "full_attention"]
+        torch.manual_seed(2)
+        config = Gemma3TextConfig(**sizes, layer_types=layers, query_pre_attn_scalar=8)
+        model = Gemma3ForCausalLM(config).double().eval()
+        wanted = self.WINDOW - len(PROMPT)
+        truth = greedy(model, PROMPT, wanted)
+        decoder = decoder_of(model, "fixed:12", OracleDrafter(PROMPT + truth, VOCAB, rank=1))
+        assert decoder.generate(PROMPT, max_new_tokens=wanted).token_ids == truth
+        with pytest.raises(InputError, match="exceed the sliding window of 32 tokens"):
+            decoder.generate(PROMPT, max_new_tokens=wanted + 1)

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from decoder import TreeDecoder
 from decoder.drafters.ngram import NgramDrafter
-from decoder.target import PREFILL_CHUNK, Step
-from decoder.tree import best_first
+from decoder.target.target import PREFILL_CHUNK, Step
+from decoder.tree.draft_tree import best_first
 from tests.decoder.models import (
     LatticeDrafter,
     OracleDrafter,

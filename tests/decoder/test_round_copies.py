@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from decoder.decode_loop import run_round
 from decoder.engine import TreeDecoder
-from decoder.rounds import run_round
+from tests.decoder.drafters.test_graphed_drafters import CASES, PROMPT, captured, pair
 from tests.decoder.models import (
     LatticeDrafter,
     OracleDrafter,
@@ -21,7 +22,6 @@ from tests.decoder.models import (
     random_model,
     target_of,
 )
-from tests.decoder.test_graphed_drafters import CASES, PROMPT, captured, pair
 
 ASKS = {
     "cpu", "tolist", "item", "__int__", "__float__", "__bool__", "__index__",
@@ -51,14 +51,14 @@ def questions_of_rounds(monkeypatch, decoder, prompts, new_tokens, **sampling):
     """For each round: what it asked, the nodes and accepted tokens of its sequences."""
     rounds = []
 
-    def counted(decoder, sequences):
+    def counted(parts, sequences):
         with Questions() as questions:
-            emitted = run_round(decoder, sequences)
+            finished = run_round(parts, sequences)
         accepted = [sequence.stats.accepted_depths[-1] for sequence in sequences]
         rounds.append((questions.asked, accepted))
-        return emitted
+        return finished
 
-    monkeypatch.setattr("decoder.run.run_round", counted)
+    monkeypatch.setattr("decoder.generation.run_round", counted)
     results = decoder.generate_batch(prompts, max_new_tokens=new_tokens, **sampling)
     assert len(rounds) > 2
     return rounds, [result.token_ids for result in results]
@@ -67,7 +67,7 @@ def questions_of_rounds(monkeypatch, decoder, prompts, new_tokens, **sampling):
 @pytest.fixture
 def accelerator(monkeypatch):
     """The way that is taken where a copy to the host has to be waited for."""
-    monkeypatch.setattr("decoder.acceptance.choice.argmax_at_once", lambda device: True)
+    monkeypatch.setattr("decoder.acceptance.rules.argmax_at_once", lambda device: True)
 
 
 def test_the_counter_sees_what_waits():
@@ -159,6 +159,7 @@ def test_a_sampled_walk_asks_once_a_visited_row(monkeypatch, acceptance):
         assert asked == ["tolist"] * (accepted + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["dflash", "dflash-window", "eagle3", "autoregressive"])
 def test_a_drafter_asks_once_a_forward(monkeypatch, accelerator, tmp_path, case):
     """A block drafter once a round; one that goes level by level once a level."""

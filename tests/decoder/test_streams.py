@@ -7,7 +7,7 @@ import torch
 
 from costmodel.errors import InputError
 from decoder import TreeDecoder
-from decoder.drafters.autoregressive import AutoregressiveDrafter
+from decoder.drafters.causal_lm import CausalLMDrafter
 from tests.decoder.models import decoder_of, greedy, random_model, target_of
 from tests.tiny_folder import write_all
 
@@ -160,7 +160,7 @@ def test_an_interrupt_in_a_batch(decoder, truth, monkeypatch):
 def test_an_interrupt_in_a_drafters_forward(monkeypatch, call):
     """The drafting model's rows of the broken round are gone too."""
     model, prompt = random_model("llama-gqa"), [5, 17, 3, 88, 5, 17]
-    drafter = AutoregressiveDrafter(target_of(random_model("llama-gqa", scale=5.0)), max_depth=4)
+    drafter = CausalLMDrafter(target_of(random_model("llama-gqa", scale=5.0)), max_depth=4)
     decoder = decoder_of(model, "fixed:9", drafter)
     whole = decoder.generate(prompt, max_new_tokens=20)
     assert whole.token_ids == greedy(model, prompt, 20)
@@ -231,7 +231,7 @@ class TestOverflow:
     def test_a_cache_that_is_too_small_says_so_and_the_next_call_is_right(self, monkeypatch):
         model = random_model("llama-gqa")
         decoder = decoder_of(model, "fixed:9")
-        monkeypatch.setattr("decoder.run._tokens_needed", lambda *_: 20)
+        monkeypatch.setattr("decoder.generation.GenerationParts.tokens_needed", lambda *_: 20)
         with pytest.raises(InputError, match="do not fit a KV cache of 20 tokens"):
             decoder.generate([5, 17, 3, 88, 5, 17], max_new_tokens=40)
         monkeypatch.undo()

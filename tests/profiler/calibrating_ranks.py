@@ -1,4 +1,4 @@
-"""Three calibrations by two processes, one after another; run by test_parallel.
+"""Three calibrations by two processes, one after another; run by test_ranks.
 
 `python -m tests.profiler.calibrating_ranks FOLDER`: of a target that two cannot share, of one
 that they can, and of the same where the second process fails in the middle. Writes the exit
@@ -19,12 +19,12 @@ import pytest
 import torch
 
 from costmodel.errors import MeasurementError
+from decoder.target.target import Target
 from profiler import cli
-from profiler.calibrate import Target
-from profiler.stopping import NoiseRule
-from profiler.sweep import Instruments
-from profiler.timing import FakeTimer
-from profiler.workload import Task, Workload
+from profiler.calibrate.instruments import Instruments
+from profiler.calibrate.workload import Task, Workload
+from profiler.measure.stopping import NoiseRule
+from profiler.measure.timers import FakeTimer
 from tests.tiny_folder import isolate
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -94,7 +94,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     patch = pytest.MonkeyPatch()
     isolate(patch, folder)
-    patch.setattr("profiler.calibrate.instruments", instruments)
+    patch.setattr("profiler.calibrate.calibrate.instruments", instruments)
 
     def calibrate(target: str, *more: str) -> int:
         return cli.run([

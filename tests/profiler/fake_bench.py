@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from profiler.bench.contender import Details, Put
+from profiler.bench.arms.base import Details, Put
 from profiler.bench.prompts import Encoded
 from profiler.bench.record import (
     Arm,
+    BenchSettings,
     Environment,
     Model,
     Prompt,
     Response,
     Result,
     Rounds,
-    Settings,
 )
-from profiler.bench.run import Schedule, Tools, run_schedule
-from profiler.journal import Journal
+from profiler.bench.schedule import Schedule, Tools, run_schedule
+from profiler.measure.journal import Journal
 
 END = 9
 
@@ -35,7 +35,7 @@ class Clock:
 
 
 @dataclass
-class FakeContender:
+class FakeArm:
     """Gives `tokens_a_round` of the prompt's text in every `round_s`, after `prefill_s`.
 
     text         the whole text of a prompt; it goes on behind the end token
@@ -74,15 +74,15 @@ class FakeContender:
 
 
 class FakeDecoding:
-    def __init__(self, contender: FakeContender, text: list[int], slowness: float) -> None:
-        self.contender, self.text, self.slowness = contender, text, slowness
+    def __init__(self, runner: FakeArm, text: list[int], slowness: float) -> None:
+        self.runner, self.text, self.slowness = runner, text, slowness
 
     def run(self, put: Put) -> None:
         for _ in self._rounds(put):
             pass
 
     def _rounds(self, put: Put) -> Iterator[None]:
-        own = self.contender
+        own = self.runner
         own.clock.now_s += own.prefill_s * self.slowness
         wanted = put(self.text[: own.first])
         at = own.first
@@ -116,7 +116,7 @@ def encoded(name: str, ids: Sequence[int], prompt_set: str = "set") -> Encoded:
     return Encoded(prompt=prompt(name, prompt_set, len(ids)), ids=tuple(ids))
 
 
-def settings(**changed: Any) -> Settings:
+def settings(**changed: Any) -> BenchSettings:
     usual: dict[str, Any] = {
         "new_tokens": 64,
         "temperature": 0.0,
@@ -129,7 +129,7 @@ def settings(**changed: Any) -> Settings:
         "runtime": "eager",
         "device": "cpu",
     }
-    return Settings(**usual | changed)
+    return BenchSettings(**usual | changed)
 
 
 def response(arm_name: str, prompt_id: str, tokens: int, decode_s: float, **more: Any) -> Response:
@@ -189,9 +189,9 @@ def result(
 
 
 def run(
-    own: Sequence[FakeContender], plan: Schedule, journal: Journal | None = None, **changed: Any
+    own: Sequence[FakeArm], plan: Schedule, journal: Journal | None = None, **changed: Any
 ) -> Result:
-    """All responses of a schedule, on the first contender's clock, as a result."""
+    """All responses of a schedule, on the first runner's clock, as a result."""
     responses = run_schedule(own, plan, journal, Tools(clock=own[0].clock))
     usual = {"settings": settings(new_tokens=plan.new_tokens, repeats=plan.repeats)}
     return result(

@@ -9,6 +9,7 @@ import numpy as np
 
 from profiler.bench.record import (
     Arm,
+    BenchSettings,
     Environment,
     Model,
     ProfileInfo,
@@ -17,7 +18,6 @@ from profiler.bench.record import (
     Response,
     Result,
     Rounds,
-    Settings,
 )
 
 SETS = ("gsm8k", "humaneval", "mt_bench")
@@ -100,7 +100,7 @@ def make_result(
     drafters = tuple(dict.fromkeys(arm.drafter for arm in arms if arm.drafter is not None))
     return Result(
         environment=ENVIRONMENT,
-        settings=Settings(
+        settings=BenchSettings(
             new_tokens=NEW_TOKENS, temperature=0.0, repeats=repeats, chat=True, seed=seed,
             per_file=per_set, dtype="bfloat16", runtime="eager", device="cpu", max_nodes=64,
             files=tuple(PromptFile(name=name, sha256="ab" * 32, prompts=80) for name in sets),

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from costmodel.profile import CalibrationSection, LinearSection, Profile
-from costmodel.schema import (
-    DeviceSection,
+from costmodel.calibration.linear import LinearCalibration
+from costmodel.catalog import DeviceFingerprint, find_target
+from costmodel.profile.profile import Profile
+from costmodel.profile.schema import (
+    CalibrationSection,
     PeaksSection,
     ProvenanceSection,
     RuntimeSection,
     SurfaceSection,
     TargetSection,
 )
-from costmodel.targets import find_target
 
 TARGET = "Qwen/Qwen3-8B"
 
 
 def make_profile(device: str = "Test GPU", dtype: str = "bfloat16") -> Profile:
     """A profile whose calibration says 5 ms for every verification."""
-    flat = LinearSection(
+    flat = LinearCalibration(
         slope=0.0,
         intercept_s=0.005,
         slope_se=0.0,
@@ -33,7 +34,7 @@ def make_profile(device: str = "Test GPU", dtype: str = "bfloat16") -> Profile:
         provenance=ProvenanceSection(
             kind="measured", created_utc="2026-01-02T03:04:05Z", tool_version="0.1.0", points=count
         ),
-        device=DeviceSection(kind="cuda", name=device, memory_bytes=1 << 36),
+        device=DeviceFingerprint(kind="cuda", name=device, memory_bytes=1 << 36),
         target=TargetSection.of(find_target(TARGET).architecture),
         runtime=RuntimeSection(kind="graphs", dtype=dtype, attention="split"),
         peaks=PeaksSection(source="measured", flops_per_s=1e15, bytes_per_s=4e12),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 
 import numpy as np
 import pytest
@@ -41,6 +42,28 @@ def test_idle_processors_share_the_keys_where_the_kernel_splits():
     made = attention(TileForm(tile_rows=128, splits_keys=True, packs_groups=True))
     # 8 key-value heads x ceil(64 x 4 / 128) = 16 tiles, so 6 processors share each.
     assert made.per_key_s(64, 1, 32, 8) == pytest.approx(KEY_S / 6)
+
+
+def test_a_verification_splits_the_keys_that_the_prompts_kernel_walks():
+    made = attention(TileForm(tile_rows=64))
+    one = made.seconds(1, [10000], 1, 32, 8)[0]
+    # Unsplit, two rows walk all keys at one multiprocessor a head.
+    assert made.seconds(2, [10000], 1, 32, 8)[0] > 3 * one
+    split = made.splitting_keys()
+    assert split.seconds(1, [10000], 1, 32, 8)[0] == one
+    assert split.seconds(2, [10000], 1, 32, 8)[0] <= 1.1 * one
+    # 64 rows x 4 heads of a group are 4 tiles of each key-value head: 32 tiles, 3 processors each.
+    assert split.per_key_s(64, 1, 32, 8) == pytest.approx(KEY_S / 3)
+
+
+def test_one_row_splits_too_where_the_tables_kernel_did_not():
+    pair = (32, 8)
+    walking = {(1, 1): 8e-6, (1, 10001): 8e-6 + 10000 * KEY_S}
+    made = dataclasses.replace(attention(TileForm(tile_rows=64)), generation={pair: walking})
+    assert made.seconds(1, [10001], 1, *pair)[0] == pytest.approx(208e-6)
+    # 8 tiles share 100 multiprocessors: 12 each.
+    split_s = made.splitting_keys().seconds(1, [10001], 1, *pair)[0]
+    assert split_s == pytest.approx(8e-6 + 10001 * KEY_S / 12, rel=1e-3)
 
 
 def test_never_less_than_one_row_reading_the_cache():

@@ -8,10 +8,10 @@ import shutil
 import numpy as np
 import pytest
 
-from costmodel.compose.folder import folder_subject, load_folder
-from costmodel.compose.forward import ComposedForward
+from costmodel.catalog import find_target
+from costmodel.compose.llmservingsim import folder_subject, load_folder
+from costmodel.compose.operators import ComposedForward
 from costmodel.errors import InputError
-from costmodel.targets import find_target
 
 LLAMA = find_target("llama-3.1-8b-instruct").architecture
 

@@ -1,0 +1,170 @@
+"""Mutated inputs of one format after another, in processes of their own, counted by outcome."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from random import Random
+from time import perf_counter
+from typing import Any
+
+from benchmarks.faults.formats import FORMATS, Format
+from benchmarks.faults.judge import Verdict, judge, limit_memory
+from benchmarks.faults.mutations import mutated
+
+# Inputs of a process, without a model and with one: a crash ends it, and leaks cannot grow.
+CHUNK, MODEL_CHUNK = 5000, 250
+NUMBER = "number"  # the file that says which input is in use, for crashes
+# In memory where the system has such a folder: syncing to a disk would take most of the time.
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+MOST_LISTED = 5  # numbers of inputs listed for one reason
+
+
+def all_formats() -> dict[str, Format]:
+    """Every format by name; those with a model are imported here, since torch takes seconds."""
+    from benchmarks.faults.model_formats import MODEL_FORMATS
+
+    return {form.name: form for form in (*FORMATS, *MODEL_FORMATS)}
+
+
+def format_named(name: str) -> Format:
+    plain = {form.name: form for form in FORMATS}
+    return plain[name] if name in plain else all_formats()[name]
+
+
+def run_inputs(form: Format, seed: int, numbers: Iterable[int], work: Path) -> dict[str, Any]:
+    """Use these inputs of a format in this process; returns the counts of outcomes."""
+    sound = work / "sound"
+    shutil.rmtree(sound, ignore_errors=True)
+    sound.mkdir(parents=True)
+    form.make(sound)
+    form.use(sound)  # or all refusals below might have another reason
+    shutil.rmtree(sound)
+    sound.mkdir()
+    form.make(sound)
+    counts: dict[str, Any] = {"inputs": 0, "accepted": 0, "refused": 0, "failed": 0}
+    failures: dict[str, list[int]] = {}
+    started_s = perf_counter()
+    for number in numbers:
+        (work / NUMBER).write_text(str(number))
+        verdict = run_input(form, seed, number, sound, work / "mutated")
+        counts["inputs"] += 1
+        counts[verdict.outcome] += 1
+        if verdict.outcome == "failed":
+            failures.setdefault(verdict.reason, []).append(number)
+    return counts | {"failures": failures, "seconds": perf_counter() - started_s}
+
+
+def run_input(form: Format, seed: int, number: int, sound: Path, place: Path) -> Verdict:
+    """The verdict on one input: a copy of the sound folder with one file mutated."""
+    random = Random(f"{seed}/{form.name}/{number}")
+    files = [
+        (path, kind)
+        for pattern, kind in form.kinds.items()
+        for path in sorted(sound.glob(pattern))
+        if path.is_file()
+    ]
+    path, kind = random.choice(files)
+    data = mutated(path.read_bytes(), kind, random)
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(sound, place)
+    (place / path.relative_to(sound)).write_bytes(data)
+    return judge(partial(form.use, place))
+
+
+def run_all(
+    counts: dict[str, int],
+    seed: int,
+    workers: int,
+    say: Callable[[str], None],
+    keep: Callable[[dict[str, Any]], None] = lambda totals: None,
+) -> dict[str, Any]:
+    """So many inputs of each format, in `workers` processes at a time.
+
+    keep  gets the outcomes so far after every process, to store them
+    """
+    plain = {form.name for form in FORMATS}
+    sizes = {name: CHUNK if name in plain else MODEL_CHUNK for name in counts}
+    chunks = [
+        (name, range(first, min(first + sizes[name], count)))
+        for name, count in counts.items()
+        for first in range(0, count, sizes[name])
+    ]
+    totals: dict[str, Any] = {name: _nothing() for name in counts}
+    with ThreadPoolExecutor(workers) as pool:
+        for (name, numbers), found in zip(
+            chunks, pool.map(lambda chunk: run_chunk(*chunk, seed), chunks), strict=True
+        ):
+            _add(totals[name], found)
+            keep(totals)
+            if numbers.stop == counts[name]:
+                say(f"{name}: {_line(totals[name])}")
+    return totals
+
+
+def run_chunk(name: str, numbers: range, seed: int) -> dict[str, Any]:
+    """The outcomes of inputs in processes of their own; a crash counts as a failure of one."""
+    total = _nothing()
+    while numbers:
+        with tempfile.TemporaryDirectory(prefix="faults-", dir=MEMORY) as work:
+            command = [sys.executable, "-m", "benchmarks.faults.inputs", name, str(seed)]
+            command += [str(numbers.start), str(numbers.stop), work]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                _add(total, json.loads(done.stdout.splitlines()[-1]))
+                return total
+            at = numbers.start
+            with suppress(OSError, ValueError):
+                at = int((Path(work) / NUMBER).read_text())
+        reason = f"the process ended with {done.returncode}: {done.stderr.strip()[-200:]}"
+        _add(total, {"inputs": at - numbers.start + 1, "failed": 1, "failures": {reason: [at]}})
+        numbers = range(at + 1, numbers.stop)
+    return total
+
+
+def _nothing() -> dict[str, Any]:
+    return {"inputs": 0, "accepted": 0, "refused": 0, "failed": 0, "seconds": 0.0, "failures": {}}
+
+
+def _add(total: dict[str, Any], found: dict[str, Any]) -> None:
+    for key in ("inputs", "accepted", "refused", "failed", "seconds"):
+        total[key] += found.get(key, 0)
+    for reason, numbers in found["failures"].items():
+        known = total["failures"].setdefault(reason, {"inputs": 0, "numbers": []})
+        known["inputs"] += len(numbers)
+        known["numbers"] = (known["numbers"] + numbers)[:MOST_LISTED]
+
+
+def _line(total: dict[str, Any]) -> str:
+    shown = {key: total[key] for key in ("inputs", "accepted", "refused", "failed")}
+    return ", ".join(f"{value} {key}" for key, value in shown.items())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """One chunk; prints its outcomes as one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("format", "seed", "first", "stop", "work"):
+        parser.add_argument(name)
+    given = parser.parse_args(arguments)
+    limit_memory()
+    warnings.simplefilter("ignore")  # of numpy about odd numbers; what comes of them is judged
+    logging.disable()
+    form = format_named(given.format)
+    numbers = range(int(given.first), int(given.stop))
+    print(json.dumps(run_inputs(form, int(given.seed), numbers, Path(given.work))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Long commands, killed at random moments: nothing is lost or broken, and the next run goes on."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from benchmarks.faults.commands import Place
+from benchmarks.faults.judge import Wrong
+from costmodel.errors import RooftreeError
+from costmodel.profile.profile import Profile
+from decoder.training.corpus import read_corpus
+from profiler.bench.store import read_result
+
+COMMANDS = ("calibrate", "bench", "train-drafter")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What a killed command had stored: whole lines and files that later runs must keep."""
+
+    journal: bytes
+    texts: dict[str, bytes]
+    step: int
+
+
+def run_kills(
+    command: str, kills: int, seed: int, target: Path, limit_s: float, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Kill a command so many times, going on in the same place until it ends; then begin anew.
+
+    limit_s  no new place is begun after so many seconds
+    """
+    end_s = perf_counter() + limit_s
+    random = Random(f"{seed}/{command}")
+    counts: dict[str, Any] = {"kills": 0, "ended": 0, "resumed": 0, "failures": []}
+    whole_s = 0.0
+    while counts["kills"] < kills and perf_counter() < end_s:
+        with tempfile.TemporaryDirectory(prefix="faults-kills-") as folder:
+            place = Place(folder=Path(folder), target=target).make()
+            if not whole_s:
+                ended = place.run(command)
+                if ended.exit_code != 0:
+                    raise RuntimeError(f"{command} alone: {ended.exit_code}, {ended.last_line}")
+                _note(counts, _broken(command, place, None))
+                whole_s = ended.seconds
+                say(f"{command}: {whole_s:.1f} s undisturbed")
+                continue
+            _kill_until_done(command, place, random, (kills, whole_s), counts)
+            say(f"{command}: {counts}")
+    return counts
+
+
+def _kill_until_done(
+    command: str, place: Place, random: Random, wanted: tuple[int, float], counts: dict[str, Any]
+) -> None:
+    """Kill and run again in one place, up to four times, then let it end."""
+    kept: Kept | None = None
+    kills, whole_s = wanted
+    for _ in range(4):
+        if counts["kills"] >= kills:
+            break
+        ended = place.run(command, kill_after_s=random.uniform(0.0, whole_s))
+        if ended.exit_code == 0:
+            break
+        if ended.exit_code != -9:
+            _note(counts, ended.fault or f"exit {ended.exit_code}: {ended.last_line}")
+            return
+        counts["kills"] += 1
+        _note(counts, _broken(command, place, kept))
+        kept = _kept(place)
+    ended = place.run(command)
+    counts["ended"] += 1
+    counts["resumed"] += any(word in ended.stderr for word in ("went on", "going on"))
+    _note(counts, ended.fault or ("" if ended.exit_code == 0 else ended.last_line))
+    _note(counts, _broken(command, place, kept))
+    left = [str(path.name) for path in place.folder.rglob("*.tmp")]
+    _note(counts, f"left {left[0]}" if left else "")
+
+
+def _note(counts: dict[str, Any], failure: str) -> None:
+    if failure:
+        counts["failures"].append(failure[:300])
+
+
+def _broken(command: str, place: Place, kept: Kept | None) -> str:
+    """What is broken or lost among the files of a command; empty if all is well."""
+    try:
+        for path in place.home.rglob("*.yaml"):
+            Profile.from_yaml(path).verify_calibration()
+        if (place.folder / "result.json").exists():
+            read_result(place.folder / "result.json")
+        trained = place.folder / "trained"
+        if any((trained / "texts").glob("texts-*.jsonl")):
+            read_corpus(trained / "texts", 260)
+        for name in ("config.json", "draft_tokens.json"):
+            if (trained / "drafter" / name).exists():
+                json.loads((trained / "drafter" / name).read_text())
+        if kept is not None:
+            _check_kept(command, place, kept)
+    except (RooftreeError, Wrong, ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _kept(place: Place) -> Kept:
+    journals = sorted(place.home.glob("**/*.jsonl")) + sorted(place.folder.glob("*.jsonl*"))
+    journals = [path for path in journals if path.name != "prompts.jsonl"]
+    raw = journals[0].read_bytes() if journals else b""
+    texts = place.folder / "trained" / "texts"
+    return Kept(
+        journal=raw[: raw.rfind(b"\n") + 1],
+        texts={path.name: path.read_bytes() for path in texts.glob("texts-*.jsonl")},
+        step=_step(place),
+    )
+
+
+def _step(place: Place) -> int:
+    """The last step of the training's checkpoint; 0 without one."""
+    path = place.folder / "trained" / "checkpoint.pt"
+    if not path.exists():
+        return 0
+    return int(torch.load(path, weights_only=True)["history"][-1]["step"])
+
+
+def _check_kept(command: str, place: Place, kept: Kept) -> None:
+    """Raise Wrong for a sample, a text or a step that was there before and is not now."""
+    now = _kept(place)
+    for name, content in kept.texts.items():
+        if now.texts.get(name) != content:
+            raise Wrong(f"the texts {name} changed")
+    if now.step < kept.step:
+        raise Wrong(f"from step {kept.step} back to {now.step}")
+    samples = kept.journal.count(b"\n") - 1
+    if command == "calibrate" and samples > 0 and not now.journal.startswith(kept.journal):
+        raise Wrong(f"{samples} samples of before the kill are not in the journal")
+    if command == "bench" and (place.folder / "result.json").exists():
+        stored = (place.folder / "result.json").read_text()
+        for line in kept.journal.splitlines()[1:]:
+            response = json.loads(line).get("response")
+            if response and f'"total_s":{json.dumps(response["total_s"])}' not in stored:
+                raise Wrong("a response of before the kill is not in the result")

@@ -1,0 +1,272 @@
+"""Acceptance of a simulated drafter: its process, and those that published lengths imply.
+
+At each drafted position a confidence c is drawn. It is the probability that the drafter's first
+token is the target's, and the lower ranks follow from it:
+
+    h_1 = c,   h_j = min(h_(j-1) / (1 - h_(j-1)), tail / j)   for ranks j = 2, 3, ...
+
+where h_j is the probability of rank j, given that the ranks before it are wrong. The first
+bound keeps the probabilities descending; the second makes the tail fall as a power of the rank.
+With tail 0.73, of the tokens that a confident drafter misses, 61 % are at ranks 2-4 and 19 % at
+5-10; SpecBlock (table 3) counted 60 % and 17 % for its drafter. The published trees of DFlash
+imply tails of 0.2 to 0.35: its missed tokens have lower ranks. The target's tokens are drawn
+from the probabilities that the block states, so a simulated drafter is calibrated, which a real
+one need not be.
+
+`published_acceptance.csv` holds acceptance lengths that papers report for DFlash drafters, one
+line a table, target, temperature and data set:
+
+    chain       acceptance length of the drafter's single path (block of 16: 15 positions)
+    tree        acceptance length of the paper's best-first tree over the same drafts
+    tree_nodes  nodes of that tree, as far as the papers say
+    tail        of the process that reproduces both, fitted by `benchmarks/fit_acceptance.py`
+
+Sources: `bastion` is table 1 of the BASTION paper (rows DFlash and BASTION, A100), `ddtree` is
+table 1 of the DDTree paper (arXiv 2604.12989; rows DFlash and DFlash+DDTree, H200). Neither
+gives the nodes line by line. DDTree takes the best of 16 .. 1024 for each line and names 512
+for Qwen3-8B on MATH-500 at temperature 0; 512 is used for all its lines. BASTION's controller
+chooses anew in each round; 256 is assumed. At temperature 1 BASTION's public code accepts by
+the argmax, so its `tree` lengths there are not those of lossless acceptance. The length of a
+chain determines one rate for all depths; neither paper gives acceptance by depth.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.errors import InputError
+
+Kind = Literal["published", "recorded", "given"]
+
+# A softmax over a real vocabulary hardly ever gives its first token a lower probability.
+LEAST_CONFIDENCE = 0.05
+# Gives the correlation 0.79-0.82 of predicted and accepted length that BASTION reports for
+# MATH500 (appendix H.1) at the acceptance of that data set.
+CONCENTRATION = 0.35
+TAIL = 0.3  # about the median of the published data sets
+QUANTILES = 512  # equally likely confidences of a depth
+MOST_POSITIONS = 10_000  # of a draft; real drafters draft up to some 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptanceProcess:
+    """A drafter's acceptance by depth.
+
+    label          the source of the figures, for readers of results
+    kind           `published`, `recorded` or `given`
+    rank1          acceptance of the first token at depth 1, 2, ... given all before it,
+                   each in (0, 1]; one for each drafted position
+    concentration  a + b of the Beta(a, b) that confidences are drawn from: small for
+                   confidences near 0 and 1, infinite for a constant confidence
+    tail           0 .. 2: the larger, the more of the missed tokens have the next ranks
+    """
+
+    label: str
+    kind: Kind
+    rank1: tuple[float, ...]
+    concentration: float = CONCENTRATION
+    tail: float = TAIL
+
+    def __post_init__(self) -> None:
+        if not self.rank1 or not all(0.0 < rate <= 1.0 for rate in self.rank1):
+            raise InputError(
+                f"acceptance by depth must be one or more rates above 0, at most 1: {self.rank1}"
+            )
+        if len(self.rank1) > MOST_POSITIONS:
+            raise InputError(f"a draft has at most {MOST_POSITIONS} positions, not {self.gamma}")
+        if not self.concentration > 0.0:
+            raise InputError(f"the concentration must be above 0 (is {self.concentration!r})")
+        if not 0.0 <= self.tail <= 2.0:
+            raise InputError(f"the tail must lie between 0 and 2 (is {self.tail!r})")
+
+    @property
+    def gamma(self) -> int:
+        """Positions of a draft."""
+        return len(self.rank1)
+
+    @property
+    def chain_length(self) -> float:
+        """Acceptance length of the chain: expected tokens a round, the bonus token included."""
+        return 1.0 + float(np.cumprod(self.rank1).sum())
+
+    def rank_table(self, width: int) -> NDArray[np.float64]:
+        """Probabilities of the ranks at each confidence, [gamma, QUANTILES, width]."""
+        hazard = self.confidences()
+        left = np.ones_like(hazard)
+        table = np.empty((*hazard.shape, width))
+        for rank in range(width):
+            table[..., rank] = left * hazard
+            left = left - table[..., rank]
+            with np.errstate(divide="ignore"):
+                rising = np.where(hazard < 0.5, hazard / (1.0 - hazard), 1.0)
+            hazard = np.minimum(rising, self.tail / (rank + 2))
+        return table
+
+    def confidences(self) -> NDArray[np.float64]:
+        """Equally likely confidences of each depth, [gamma, QUANTILES]; their mean is `rank1`."""
+        by_rate = {rate: _confidences(rate, self.concentration) for rate in set(self.rank1)}
+        return np.stack([by_rate[rate] for rate in self.rank1])
+
+
+def constant(
+    chain_length: float,
+    gamma: int = 15,
+    *,
+    label: str | None = None,
+    concentration: float = CONCENTRATION,
+    tail: float = TAIL,
+) -> AcceptanceProcess:
+    """The same acceptance at every depth, such that the chain commits `chain_length` a round.
+
+    BlockPilot (eq. 24) models block drafters by one rate too, and published tables give one
+    length a data set. Raises InputError for a length outside 1 .. gamma + 1.
+    """
+    if gamma < 1 or not 1.0 < chain_length < gamma + 1:
+        raise InputError(
+            f"a chain of {gamma} drafted tokens cannot commit {chain_length} tokens a round"
+        )
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        rate = (low + high) / 2
+        too_short = sum(rate**depth for depth in range(gamma + 1)) < chain_length
+        low, high = (rate, high) if too_short else (low, rate)
+    return AcceptanceProcess(
+        label=label or f"chain of {chain_length:g} tokens",
+        kind="given",
+        rank1=(high,) * gamma,
+        concentration=concentration,
+        tail=tail,
+    )
+
+
+def recorded(
+    accepted: Sequence[int],
+    drafted: Sequence[int],
+    *,
+    label: str,
+    gamma: int | None = None,
+    concentration: float = CONCENTRATION,
+    tail: float = TAIL,
+) -> AcceptanceProcess:
+    """Acceptance by depth from the rounds of recorded chains.
+
+    accepted, drafted  tokens of each round; rounds without a draft are ignored
+    gamma              positions of the process; by default those of the longest draft
+    Depths that no round reached get the rate of the depth before. A rate of 0 becomes half an
+    observation. Raises InputError where nothing was drafted.
+    """
+    hit_depth, draft_depth = np.asarray(accepted), np.asarray(drafted)
+    if (
+        hit_depth.shape != draft_depth.shape
+        or hit_depth.ndim != 1
+        or np.any(hit_depth > draft_depth)
+        or np.any(hit_depth < 0)
+    ):
+        raise InputError("each round needs the tokens it accepted and the as many or more drafted")
+    deepest = int(draft_depth.max(initial=0)) if gamma is None else gamma
+    if deepest > MOST_POSITIONS:
+        raise InputError(f"a draft has at most {MOST_POSITIONS} positions, not {deepest}")
+    rates: list[float] = []
+    for depth in range(1, deepest + 1):
+        visits = int(np.sum((hit_depth >= depth - 1) & (draft_depth >= depth)))
+        hits = int(np.sum(hit_depth >= depth))
+        if visits:
+            rates.append(max(hits, 0.5) / visits if hits < visits else 1.0)
+        elif rates:
+            rates.append(rates[-1])
+    if not rates:
+        raise InputError("no round drafted anything: there is no acceptance to record")
+    return AcceptanceProcess(
+        label=label, kind="recorded", rank1=tuple(rates), concentration=concentration, tail=tail
+    )
+
+
+def _confidences(rate: float, concentration: float) -> NDArray[np.float64]:
+    """Means of equally likely parts of LEAST + (1 - LEAST) x Beta, whose mean is `rate`."""
+    from scipy.special import betainc, betaincinv  # slow to import, needed here only
+
+    mean = (rate - LEAST_CONFIDENCE) / (1.0 - LEAST_CONFIDENCE)
+    # This near to the least confidence the variation is lost in rounding: use a constant.
+    if not 0.001 < mean < 1.0 or np.isinf(concentration):
+        return np.full(QUANTILES, rate)
+    a, b = mean * concentration, (1.0 - mean) * concentration
+    at = np.linspace(0.0, 1.0, QUANTILES + 1)
+    # The first moment of Beta(a, b) below x is mean x the distribution of Beta(a + 1, b). The
+    # upper half is counted from 1 down: most of its mass lies too close to 1 for x to resolve.
+    below, above = betaincinv(a, b, at), betaincinv(b, a, 1.0 - at)
+    parts = np.where(
+        below[1:] <= 0.5,
+        QUANTILES * mean * np.diff(betainc(a + 1.0, b, below)),
+        1.0 + QUANTILES * (1.0 - mean) * np.diff(betainc(b + 1.0, a, above)),
+    )
+    confidences = LEAST_CONFIDENCE + (1.0 - LEAST_CONFIDENCE) * np.clip(parts, 0.0, 1.0)
+    return np.asarray(confidences, dtype=np.float64)
+
+
+BLOCK_GAMMA = 15  # positions that the published drafters draft: block size 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedRow:
+    """One line of a paper's table."""
+
+    table: str
+    target: str
+    temperature: int
+    dataset: str
+    chain: float
+    tree: float
+    tree_nodes: int
+    tail: float
+
+    @property
+    def label(self) -> str:
+        """The line in words."""
+        return f"{self.table} table 1, {self.target}, {self.dataset}, T = {self.temperature}"
+
+
+def published_rows() -> list[PublishedRow]:
+    """All lines of the file, in its order."""
+    text = files("costmodel").joinpath("published_acceptance.csv").read_text(encoding="utf-8")
+    return [
+        PublishedRow(
+            table=line["table"],
+            target=line["target"],
+            temperature=int(line["temperature"]),
+            dataset=line["dataset"],
+            chain=float(line["chain"]),
+            tree=float(line["tree"]),
+            tree_nodes=int(line["tree_nodes"]),
+            tail=float(line["tail"]),
+        )
+        for line in csv.DictReader(text.splitlines())
+    ]
+
+
+def published(
+    table: str, dataset: str, *, target: str = "qwen3-8b", temperature: int = 0
+) -> AcceptanceProcess:
+    """The process of one line. Raises InputError where the file has no such line."""
+    rows = published_rows()
+    wanted = (table, dataset, target, temperature)
+    for row in rows:
+        if (row.table, row.dataset, row.target, row.temperature) == wanted:
+            return process_of(row)
+    existing = sorted({f"{row.table} {row.target} {row.dataset}" for row in rows})
+    raise InputError(
+        f"no published acceptance of {table} {target} {dataset} at temperature {temperature}",
+        hint=f"There is, at temperatures 0 and 1: {', '.join(existing)}.",
+    )
+
+
+def process_of(row: PublishedRow) -> AcceptanceProcess:
+    """The process that reproduces both lengths of a line."""
+    rate = constant(row.chain, BLOCK_GAMMA).rank1
+    return AcceptanceProcess(label=row.label, kind="published", rank1=rate, tail=row.tail)

@@ -1,0 +1,213 @@
+"""Experimental design: the shapes to measure next, for the least expected error."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from costmodel.calibration.physical import fit_physical
+from costmodel.calibration.points import Points
+from costmodel.calibration.stairs import (
+    MIN_POINTS,
+    Parts,
+    StairsCalibration,
+    fit_stairs,
+    places_of,
+    step_mass,
+)
+from costmodel.errors import InputError
+from costmodel.roofline import Roofline
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.intp]
+
+FIRST_POINTS = 6  # before anything is fitted
+_CONTEXT_WEIGHT = 0.6  # of the range of contexts, relative to that of rows, in first points
+_REPEATED_ROW = 0.5  # factor on the distance of a row count that was chosen already
+_MOST_EVALUATED = 800
+_LEAST_STEP = 0.03  # scale of steps that are expected though few points show none
+_STEP_WEIGHT = 2.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False, init=False)
+class Candidates:
+    """Shapes that can be measured: arrays of one length, each shape once."""
+
+    rows: Array
+    context: Array
+    batch: Array
+
+    def __init__(self, *, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> None:
+        columns = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (rows, context, batch)))
+        if columns[0].ndim != 1 or not len(columns[0]):
+            raise InputError("candidates must be lists of one length, with one shape or more")
+        for name, column, least in zip(
+            ("rows", "context", "batch"), columns, (1, 0, 1), strict=True
+        ):
+            if not np.all(np.isfinite(column) & (column >= least)):
+                raise InputError(f"{name} of every candidate must be at least {least}")
+            object.__setattr__(self, name, column)
+        if len(np.unique(np.stack(columns), axis=1).T) < len(columns[0]):
+            raise InputError("a candidate is given twice")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class PointDesign:
+    """Sequential design: chooses shapes in rounds, from the times measured so far.
+
+        design = PointDesign(candidates, roofline)
+        chosen = design.first(6)
+        ... measure them, then while the held-out error is too large:
+        chosen = design.next(points, 4)
+
+    Both return indices into the candidates. `first` fills the space: the plain step (fewest
+    rows) at the shortest and longest context, then each time the candidate farthest from all
+    chosen, in rows (logarithm and expected steps) and the logarithm of the context.
+
+    `next` fits the stairs calibration and takes the candidate that lowers the expected squared
+    error over all candidates most; every row count has the same weight. The error has two
+    parts: the variance of the Gaussian process, and steps whose place between two measured row
+    counts is unknown. Where the correction changes by J between two neighbouring measured row
+    counts, one step in between has the variance J^2 u (1 - u) at a row count that has the
+    share u of the expected steps before it.
+    """
+
+    def __init__(self, candidates: Candidates, roofline: Roofline) -> None:
+        self.candidates = candidates
+        self.roofline = roofline
+        self._place = _normalised(candidates)
+        _, inverse, counts = np.unique(candidates.rows, return_inverse=True, return_counts=True)
+        self._weight: Array = 1.0 / counts[inverse]
+
+    def first(self, n: int) -> Indices:
+        """Indices of up to `n` candidates that fill the space."""
+        return self._fill([], n)
+
+    def next(self, points: Points, n: int) -> Indices:
+        """Indices of up to `n` further candidates, given the measured points."""
+        taken = self._measured(points)
+        if len(points) < MIN_POINTS or len(np.unique(points.rows)) < 2:
+            return self._fill(np.flatnonzero(taken).tolist(), n)
+        fitted = fit_stairs(points, fit_physical(points, self.roofline))
+        step_gain = self._step_gain(points, fitted)
+        evaluated = self._evaluated()
+        covariance, noise = self._posterior(points, fitted)
+        chosen: list[int] = []
+        for _ in range(min(n, int(np.sum(~taken)))):
+            variance = np.diag(covariance) + noise
+            gain = self._weight[evaluated] @ covariance[evaluated] ** 2 / variance
+            gain = gain * (self._weight.sum() / self._weight[evaluated].sum())
+            total = np.where(taken, -1.0, gain + _STEP_WEIGHT * step_gain)
+            best = int(np.argmax(total))
+            chosen.append(best)
+            taken[best] = True
+            column = covariance[:, best]
+            covariance = covariance - np.outer(column, column) / variance[best]
+            step_gain = np.where(
+                np.abs(self.candidates.rows - self.candidates.rows[best]) < 0.5, 0.0, step_gain
+            )
+        return np.array(chosen, dtype=np.intp)
+
+    def _fill(self, taken: list[int], n: int) -> Indices:
+        """Indices of up to `n` candidates far from those taken and from each other."""
+        wanted = min(n, len(self.candidates) - len(taken))
+        c = self.candidates
+        start = list(taken)
+        chosen = list(taken)
+        plain = np.flatnonzero(c.rows == c.rows.min())
+        for end in (plain[np.argmin(c.context[plain])], plain[np.argmax(c.context[plain])]):
+            if len(chosen) - len(start) < wanted and int(end) not in chosen:
+                chosen.append(int(end))
+        while len(chosen) - len(start) < wanted:
+            apart = self._place[:, None] - self._place[chosen][None]
+            distance = np.sqrt(np.min(np.sum(apart**2, axis=2), axis=1))
+            distance[np.isin(c.rows, c.rows[chosen])] *= _REPEATED_ROW
+            distance[chosen] = -1.0
+            chosen.append(int(np.argmax(distance)))
+        return np.array(chosen[len(start) :], dtype=np.intp)
+
+    def _measured(self, points: Points) -> NDArray[np.bool_]:
+        """Whether each candidate is among the points."""
+        measured = set(zip(points.rows, points.context, points.batch, strict=True))
+        c = self.candidates
+        return np.array(
+            [shape in measured for shape in zip(c.rows, c.context, c.batch, strict=True)]
+        )
+
+    def _evaluated(self) -> Indices:
+        """Candidates over which the error is summed: all, or evenly spaced ones if many."""
+        order = np.lexsort((self.candidates.context, self.candidates.rows))
+        step = max(int(np.ceil(len(order) / _MOST_EVALUATED)), 1)
+        return order[::step]
+
+    def _posterior(self, points: Points, fitted: StairsCalibration) -> tuple[Array, float]:
+        """Covariance of the candidates' log seconds given the points, and the noise variance."""
+        c = self.candidates
+        step = max(fitted.scales.step, _LEAST_STEP)
+        scales = fitted.scales.model_copy(update={"step": step})
+        here = places_of(fitted.physical, c.rows, c.context, c.batch)
+        measured = Parts.of(fitted.places, fitted.places).covariance(scales)
+        across = Parts.of(here, fitted.places).covariance(scales)
+        noise = scales.noise**2
+        solved = np.linalg.solve(measured + np.diag(noise + points.median_error**2), across.T)
+        return Parts.of(here, here).covariance(scales) - across @ solved, noise
+
+    def _step_gain(self, points: Points, fitted: StairsCalibration) -> Array:
+        """Squared error that measuring each candidate's row count removes by locating a step."""
+        c = self.candidates
+        rows = np.unique(np.concatenate([c.rows, points.rows]))
+        context, batch = float(np.median(c.context)), float(c.batch.min())
+        correction = np.log(
+            fitted.predict_s(rows, context, batch) / fitted.physical.fitted_s(rows, context, batch)
+        )
+        gain = np.zeros(len(rows))
+        mass = step_mass(rows * batch)
+        measured = np.searchsorted(rows, np.unique(points.rows))
+        for low, high in pairwise(measured):
+            jump = correction[high] - correction[low]
+            share = (mass[low + 1 : high] - mass[low]) / (mass[high] - mass[low])
+            gain[low + 1 : high] = jump**2 * _bisection_gain(share)
+        return np.asarray(gain[np.searchsorted(rows, c.rows)], dtype=np.float64)
+
+
+def _bisection_gain(share: Array) -> Array:
+    """Decrease of sum u (1 - u) over an interval's row counts when one of them is measured.
+
+    The step then lies before it with probability u, or after it.
+    """
+    total = np.sum(share * (1 - share))
+    gain = np.empty_like(share)
+    for index, at in enumerate(share):
+        before, after = share[:index] / at, (share[index + 1 :] - at) / (1 - at)
+        left = at * np.sum(before * (1 - before)) + (1 - at) * np.sum(after * (1 - after))
+        gain[index] = total - left
+    return gain
+
+
+def _normalised(candidates: Candidates) -> Array:
+    """[n, 2] rows (logarithm and expected steps) and logarithm of context, each 0 .. 1."""
+    tokens = candidates.rows * candidates.batch
+    rows = 0.7 * _unit(step_mass(tokens)) + 0.3 * _unit(np.log(tokens))
+    return np.stack([rows, _CONTEXT_WEIGHT * _unit(np.log(candidates.context + 64.0))], axis=1)
+
+
+def _unit(values: Array) -> Array:
+    spread = float(np.ptp(values))
+    scaled: Array = (values - values.min()) / (spread or 1.0)
+    return scaled
+
+
+def design_points(table: Points, roofline: Roofline, n: int) -> Indices:
+    """Indices of `n` points of a table, chosen from the times of points chosen before only."""
+    design = PointDesign(
+        Candidates(rows=table.rows, context=table.context, batch=table.batch), roofline
+    )
+    chosen = design.first(min(n, FIRST_POINTS)).tolist()
+    while len(chosen) < min(n, len(table)):
+        chosen += design.next(table.take(np.array(chosen)), 1).tolist()
+    return np.array(chosen, dtype=np.intp)

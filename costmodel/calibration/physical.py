@@ -1,0 +1,482 @@
+"""The physical calibration: a sum of physical work with non-negative coefficients."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from functools import cached_property, lru_cache
+from itertools import product
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import ValidationError, model_validator
+
+from costmodel.calibration.base import RooflineCalibration
+from costmodel.calibration.points import Points
+from costmodel.communication import all_reduce_s
+from costmodel.errors import InputError
+from costmodel.fields import Count, Factor, Statistic
+from costmodel.roofline import (
+    Roofline,
+    cached_tokens,
+    distinct_experts,
+    paper_bytes,
+    physical_bytes,
+    physical_flops,
+)
+from costmodel.statistics import non_negative_minima, robust_sigma
+
+Array = NDArray[np.float64]
+CommunicationForm = Literal["curve", "step", "line"]
+
+WORK_TERMS = ("floor", "weights", "matrix_flops", "attention_flops", "kv_read")
+COEFFICIENTS = ("floor", "weights", "matrix_flops", "kv_read", "attention_flops", "activations")
+LEAST_FACTOR = 1e-6  # of the largest coefficient: less would be faster than any device is
+TILES = (1, 16, 32, 64, 128, 256)
+_ATTENTION_ROWS = (1, 64, 128, 256, 512, 1024)
+# Tokens beyond which all-reduces may take another protocol; libraries switch at 32 KB to 8 MB.
+_SWITCH_TOKENS = (16, 32, 64, 128, 256, 512)
+# Communication is told apart where that removes at least this share of the squared error.
+_WORTH_A_TERM = 0.2
+# A coefficient that differs from its prior by the prior's size costs as much as a misfit of
+# 0.1 % at every point: it decides only what the points leave open.
+_PRIOR_WEIGHT = 0.001**2
+_RATIOS = np.geomspace(0.3, 8.0, 16)
+_USUAL_TILE = 128
+_TUKEY = 4.685  # 95 % efficient under normal noise; residuals beyond it have no weight
+
+
+def work_terms(
+    roofline: Roofline, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1
+) -> list[Array]:
+    """Seconds at the peaks of each of WORK_TERMS; the floor counts as reading the weights once."""
+    a = roofline.architecture
+    flops_per_s = roofline.peaks.flops_per_s * roofline.tensor_parallel
+    bytes_per_s = roofline.peaks.bytes_per_s * roofline.tensor_parallel
+    s, c, b = (np.asarray(value, dtype=np.float64) for value in (rows, context, batch))
+    tokens = s * b
+    one_row = _one_row(roofline)
+    cached = cached_tokens(a, c)
+    keys = cached + (s + 1) / 2
+    weights = (one_row.fixed_bytes + one_row.expert_bytes * distinct_experts(a, tokens)) + 0 * c
+    return [
+        np.full_like(tokens * keys, one_row.weight_bytes / bytes_per_s),
+        weights / bytes_per_s,
+        tokens * (one_row.matrix_flops / flops_per_s) + 0 * c,
+        tokens * keys * (one_row.attention_flops / flops_per_s),
+        b * cached * (one_row.kv_bytes / bytes_per_s) + 0 * s,
+    ]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _OneRow:
+    """Physical work of one row on one cached token."""
+
+    fixed_bytes: float
+    expert_bytes: float
+    weight_bytes: float
+    matrix_flops: float
+    attention_flops: float
+    kv_bytes: float
+
+
+@lru_cache(maxsize=64)
+def _one_row(roofline: Roofline) -> _OneRow:
+    a = roofline.architecture
+    moved = physical_bytes(a, 1, 1, 1, roofline.element_bytes, roofline.weight_bytes)
+    flops = physical_flops(a, 1, 0)
+    attention = float(flops.scores + flops.values)
+    fixed = float(
+        moved.embedding_and_lm_head_weights + moved.attention_weights + moved.small_weights
+    )
+    common = a.common_ffn / max(a.active_ffn, 1)
+    per_expert = float(moved.ffn_weights) * (1 - common) / max(a.active_experts, 1)
+    return _OneRow(
+        fixed_bytes=fixed + common * float(moved.ffn_weights),
+        expert_bytes=per_expert,
+        weight_bytes=fixed + float(moved.ffn_weights),
+        matrix_flops=float(flops.total) - attention,
+        attention_flops=attention,
+        kv_bytes=float(a.layers * a.cached_width * roofline.element_bytes),
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class KernelShape:
+    """The discrete part of a physical calibration.
+
+    `tile_rows`: rows of a matrix product's tile; `attention_rows`: rows that fill the device;
+    `communication_form`: all-reduces as `PhysicalCalibration` has them (None: not told apart).
+    """
+
+    tile_rows: int
+    attention_rows: int
+    communication_form: CommunicationForm | None = None
+    switch_tokens: int = 0
+
+
+class PhysicalCalibration(RooflineCalibration):
+    """seconds = floor + max(weights, matrix FLOPs) + KV reads + attention FLOPs + activations.
+
+    Each term is a coefficient times the seconds of that work at the peaks; the floor counts
+    as reading the weights once. Matrix FLOPs count rows in whole tiles of `tile_rows`.
+    Attention of more than one row costs at least as much as attention of `attention_rows`
+    rows, the number that fills the device. Under tensor parallelism there is `communication`
+    where it explains the points: a multiple of two all-reduces a layer, by its form
+
+        curve  as they were published for the device, of all tokens
+        step   beyond `switch_tokens`, where libraries change the protocol, the same for all
+        line   beyond `switch_tokens`, growing with the tokens
+
+    The last two count as reading the weights once (a line: for 512 tokens); what smaller messages
+    cost is then in `floor` and `activations`. A standard error (`..._se`) is None where the points
+    do not determine the coefficient. `noise` is the robust relative spread of the `points` points
+    around the fit.
+    """
+
+    floor: Factor
+    weights: Factor
+    matrix_flops: Factor
+    kv_read: Factor
+    attention_flops: Factor
+    activations: Factor
+    floor_se: Statistic | None = None
+    weights_se: Statistic | None = None
+    matrix_flops_se: Statistic | None = None
+    kv_read_se: Statistic | None = None
+    attention_flops_se: Statistic | None = None
+    activations_se: Statistic | None = None
+    tile_rows: Count
+    attention_rows: Count
+    communication: Factor | None = None
+    communication_form: CommunicationForm | None = None
+    switch_tokens: Count | None = None
+    noise: Statistic
+    points: Count
+
+    @model_validator(mode="after")
+    def _check(self) -> PhysicalCalibration:
+        if max(self.floor, self.weights, self.matrix_flops) < LEAST_FACTOR:
+            raise ValueError(f"floor, weights or matrix_flops must be at least {LEAST_FACTOR:g}")
+        form = self.communication_form
+        if (form is None) != (self.communication is None):
+            raise ValueError("communication and communication_form belong together")
+        if (form in ("step", "line")) != (self.switch_tokens is not None):
+            raise ValueError("switch_tokens belongs to the communication forms step and line")
+        return self
+
+    @property
+    def shape(self) -> KernelShape:
+        """The tiles and the switch of the terms."""
+        return KernelShape(
+            tile_rows=self.tile_rows,
+            attention_rows=self.attention_rows,
+            communication_form=self.communication_form,
+            switch_tokens=self.switch_tokens or 0,
+        )
+
+    @cached_property
+    def coefficients(self) -> tuple[float, ...]:
+        """The coefficients in the order of COEFFICIENTS."""
+        return tuple(getattr(self, name) for name in COEFFICIENTS)
+
+    @property
+    def standard_errors(self) -> tuple[float | None, ...]:
+        """Their standard errors, in the same order."""
+        return tuple(getattr(self, f"{name}_se") for name in COEFFICIENTS)
+
+    def predict_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
+        """Seconds in the broadcast shape of the arguments, never below the physical bound."""
+        fitted_s = self.fitted_s(rows, context, batch)
+        return self.roofline.bounded(fitted_s, rows, context, batch)
+
+    def fitted_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
+        """The sum of the terms alone; outside the points it may lie below the physical bound."""
+        unit = physical_terms(self.roofline, rows, context, batch, self.shape)
+        floor, weights, matrix, kv, attention, activations = (
+            factor * term for factor, term in zip(self.coefficients, unit, strict=True)
+        )
+        total: Array = floor + np.maximum(weights, matrix) + kv + attention + activations
+        if self.communication is not None:
+            unit_s = communication_term(self.roofline, rows, batch, self.shape)
+            total = total + self.communication * unit_s
+        return total
+
+    def attention_share(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
+        """Share of the time that attention takes, 0 .. 1: KV reads and attention FLOPs."""
+        unit = physical_terms(self.roofline, rows, context, batch, self.shape)
+        spent = self.coefficients[3] * unit[3] + self.coefficients[4] * unit[4]
+        share: Array = spent / self.fitted_s(rows, context, batch)
+        return share
+
+    def beyond_s(
+        self, rows: ArrayLike, last: tuple[float, float], context: float, batch: float
+    ) -> Array:
+        """Seconds of more rows than were measured; `last` is (most measured rows, seconds).
+
+        Where `last` computes longer than it reads, at the peaks, all terms grow as fitted.
+        Otherwise the points do not determine the cost of FLOPs: activations and attention
+        grow, and FLOPs, in tiles of 128 rows or more, count once they alone take longer.
+        """
+        last_rows, last_s = last
+        _, reading_s, computing_s, *_ = physical_terms(
+            self.roofline, last_rows, context, batch, self.shape
+        )
+        if computing_s >= reading_s:
+            last_fitted_s = self.fitted_s(last_rows, context, batch)
+            return last_s * self.fitted_s(rows, context, batch) / last_fitted_s
+        matrix_s, attention_s, activations_s = self._parts_s(rows, context, batch)
+        _, attention_before_s, activations_before_s = self._parts_s(last_rows, context, batch)
+        added_s = attention_s - attention_before_s + activations_s - activations_before_s
+        grown: Array = np.maximum(last_s + added_s, matrix_s + attention_s)
+        return grown
+
+    def _parts_s(self, rows: ArrayLike, context: float, batch: float) -> tuple[Array, Array, Array]:
+        """Seconds of matrix FLOPs in usual tiles, of attention with its traffic, of activations."""
+        shape = dataclasses.replace(self.shape, tile_rows=max(self.tile_rows, _USUAL_TILE))
+        unit = physical_terms(self.roofline, rows, context, batch, shape)
+        _, _, matrix, kv, attention, activations = (
+            factor * term for factor, term in zip(self.coefficients, unit, strict=True)
+        )
+        return matrix, kv + attention, activations
+
+    def bounds_s(
+        self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1
+    ) -> tuple[Array, Array]:
+        """The two sides of the physical bound: (compute seconds, memory seconds)."""
+        return self.roofline.with_count("physical").branches_s(rows, context, batch)
+
+    def bound_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
+        """The physical bound."""
+        return np.maximum(*self.bounds_s(rows, context, batch))
+
+    def cached(self, context: float) -> float:
+        """Cached tokens that attention reads: the context, or less under sliding windows."""
+        return float(cached_tokens(self.roofline.architecture, context))
+
+    def intervals(self) -> dict[str, tuple[float, float] | None]:
+        """95 % interval of each coefficient; None where the points do not determine it."""
+        free = max(self.points - len(COEFFICIENTS), 1)
+        width = 1.96 + (1.96**3 + 1.96) / (4 * free)  # Student's t, first order
+        return {
+            name: None
+            if error is None
+            else (max(value - width * error, 0.0), value + width * error)
+            for name, value, error in zip(
+                COEFFICIENTS, self.coefficients, self.standard_errors, strict=True
+            )
+        }
+
+
+def physical_terms(
+    roofline: Roofline,
+    rows: ArrayLike,
+    context: ArrayLike,
+    batch: ArrayLike,
+    shape: KernelShape,
+) -> list[Array]:
+    """Seconds at the peaks of each of COEFFICIENTS."""
+    s, c, b = np.broadcast_arrays(
+        *(np.asarray(value, dtype=np.float64) for value in (rows, context, batch))
+    )
+    floor, weights, matrix, attention, kv = work_terms(roofline, s, c, b)
+    tokens = s * b
+    matrix = matrix * (np.ceil(tokens / shape.tile_rows) * shape.tile_rows / tokens)
+    # One row takes a kernel that splits the keys and costs what reading them costs.
+    filled = np.where(s > 1, np.maximum(tokens, shape.attention_rows) / tokens, 0.0)
+    moved = paper_bytes(roofline.architecture, s, 0, b, roofline.element_bytes)
+    scores = 2.0 * roofline.element_bytes * roofline.architecture.layers * b * s * s
+    io = moved.attention_io - scores * roofline.architecture.heads + moved.ffn_io + moved.lm_head_io
+    activations = io / (roofline.peaks.bytes_per_s * roofline.tensor_parallel)
+    return [floor, weights, matrix, kv, attention * filled, activations]
+
+
+def communication_term(
+    roofline: Roofline, rows: ArrayLike, batch: ArrayLike, shape: KernelShape
+) -> Array:
+    """Unit seconds of two all-reduces a layer in the shape's form."""
+    a = roofline.architecture
+    tokens = np.asarray(rows, dtype=np.float64) * np.asarray(batch, dtype=np.float64)
+    token_bytes = a.hidden * roofline.element_bytes
+    if shape.communication_form == "curve":
+        return 2 * a.layers * all_reduce_s(roofline.protocols, tokens * token_bytes)
+    counted = tokens / _SWITCH_TOKENS[-1] if shape.communication_form == "line" else 1.0
+    seconds = work_terms(roofline, 1, 0)[0] * counted
+    return np.where(tokens > shape.switch_tokens, seconds, 0.0)
+
+
+def fit_physical(points: Points, roofline: Roofline) -> PhysicalCalibration:
+    """Least relative squares over kernel shapes and coefficients, robustly.
+
+    Raises InputError for fewer than 4 points or points of one row count and context only.
+    """
+    if len(points) < 4:
+        raise InputError(
+            f"a physical calibration needs at least 4 points (there are {len(points)})",
+            hint="Measure more row counts and contexts",
+        )
+    bound = roofline.with_count("physical").seconds(points.rows, points.context, points.batch)
+    factor = float(np.median(points.seconds / bound))
+    weights = np.ones(len(points))
+    best = _search(points, roofline, factor, weights)
+    for _ in range(2):
+        weights = _tukey(best.residual, len(points))
+        best = _search(points, roofline, factor, weights)
+    best, weights = _polish(best, factor, weights)
+    spread = _spread(best.residual, len(points))
+    values = best.coefficients[: len(COEFFICIENTS)].tolist()
+    fields: dict[str, Any] = dict(zip(COEFFICIENTS, values, strict=True))
+    errors = _standard_errors(best, weights, factor, spread)
+    fields |= {f"{name}_se": error for name, error in zip(COEFFICIENTS, errors, strict=False)}
+    shape = best.shape
+    if shape.communication_form is not None:
+        fields |= {
+            "communication": float(best.coefficients[-1]),
+            "communication_form": shape.communication_form,
+            "switch_tokens": shape.switch_tokens or None,
+        }
+    try:
+        calibration = PhysicalCalibration(
+            **fields,
+            tile_rows=shape.tile_rows,
+            attention_rows=shape.attention_rows,
+            noise=spread,
+            points=len(points),
+        )
+    except ValidationError:
+        raise InputError("no sum of physical work fits the points") from None
+    return calibration.over(roofline)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Fit:
+    """One candidate fit: terms over the measured seconds [n, 6], and their coefficients.
+
+    With communication there is a seventh.
+    """
+
+    shape: KernelShape
+    terms: Array
+    coefficients: Array
+
+    @property
+    def residual(self) -> Array:
+        difference: Array = _active(self.terms, self.coefficients) @ self.coefficients - 1
+        return difference
+
+
+def _search(points: Points, roofline: Roofline, factor: float, weights: Array) -> _Fit:
+    """The best fit over all kernel shapes; under tensor parallelism also with communication."""
+
+    def best_of(shapes: Iterable[KernelShape]) -> _Fit:
+        fits = [_best_ratio(points, roofline, factor, weights, shape) for shape in shapes]
+        return min(fits, key=lambda fit: fit[0])[1]
+
+    tiles = [
+        KernelShape(tile_rows=tile, attention_rows=rows)
+        for tile, rows in product(TILES, _ATTENTION_ROWS)
+    ]
+    best = best_of(tiles)
+    if roofline.tensor_parallel == 1:
+        return best
+    tokens = points.rows * points.batch
+    forms: list[tuple[CommunicationForm, int]] = [("curve", 0)] if roofline.protocols else []
+    inside = [n for n in _SWITCH_TOKENS if np.any(tokens > n) and np.any(tokens <= n)]
+    forms += [("step", n) for n in inside] + [("line", n) for n in inside]
+    told = [
+        dataclasses.replace(best.shape, communication_form=form, switch_tokens=switch)
+        for form, switch in forms
+    ]
+    if not told:
+        return best
+    apart = best_of(told)
+    apart = best_of(
+        dataclasses.replace(
+            shape,
+            communication_form=apart.shape.communication_form,
+            switch_tokens=apart.shape.switch_tokens,
+        )
+        for shape in tiles
+    )
+    lost, left = (float(weights @ fit.residual**2) for fit in (best, apart))
+    return apart if left < (1 - _WORTH_A_TERM) * lost else best
+
+
+def _best_ratio(
+    points: Points, roofline: Roofline, factor: float, weights: Array, shape: KernelShape
+) -> tuple[float, _Fit]:
+    """Loss and fit at the best ratio of FLOPs to weights."""
+    at = (points.rows, points.context, points.batch)
+    columns = physical_terms(roofline, *at, shape)
+    if shape.communication_form is not None:
+        columns.append(communication_term(roofline, points.rows, points.batch, shape))
+    terms = np.stack(columns, axis=1) / points.seconds[:, None]
+    matrix = np.maximum(terms[:, 1], _RATIOS[:, None] * terms[:, 2])  # [ratios, n]
+    rest = np.broadcast_to(
+        np.delete(terms, [1, 2], axis=1), (len(_RATIOS), len(terms), terms.shape[1] - 2)
+    )
+    design = np.concatenate([rest[:, :, :1], matrix[:, :, None], rest[:, :, 1:]], axis=2)
+    penalty = _PRIOR_WEIGHT * np.sum(weights) / factor**2
+    solved, loss = non_negative_minima(design, weights, _prior(factor, 5, design.shape[2]), penalty)
+    index = int(np.argmin(loss))
+    full = np.insert(solved[index], 2, solved[index][1] * _RATIOS[index])
+    return float(loss[index]), _Fit(shape=shape, terms=terms, coefficients=full)
+
+
+def _prior(factor: float, physical: int, size: int) -> Array:
+    """No floor, `factor` for the other `physical` terms, no communication; [size]."""
+    return np.array([0.0] + [factor] * (physical - 1) + [0.0] * (size - physical))
+
+
+def _polish(fit: _Fit, factor: float, weights: Array) -> tuple[_Fit, Array]:
+    """Fit all coefficients at once, each point on its slower branch, until they settle."""
+    prior = _prior(factor, len(COEFFICIENTS), len(fit.coefficients))
+    best = fit
+    for _ in range(20):
+        design = _active(best.terms, best.coefficients)
+        penalty = _PRIOR_WEIGHT * np.sum(weights) / factor**2
+        solved = non_negative_minima(design[None], weights, prior, penalty)[0][0]
+        change = np.max(np.abs(solved - best.coefficients)) / factor
+        best = dataclasses.replace(best, coefficients=solved)
+        weights = _tukey(best.residual, len(weights))
+        if change < 1e-6:
+            break
+    return best, weights
+
+
+def _active(terms: Array, coefficients: Array) -> Array:
+    """The terms, with the faster of weights and matrix FLOPs set to 0 at each point."""
+    compute = coefficients[2] * terms[:, 2] > coefficients[1] * terms[:, 1]
+    design = terms.copy()
+    design[compute, 1] = 0.0
+    design[~compute, 2] = 0.0
+    return design
+
+
+def _spread(residual: Array, count: int) -> float:
+    """Robust standard deviation of the residuals, corrected for the fitted coefficients."""
+    free = max(count - len(COEFFICIENTS), 1)
+    return robust_sigma(residual) * float(np.sqrt(count / free)) + 1e-7
+
+
+def _tukey(residual: Array, count: int) -> Array:
+    """Bisquare weights; scaled by a median, so at least half of the points have weight."""
+    scaled = residual / (_TUKEY * _spread(residual, count))
+    weights: Array = np.where(np.abs(scaled) < 1, (1 - scaled**2) ** 2, 0.0)
+    return np.maximum(weights, 1e-6)
+
+
+def _standard_errors(
+    fit: _Fit, weights: Array, factor: float, spread: float
+) -> tuple[float | None, ...]:
+    """Standard errors of the coefficients; None for a term that no point depends on."""
+    design = _active(fit.terms, fit.coefficients)
+    penalty = _PRIOR_WEIGHT * np.sum(weights) / factor**2
+    hessian = design.T @ (design * weights[:, None]) + penalty * np.eye(design.shape[1])
+    covariance = np.linalg.inv(hessian) * spread**2
+    depends = np.any(design > 0, axis=0)
+    return tuple(
+        float(np.sqrt(variance)) if used else None
+        for variance, used in zip(np.diag(covariance), depends, strict=True)
+    )

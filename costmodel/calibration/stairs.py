@@ -1,0 +1,455 @@
+"""The stairs calibration: the physical one times a Gaussian process, stepped in rows.
+
+The covariance of two shapes, as variances of log seconds, has four parts:
+- a level common to all;
+- steps: a random walk over the rows that moves at tile edges, most at the first (`step_mass`),
+  so that between two measured row counts the ratio is interpolated and beyond them constant;
+- tiles: row counts in one tile of 16, 64 or 128 rows run the same kernels (`same_tile`);
+- context: the error of attention's share of the time, similar for near row counts and contexts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import product
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from costmodel.calibration.base import predict_slices
+from costmodel.calibration.physical import PhysicalCalibration
+from costmodel.calibration.points import Points
+from costmodel.errors import InputError
+from costmodel.fields import LogScale, LogScaleOrZero, Section
+from costmodel.statistics import robust_sigma
+
+Array = NDArray[np.float64]
+
+MIN_POINTS = 6
+_STEPS = (0.01, 0.03, 0.1)
+_TILES = (0.002, 0.01, 0.03)
+_CONTEXTS = (0.1, 0.3)
+_NOISES = (0.001, 0.003, 0.01, 0.03)
+# Medians of forwards repeat within about 0.3 %; one deviation of that is a factor of 2.
+_USUAL_NOISE, _NOISE_FACTOR = 0.003, 0.7
+_OUTLIER = 6.0  # standard deviations beyond which a point contradicts the others
+# Log seconds by which a correction may exceed those at the points; real ones stay far below.
+_MARGIN = 1.0
+_LAST_TABLE_ROW = 8192
+_CACHED_CONTEXTS = 512
+
+LEVEL = 0.02
+_STEP_SHARES = {128: 1.0, 64: 0.5, 32: 0.25, 16: 0.15}
+_SMOOTH_SHARE = 0.3
+_FIRST_ROW = 0.3  # one row and two run different kernels
+_TILE_SHARES = {16: 0.2, 64: 0.4, 128: 0.4}
+_CONTEXT_SCALE = 1.5  # in ln(context + 64): a factor of 4.5
+_CONTEXT_OFFSET = 64.0
+_ONE_ROW_CORRELATION = 0.2  # of the attention of one row with that of several
+_EULER = 0.5772156649
+
+
+class StairsScales(Section):
+    """Standard deviations of log seconds, as stored in a profile.
+
+    With the profile's points and its physical calibration they give the whole calibration.
+    `context` scales attention's share of the time.
+    """
+
+    step: LogScale
+    tile: LogScale
+    context: LogScaleOrZero
+    noise: LogScale
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Places:
+    """Inputs of the covariance, arrays of one length.
+
+    tokens   rows x batch
+    many     whether there is more than one row
+    context  cached tokens
+    share    attention's share of the time
+    """
+
+    tokens: Array
+    many: NDArray[np.bool_]
+    context: Array
+    share: Array
+
+    def by_rows(self) -> tuple[Places, NDArray[np.intp]]:
+        """The distinct token counts, and the index of each place among them.
+
+        Context and share of the result are those of the first place and mean nothing.
+        """
+        _, first, which = np.unique(
+            np.stack([self.tokens, self.many]), axis=1, return_index=True, return_inverse=True
+        )
+        once = Places(
+            tokens=self.tokens[first],
+            many=self.many[first],
+            context=self.context[first],
+            share=self.share[first],
+        )
+        return once, which.ravel()
+
+
+def step_mass(tokens: ArrayLike) -> Array:
+    """Expected number of steps up to a token count, in units of the step after 128.
+
+    The k-th edge of a tile has the weight 1 / k, since another tile adds a k-th of the work.
+    """
+    r = np.asarray(tokens, dtype=np.float64)
+    mass = _SMOOTH_SHARE * np.log2(r) + _FIRST_ROW * (r > 1)
+    for tile, share in _STEP_SHARES.items():
+        mass = mass + share * _harmonic(np.ceil(r / tile) - 1)
+    return np.asarray(mass, dtype=np.float64)
+
+
+def same_tile(one: Array, other: Array) -> Array:
+    """Summed weights of the tile sizes in which two token counts share a tile, [n, m]."""
+    total = np.zeros((len(one), len(other)))
+    for tile, share in _TILE_SHARES.items():
+        left, right = (np.where(r > 1, np.ceil(r / tile), 0.0) for r in (one, other))
+        total += share * (left[:, None] == right[None, :])
+    return total
+
+
+def over_rows(one: Places, other: Places) -> tuple[Array, Array, Array]:
+    """Covariance over rows at unit scale: steps, tiles, the context term's part; each [n, m]."""
+    steps = np.minimum(step_mass(one.tokens)[:, None], step_mass(other.tokens)[None, :])
+    distance = np.log(one.tokens)[:, None] - np.log(other.tokens)[None, :]
+    correlation = np.where(one.many[:, None] == other.many[None, :], 1.0, _ONE_ROW_CORRELATION)
+    return steps, same_tile(one.tokens, other.tokens), correlation * np.exp(-0.5 * distance**2)
+
+
+def over_context(one: ArrayLike, other: ArrayLike) -> Array:
+    """Covariance over contexts at unit scale, the context term's other part; [n, m]."""
+    left, right = (
+        np.log(np.atleast_1d(np.asarray(c, dtype=np.float64)) + _CONTEXT_OFFSET)
+        for c in (one, other)
+    )
+    distance = (left[:, None] - right[None, :]) / _CONTEXT_SCALE
+    return np.asarray(np.exp(-0.5 * distance**2), dtype=np.float64)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Parts:
+    """The terms of the covariance at unit scale, [n, m] each; `covariance` scales and sums them."""
+
+    steps: Array
+    tiles: Array
+    context: Array
+
+    @classmethod
+    def of(cls, one: Places, other: Places) -> Parts:
+        (left, left_of), (right, right_of) = one.by_rows(), other.by_rows()
+        cells = np.ix_(left_of, right_of)
+        steps, tiles, rows = (part[cells] for part in over_rows(left, right))
+        shared = one.share[:, None] * other.share[None, :]
+        return cls(
+            steps=steps,
+            tiles=tiles,
+            context=shared * rows * over_context(one.context, other.context),
+        )
+
+    def covariance(self, scales: StairsScales) -> Array:
+        """The covariance [n, m], without noise."""
+        total: Array = (
+            LEVEL**2
+            + scales.step**2 * self.steps
+            + scales.tile**2 * self.tiles
+            + scales.context**2 * self.context
+        )
+        return total
+
+
+def _harmonic(count: Array) -> Array:
+    """1 + 1/2 + ... + 1/n within 1e-3, 0 for n = 0."""
+    n = np.maximum(count, 1.0)
+    total: Array = np.log(n) + _EULER + 1 / (2 * n) - 1 / (12 * n**2)
+    return np.where(count >= 1, total, 0.0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StairsCalibration:
+    """log seconds = log physical + Gaussian process conditioned on the measured points.
+
+    Between two measured row counts the prediction never falls and lies between their times,
+    so it cannot overshoot; a fall between measured row counts stays. It is computed for whole
+    row counts and interpolated between them. More rows than were measured take
+    `PhysicalCalibration.beyond_s`. No prediction is faster than `bound_share` of the physical
+    bound: 1, or less where a point is faster than the stated peaks allow.
+    """
+
+    physical: PhysicalCalibration
+    scales: StairsScales
+    points: Points
+    places: Places
+    weights: Array  # inverse covariance of the points times their log ratios
+    left_out: NDArray[np.bool_]  # points that others contradict
+    reach: tuple[float, float]  # least and largest correction of log seconds
+    bound_share: float
+    _tables: dict[float, _Table] = dataclasses.field(default_factory=dict, repr=False)
+
+    def predict_s(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
+        """Seconds in the broadcast shape of the arguments."""
+        return predict_slices(self._slice, rows, context, batch)
+
+    def _slice(self, rows: Array, context: float, batch: float) -> Array:
+        """Seconds of any rows at one context and batch."""
+        table = self._tables.get(batch)
+        if table is None:
+            table = self._tables[batch] = _Table.of(self, batch)
+        seconds = table.seconds(context)
+        index = np.minimum(rows, table.rows[-1]).astype(np.intp)
+        looked_up: Array = seconds[index - 1]
+        if np.all(index == rows):
+            return looked_up
+        result = np.interp(rows, table.rows, seconds)
+        beyond = rows > table.rows[-1]
+        if np.any(beyond):
+            last = (float(table.rows[-1]), float(seconds[-1]))
+            more = np.maximum(self.physical.beyond_s(rows, last, context, batch), seconds[-1])
+            bound = self.bound_share * self.physical.bound_s(rows, context, batch)
+            result = np.where(beyond, np.maximum(more, bound), result)
+        return np.asarray(result, dtype=np.float64)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Table:
+    """Everything that does not depend on the context, for each whole row count at one batch.
+
+    The row counts [r] are 1, 2, ... up to the largest measured.
+    """
+
+    calibration: StairsCalibration
+    batch: float
+    rows: Array  # [r]
+    fixed: Array  # [r] correction by steps and tiles
+    rows_part: Array  # [r, m] the rows' part of the context term, by measured token count
+    token_index: NDArray[np.intp]  # [n] index of each point's token count
+    base: Array  # [r] physical seconds at no context
+    slope: Array  # [r] physical seconds a cached token
+    bound: tuple[Array, Array]  # [2, r] sides of the bound at no context; their rise a token
+    below: NDArray[np.intp]  # [r] index of the measured row count below each
+    above: NDArray[np.intp]  # [r] and of the one above, or its own
+    interval: Array  # [r] number of the interval between measured row counts
+    cache: dict[float, Array]  # seconds [r] by context
+
+    @classmethod
+    def of(cls, calibration: StairsCalibration, batch: float) -> _Table:
+        measured = np.unique(calibration.points.rows)
+        last = min(np.ceil(measured[-1]), _LAST_TABLE_ROW)
+        rows = np.arange(1.0, last + 1.0)
+        physical = calibration.physical
+        here = Places(
+            tokens=rows * batch,
+            many=rows > 1,
+            context=np.zeros_like(rows),
+            share=np.ones_like(rows),
+        )
+        measured_places, token_index = calibration.places.by_rows()
+        steps, tiles, rows_part = over_rows(here, measured_places)
+        scales, weights = calibration.scales, np.bincount(token_index, calibration.weights)
+        base = physical.fitted_s(rows, 0.0, batch)
+        bounds = [np.stack(physical.bounds_s(rows, cached, batch)) for cached in (0.0, 1.0)]
+        knots = np.minimum(measured[measured <= max(last, measured[0])], last).astype(np.intp)
+        position = np.searchsorted(knots, rows)
+        return cls(
+            calibration=calibration,
+            batch=batch,
+            rows=rows,
+            fixed=(LEVEL**2 + scales.step**2 * steps + scales.tile**2 * tiles) @ weights,
+            rows_part=scales.context**2 * rows_part,
+            token_index=token_index,
+            base=base,
+            slope=physical.fitted_s(rows, 1.0, batch) - base,
+            bound=(bounds[0], bounds[1] - bounds[0]),
+            below=knots[np.maximum(position - 1, 0)] - 1,
+            above=knots[np.minimum(position, len(knots) - 1)] - 1,
+            interval=position.astype(np.float64),
+            cache={},
+        )
+
+    def seconds(self, context: float) -> Array:
+        """Seconds [r] at one context; cached, as many calls share a context."""
+        cached_s = self.cache.get(context)
+        if cached_s is not None:
+            return cached_s
+        physical, places = self.calibration.physical, self.calibration.places
+        cached = physical.cached(context)
+        spent = self.slope * cached
+        total = self.base + spent
+        near = over_context(context, places.context)[0] * places.share * self.calibration.weights
+        by_context = self.rows_part @ np.bincount(self.token_index, near)
+        correction = np.clip(self.fixed + spent / total * by_context, *self.calibration.reach)
+        seconds = self._in_order(total * np.exp(correction))
+        seconds = np.maximum(seconds, self.calibration.bound_share * self._bound_s(context))
+        if len(self.cache) >= _CACHED_CONTEXTS:
+            self.cache.clear()
+        self.cache[context] = seconds
+        return seconds
+
+    def _bound_s(self, context: float) -> Array:
+        """The physical bound [r]: linear in the context, except under a sliding window."""
+        physical = self.calibration.physical
+        if physical.roofline.architecture.sliding_window is not None:
+            return physical.bound_s(self.rows, context, self.batch)
+        none, one_more = self.bound
+        bound: Array = np.max(none + one_more * context, axis=0)
+        return bound
+
+    def _in_order(self, seconds: Array) -> Array:
+        """Seconds kept within the times of the measured row counts around, and never falling."""
+        one, other = seconds[self.below], seconds[self.above]
+        inner = (self.below < np.arange(len(seconds))) & (np.arange(len(seconds)) < self.above)
+        low, high = np.minimum(one, other), np.maximum(one, other)
+        within = np.where(inner, np.clip(seconds, low, high), seconds)
+        # Each interval is lifted above the one before, so that one running maximum serves all.
+        lift = 2.0 * float(np.max(within)) * self.interval
+        rising = np.maximum.accumulate(within + lift) - lift
+        return np.where(inner, np.minimum(rising, high), within)
+
+
+def build_stairs(
+    points: Points, physical: PhysicalCalibration, scales: StairsScales
+) -> StairsCalibration:
+    """Condition on the points under given scales; needs numpy alone and is quick.
+
+    A point that several others of its tile contradict by more than six standard deviations is
+    left out; a lone one may be a step and stays. Raises InputError for fewer
+    than 6 points.
+    """
+    return _conditioned(points, physical, scales, *_prepared(points, physical))
+
+
+def fit_stairs(points: Points, physical: PhysicalCalibration) -> StairsCalibration:
+    """Choose the scales by marginal likelihood and condition on the points.
+
+    The prior of the noise is centred on 0.3 %. Scales are rejected where a measured row count
+    would get cheaper with the context though its points do not. Raises InputError for fewer
+    than 6 points.
+    """
+    places, ratio, parts = _prepared(points, physical)
+    ranked = _ranked(points.median_error**2, ratio, parts)
+    wild = _conditioned(points, physical, ranked[0], places, ratio, parts).left_out
+    if wild.any():
+        ranked = _ranked(points.median_error**2 + wild, ratio, parts)
+    for scales in ranked[:6]:
+        fitted = _conditioned(points, physical, scales, places, ratio, parts)
+        if not _falls_with_context(fitted):
+            return fitted
+    calm = ranked[0].model_copy(update={"context": 0.0})
+    return _conditioned(points, physical, calm, places, ratio, parts)
+
+
+def places_of(physical: PhysicalCalibration, rows: Array, context: Array, batch: Array) -> Places:
+    """The inputs of the covariance for shapes [n]."""
+    return Places(
+        tokens=rows * batch,
+        many=rows > 1,
+        context=context,
+        share=physical.attention_share(rows, context, batch),
+    )
+
+
+def _prepared(points: Points, physical: PhysicalCalibration) -> tuple[Places, Array, Parts]:
+    """Places of the points, their log ratios to the physical calibration, their covariance."""
+    if len(points) < MIN_POINTS:
+        raise InputError(
+            f"a stairs calibration needs at least {MIN_POINTS} points (there are {len(points)})",
+            hint="Measure more row counts and contexts",
+        )
+    places = places_of(physical, points.rows, points.context, points.batch)
+    predicted = physical.fitted_s(points.rows, points.context, points.batch)
+    return places, np.log(points.seconds / predicted), Parts.of(places, places)
+
+
+def _bound_share(points: Points, physical: PhysicalCalibration) -> float:
+    """Share of the physical bound that the fastest point reaches, at most 1."""
+    bound = physical.bound_s(points.rows, points.context, points.batch)
+    return min(1.0, float(np.min(points.seconds / bound)))
+
+
+def _ranked(variance: Array, ratio: Array, parts: Parts) -> list[StairsScales]:
+    """All scales, the likeliest first; `variance` [n] of the points adds to the noise."""
+    choices = [
+        StairsScales(step=step, tile=tile, context=context, noise=noise)
+        for step, tile, context, noise in product(_STEPS, _TILES, _CONTEXTS, _NOISES)
+    ]
+    return sorted(choices, key=lambda scales: _unlikeliness(variance, scales, ratio, parts))
+
+
+def _unlikeliness(variance: Array, scales: StairsScales, ratio: Array, parts: Parts) -> float:
+    """Negative log likelihood of the ratios plus negative log prior of the noise."""
+    total = parts.covariance(scales) + np.diag(scales.noise**2 + variance)
+    lower = np.linalg.cholesky(total)
+    white = np.linalg.solve(lower, ratio)
+    away = np.log(scales.noise / _USUAL_NOISE) / _NOISE_FACTOR
+    return float(0.5 * white @ white + np.sum(np.log(np.diag(lower))) + 0.5 * away**2)
+
+
+def _conditioned(
+    points: Points,
+    physical: PhysicalCalibration,
+    scales: StairsScales,
+    places: Places,
+    ratio: Array,
+    parts: Parts,
+) -> StairsCalibration:
+    """The calibration, after leaving out points that others contradict."""
+    covariance = parts.covariance(scales)
+    variance = scales.noise**2 + points.median_error**2
+    inverse = _inverse(covariance, variance)
+    wild = _contradicted(inverse, ratio, places)
+    if wild.any():
+        variance = np.where(wild, 1.0, variance)
+        inverse = _inverse(covariance, variance)
+    return StairsCalibration(
+        physical=physical,
+        scales=scales,
+        points=points,
+        places=places,
+        weights=inverse @ ratio,
+        left_out=wild,
+        reach=(float(ratio.min()) - _MARGIN, float(ratio.max()) + _MARGIN),
+        bound_share=_bound_share(points.take(~wild), physical),
+    )
+
+
+def _inverse(covariance: Array, variance: Array) -> Array:
+    return np.asarray(np.linalg.inv(covariance + np.diag(variance)), dtype=np.float64)
+
+
+def _contradicted(inverse: Array, ratio: Array, places: Places) -> NDArray[np.bool_]:
+    """Points [n] far from the prediction of the others, where three others share their tile.
+
+    The left-out residual of a Gaussian process is [inverse ratio]_i / inverse_ii.
+    """
+    residual = np.abs(inverse @ ratio) / np.sqrt(np.diag(inverse))
+    tile = np.where(places.tokens > 1, np.ceil(places.tokens / 16), 0.0)
+    wild = np.zeros(len(ratio), dtype=bool)
+    for index in np.flatnonzero(residual > _OUTLIER):
+        alike = ratio[tile == tile[index]]
+        centre = np.median(alike)
+        spread = robust_sigma(alike - centre)
+        wild[index] = len(alike) > 3 and abs(ratio[index] - centre) > 5 * spread + 0.02
+    return wild
+
+
+def _falls_with_context(fitted: StairsCalibration) -> bool:
+    """Whether a measured row count gets cheaper with the context though its points do not."""
+    points = fitted.points
+    contexts = np.geomspace(max(points.context.min(), 1.0), max(points.context.max(), 2.0), 9)
+    for batch in np.unique(points.batch):
+        here = points.take(points.batch == batch)
+        rows = np.unique(here.rows)
+        curves = np.array([fitted.predict_s(rows, context, batch) for context in contexts])
+        falls = np.any(np.diff(np.log(curves), axis=0) < -2 * fitted.scales.noise, axis=0)
+        for row in rows[falls]:
+            column = here.take(here.rows == row)
+            ordered = column.seconds[np.argsort(column.context)]
+            if np.all(np.diff(ordered) >= 0):
+                return True
+    return False

@@ -1,0 +1,443 @@
+"""Known devices and targets: from a name to the figures of a device or the sizes of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from costmodel.architecture import ModelArchitecture
+from costmodel.errors import InputError, shown
+from costmodel.fields import Bytes, Count, Section, Text, Watts
+from costmodel.hf_config import KINDS, config_fields
+from costmodel.hub import hub_config, is_hub_id
+from costmodel.io import folder_of, input_yaml, shipped_directory
+from costmodel.strict_json import read_json
+
+MOST_FIGURE = 1e9  # of a device, in the units of devices.yaml
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Peaks:
+    """The highest rates of a device, from a data sheet or measured."""
+
+    flops_per_s: float
+    bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        for field in ("flops_per_s", "bytes_per_s"):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise InputError(f"{field} must be a number (is {value!r})")
+            if not 0 < value < float("inf"):
+                raise InputError(f"{field} must be a finite number above 0 (is {value!r})")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSpec:
+    """A device in devices.yaml; `source` says where its figures are from.
+
+    `name` is what the driver reports, `aliases` are its other names. `peak_flops_per_s` is the
+    dense rate of 16-bit products in `dtype`; other rates are None where it has or states none.
+    """
+
+    slug: str
+    name: str
+    aliases: tuple[str, ...] = ()
+    dtype: Literal["bfloat16", "float16"] = "bfloat16"
+    peak_flops_per_s: float
+    peak_bytes_per_s: float
+    memory_bytes: int
+    l2_bytes: int
+    sm_count: int
+    tdp_w: float
+    confidence: Literal["corroborated", "recalled"]
+    source: str
+    note: str = ""
+    fp8_flops_per_s: float | None = None
+    fp4_flops_per_s: float | None = None
+    int8_ops_per_s: float | None = None
+
+    @property
+    def peaks(self) -> Peaks:
+        """The dense 16-bit rate and the memory bandwidth."""
+        return Peaks(flops_per_s=self.peak_flops_per_s, bytes_per_s=self.peak_bytes_per_s)
+
+
+class DeviceFingerprint(Section):
+    """A device as its runtime reports it, and as a profile stores it.
+
+    `mig` names a MIG slice; `threads` and `instruction_set` are those of a CPU. None: unknown
+    or not applicable.
+    """
+
+    kind: Literal["cuda", "cpu"]
+    name: Text
+    memory_bytes: Bytes
+    mig: Text | None = None
+    threads: Count | None = None
+    instruction_set: Text | None = None
+    driver: Text | None = None
+    cuda: Text | None = None
+    power_limit_w: Watts | None = None
+
+    @property
+    def slug(self) -> str:
+        """The name of this device's folder of profiles."""
+        return device_slug(self.name)
+
+
+def slugify(text: str) -> str:
+    """Lower case; a run of characters other than letters, digits, `.` and `_` becomes one `-`."""
+    slug = re.sub(r"[^a-z0-9._]+", "-", text.lower()).strip("-.")
+    return slug[:80] or "unnamed"
+
+
+def device_slug(name: str) -> str:
+    """The slug of a known device, else one made from the reported name."""
+    spec = device_by_name(name)
+    return spec.slug if spec else slugify(name)
+
+
+def load_devices(path: Path | None = None) -> dict[str, DeviceSpec]:
+    """All known devices by slug, from the shipped file or `path`. Raises InputError."""
+    if path is None:
+        return dict(_shipped_devices())
+    table = input_yaml(path)
+    if not isinstance(table, Mapping) or not table:
+        raise InputError(f"{path}: must map device slugs to their figures")
+    devices = {str(slug): _spec(path, str(slug), row) for slug, row in table.items()}
+    owners: dict[str, str] = {}
+    for spec in devices.values():
+        for name in {_label(name) for name in (spec.slug, spec.name, *spec.aliases)}:
+            if owners.setdefault(name, spec.slug) != spec.slug:
+                raise InputError(f"{path}: {owners[name]} and {spec.slug} share the name '{name}'")
+    return devices
+
+
+@cache
+def _shipped_devices() -> dict[str, DeviceSpec]:
+    return load_devices(shipped_directory() / "devices.yaml")
+
+
+@cache
+def _by_reported_name() -> dict[str, DeviceSpec]:
+    devices = _shipped_devices().values()
+    return {name: spec for spec in devices for name in (spec.name, *spec.aliases)}
+
+
+@cache
+def _by_label() -> dict[str, DeviceSpec]:
+    return {
+        _label(name): spec
+        for spec in _shipped_devices().values()
+        for name in (spec.slug, spec.name, *spec.aliases)
+    }
+
+
+def device_by_name(name: str) -> DeviceSpec | None:
+    """The device that a driver reports under exactly this name, or None."""
+    return _by_reported_name().get(name)
+
+
+def find_device(query: str) -> DeviceSpec:
+    """The known device with this slug, name or alias; case, and `-` for a space, do not matter.
+
+    A part of a name finds nothing, since it may be the name of another device. Raises InputError
+    that lists the nearest names.
+    """
+    found = _by_label().get(_label(query))
+    if found is not None:
+        return found
+    near = nearest_names(_label(query), {label: spec.slug for label, spec in _by_label().items()})
+    raise InputError(
+        f"no known device is called '{query}'",
+        hint=f"Nearest: {', '.join(near)}; `rooftree devices` lists all",
+    )
+
+
+def nearest_names(wanted: str, labels: Mapping[str, str], count: int = 5) -> list[str]:
+    """Up to `count` different values of `labels` whose keys are nearest to `wanted`, best first."""
+
+    def likeness(label: str) -> float:
+        part = bool(wanted) and (wanted in label or label in wanted)
+        return difflib.SequenceMatcher(None, wanted, label).ratio() + part
+
+    ordered = sorted(labels, key=lambda label: (-likeness(label), label))
+    return list(dict.fromkeys(labels[label] for label in ordered))[:count]
+
+
+def _label(name: str) -> str:
+    """A name without regard to case and to `-`, `_` or blanks between its words."""
+    return re.sub(r"[\s_-]+", "-", name.strip().lower())
+
+
+def _spec(path: Path, slug: str, row: Any) -> DeviceSpec:
+    if not isinstance(row, Mapping):
+        raise InputError(f"{path}: {slug}: must be a mapping of figures")
+    if slug != slugify(slug):
+        raise InputError(f"{path}: {slug}: a slug has small letters, digits and '-' only")
+    has_bf16 = "bf16_tflops" in row or "fp16_tflops" not in row
+    try:
+        return DeviceSpec(
+            slug=slug,
+            name=_text(row, "name", 200),
+            aliases=_aliases(row),
+            dtype="bfloat16" if has_bf16 else "float16",
+            peak_flops_per_s=_number(row, "bf16_tflops" if has_bf16 else "fp16_tflops") * 1e12,
+            peak_bytes_per_s=_number(row, "memory_gb_per_s") * 1e9,
+            memory_bytes=int(_number(row, "memory_gib") * 2**30),
+            l2_bytes=int(_number(row, "l2_mib") * 2**20),
+            sm_count=int(_number(row, "sm_count")),
+            tdp_w=_number(row, "tdp_w"),
+            confidence=_confidence(row),
+            source=_text(row, "source"),
+            note=_text(row, "note") if "note" in row else "",
+            fp8_flops_per_s=_rate(row, "fp8_tflops"),
+            fp4_flops_per_s=_rate(row, "fp4_tflops"),
+            int8_ops_per_s=_rate(row, "int8_tops"),
+        )
+    except KeyError as failure:
+        raise InputError(f"{path}: {slug}: the field {failure} is missing") from None
+    except InputError as failure:
+        raise InputError(f"{path}: {slug}: {failure.problem}") from None
+
+
+def _rate(row: Mapping[str, Any], field: str) -> float | None:
+    return _number(row, field) * 1e12 if field in row else None
+
+
+def _text(row: Mapping[str, Any], field: str, most: int = 500) -> str:
+    value = row[field]
+    if not isinstance(value, str) or not value.strip() or len(value) > most:
+        raise InputError(f"{field} must be a text of 1 to {most} letters (is {shown(value)})")
+    return value
+
+
+def _aliases(row: Mapping[str, Any]) -> tuple[str, ...]:
+    value = row.get("aliases", [])
+    if not isinstance(value, list) or not all(isinstance(x, str) and x.strip() for x in value):
+        raise InputError(f"aliases must be a list of names (is {shown(value)})")
+    return tuple(value)
+
+
+def _number(row: Mapping[str, Any], field: str) -> float:
+    value = row[field]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InputError(f"{field} must be a number (is {value!r})")
+    if not 0 < value < MOST_FIGURE:
+        raise InputError(f"{field} must be a number above 0, below {MOST_FIGURE:g} (is {value!r})")
+    return float(value)
+
+
+def _confidence(row: Mapping[str, Any]) -> Literal["corroborated", "recalled"]:
+    value = row["confidence"]
+    if value == "corroborated":
+        return "corroborated"
+    if value == "recalled":
+        return "recalled"
+    raise InputError(f"confidence must be corroborated or recalled (is {value!r})")
+
+
+# Keys of targets.yaml that say how to build the model, beside the sizes.
+_EXTRAS = ("kind", "positions", "rope_theta", "rotary_fraction", "llama3", "norm_epsilon", "config")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TargetEntry:
+    """A target by name: its sizes and its Hugging Face config.
+
+    `hf_config` is what its reader gave: a mapping of the config's fields, which
+    `AutoConfig.for_model(**hf_config)` takes, or a config of transformers.
+    """
+
+    name: str
+    architecture: ModelArchitecture
+    hf_config: Any
+
+    @property
+    def positions(self) -> int | None:
+        """The longest text that the target can hold; None where its config does not say."""
+        fields = config_fields(self.hf_config)
+        text = fields.get("text_config")
+        return (text if isinstance(text, Mapping) else fields).get("max_position_embeddings")
+
+
+def load_targets(path: Path | None = None) -> dict[str, TargetEntry]:
+    """All known targets by name, from the shipped file or `path`. Raises InputError."""
+    if path is None:
+        return dict(_shipped_targets())
+    table = input_yaml(path)
+    if not isinstance(table, Mapping) or not table:
+        raise InputError(f"{path}: must map target names to their sizes")
+    return {
+        str(name): _entry(path, str(name), _complete(path, str(name), fields, table))
+        for name, fields in table.items()
+    }
+
+
+@cache
+def _shipped_targets() -> dict[str, TargetEntry]:
+    return load_targets(shipped_directory() / "targets.yaml")
+
+
+def resolve_target(
+    name: str, read_config: Callable[[str], Any] | None = None, *, hub: bool = False
+) -> TargetEntry:
+    """The target called `name`: a model folder, a config file, a known target, or a hub id.
+
+    read_config  reads the Hugging Face config in a folder; by default config.json as it is.
+                 The decoder passes a reader that adds the defaults of transformers, and takes
+                 kinds whose cost is not known by the usual names of their sizes.
+    hub          read the config of any other owner/model from the hub (`costmodel.hub`)
+    Raises InputError where nothing has this name or the config cannot be read.
+    """
+    if name.endswith(".json") and Path(name).name != "config.json" and os.path.isfile(name):
+        return _target_of(Path(name).stem, read_json(Path(name), finite=False))
+    place = name.removesuffix("config.json") if Path(name).name == "config.json" else name
+    folder = folder_of(place or ".") if name.strip() else None
+    if folder is None:
+        try:
+            return find_target(name)
+        except InputError:
+            if not hub or not is_hub_id(name.strip()):
+                raise
+        return _target_of(name.strip(), hub_config(name.strip()))
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{name} holds no config.json", hint="Give a Hugging Face model folder.")
+    config = (read_config or _read_config)(str(folder))
+    return _target_of(folder.resolve().name, config, approximate=read_config is not None)
+
+
+def _target_of(label: str, config: Any, *, approximate: bool = False) -> TargetEntry:
+    return TargetEntry(
+        name=label,
+        architecture=ModelArchitecture.from_hf_config(config, name=label, approximate=approximate),
+        hf_config=config,
+    )
+
+
+def _read_config(folder: str) -> Any:
+    # Configs of recurrent models hold `Infinity`, in fields that are not read here.
+    return read_json(Path(folder) / "config.json", finite=False)
+
+
+def find_target(name: str) -> TargetEntry:
+    """The known target called `name`: in full, or its last part, upper or lower case.
+
+    Raises InputError that lists the nearest names where none matches, or the several that do.
+    """
+    targets = _shipped_targets()
+    if name in targets:
+        return targets[name]
+    wanted = name.strip().lower()
+    matches = [
+        entry
+        for full, entry in targets.items()
+        if wanted in (full.lower(), full.lower().rpartition("/")[2])
+    ]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        names = ", ".join(entry.name for entry in matches)
+        raise InputError(f"the target name '{name}' is ambiguous", hint=f"Use one of: {names}")
+    last_parts = {full.lower().rpartition("/")[2]: full for full in targets}
+    near = nearest_names(wanted.rpartition("/")[2], last_parts)
+    raise InputError(
+        f"no known target is called '{name}'",
+        hint=f"Nearest: {', '.join(near)}; `rooftree targets` lists all; or name a model folder"
+        " or its config.json",
+    )
+
+
+def _complete(path: Path, name: str, fields: Any, table: Mapping[Any, Any]) -> Any:
+    """The fields of an entry, those of the entry that it is `like` included."""
+    if not isinstance(fields, Mapping) or "like" not in fields:
+        return fields
+    same = table.get(fields["like"]) if isinstance(fields["like"], str) else None
+    if not isinstance(same, Mapping) or "like" in same:
+        raise InputError(f"{path}: {name}: is like {fields['like']!r}, which is no full entry")
+    return {**same, **{key: value for key, value in fields.items() if key != "like"}}
+
+
+def _entry(path: Path, name: str, fields: Any) -> TargetEntry:
+    if not isinstance(fields, Mapping):
+        raise InputError(f"{path}: {name}: must be a mapping of sizes")
+    sizes = {key: value for key, value in fields.items() if key not in _EXTRAS}
+    parameters = sizes.pop("parameters", None)
+    try:
+        hf_config = _hf_config({str(key): value for key, value in fields.items()})
+        architecture = ModelArchitecture.from_hf_config(hf_config, name=name)
+        for key, value in sizes.items():
+            if getattr(architecture, str(key), None) != value:
+                raise InputError(f"{key} does not fit a target of kind '{fields['kind']}'")
+    except KeyError as failure:
+        raise InputError(f"{path}: {name}: the field {failure} is missing") from None
+    except (TypeError, ValueError, OverflowError) as failure:
+        raise InputError(f"{path}: {name}: a field has a wrong type ({failure})") from None
+    except InputError as failure:
+        raise InputError(f"{path}: {name}: {failure.problem}") from None
+    if parameters != architecture.parameters:
+        raise InputError(
+            f"{path}: {name}: parameters is {parameters!r}, but the sizes give"
+            f" {architecture.parameters}"
+        )
+    return TargetEntry(name=name, architecture=architecture, hf_config=hf_config)
+
+
+def _hf_config(fields: Mapping[str, Any]) -> dict[str, Any]:
+    kind = fields["kind"]
+    if kind not in KINDS:
+        raise InputError(f"kind must be one of {', '.join(KINDS)} (is {kind!r})")
+    config: dict[str, Any] = {
+        "model_type": kind,
+        "num_hidden_layers": fields["layers"],
+        "hidden_size": fields["hidden"],
+        "num_attention_heads": fields["heads"],
+        "intermediate_size": fields["ffn"],
+        "vocab_size": fields["vocab"],
+        "tie_word_embeddings": fields["tied"],
+        "max_position_embeddings": fields["positions"],
+        "rope_parameters": _rope(fields),
+    }
+    if kind == "gpt_neox":
+        config["use_parallel_residual"] = True
+        return config
+    config["num_key_value_heads"] = fields["kv_heads"]
+    config["rms_norm_eps"] = fields.get("norm_epsilon", 1e-6)
+    if not KINDS[kind].latent:  # theirs follows from two other fields
+        config["head_dim"] = fields["head_dim"]
+    if kind == "qwen3_moe":
+        config["num_experts"] = fields["experts"]
+        config["num_experts_per_tok"] = fields["active_experts"]
+        config["moe_intermediate_size"] = fields["expert_ffn"]
+        config["norm_topk_prob"] = True
+    return config | _more(fields)
+
+
+def _more(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the config that only this kind of model has."""
+    more = fields.get("config", {})
+    if not isinstance(more, Mapping):
+        raise InputError("config must be a mapping of fields")
+    return {str(key): value for key, value in more.items()}
+
+
+def _rope(fields: Mapping[str, Any]) -> dict[str, Any]:
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(fields["rope_theta"])}
+    if "rotary_fraction" in fields:
+        rope["partial_rotary_factor"] = fields["rotary_fraction"]
+    if "llama3" in fields:
+        rope |= {
+            "rope_type": "llama3",
+            "factor": float(fields["llama3"]),
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        }
+    return rope

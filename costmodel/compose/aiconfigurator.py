@@ -1,0 +1,328 @@
+"""Operator tables of the PyPI package aiconfigurator-core (NVIDIA, Apache-2.0).
+
+The package is the optional extra `operators`. None of its code runs; only its parquet tables
+under `systems/data/<system>/<operator>/<engine>/<version>/` are read.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.catalog import DeviceSpec
+from costmodel.compose.attention import Attention, AttentionTable, TileForm, measure_keys
+from costmodel.compose.matmul import MatmulTable
+from costmodel.compose.operators import BytesAtBandwidth, ExpertTable, OperatorTables
+from costmodel.compose.transfer_errors import transfer_errors
+from costmodel.errors import DeviceError, InputError
+
+Array = NDArray[np.float64]
+Columns = dict[str, NDArray[Any]]
+
+ENGINES = ("vllm", "sglang", "trtllm")
+SYSTEMS = {
+    "a100-sxm-80gb": "a100_sxm",
+    "h100-sxm": "h100_sxm",
+    "h200": "h200_sxm",
+    "b200": "b200_sxm",
+    "b300": "b300_sxm",
+    "gb200": "gb200",
+    "gb300": "gb300",
+    "l40s": "l40s",
+    "rtx-pro-6000-server": "rtx_pro_6000_server",
+}
+# Tables with outliers of up to 2.7 times the true time; later versions are sound.
+UNSOUND = {("rtx_pro_6000_server", "vllm", "0.19.0"), ("rtx_pro_6000_server", "sglang", "0.5.10")}
+# Tiling of each prompt kernel. Chunked measurements show that of FlashAttention 2 on other devices.
+KERNELS = {
+    "vllm_flash_attn": TileForm(tile_rows=64),
+    "vllm_flash_attn_fa2": TileForm(tile_rows=64),
+    "vllm_flash_attn_fa3": TileForm(tile_rows=128, splits_keys=True, packs_groups=True),
+    "fa3": TileForm(tile_rows=128, splits_keys=True, packs_groups=True),
+    "vllm_flashinfer_trtllmprefill": TileForm(tile_rows=256),
+}
+_ATTENTION_LABELS = ("kernel_source", "head_dim", "attn_dtype", "kv_cache_dtype", "window_size")
+UNKNOWN_KERNEL = TileForm(tile_rows=128)
+_BF16 = "bfloat16"
+
+
+def load_published(
+    device: DeviceSpec, engine: str = "vllm", *, head_dim: int = 128, experts: bool = False
+) -> OperatorTables:
+    """The newest sound bfloat16 tables of one device and engine.
+
+    Raises InputError where the extra is not installed or the engine is unknown, and DeviceError
+    where the device has no tables.
+    """
+    system = find_system(device, engine)
+    data = data_folder() / system
+    version = newest_version(data, system, engine)
+    shapes = matmul_shapes(data / "gemm" / engine / version, _BF16)
+    matmul = MatmulTable(shapes=shapes, peaks=device.peaks, l2_bytes=device.l2_bytes)
+    folder = data / "attention" / engine / version
+    generation, _ = attention_table(folder, "generation", head_dim)
+    context, kernel = attention_table(folder, "context", head_dim)
+    return OperatorTables(
+        device=device,
+        engine=engine,
+        source=f"aiconfigurator-core {_version()} (NVIDIA, Apache-2.0), {system},"
+        f" {engine} {version}",
+        matmul=matmul,
+        attention=attention_of(generation, context, kernel, device, head_dim),
+        small=BytesAtBandwidth(launch_s=matmul.smallest_s(), device=device),
+        head_dim=head_dim,
+        experts=_experts(data, system, engine) if experts else {},
+        all_reduce=all_reduce_curves(data, engine),
+    )
+
+
+def find_system(device: DeviceSpec, engine: str) -> str:
+    """The package's name of a device. Raises InputError or DeviceError where it has no tables."""
+    if engine not in ENGINES:
+        raise InputError(
+            f"no engine is called '{engine}'", hint=f"Use one of: {', '.join(ENGINES)}"
+        )
+    if device.slug not in SYSTEMS:
+        raise DeviceError(
+            f"there are no published operator tables of {device.name}",
+            hint=f"There are for: {', '.join(SYSTEMS)}; {_transfer_hint(device)}",
+        )
+    return SYSTEMS[device.slug]
+
+
+def _transfer_hint(device: DeviceSpec) -> str:
+    errors = {slug: transfer_errors().expected(slug, device.slug)[0] for slug in SYSTEMS}
+    best = min(errors, key=errors.__getitem__)
+    return (
+        f"`rooftree transfer` scales a profile, from {best} with the smallest error of the scaling,"
+        f" {errors[best]:.1%}"
+    )
+
+
+def data_folder() -> Path:
+    """The folder of the package's tables. Raises InputError where the extra is missing."""
+    package = importlib.util.find_spec("aiconfigurator_core")
+    missing = [] if package else ["aiconfigurator-core"]
+    if importlib.util.find_spec("pyarrow") is None:
+        missing.append("pyarrow")
+    if missing or package is None or package.origin is None:
+        raise InputError(
+            f"composing needs the operator tables, and {' and '.join(missing)} is not installed",
+            hint="Install them with `pip install 'rooftree[operators]'`, or give --operators DIR",
+        )
+    return Path(package.origin).parent / "systems" / "data"
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("aiconfigurator-core")
+    except PackageNotFoundError:
+        return "of unknown version"
+
+
+def newest_version(data: Path, system: str, engine: str) -> str:
+    """The newest sound version with both products and attention. Raises DeviceError."""
+    folders = [
+        {path.name for path in (data / operator / engine).glob("*") if path.is_dir()}
+        for operator in ("gemm", "attention")
+    ]
+    versions = [v for v in folders[0] & folders[1] if (system, engine, v) not in UNSOUND]
+    if not versions:
+        raise DeviceError(
+            f"there are no sound {engine} tables of {system}", hint="Try another --engine"
+        )
+    return max(versions, key=_version_key)
+
+
+def _version_key(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)]
+
+
+def read_table(path: Path, columns: tuple[str, ...]) -> Columns:
+    """Columns of a parquet file as arrays; absent columns are left out. Raises InputError."""
+    parquet: Any = importlib.import_module("pyarrow.parquet")
+    try:
+        present = [name for name in columns if name in parquet.read_schema(path).names]
+        table = parquet.read_table(path, columns=present)
+    except (OSError, ValueError) as failure:
+        raise InputError(f"{path.name} cannot be read ({failure})") from None
+    read = {name: table.column(name).to_numpy() for name in present}
+    for name, values in read.items():
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise InputError(f"{path.name} has a {name} that is no finite number")
+    return read
+
+
+def matmul_shapes(folder: Path, dtype: str) -> dict[tuple[int, int], tuple[Array, Array]]:
+    """{(n, k): (ascending m, seconds)} of one type of weights; empty where there are none."""
+    table = read_table(folder / "gemm_perf.parquet", ("gemm_dtype", "m", "n", "k", "latency"))
+    wanted = table["gemm_dtype"] == dtype
+    if not wanted.any():
+        return {}
+    m, n, k = (table[name][wanted].astype(int) for name in ("m", "n", "k"))
+    seconds = table["latency"][wanted] * 1e-3
+    shapes = {}
+    order = np.lexsort((m, k, n))
+    m, n, k, seconds = m[order], n[order], k[order], seconds[order]
+    edges = np.flatnonzero((np.diff(n) != 0) | (np.diff(k) != 0)) + 1
+    for part in np.split(np.arange(len(m)), edges):
+        rows, first = np.unique(m[part], return_index=True)
+        shapes[int(n[part[0]]), int(k[part[0]])] = (rows.astype(float), seconds[part][first])
+    return shapes
+
+
+def attention_of(
+    generation: AttentionTable,
+    context: AttentionTable,
+    kernel: str,
+    device: DeviceSpec,
+    head_dim: int,
+) -> Attention:
+    """Attention from tables of one row and of prompts, with the tiling of the prompts' kernel."""
+    form = KERNELS.get(kernel, UNKNOWN_KERNEL)
+    key_s, busy_key_s = measure_keys(context, form, device.sm_count, head_dim)
+    return Attention(
+        generation=generation,
+        context=context,
+        form=form,
+        sm_count=device.sm_count,
+        key_s=key_s,
+        busy_key_s=busy_key_s,
+    )
+
+
+def attention_table(
+    folder: Path, kind: str, head_dim: int, dtypes: tuple[str, str] = (_BF16, _BF16)
+) -> tuple[AttentionTable, str]:
+    """{(heads, kv_heads): {(batch, tokens): seconds}} of the most frequent kernel, and its name.
+
+    `kind` is `context` or `generation`; `dtypes` are those of attention and cache. Raises
+    InputError where the table has no such rows.
+    """
+    names = ("batch_size", "isl", "step", "num_heads", "num_key_value_heads", "latency")
+    table = read_table(folder / f"{kind}_attention_perf.parquet", names + _ATTENTION_LABELS)
+    wanted = _attention_rows(table, head_dim, dtypes)
+    if not wanted.any():
+        raise InputError(
+            f"the attention tables have no heads of size {head_dim} in {dtypes[0]} with a cache"
+            f" in {dtypes[1]}"
+        )
+    kernel = str(table["kernel_source"][wanted][0])
+    # A generation row attends to `step` cached tokens and to itself.
+    tokens = table["isl"] if kind == "context" else table["step"]
+    tables: dict[tuple[int, int], dict[tuple[int, int], float]] = {}
+    for index in np.flatnonzero(wanted):
+        pair = int(table["num_heads"][index]), int(table["num_key_value_heads"][index])
+        place = int(table["batch_size"][index]), int(tokens[index])
+        cell = tables.setdefault(pair, {})
+        seconds = float(table["latency"][index]) * 1e-3
+        cell[place] = min(seconds, cell.get(place, seconds))
+    return tables, kernel
+
+
+def _attention_rows(table: Columns, head_dim: int, dtypes: tuple[str, str]) -> NDArray[np.bool_]:
+    """The rows of these heads and types without a window, of their most frequent kernel."""
+    wanted: NDArray[np.bool_] = (table["attn_dtype"] == dtypes[0]) & (table["head_dim"] == head_dim)
+    wanted &= table["kv_cache_dtype"] == dtypes[1]
+    if "window_size" in table:
+        wanted &= table["window_size"] == 0
+    if not wanted.any():
+        return wanted
+    kernels, counts = np.unique(table["kernel_source"][wanted].astype(str), return_counts=True)
+    wanted &= table["kernel_source"].astype(str) == kernels[np.argmax(counts)]
+    return wanted
+
+
+def measured_heads(device: DeviceSpec, engine: str = "vllm") -> dict[int, set[tuple[int, int]]]:
+    """{head size: (heads, key-value heads)} of the attention that a plan's times come from.
+
+    Raises InputError where the extra is not installed, and DeviceError for a device without tables.
+    """
+    system = find_system(device, engine)
+    data = data_folder() / system
+    folder = data / "attention" / engine / newest_version(data, system, engine)
+    names = ("num_heads", "num_key_value_heads")
+    table = read_table(folder / "generation_attention_perf.parquet", (*names, *_ATTENTION_LABELS))
+    heads = {}
+    for size in np.unique(table["head_dim"]):
+        wanted = _attention_rows(table, int(size), (_BF16, _BF16))
+        if wanted.any():
+            counts = (table[name][wanted].astype(int).tolist() for name in names)
+            heads[int(size)] = set(zip(*counts, strict=True))
+    return heads
+
+
+def measured_products(device: DeviceSpec) -> list[set[tuple[int, int]]]:
+    """The (n, k) of bfloat16 products of each engine with tables. Raises as `measured_heads`."""
+    data = data_folder() / find_system(device, ENGINES[0])
+    shapes = []
+    for engine in ENGINES:
+        try:
+            folder = data / "gemm" / engine / newest_version(data, data.name, engine)
+        except DeviceError:
+            continue
+        table = read_table(folder / "gemm_perf.parquet", ("gemm_dtype", "n", "k"))
+        wanted = table["gemm_dtype"] == _BF16
+        n, k = (table[name][wanted].astype(int).tolist() for name in ("n", "k"))
+        shapes.append(set(zip(n, k, strict=True)))
+    return [known for known in shapes if known]
+
+
+def _experts(data: Path, system: str, engine: str) -> dict[tuple[int, int, int, int], ExpertTable]:
+    """The newest bfloat16 table of each shape on one device, a balanced one where it exists."""
+    experts: dict[tuple[int, int, int, int], ExpertTable] = {}
+    folders = [path for path in (data / "moe" / engine).glob("*") if path.is_dir()]
+    folders = [path for path in folders if (system, engine, path.name) not in UNSOUND]
+    sizes = ("hidden_size", "inter_size", "topk", "num_experts")
+    names = ("moe_dtype", "moe_tp_size", "moe_ep_size", "distribution", "num_tokens", "latency")
+    for folder in sorted(folders, key=lambda path: _version_key(path.name)):
+        if not (folder / "moe_perf.parquet").is_file():
+            continue
+        table = read_table(folder / "moe_perf.parquet", names + sizes)
+        usable = table["moe_dtype"] == _BF16
+        usable &= (table["moe_tp_size"] == 1) & (table["moe_ep_size"] == 1)
+        shapes = np.stack([table[name] for name in sizes], axis=1).astype(int)
+        for shape in np.unique(shapes[usable], axis=0):
+            of_shape = usable & np.all(shapes == shape, axis=1)
+            for skew in ("power_law_1.01", "balanced"):
+                part = of_shape & (table["distribution"] == skew)
+                if part.any():
+                    tokens, first = np.unique(table["num_tokens"][part], return_index=True)
+                    h, f, active, count = (int(x) for x in shape)
+                    experts[h, f, active, count] = ExpertTable(
+                        tokens=tokens.astype(float),
+                        seconds_measured=table["latency"][part][first] * 1e-3,
+                        balanced=skew == "balanced",
+                    )
+    return experts
+
+
+def all_reduce_curves(data: Path, engine: str) -> dict[int, tuple[Array, Array]]:
+    """(values, seconds) by number of devices, from the newest table of captured all-reduces.
+
+    `message_size` counts values, not bytes: taken as bytes of bfloat16, two H100s would reach
+    165 GB/s of NVLink's 450 at the largest size, and eight 234; taken as values 331 and 470.
+    """
+    paths = sorted(
+        (data / "comm" / engine).glob("*/custom_allreduce_perf.parquet"),
+        key=lambda path: _version_key(path.parent.name),
+    )
+    if not paths:
+        return {}
+    names = ("num_gpus", "message_size", "latency", "kernel_source", "allreduce_dtype")
+    table = read_table(paths[-1], names)
+    captured = ~np.char.endswith(table["kernel_source"].astype(str), "eager")
+    curves = {}
+    for count in np.unique(table["num_gpus"][captured]):
+        of_count = captured & (table["num_gpus"] == count)
+        size, first = np.unique(table["message_size"][of_count], return_index=True)
+        curves[int(count)] = (size.astype(float), table["latency"][of_count][first] * 1e-3)
+    return curves

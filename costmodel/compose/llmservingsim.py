@@ -1,0 +1,251 @@
+"""Operator tables in a folder, in the formats of LLMServingSim's profilers.
+
+A folder is named `<device>_<target>_tp<n>` and holds one of two formats:
+- `dense.csv` (layer, tokens, time_us), `per_sequence.csv` (layer, sequences, time_us) and
+  `attention.csv` (prefill_chunk, kv_prefill, n_decode, kv_decode, time_us): fused kernels;
+- `layers.csv` (layer_name, input, latency(ns)) and `attention.csv` (time_stats...): single
+  operators. The cached length of a chunk includes the chunk: 32 rows at a length of 1024 take as
+  long as one row, and 256 rows at 256 as long as 256 rows with an empty cache.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.architecture import ModelArchitecture
+from costmodel.catalog import DeviceSpec, find_device, find_target
+from costmodel.compose.attention import Attention, TileForm, fit_tile_rows
+from costmodel.compose.matmul import MatmulTable
+from costmodel.compose.operators import MeasuredSmall, OperatorTables, SmallKind
+from costmodel.errors import InputError, shown
+
+LARGEST = 1e15  # of a number in a table, whose times may be in nanoseconds
+Array = NDArray[np.float64]
+Curves = dict[str, tuple[Array, Array]]
+Chunks = list[tuple[int, int, float]]  # rows, cached tokens, seconds
+Steps = dict[tuple[int, int], float]  # (batch, cached tokens) -> seconds
+
+_PRODUCTS = {
+    "qkv_proj": "qkv",
+    "q_proj": "query",
+    "k_proj": "kv",
+    "v_proj": "kv",
+    "o_proj": "output",
+    "gate_up_proj": "gate_up",
+    "gate_proj": "gate",
+    "up_proj": "gate",
+    "down_proj": "down",
+    "lm_head": "head",
+}
+_SMALL: dict[SmallKind, tuple[str, ...]] = {
+    "embedding": ("embedding",),
+    "norm": ("layernorm", "input_layernorm"),
+    "rotary": ("rotary_emb", "rope"),
+    "activation": ("act_fn",),
+}
+
+
+def folder_subject(folder: Path) -> tuple[DeviceSpec, ModelArchitecture, int]:
+    """Device, target and tensor-parallel degree from a folder's name. Raises InputError."""
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder of operator tables")
+    match = re.fullmatch(r"(.+?)_(.+)_tp(\d+)", folder.resolve().name)
+    if match is None:
+        raise InputError(
+            f"the folder name '{folder.name}' does not say what was measured",
+            hint="Name it <device>_<target>_tp<n>, such as rtx-a6000_llama-3.1-8b_tp1",
+        )
+    return find_device(match[1]), find_target(match[2]).architecture, int(match[3])
+
+
+def load_folder(folder: Path, source: str = "") -> OperatorTables:
+    """The bfloat16 operator tables in a folder. Raises InputError with the file that is wrong."""
+    device, measured, tp = folder_subject(folder)
+    fused = (folder / "dense.csv").is_file()
+    if fused:
+        curves = _curves(folder / "dense.csv", "layer", "tokens", ("time_us", 1e-6))
+        curves |= _curves(folder / "per_sequence.csv", "layer", "sequences", ("time_us", 1e-6))
+        chunks, steps = _fused_attention(folder / "attention.csv")
+    else:
+        curves = _curves(folder / "layers.csv", "layer_name", "input", ("latency(ns)", 1e-9))
+        chunks, steps = _single_attention(folder / "attention.csv")
+    return OperatorTables(
+        device=device,
+        engine="vllm" if fused else "transformers",
+        source=source or f"operator tables {folder.resolve().name}",
+        matmul=_matmul(curves, device, measured, tp),
+        attention=_attention(chunks, steps, device, measured, tp),
+        small=_small(curves, measured, tp),
+        head_dim=measured.head_dim,
+        fused=fused,
+        tensor_parallel=tp,
+    )
+
+
+def _matmul(curves: Curves, device: DeviceSpec, a: ModelArchitecture, tp: int) -> MatmulTable:
+    query, key, ffn = a.query_width // tp, a.kv_width // tp, a.ffn // tp
+    sizes = {
+        "qkv": (query + 2 * key, a.hidden),
+        "query": (query, a.hidden),
+        "kv": (key, a.hidden),
+        "output": (a.hidden, query),
+        "gate_up": (2 * ffn, a.hidden),
+        "gate": (ffn, a.hidden),
+        "down": (a.hidden, ffn),
+        "head": (a.vocab // tp, a.hidden),
+    }
+    # Two products of one shape (key and value) share the first one's times.
+    shapes: dict[tuple[int, int], tuple[Array, Array]] = {}
+    for layer, product in _PRODUCTS.items():
+        if layer in curves:
+            shapes.setdefault(sizes[product], curves[layer])
+    return MatmulTable(shapes=shapes, peaks=device.peaks, l2_bytes=device.l2_bytes)
+
+
+def _small(curves: Curves, a: ModelArchitecture, tp: int) -> MeasuredSmall:
+    widths: dict[SmallKind, int] = {
+        "embedding": a.hidden,
+        "norm": a.hidden,
+        "rotary": (a.query_width + a.kv_width) // tp,
+        "activation": a.ffn // tp,
+    }
+    tables: dict[SmallKind, tuple[Array, Array]] = {}
+    for kind, names in _SMALL.items():
+        name = next((name for name in names if name in curves), None)
+        if name is None:
+            raise InputError(f"the operator tables have no {names[0]}")
+        tables[kind] = curves[name]
+    return MeasuredSmall(tables=tables, widths=widths)
+
+
+def _attention(
+    chunks: Chunks, steps: Steps, device: DeviceSpec, a: ModelArchitecture, tp: int
+) -> Attention:
+    rows, cached, seconds = np.array(chunks, dtype=np.float64).T
+    steps = _plausible(steps, device, a.kv_width // tp)
+    heads, kv_heads = a.heads // tp, a.kv_heads // tp
+    tile_rows, key_s, _ = fit_tile_rows(
+        rows, cached, seconds, heads=heads, sm_count=device.sm_count
+    )
+    form = TileForm(tile_rows=tile_rows)
+    waves = np.ceil(form.tiles(rows, heads, kv_heads) / device.sm_count)
+    context: dict[tuple[int, int], float] = {}
+    for count in np.unique(rows):
+        here = rows == count
+        level = float(np.median((seconds - key_s * waves * cached)[here]))
+        exact = seconds[here & (cached == 0)]
+        context[1, int(count)] = float(exact[0]) if len(exact) else max(level, 1e-6)
+    first = min(value for (batch, _), value in steps.items() if batch == 1)
+    context[1, 1] = min(first, min(context.values()))
+    pair = (heads, kv_heads)
+    return Attention(
+        generation={pair: steps},
+        context={pair: context},
+        form=form,
+        sm_count=device.sm_count,
+        key_s=key_s,
+        busy_key_s=key_s,
+    )
+
+
+def _plausible(steps: Steps, device: DeviceSpec, kv_width: int) -> Steps:
+    """The steps without batches that read keys and values faster than memory allows.
+
+    Their sequences were timed over one shared cache (RTX A6000: up to 12 TB/s of 0.768).
+    """
+
+    def impossible(batch: int, length: int, seconds: float) -> bool:
+        cache_bytes = 4 * batch * length * kv_width
+        too_fast = cache_bytes > device.peak_bytes_per_s * seconds
+        return batch > 1 and cache_bytes > device.l2_bytes and too_fast
+
+    wrong = {b for (b, length), seconds in steps.items() if impossible(b, length, seconds)}
+    return {place: seconds for place, seconds in steps.items() if place[0] not in wrong}
+
+
+def _fused_attention(path: Path) -> tuple[Chunks, Steps]:
+    chunks: Chunks = []
+    steps: Steps = {}
+    columns = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
+    for _, (rows, cached, batch, length, microseconds) in _lines(path, columns):
+        if not microseconds > 0:
+            raise InputError(f"{path} has a time that is empty or 0")
+        if batch == 0 and rows > 0:
+            chunks.append((int(rows), int(cached), microseconds * 1e-6))
+        elif rows == 0 and batch > 0:
+            steps[int(batch), int(length)] = microseconds * 1e-6
+    return _checked(path, chunks, steps)
+
+
+def _single_attention(path: Path) -> tuple[Chunks, Steps]:
+    medians = ("time_stats.attn_prefill.median", "time_stats.attn_decode.median")
+    chunks: Chunks = []
+    steps: Steps = {}
+    columns = ("batch_size", "prefill_chunk_size", "kv_cache_size", *medians)
+    for _, (batch, rows, length, chunk_ms, step_ms) in _lines(path, columns):
+        if rows > 0 and np.isfinite(chunk_ms) and length >= rows:
+            chunks.append((int(rows), int(length - rows), chunk_ms * 1e-3))
+        elif rows == 0 and np.isfinite(step_ms):
+            steps[int(batch), int(length)] = step_ms * 1e-3
+    return _checked(path, chunks, steps)
+
+
+def _checked(path: Path, chunks: Chunks, steps: Steps) -> tuple[Chunks, Steps]:
+    if not chunks or not any(batch == 1 for batch, _ in steps):
+        raise InputError(f"{path} has no chunks of new rows, or no single rows, of one sequence")
+    return chunks, steps
+
+
+def _curves(path: Path, layer: str, axis: str, time: tuple[str, float]) -> Curves:
+    """(axis values ascending, seconds) by layer; `time` is a column and its unit in seconds."""
+    column, unit_s = time
+    curves: dict[str, dict[float, float]] = {}
+    for name, (place, value) in _lines(path, (axis, column), label=layer):
+        if not (place > 0 and value > 0):
+            raise InputError(f"{path}: {shown(name)} has an empty cell, or a 0")
+        curves.setdefault(name, {})[place] = value * unit_s
+    return {
+        name: (np.array(sorted(curve)), np.array([curve[x] for x in sorted(curve)]))
+        for name, curve in curves.items()
+    }
+
+
+def _lines(
+    path: Path, columns: tuple[str, ...], label: str | None = None
+) -> list[tuple[str, list[float]]]:
+    """The text of the column `label` and the numbers of `columns` of each line of a CSV file.
+
+    An empty number is NaN; no other is negative or infinite. Raises InputError.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as stream:
+            reader = csv.DictReader(stream)
+            needed = columns if label is None else (label, *columns)
+            missing = [name for name in needed if name not in (reader.fieldnames or ())]
+            if missing:
+                raise InputError(f"{path} has no column '{missing[0]}'")
+            return [
+                (line[label] or "" if label else "", [_number(line[name]) for name in columns])
+                for line in reader
+            ]
+    except FileNotFoundError:
+        raise InputError(f"{path.parent} has no {path.name}") from None
+    except (OSError, UnicodeDecodeError) as failure:
+        raise InputError(f"{path} cannot be read ({failure})") from None
+    except (TypeError, ValueError) as failure:
+        raise InputError(f"{path} holds something that is not a number ({failure})") from None
+
+
+def _number(text: str) -> float:
+    if not text:
+        return math.nan
+    number = float(text)
+    if not 0 <= number < LARGEST:
+        raise ValueError(f"{text[:40]!r} is negative or beyond all measure")
+    return number

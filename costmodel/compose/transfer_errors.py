@@ -1,0 +1,116 @@
+"""Errors of transfers between devices, as a study of all device pairs at hand measured them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from costmodel.errors import InputError
+from costmodel.io import input_yaml, shipped_directory
+
+# Least error of a transfer: the clocks under another power limit are not in a data sheet.
+LEAST_ERROR = 0.05
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TransferErrors:
+    """Mean relative errors of forwards scaled from one device to another.
+
+    pairs              {(source, device): error}, by slug
+    chips              {slug: (generation with its vendor, chip)}
+    fixed_s_per_layer  seconds of a layer that no peak shortens: launches, ramps, waits
+    """
+
+    pairs: Mapping[tuple[str, str], float]
+    chips: Mapping[str, tuple[str, str]]
+    fixed_s_per_layer: float
+
+    def expected(self, source: str, device: str) -> tuple[float, str]:
+        """The expected error of a transfer, at least LEAST_ERROR, and what it rests on.
+
+        A pair of the study has its own error. Devices of one chip have the mean of such pairs,
+        devices of one vendor the mean of the source's pairs with other chips, each counted once.
+        Where no pair tells, as between vendors, it is the largest error of all.
+        """
+        relation = self._relation(source, device)
+        if (source, device) in self.pairs:
+            errors, basis = [self.pairs[source, device]], "measured for this pair"
+        elif relation == "chip":
+            errors = self._of("chip")
+            basis = f"the mean over pairs within {len(errors)} chips"
+        elif relation == "vendor":
+            errors = self._of("vendor", source) or self._of("vendor")
+            basis = f"the mean over pairs with {len(errors)} other chips"
+        else:
+            errors, basis = [max(self.pairs.values())], "the largest of all pairs"
+        return max(LEAST_ERROR, float(np.mean(errors))), basis
+
+    def text(self, source: str, device: str) -> str:
+        """What a transfer crosses, its expected error and the basis of that, for people."""
+        error, basis = self.expected(source, device)
+        (old, chip), (new, other) = (
+            self.chips.get(slug, ("an unknown generation", slug)) for slug in (source, device)
+        )
+        if chip == other:
+            crossing = f"one chip, {chip}"
+        elif old == new:
+            crossing = f"within {old}, {chip} to {other}"
+        else:
+            crossing = f"across generations, {old} to {new}"
+            if old.split()[0] != new.split()[0]:
+                crossing = f"across vendors, {old} to {new}, which nobody measured"
+        return f"{crossing}; error of such transfers {error:.1%}, {basis}"
+
+    def _relation(self, source: str, device: str) -> str:
+        first, second = self.chips.get(source), self.chips.get(device)
+        if first is None or second is None:
+            return "unknown"
+        if first[1] == second[1]:
+            return "chip"
+        return "vendor" if first[0].split()[0] == second[0].split()[0] else "unknown"
+
+    def _of(self, relation: str, source: str | None = None) -> list[float]:
+        """Mean errors of the study's pairs of one relation, by the device's chip.
+
+        Those of all pairs where there is none, unless of a `source`.
+        """
+        chips: dict[str, list[float]] = {}
+        for (first, second), error in self.pairs.items():
+            if self._relation(first, second) == relation and source in (None, first):
+                chips.setdefault(self.chips[second][1], []).append(error)
+        if not chips and source is None:
+            return list(self.pairs.values())
+        return [float(np.mean(errors)) for errors in chips.values()]
+
+
+@cache
+def transfer_errors() -> TransferErrors:
+    """The shipped study."""
+    return load_transfer_errors(shipped_directory() / "transfers.yaml")
+
+
+def load_transfer_errors(path: Path) -> TransferErrors:
+    """The study in a file. Raises InputError."""
+    table: Any = input_yaml(path)
+    try:
+        return TransferErrors(
+            pairs={
+                (str(source), str(device)): float(error)
+                for source, errors in table["errors"].items()
+                for device, error in errors.items()
+            },
+            chips={
+                str(slug): (str(generation), str(chip))
+                for generation, chips in table["generations"].items()
+                for chip, slugs in chips.items()
+                for slug in slugs
+            },
+            fixed_s_per_layer=float(table["fixed_us_per_layer"]) * 1e-6,
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as failure:
+        raise InputError(f"{path} is not a table of transfers ({failure})") from None

@@ -1,0 +1,216 @@
+"""The cost of a decoding cycle from a profile, and a cache of it by short ranges of context."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from costmodel.calibration.base import Calibration
+from costmodel.errors import InputError, ProfileError
+from costmodel.profile.profile import Profile
+from costmodel.profile.schema import DrafterSection, NodesSection, PlainSection, TokensSection
+from costmodel.roofline import Roofline
+
+Array = NDArray[np.float64]
+
+# Default number of tokens that a cycle commits; the commit cost hardly depends on it.
+TYPICAL_COMMITTED = 4.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CycleCost:
+    """C(N, c, B) = draft + build + verify(bucket(N + 1)) + accept + commit.
+
+    Parts that the profile does not hold cost 0; where acceptance by sampling was not measured,
+    acceptance by the argmax serves.
+
+    buckets         row counts that a forward is padded to; empty where it is not padded
+    preferred_rows  row counts worth choosing where forwards are not padded but new row counts
+                    cost extra; empty where all are alike
+    """
+
+    verify: Calibration
+    roofline: Roofline
+    buckets: tuple[int, ...] = ()
+    preferred_rows: tuple[int, ...] = ()
+    plain: PlainSection | None = None
+    build: NodesSection | None = None
+    accept: NodesSection | None = None
+    accept_sampled: NodesSection | None = None
+    commit: TokensSection | None = None
+    drafter: DrafterSection | None = None
+
+    @classmethod
+    def from_profile(cls, profile: Profile, drafter_hash: str | None = None) -> CycleCost:
+        """The costs in a profile.
+
+        drafter_hash  the drafter; without one, drafts are free
+        Raises ProfileError where the profile has no cost of that drafter.
+        """
+        drafter = None
+        if drafter_hash is not None:
+            drafter = profile.drafters.get(drafter_hash)
+            if drafter is None:
+                names = ", ".join(f"{h} ({d.name})" for h, d in profile.drafters.items())
+                raise ProfileError(
+                    f"the profile has no draft cost of drafter {drafter_hash}"
+                    f" (it has {names or 'none'})",
+                    hint="Add it with `rooftree calibrate --drafter`",
+                )
+        stages = profile.stages
+        return cls(
+            verify=profile.verify_calibration(),
+            roofline=profile.roofline("paper"),
+            buckets=profile.runtime.buckets,
+            preferred_rows=_preferred_rows(profile),
+            plain=stages.plain,
+            build=stages.build,
+            accept=stages.accept,
+            accept_sampled=stages.accept_sampled,
+            commit=stages.commit,
+            drafter=drafter,
+        )
+
+    @classmethod
+    def from_roofline(cls, roofline: Roofline, buckets: tuple[int, ...] = ()) -> CycleCost:
+        """The paper's roofline alone, for the mode `ema` without a profile."""
+        paper = roofline.with_count("paper")
+        return cls(verify=paper, roofline=paper, buckets=buckets)
+
+    def bucket_rows(self, nodes: ArrayLike) -> Array:
+        """Rows that verifying N nodes runs: N + 1, padded up to a bucket.
+
+        Beyond the largest bucket nothing is padded. Raises InputError for negative nodes.
+        """
+        rows = np.asarray(nodes, dtype=np.float64) + 1.0
+        if not np.all(rows >= 1):
+            raise InputError("nodes must be at least 0")
+        if not self.buckets:
+            return rows
+        edges = np.asarray(self.buckets, dtype=np.float64)
+        index = np.searchsorted(edges, rows)
+        padded: Array = np.where(index < len(edges), edges[np.minimum(index, len(edges) - 1)], rows)
+        return padded
+
+    def sizes(self, most: int) -> NDArray[np.int64]:
+        """Tree sizes worth scoring, 0 .. `most` nodes, ascending.
+
+        Full buckets and `most` where forwards are padded, else the sizes of the preferred rows
+        where there are some, else all.
+        """
+        edges = self.buckets or self.preferred_rows
+        if not edges:
+            return np.arange(most + 1)
+        full = [rows - 1 for rows in edges if 1 < rows <= most + 1]
+        last = [most] if self.buckets and most not in full else []
+        return np.array([0, *full, *last] if most > 0 else [0], dtype=np.int64)
+
+    def verify_s(self, nodes: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
+        """Seconds of the target's forward over the root and N nodes."""
+        return self.verify.predict_s(self.bucket_rows(nodes), context, batch)
+
+    def plain_s(self, context: float, batch: int = 1) -> float:
+        """Seconds of one plain step; where not measured, of verifying the root alone."""
+        measured = self.plain.seconds(context, batch) if self.plain else None
+        return float(self.verify_s(0, context, batch)) if measured is None else measured
+
+    def draft_s(self, context: float) -> float:
+        """Seconds of one draft."""
+        return float(self.drafter.seconds(context)) if self.drafter else 0.0
+
+    def overhead_s(
+        self, nodes: ArrayLike, committed: float = TYPICAL_COMMITTED, *, sampled: bool = False
+    ) -> Array:
+        """Seconds of building, accepting and committing a tree of N nodes.
+
+        sampled  whether the target's tokens are drawn, at a temperature above 0
+        """
+        counts = np.asarray(nodes, dtype=np.float64)
+        total = np.zeros_like(counts)
+        accept = (self.accept_sampled if sampled else None) or self.accept
+        for stage in (self.build, accept):
+            if stage is not None:
+                total = total + stage.seconds(counts)
+        if self.commit is not None:
+            total = total + self.commit.seconds(np.minimum(committed, counts + 1))
+        return total
+
+    def cycle_s(
+        self, nodes: ArrayLike, context: float, batch: int = 1, *, sampled: bool = False
+    ) -> Array:
+        """Seconds of a whole cycle with N nodes, in the shape of `nodes`."""
+        overhead = self.overhead_s(nodes, sampled=sampled) + self.draft_s(context)
+        total: Array = self.verify_s(nodes, context, batch) + overhead
+        return total
+
+
+def _preferred_rows(profile: Profile) -> tuple[int, ...]:
+    """The measured row counts on a CPU, where matrix products of a new shape cost their set-up."""
+    if profile.device.kind != "cpu" or profile.provenance.kind != "measured":
+        return ()
+    return () if profile.surface is None else tuple(sorted(set(profile.surface.rows)))
+
+
+Cost = TypeVar("Cost")
+
+CONTEXT_RANGE = 32  # tokens; the costs at its middle serve the whole range
+_MOST_CACHED = 4096
+
+
+class CachedCost:
+    """`CycleCost`, computed once for each short range of context.
+
+    A decoder needs the same costs in many rounds. Computing them anew takes five times as long
+    in a round as in a loop of its own, since each forward evicts them from the CPU's caches.
+    """
+
+    def __init__(self, cost: CycleCost) -> None:
+        self._cost = cost
+        self._cache: dict[Hashable, Any] = {}
+
+    def forward_s(self, rows: float, context: float, batch: int) -> float:
+        """Seconds of the target's forward over `rows` rows a sequence, padding included."""
+
+        def compute(middle: float) -> float:
+            return float(self._cost.verify.predict_s(rows, middle, batch))
+
+        return self._cached(compute, context, "forward", rows, batch)
+
+    def cycle_s(
+        self, nodes: Array, context: float, batch: int, *, sampled: bool
+    ) -> tuple[Array, Array]:
+        """Seconds of the forwards over N nodes, and of the rest of those cycles; [n] each."""
+
+        def compute(middle: float) -> tuple[Array, Array]:
+            rest_s = self._cost.overhead_s(nodes, sampled=sampled) + self._cost.draft_s(middle)
+            return self._cost.verify_s(nodes, middle, batch), rest_s
+
+        labels = ("cycle", nodes.tobytes(), nodes.shape, batch, sampled)
+        return self._cached(compute, context, *labels)
+
+    def draft_s(self, context: float) -> float:
+        """Seconds of one draft."""
+        return self._cached(self._cost.draft_s, context, "draft")
+
+    def plain_s(self, context: float, batch: int) -> float:
+        """Seconds of one plain step."""
+
+        def compute(middle: float) -> float:
+            return self._cost.plain_s(middle, batch)
+
+        return self._cached(compute, context, "plain", batch)
+
+    def _cached(self, compute: Callable[[float], Cost], context: float, *labels: Hashable) -> Cost:
+        """The cost at the middle of the context's range; `labels` tell costs apart."""
+        index = int(context) // CONTEXT_RANGE
+        key = (index, *labels)
+        if key not in self._cache:
+            if len(self._cache) == _MOST_CACHED:
+                self._cache.clear()
+            self._cache[key] = compute(CONTEXT_RANGE * (index + 0.5))
+        cost: Cost = self._cache[key]
+        return cost

@@ -1,0 +1,298 @@
+"""The cost of a cycle, corrected while decoding: an affine correction and a drift test."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import deque
+from statistics import median
+from typing import Literal, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from costmodel.errors import InputError
+from costmodel.online.cycle import CachedCost, CycleCost
+
+Array = NDArray[np.float64]
+
+_SLOPE_SPREAD = 0.25  # standard deviation of a borrowed profile's slope around 1
+_NOISE = 0.05  # relative, of one round
+_CLIP = 3.0  # deviations at which a round's error is clipped
+_WINDOW = 64  # rounds that are fitted
+_REFIT_ROUNDS = 8  # rounds between fits, once half a window is full
+_KEPT_AFTER_DRIFT = 8  # rounds
+_MISFIT_TOLERANCE = 1.2  # of the overlapped floor relative to the added one
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Line:
+    """seconds = max(host_s, floor_s + slope x predicted seconds)."""
+
+    floor_s: float = 0.0
+    slope: float = 1.0
+    host_s: float = 0.0
+
+    @overload
+    def seconds(self, predicted_s: float) -> float: ...
+    @overload
+    def seconds(self, predicted_s: Array) -> Array: ...
+    def seconds(self, predicted_s: Array | float) -> Array | float:
+        """Corrected seconds."""
+        line = self.floor_s + self.slope * predicted_s
+        return max(line, self.host_s) if isinstance(line, float) else np.maximum(line, self.host_s)
+
+
+class AffineCorrection:
+    """Floor and slope over a borrowed profile, from the last rounds.
+
+    A profile of another device, or of kernels alone, is wrong by a factor and by the host time
+    of each forward. Host time adds to the kernels where they wait for it, and overlaps them
+    where launches run ahead. Both forms are fitted, and the overlapped floor is used unless it
+    fits worse: under it larger trees cost less, so that rounds with larger trees soon correct
+    a wrong choice. The slope has a prior around 1 and the floor has none: rounds of one size
+    determine the floor, rounds of several sizes the slope. Neither is ever negative.
+    """
+
+    def __init__(self) -> None:
+        self.line = Line()
+        self._observations = 0
+        self._window: deque[tuple[float, float]] = deque(maxlen=_WINDOW)
+
+    def observe(self, predicted_s: float, measured_s: float) -> None:
+        """Add one forward to the window and refit."""
+        self._window.append((predicted_s, measured_s))
+        self._observations += 1
+        if self._observations > _WINDOW // 2 and self._observations % _REFIT_ROUNDS:
+            return
+        predicted, measured = np.array(self._window).T
+        added = _added_floor(predicted, measured)
+        overlapped = min(
+            (_overlapped_floor(predicted, measured, slope) for slope in {1.0, self.line.slope}),
+            key=lambda line: _misfit(line, predicted, measured),
+        )
+        tolerated = _MISFIT_TOLERANCE * _misfit(added, predicted, measured) + 1e-4
+        fits = _misfit(overlapped, predicted, measured) <= tolerated
+        self.line = overlapped if fits else added
+
+    def forget(self) -> None:
+        """Drop all but the last few rounds, since the machine has changed."""
+        self._observations = 0
+        self._window = deque(list(self._window)[-_KEPT_AFTER_DRIFT:], maxlen=_WINDOW)
+
+
+def _misfit(line: Line, predicted: Array, measured: Array) -> float:
+    """Mean squared relative error, clipped, plus the penalty of the slope's prior."""
+    error = np.clip(line.seconds(predicted) / measured - 1, -_CLIP * _NOISE, _CLIP * _NOISE)
+    prior = (_NOISE * (line.slope - 1) / _SLOPE_SPREAD) ** 2
+    return float(np.mean(error**2) + prior / len(measured))
+
+
+def _huber_weights(line: Line, predicted: Array, measured: Array) -> Array:
+    """Huber weights of relative errors, over the squared seconds."""
+    away = np.abs(line.seconds(predicted) / measured - 1)
+    weights: Array = np.minimum(1.0, 2 * _NOISE / np.maximum(away, 1e-9)) / measured**2
+    return weights
+
+
+def _added_floor(predicted: Array, measured: Array) -> Line:
+    """floor_s + slope x predicted, by reweighted least squares."""
+    prior = np.array([1e-8 / float(np.max(measured)) ** 2, (_NOISE / _SLOPE_SPREAD) ** 2])
+    line = Line(floor_s=max(float(np.median(measured - predicted)), 0.0))
+    for _ in range(3):
+        weight = _huber_weights(line, predicted, measured)
+        design = np.stack([np.ones_like(predicted), predicted])
+        information = (design * weight) @ design.T + np.diag(prior)
+        moments = (design * weight) @ measured + np.array([0.0, prior[1]])
+        floor_s, slope = np.linalg.solve(information, moments)
+        if floor_s < 0:
+            floor_s, slope = 0.0, moments[1] / information[1, 1]
+        elif slope < 0:
+            floor_s, slope = moments[0] / information[0, 0], 0.0
+        line = Line(floor_s=float(floor_s), slope=float(slope))
+    return line
+
+
+def _overlapped_floor(predicted: Array, measured: Array, slope: float) -> Line:
+    """max(host_s, slope x predicted), by alternating between host time and slope."""
+    prior = (_NOISE / _SLOPE_SPREAD) ** 2
+    line = Line(slope=slope)
+    hidden = measured > (1 + 2 * _NOISE) * slope * predicted
+    for _ in range(3):
+        weight = _huber_weights(line, predicted, measured) if line.host_s else 1 / measured**2
+        host_s = float(np.median(measured[hidden])) if hidden.any() else 0.0
+        seen = weight * ~hidden
+        slope = float((seen @ (predicted * measured) + prior) / (seen @ predicted**2 + prior))
+        line = Line(slope=slope, host_s=host_s)
+        hidden = slope * predicted < host_s
+    return line
+
+
+class DriftMonitor:
+    """A two-sided cumulative-sum test on log(measured / expected).
+
+    Each side sums the excess over half of a 20 % change, never below 0. The alarm is raised
+    when a sum passes a threshold that grows with the noise, estimated from differences of
+    neighbouring rounds. Outliers are clipped. For normal noise of standard deviation s the
+    chance of a false alarm is about exp(-2 x slack x threshold / s^2) a round: below 1e-7.
+    """
+
+    SLACK = math.log(1.2) / 2
+    LEAST = 0.9
+    CLIP = 0.35
+    NOISE_FACTOR = 100.0
+    FADING = 0.02
+
+    def __init__(self, warm_up: int = 20) -> None:
+        self.raised: float | None = None
+        self._waiting = warm_up
+        self._above = 0.0
+        self._below = 0.0
+        self._variance = 0.05**2
+        self._steps = 0
+        self._last: float | None = None
+        self._recent = 0.0
+
+    def observe(self, log_ratio: float) -> bool:
+        """Whether this round raises the alarm; it is raised once at most."""
+        clipped = min(max(log_ratio, -2 * self.CLIP), 2 * self.CLIP)
+        if self._last is not None:
+            step = (clipped - self._last) ** 2 / 2
+            self._steps += 1
+            self._variance += max(self.FADING, 1 / (3 + self._steps)) * (step - self._variance)
+            self._recent += 0.1 * (clipped - self._recent)
+        self._last = clipped
+        if self._waiting > 0 or self.raised is not None:
+            self._waiting -= 1
+            return False
+        clipped = min(max(log_ratio, -self.CLIP), self.CLIP)
+        self._above = max(self._above + clipped - self.SLACK, 0.0)
+        self._below = max(self._below - clipped - self.SLACK, 0.0)
+        threshold = max(self.LEAST, self.NOISE_FACTOR * self._variance)
+        if max(self._above, self._below) < threshold:
+            return False
+        self.raised = math.exp(self._recent)
+        return True
+
+
+Mode = Literal["static", "ema", "ema+calib", "affine"]
+MODES: tuple[Mode, ...] = ("static", "ema", "ema+calib", "affine")
+
+# Rounds; drift is measured against the correction of one to two times as many rounds ago.
+_LAG = 25
+
+
+class OnlineEstimator:
+    """`CycleCost` whose verification times are corrected from observed rounds.
+
+    mode `static`     the profile as it is
+         `ema`        one multiplicative bias over the paper's bare roofline, without a profile
+         `ema+calib`  one multiplicative bias over the calibrated curve
+         `affine`     floor and slope over a borrowed curve, see `AffineCorrection`
+
+    The bias follows appendix H.4 of the paper: bias <- (1 - alpha) bias + alpha x (observed /
+    predicted seconds). The paper does not give its start: 1 for `ema+calib`, the first ratio
+    for `ema`, since the bare roofline is wrong by a factor.
+
+    Every mode monitors drift. The first time that verifications differ from the expectation
+    by about 20 %, `drift_warning` is set and the correction adapts faster: `static` becomes
+    `ema+calib`, alpha triples, and the affine line forgets all but the last rounds.
+
+    sampled  whether the coming round draws the target's tokens, whose acceptance costs more;
+             the decode loop sets it
+    """
+
+    def __init__(self, cost: CycleCost, mode: Mode = "static", alpha: float = 0.1) -> None:
+        if mode not in MODES:
+            raise InputError(
+                f"the estimator mode must be {', '.join(MODES[:-1])} or {MODES[-1]} (is {mode!r})"
+            )
+        if not 0 < alpha <= 1:
+            raise InputError(f"alpha must be above 0 and at most 1 (is {alpha!r})")
+        self.cost = cost
+        self.mode = mode
+        self.alpha = alpha
+        self.sampled = False
+        self.bias = 1.0
+        self.affine = AffineCorrection()
+        self.observations = 0
+        self.drift_warning: str | None = None
+        self._drift = DriftMonitor() if mode == "static" else DriftMonitor(warm_up=2 * _LAG)
+        self._expected = [Line()]
+        self._ratios: list[float] = []
+        # `ema` is for a target without a calibration, so measured plain steps are left out too.
+        bare = dataclasses.replace(cost, verify=cost.roofline, plain=None)
+        self._uncorrected = CachedCost(bare if mode == "ema" else cost)
+
+    def observe(self, rows: float, context: float, measured_s: float, batch: int = 1) -> None:
+        """Learn from one verification of `rows` rows, padding included.
+
+        Raises InputError for a time that is not finite and above 0.
+        """
+        if not 0 < measured_s < float("inf"):
+            raise InputError(f"measured seconds must be finite and above 0 (is {measured_s!r})")
+        predicted_s = self._uncorrected.forward_s(rows, context, batch)
+        self._watch(predicted_s, measured_s)
+        if self.mode == "affine":
+            self.affine.observe(predicted_s, measured_s)
+        elif self.mode != "static":
+            ratio = measured_s / predicted_s
+            first = self.observations == 0 and self.mode == "ema"
+            self.bias = ratio if first else (1 - self.alpha) * self.bias + self.alpha * ratio
+        self.observations += 1
+        self._ratios.append(measured_s / predicted_s)
+        if len(self._ratios) == _LAG:
+            self._expected = [self._expected[-1], self._recent_line()]
+            self._ratios = []
+
+    def _recent_line(self) -> Line:
+        """The correction by the last rounds alone, robust to outliers."""
+        if self.mode == "affine":
+            return self.affine.line
+        return Line() if self.mode == "static" else Line(slope=median(self._ratios))
+
+    def _watch(self, predicted_s: float, measured_s: float) -> None:
+        """Compare with an earlier correction, which has not followed a recent change yet."""
+        expected_s = self._expected[0].seconds(predicted_s)
+        if not self._drift.observe(math.log(measured_s / expected_s)):
+            return
+        self.drift_warning = (
+            f"verification takes {self._drift.raised:.2f}x what was expected: the machine has"
+            " changed or the profile does not fit it; `rooftree calibrate` measures it again"
+        )
+        if self.mode == "static":
+            self.mode = "ema+calib"
+        self.alpha = min(3 * self.alpha, 1.0)
+        self.affine.forget()
+
+    def _line(self) -> Line:
+        """The current correction."""
+        if self.mode == "affine":
+            return self.affine.line
+        return Line(slope=1.0 if self.mode == "static" else self.bias)
+
+    def verify_s(self, nodes: ArrayLike, context: float, batch: int = 1) -> Array:
+        """Corrected seconds of the target's forward over the root and N nodes."""
+        return self._line().seconds(self._parts_s(nodes, context, batch)[0])
+
+    def sizes(self, most: int) -> NDArray[np.int64]:
+        """Tree sizes worth scoring; see `CycleCost.sizes`."""
+        return self.cost.sizes(most)
+
+    def plain_s(self, context: float, batch: int = 1) -> float:
+        """Corrected seconds of one plain step."""
+        return self._line().seconds(self._uncorrected.plain_s(context, batch))
+
+    def draft_s(self, context: float) -> float:
+        """Seconds of one draft."""
+        return self._uncorrected.draft_s(context)
+
+    def cycle_s(self, nodes: ArrayLike, context: float, batch: int = 1) -> Array:
+        """Corrected seconds of a whole cycle with N nodes, in the shape of `nodes`."""
+        verify_s, rest_s = self._parts_s(nodes, context, batch)
+        return self._line().seconds(verify_s) + rest_s
+
+    def _parts_s(self, nodes: ArrayLike, context: float, batch: int) -> tuple[Array, Array]:
+        """Uncorrected seconds of the forward and of the rest, in the shape of `nodes`."""
+        counts = np.asarray(nodes, dtype=np.float64)
+        return self._uncorrected.cycle_s(counts, context, batch, sampled=self.sampled)

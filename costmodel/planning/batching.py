@@ -1,0 +1,253 @@
+"""Time per token under continuous batching: kernel work of a cycle plus an engine's overheads.
+
+A server keeps B requests running, each of p prompt and o answer tokens. While one request decodes
+its o tokens, each of the other B - 1 is replaced once, so every token waits for (B - 1) / o
+prompts. Engines that never mix prompts and decoding keep equal requests in step: all B prompts are
+prefilled before any request decodes on, so a request waits, after its own first token, for half of
+them on average. (With unequal lengths it would wait for all of them.)
+
+Overheads were fitted on measured servers (`benchmarks/fit_overheads.py`); calibrations/engines.yaml
+holds them.
+
+    device = products + attention + all-reduces + prompts, each x a factor near 1,
+             + layers x (layer + prompt steps x prompt layer)
+    host   = step + running x sequence + log2(devices) x device
+    time per token = sqrt(device^2 + host^2) where the engine prepares a step while the device
+                     runs the one before it (a smooth maximum), else device + host
+
+`layer` covers norms, rotary embeddings, activations and gaps between kernels. `prompt layer` covers
+steps with a prompt, which run outside of a captured graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.errors import InputError
+from costmodel.io import input_yaml, shipped_directory
+from costmodel.planning.engines import EngineRules
+from costmodel.planning.forwards import ForwardSeconds, TargetForward
+from costmodel.planning.traffic import Traffic
+
+Array = NDArray[np.float64]
+
+# Share of the other requests' prompts that come after a request's own, while all are in step.
+IN_STEP_SHARE = 0.5
+FACTORS = ("products", "attention", "all_reduce", "prompts")
+OVERHEADS = ("layer_s", "prompt_layer_s", "step_s", "sequence_s", "device_s")
+COEFFICIENTS = (*FACTORS, *OVERHEADS)
+# Overheads of an engine that has none of its own in the file.
+SHARED = "shared"
+_LEAST_S = 1e-6
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TokenWork:
+    """Work of one token of an answer: kernel seconds by kind, and the counts overheads scale with.
+
+    `running`: requests that run at once; `waiting`: requests of a closed loop that do not fit;
+    `prompt_steps`: steps with a prompt, per token; `host_s`: work of the host beside the engine's
+    own. Under speculation everything is per cycle, which commits several tokens.
+    """
+
+    products_s: float
+    attention_s: float
+    all_reduce_s: float
+    prompts_s: float
+    prompt_steps: float
+    layers: int
+    devices: int
+    running: float
+    waiting: float
+    host_s: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Cycle:
+    """One round of every running request: nodes verified, tokens committed, cost of the draft.
+
+    `draft_host_s` are seconds on the host of all drafts, `tree_host_s` those of building, accepting
+    and committing all trees. The default is a plain step: one row verified, one token committed.
+    """
+
+    nodes: int = 0
+    committed: float = 1.0
+    draft: ForwardSeconds = dataclasses.field(default_factory=ForwardSeconds)
+    draft_layers: int = 0
+    draft_host_s: float = 0.0
+    tree_host_s: float = 0.0
+
+    @property
+    def host_s(self) -> float:
+        """Seconds on the host beside the engine's own."""
+        return self.draft_host_s + self.tree_host_s
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CycleParts:
+    """Seconds of one cycle by cause; they add up to the cycle.
+
+    `weights_s`: the verification's matrix products, which read the weights or multiply by them;
+    `attention_s`, `communication_s`: its attention and all-reduces; `draft_s`: the drafts;
+    `acceptance_s`: building, accepting and committing the trees; `prompts_s`: prompts of other
+    requests that the cycle waits for; `engine_s`: gaps between kernels and the engine's host work.
+    """
+
+    weights_s: float
+    attention_s: float
+    communication_s: float
+    draft_s: float
+    acceptance_s: float
+    prompts_s: float
+    engine_s: float
+
+
+def prompt_share(rules: EngineRules, running: float, output_tokens: float) -> float:
+    """Prompts of other requests that one token waits for."""
+    share = 1.0 if rules.mixes_prompts else IN_STEP_SHARE
+    return share * max(running - 1.0, 0.0) / output_tokens
+
+
+def chunks_of(rules: EngineRules, prompt_tokens: float, rows: float) -> int:
+    """Steps that a prompt is cut into; `rows` decoded in each step leave less room for it."""
+    room = rules.step_tokens - (rows if rules.mixes_prompts else 0.0)
+    return max(1, math.ceil(prompt_tokens / max(room, 1.0)))
+
+
+def cycle_work(
+    forward: TargetForward, rules: EngineRules, traffic: Traffic, running: float, cycle: Cycle
+) -> TokenWork:
+    """Work of one cycle in steady state with `running` requests at once."""
+    rows = running * (cycle.nodes + 1)
+    chunks = chunks_of(rules, traffic.prompt_tokens, rows)
+    context = traffic.prompt_tokens + traffic.output_tokens / 2
+    verify = forward.decode(running, context, cycle.nodes + 1)
+    prompt = forward.prompt(traffic.prompt_tokens, rows if rules.mixes_prompts else 0.0, chunks)
+    share = cycle.committed * prompt_share(rules, running, traffic.output_tokens)
+    return TokenWork(
+        products_s=verify.products + cycle.draft.products,
+        attention_s=verify.attention + cycle.draft.attention,
+        all_reduce_s=verify.all_reduce + cycle.draft.all_reduce,
+        prompts_s=share * prompt.total,
+        prompt_steps=share * chunks,
+        layers=forward.architecture.layers + cycle.draft_layers,
+        devices=forward.tensor_parallel,
+        running=running,
+        waiting=0.0,
+        host_s=cycle.host_s,
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Overheads:
+    """Coefficients of one engine; the defaults add nothing to the kernel times."""
+
+    products: float = 1.0
+    attention: float = 1.0
+    all_reduce: float = 1.0
+    prompts: float = 1.0
+    layer_s: float = 0.0
+    prompt_layer_s: float = 0.0
+    step_s: float = 0.0
+    sequence_s: float = 0.0
+    device_s: float = 0.0
+
+    def time_per_token_s(self, work: TokenWork, *, overlaps_host: bool) -> float:
+        """Seconds between two tokens of one answer in steady state."""
+        values = np.array([getattr(self, name) for name in COEFFICIENTS])
+        seconds = seconds_per_token(work_columns([work]), values, np.array([overlaps_host]))
+        return float(seconds[0])
+
+
+def cycle_parts(overheads: Overheads, work: TokenWork, cycle: Cycle, cycle_s: float) -> CycleParts:
+    """The causes of a cycle of `cycle_s`, which `overheads` gave for `work`.
+
+    Host work that overlaps the device counts only as far as it makes the cycle longer.
+    """
+    c, draft = overheads, cycle.draft
+    target_layers = work.layers - cycle.draft_layers
+    device = {
+        "weights_s": c.products * (work.products_s - draft.products),
+        "attention_s": c.attention * (work.attention_s - draft.attention),
+        "communication_s": c.all_reduce * (work.all_reduce_s - draft.all_reduce),
+        "draft_s": c.products * draft.products
+        + c.attention * draft.attention
+        + c.all_reduce * draft.all_reduce
+        + cycle.draft_layers * c.layer_s,
+        "prompts_s": c.prompts * work.prompts_s
+        + work.layers * work.prompt_steps * c.prompt_layer_s,
+        "engine_s": target_layers * c.layer_s,
+    }
+    engine_s = c.step_s + work.running * c.sequence_s + math.log2(work.devices) * c.device_s
+    waited_s = cycle_s - sum(device.values())
+    share = waited_s / host_s if (host_s := engine_s + work.host_s) else 0.0
+    device["draft_s"] += share * cycle.draft_host_s
+    device["engine_s"] += waited_s - share * (cycle.draft_host_s + cycle.tree_host_s)
+    return CycleParts(**device, acceptance_s=share * cycle.tree_host_s)
+
+
+def work_columns(work: Sequence[TokenWork]) -> dict[str, Array]:
+    """The fields of TokenWork as arrays [rows]."""
+    fields = [field.name for field in dataclasses.fields(TokenWork)]
+    return {name: np.array([float(getattr(row, name)) for row in work]) for name in fields}
+
+
+def seconds_per_token(work: Mapping[str, Array], coefficients: Array, overlaps: Array) -> Array:
+    """Seconds per token [rows] from `coefficients` [rows or 1, COEFFICIENTS]."""
+    c = {name: coefficients[..., i] for i, name in enumerate(COEFFICIENTS)}
+    device = (
+        c["products"] * work["products_s"]
+        + c["attention"] * work["attention_s"]
+        + c["all_reduce"] * work["all_reduce_s"]
+        + c["prompts"] * work["prompts_s"]
+        + work["layers"] * (c["layer_s"] + work["prompt_steps"] * c["prompt_layer_s"])
+    )
+    host = (
+        c["step_s"]
+        + work["running"] * c["sequence_s"]
+        + np.log2(work["devices"]) * c["device_s"]
+        + work["host_s"]
+    )
+    device, host = np.maximum(device, _LEAST_S), np.maximum(host, 0.0)
+    return np.where(overlaps, np.hypot(device, host), device + host)
+
+
+def engine_overheads(engine: str) -> Overheads:
+    """Shipped overheads of an engine; the shared ones for an engine without its own."""
+    shipped = _shipped_overheads()
+    return shipped.get(engine, shipped[SHARED])
+
+
+@cache
+def _shipped_overheads() -> dict[str, Overheads]:
+    return load_overheads(shipped_directory() / "engines.yaml")
+
+
+def load_overheads(path: Path) -> dict[str, Overheads]:
+    """Overheads by engine from a YAML file. Raises InputError with the field that is wrong."""
+    table = input_yaml(path)
+    if not isinstance(table, Mapping) or SHARED not in table:
+        raise InputError(f"{path}: must map engines, and '{SHARED}', to their overheads")
+    return {str(engine): _overheads_of(path, str(engine), row) for engine, row in table.items()}
+
+
+def _overheads_of(path: Path, engine: str, row: Any) -> Overheads:
+    if not isinstance(row, Mapping) or set(row) != set(COEFFICIENTS):
+        raise InputError(
+            f"{path}: {engine}: must have exactly these fields: {', '.join(COEFFICIENTS)}"
+        )
+    for name in COEFFICIENTS:
+        value = row[name]
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise InputError(f"{path}: {engine}: {name} must be a number (is {value!r})")
+        if not abs(value) < (10.0 if name in FACTORS else 1.0):
+            raise InputError(f"{path}: {engine}: {name} is out of range (is {value!r})")
+    return Overheads(**{name: float(row[name]) for name in COEFFICIENTS})

@@ -1,0 +1,328 @@
+"""Drafters of a planned server: seconds of a draft, bytes, and acceptance that fits them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol
+
+from costmodel.architecture import ModelArchitecture
+from costmodel.catalog import Peaks, device_by_name
+from costmodel.errors import InputError
+from costmodel.planning.acceptance import OTHER_TARGET_SPREAD, Acceptance, AcceptanceSource
+from costmodel.planning.forwards import ForwardSeconds, ProfileForward, TargetForward
+from costmodel.profile.schema import DrafterSection
+from costmodel.roofline import Roofline
+
+# A DFlash drafter as its published configs have it: five layers of the target's width, and a
+# projection of the hidden states of five target layers.
+DFLASH_LAYERS = 5
+DFLASH_FEATURES = 5
+BLOCK_ROWS = 16
+NAMES = ("dflash", "ngram")
+# Published DFlash drafters (z-lab on the Hugging Face hub) by the last part of the target's name.
+CHECKPOINTS = {
+    "qwen3-4b": "z-lab/Qwen3-4B-DFlash-b16",
+    "qwen3-8b": "z-lab/Qwen3-8B-DFlash-b16",
+    "llama-3.1-8b-instruct": "z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat",
+}
+# Host seconds of one n-gram look-up where none was timed: 0.55 % of the cycles of chain+ngram in
+# benchmarks/results/bench.json.
+NGRAM_S = 1.8e-4
+# Peaks only decide where memory and compute meet; of an unknown device the usual ratio does.
+_USUAL_PEAKS = Peaks(flops_per_s=3e14, bytes_per_s=2e12)
+
+
+class DraftCost(Protocol):
+    """Cost of a drafter beside a target."""
+
+    @property
+    def name(self) -> str:
+        """The name that `--drafter` takes, such as `ngram`."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """The drafter and the source of its cost, for people."""
+        ...
+
+    @property
+    def layers(self) -> int:
+        """Layers that pay the engine's overhead per layer."""
+        ...
+
+    @property
+    def host_s(self) -> float:
+        """Seconds on the host of one sequence's draft, beside `draft_s`."""
+        ...
+
+    def draft_s(self, forward: TargetForward, batch: float, context: float) -> ForwardSeconds:
+        """Seconds of one draft for each of `batch` sequences with `context` tokens."""
+        ...
+
+    def weight_bytes(self, architecture: ModelArchitecture) -> float:
+        """Bytes of the drafter's weights, summed over devices."""
+        ...
+
+    def cache_bytes_per_token(self, architecture: ModelArchitecture) -> float:
+        """Bytes of the drafter's keys and values of a token, summed over devices."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Drafting:
+    """The planned drafter: the name that `--drafter` takes, and the source of its cost."""
+
+    name: str
+    label: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LookupDrafter:
+    """An n-gram drafter that was not timed: a look-up on the host for each sequence."""
+
+    name: str = "ngram"
+    label: str = (
+        f"n-gram: {NGRAM_S * 1e3:.2f} ms on the host a sequence, as in this decoder's benchmark"
+    )
+    layers: int = 0
+    host_s: float = NGRAM_S
+
+    def draft_s(self, forward: TargetForward, batch: float, context: float) -> ForwardSeconds:
+        """No time on the device."""
+        return ForwardSeconds()
+
+    def weight_bytes(self, architecture: ModelArchitecture) -> float:
+        """No memory."""
+        return 0.0
+
+    def cache_bytes_per_token(self, architecture: ModelArchitecture) -> float:
+        """No memory."""
+        return 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BlockDrafter:
+    """A DFlash drafter that was not timed: the target's time scaled by the ratio of rooflines.
+
+    A draft is one forward of a block of 16 rows a sequence: five dense layers of the target's
+    width, the projection of the target's features, and the target's LM head.
+    """
+
+    name: str = "dflash"
+    label: str = (
+        "DFlash by its size: 5 layers of the target's width and its LM head over blocks of 16"
+    )
+    layers: int = DFLASH_LAYERS
+    host_s: float = 0.0
+
+    def draft_s(self, forward: TargetForward, batch: float, context: float) -> ForwardSeconds:
+        """The target's forward of a block times the ratio of the two physical rooflines."""
+        device = device_by_name(forward.device.name)
+        target = Roofline(
+            architecture=forward.architecture,
+            peaks=device.peaks if device else _USUAL_PEAKS,
+            element_bytes=forward.precision.weight_bytes,
+            count="physical",
+            tensor_parallel=forward.tensor_parallel,
+        )
+        drafter = dataclasses.replace(target, architecture=self.architecture(forward.architecture))
+        block = (BLOCK_ROWS, context, batch)
+        share = float(drafter.seconds(*block) / target.seconds(*block))
+        target_s = forward.decode(batch, context, BLOCK_ROWS)
+        share *= 1 + self._projection(forward.architecture) / drafter.architecture.parameters
+        return ForwardSeconds(
+            products=share * target_s.products,
+            attention=share * target_s.attention,
+            all_reduce=share * target_s.all_reduce,
+        )
+
+    def architecture(self, target: ModelArchitecture) -> ModelArchitecture:
+        """The drafter's architecture, with the target's embedding and head."""
+        return dataclasses.replace(
+            target,
+            name=f"DFlash drafter of {target.name}",
+            layers=DFLASH_LAYERS,
+            tied=True,
+            sliding_window=None,
+            experts=0,
+            active_experts=0,
+            expert_ffn=0,
+        )
+
+    def weight_bytes(self, architecture: ModelArchitecture) -> float:
+        """bfloat16 weights without the head, which is the target's."""
+        head = architecture.vocab * architecture.hidden
+        layers = self.architecture(architecture).parameters - head
+        return 2.0 * (layers + self._projection(architecture))
+
+    def cache_bytes_per_token(self, architecture: ModelArchitecture) -> float:
+        """bfloat16 keys and values of five layers."""
+        return 2.0 * 2 * DFLASH_LAYERS * architecture.kv_width
+
+    @staticmethod
+    def _projection(architecture: ModelArchitecture) -> int:
+        return DFLASH_FEATURES * architecture.hidden**2
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredDrafter:
+    """A drafter timed at batch 1; larger batches scale like the target's forward of a block."""
+
+    section: DrafterSection
+    memory: DraftCost
+    architecture_hash: str
+    host_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The name in the profile."""
+        return self.section.name
+
+    @property
+    def label(self) -> str:
+        """The name in the profile, and how it was timed."""
+        how = "timed by a decoder at its start" if self.section.kind == "quick" else "measured"
+        return f"{self.section.name}, {how}"
+
+    @property
+    def layers(self) -> int:
+        """No layers: the measured time includes gaps between kernels."""
+        return 0
+
+    def draft_s(self, forward: TargetForward, batch: float, context: float) -> ForwardSeconds:
+        """Seconds of `batch` drafts."""
+        one = float(self.section.seconds(context))
+        if batch == 1:
+            return ForwardSeconds(products=one)
+        many = forward.decode(batch, context, BLOCK_ROWS).total
+        return ForwardSeconds(products=one * many / forward.decode(1, context, BLOCK_ROWS).total)
+
+    def weight_bytes(self, architecture: ModelArchitecture) -> float:
+        """Estimated from the kind of drafter."""
+        return self.memory.weight_bytes(architecture)
+
+    def cache_bytes_per_token(self, architecture: ModelArchitecture) -> float:
+        """Estimated from the kind of drafter."""
+        return self.memory.cache_bytes_per_token(architecture)
+
+
+def find_drafter(
+    forward: TargetForward, name: str | None, measured: AcceptanceSource | None = None
+) -> DraftCost:
+    """The cost of the drafter called `name`; a drafter timed in the profile comes first.
+
+    `name` is `dflash`, `ngram`, a published DFlash checkpoint, a timed drafter's name or part of
+    it, or its architecture's hash. A part of a name matches an ensemble (`ngram+dflash`) only if it
+    contains `+`. None means the drafter whose acceptance was `measured`, else the profile's only
+    drafter, else a DFlash drafter of the target's width. Raises InputError.
+    """
+    profile = forward.profile if isinstance(forward, ProfileForward) else None
+    timed = dict(profile.drafters) if profile else {}
+    if name is None and measured is not None and (measured.drafter or measured.drafter_kind):
+        if measured.drafter_hash in timed:
+            return _measured(measured.drafter_hash, timed[measured.drafter_hash])
+        kind = measured.drafter_kind or measured.drafter
+        name = kind if kind in NAMES else measured.drafter
+    if name is None:
+        return _measured(*next(iter(timed.items()))) if len(timed) == 1 else BlockDrafter()
+    if name in timed:
+        return _measured(name, timed[name])
+    for key, section in timed.items():
+        if name.lower() in section.name.lower() and ("+" in name) == ("+" in section.name):
+            return _measured(key, section)
+    if name == "ngram":
+        return LookupDrafter()
+    if name == "dflash":
+        return BlockDrafter()
+    if name.lower() in (checkpoint.lower() for checkpoint in CHECKPOINTS.values()):
+        return BlockDrafter(name=name)
+    names = ", ".join([*NAMES, *(section.name for section in timed.values())])
+    raise InputError(
+        f"no drafter is called '{name}', and there is no time of one in the profile",
+        hint=f"Use one of: {names}; or time it with `rooftree calibrate --drafter {name}`",
+    )
+
+
+def _measured(key: str, section: DrafterSection) -> MeasuredDrafter:
+    memory: DraftCost = LookupDrafter() if "gram" in section.name.lower() else BlockDrafter()
+    return MeasuredDrafter(section=section, memory=memory, architecture_hash=key)
+
+
+def drafter_kind(name: str) -> str:
+    """The kind of a drafter's name: `dflash@block=4` and a published checkpoint are `dflash`."""
+    if "+" in name:
+        return "combined"
+    if "dflash" in name.lower():
+        return "dflash"
+    return name.partition("@")[0].partition(":")[0]
+
+
+def acceptance_for(
+    acceptance: Acceptance,
+    target: tuple[str, ModelArchitecture],
+    drafter: DraftCost,
+    *,
+    trees: bool,
+) -> Acceptance:
+    """The acceptance as it holds for this target (name and architecture) and drafter.
+
+    Raises InputError for acceptance of another target or drafter, and for that of trees where only
+    chains are planned (not `trees`).
+    """
+    measured = acceptance.measured
+    doubts = list(acceptance.doubts)
+    spread = acceptance.spread
+    name, architecture = target
+    if _differ(measured.target_hash, architecture.hash) or (
+        measured.target_hash is None and _differ(_last(measured.target), _last(name))
+    ):
+        raise InputError(
+            f"the acceptance of {acceptance.label} is of {measured.target or 'another target'},"
+            f" not of {name}",
+            hint=f"Measure it: `rooftree bench --target {name}`",
+        )
+    if _differ(_last(measured.target), _last(name)):
+        doubts.append(f"acceptance is of {measured.target}, which has {name}'s architecture")
+        spread = max(spread, OTHER_TARGET_SPREAD)
+    doubts += _check_drafter(acceptance, drafter)
+    if acceptance.kind == "recorded":
+        missing = [part for part in ("target", "drafter") if getattr(measured, part) is None]
+        if missing:
+            doubts.append(f"{acceptance.label} does not say of which {' and '.join(missing)} it is")
+        if trees and measured.policy == "chain":
+            doubts.append(f"acceptance of trees is modelled from the chains of {acceptance.label}")
+        if not trees and measured.policy != "chain":
+            raise InputError(
+                f"{acceptance.label} has acceptance of trees, and only chains are planned",
+                hint="Give that of a chain: FILE#chain+DRAFTER; or plan with --engine rooftree",
+            )
+    return dataclasses.replace(acceptance, spread=spread, doubts=tuple(doubts))
+
+
+def _check_drafter(acceptance: Acceptance, drafter: DraftCost) -> list[str]:
+    """Doubts in acceptance of another drafter of this kind. Raises InputError for other kinds."""
+    measured = acceptance.measured
+    if isinstance(drafter, MeasuredDrafter) and measured.drafter_hash == drafter.architecture_hash:
+        return []
+    if measured.drafter is None and measured.drafter_kind is None:
+        return []
+    kind = measured.drafter_kind or drafter_kind(measured.drafter or "")
+    if kind != drafter_kind(drafter.name):
+        raise InputError(
+            f"the acceptance of {acceptance.label} is of the drafter"
+            f" {measured.drafter or kind}, not of {drafter.name}",
+            hint=f"Measure it: `rooftree bench --drafter {drafter.name}`, or give a rate such as"
+            " --acceptance 0.6",
+        )
+    if acceptance.kind == "published" or measured.drafter == drafter.name:
+        return []
+    return [f"acceptance is of the drafter {measured.drafter}, costs are of {drafter.label}"]
+
+
+def _differ(one: str | None, other: str | None) -> bool:
+    return one is not None and other is not None and one != other
+
+
+def _last(name: str | None) -> str | None:
+    """The last part of a target's name, in lower case."""
+    return None if name is None else name.rstrip("/").lower().rpartition("/")[2]

@@ -1,0 +1,124 @@
+"""Serving engines: memory use and scheduling rules that decide latency."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from costmodel.architecture import ModelArchitecture
+from costmodel.compose.serving_tables import Precision
+from costmodel.errors import InputError
+
+_HEAD_BYTES = 2.0  # embedding and LM head stay in bfloat16
+
+
+def weight_bytes(
+    architecture: ModelArchitecture, precision: Precision, tensor_parallel: int = 1
+) -> float:
+    """Bytes of the weights on one of `tensor_parallel` devices; embeddings are in bfloat16."""
+    a = architecture
+    embeddings = a.vocab * a.hidden * (1 if a.tied else 2)
+    rest = a.parameters - embeddings
+    return (rest * precision.weight_bytes + embeddings * _HEAD_BYTES) / tensor_parallel
+
+
+def cache_bytes_per_token(
+    architecture: ModelArchitecture, precision: Precision, tensor_parallel: int = 1
+) -> float:
+    """Bytes of one token's cache on one device; a head is never split, nor a latent vector.
+
+    Layers with a sliding window count like the others: an upper bound for engines that drop
+    what has left the window.
+    """
+    a = architecture
+    share = 1.0 if a.latent_rank else max(a.kv_heads / tensor_parallel, 1.0) / a.kv_heads
+    return a.layers * share * a.cached_width * precision.cache_bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRule:
+    """Memory that an engine gives to the cache, and cached tokens that it counts for a request.
+
+    The engine uses `fraction` of the device's memory, or, with `after_weights`, of the memory
+    that weights and `reserve_bytes` leave. With `whole_answer` a request is admitted only if its
+    whole answer fits; otherwise when its prompt fits, and it holds half of its answer on average.
+    """
+
+    fraction: float
+    reserve_bytes: float
+    after_weights: bool = False
+    whole_answer: bool = False
+
+    def free_bytes(self, memory_bytes: float, weights_bytes: float) -> float:
+        """Bytes left for the cache beside the weights; negative where the weights do not fit."""
+        if self.after_weights:
+            return self.fraction * (memory_bytes - weights_bytes - self.reserve_bytes)
+        return self.fraction * memory_bytes - weights_bytes - self.reserve_bytes
+
+    def tokens_held(self, prompt_tokens: float, output_tokens: float) -> float:
+        """Cached tokens of one running request, on average."""
+        return prompt_tokens + output_tokens * (1.0 if self.whole_answer else 0.5)
+
+
+_GB = 1e9
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRules:
+    """Scheduling rules of one engine.
+
+    `mixes_prompts`: one step decodes and prefills; otherwise decoding waits for all prompts.
+    `overlaps_host`: the host prepares a step while the device runs the one before it.
+    `step_tokens`: largest number of tokens in a step; longer prompts are cut into chunks.
+    `verifies_trees`: a verification may hold a draft tree, not only a chain.
+    """
+
+    name: str
+    memory: MemoryRule
+    mixes_prompts: bool = True
+    overlaps_host: bool = True
+    step_tokens: int = 8192
+    verifies_trees: bool = False
+
+
+# Defaults as the engines document them: vLLM gpu_memory_utilization 0.9, prompts in chunks of
+# 8192 tokens, scheduling on the host between steps unless --async-scheduling; SGLang
+# mem_fraction_static 0.88, chunked_prefill_size 8192, no mixed chunks, overlap schedule;
+# TensorRT-LLM free_gpu_memory_fraction 0.9 of what is left, overlap scheduler, no eviction.
+# What a running engine needs beside weights and cache is a round guess of 2 to 4 GB.
+# rooftree is this project's decoder: one loop that prepares, launches and waits. The others verify
+# chains only (vLLM removed tree attention in PR #42121).
+RULES = {
+    "trtllm": EngineRules(
+        name="trtllm",
+        memory=MemoryRule(
+            fraction=0.9, reserve_bytes=4 * _GB, after_weights=True, whole_answer=True
+        ),
+    ),
+    "vllm": EngineRules(
+        name="vllm",
+        memory=MemoryRule(fraction=0.9, reserve_bytes=3 * _GB),
+        overlaps_host=False,
+    ),
+    "sglang": EngineRules(
+        name="sglang",
+        memory=MemoryRule(fraction=0.88, reserve_bytes=2 * _GB),
+        mixes_prompts=False,
+    ),
+    "rooftree": EngineRules(
+        name="rooftree",
+        memory=MemoryRule(fraction=0.9, reserve_bytes=1 * _GB),
+        mixes_prompts=False,
+        overlaps_host=False,
+        verifies_trees=True,
+    ),
+}
+
+
+def engine_rules(name: str, *, async_scheduling: bool | None = None) -> EngineRules:
+    """The rules of an engine; `async_scheduling` overrides its default. Raises InputError."""
+    if name not in RULES:
+        raise InputError(f"no engine is called '{name}'", hint=f"Use one of: {', '.join(RULES)}")
+    rules = RULES[name]
+    if async_scheduling is None:
+        return rules
+    return dataclasses.replace(rules, overlaps_host=async_scheduling)

@@ -1,0 +1,329 @@
+"""The plan: sized options, simulated fleets, notes, and both as plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from costmodel.planning.acceptance import Acceptance, Shape
+from costmodel.planning.drafting import Drafting
+from costmodel.planning.forwards import Origin
+from costmodel.planning.request import PlanRequest
+from costmodel.planning.servers import BatchChoice, OperatingPoint
+from costmodel.planning.sizing import SERVER_ERROR, Interval, Sizing
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One GPU and tensor-parallel degree: its sizing, or the problem and the nearest that works.
+
+    `error` is the expected relative error of all times; `points` are the best ones by requests at
+    once, and `choices` those with the plain step, chain and tree beside each. `with_trees` are the
+    choices of this project's decoder, where the engine verifies no trees. `doubts` say why the
+    acceptance may not hold.
+    """
+
+    gpu: str
+    device: str
+    tensor_parallel: int
+    origin: Origin | None = None
+    drafter: Drafting | None = None
+    doubts: tuple[str, ...] = ()
+    error: float | None = None
+    points: tuple[OperatingPoint, ...] = ()
+    choices: tuple[BatchChoice, ...] = ()
+    with_trees: tuple[BatchChoice, ...] = ()
+    sizing: Sizing | None = None
+    problem: str = ""
+    nearest: str = ""
+
+    def describe_problem(self) -> str:
+        """The problem and the nearest that works, in one line."""
+        return f"{self.gpu} tp {self.tensor_parallel}: {self.problem}; nearest: {self.nearest}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeRange:
+    """Requests at once, first to last, for which one shape is the best."""
+
+    shape: Shape
+    first: int
+    last: int
+
+
+def shape_ranges(choices: Sequence[BatchChoice]) -> list[ShapeRange]:
+    """Where plain steps, chains and trees cross over; only planned numbers of requests are known.
+
+    Each range ends at the largest planned number at which its shape is still the best.
+    """
+    ranges: list[ShapeRange] = []
+    for choice in choices:
+        shape, first = choice.best.shape, choice.running
+        if ranges and ranges[-1].shape == shape:
+            first = ranges.pop().first
+        ranges.append(ShapeRange(shape=shape, first=first, last=choice.running))
+    return ranges
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Mean and percentiles in seconds with 80 % intervals; `high` is None for a growing queue."""
+
+    mean: Interval
+    p50: Interval
+    p90: Interval
+    p95: Interval
+    p99: Interval
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """A number of GPUs under the simulated requests.
+
+    `waiting` is from arrival to admission; `tpot` is None where every answer has one token.
+    `utilisation` is the share of time in which a server runs a step; `running` is the mean number
+    of requests at once on a server. `overloaded`: the queue grows. `missed`: names of goals.
+    """
+
+    gpus: int
+    waiting: Spread
+    ttft: Spread
+    tpot: Spread | None
+    utilisation: float
+    running: float
+    overloaded: bool
+    missed: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedOption:
+    """A simulated option: the fleet that the means need, and the smallest that holds all goals.
+
+    `enough` is `planned` where that holds all goals, and None where no fleet of up to
+    `tried_gpus` GPUs does; `nearest` is then the largest one. `cost_per_hour` is that of `enough`.
+    `problem`: the reason why nothing could be simulated.
+    """
+
+    gpu: str
+    tensor_parallel: int
+    planned: Fleet | None = None
+    enough: Fleet | None = None
+    tried_gpus: int = 0
+    nearest: Fleet | None = None
+    cost_per_hour: float | None = None
+    problem: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All options, the best first and those without a sizing last.
+
+    `simulated` holds the best option of each GPU, where the request asks for a simulation.
+    """
+
+    request: PlanRequest
+    options: tuple[Option, ...]
+    acceptance: Acceptance | None
+    notes: tuple[str, ...]
+    simulated: tuple[SimulatedOption, ...] = ()
+
+    @property
+    def best(self) -> Option | None:
+        """The cheapest option, or that of the fewest GPUs without prices; None if none is sized."""
+        return self.options[0] if self.options and self.options[0].sizing else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, stable across versions; units are in the names."""
+        request = self.request
+        acceptance = self.acceptance
+        return {
+            "request": {
+                "target": request.target,
+                "gpus": list(request.gpus),
+                "tensor_parallel": list(request.degrees),
+                "prompt_tokens": request.traffic.prompt_tokens,
+                "output_tokens": request.traffic.output_tokens,
+                "requests_per_s": request.rate,
+                "goals": dataclasses.asdict(request.goals),
+                "policy": request.policy.kind,
+                "fixed_nodes": request.policy.nodes,
+                "engine": request.engine,
+                "drafter": request.drafter,
+                "precision": dataclasses.asdict(request.precision),
+                "utilisation": request.utilisation,
+                "most_running": request.most_running,
+                "prices_per_hour": dict(request.prices),
+                "currency": request.currency,
+            },
+            "simulation": _simulation_record(self),
+            "acceptance": acceptance
+            and {
+                "label": acceptance.label,
+                "kind": acceptance.kind,
+                "spread": acceptance.spread,
+                "measured": dataclasses.asdict(acceptance.measured),
+            },
+            "options": [_option_record(option) for option in self.options],
+            "notes": list(self.notes),
+        }
+
+    def flat_rows(self) -> list[dict[str, Any]]:
+        """One row of plain values per option, all with the same keys."""
+        simulated = {(option.gpu, option.tensor_parallel): option for option in self.simulated}
+        return [
+            _sized_columns(option)
+            | _simulated_columns(simulated.get((option.gpu, option.tensor_parallel)))
+            for option in self.options
+        ]
+
+
+def plan_notes(request: PlanRequest, options: Sequence[Option]) -> list[str]:
+    """Remarks on the plan's assumptions, one line each."""
+    notes = []
+    if request.acceptance is None and request.policy.kind == "auto":
+        notes.append(
+            "no acceptance data: plain decoding only; --acceptance gsm8k, a rate or a JSON file of"
+            " measured acceptance lets it speculate"
+        )
+    unpriced = [gpu for gpu in request.gpus if gpu not in request.prices]
+    if request.prices and unpriced:
+        notes.append(f"no price for {', '.join(unpriced)}: ranked behind those that have one")
+    if not request.prices:
+        notes.append("no prices: ranked by the number of GPUs; --price GPU=2.5 is per hour")
+    kinds = sorted({option.origin.kind for option in options if option.origin})
+    if borrowed := [kind for kind in kinds if kind != "measured"]:
+        notes.append(
+            f"times are {' or '.join(borrowed)}, not measured on the GPU;"
+            " `rooftree calibrate` there narrows the intervals"
+        )
+    if any(option.sizing for option in options):
+        notes.append("J a token: at most, as if every GPU always drew its power limit or TDP")
+        notes.append(
+            "intervals are of 80 %: errors of the profile, of the server model"
+            f" ({SERVER_ERROR:.1%}, on 1,043 published servers) and of acceptance, in squares"
+        )
+    if request.simulation is not None:
+        notes.append(
+            "percentiles leave out the first and last tenth of the requests; their intervals are"
+            " those of the whole simulation with all times shorter and longer"
+        )
+    notes += dict.fromkeys(doubt for option in options for doubt in option.doubts)
+    if request.acceptance is not None:
+        notes.append("drafting for many requests at once was not checked against measured servers")
+    return notes
+
+
+def _simulation_record(plan: Plan) -> dict[str, Any] | None:
+    settings = plan.request.simulation
+    if settings is None:
+        return None
+    return {
+        "requests": settings.count,
+        "seed": settings.seed,
+        "trace": settings.trace is not None,
+        "length_variation": None if settings.trace is not None else settings.variation,
+        "options": [dataclasses.asdict(option) for option in plan.simulated],
+    }
+
+
+def _option_record(option: Option) -> dict[str, Any]:
+    sizing = option.sizing
+    return {
+        "gpu": option.gpu,
+        "device": option.device,
+        "tensor_parallel": option.tensor_parallel,
+        "origin": option.origin and dataclasses.asdict(option.origin),
+        "drafter": option.drafter and option.drafter.name,
+        "drafter_cost": option.drafter and option.drafter.label,
+        "doubts": list(option.doubts),
+        "relative_error": option.error,
+        "feasible": sizing is not None,
+        "problem": option.problem or None,
+        "nearest": option.nearest or None,
+        "sizing": sizing and dataclasses.asdict(sizing),
+        "by_concurrency": [dataclasses.asdict(point) for point in option.points],
+        "pays": _pays_record(option.choices),
+        "pays_with_trees": _pays_record(option.with_trees),
+    }
+
+
+def _pays_record(choices: Sequence[BatchChoice]) -> dict[str, Any] | None:
+    """Speed-ups over plain decoding by requests at once, and where the shapes cross over."""
+    if not choices:
+        return None
+    return {
+        "by_concurrency": [
+            {
+                "running": choice.running,
+                "plain_tpot_s": choice.plain.tpot_s,
+                **_speedup("chain", choice, choice.chain),
+                **_speedup("tree", choice, choice.tree),
+                "best": choice.best.shape,
+                "best_speedup": choice.speedup(choice.best),
+            }
+            for choice in choices
+        ],
+        "best": [dataclasses.asdict(one) for one in shape_ranges(choices)],
+    }
+
+
+def _speedup(name: str, choice: BatchChoice, point: OperatingPoint | None) -> dict[str, Any]:
+    return {
+        f"{name}_nodes": point and point.nodes,
+        f"{name}_speedup": point and choice.speedup(point),
+    }
+
+
+def _sized_columns(option: Option) -> dict[str, Any]:
+    sizing = option.sizing
+    cost = sizing.cost_per_million if sizing else None
+    return {
+        "gpu": option.gpu,
+        "tensor_parallel": option.tensor_parallel,
+        "origin": option.origin.kind if option.origin else None,
+        "gpus": sizing.gpus.value if sizing else None,
+        "gpus_low": sizing.gpus.low if sizing else None,
+        "gpus_high": sizing.gpus.high if sizing else None,
+        "running_at_most": sizing.at_most.running if sizing else None,
+        "requests_per_s_at_most": sizing.at_most.requests_per_s if sizing else None,
+        "running": sizing.at_load.running if sizing else None,
+        "shape": sizing.at_load.shape if sizing else None,
+        "nodes": sizing.at_load.nodes if sizing else None,
+        "committed": sizing.at_load.committed if sizing else None,
+        "tpot_s": sizing.tpot_s.value if sizing else None,
+        "tpot_low_s": sizing.tpot_s.low if sizing else None,
+        "tpot_high_s": sizing.tpot_s.high if sizing else None,
+        "ttft_s": sizing.ttft_s.value if sizing else None,
+        "ttft_low_s": sizing.ttft_s.low if sizing else None,
+        "ttft_high_s": sizing.ttft_s.high if sizing else None,
+        "cost_per_hour": sizing.cost_per_hour.value if sizing and sizing.cost_per_hour else None,
+        "cost_per_million_tokens": cost.value if cost else None,
+        "cost_per_million_tokens_low": cost.low if cost else None,
+        "cost_per_million_tokens_high": cost.high if cost else None,
+        "watts_at_most": sizing.watts if sizing else None,
+        "joules_per_token_at_most": sizing.joules_per_token if sizing else None,
+        "problem": option.problem or None,
+        "nearest": option.nearest or None,
+    }
+
+
+def _simulated_columns(option: SimulatedOption | None) -> dict[str, Any]:
+    """The columns of a simulation, all None where there was none."""
+    fleet = option.planned if option else None
+    row: dict[str, Any] = {
+        "simulated_gpus": fleet.gpus if fleet else None,
+        "simulated_utilisation": fleet.utilisation if fleet else None,
+        "simulated_running": fleet.running if fleet else None,
+        "simulated_overloaded": fleet.overloaded if fleet else None,
+    }
+    for metric in ("waiting", "ttft", "tpot"):
+        spread = getattr(fleet, metric) if fleet else None
+        for percent in ("p50", "p95", "p99"):
+            row[f"{metric}_{percent}_s"] = getattr(spread, percent).value if spread else None
+    enough = option.enough if option else None
+    return row | {
+        "goals_missed": " ".join(fleet.missed) if fleet else None,
+        "gpus_that_hold_all_goals": enough.gpus if enough else None,
+        "simulation_problem": option.problem or None if option else None,
+    }

@@ -1,0 +1,267 @@
+"""Search for the best plan over GPUs and tensor-parallel degrees."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from costmodel.catalog import TargetEntry, find_device, resolve_target
+from costmodel.errors import InputError, RooftreeError
+from costmodel.planning.acceptance import Acceptance, find_acceptance
+from costmodel.planning.batching import Overheads, engine_overheads
+from costmodel.planning.drafting import acceptance_for, find_drafter
+from costmodel.planning.engines import engine_rules
+from costmodel.planning.forwards import Origin, TargetForward
+from costmodel.planning.request import DEGREES, PlanRequest
+from costmodel.planning.result import Option, Plan, SimulatedOption, plan_notes
+from costmodel.planning.servers import BatchChoice, Server
+from costmodel.planning.simulation.engine import import_simpy
+from costmodel.planning.simulation.percentiles import Choice, simulate_option
+from costmodel.planning.sizing import SERVER_ERROR, Group, choose, nearest, size
+from costmodel.planning.sources import (
+    find_forward,
+    forward_of_profile,
+)
+from costmodel.planning.traffic import Traffic
+from costmodel.profile.store import ProfileStore
+
+
+def plan(request: PlanRequest, store: ProfileStore | None = None) -> Plan:
+    """Size every GPU and degree of the request, and rank them.
+
+    `store` is where profiles are looked up (None: the user's directory, then shipped ones). An
+    option that cannot be planned is returned with its problem. Raises InputError for a request
+    that contradicts itself, and where every option lacks its times for the same reason.
+    """
+    profiles = store or ProfileStore()
+    target = resolve_target(request.target, hub=True)
+    acceptance = _checked_inputs(request, target, profiles)
+    options = [
+        _option(request, target, acceptance, (gpu, degree), profiles)
+        for gpu in request.gpus
+        for degree in request.degrees
+    ]
+    options.sort(key=_rank)
+    without_times = all(option.origin is None for option in options)
+    if without_times and len({option.problem for option in options}) == 1:
+        raise InputError(options[0].problem, hint=options[0].nearest)
+    return Plan(
+        request=request,
+        options=tuple(options),
+        acceptance=acceptance,
+        notes=tuple(plan_notes(request, options)),
+        simulated=tuple(_simulated(request, target, acceptance, options, profiles)),
+    )
+
+
+def make_server(
+    request: PlanRequest, forward: TargetForward, acceptance: Acceptance | None
+) -> Server:
+    """The server of a request on these forward times. Raises InputError."""
+    rules, drafter = engine_rules(request.engine), None
+    if acceptance is not None:
+        drafter = find_drafter(forward, request.drafter, acceptance.measured)
+        trees = rules.verifies_trees and request.policy.kind != "chain"
+        acceptance = acceptance_for(
+            acceptance, (request.target, forward.architecture), drafter, trees=trees
+        )
+    return Server(
+        forward=forward,
+        rules=rules,
+        overheads=server_overheads(request.engine, forward.origin),
+        policy=request.policy,
+        acceptance=acceptance,
+        drafter=drafter,
+    )
+
+
+def server_overheads(engine: str, origin: Origin) -> Overheads:
+    """Overheads of the engine, without those that the forward times already include."""
+    if engine == "rooftree" and origin.whole_runtime:
+        return Overheads()
+    overheads = engine_overheads(engine)
+    if origin.whole_runtime:
+        return dataclasses.replace(overheads, layer_s=0.0, prompt_layer_s=0.0)
+    return overheads
+
+
+def relative_error(
+    origin: Origin, engine: str, acceptance: Acceptance | None, committed: float
+) -> float:
+    """Expected relative error of a time per token: independent parts added in squares.
+
+    The parts are the forward's error, the server model's (none where this project's own runtime
+    was measured as a whole), and the acceptance's.
+    """
+    server = 0.0 if engine == "rooftree" and origin.whole_runtime else SERVER_ERROR
+    spread = acceptance.relative_error(committed) if acceptance else 0.0
+    return math.sqrt(origin.error**2 + server**2 + spread**2)
+
+
+def forward_for(
+    request: PlanRequest, target: TargetEntry, choice: tuple[str, int], store: ProfileStore
+) -> TargetForward:
+    """Forward times of one (GPU slug or profile path, tensor-parallel degree).
+
+    Raises InputError, DeviceError or ProfileError.
+    """
+    gpu, degree = choice
+    if _is_file(gpu):
+        forward = forward_of_profile(Path(gpu), target)
+        if forward.tensor_parallel != degree:
+            raise InputError(f"is a profile of tp {forward.tensor_parallel}, not {degree}")
+        return forward
+    return find_forward(
+        find_device(gpu),
+        target,
+        store,
+        tensor_parallel=degree,
+        precision=request.precision,
+        engine=request.engine,
+    )
+
+
+def _checked_inputs(
+    request: PlanRequest, target: TargetEntry, store: ProfileStore
+) -> Acceptance | None:
+    """The acceptance data. Raises InputError for an input that cannot be used."""
+    tokens = request.traffic.total_tokens
+    if target.positions is not None and tokens > target.positions:
+        raise InputError(
+            f"prompt and answer are {tokens:.0f} tokens, {target.architecture.name} holds"
+            f" {target.positions}",
+            hint=f"Plan for at most {target.positions} tokens together",
+        )
+    if request.simulation is not None:
+        import_simpy()
+        request.simulation.check_window(target.architecture.name, target.positions)
+    for gpu in request.gpus:
+        if not _is_file(gpu):
+            find_device(gpu)
+    if request.acceptance is None:
+        return None
+    acceptance = find_acceptance(request.acceptance, request.target, request.temperature)
+    if request.policy.nodes is not None:
+        acceptance.committed("tree", request.policy.nodes)
+    return acceptance
+
+
+def _is_file(gpu: str) -> bool:
+    return gpu.endswith((".yaml", ".yml"))
+
+
+def _option(
+    request: PlanRequest,
+    target: TargetEntry,
+    acceptance: Acceptance | None,
+    choice: tuple[str, int],
+    store: ProfileStore,
+) -> Option:
+    option = Option(gpu=choice[0], device=choice[0], tensor_parallel=choice[1])
+    try:
+        forward = forward_for(request, target, choice, store)
+        server = make_server(request, forward, acceptance)
+        option = dataclasses.replace(
+            option,
+            device=forward.device.name,
+            origin=forward.origin,
+            drafter=server.drafting,
+            doubts=server.acceptance.doubts if server.acceptance else (),
+        )
+        choices = server.choices(request.traffic, request.most_running)
+        if not choices:
+            raise _no_room(request.traffic, server)
+    except RooftreeError as failure:
+        return dataclasses.replace(option, problem=failure.problem, nearest=failure.hint)
+    option = dataclasses.replace(
+        option,
+        choices=tuple(choices),
+        points=tuple(choice.best for choice in choices),
+        with_trees=tuple(_with_trees(request, forward, acceptance)),
+    )
+    return _sized(request, option, server)
+
+
+def _with_trees(
+    request: PlanRequest, forward: TargetForward, acceptance: Acceptance | None
+) -> list[BatchChoice]:
+    """The choices of this project's decoder, where the request's engine verifies no trees."""
+    if acceptance is None or engine_rules(request.engine).verifies_trees:
+        return []
+    if request.policy.kind != "auto":
+        return []
+    decoder = dataclasses.replace(request, engine="rooftree")
+    return make_server(decoder, forward, acceptance).choices(request.traffic, request.most_running)
+
+
+def _sized(request: PlanRequest, option: Option, server: Server) -> Option:
+    at_most = choose(option.points, request.goals)
+    if at_most is None:
+        near = nearest(option.points, request.goals)
+        return dataclasses.replace(
+            option,
+            problem="the goals are not reached at any concurrency",
+            nearest=f"tpot {near.tpot_s * 1e3:.1f} ms and ttft {near.ttft_s * 1e3:.0f} ms, with"
+            f" {near.running} at once",
+        )
+    forward = server.forward
+    error = relative_error(forward.origin, request.engine, server.acceptance, at_most.committed)
+    power_w = forward.device.power_w
+    group = Group(gpu=option.gpu, devices=option.tensor_parallel, power_w=power_w)
+    sizing = size(request, group, option.points, error)
+    return dataclasses.replace(option, error=error, sizing=sizing)
+
+
+def _no_room(traffic: Traffic, server: Server) -> InputError:
+    """The error that not one request fits, with the smallest degree at which one does."""
+    tokens = traffic.total_tokens
+    a, degree = server.forward.architecture, server.forward.tensor_parallel
+    fitting = next((n for n in DEGREES if n > degree and server.cache_tokens(n) >= tokens), None)
+    room = server.cache_tokens(degree)
+    problem = f"does not fit: a request needs {tokens:.0f} cached tokens"
+    problem += f", there is room for {room:.0f}" if room > 0 else ", the weights leave no room"
+    if fitting is None:
+        return InputError(problem, hint=f"a smaller model or precision than {a.name} in bfloat16")
+    return InputError(problem, hint=f"--tp {fitting}, or a smaller precision")
+
+
+def _rank(option: Option) -> tuple[int, float, float]:
+    if option.sizing is None:
+        return (1, 0.0, 0.0)
+    cost = option.sizing.cost_per_hour
+    gpus = option.sizing.gpus.value
+    return (0, cost.value if cost else math.inf, gpus)
+
+
+def _simulated(
+    request: PlanRequest,
+    target: TargetEntry,
+    acceptance: Acceptance | None,
+    options: Sequence[Option],
+    store: ProfileStore,
+) -> Iterator[SimulatedOption]:
+    """The best option of each GPU, simulated."""
+    if request.simulation is None:
+        return
+    seen = set()
+    for option in options:
+        if option.sizing is None or option.gpu in seen:
+            continue
+        seen.add(option.gpu)
+        forward = forward_for(request, target, (option.gpu, option.tensor_parallel), store)
+        choice = Choice(
+            gpu=option.gpu,
+            server=make_server(request, forward, acceptance),
+            points=option.points,
+            gpus=round(option.sizing.gpus.value),
+            error=option.error or 0.0,
+            positions=target.positions,
+        )
+        try:
+            yield simulate_option(request, request.simulation, choice)
+        except InputError as failure:
+            yield SimulatedOption(
+                gpu=option.gpu, tensor_parallel=option.tensor_parallel, problem=str(failure)
+            )

@@ -1,0 +1,305 @@
+"""One server's latency and throughput by requests at once, with the best tree size of each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from costmodel.planning.acceptance import Acceptance, Shape
+from costmodel.planning.batching import (
+    Cycle,
+    CycleParts,
+    Overheads,
+    TokenWork,
+    chunks_of,
+    cycle_parts,
+    cycle_work,
+)
+from costmodel.planning.drafting import DraftCost, Drafting
+from costmodel.planning.engines import EngineRules, cache_bytes_per_token, weight_bytes
+from costmodel.planning.forwards import ProfileForward, TargetForward
+from costmodel.planning.request import ServingPolicy
+from costmodel.planning.traffic import Traffic
+
+# Requests at once and tree sizes to try; they include the full buckets of graph runtimes.
+CONCURRENCIES = (
+    1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512,
+)  # fmt: skip
+TREES = (2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255, 383, 511)
+# Seconds on the host to build and walk a tree: building takes 8 us for 256 nodes and 23 us for
+# 1024 (benchmarks/results/startup.json), the walk about as much.
+_TREE_S, _NODE_S = 5e-6, 5e-8
+# A smaller tree within this share of the shortest time per token is taken instead of the best.
+_NO_DIFFERENCE = 0.01
+# A tree grows with the batch only where that saves more than this share of the time per token.
+_WORTH_GROWING = 0.02
+# With more requests at once trees give way to chains, and chains to plain steps.
+_RANKS: dict[Shape, int] = {"plain": 0, "chain": 1, "tree": 2}
+# Largest share of a step's rows that verifications may take.
+_STEP_SHARE = 0.5
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OperatingPoint:
+    """One server that always has `running` requests at once.
+
+    `shape` and `nodes`: the best draft tree; `committed`: tokens a cycle; `cycle_s`: seconds of a
+    cycle, by cause in `parts` (None where a point was not computed by a server). `tpot_s`: mean
+    time per output token after the first. `ttft_s`: mean time to the first token, of which
+    `prefill_s` is the request's own prompt. `requests_per_s`: throughput.
+    """
+
+    running: int
+    shape: Shape
+    nodes: int
+    committed: float
+    cycle_s: float
+    tpot_s: float
+    prefill_s: float
+    ttft_s: float
+    requests_per_s: float
+    parts: CycleParts | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BatchChoice:
+    """The plain step, best chain and best tree at one number of requests; `best` is that to run.
+
+    `chain` and `tree` are None where policy, engine or step size allow none.
+    """
+
+    running: int
+    best: OperatingPoint
+    plain: OperatingPoint
+    chain: OperatingPoint | None = None
+    tree: OperatingPoint | None = None
+
+    def speedup(self, point: OperatingPoint) -> float:
+        """Time per token of plain decoding over that of `point`."""
+        return self.plain.tpot_s / point.tpot_s
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Server:
+    """A target on a group of devices, served by an engine with a draft policy."""
+
+    forward: TargetForward
+    rules: EngineRules
+    overheads: Overheads
+    policy: ServingPolicy
+    acceptance: Acceptance | None = None
+    drafter: DraftCost | None = None
+
+    @property
+    def drafting(self) -> Drafting | None:
+        """The drafter by name; None where nothing drafts."""
+        if self.drafter is None:
+            return None
+        return Drafting(name=self.drafter.name, label=self.drafter.label)
+
+    def cache_tokens(self, degree: int | None = None) -> float:
+        """Tokens that the cache holds at a tensor-parallel degree (None: the server's own)."""
+        f, tp = self.forward, degree or self.forward.tensor_parallel
+        weights = weight_bytes(f.architecture, f.precision, tp)
+        token = cache_bytes_per_token(f.architecture, f.precision, tp)
+        if self.drafter is not None:
+            weights += self.drafter.weight_bytes(f.architecture) / tp
+            token += self.drafter.cache_bytes_per_token(f.architecture) / tp
+        return max(self.rules.memory.free_bytes(f.device.memory_bytes, weights), 0.0) / token
+
+    def most_running(self, traffic: Traffic) -> int:
+        """Requests whose cache fits at once; 0 where not even one fits."""
+        tokens_held = self.rules.memory.tokens_held(traffic.prompt_tokens, traffic.output_tokens)
+        tokens = self.cache_tokens()
+        return int(tokens / tokens_held) if tokens >= traffic.total_tokens else 0
+
+    def points(self, traffic: Traffic, most: int | None = None) -> list[OperatingPoint]:
+        """The best point at each number of requests that fits, the largest included."""
+        return [choice.best for choice in self.choices(traffic, most)]
+
+    def choices(self, traffic: Traffic, most: int | None = None) -> list[BatchChoice]:
+        """The choice at each number of requests that fits, the largest included.
+
+        A tree is never larger than that of fewer requests at once unless it saves over 2 %.
+        """
+        limit = self.most_running(traffic)
+        limit = limit if most is None else min(limit, most)
+        if limit and self.policy.nodes is not None:
+            limit = max(1, min(limit, self._most_rows // (self.policy.nodes + 1)))
+        tried = [b for b in CONCURRENCIES if b <= limit]
+        if limit and limit < CONCURRENCIES[-1] and limit not in tried:
+            tried.append(limit)
+        choices: list[BatchChoice] = []
+        for running in tried:
+            choices.append(self._choice(traffic, running, choices[-1] if choices else None))
+        return choices
+
+    def best(self, traffic: Traffic, running: int) -> OperatingPoint:
+        """The smallest tree whose time per token is within 1 % of the shortest."""
+        return self._choice(traffic, running, None).best
+
+    def _choice(self, traffic: Traffic, running: int, fewer: BatchChoice | None) -> BatchChoice:
+        """The choice at one number of requests, after that at `fewer`."""
+        sizes = [
+            _Size(self._cycle_s(traffic, running, cycle) / cycle.committed, shape, cycle)
+            for shape, cycle in self._cycles(traffic, running)
+        ]
+        plain = _Size(self._cycle_s(traffic, running, Cycle()), "plain", Cycle())
+        best = _smallest(sizes, fewer.best if fewer else None)
+        point = self._point(traffic, running, best)
+
+        def beside(shape: Shape) -> OperatingPoint | None:
+            of = [size for size in sizes if size.shape == shape]
+            if best.shape == shape or not of:
+                return point if of else None
+            return self._point(traffic, running, _smallest(of, getattr(fewer, shape, None)))
+
+        return BatchChoice(
+            running=running,
+            best=point,
+            plain=self._point(traffic, running, plain),
+            chain=beside("chain"),
+            tree=beside("tree"),
+        )
+
+    @property
+    def _most_rows(self) -> int:
+        """Most rows of all verifications in one step."""
+        return int(_STEP_SHARE * self.rules.step_tokens)
+
+    def _cycles(self, traffic: Traffic, running: int) -> Iterator[tuple[Shape, Cycle]]:
+        context = traffic.prompt_tokens + traffic.output_tokens / 2
+        trees = self.rules.verifies_trees
+        sizes = list(_tree_sizes(self.policy, self.acceptance, trees=trees))
+        drafter, draft_s = self.drafter, None
+        if drafter is not None and any(nodes for _, nodes in sizes):
+            draft_s = drafter.draft_s(self.forward, running, context)
+        fixed = self.policy.kind == "fixed"
+        for shape, nodes in sizes:
+            if nodes == 0 or self.acceptance is None or drafter is None or draft_s is None:
+                yield shape, Cycle()
+                continue
+            if not fixed and running * (nodes + 1) > self._most_rows:
+                continue
+            yield (
+                shape,
+                Cycle(
+                    nodes=nodes,
+                    committed=self.acceptance.committed(shape, nodes),
+                    draft=draft_s,
+                    draft_layers=drafter.layers,
+                    draft_host_s=running * drafter.host_s,
+                    tree_host_s=running * self.tree_s(shape, nodes),
+                ),
+            )
+
+    def tree_s(self, shape: Shape, nodes: int) -> float:
+        """Host seconds to build, accept and commit one tree; measured ones where there are any."""
+        if isinstance(self.forward, ProfileForward):
+            stages = self.forward.profile.stages
+            parts = [s for s in (stages.build, stages.accept) if s is not None]
+            if parts:
+                total = sum(float(part.seconds(nodes)) for part in parts)
+                return total + (float(stages.commit.seconds(4)) if stages.commit else 0.0)
+        return _TREE_S + _NODE_S * nodes if shape == "tree" else 0.0
+
+    def _cycle_s(self, traffic: Traffic, running: int, cycle: Cycle) -> float:
+        return self._seconds(cycle_work(self.forward, self.rules, traffic, running, cycle))
+
+    def _seconds(self, work: TokenWork) -> float:
+        return self.overheads.time_per_token_s(work, overlaps_host=self.rules.overlaps_host)
+
+    def _point(self, traffic: Traffic, running: int, size: _Size) -> OperatingPoint:
+        tpot_s, shape, cycle = size.tpot_s, size.shape, size.cycle
+        prefill_s = self._prefill_s(traffic, running, cycle)
+        residence_s = prefill_s + (traffic.output_tokens - 1) * tpot_s
+        requests_per_s = running / residence_s
+        # Share of time taken by prompts; a new prompt waits for them as in an M/D/1 queue.
+        busy = min(requests_per_s * self._prefill_s(traffic, 1, Cycle()), 0.95)
+        wait_s = busy / (2 * (1 - busy)) * prefill_s if running > 1 else 0.0
+        cycle_s = tpot_s * cycle.committed
+        half_s = cycle_s / 2 if running > 1 else 0.0
+        return OperatingPoint(
+            running=running,
+            shape=shape if cycle.nodes else "plain",
+            nodes=cycle.nodes,
+            committed=cycle.committed,
+            cycle_s=cycle_s,
+            tpot_s=tpot_s,
+            prefill_s=prefill_s,
+            ttft_s=prefill_s + wait_s + half_s,
+            requests_per_s=requests_per_s,
+            parts=cycle_parts(
+                self.overheads,
+                cycle_work(self.forward, self.rules, traffic, running, cycle),
+                cycle,
+                cycle_s,
+            ),
+        )
+
+    def _prefill_s(self, traffic: Traffic, running: int, cycle: Cycle) -> float:
+        """Seconds of a request's own prompt, with other requests decoding in the same steps."""
+        beside = running * (cycle.nodes + 1) if self.rules.mixes_prompts and running > 1 else 0
+        chunks = chunks_of(self.rules, traffic.prompt_tokens, beside)
+        prompt = self.forward.prompt(traffic.prompt_tokens, beside, chunks)
+        work = cycle_work(self.forward, self.rules, traffic, max(running, 1), cycle)
+        alone = not beside
+        chunk = dataclasses.replace(
+            work,
+            products_s=0.0 if alone else work.products_s,
+            attention_s=0.0 if alone else work.attention_s,
+            all_reduce_s=0.0 if alone else work.all_reduce_s,
+            prompts_s=prompt.total / chunks,
+            prompt_steps=1.0,
+            host_s=0.0 if alone else work.host_s,
+        )
+        return chunks * self._seconds(chunk)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Size:
+    """One candidate: a cycle of a shape, and its time per token."""
+
+    tpot_s: float
+    shape: Shape
+    cycle: Cycle
+
+
+def _smallest(sizes: Sequence[_Size], before: OperatingPoint | None) -> _Size:
+    """The smallest size within 1 % of the best.
+
+    More nodes than `before`, the choice of fewer requests, or a return from chains to trees must
+    save over 2 %.
+    """
+
+    def near(of: Sequence[_Size]) -> _Size:
+        shortest_s = min(size.tpot_s for size in of)
+        close = [size for size in of if size.tpot_s <= shortest_s * (1 + _NO_DIFFERENCE)]
+        return min(close, key=lambda size: (size.cycle.nodes, size.tpot_s))
+
+    chosen = near(sizes)
+    if before is None:
+        return chosen
+    limit_s = chosen.tpot_s * (1 + _WORTH_GROWING)
+    not_larger = [size for size in sizes if size.cycle.nodes <= before.nodes]
+    no_return = [size for size in not_larger if _RANKS[size.shape] <= _RANKS[before.shape]]
+    for preferred in (no_return, not_larger):
+        if preferred and min(size.tpot_s for size in preferred) <= limit_s:
+            return near(preferred)
+    return chosen
+
+
+def _tree_sizes(
+    policy: ServingPolicy, acceptance: Acceptance | None, *, trees: bool
+) -> Iterator[tuple[Shape, int]]:
+    """Shapes and node counts that policy and engine allow, the plain step first."""
+    if policy.kind in ("auto", "plain", "chain"):
+        yield "plain", 0
+    if acceptance is None or policy.kind == "plain":
+        return
+    if policy.kind in ("auto", "chain"):
+        yield from (("chain", n) for n in range(1, len(acceptance.chain)))
+    if policy.kind == "auto" and trees:
+        yield from (("tree", n) for n in TREES if n < len(acceptance.tree))
+    if policy.nodes is not None:
+        yield "tree", policy.nodes

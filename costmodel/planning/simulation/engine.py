@@ -1,0 +1,325 @@
+"""Discrete-event simulation of one server with continuous batching, on simpy (extra `plan`).
+
+Before each step the server admits waiting requests in the order of arrival, as far as sequences and
+cache allow. A step decodes every running request once and fills its remaining tokens with prompts,
+cut into chunks. (An engine that never mixes the two runs prompts alone while there are any.) The
+last chunk of a prompt gives the first token of the answer.
+
+Nothing is preempted: from its admission on a request holds `MemoryRule.tokens_held` cached tokens.
+A real engine whose answers outgrow the cache evicts a request and prefills it again, which costs
+more than is simulated. Prefixes are not shared, and all requests have the same priority.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import importlib
+import itertools
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.errors import InputError
+from costmodel.planning.engines import EngineRules
+from costmodel.planning.simulation.steps import PLAIN, Speculation, StepTime
+from costmodel.planning.traffic import Trace
+
+if TYPE_CHECKING:
+    import simpy
+
+Array = NDArray[np.float64]
+
+_DRAWN_AT_ONCE = 4096
+# A queue grows if more requests than this wait at the last arrival.
+_OVERLOAD_SHARE, _OVERLOAD_LEAST = 0.02, 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedServer:
+    """Limits of a server: the engine's rules, tokens of cache, sequences at once."""
+
+    rules: EngineRules
+    cache_tokens: float
+    max_sequences: int = 256
+
+    def __post_init__(self) -> None:
+        if not self.cache_tokens > 0:
+            raise InputError(f"cache_tokens must be above 0 (is {self.cache_tokens!r})")
+        whole = isinstance(self.max_sequences, int) and not isinstance(self.max_sequences, bool)
+        if not whole or self.max_sequences < 1:
+            raise InputError(
+                f"max_sequences must be a whole number of at least 1 (is {self.max_sequences!r})"
+            )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SimulationResult:
+    """Times in seconds of every request [requests], and of idle spells [spells, (start, end)]."""
+
+    requests: Trace
+    admitted_s: Array
+    first_s: Array
+    last_s: Array
+    idle_s: Array
+    steps: int
+
+    @property
+    def waiting_s(self) -> Array:
+        """Arrival to admission."""
+        return self.admitted_s - self.requests.arrival_s
+
+    @property
+    def ttft_s(self) -> Array:
+        """Arrival to the first token."""
+        return self.first_s - self.requests.arrival_s
+
+    @property
+    def tpot_s(self) -> Array:
+        """Seconds a token after the first; NaN for answers of one token."""
+        further = self.requests.output_tokens - 1
+        spent_s = self.last_s - self.first_s
+        return np.where(further > 0, spent_s / np.maximum(further, 1), np.nan)
+
+    @property
+    def end_to_end_s(self) -> Array:
+        """Arrival to the last token."""
+        return self.last_s - self.requests.arrival_s
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether the queue was growing when the last request arrived."""
+        count = len(self.requests)
+        waiting = int(np.sum(self.admitted_s > self.requests.arrival_s[-1]))
+        return waiting > max(_OVERLOAD_SHARE * count, _OVERLOAD_LEAST)
+
+    def busy_share(self, start_s: float, end_s: float) -> float:
+        """Share of the time from `start_s` to `end_s` (later) in which a step ran."""
+        spells_s = np.clip(self.idle_s, start_s, end_s)
+        idle_s = float(np.sum(spells_s[:, 1] - spells_s[:, 0]))
+        return 1.0 - idle_s / (end_s - start_s)
+
+
+def simulate(
+    requests: Trace,
+    server: SimulatedServer,
+    step_s: StepTime,
+    speculation: Speculation = PLAIN,
+    generator: np.random.Generator | None = None,
+) -> SimulationResult:
+    """Serve all requests; equal requests and generators give equal results.
+
+    `generator` draws committed lengths; only speculation needs one. Raises InputError where simpy
+    is not installed, a request can never be admitted, or a step's time is not above 0.
+    """
+    simpy = import_simpy()
+    if generator is None:
+        if not speculation.plain:
+            raise InputError("simulating speculation needs a random generator")
+        generator = np.random.default_rng(0)  # nothing is drawn from it
+    engine = _Engine(requests, server, step_s, _Committed(speculation, generator))
+    environment = simpy.Environment()
+    environment.process(engine.serve(environment))
+    environment.run()
+    return engine.result()
+
+
+def import_simpy() -> Any:
+    """The module simpy. Raises InputError with the command that installs it."""
+    try:
+        return importlib.import_module("simpy")
+    except ModuleNotFoundError:
+        raise InputError(
+            "simulating a server needs simpy", hint="Install it with `pip install 'rooftree[plan]'`"
+        ) from None
+
+
+class _Sequence:
+    """One admitted request."""
+
+    __slots__ = ("context", "index", "left", "prompt_left", "share")
+
+    def __init__(self, index: int, prompt: int, output: int) -> None:
+        self.index = index
+        self.context = prompt  # cached tokens once it decodes
+        self.prompt_left = prompt
+        self.left = output
+        self.share = 0  # prompt tokens in the current step
+
+
+class _Committed:
+    """Draws of committed tokens."""
+
+    def __init__(self, speculation: Speculation, generator: np.random.Generator) -> None:
+        self.speculation = speculation
+        # The last edge is left out: probabilities may add up to a little less than 1.
+        self._edges = [list(itertools.accumulate(s))[:-1] for s in speculation.committed]
+        self._uniform = _uniform(generator)
+
+    def draw(self, batch: int) -> list[int]:
+        """Committed tokens of each of `batch` sequences in one step."""
+        edges = self._edges[self.speculation.level(batch)]
+        if not edges:
+            return [1] * batch
+        uniform = self._uniform
+        return [bisect.bisect_right(edges, next(uniform)) + 1 for _ in range(batch)]
+
+
+def _uniform(generator: np.random.Generator) -> Iterator[float]:
+    while True:
+        yield from generator.random(_DRAWN_AT_ONCE).tolist()
+
+
+class _Engine:
+    """The server's state between steps."""
+
+    def __init__(
+        self, requests: Trace, server: SimulatedServer, step_s: StepTime, committed: _Committed
+    ) -> None:
+        self._requests, self._server, self._step_s = requests, server, step_s
+        self._committed = committed
+        self._mixes, self._tokens = server.rules.mixes_prompts, server.rules.step_tokens
+        # Plain lists: a scalar of a numpy array costs ten times as much to read.
+        self._arrival_s: list[float] = requests.arrival_s.tolist()
+        self._prompt: list[int] = requests.prompt_tokens.tolist()
+        self._output: list[int] = requests.output_tokens.tolist()
+        self._held: list[float] = [
+            server.rules.memory.tokens_held(p, o)
+            for p, o in zip(self._prompt, self._output, strict=True)
+        ]
+        _check_fits(requests, server, self._held)
+        _check_room(server, committed.speculation)
+        self._next = 0  # the first request that is not admitted
+        self._free = server.cache_tokens
+        self._prefilling: list[_Sequence] = []
+        self._decoding: list[_Sequence] = []
+        self._context = 0  # cached tokens of all that decode
+        self._admitted_s, self._first_s, self._last_s = ([0.0] * len(requests) for _ in range(3))
+        self._idle: list[tuple[float, float]] = []
+        self._steps = 0
+
+    def serve(self, environment: simpy.Environment) -> Generator[simpy.Event, None, None]:
+        """Run the server until all requests are done; wait for arrivals only when idle."""
+        count = len(self._requests)
+        while True:
+            now = environment.now
+            self._admit(now)
+            if not self._prefilling and not self._decoding:
+                if self._next == count:
+                    return
+                arrival_s = self._arrival_s[self._next]
+                yield environment.timeout(arrival_s - now)
+                self._idle.append((now, environment.now))
+                continue
+            decoding, prompt_tokens = self._compose()
+            batch = len(decoding)
+            context = self._context / batch if batch else 0.0
+            seconds = self._step_s(batch, prompt_tokens, context)
+            if not 0 < seconds < float("inf"):
+                raise InputError(
+                    f"a step of {batch} sequences and {prompt_tokens} prompt tokens cannot take"
+                    f" {seconds!r} s"
+                )
+            yield environment.timeout(seconds)
+            self._steps += 1
+            if batch:
+                self._decode(environment.now)
+            if prompt_tokens:
+                self._prefill(environment.now)
+
+    def _admit(self, now: float) -> None:
+        arrival_s, held, count = self._arrival_s, self._held, len(self._held)
+        room = self._server.max_sequences - len(self._prefilling) - len(self._decoding)
+        while room and self._next < count and arrival_s[self._next] <= now:
+            index = self._next
+            if held[index] > self._free:
+                break
+            self._free -= held[index]
+            self._admitted_s[index] = now
+            self._prefilling.append(_Sequence(index, self._prompt[index], self._output[index]))
+            self._next += 1
+            room -= 1
+
+    def _compose(self) -> tuple[list[_Sequence], int]:
+        """The sequences that decode in the next step, and its prompt tokens."""
+        if not self._prefilling:
+            return self._decoding, 0
+        decoding: list[_Sequence] = self._decoding if self._mixes else []
+        speculation = self._committed.speculation
+        rows = speculation.rows[speculation.level(len(decoding))] * len(decoding)
+        room = whole = self._tokens - rows
+        for sequence in self._prefilling:
+            sequence.share = min(sequence.prompt_left, room)
+            room -= sequence.share
+        return decoding, whole - room
+
+    def _decode(self, now: float) -> None:
+        committed = self._committed.draw(len(self._decoding))
+        finished = False
+        for sequence, tokens in zip(self._decoding, committed, strict=True):
+            sequence.left -= tokens
+            sequence.context += tokens
+            if sequence.left <= 0:
+                finished = True
+                self._context -= sequence.context - tokens
+                self._finish(sequence, now)
+            else:
+                self._context += tokens
+        if finished:
+            self._decoding = [sequence for sequence in self._decoding if sequence.left > 0]
+
+    def _prefill(self, now: float) -> None:
+        for sequence in self._prefilling:
+            sequence.prompt_left -= sequence.share
+            if sequence.prompt_left:
+                continue
+            self._first_s[sequence.index] = now
+            sequence.left -= 1
+            if sequence.left:
+                self._decoding.append(sequence)
+                self._context += sequence.context
+            else:
+                self._finish(sequence, now)
+        self._prefilling = [sequence for sequence in self._prefilling if sequence.prompt_left]
+
+    def _finish(self, sequence: _Sequence, now: float) -> None:
+        self._last_s[sequence.index] = now
+        self._free += self._held[sequence.index]
+
+    def result(self) -> SimulationResult:
+        return SimulationResult(
+            requests=self._requests,
+            admitted_s=np.array(self._admitted_s),
+            first_s=np.array(self._first_s),
+            last_s=np.array(self._last_s),
+            idle_s=np.array(self._idle).reshape(-1, 2),
+            steps=self._steps,
+        )
+
+
+def _check_fits(requests: Trace, server: SimulatedServer, held: list[float]) -> None:
+    largest = int(np.argmax(held))
+    if held[largest] > server.cache_tokens:
+        raise InputError(
+            f"request {largest + 1} ({requests.prompt_tokens[largest]} prompt and"
+            f" {requests.output_tokens[largest]} answer tokens) never fits into a cache of"
+            f" {server.cache_tokens:.0f} tokens",
+            hint="Leave such requests out, or use more devices",
+        )
+
+
+def _check_room(server: SimulatedServer, speculation: Speculation) -> None:
+    """Raise InputError where decoding can fill a whole step, so that no prompt ever runs."""
+    if not server.rules.mixes_prompts:
+        return
+    most = server.max_sequences
+    batches = [min(most, upper) for upper in speculation.up_to[:-1]] + [most]
+    rows = max(batch * rows for batch, rows in zip(batches, speculation.rows, strict=True))
+    if rows >= server.rules.step_tokens:
+        raise InputError(
+            f"{rows} decoded rows leave no room for prompts in steps of"
+            f" {server.rules.step_tokens} tokens",
+            hint="Use fewer max_sequences, smaller trees or larger steps",
+        )

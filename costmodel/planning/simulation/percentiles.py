@@ -1,0 +1,267 @@
+"""Percentiles of a plan's latencies by simulation, and the smallest fleet that holds their goals.
+
+The best option of each GPU is simulated at the number of GPUs that its means need. Where a goal is
+missed, the same requests are served by more servers until all goals are held; latencies are assumed
+to fall with every added server. The intervals come from the whole simulation repeated with all
+times shorter and longer by the expected error of the plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.planning.request import PERCENTS, Goals, PlanRequest, SimulationSettings
+from costmodel.planning.result import Fleet, SimulatedOption, Spread
+from costmodel.planning.servers import OperatingPoint, Server
+from costmodel.planning.simulation.engine import SimulatedServer, SimulationResult, simulate
+from costmodel.planning.simulation.steps import speculation_of, step_grid
+from costmodel.planning.sizing import INTERVAL, Interval
+from costmodel.planning.traffic import (
+    MOST_TOKENS,
+    LognormalLength,
+    Trace,
+    Traffic,
+    poisson_trace,
+)
+
+Array = NDArray[np.float64]
+
+# Largest fleet of the search, as a multiple of the servers that the means need.
+MOST_TIMES = 32
+# Share of the requests left out at either end: a server starts empty and drains at the end.
+EDGE_SHARE = 0.1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Latencies:
+    """Seconds of every request away from both ends [requests], in the order of arrival."""
+
+    waiting_s: Array
+    ttft_s: Array
+    tpot_s: Array
+    utilisation: float
+    running: float
+    overloaded: bool
+
+    def value(self, metric: str, percent: int | None) -> float:
+        """A percentile, or the mean (None), of `waiting`, `ttft` or `tpot`; 0 without values."""
+        values: Array = getattr(self, f"{metric}_s")
+        if not len(values):
+            return 0.0
+        return float(np.mean(values) if percent is None else np.percentile(values, percent))
+
+    def missed(self, goals: Goals) -> tuple[str, ...]:
+        """Names of the goals that are missed; all of them if the queue grows."""
+        means = [("tpot", goals.tpot_s), ("ttft", goals.ttft_s)]
+        limits: list[tuple[str, str, int | None, float]] = [
+            (name, name, None, most_s) for name, most_s in means if most_s is not None
+        ]
+        limits += [(g.name, g.metric, g.percent, g.seconds) for g in goals.percentiles]
+        return tuple(
+            name
+            for name, metric, percent, most_s in limits
+            if self.overloaded or self.value(metric, percent) > most_s
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """An option to simulate: server, best points, number of GPUs, expected error of times."""
+
+    gpu: str
+    server: Server
+    points: Sequence[OperatingPoint]
+    gpus: int
+    error: float
+    positions: int | None = None
+
+
+def simulate_option(
+    request: PlanRequest, settings: SimulationSettings, choice: Choice
+) -> SimulatedOption:
+    """Percentiles of an option, and the smallest fleet that holds the goals.
+
+    Raises InputError where simpy is not installed or a request never fits.
+    """
+    devices = choice.server.forward.tensor_parallel
+    serve = _serving(request, settings, choice)
+
+    def fleet(servers: int) -> Fleet:
+        wide = math.exp(INTERVAL * choice.error)
+        ends = [serve(servers, factor) for factor in (1.0, 1 / wide, wide)]
+        return _fleet(servers * devices, ends, request.goals)
+
+    def holds(servers: int) -> bool:
+        return not serve(servers, 1.0).missed(request.goals)
+
+    first = choice.gpus // devices
+    planned, most = fleet(first), first * MOST_TIMES
+    if settings.trace is not None:  # every server needs a request
+        most = max(first, min(most, settings.count))
+    enough: Fleet | None = planned
+    if planned.missed:
+        servers = smallest(holds, first, most)
+        enough = None if servers is None else fleet(servers)
+    price = request.prices.get(choice.gpu)
+    return SimulatedOption(
+        gpu=choice.gpu,
+        tensor_parallel=devices,
+        planned=planned,
+        enough=enough,
+        tried_gpus=(most if enough is None else enough.gpus // devices) * devices,
+        nearest=fleet(most) if enough is None else None,
+        cost_per_hour=enough.gpus * price if enough is not None and price else None,
+    )
+
+
+def smallest(holds: Callable[[int], bool], below: int, most: int) -> int | None:
+    """The smallest n in (below, most] that holds, if all larger ones do too; None without one."""
+    high = below
+    while high < most:
+        high = min(2 * high, most)
+        if holds(high):
+            break
+        below = high
+    else:
+        return None
+    while high - below > 1:
+        middle = (below + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            below = middle
+    return high
+
+
+def _serving(
+    request: PlanRequest, settings: SimulationSettings, choice: Choice
+) -> Callable[[int, float], Latencies]:
+    """A function (servers, factor on all times) -> latencies that runs each case once."""
+    planned, points = choice.server, choice.points
+    server = SimulatedServer(
+        rules=planned.rules, cache_tokens=planned.cache_tokens(), max_sequences=points[-1].running
+    )
+    speculation = speculation_of(points, planned.acceptance)
+
+    def traces(servers: int) -> list[Trace]:
+        return server_traces(settings, request.traffic, request.rate, servers, choice.positions)
+
+    longest = max(int((trace.prompt_tokens + trace.output_tokens).max()) for trace in traces(1))
+    grid = step_grid(planned, points, longest)
+
+    @cache
+    def serve(servers: int, factor: float) -> Latencies:
+        def step_s(batch: int, prompt_tokens: int, context: float) -> float:
+            return factor * grid(batch, prompt_tokens, context)
+
+        results = []
+        for number, trace in enumerate(traces(servers)):
+            generator = np.random.default_rng((settings.seed, number))
+            results.append(simulate(trace, server, step_s, speculation, generator))
+        return gather(results)
+
+    return serve
+
+
+def server_traces(
+    settings: SimulationSettings, traffic: Traffic, rate: float, servers: int, positions: int | None
+) -> list[Trace]:
+    """The requests of each server to simulate.
+
+    Drawn requests are those of one server at its part of the rate: requests sent to servers at
+    random remain Poisson. A trace is stretched to the rate and dealt to the servers in turn. Equal
+    seeds draw equal requests, closer together at a higher rate. `positions` cuts answers where the
+    target's window is full.
+    """
+    if settings.trace is not None:
+        return _deal(settings.trace, settings.count, rate, servers)
+    most = positions or MOST_TOKENS
+    prompt, output = (
+        LognormalLength(mean_tokens=mean, variation=settings.variation, most_tokens=most - 1)
+        for mean in (traffic.prompt_tokens, traffic.output_tokens)
+    )
+    generator = np.random.default_rng(settings.seed)
+    drawn = poisson_trace(1.0, settings.count, prompt, output, generator)
+    return [
+        dataclasses.replace(
+            drawn,
+            arrival_s=drawn.arrival_s * servers / rate,
+            output_tokens=np.minimum(drawn.output_tokens, most - drawn.prompt_tokens),
+        )
+    ]
+
+
+def _deal(trace: Trace, count: int, rate: float, servers: int) -> list[Trace]:
+    stretch = trace.rate_per_s / rate
+    times_s = (trace.arrival_s[:count] - trace.arrival_s[0]) * stretch
+    return [
+        Trace(
+            arrival_s=times_s[server::servers],
+            prompt_tokens=trace.prompt_tokens[:count][server::servers],
+            output_tokens=trace.output_tokens[:count][server::servers],
+        )
+        for server in range(min(servers, count))
+    ]
+
+
+def gather(results: Sequence[SimulationResult]) -> Latencies:
+    """Latencies of all servers, which were dealt requests in turn; both ends are left out."""
+    count = sum(len(result.requests) for result in results)
+    edge = int(EDGE_SHARE * count)
+
+    def undealt(values: Sequence[Array]) -> Array:
+        merged = np.empty(count)
+        for number, part in enumerate(values):
+            merged[number :: len(results)] = part
+        return merged[edge : count - edge]
+
+    arrivals = undealt([result.requests.arrival_s for result in results])
+    start_s, end_s = float(arrivals[0]), float(arrivals[-1])
+    if end_s <= start_s:
+        end_s = max(float(result.last_s.max()) for result in results)
+    held_s = undealt([result.last_s - result.admitted_s for result in results])
+    tpot_s = undealt([result.tpot_s for result in results])
+    return Latencies(
+        waiting_s=undealt([result.waiting_s for result in results]),
+        ttft_s=undealt([result.ttft_s for result in results]),
+        tpot_s=tpot_s[~np.isnan(tpot_s)],
+        utilisation=float(np.mean([result.busy_share(start_s, end_s) for result in results])),
+        running=float(np.sum(held_s)) / (end_s - start_s) / len(results),  # Little's law
+        overloaded=any(result.overloaded for result in results),
+    )
+
+
+def _fleet(gpus: int, ends: Sequence[Latencies], goals: Goals) -> Fleet:
+    """`ends` are the latencies with the expected times, shorter ones and longer ones."""
+    middle = ends[0]
+    spreads: Mapping[str, Spread] = {
+        metric: _spread(metric, ends) for metric in ("waiting", "ttft", "tpot")
+    }
+    return Fleet(
+        gpus=gpus,
+        waiting=spreads["waiting"],
+        ttft=spreads["ttft"],
+        tpot=spreads["tpot"] if len(middle.tpot_s) else None,
+        utilisation=middle.utilisation,
+        running=middle.running,
+        overloaded=middle.overloaded,
+        missed=middle.missed(goals),
+    )
+
+
+def _spread(metric: str, ends: Sequence[Latencies]) -> Spread:
+    intervals = {}
+    for percent in (None, *PERCENTS):
+        middle, low, high = (end.value(metric, percent) for end in ends)
+        intervals["mean" if percent is None else f"p{percent}"] = Interval(
+            value=middle,
+            low=min(low, middle),
+            high=None if ends[2].overloaded else max(high, middle),
+        )
+    return Spread(**intervals)

@@ -1,0 +1,251 @@
+"""Steps of a simulated server: their seconds, and the tokens that a verification commits.
+
+A batch uses the tree that the plan chose at the largest number of requests not above the batch.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from costmodel.errors import InputError
+from costmodel.planning.acceptance import BLOCK_GAMMA, Acceptance
+from costmodel.planning.batching import TokenWork
+from costmodel.planning.forwards import ForwardSeconds
+from costmodel.planning.servers import OperatingPoint, Server
+
+# (batch, prompt_tokens, context) -> seconds of a step that decodes `batch` sequences with a mean of
+# `context` cached tokens and prefills `prompt_tokens`. Not both of the first two may be 0.
+StepTime = Callable[[int, int, float], float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepGrid:
+    """A StepTime interpolated linearly between precomputed steps.
+
+    `seconds` [batches, prompt tokens, contexts]; each axis ascends. Beyond an axis the line through
+    its last two points is extended. No time is below the smallest one of the grid.
+    """
+
+    batches: tuple[float, ...]
+    prompt_tokens: tuple[float, ...]
+    contexts: tuple[float, ...]
+    seconds: NDArray[np.float64]
+    _rows: list[list[list[float]]] = dataclasses.field(init=False, repr=False)
+    _least_s: float = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        axes = (self.batches, self.prompt_tokens, self.contexts)
+        for name, axis in zip(("batches", "prompt_tokens", "contexts"), axes, strict=True):
+            values = np.asarray(axis, dtype=np.float64)
+            if not len(values) or not np.all(np.isfinite(values)) or np.any(values < 0):
+                raise InputError(f"{name} must be numbers of 0 or more, at least one")
+            if np.any(np.diff(values) <= 0):
+                raise InputError(f"{name} must rise")
+        if self.seconds.shape != tuple(len(axis) for axis in axes):
+            raise InputError("a grid of steps needs a time for each batch, prompt and context")
+        if not np.all(np.isfinite(self.seconds) & (self.seconds > 0)):
+            raise InputError("times of steps must be finite and above 0")
+        # Plain lists: a scalar of a numpy array costs ten times as much to read.
+        object.__setattr__(self, "_rows", self.seconds.tolist())
+        object.__setattr__(self, "_least_s", float(self.seconds.min()))
+
+    @classmethod
+    def of(
+        cls,
+        step_s: StepTime,
+        batches: Sequence[int],
+        prompt_tokens: Sequence[int],
+        contexts: Sequence[float],
+    ) -> StepGrid:
+        """The grid of a slow StepTime; an empty step gets the time of one prompt token."""
+        points = itertools.product(batches, prompt_tokens, contexts)
+        times = [step_s(b, p if b or p else 1, c) for b, p, c in points]
+        return cls(
+            batches=tuple(batches),
+            prompt_tokens=tuple(prompt_tokens),
+            contexts=tuple(contexts),
+            seconds=np.array(times).reshape(len(batches), len(prompt_tokens), len(contexts)),
+        )
+
+    def __call__(self, batch: int, prompt_tokens: int, context: float) -> float:
+        i, u = _place(self.batches, batch)
+        j, v = _place(self.prompt_tokens, prompt_tokens)
+        k, w = _place(self.contexts, context)
+        plane = self._rows[i]
+        seconds = _bilinear(plane, j, v, k, w)
+        if u:
+            seconds += u * (_bilinear(self._rows[i + 1], j, v, k, w) - seconds)
+        return seconds if seconds > self._least_s else self._least_s
+
+
+def _place(axis: tuple[float, ...], value: float) -> tuple[int, float]:
+    """The cell of a value and its position in it, 0 to 1; beyond that outside of the axis."""
+    if len(axis) == 1:
+        return 0, 0.0
+    i = min(max(bisect.bisect_right(axis, value) - 1, 0), len(axis) - 2)
+    return i, (value - axis[i]) / (axis[i + 1] - axis[i])
+
+
+def _bilinear(plane: list[list[float]], j: int, v: float, k: int, w: float) -> float:
+    row = plane[j]
+    seconds = row[k] + w * (row[k + 1] - row[k]) if w else row[k]
+    if v:
+        row = plane[j + 1]
+        next_s = row[k] + w * (row[k + 1] - row[k]) if w else row[k]
+        seconds += v * (next_s - seconds)
+    return seconds
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """Distribution of committed tokens, by batch.
+
+    Entry i holds for batches up to `up_to[i]`, the last one for all larger ones. `rows` are the
+    rows that one sequence verifies in a step (tree nodes + 1); `committed[i][n]` is the probability
+    of n + 1 tokens. The StepTime used with it must be that of the same rows.
+    """
+
+    up_to: tuple[int, ...]
+    rows: tuple[int, ...]
+    committed: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.up_to) == len(self.rows) == len(self.committed) > 0:
+            raise InputError("speculation needs rows and committed lengths for each batch")
+        if any(b <= a for a, b in itertools.pairwise((0, *self.up_to))):
+            raise InputError("the batches of a speculation must rise from at least 1")
+        for rows, shares in zip(self.rows, self.committed, strict=True):
+            if not 1 <= len(shares) <= rows:
+                raise InputError(
+                    f"a verification of {rows} rows commits 1 to {rows} tokens, not {len(shares)}"
+                )
+            if min(shares) < 0 or not math.isclose(sum(shares), 1.0, abs_tol=1e-6):
+                raise InputError("the shares of committed lengths must add up to 1")
+
+    @classmethod
+    def of(cls, rows: int, committed: ArrayLike) -> Speculation:
+        """One tree for all batches; `committed` [tokens] are probabilities."""
+        shares = tuple(float(share) for share in np.atleast_1d(np.asarray(committed)))
+        return cls(up_to=(1,), rows=(rows,), committed=(shares,))
+
+    @property
+    def plain(self) -> bool:
+        """Whether every step commits exactly one token."""
+        return all(len(shares) == 1 for shares in self.committed)
+
+    def level(self, batch: int) -> int:
+        """Index of the entry for a batch."""
+        return min(bisect.bisect_left(self.up_to, batch), len(self.up_to) - 1)
+
+
+PLAIN = Speculation(up_to=(1,), rows=(1,), committed=((1.0,),))
+
+
+_PROMPT_TOKENS = (0, 1, 64, 256, 512, 1024, 2048, 4096)
+_CONTEXT_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+
+
+def speculation_of(points: Sequence[OperatingPoint], acceptance: Acceptance | None) -> Speculation:
+    """Trees and committed tokens of `points`, whose `running` ascends from 1."""
+    ends = [later.running - 1 for later in points[1:]] + [points[-1].running]
+    return Speculation(
+        up_to=tuple(ends),
+        rows=tuple(point.nodes + 1 for point in points),
+        committed=tuple(
+            committed_shares(point.committed, _depth(point, acceptance)) for point in points
+        ),
+    )
+
+
+def _depth(point: OperatingPoint, acceptance: Acceptance | None) -> int:
+    """Most drafted tokens that one cycle can commit: the block's length, or the nodes if fewer."""
+    chain = len(acceptance.chain) - 1 if acceptance is not None else 0
+    return min(point.nodes, max(chain or BLOCK_GAMMA, math.ceil(point.committed) - 1))
+
+
+def committed_shares(mean: float, depth: int) -> tuple[float, ...]:
+    """Probabilities of 1, 2, ... depth + 1 committed tokens with this mean.
+
+    They follow from one acceptance rate for all depths. That is exact for a chain with such a rate,
+    and the simplest distribution with the right mean for a tree. Answers take many rounds, so the
+    mean decides.
+    """
+    from scipy.optimize import brentq  # scipy is needed for a simulation only
+
+    if depth == 0 or mean <= 1.0:
+        return (1.0,)
+
+    def excess(rate: float) -> float:
+        return sum(rate**level for level in range(depth + 1)) - mean
+
+    rate = 1.0 if excess(1.0) <= 0 else float(brentq(excess, 0.0, 1.0, xtol=1e-14))
+    reached = [rate**level for level in range(depth + 1)] + [0.0]
+    return tuple(here - further for here, further in itertools.pairwise(reached))
+
+
+def exact_steps(server: Server, points: Sequence[OperatingPoint]) -> StepTime:
+    """The server's steps with the trees of `points`, computed exactly (slow).
+
+    Chunks of a long prompt are priced as prompts of their own: their attention to earlier chunks is
+    left out.
+    """
+    speculation = speculation_of(points, server.acceptance)
+
+    @cache
+    def cycle(batch: int, context: float) -> tuple[ForwardSeconds, ForwardSeconds]:
+        """Seconds of verification and draft, which do not depend on prompts in the step."""
+        point, forward = points[speculation.level(batch)], server.forward
+        if not batch:
+            return ForwardSeconds(), ForwardSeconds()
+        verify = forward.decode(batch, context, point.nodes + 1)
+        if server.drafter is None or not point.nodes:
+            return verify, ForwardSeconds()
+        return verify, server.drafter.draft_s(forward, batch, context)
+
+    @cache
+    def prompts(tokens: int, beside: int) -> float:
+        return server.forward.prompt(tokens, beside, 1).total if tokens else 0.0
+
+    def seconds(batch: int, prompt_tokens: int, context: float) -> float:
+        point, forward = points[speculation.level(batch)], server.forward
+        drafter = server.drafter if point.nodes and batch else None
+        verify, draft = cycle(batch, context)
+        work = TokenWork(
+            products_s=verify.products + draft.products,
+            attention_s=verify.attention + draft.attention,
+            all_reduce_s=verify.all_reduce + draft.all_reduce,
+            prompts_s=prompts(prompt_tokens, batch * (point.nodes + 1)),
+            prompt_steps=1.0 if prompt_tokens else 0.0,
+            layers=forward.architecture.layers + (drafter.layers if drafter else 0),
+            devices=forward.tensor_parallel,
+            running=float(batch),
+            waiting=0.0,
+            host_s=batch * (server.tree_s(point.shape, point.nodes) + drafter.host_s)
+            if drafter
+            else 0.0,
+        )
+        return server.overheads.time_per_token_s(work, overlaps_host=server.rules.overlaps_host)
+
+    return seconds
+
+
+def step_grid(server: Server, points: Sequence[OperatingPoint], longest: int) -> StepGrid:
+    """The server's steps, interpolated (quick); `longest` is the most tokens of a request.
+
+    The first and last batch of every tree are on the grid, so no step is interpolated between two
+    trees.
+    """
+    ends = {0} | {point.running for point in points}
+    ends |= {later.running - 1 for later in points[1:]}
+    step_tokens = server.rules.step_tokens
+    prompts = [n for n in _PROMPT_TOKENS if n < step_tokens] + [step_tokens]
+    contexts = sorted({max(round(share * longest), 1) for share in _CONTEXT_SHARES})
+    return StepGrid.of(exact_steps(server, points), sorted(ends), prompts, contexts)

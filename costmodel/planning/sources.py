@@ -1,0 +1,165 @@
+"""Look-up of a plan's target, devices and forward times."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from costmodel.architecture import ModelArchitecture
+from costmodel.catalog import DeviceSpec, TargetEntry, slugify
+from costmodel.compose.aiconfigurator import SYSTEMS
+from costmodel.compose.serving_tables import Precision, load_serving
+from costmodel.compose.transfer import transferred_error
+from costmodel.compose.transfer_errors import transfer_errors
+from costmodel.errors import InputError, ProfileError
+from costmodel.io import read_bytes
+from costmodel.planning.engines import weight_bytes
+from costmodel.planning.forwards import ProfileForward, ServingForward, TargetForward
+from costmodel.profile.profile import Profile
+from costmodel.profile.store import ProfileStore
+
+
+def find_forward(
+    device: DeviceSpec,
+    target: TargetEntry,
+    store: ProfileStore,
+    *,
+    tensor_parallel: int = 1,
+    precision: Precision | None = None,
+    engine: str = "vllm",
+) -> TargetForward:
+    """Forwards from a profile of this degree in bfloat16, else from operator tables.
+
+    Raises InputError, DeviceError, or ProfileError with the command that makes a profile.
+    """
+    precision = precision or Precision()
+    if precision == Precision():
+        profile = _profile(device, target.architecture, store, tensor_parallel)
+        if profile is not None:
+            return ProfileForward(profile=profile)
+    if device.slug in SYSTEMS and operators_installed():
+        tables = load_serving(
+            device,
+            engine if engine != "rooftree" else "vllm",
+            precision,
+            head_dim=target.architecture.head_dim,
+        )
+        return ServingForward(
+            architecture=target.architecture, tables=tables, tensor_parallel=tensor_parallel
+        )
+    raise _missing(device, target, (tensor_parallel, precision), store)
+
+
+def forward_of_profile(path: Path, target: TargetEntry) -> ProfileForward:
+    """Forwards from the profile at a path. Raises InputError for a profile of another target."""
+    profile = Profile.from_yaml(path)
+    if profile.target.architecture_hash != target.architecture.hash:
+        raise InputError(f"{path} is a profile of {profile.target.name}, another target")
+    return ProfileForward(profile=profile)
+
+
+def operators_installed() -> bool:
+    """Whether the extra `operators` is installed."""
+    return all(
+        importlib.util.find_spec(name) is not None for name in ("aiconfigurator_core", "pyarrow")
+    )
+
+
+def _profile(
+    device: DeviceSpec, architecture: ModelArchitecture, store: ProfileStore, degree: int
+) -> Profile | None:
+    """The profile of the best provenance in the first folder that has one; None without any.
+
+    Eager profiles are skipped: they hold mostly host time.
+    """
+    for folder in store.directories:
+        candidates = []
+        for path in sorted((folder / device.slug).glob("*.yaml")):
+            try:
+                raw = read_bytes(path)
+                if architecture.hash.encode() not in raw:
+                    continue
+                profile = Profile.from_bytes(raw, str(path))
+            except ProfileError:
+                continue  # `rooftree profiles list` says what is wrong with it
+            runtime = profile.runtime
+            fits = profile.target.architecture_hash == architecture.hash
+            fits = fits and runtime.tensor_parallel == degree and runtime.quantization is None
+            if fits and runtime.element_bytes == 2 and runtime.kind != "eager":
+                candidates.append(profile)
+        if candidates:
+            return min(candidates, key=lambda p: (p.provenance.kind == "quick", p.provenance.rank))
+    return None
+
+
+def _missing(
+    device: DeviceSpec, target: TargetEntry, choice: tuple[int, Precision], store: ProfileStore
+) -> ProfileError:
+    """The error that no profile exists, whether the target could fit, and how to get one."""
+    name, (degree, precision) = target.architecture.name, choice
+    problem = f"no profile of {name} on {device.slug}, tp {degree}"
+    if precision != Precision():
+        problem += f", weights {precision.weights}, cache {precision.cache}"
+    weights = weight_bytes(target.architecture, precision, degree)
+    if weights > device.memory_bytes:
+        problem += (
+            f"; its weights alone are {weights / 1e9:.0f} GB on each device, which has"
+            f" {device.memory_bytes / 1e9:.0f} GB"
+        )
+    if device.slug not in SYSTEMS:
+        return ProfileError(problem, hint=_transfer_hint(device, target.architecture, store))
+    hint = "`pip install 'rooftree[operators]'` is enough"
+    if precision == Precision():
+        hint += f", or `rooftree compose --device {device.slug} --target {name} --tp {degree}`"
+    return ProfileError(problem, hint=hint)
+
+
+def _transfer_hint(device: DeviceSpec, architecture: ModelArchitecture, store: ProfileStore) -> str:
+    """The transfer of smallest error bar, by command; how to measure where there is none."""
+    sources = _transfer_sources(device, architecture, store)
+    if not sources:
+        return _compose_hint(device, architecture)
+    (bar, best), model = sources[0], slugify(architecture.name.rpartition("/")[2])
+    hint = (
+        f"Scale the one of {best}, error bar {bar:.1%}: `rooftree transfer {best}/{model} --to"
+        f" {device.slug}`"
+    )
+    others = [f"{slug} {other:.1%}" for other, slug in sources[1:4]]
+    return hint + (f"; from others: {', '.join(others)}" if others else "")
+
+
+def _compose_hint(device: DeviceSpec, architecture: ModelArchitecture) -> str:
+    """How to get a first profile of a target: composed where it can be, and then scaled."""
+    if architecture.latent_rank:
+        return f"Measure it with `rooftree calibrate` on {device.name}"
+    errors, name = transfer_errors(), architecture.name
+    best = min(SYSTEMS, key=lambda slug: errors.expected(slug, device.slug)[0])
+    return (
+        f"Compose one for a GPU with operator tables, `rooftree compose --device {best} --target"
+        f" {name}`, and scale it: `rooftree transfer {best}/{slugify(name.rpartition('/')[2])} --to"
+        f" {device.slug}`"
+    )
+
+
+def _transfer_sources(
+    device: DeviceSpec, architecture: ModelArchitecture, store: ProfileStore
+) -> list[tuple[float, str]]:
+    """(error bar of the transfer, slug) of devices with a profile of this target, best first.
+
+    Transferred and eager profiles do not count.
+    """
+    bars: dict[str, float] = {}
+    for folder in store.directories:
+        for path in folder.glob("*/*.yaml"):
+            try:
+                if architecture.hash.encode() not in read_bytes(path):
+                    continue
+                profile = Profile.from_yaml(path)
+            except ProfileError:
+                continue  # `rooftree profiles list` says what is wrong with it
+            fits = profile.target.architecture_hash == architecture.hash
+            fits = fits and profile.device.kind == "cuda" and profile.runtime.kind != "eager"
+            if fits and profile.provenance.kind != "transferred":
+                bar, slug = transferred_error(profile, device), path.parent.name
+                bars[slug] = min(bar, bars.get(slug, bar))
+    return sorted((bar, slug) for slug, bar in bars.items())

@@ -1,0 +1,291 @@
+"""A calibration profile: the measured costs of one device, target and runtime, and its keys.
+
+`Profile.from_yaml` reads one and `to_yaml` writes it; docs/profile-format.md explains the fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from costmodel.calibration.base import Calibration
+from costmodel.calibration.linear import LinearCalibration
+from costmodel.calibration.stairs import MIN_POINTS
+from costmodel.calibration.two_branch import TwoBranchCalibration, fit_released
+from costmodel.catalog import DeviceFingerprint, device_by_name
+from costmodel.communication import protocols_of
+from costmodel.errors import InputError, ProfileError
+from costmodel.fields import Hash, Section
+from costmodel.io import read_bytes, write_atomic
+from costmodel.profile.schema import (
+    CalibrationSection,
+    DrafterSection,
+    HeldOutSection,
+    PeaksSection,
+    ProvenanceKind,
+    ProvenanceSection,
+    RegretSection,
+    RuntimeSection,
+    StagesSection,
+    SurfaceSection,
+    TargetSection,
+)
+from costmodel.profile.text import describe_error, dump_yaml, shown
+from costmodel.roofline import Roofline
+from costmodel.safe_yaml import parse_yaml
+
+# Cards with error correction switched on report up to 7 % less than they have (A6000, L40S).
+MEMORY_TOLERANCE = 0.08
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileKey:
+    """Hard keys: a profile whose key differs is never used silently.
+
+    `threads` and `instruction_set` are those of a CPU, else None. `quantization` is None for
+    weights that are not quantised.
+    """
+
+    device_name: str
+    memory_bytes: int
+    architecture_hash: str
+    dtype: str
+    runtime: str
+    attention: str
+    mig: str | None = None
+    threads: int | None = None
+    instruction_set: str | None = None
+    quantization: str | None = None
+    tensor_parallel: int = 1
+
+    def differences(self, other: ProfileKey) -> list[str]:
+        """Names of the fields that differ; memory agrees within 8 %, a device by any known name."""
+        different = []
+        for field in dataclasses.fields(self):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            if field.name == "memory_bytes":
+                same = abs(mine - theirs) <= MEMORY_TOLERANCE * max(mine, theirs)
+            elif field.name == "device_name":
+                same = mine == theirs or _same_device(mine, theirs)
+            else:
+                same = mine == theirs
+            if not same:
+                different.append(field.name)
+        return different
+
+
+def _same_device(one: str, other: str) -> bool:
+    spec = device_by_name(one)
+    return spec is not None and spec is device_by_name(other)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SoftKey:
+    """Soft keys: a difference gives a warning and online correction. None: unknown."""
+
+    driver: str | None = None
+    torch: str | None = None
+    transformers: str | None = None
+    cuda: str | None = None
+    power_limit_w: float | None = None
+
+    def differences(self, other: SoftKey) -> list[str]:
+        """Names of the fields that both know and that differ; power agrees within 1 %."""
+        different = []
+        for field in dataclasses.fields(self):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            if mine is None or theirs is None:
+                continue
+            if field.name == "power_limit_w":
+                same = abs(mine - theirs) <= 0.01 * max(mine, theirs)
+            else:
+                same = mine == theirs
+            if not same:
+                different.append(field.name)
+        return different
+
+
+SCHEMA_VERSION = 1
+_HINT = "Correct the file, or measure again with `rooftree calibrate`"
+
+
+class Profile(Section):
+    """One calibration profile. It is frozen; `with_drafter` makes a changed one."""
+
+    schema_version: Literal[1] = 1
+    provenance: ProvenanceSection
+    device: DeviceFingerprint
+    target: TargetSection
+    runtime: RuntimeSection
+    peaks: PeaksSection
+    calibration: CalibrationSection
+    surface: SurfaceSection | None = None
+    held_out: HeldOutSection | None = None
+    regret: RegretSection | None = None
+    stages: StagesSection = Field(default_factory=StagesSection)
+    drafters: dict[Hash, DrafterSection] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> Profile:
+        if self.device.kind == "cpu" and self.device.threads is None:
+            raise ValueError("device.threads is missing, which a CPU needs")
+        selected = self.calibration.selected
+        interpolated = selected in ("surface", "stairs")
+        if (interpolated or not self.provenance.borrowed) and self.surface is None:
+            raise ValueError("the section surface is missing")
+        if self.surface is not None and interpolated:
+            least = 4 if selected == "surface" else MIN_POINTS
+            if len(set(self.surface.rows)) < 2 or len(self.surface.rows) < least:
+                raise ValueError(
+                    f"surface needs at least {least} points and 2 row counts for {selected}"
+                    " to be selected"
+                )
+        return self
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> Profile:
+        """Read and check a profile; nothing in the file is executed.
+
+        Raises ProfileError, one line: the file, the field's path, the problem and what to do.
+        """
+        return cls.from_bytes(read_bytes(Path(path)), str(path))
+
+    @classmethod
+    def from_bytes(cls, raw: bytes, label: str) -> Profile:
+        """`from_yaml` for bytes already read; errors name `label` as their origin."""
+        data = parse_yaml(raw, label)
+        if not isinstance(data, dict):
+            raise ProfileError(f"{label}: is not a profile (no fields)", hint=_HINT)
+        version = data.get("schema_version")
+        if version != SCHEMA_VERSION or isinstance(version, bool):
+            raise ProfileError(
+                f"{label}: schema_version: must be {SCHEMA_VERSION} (is {shown(version)})",
+                hint="Use the version of rooftree that wrote it, or measure again"
+                " with `rooftree calibrate`",
+            )
+        try:
+            return cls.model_validate(data)
+        except ValidationError as failure:
+            raise _profile_error(label, failure) from None
+
+    def to_yaml(self, path: str | Path | None = None) -> str:
+        """The profile as YAML text, numbers with 6 significant digits.
+
+        With `path` it is also written there in one step, if it reads back as the same. Raises
+        ProfileError where that fails.
+        """
+        text = dump_yaml(self.as_dict())
+        if path is not None:
+            again = type(self).from_bytes(text.encode(), f"{path}, not written")
+            if again.to_yaml() != text:
+                raise ProfileError(f"{path}: not written, since it would read back as another")
+            write_atomic(Path(path), text)
+        return text
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values in the order of the file, without empty fields."""
+        data = self.model_dump(exclude_none=True, exclude={"target": {"architecture"}})
+        sizes = self.target.architecture.to_dict()
+        del sizes["name"]
+        data["target"]["architecture"] = sizes
+        return _without_empty(data)
+
+    @property
+    def key(self) -> ProfileKey:
+        """The hard keys of the lookup."""
+        return ProfileKey(
+            device_name=self.device.name,
+            memory_bytes=self.device.memory_bytes,
+            mig=self.device.mig,
+            threads=self.device.threads if self.device.kind == "cpu" else None,
+            instruction_set=self.device.instruction_set if self.device.kind == "cpu" else None,
+            architecture_hash=self.target.architecture_hash,
+            dtype=self.runtime.dtype,
+            quantization=self.runtime.quantization,
+            runtime=self.runtime.kind,
+            attention=self.runtime.attention,
+            tensor_parallel=self.runtime.tensor_parallel,
+        )
+
+    @property
+    def soft_key(self) -> SoftKey:
+        """The soft keys of the lookup."""
+        return SoftKey(
+            driver=self.device.driver,
+            torch=self.runtime.torch,
+            transformers=self.runtime.transformers,
+            cuda=self.device.cuda,
+            power_limit_w=self.device.power_limit_w,
+        )
+
+    def differences(self, key: ProfileKey, soft: SoftKey) -> list[str]:
+        """Names of the hard and soft keys that differ; without any, times are comparable."""
+        return self.key.differences(key) + self.soft_key.differences(soft)
+
+    def roofline(self, count: Literal["paper", "physical"] = "paper") -> Roofline:
+        """The roofline of this device and target."""
+        return Roofline(
+            architecture=self.target.architecture,
+            peaks=self.peaks.peaks(),
+            element_bytes=self.runtime.element_bytes,
+            weight_bytes=self.runtime.weight_bytes,
+            count=count,
+            tensor_parallel=self.runtime.tensor_parallel,
+            protocols=protocols_of(self.device.slug, self.runtime.tensor_parallel),
+        )
+
+    def linear_calibration(self) -> LinearCalibration:
+        """The calibration that the paper prints, which every profile has."""
+        return self.calibration.linear.over(self.roofline())
+
+    def released_calibration(self) -> TwoBranchCalibration:
+        """The calibration of the paper's public code, fitted to what the selected one predicts.
+
+        That code measures a grid of its own; the selected calibration gives its times.
+        """
+        return fit_released(self.verify_calibration(), self.roofline())
+
+    def verify_calibration(self) -> Calibration:
+        """The selected calibration, with `predict_s(rows, context, batch)`."""
+        if self.calibration.selected == "linear":
+            return self.linear_calibration()
+        points = None if self.surface is None else self.surface.points()
+        try:
+            return self.calibration.calibration(points, self.roofline())
+        except InputError as failure:
+            raise ProfileError(f"calibration: {failure.problem}", hint=_HINT) from None
+
+    def drafter_origin(self, architecture_hash: str) -> tuple[ProvenanceKind, str]:
+        """Provenance and time of a drafter's cost: (kind, created_utc)."""
+        drafter = self.drafters[architecture_hash]
+        whole = self.provenance
+        return drafter.kind or whole.kind, drafter.created_utc or whole.created_utc
+
+    def with_drafter(self, architecture_hash: str, drafter: DrafterSection) -> Profile:
+        """The same profile with one drafter added or replaced. Raises ProfileError."""
+        return self._changed(drafters=self.drafters | {architecture_hash: drafter})
+
+    def _changed(self, **sections: Any) -> Profile:
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        try:
+            return type(self)(**(fields | sections))
+        except ValidationError as failure:
+            raise _profile_error("the changed profile", failure) from None
+
+
+def _without_empty(data: dict[str, Any]) -> dict[str, Any]:
+    """Without empty texts, lists and sections, which read back as their defaults."""
+    pruned = {
+        key: _without_empty(value) if isinstance(value, dict) else value
+        for key, value in data.items()
+    }
+    return {key: value for key, value in pruned.items() if value not in ("", (), {})}
+
+
+def _profile_error(label: str, failure: ValidationError) -> ProfileError:
+    errors = failure.errors(include_url=False)
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return ProfileError(f"{label}: {describe_error(errors[0])}{more}", hint=_HINT)

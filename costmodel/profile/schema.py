@@ -1,0 +1,435 @@
+"""The sections of a calibration profile (docs/profile-format.md) and what they must satisfy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import BeforeValidator, Field, InstanceOf, model_validator
+
+from costmodel.architecture import ModelArchitecture
+from costmodel.calibration.base import Calibration, CalibrationName, RooflineCalibration
+from costmodel.calibration.linear import LinearCalibration
+from costmodel.calibration.physical import PhysicalCalibration
+from costmodel.calibration.points import ErrorSummary, Points
+from costmodel.calibration.selection import Selection
+from costmodel.calibration.stairs import StairsScales, build_stairs
+from costmodel.calibration.surface import SurfaceOptions, build_surface
+from costmodel.calibration.two_branch import TwoBranchCalibration
+from costmodel.catalog import Peaks
+from costmodel.errors import InputError
+from costmodel.fields import (
+    AnyText,
+    BytesPerS,
+    Celsius,
+    Count,
+    CountOrZero,
+    Counts,
+    CountsOrZero,
+    ErrorBar,
+    FlopsPerS,
+    Hertz,
+    SecondsList,
+    SecondsOrZero,
+    Section,
+    Share,
+    SpreadList,
+    Statistic,
+    Text,
+    Texts,
+    Utc,
+    Watts,
+    WeightBytes,
+    check_ascending,
+    check_lengths,
+    check_spread,
+)
+from costmodel.roofline import Roofline
+
+Array = NDArray[np.float64]
+
+ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+ProvenanceKind = Literal["measured", "quick", "transferred", "composed", "datasheet"]
+PROVENANCE_RANKING: tuple[ProvenanceKind, ...] = get_args(ProvenanceKind)  # the best first
+# Not measured on this device with this runtime: a prior, corrected while decoding.
+BORROWED: tuple[ProvenanceKind, ...] = ("transferred", "composed", "datasheet")
+RuntimeKind = Literal["eager", "graphs", "kernels"]
+Dtype = Literal["float64", "float32", "bfloat16", "float16"]
+
+
+class ProvenanceSection(Section):
+    """Provenance of the numbers: how, when and under which conditions they were obtained."""
+
+    kind: ProvenanceKind
+    created_utc: Utc
+    tool_version: Text
+    source: AnyText | None = None
+    points: CountOrZero = 0
+    samples: CountOrZero = 0
+    discarded_samples: CountOrZero = 0
+    duration_s: SecondsOrZero | None = None
+    sm_clock_hz: Hertz | None = None
+    memory_clock_hz: Hertz | None = None
+    temperature_c: Celsius | None = None
+    power_w: Watts | None = None
+    clock_reasons: Texts = ()
+    ecc: bool | None = None
+    busy_processes: Texts = ()
+    error_bar: ErrorBar | None = None
+    note: AnyText = ""
+
+    @property
+    def rank(self) -> int:
+        """Place of the kind in PROVENANCE_RANKING: 0 is the best."""
+        return PROVENANCE_RANKING.index(self.kind)
+
+    @property
+    def borrowed(self) -> bool:
+        """Whether nothing was measured on this device with this runtime."""
+        return self.kind in BORROWED
+
+
+def _architecture(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    try:
+        return ModelArchitecture.from_dict(value)
+    except InputError as failure:
+        raise ValueError(failure.problem) from None
+
+
+class TargetSection(Section):
+    """The target: its name as a label, its sizes, and their hash."""
+
+    name: Text
+    architecture_hash: Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{12}$")]
+    architecture: Annotated[InstanceOf[ModelArchitecture], BeforeValidator(_architecture)]
+
+    @classmethod
+    def of(cls, architecture: ModelArchitecture, name: str | None = None) -> TargetSection:
+        """The section for a target; `name` defaults to that of the architecture."""
+        label = name or architecture.name
+        return cls(
+            name=label,
+            architecture_hash=architecture.hash,
+            architecture=dataclasses.replace(architecture, name=label),
+        )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_architecture(cls, data: Any) -> Any:
+        """The sizes in a file have no name: give them that of the target."""
+        if not isinstance(data, Mapping) or not isinstance(data.get("architecture"), Mapping):
+            return data
+        name = data.get("name")
+        label = name if isinstance(name, str) and name else "-"
+        return dict(data) | {"architecture": {"name": label} | dict(data["architecture"])}
+
+    @model_validator(mode="after")
+    def _check_hash(self) -> TargetSection:
+        if self.architecture_hash != self.architecture.hash:
+            raise ValueError(
+                f"architecture_hash is {self.architecture_hash}, but the sizes under"
+                f" architecture hash to {self.architecture.hash}: one of them was changed"
+            )
+        return self
+
+
+class RuntimeSection(Section):
+    """The runtime.
+
+    weight_bytes  bytes of one weight of the layers' matrices, where they are quantised
+    buckets       row counts that forwards are padded to; empty: not padded
+    """
+
+    kind: RuntimeKind
+    dtype: Dtype
+    quantization: Text | None = None
+    weight_bytes: WeightBytes | None = None
+    attention: Text
+    tensor_parallel: Count = 1
+    buckets: Counts = ()
+    torch: Text | None = None
+    transformers: Text | None = None
+    python: Text | None = None
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one weight or activation."""
+        return ELEMENT_BYTES[self.dtype]
+
+    @model_validator(mode="after")
+    def _check_buckets(self) -> RuntimeSection:
+        check_ascending("buckets", self.buckets)
+        return self
+
+
+class PeaksSection(Section):
+    """The peaks of the rooflines, their source, and measured peaks."""
+
+    source: Literal["datasheet", "measured"]
+    flops_per_s: FlopsPerS
+    bytes_per_s: BytesPerS
+    measured_flops_per_s: FlopsPerS | None = None
+    measured_bytes_per_s: BytesPerS | None = None
+    measured_copy_bytes_per_s: BytesPerS | None = None
+
+    def peaks(self) -> Peaks:
+        """The peaks that the rooflines use."""
+        return Peaks(flops_per_s=self.flops_per_s, bytes_per_s=self.bytes_per_s)
+
+
+class SurfaceSection(Section):
+    """The measured points: arrays of one length, ascending by batch, then context, then rows.
+
+    `mad_s` is null where a point had too few samples.
+    """
+
+    rows: Counts
+    context: CountsOrZero
+    batch: Counts
+    median_s: SecondsList
+    mad_s: SpreadList
+    n: Counts
+
+    @classmethod
+    def of(cls, points: Points) -> SurfaceSection:
+        """The section for measured points, in the order of a profile."""
+        p = points.sorted()
+        columns = {name: getattr(p, name).astype(int) for name in ("rows", "context", "batch", "n")}
+        return cls.model_validate(columns | {"median_s": p.seconds, "mad_s": p.mad_s})
+
+    def points(self) -> Points:
+        """The same points for fitting."""
+        return Points(
+            rows=self.rows,
+            context=self.context,
+            batch=self.batch,
+            seconds=self.median_s,
+            mad_s=[np.nan if value is None else value for value in self.mad_s],
+            n=self.n,
+        )
+
+    @model_validator(mode="after")
+    def _check(self) -> SurfaceSection:
+        check_lengths(self, ("rows", "context", "batch", "median_s", "mad_s", "n"))
+        check_spread(self.median_s, self.mad_s)
+        check_ascending("batch, then context, then rows", self.batch, self.context, self.rows)
+        return self
+
+
+class CalibrationSection(Section):
+    """The calibrations, the name of the selected one, and the cross-validated error of each.
+
+    `cross_validated_regret` is the mean decision regret of the same predictions.
+    """
+
+    selected: CalibrationName
+    linear: LinearCalibration
+    two_branch: TwoBranchCalibration | None = None
+    physical: PhysicalCalibration | None = None
+    surface: SurfaceOptions | None = None
+    stairs: StairsScales | None = None
+    cross_validated: dict[CalibrationName, ErrorSummary] = Field(default_factory=dict)
+    cross_validated_regret: dict[CalibrationName, Share] = Field(default_factory=dict)
+
+    @classmethod
+    def of(cls, selection: Selection) -> CalibrationSection:
+        """The section for fitted calibrations."""
+        surface, stairs = selection.surface, selection.stairs
+        return cls(
+            selected=selection.selected,
+            linear=selection.linear,
+            two_branch=selection.two_branch,
+            physical=selection.physical,
+            surface=None if surface is None else surface.options,
+            stairs=None if stairs is None else stairs.scales,
+            cross_validated=selection.cross_validated,
+            cross_validated_regret={name: regret.mean for name, regret in selection.regret.items()},
+        )
+
+    @model_validator(mode="after")
+    def _check(self) -> CalibrationSection:
+        if getattr(self, self.selected) is None:
+            raise ValueError(f"selected is {self.selected}, but the field is missing")
+        if self.stairs is not None and self.physical is None:
+            raise ValueError("stairs needs the field physical, which is missing")
+        return self
+
+    def calibration(self, points: Points | None, roofline: Roofline) -> Calibration:
+        """The selected calibration; surface and stairs interpolate `points`.
+
+        Raises InputError where points are missing or too few.
+        """
+        if self.selected in ("linear", "two_branch", "physical"):
+            coefficients: RooflineCalibration = getattr(self, self.selected)
+            return coefficients.over(roofline)
+        if points is None:
+            raise InputError("the profile has no surface")
+        if self.selected == "surface" and self.surface is not None:
+            return build_surface(points, roofline, self.surface)
+        if self.stairs is None or self.physical is None:  # validation forbids it
+            raise InputError(f"the coefficients of {self.selected} are missing")
+        try:
+            return build_stairs(points, self.physical.over(roofline), self.stairs)
+        except np.linalg.LinAlgError:
+            raise InputError("the scales of stairs give no usable covariance") from None
+
+
+class HeldOutSection(Section):
+    """Error of the selected calibration at points drawn beforehand and left out of all fits.
+
+    `repeat_noise` is the median relative difference between repeats of a point. The points
+    may be stored too, as arrays of one length.
+    """
+
+    error: ErrorSummary
+    linear_error: ErrorSummary | None = None
+    repeat_noise: Statistic | None = None
+    rows: Counts = ()
+    context: CountsOrZero = ()
+    batch: Counts = ()
+    measured_s: SecondsList = ()
+    predicted_s: SecondsList = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> HeldOutSection:
+        names = ("rows", "context", "batch", "measured_s", "predicted_s")
+        if any(getattr(self, name) for name in names):
+            check_lengths(self, names)
+        return self
+
+
+class RegretSection(Section):
+    """Share of tokens/s lost by choosing N from this profile instead of from the truth."""
+
+    mean: Share
+    worst: Share
+    curves: Count
+    contexts: CountsOrZero
+
+    @model_validator(mode="after")
+    def _check(self) -> RegretSection:
+        if self.mean > self.worst:
+            raise ValueError("mean must not exceed worst")
+        check_lengths(self, ("contexts",))
+        return self
+
+
+class SampledSection(Section):
+    """Medians of samples along one axis; all arrays have one length and the axis ascends."""
+
+    axis: ClassVar[str]
+
+    if TYPE_CHECKING:  # each section declares them after its axis, the order in the file
+        median_s: SecondsList
+        mad_s: SpreadList
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_lengths(self, (self.axis, "median_s", "mad_s", "n"))
+        check_spread(self.median_s, self.mad_s)
+        check_ascending(self.axis, getattr(self, self.axis))
+        return self
+
+    def seconds(self, at: ArrayLike) -> Array:
+        """Linear interpolation; beyond the last point the last slope, but never a falling one."""
+        return extend_linear(getattr(self, self.axis), self.median_s, at)
+
+
+class NodesSection(SampledSection):
+    """Cost by the number of drafted nodes N: building or accepting a tree."""
+
+    axis = "nodes"
+    nodes: CountsOrZero
+    median_s: SecondsList
+    mad_s: SpreadList
+    n: Counts
+
+
+class TokensSection(SampledSection):
+    """Cost by the number of tokens: of the prompt in prefill, committed ones in commit."""
+
+    axis = "tokens"
+    tokens: Counts
+    median_s: SecondsList
+    mad_s: SpreadList
+    n: Counts
+
+
+class DrafterSection(SampledSection):
+    """Cost of one draft of one drafter, by context.
+
+    `kind` and `created_utc` are present where it was not timed with the rest of the profile:
+    `quick` by a decoder at its start, `measured` by an earlier calibration.
+    """
+
+    axis = "context"
+    name: Text
+    kind: Literal["measured", "quick"] | None = None
+    created_utc: Utc | None = None
+    context: CountsOrZero
+    median_s: SecondsList
+    mad_s: SpreadList
+    n: Counts
+
+    @model_validator(mode="after")
+    def _check_origin(self) -> Self:
+        if (self.kind is None) != (self.created_utc is None):
+            raise ValueError("kind and created_utc are given both or not at all")
+        return self
+
+
+class PlainSection(Section):
+    """The decoder's plain step: one row a sequence; ascending by batch, then context."""
+
+    context: CountsOrZero
+    batch: Counts
+    median_s: SecondsList
+    mad_s: SpreadList
+    n: Counts
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_lengths(self, ("context", "batch", "median_s", "mad_s", "n"))
+        check_spread(self.median_s, self.mad_s)
+        check_ascending("batch, then context", self.batch, self.context)
+        return self
+
+    def seconds(self, context: float, batch: int = 1) -> float | None:
+        """Seconds of a plain step; None where this batch was not measured."""
+        pairs = zip(self.batch, self.context, self.median_s, strict=True)
+        points = [(c, t) for b, c, t in pairs if b == batch]
+        if not points:
+            return None
+        contexts, times_s = zip(*points, strict=True)
+        return float(extend_linear(contexts, times_s, context))
+
+
+class StagesSection(Section):
+    """Costs of a cycle other than draft and verification; None: not measured.
+
+    `accept` is acceptance by the target's argmax, `accept_sampled` acceptance by sampling.
+    """
+
+    plain: PlainSection | None = None
+    prefill: TokensSection | None = None
+    build: NodesSection | None = None
+    accept: NodesSection | None = None
+    accept_sampled: NodesSection | None = None
+    commit: TokensSection | None = None
+
+
+def extend_linear(axis: ArrayLike, values: ArrayLike, at: ArrayLike) -> Array:
+    """Piecewise linear through (axis, values): constant before, the last slope (>= 0) after."""
+    x, y = np.asarray(axis, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    place = np.asarray(at, dtype=np.float64)
+    inside = np.interp(place, x, y)
+    if len(x) < 2:
+        return np.asarray(inside, dtype=np.float64)
+    slope = max(float((y[-1] - y[-2]) / (x[-1] - x[-2])), 0.0)
+    return np.asarray(inside + slope * np.maximum(place - x[-1], 0.0), dtype=np.float64)

@@ -1,0 +1,275 @@
+"""Folders of profiles: lookup of the one that fits a device and target, and writing.
+
+A profile lies under `<device slug>/<target>.<dtype>.<runtime>.tp<n>.yaml` in the user's
+directory or in the shipped one, searched in that order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import platformdirs
+
+from costmodel.catalog import device_slug, slugify
+from costmodel.errors import ProfileError
+from costmodel.io import expanded, folder_lock, read_bytes, shipped_directory
+from costmodel.profile.profile import Profile, ProfileKey, SoftKey
+from costmodel.profile.schema import DrafterSection
+
+
+def user_directory() -> Path:
+    """`$ROOFTREE_HOME`, else the platform's data directory for rooftree."""
+    home = os.environ.get("ROOFTREE_HOME", "").strip()
+    if home:
+        return expanded(home, ProfileError)
+    return Path(platformdirs.user_data_dir("rooftree", appauthor=False))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StoredProfile:
+    """A file in a profile folder: its profile, or the problem with it."""
+
+    path: Path
+    profile: Profile | None
+    problem: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LookupResult:
+    """The profile that fits, and how to use it here.
+
+    warnings           soft keys that differ and files that cannot be used, one line each
+    online_correction  the times may be wrong here: correct them while decoding
+    needs_floor_probe  the profile has no host time: measure the floor of a forward first
+    same               all hard and soft keys agree: times measured here may be added to it
+    """
+
+    profile: Profile
+    path: Path
+    warnings: tuple[str, ...] = ()
+    online_correction: bool = False
+    needs_floor_probe: bool = False
+    same: bool = False
+
+
+class ProfileStore:
+    """Profiles in folders, searched in order; the first folder is written to."""
+
+    def __init__(self, directories: Sequence[str | Path] | None = None) -> None:
+        folders = (user_directory(), shipped_directory()) if directories is None else directories
+        self.directories = tuple(Path(folder) for folder in folders)
+        if not self.directories:
+            raise ProfileError("a profile store needs at least one directory")
+
+    def list(self) -> tuple[StoredProfile, ...]:
+        """Every file in every folder, unreadable ones included."""
+        paths = [path for folder in self.directories for path in sorted(folder.glob("*/*.yaml"))]
+        return tuple(_read(path) for path in paths)
+
+    def unusable(self, device_name: str) -> tuple[StoredProfile, ...]:
+        """The files of one device that cannot be read, each with its problem."""
+        paths = [path for folder in self.directories for path in _device_files(folder, device_name)]
+        return tuple(stored for stored in map(_read, paths) if stored.profile is None)
+
+    def find(self, key: ProfileKey, soft: SoftKey | None = None) -> LookupResult:
+        """The profile for `key` with the best provenance, of the first folder that has one.
+
+        Only files of this device that contain the architecture's hash are parsed. Raises
+        ProfileError that lists the existing profiles and the keys that differ.
+        """
+        for folder in self.directories:
+            fitting: list[tuple[Path, Profile]] = []
+            unusable: list[str] = []
+            for path in _device_files(folder, key.device_name):
+                if not _mentions(path, key.architecture_hash):
+                    continue
+                stored = _read(path)
+                if stored.profile is None:
+                    unusable.append(f"left out a profile that cannot be used: {stored.problem}")
+                elif not _hard_differences(stored.profile, key):
+                    fitting.append((path, stored.profile))
+            if fitting:
+                path, profile = min(fitting, key=lambda fit: (fit[1].provenance.rank, str(fit[0])))
+                return _result(path, profile, key, soft or SoftKey(), tuple(unusable))
+        raise self._not_found(key)
+
+    @staticmethod
+    def open(path: Path, key: ProfileKey, soft: SoftKey | None = None) -> LookupResult:
+        """The profile in a file that the user names, under the same rules as `find`.
+
+        Raises ProfileError where it cannot be read, or that names each hard key that differs.
+        """
+        profile = Profile.from_yaml(path)
+        if _hard_differences(profile, key):
+            mismatch = _mismatch(StoredProfile(path=path, profile=profile), key)
+            raise ProfileError(
+                f"this profile is not for this device, target and runtime: {mismatch}",
+                hint="Leave --profile out, or measure one with `rooftree calibrate`",
+            )
+        return _result(path, profile, key, soft or SoftKey(), ())
+
+    def save(self, profile: Profile) -> Path:
+        """Write the profile into the first folder in one step; returns its path.
+
+        A profile with the same key is replaced, unless its provenance is better. Such a one
+        stays, as does one with another key under the same name, and the new file's name gets a
+        number. An unusable file may be a measured profile with a slip of the pen: only another
+        measured one replaces it. Raises ProfileError.
+        """
+        folder = self.directories[0] / device_slug(profile.device.name)
+        stem = profile_file_name(profile).removesuffix(".yaml")
+        path, number = folder / f"{stem}.yaml", 1
+        with folder_lock(folder):
+            while not _replaceable(path, profile):
+                number += 1
+                path = folder / f"{stem}-{number}.yaml"
+            profile.to_yaml(path)
+        return path
+
+    @staticmethod
+    def write(profile: Profile, path: Path) -> None:
+        """Write the profile to a file that the user names, in one step.
+
+        Raises ProfileError where that fails, or would replace a profile of better provenance.
+        """
+        stored = _read(path).profile if os.path.lexists(path) else None
+        if stored is not None and stored.provenance.rank < profile.provenance.rank:
+            raise ProfileError(
+                f"{path}: not written, since it holds a profile that is"
+                f" {stored.provenance.kind} and this one is {profile.provenance.kind}",
+                hint="Choose another --output, or move that file away",
+            )
+        profile.to_yaml(path)
+
+    def add_drafter(
+        self, lookup: LookupResult, architecture_hash: str, drafter: DrafterSection
+    ) -> None:
+        """Add a draft cost measured here to the profile that a lookup gave.
+
+        The file is read again first, so that what another process wrote meanwhile stays, a
+        cost of the same drafter included. Raises ProfileError with the reason where the file
+        is outside the first folder, differs in a key, or cannot be written.
+        """
+        folder = self.directories[0]
+        if not lookup.path.resolve().is_relative_to(folder.resolve()):
+            raise ProfileError(f"the profile is none of your own in {folder}")
+        if not lookup.same:
+            raise ProfileError("the profile is not of exactly this device, runtime and versions")
+        with folder_lock(lookup.path.parent):
+            stored = Profile.from_yaml(lookup.path)
+            if stored.differences(lookup.profile.key, lookup.profile.soft_key):
+                raise ProfileError(f"another profile has taken the place of {lookup.path}")
+            if architecture_hash not in stored.drafters:
+                stored.with_drafter(architecture_hash, drafter).to_yaml(lookup.path)
+
+    def _not_found(self, key: ProfileKey) -> ProfileError:
+        wanted = (
+            f"no profile for architecture {key.architecture_hash} on {key.device_name}"
+            f" ({key.quantization or key.dtype}, {key.runtime}, {key.attention},"
+            f" tp{key.tensor_parallel})"
+        )
+        existing = [
+            _mismatch(_read(path), key)
+            for folder in self.directories
+            for path in _device_files(folder, key.device_name)
+        ]
+        if existing:
+            listed = "; ".join(existing[:6])
+            listed += f"; and {len(existing) - 6} more" if existing[6:] else ""
+            problem = f"{wanted}; this device has {listed}"
+        else:
+            places = ", ".join(str(folder) for folder in self.directories)
+            problem = f"{wanted}; there is none for this device in {places}"
+        return ProfileError(problem, hint="Measure one with `rooftree calibrate`")
+
+
+def profile_file_name(profile: Profile) -> str:
+    """`<target>.<dtype>.<runtime>.tp<n>.yaml`."""
+    runtime = profile.runtime
+    target = slugify(profile.target.name.rstrip("/").rpartition("/")[2])
+    weights: str = runtime.dtype
+    if runtime.quantization is not None:
+        weights += "-" + slugify(runtime.quantization).replace(".", "-")
+    return f"{target}.{weights}.{runtime.kind}.tp{runtime.tensor_parallel}.yaml"
+
+
+def _device_files(folder: Path, device_name: str) -> Sequence[Path]:
+    return sorted((folder / device_slug(device_name)).glob("*.yaml"))
+
+
+def _read(path: Path) -> StoredProfile:
+    try:
+        return StoredProfile(path=path, profile=Profile.from_bytes(read_bytes(path), str(path)))
+    except ProfileError as failure:
+        return StoredProfile(path=path, profile=None, problem=failure.problem)
+
+
+def _mentions(path: Path, architecture_hash: str) -> bool:
+    """Whether the file contains the hash: a search of bytes, far quicker than parsing."""
+    try:
+        return architecture_hash.encode() in read_bytes(path)
+    except ProfileError:
+        return True  # reading it again reports why
+
+
+def _hard_differences(profile: Profile, key: ProfileKey) -> Sequence[str]:
+    """Hard keys that differ; a borrowed profile fits any runtime and attention but eager."""
+    different = profile.key.differences(key)
+    borrowed = profile.provenance.borrowed and profile.runtime.kind != "eager"
+    return [name for name in different if not (borrowed and name in ("runtime", "attention"))]
+
+
+def _result(
+    path: Path, profile: Profile, key: ProfileKey, soft: SoftKey, unusable: tuple[str, ...]
+) -> LookupResult:
+    warnings = [
+        f"{name} is {_text(soft, name)} here, but was {_text(profile.soft_key, name)} when"
+        f" {path.name} was made; times are corrected while decoding"
+        for name in profile.soft_key.differences(soft)
+    ]
+    borrowed = profile.provenance.borrowed
+    if borrowed:
+        warnings.append(
+            f"{path.name} is {profile.provenance.kind}, not measured here; times are"
+            " corrected while decoding (`rooftree calibrate` measures them)"
+        )
+    return LookupResult(
+        profile=profile,
+        path=path,
+        warnings=(*warnings, *unusable),
+        online_correction=bool(warnings),
+        needs_floor_probe=borrowed and key.runtime == "eager",
+        same=not profile.differences(key, soft),
+    )
+
+
+def _replaceable(path: Path, profile: Profile) -> bool:
+    """Whether `profile` may be written to this path: never over what was better measured."""
+    if not os.path.lexists(path):
+        return True
+    stored = _read(path).profile
+    if stored is None:
+        return profile.provenance.rank == 0
+    same = not stored.key.differences(profile.key)
+    return same and profile.provenance.rank <= stored.provenance.rank
+
+
+def _mismatch(stored: StoredProfile, key: ProfileKey) -> str:
+    """The file's name and why it does not serve the key."""
+    if stored.profile is None:
+        return f"{stored.path.name} (cannot be used: {stored.problem})"
+    reasons = [
+        f"{name} {_text(stored.profile.key, name)}, here {_text(key, name)}"
+        for name in _hard_differences(stored.profile, key)
+    ]
+    return f"{stored.path.name} ({'; '.join(reasons)})"
+
+
+def _text(key: ProfileKey | SoftKey, name: str) -> str:
+    value = getattr(key, name)
+    if name == "memory_bytes":
+        return f"{value / 2**30:.1f} GiB"
+    return "none" if value is None else str(value)

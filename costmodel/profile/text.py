@@ -1,0 +1,107 @@
+"""Text of a profile: YAML with flow lists and six significant digits, and one-line errors."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+HEADER = "# rooftree calibration profile; docs/profile-format.md explains every field\n"
+
+MOST_LINE, MOST_NAME, MOST_VALUE = 300, 60, 40  # characters in an error
+
+_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class _ProfileDumper(_Dumper):  # type: ignore[misc]
+    """Sequences in flow style, floats with six significant digits, no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_sequence(dumper: Any, data: Any) -> Any:
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True)
+
+
+def _represent_float(dumper: Any, data: float) -> Any:
+    return dumper.represent_scalar("tag:yaml.org,2002:float", float_text(data))
+
+
+_ProfileDumper.add_representer(list, _represent_sequence)
+_ProfileDumper.add_representer(tuple, _represent_sequence)
+_ProfileDumper.add_representer(float, _represent_float)
+
+
+def float_text(value: float) -> str:
+    """Six significant digits in a form that YAML 1.1 reads back as a float."""
+    if not math.isfinite(value):
+        return {math.inf: ".inf", -math.inf: "-.inf"}.get(value, ".nan")
+    text = f"{value:.6g}"
+    mantissa, mark, exponent = text.partition("e")
+    if "." not in mantissa:
+        mantissa += ".0"
+    return mantissa + mark + exponent
+
+
+def dump_yaml(data: Mapping[str, Any]) -> str:
+    """YAML text of plain values, in the given order."""
+    body: str = yaml.dump(
+        dict(data),
+        Dumper=_ProfileDumper,
+        sort_keys=False,
+        default_flow_style=False,
+        allow_unicode=True,
+        width=100,
+    )
+    return HEADER + body
+
+
+def field_path(location: tuple[int | str, ...]) -> str:
+    """A pydantic error location as a person writes it: stages.plain.median_s[3]."""
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{_printable(part, MOST_NAME)}"
+    return path.lstrip(".") or "the file"
+
+
+def describe_error(error: Mapping[str, Any]) -> str:
+    """One pydantic error as one line of bounded length: 'field: problem'."""
+    return _printable(" ".join(_described(error).split()), MOST_LINE)
+
+
+def _described(error: Mapping[str, Any]) -> str:
+    where = field_path(error["loc"])
+    kind, value = str(error["type"]), error.get("input")
+    if kind == "missing":
+        return f"{where}: is missing"
+    if kind == "extra_forbidden":
+        return f"{where}: is not a known field"
+    if kind == "value_error":
+        return f"{where}: {error['ctx']['error']}"
+    if kind == "tuple_type":
+        return f"{where}: must be a list (is {shown(value)})"
+    if kind in ("model_type", "model_attributes_type", "is_instance_of", "dict_type"):
+        return f"{where}: must be a mapping (is {shown(value)})"
+    message = re.sub(r"^\w+ should", "must", str(error["msg"]))
+    return f"{where}: {message} (is {shown(value)})"
+
+
+def shown(value: Any) -> str:
+    """A value of a file in a few words."""
+    if value is None:
+        return "empty"
+    if isinstance(value, (list, tuple, set)):
+        return f"a list of {len(value)}"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    return _printable(repr(value), MOST_VALUE)
+
+
+def _printable(text: str, most: int) -> str:
+    """The text, cut to `most` characters, without characters that steer a terminal."""
+    text = text if len(text) <= most else text[: most - 3] + "..."
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

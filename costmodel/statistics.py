@@ -1,0 +1,103 @@
+"""Robust statistics of timing samples, and non-negative least squares.
+
+Times are in seconds. A statistic of too few samples is None, never zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+# Standard deviation of a normal distribution over its MAD (1 / 0.6745).
+MAD_TO_SIGMA = 1.4826
+# Standard error of the median of n normal samples over sigma / sqrt(n): sqrt(pi / 2).
+MEDIAN_EFFICIENCY = 1.2533
+
+MIN_FOR_MAD = 3
+
+
+def mad_s(seconds: Sequence[float]) -> float | None:
+    """Median absolute deviation from the median; None with fewer than three samples."""
+    if len(seconds) < MIN_FOR_MAD:
+        return None
+    centre_s = median(seconds)
+    return median([abs(value - centre_s) for value in seconds])
+
+
+def robust_sigma(residuals: NDArray[np.float64]) -> float:
+    """Standard deviation of residuals around zero, from the median of their absolute values."""
+    return float(MAD_TO_SIGMA * np.median(np.abs(residuals)))
+
+
+def median_interval_s(
+    seconds: Sequence[float], coverage: float = 0.95
+) -> tuple[float, float] | None:
+    """Distribution-free interval of the median from order statistics.
+
+    The interval [x_(k), x_(n+1-k)] misses the median when fewer than k samples fall on one
+    side of it, a Binomial(n, 1/2) event; k is the largest with at least `coverage`
+    (David and Nagaraja, Order Statistics, 7.1). None where even the whole range covers too
+    little: below six samples at 95 %.
+    """
+    count = len(seconds)
+    tail, below = (1 - coverage) / 2, 0.0
+    rank = 0
+    for successes in range(count // 2):
+        below += math.comb(count, successes) / 2**count
+        if below > tail:
+            break
+        rank = successes + 1
+    if rank == 0:
+        return None
+    ordered = sorted(seconds)
+    return ordered[rank - 1], ordered[count - rank]
+
+
+def relative_spread(seconds: Sequence[float]) -> float | None:
+    """Standard deviation of one sample over the median, estimated from the MAD."""
+    deviation_s = mad_s(seconds)
+    if deviation_s is None:
+        return None
+    return MAD_TO_SIGMA * deviation_s / median(seconds)
+
+
+def relative_error(seconds: Sequence[float]) -> float | None:
+    """Standard error of the median over the median, estimated from the MAD."""
+    spread = relative_spread(seconds)
+    if spread is None:
+        return None
+    return MEDIAN_EFFICIENCY * spread / math.sqrt(len(seconds))
+
+
+def non_negative_minima(
+    design: Array, weights: Array, prior: Array, penalty: float
+) -> tuple[Array, Array]:
+    """Non-negative minima of sum w (design x - 1)^2 + penalty |x - prior|^2.
+
+    One problem for each leading index: design [g, n, k]; returns minima [g, k] and losses [g].
+    The objective is strictly convex, so its minimum is the best of the non-negative solutions
+    over all subsets of terms.
+    """
+    size = len(prior)
+    weighted = design * weights[None, :, None]
+    hessian = np.swapaxes(design, 1, 2) @ weighted + penalty * np.eye(size)
+    gradient = weighted.sum(axis=1) + penalty * prior
+    used = np.array(list(product([False, True], repeat=size)))
+    both = used[:, :, None] & used[:, None, :]
+    # A part in 1e12 more on the diagonal, so that no rounding makes a system singular.
+    diagonal = np.eye(size) * np.einsum("gkk->gk", hessian)[:, None, :]
+    systems = np.where(both[None], hessian[:, None] + 1e-12 * diagonal[:, None], np.eye(size))
+    wanted = np.where(used[None], gradient[:, None], 0.0)
+    solutions = np.linalg.solve(systems, wanted[..., None])[..., 0]
+    gain = np.sum(solutions * wanted, axis=2)
+    value = np.where(np.all(solutions >= 0, axis=2), -gain, np.inf)
+    index = np.argmin(value, axis=1)
+    chosen = np.take_along_axis(solutions, index[:, None, None], axis=1)[:, 0]
+    return chosen, np.min(value, axis=1)

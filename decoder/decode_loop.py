@@ -1,0 +1,333 @@
+"""The decode round: draft, choose a tree, verify, accept and commit, for all sequences at once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from costmodel.online.estimator import OnlineEstimator
+from decoder.acceptance.rules import AcceptanceRule, LogitRows, accept_together
+from decoder.acceptance.sampling import refuse_no_token
+from decoder.device import to_device
+from decoder.drafters.base import DraftRequest
+from decoder.drafters.guarded import GuardedDrafter, GuardedSession
+from decoder.policies.base import Limits, Offer, Policy
+from decoder.processors import ProcessedRows
+from decoder.statistics import ForwardTimer, Round, StageTimer, Statistics, TimedForward
+from decoder.target.target import Step, Target
+from decoder.text import TextRequest
+from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, Lattice, usable
+
+FillShape = Callable[[DraftTree], DraftTree]  # from a chosen shape to the tree that is verified
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopParts:
+    """The parts of a decoder that its rounds work with.
+
+    cost         corrected by the time of every verification; None if no cost model is in use
+    timer        of the verification forwards, for `cost`
+    synchronise  end every stage by waiting for the device, so that its time is its own
+    observers    called with every sequence's part of every round
+    """
+
+    target: Target
+    drafter: GuardedDrafter
+    policy: Policy
+    cost: OnlineEstimator | None
+    timer: ForwardTimer
+    synchronise: bool = False
+    observers: tuple[Callable[[Round], None], ...] = ()
+
+
+class TextSequence:
+    """One text in progress.
+
+    number   of the text among those of its decoder
+    place    its sequence in the target's cache
+    session  its drafting, from the prefill on
+    """
+
+    session: GuardedSession
+
+    def __init__(
+        self,
+        request: TextRequest,
+        stats: Statistics,
+        rule: AcceptanceRule,
+        *,
+        number: int,
+        place: int,
+    ) -> None:
+        self.number = number
+        self.place = place
+        self.token_ids: list[int] = []
+        self.stats = stats
+        self.rule = rule
+        self.sampling = request.sampling
+        self._request = request
+        prompt = len(request.prompt)
+        self._tokens = np.empty(prompt + request.max_new_tokens + 1, dtype=np.int64)
+        self._tokens[:prompt] = request.prompt
+        self._length = prompt
+        stats.prompt_tokens = prompt
+
+    @property
+    def context(self) -> NDArray[np.int64]:
+        """Prompt and emitted tokens; the last is the bonus token, not yet in the cache."""
+        return self._tokens[: self._length]
+
+    @property
+    def cached(self) -> int:
+        """Tokens in the cache."""
+        return self._length - 1
+
+    @property
+    def wanted(self) -> int:
+        """Tokens still to come."""
+        return self._request.max_new_tokens - len(self.token_ids)
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.stats.finish)
+
+    def processed(self, tree: DraftTree, logits: torch.Tensor) -> LogitRows:
+        """The logits [rows, vocab] behind this text, after its logits processors."""
+        if self._request.process is None:
+            return logits
+        return ProcessedRows(self._request.process, self.context, tree, logits)
+
+    def take(self, emitted: Sequence[int]) -> Iterator[str]:
+        """Add tokens until the text ends; yields the pieces of text that they complete."""
+        for token in emitted:
+            if self.ended:
+                return
+            self._tokens[self._length] = token
+            self._length += 1
+            self.token_ids.append(token)
+            self.stats.new_tokens = len(self.token_ids)
+            piece = self._text(token)
+            if not self.ended:
+                self.stats.finish = self._finish(token)
+            if piece:
+                yield piece
+        if self.ended and self.stats.finish != "stop" and self._request.stream is not None:
+            stops = self._request.stops
+            rest = stops.add(self._request.stream.finish()) + stops.finish()
+            if rest:
+                yield rest
+
+    def interrupt(self) -> None:
+        """Mark the text as interrupted unless it has ended."""
+        if not self.ended:
+            self.stats.finish = "interrupted"
+
+    def _text(self, token: int) -> str:
+        """The text that `token` completes; a stop string ends the text."""
+        if self._request.stream is None:
+            return ""
+        piece = self._request.stops.add(self._request.stream.add(token))
+        if self._request.stops.hit:
+            self.stats.finish = "stop"
+        return piece
+
+    def _finish(self, token: int) -> str:
+        """The reason why the text ends at `token`; empty if it does not."""
+        if token in self._request.ends:
+            return "eos"
+        if self._request.until is not None and self._request.until(self.token_ids):
+            return "stop"
+        return "length" if self.wanted <= 0 else ""
+
+
+def prefill(parts: LoopParts, sequence: TextSequence) -> int:
+    """Run the prompt of a new sequence and begin its drafting; returns its first token.
+
+    Raises InputError for logits that are not numbers, as `run_round` does.
+    """
+    started_s = perf_counter()
+    target, prompt = parts.target, sequence.context
+    logits = target.prefill(torch.from_numpy(prompt).to(target.device), sequence.place)
+    bonus = sequence.rule.pick(sequence.processed(EMPTY, logits[None])[0])
+    refuse_no_token(bonus, len(prompt))
+    sequence.session = parts.drafter.start(prompt, target.features(sequence.place), logits)
+    sequence.stats.prefill_s = perf_counter() - started_s
+    return bonus
+
+
+def run_round(parts: LoopParts, sequences: Sequence[TextSequence]) -> list[Round]:
+    """One round; returns the part of each sequence.
+
+    Raises InputError, with the token's position, for logits that are not numbers.
+    """
+    timer = StageTimer(parts.target.device if parts.synchronise else None)
+    context = sum(sequence.cached for sequence in sequences) // len(sequences)
+    if parts.cost is not None:
+        parts.cost.sampled = not all(sequence.rule.greedy for sequence in sequences)
+    trees = _choose_trees(parts, sequences, context, timer)
+    drafted = trees is not None
+    if trees is None:
+        trees = [EMPTY] * len(sequences)
+    steps = [
+        Step(int(sequence.context[-1]), tree, sequence.place)
+        for sequence, tree in zip(sequences, trees, strict=True)
+    ]
+    nodes = sum(tree.nodes for tree in trees) / len(trees)
+    logits = _verify(parts, steps, nodes, context)
+    timer.end("verify_s")
+    outcomes = accept_together(
+        [sequence.rule for sequence in sequences],
+        trees,
+        [
+            sequence.processed(tree, rows)
+            for sequence, tree, rows in zip(sequences, trees, logits, strict=True)
+        ],
+    )
+    for sequence, outcome in zip(sequences, outcomes, strict=True):
+        refuse_no_token(outcome.bonus, len(sequence.context) + len(outcome.rows))
+    timer.end("accept_s")
+    if parts.cost is not None:
+        _learn_cost(parts, parts.cost, sequences[0])
+    rounds = []
+    for sequence, tree, outcome, rows in zip(sequences, trees, outcomes, logits, strict=True):
+        finished = Round(
+            tree=tree,
+            accepted=outcome,
+            context=sequence.cached,
+            drafted=drafted,
+            text=sequence.number,
+            index=sequence.stats.rounds,
+            batch=len(sequences),
+            mean_nodes=nodes,
+            mean_context=context,
+            stages=timer.times,
+        )
+        _commit(parts, sequence, finished, rows)
+        rounds.append(finished)
+    timer.end("commit_s")
+    for sequence, finished in zip(sequences, rounds, strict=True):
+        sequence.stats.add(finished)
+        for observe in parts.observers:
+            observe(finished)
+    return rounds
+
+
+def _choose_trees(
+    parts: LoopParts, sequences: Sequence[TextSequence], context: int, timer: StageTimer
+) -> list[DraftTree] | None:
+    """The tree of each sequence; None if the round is a plain step without any draft."""
+    policy, batch = parts.policy, len(sequences)
+    depths = [_draft_depth(parts.drafter, sequence) for sequence in sequences]
+    # The policy is asked in every round, so that its last answer is always of this one.
+    if not policy.wants_draft(context, batch) or max(depths) < 1:
+        return None
+    nodes = policy.wanted_nodes()
+    width = min(nodes, parts.target.architecture.vocab)
+    offers, drafting = [], [index for index in range(batch) if depths[index] >= 1]
+    fills: list[FillShape] = []
+    for index in drafting:
+        candidates, fill = _draft(parts, sequences[index], depths[index], width)
+        fills.append(fill)
+        # The cache always has room for the policy's largest tree.
+        limits = Limits(nodes=nodes, depth=depths[index])
+        offers.append(Offer(candidates, sequences[index].cached, limits))
+    shares = [sequences[index].session.drafted_share() for index in drafting]
+    policy.drafted(float(np.mean(shares)))
+    timer.end("draft_s")
+    shapes = policy.choose_together(offers)
+    timer.end("build_s")
+    trees = [EMPTY] * batch
+    for index, fill, shape in zip(drafting, fills, shapes, strict=True):
+        trees[index] = fill(shape)
+    timer.end("draft_s")
+    return trees
+
+
+def _draft_depth(drafter: GuardedDrafter, sequence: TextSequence) -> int:
+    """The deepest position to draft; 0 without a draft, for good where the drafter has failed."""
+    if sequence.session.failure is not None:
+        return 0
+    # A round without a draft gives one token, so drafts serve the tokens wanted beyond it.
+    return min(drafter.drafter.max_depth, sequence.wanted - 1)
+
+
+def _draft(
+    parts: LoopParts, sequence: TextSequence, depth: int, width: int
+) -> tuple[Candidates, FillShape]:
+    """The policy's candidates, and the function that makes the tree of its choice.
+
+    A deterministic tree is the choice itself. For a sampled tree the policy sees expected
+    acceptance in place of tokens, and the tokens are drawn after it has chosen the shape.
+    """
+    rule, session, context = sequence.rule, sequence.session, sequence.context
+    temperature = sequence.sampling.temperature or 1.0
+    drawn = rule.wants_drawn()
+    if drawn and parts.drafter.drafter.draws == "levels":
+        return rule.expected_by_depth(depth, width), lambda shape: session.draw(
+            context, shape, temperature, rule.pick.generator
+        )
+    request = DraftRequest(
+        depth=depth,
+        width=width,
+        growth=parts.policy.growth,
+        temperature=temperature,
+        whole=drawn,
+    )
+    candidates = usable(session.draft(context, request), parts.target.architecture.vocab)
+    if not drawn or session.failure is not None:
+        return candidates, lambda shape: shape
+    lattice = cast(Lattice, candidates)
+    return rule.expected(lattice), lambda shape: rule.drawn(shape, lattice)
+
+
+def _verify(
+    parts: LoopParts, steps: Sequence[Step], nodes: float, context: int
+) -> list[torch.Tensor]:
+    """The target's logits [rows, vocab] of each step, timed if there is a cost model.
+
+    nodes, context  means over the steps
+    """
+    if parts.cost is None:
+        return parts.target.verify(steps)
+    rows = float(parts.cost.cost.bucket_rows(nodes))
+    parts.timer.start()
+    logits = parts.target.verify(steps)
+    parts.timer.stop(TimedForward(rows, context, len(steps)))
+    return logits
+
+
+def _learn_cost(parts: LoopParts, cost: OnlineEstimator, sequence: TextSequence) -> None:
+    """Correct the cost model by the forwards whose time is known by now; warn once of drift."""
+    warning_before = cost.drift_warning
+    for forward, verify_s in parts.timer.finished():
+        cost.observe(forward.rows, forward.context, verify_s, forward.batch)
+    if cost.drift_warning is not None and warning_before is None:
+        sequence.stats.warnings.append(cost.drift_warning)
+        logging.getLogger(__name__).warning(cost.drift_warning)
+
+
+def _commit(
+    parts: LoopParts, sequence: TextSequence, finished: Round, logits: torch.Tensor
+) -> None:
+    """Keep the accepted rows in the cache, and tell policy and drafter of the round.
+
+    logits  [rows, vocab] of the verification
+    """
+    rows = [0, *finished.accepted.rows]
+    parts.target.commit(rows, sequence.place)
+    parts.policy.observe(finished)
+    features = parts.target.features(sequence.place)
+    sequence.session.read_logits(logits[rows[-1]])
+    if features is not None:  # copied, since the next forward may overwrite them
+        features = features.index_select(0, to_device(np.array(rows), features.device))
+    sequence.session.observe(finished.emitted, features)
+    failure = sequence.session.failure
+    if failure is not None and str(failure) not in sequence.stats.warnings:
+        sequence.stats.warnings.append(str(failure))

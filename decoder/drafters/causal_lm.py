@@ -1,0 +1,274 @@
+"""The drafter that is a smaller causal language model of the target's vocabulary.
+
+It grows the tree level by level, one forward a level, over its own KV cache of the text. The rows
+of accepted nodes stay in the cache; tokens that have no row there (of plain rounds, of nodes that
+were never expanded) go into one forward together with the bonus token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from decoder.acceptance.drawn import draw_levels
+from decoder.acceptance.sampling import cooled
+from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
+from decoder.drafters.caches import Caches, OwnCaches, Place, SharedCaches
+from decoder.drafters.vocabulary import TopChildren, check_vocabulary
+from decoder.target.loading import load_model
+from decoder.target.target import Target
+from decoder.tree.draft_tree import EMPTY, CandidateTree, DraftTree
+from decoder.tree.growth import Frontier, grow
+
+MAX_DEPTH = 8
+CATCH_UP_ROWS = 64  # uncached tokens that go into the bonus token's forward; more are prefilled
+NOTHING = CandidateTree(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+
+
+class CausalLMDrafter(Drafter):
+    """Drafts with a causal language model, which `model` runs as it would a target.
+
+    Under the runtime `graphs` its forwards are captured as the target's are, and its sessions
+    share one cache, since captured forwards belong to a cache.
+
+    max_depth  deepest position drafted; each costs a forward of the drafter
+    vocab      size of the target's vocabulary, where one of the two models is padded
+    target     the target that is drafted for; a shared cache is as large as the target's
+    """
+
+    name = "autoregressive"
+    draws: Draws = "levels"
+
+    def __init__(
+        self,
+        model: Target,
+        *,
+        max_depth: int = MAX_DEPTH,
+        vocab: int | None = None,
+        target: Target | None = None,
+    ) -> None:
+        self.model = model
+        self.max_depth = max_depth
+        self.architecture_hash = model.architecture.hash
+        self.vocab = vocab or model.architecture.vocab
+        place = (model.architecture, model.dtype, model.device)
+        self._separate, self._shared = OwnCaches(*place), SharedCaches(*place, target)
+
+    @property
+    def caches(self) -> Caches:
+        """The source of the sessions' KV caches."""
+        return self._separate if self.model.runtime.capture is None else self._shared
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | Path, target: Target, *, max_depth: int = MAX_DEPTH
+    ) -> CausalLMDrafter:
+        """The drafter in a folder or of a hub id, on the target's device and in its dtype.
+
+        Raises InputError if its weights cannot be loaded or its tokens are not the target's.
+        """
+        loaded = load_model(
+            str(name),
+            weights="pretrained",
+            dtype=target.dtype,
+            device=target.device,
+            download=True,
+        )
+        check_vocabulary(loaded, target.loaded)
+        vocab = target.architecture.vocab
+        return cls(Target(loaded), max_depth=max_depth, vocab=vocab, target=target)
+
+    def start(
+        self,
+        prompt: NDArray[np.int64],
+        features: torch.Tensor | None,
+        logits: torch.Tensor | None = None,
+    ) -> CausalLMSession:
+        return CausalLMSession(self, prompt)
+
+
+class CausalLMSession(DraftSession):
+    """The drafting of one text, over its own sequence of a KV cache.
+
+    Between `draft` and `observe` the cache's pending rows are the uncached tokens, the bonus
+    token and the expanded nodes; `_rows` describes them.
+    """
+
+    rewinds = True
+
+    def __init__(self, drafter: CausalLMDrafter, prompt: NDArray[np.int64]) -> None:
+        self._drafter = drafter
+        self._model = drafter.model
+        self._caches = drafter.caches
+        self._place: Place | None = None
+        self._rows = PendingRows(prompt[:0])
+        if len(prompt) < self._model.max_context:
+            self._prefill(prompt)
+
+    def draft(self, context: NDArray[np.int64], request: DraftRequest) -> CandidateTree:
+        """Candidates below the bonus token; none past the drafter's last position."""
+        depth = self._depth(context, request.depth)
+        if depth < 1:
+            return NOTHING
+        q = _CausalDistributions(self, self._catch_up(context), request.temperature)
+        return grow(TopChildren(q), request.growth, depth)
+
+    def draw(
+        self,
+        context: NDArray[np.int64],
+        shape: DraftTree,
+        temperature: float,
+        generator: torch.Generator,
+    ) -> DraftTree:
+        """A `DrawnTree` of this shape, drawn from q; a chain is speculative sampling.
+
+        Returns the empty tree past the drafter's last position.
+        """
+        depth = self._depth(context, int(shape.depths.max(initial=0)))
+        if depth < 1:
+            return EMPTY
+        q = _CausalDistributions(self, self._catch_up(context), temperature)
+        return draw_levels(shape, q, generator, depth)
+
+    def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
+        """Keep the rows of the text and of the accepted nodes that were expanded."""
+        if len(self._rows.tokens) == 0:
+            return
+        rows = self._rows.path(emitted[:-1])
+        place = self._room(0)
+        self._model.commit(rows, place.sequence)
+        self._rows = PendingRows(self._rows.tokens[:0])
+
+    def rewind(self, tokens: int) -> None:
+        """Forget the rows after the first tokens, and those of the last draft."""
+        if self._place is not None:
+            self._place.cut(tokens)
+        self._rows = PendingRows(self._rows.tokens[:0])
+
+    def expand(
+        self, tokens: NDArray[np.int64], parents: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], torch.Tensor]:
+        """Forward nodes below some pending rows; the nodes' rows [F] and logits [F, vocab]."""
+        first = len(self._rows.tokens)
+        visible = self._rows.add(tokens, parents)
+        logits = self._extend(tokens, self._rows.offsets[first:], visible)
+        return np.arange(first, first + len(tokens)), logits
+
+    @property
+    def bonus_row(self) -> int:
+        """The pending row of the bonus token, the root of the tree."""
+        return self._rows.text_rows - 1
+
+    @property
+    def vocab(self) -> int:
+        """The size of the target's vocabulary."""
+        return self._drafter.vocab
+
+    def _depth(self, context: NDArray[np.int64], wanted: int) -> int:
+        """Levels that can be drafted; nodes of the last level need no position of their own."""
+        room = self._model.max_context + 1 - len(context)
+        return min(wanted, self._drafter.max_depth, room)
+
+    def _catch_up(self, context: NDArray[np.int64]) -> torch.Tensor:
+        """Logits [1, vocab] at the bonus token, from a forward of all uncached tokens."""
+        place = self._room(0)
+        place.cut(place.length)  # rows of a draft that was not observed
+        if len(context) - place.length > CATCH_UP_ROWS:
+            place = self._prefill(context[place.length : -1])
+        self._rows = PendingRows(context[place.length :])
+        logits = self._extend(self._rows.tokens, self._rows.offsets, self._rows.visible)
+        return logits[-1:]
+
+    def _prefill(self, tokens: NDArray[np.int64]) -> Place:
+        place = self._room(len(tokens))
+        self._model.prefill(torch.from_numpy(tokens.copy()), place.sequence)
+        return place
+
+    def _extend(
+        self,
+        tokens: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        visible: NDArray[np.bool_],
+    ) -> torch.Tensor:
+        place = self._room(len(tokens))
+        return self._model.extend(tokens, offsets, visible, place.sequence)
+
+    def _room(self, rows: int) -> Place:
+        """This session's place with room for more rows, and its cache given to the model."""
+        self._place = self._caches.room(self, self._place, rows)
+        self._model.cache = self._place.cache
+        return self._place
+
+
+class PendingRows:
+    """The P rows after the committed ones: some text, then nodes of the tree.
+
+    tokens   int64 [P]
+    parents  int64 [P]    the row before in text or tree, -1 for the first
+    offsets  int64 [P]    positions, counted from the committed tokens
+    visible  bool [P, P]  whether row i sees row j
+    """
+
+    def __init__(self, text: NDArray[np.int64]) -> None:
+        self.text_rows = len(text)
+        self.tokens = text
+        self.parents = np.arange(len(text)) - 1
+        self.offsets = np.arange(len(text))
+        self.visible = np.tri(len(text), dtype=np.bool_)
+
+    def add(self, tokens: NDArray[np.int64], parents: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Append nodes below some rows; returns which rows each of them sees, [F, P + F]."""
+        before, count = len(self.tokens), len(tokens)
+        visible = np.zeros((before + count, before + count), np.bool_)
+        visible[:before, :before] = self.visible
+        visible[before:, :before] = self.visible[parents]
+        visible[before:, before:] = np.eye(count, dtype=np.bool_)
+        self.visible = visible
+        self.tokens = np.concatenate((self.tokens, tokens))
+        self.parents = np.concatenate((self.parents, parents))
+        self.offsets = np.concatenate((self.offsets, self.offsets[parents] + 1))
+        return visible[before:]
+
+    def path(self, tokens: Sequence[int]) -> list[int]:
+        """The rows of the text, and of the nodes on the path of `tokens` below it."""
+        rows = list(range(self.text_rows))
+        for token in tokens:
+            below = np.flatnonzero((self.parents == rows[-1]) & (self.tokens == token))
+            if len(below) == 0:
+                break
+            rows.append(int(below[0]))
+        return rows
+
+
+class _CausalDistributions:
+    """q at the bonus token and at nodes, over the target's vocabulary, one forward a level.
+
+    logits  [1, vocab] at the bonus token
+    """
+
+    def __init__(self, session: CausalLMSession, logits: torch.Tensor, temperature: float) -> None:
+        self._session = session
+        self._logits = logits
+        self._temperature = temperature
+        self._rows = np.array([session.bonus_row])  # pending rows of the last frontier
+
+    def root(self) -> torch.Tensor:
+        self._rows = np.array([self._session.bonus_row])
+        return self._q(self._logits)
+
+    def expand(self, frontier: Frontier) -> torch.Tensor:
+        parents = self._rows[frontier.above]
+        self._rows, logits = self._session.expand(frontier.tokens, parents)
+        return self._q(logits)
+
+    @torch.inference_mode()
+    def _q(self, logits: torch.Tensor) -> torch.Tensor:
+        """q [rows, vocab] in float32 or finer."""
+        vocab = self._session.vocab
+        accurate = logits[:, :vocab].to(torch.promote_types(logits.dtype, torch.float32))
+        q = cooled(accurate, self._temperature).softmax(-1)
+        return torch.nn.functional.pad(q, (0, vocab - q.shape[1]))

@@ -1,0 +1,331 @@
+"""The DFlash drafter: marginals of a whole block from one forward (Chen et al., 2026).
+
+Its two passes over a text, context and block, run eagerly or as captured graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from costmodel.errors import InputError
+from decoder.device import to_device
+from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
+from decoder.drafters.blocks import DraftCache, Rope, Rotary
+from decoder.drafters.caches import (
+    ALL_ROWS,
+    DraftCacheShape,
+    Place,
+    RowForwards,
+    SharedCaches,
+    TableCache,
+)
+from decoder.drafters.checkpoint import (
+    checkpoint_folder,
+    differences,
+    read_config,
+    refuse_misfit,
+)
+from decoder.drafters.dflash.model import DFlashConfig, DFlashModel, DFlashPasses, load_dflash
+from decoder.drafters.vocabulary import DraftHead, most_probable, softmax
+from decoder.target.attention import DenseVisible, RowBlock
+from decoder.target.runtime.capture import BudgetedCapture, Tensors
+from decoder.target.runtime.tables import RowTables
+from decoder.target.target import Target
+from decoder.tree.draft_tree import Lattice
+
+WAITING_ROWS = 256  # features kept of plain rounds before they are put into the cache
+
+
+class DFlashDrafter(Drafter):
+    """Drafts block_size - 1 positions at once; embedding and LM head are the target's.
+
+    source      a checkpoint's folder or hub id, or a loaded model
+    block_size  None for that of training; a smaller or larger block is another computation,
+                with as many mask rows
+    Raises InputError if the checkpoint is damaged or belongs to another target, and for a block
+    size outside `block_sizes`.
+    """
+
+    name = "dflash"
+    draws: Draws = "whole"
+
+    def __init__(
+        self, target: Target, source: str | Path | DFlashModel, block_size: int | None = None
+    ) -> None:
+        if isinstance(source, DFlashModel):
+            self.model = source
+        else:
+            folder = checkpoint_folder(source)
+            like = torch.empty(0, dtype=target.dtype, device=target.device)
+            self.model = load_dflash(folder, read_config(folder), like)
+        config = self.model.config
+        check_fit(config, target)
+        self.target = target
+        self._passes = self.model.passes()
+        self.rotary = Rotary(config.shape, target.device)
+        self.block_size = config.block_size if block_size is None else block_size
+        if self.block_size not in self.block_sizes:
+            raise InputError(
+                f"a block of {self.block_size} cannot be drafted",
+                hint=f"The drafter was trained for {config.block_size}: use "
+                f"{self.block_sizes[0]} to {self.block_sizes[-1]}.",
+            )
+        if self.block_size != config.block_size:
+            self.name = f"dflash@block={self.block_size}"
+        self.max_depth = self.block_size - 1
+        # A layer's output is the input of the next one: one further on in hidden_states.
+        self.feature_layers = tuple(number + 1 for number in config.target_layer_ids)
+        self.head = DraftHead(target, self.model.head_tokens)
+        drafted = replace(config, block_size=self.block_size)
+        self.architecture_hash = drafted.hash(self.head.size)
+        self._captured: CapturedBlocks | None = None
+
+    @property
+    def block_sizes(self) -> range:
+        """The block sizes it can draft: up to twice the trained one, as in BlockPilot's sweep."""
+        return range(2, 2 * self.model.config.block_size + 1)
+
+    def start(
+        self,
+        prompt: NDArray[np.int64],
+        features: torch.Tensor | None,
+        logits: torch.Tensor | None = None,
+    ) -> DFlashSession:
+        return DFlashSession(self, features)
+
+    def forward(self) -> DFlashForward:
+        """The passes over a new text; captured if the target's forwards are."""
+        capture = self.target.runtime.capture
+        if capture is None:
+            return EagerDFlash(self._passes, self.target, self.rotary, self.head)
+        if self._captured is None or self._captured.capture is not capture:
+            self._captured = CapturedBlocks(
+                self._passes, self.target, self.rotary, self.head, capture
+            )
+        return GraphedDFlash(self._captured)
+
+
+class DFlashSession(DraftSession):
+    """The drafting of one text: its draft cache, and features that are not yet in it."""
+
+    rewinds = True
+
+    def __init__(self, drafter: DFlashDrafter, features: torch.Tensor | None) -> None:
+        """features: of the prompt, [tokens, layers * hidden]"""
+        config = drafter.model.config
+        self._forward, self._head = drafter.forward(), drafter.head
+        self._waiting: list[torch.Tensor] = []
+        self._mask = config.mask_token_id
+        self.set_block_size(drafter.block_size)
+        self._add(features)
+        self._take_in()
+
+    def set_block_size(self, size: int) -> None:
+        """Draft `size` - 1 positions from now on."""
+        self._block = np.full(size, self._mask, dtype=np.int64)
+
+    @torch.inference_mode()
+    def draft(self, context: NDArray[np.int64], request: DraftRequest) -> Lattice:
+        """Marginals of the positions after the bonus token, down to the requested depth.
+
+        The forward always covers the whole block: a shorter block is another computation.
+        """
+        self._take_in()
+        length = self._forward.length
+        if length != len(context) - 1:
+            raise InputError(
+                f"the drafter has features of {length} tokens and the context has {len(context)}",
+                hint="Every round must be observed, a plain step too.",
+            )
+        self._block[0] = context[-1]
+        logits = self._forward.block(self._block, request.depth)
+        probabilities = softmax(logits, request.temperature)
+        places, best = most_probable(probabilities, request.width)
+        whole = self._head.whole(probabilities) if request.whole else None
+        return Lattice(self._head.ids(places), best, whole)
+
+    def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
+        """Keep the features of the committed rows for the next draft."""
+        self._add(features)
+        if sum(len(rows) for rows in self._waiting) >= WAITING_ROWS:
+            self._take_in()
+
+    def rewind(self, tokens: int) -> None:
+        """Forget the features after the first tokens."""
+        self._forward.cut(tokens)
+        self._waiting.clear()
+
+    def _add(self, features: torch.Tensor | None) -> None:
+        if features is None:
+            raise InputError("a DFlash drafter needs the target's features, and got none")
+        self._waiting.append(features)
+
+    @torch.inference_mode()
+    def _take_in(self) -> None:
+        if not self._waiting:
+            return
+        rows = torch.cat(self._waiting)
+        self._waiting.clear()
+        self._forward.take_in(rows)
+
+
+def check_fit(config: DFlashConfig, target: Target) -> None:
+    """Raise InputError unless the drafter was made for such a target."""
+    layers, vocab = target.architecture.layers, target.architecture.vocab
+    problems = differences(
+        {
+            "hidden size": (config.shape.hidden, target.architecture.hidden),
+            "number of target layers": (config.num_target_layers, layers),
+            "vocabulary": (config.vocab, vocab),
+        }
+    )
+    # The last layer's output is not among the features: transformers gives it after the norm.
+    deepest = max(config.target_layer_ids)
+    if deepest > layers - 2:
+        problems.append(f"it reads layer {deepest} of a target of {layers} layers")
+    if config.mask_token_id >= vocab:
+        problems.append(
+            f"its mask token {config.mask_token_id} lies outside the vocabulary of {vocab}"
+        )
+    refuse_misfit(problems, target)
+
+
+class DFlashForward(Protocol):
+    """The passes over one text: its context in the draft cache, and blocks after it."""
+
+    @property
+    def length(self) -> int:
+        """The number of tokens of the context."""
+
+    def cut(self, tokens: int) -> None:
+        """Forget the context after its first `tokens` tokens."""
+
+    def take_in(self, features: torch.Tensor) -> None:
+        """Append the target's features [tokens, ids * hidden] to the context."""
+
+    def block(self, tokens: NDArray[np.int64], depth: int) -> torch.Tensor:
+        """Logits [depth, head] of the positions after the first token of a block, int64 [block]."""
+
+
+class EagerDFlash(DFlashForward):
+    """The passes run eagerly, over one cache for each text."""
+
+    def __init__(
+        self, passes: DFlashPasses, target: Target, rotary: Rotary, head: DraftHead
+    ) -> None:
+        self._passes, self._target, self._rotary, self._head = passes, target, rotary, head
+        config = passes.config
+        self._cache = DraftCache(config.shape, config.layers, target.dtype, target.device)
+
+    @property
+    def length(self) -> int:
+        return self._cache.length
+
+    def cut(self, tokens: int) -> None:
+        self._cache.length = min(self._cache.length, tokens)
+
+    def take_in(self, features: torch.Tensor) -> None:
+        self._passes.add_context(features, self._rope(len(features)), self._cache)
+
+    def block(self, tokens: NDArray[np.int64], depth: int) -> torch.Tensor:
+        embedded = self._target.embed(to_device(tokens, self._target.device))
+        hidden = self._passes.block(embedded, self._rope(len(tokens)), self._cache)
+        return self._head.logits(hidden[1 : 1 + depth])
+
+    def _rope(self, rows: int) -> Rope:
+        start = self._cache.length
+        return self._rotary.between(start, start + rows, self._target.dtype)
+
+
+class CapturedBlocks:
+    """The captured passes, shared by all texts of a drafter.
+
+    The block's pass goes from token ids to logits; softmax and the choice of candidates depend
+    on each round's depth, width and temperature and run eagerly. So does the context pass over
+    a long prompt. Layers with a window gather its slots; the others use the target's attention
+    kernel.
+    """
+
+    def __init__(
+        self,
+        passes: DFlashPasses,
+        target: Target,
+        rotary: Rotary,
+        head: DraftHead,
+        capture: BudgetedCapture,
+    ) -> None:
+        self._passes, self._target, self._rotary, self._head = passes, target, rotary, head
+        self.capture = capture
+        shape = passes.config.shape
+        cache_shape = DraftCacheShape(
+            layers=passes.config.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim
+        )
+        self.caches = SharedCaches(cache_shape, target.dtype, target.device, target)
+        self.take_in = RowForwards("taking in features", self._take_in, capture)
+        self.block = RowForwards("the draft of a block", self._block, capture)
+
+    def visible(self, rows: int) -> DenseVisible:
+        """The mask of a block among itself in layers without a window, the same in all of them."""
+        causal = any(causal for window, causal in self._passes.config.kinds if window is None)
+        mask = np.tri(rows, dtype=np.bool_) if causal else np.ones((rows, rows), np.bool_)
+        return DenseVisible(mask)
+
+    def _take_in(self, tables: RowTables, data: torch.Tensor, features: torch.Tensor) -> Tensors:
+        rope = self._rotary(tables.positions, self._target.dtype)
+        self._passes.store_context(features, rope, TableCache(data, tables))
+        return ()
+
+    def _block(self, tables: RowTables, data: torch.Tensor) -> Tensors:
+        config, cache, dtype = self._passes.config, TableCache(data, tables), self._target.dtype
+        spans = {
+            (window, causal): ALL_ROWS
+            if window is None
+            else cache.window(window, causal, config.shape.group, dtype)
+            for window, causal in set(config.kinds)
+        }
+        embedded = self._target.embed(tables.tokens)
+        hidden = self._passes.fill_in(embedded, self._rotary(tables.positions, dtype), cache, spans)
+        return (self._head.logits(hidden),)
+
+
+class GraphedDFlash(DFlashForward):
+    """The captured passes over one text, which is a sequence of the shared cache."""
+
+    def __init__(self, captured: CapturedBlocks) -> None:
+        self._captured = captured
+        self._place: Place | None = None
+
+    @property
+    def length(self) -> int:
+        return 0 if self._place is None else self._place.length
+
+    def cut(self, tokens: int) -> None:
+        if self._place is not None:
+            self._place.cut(tokens)
+
+    def take_in(self, features: torch.Tensor) -> None:
+        rows = len(features)
+        place = self._room(rows)
+        tokens = np.zeros(rows, np.int64)  # unused
+        block = RowBlock(place.sequence, tokens, np.arange(rows), None)
+        self._captured.take_in(place, block, features)
+        place.cache.lengths[place.sequence] += rows
+
+    def block(self, tokens: NDArray[np.int64], depth: int) -> torch.Tensor:
+        rows = len(tokens)
+        place = self._room(rows)
+        visible = self._captured.visible(rows)
+        block = RowBlock(place.sequence, tokens, np.arange(rows), visible)
+        (logits,) = self._captured.block(place, block)
+        return logits[1 : min(1 + depth, rows)]
+
+    def _room(self, rows: int) -> Place:
+        self._place = self._captured.caches.room(self, self._place, rows)
+        return self._place

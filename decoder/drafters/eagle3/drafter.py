@@ -1,0 +1,452 @@
+"""The EAGLE-3 drafter: a tree grown level by level from the target's features (Li et al., 2025).
+
+Its passes over a text and its trees run eagerly, or as captured graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from costmodel.errors import InputError
+from decoder.acceptance.drawn import draw_levels
+from decoder.device import to_device
+from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
+from decoder.drafters.blocks import DraftCache, Rotary, Span, span
+from decoder.drafters.caches import (
+    ALL_ROWS,
+    DraftCacheShape,
+    Place,
+    RowForwards,
+    SharedCaches,
+    TableCache,
+)
+from decoder.drafters.checkpoint import (
+    checkpoint_folder,
+    differences,
+    read_config,
+    refuse_misfit,
+)
+from decoder.drafters.eagle3.model import Eagle3Config, Eagle3Model, load_eagle3, token_ids
+from decoder.drafters.vocabulary import TopChildren, over_vocabulary, softmax
+from decoder.target.attention import DenseVisible, RowBlock
+from decoder.target.runtime.capture import BUCKETS, BudgetedCapture, Tensors
+from decoder.target.runtime.tables import RowTables
+from decoder.target.target import Target
+from decoder.tree.draft_tree import CandidateTree, DraftTree
+from decoder.tree.growth import Frontier, grow
+
+# The published default: the root's children, then as many expansions, one forward each.
+EXPANSIONS = 7
+CHUNK_ROWS = 512  # of a prompt in one forward
+WAITING_ROWS = 256  # features kept of plain rounds before they are made narrower
+
+
+class Eagle3Drafter(Drafter):
+    """Drafts trees with one small layer of its own; the embedding is the target's.
+
+    source  a checkpoint's folder or hub id, or a loaded model
+    Raises InputError if the checkpoint is damaged or belongs to another target.
+    """
+
+    name = "eagle3"
+    draws: Draws = "levels"
+    max_depth = EXPANSIONS + 1
+
+    def __init__(self, target: Target, source: str | Path | Eagle3Model) -> None:
+        if isinstance(source, Eagle3Model):
+            self.model = source
+        else:
+            folder = checkpoint_folder(source)
+            like = torch.empty(0, dtype=target.dtype, device=target.device)
+            self.model = load_eagle3(folder, read_config(folder), like)
+        config = self.model.config
+        check_fit(config, target)
+        self.target = target
+        self.rotary = Rotary(config.shape, target.device)
+        # The hidden states that enter these layers.
+        layers = target.architecture.layers
+        self.feature_layers = (2, layers // 2, layers - 3)
+        self.architecture_hash = config.hash()
+        self.tokens = token_ids(self.model.d2t).cpu().numpy() if config.mapped else None
+        self._captured: CapturedLevels | None = None
+
+    def start(
+        self,
+        prompt: NDArray[np.int64],
+        features: torch.Tensor | None,
+        logits: torch.Tensor | None = None,
+    ) -> Eagle3Session:
+        return Eagle3Session(self, prompt, features)
+
+    def forward(self) -> Eagle3Forward:
+        """The passes over a new text; captured if the target's forwards are."""
+        capture = self.target.runtime.capture
+        if capture is None:
+            return EagerEagle3(self.model, self.target, self.rotary)
+        if self._captured is None or self._captured.capture is not capture:
+            self._captured = CapturedLevels(self.model, self.target, self.rotary, capture)
+        return GraphedEagle3(self._captured)
+
+
+class Eagle3Session(DraftSession):
+    """The drafting of one text: its draft cache, and features that are not yet in it."""
+
+    rewinds = True
+
+    def __init__(
+        self,
+        drafter: Eagle3Drafter,
+        prompt: NDArray[np.int64],
+        features: torch.Tensor | None,
+    ) -> None:
+        """features: of the prompt, [tokens, 3 * hidden]
+
+        The row of the prompt's last token waits for the bonus token, which it embeds.
+        """
+        self._drafter = drafter
+        self._forward = drafter.forward()
+        self._waiting: list[torch.Tensor] = []  # as the target gives them
+        self._narrow: list[torch.Tensor] = []  # of the drafter's width, before the others
+        self.observe(prompt.tolist(), features)
+        self._take_in(prompt)
+
+    def draft(self, context: NDArray[np.int64], request: DraftRequest) -> CandidateTree:
+        """The tree grown by `request.growth`, with probabilities given the parent."""
+        drafter = self._drafter
+        q = _Eagle3Distributions(self._tree(context), request.temperature)
+        children = TopChildren(q, drafter.tokens)
+        return grow(children, request.growth, min(request.depth, drafter.max_depth))
+
+    def draw(
+        self,
+        context: NDArray[np.int64],
+        shape: DraftTree,
+        temperature: float,
+        generator: torch.Generator,
+    ) -> DraftTree:
+        """A `DrawnTree` of this shape, drawn from q at this temperature level by level."""
+        drafter = self._drafter
+        vocab = drafter.target.architecture.vocab
+        q = _Eagle3Distributions(self._tree(context), temperature)
+        whole = _OverVocabulary(q, drafter.tokens, vocab)
+        return draw_levels(shape, whole, generator, drafter.max_depth)
+
+    def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
+        """Keep the features of the committed rows for the next draft."""
+        if features is None:
+            raise InputError("an EAGLE-3 drafter needs the target's features, and got none")
+        self._waiting.append(features)
+        if sum(len(rows) for rows in self._waiting) >= WAITING_ROWS:
+            self._make_narrow()
+
+    def rewind(self, tokens: int) -> None:
+        """Forget the features after the first tokens."""
+        self._forward.cut(tokens)
+        self._waiting.clear()
+        self._narrow.clear()
+
+    def _tree(self, context: NDArray[np.int64]) -> Eagle3Forward:
+        """The forward with all of the context taken in, ready for a new tree."""
+        self._take_in(context)
+        if self._forward.length != len(context) - 1:
+            raise InputError(
+                f"the drafter has features of {self._forward.length} tokens and the context has "
+                f"{len(context)}",
+                hint="Every round must be observed, a plain step too.",
+            )
+        return self._forward
+
+    @torch.inference_mode()
+    def _make_narrow(self) -> None:
+        if self._waiting:
+            self._narrow.append(self._drafter.model.fc(torch.cat(self._waiting)))
+            self._waiting.clear()
+
+    @torch.inference_mode()
+    def _take_in(self, context: NDArray[np.int64]) -> None:
+        """Bring every row whose next token is known into the draft cache."""
+        self._make_narrow()
+        if not self._narrow:
+            return
+        waiting = torch.cat(self._narrow)
+        length = self._forward.length
+        rows = max(min(len(waiting), len(context) - 1 - length), 0)
+        for first in range(0, rows, CHUNK_ROWS):
+            chunk = waiting[first : min(first + CHUNK_ROWS, rows)]
+            at = length + first + 1
+            self._forward.extend(chunk, context[at : at + len(chunk)])
+        self._narrow = [waiting[rows:]] if rows < len(waiting) else []
+
+
+@dataclass(frozen=True, slots=True)
+class _Eagle3Distributions:
+    """q at the bonus token and at nodes, over the drafter's own tokens."""
+
+    forward: Eagle3Forward
+    temperature: float
+
+    def root(self) -> torch.Tensor:
+        return softmax(self.forward.root(), self.temperature)
+
+    def expand(self, frontier: Frontier) -> torch.Tensor:
+        return softmax(self.forward.expand(frontier), self.temperature)
+
+
+@dataclass(frozen=True, slots=True)
+class _OverVocabulary:
+    """The same over the target's vocabulary; zero for tokens that the drafter lacks."""
+
+    q: _Eagle3Distributions
+    tokens: NDArray[np.int64] | None
+    vocab: int
+
+    def root(self) -> torch.Tensor:
+        return over_vocabulary(self.q.root(), self.tokens, self.vocab)
+
+    def expand(self, frontier: Frontier) -> torch.Tensor:
+        return over_vocabulary(self.q.expand(frontier), self.tokens, self.vocab)
+
+
+def check_fit(config: Eagle3Config, target: Target) -> None:
+    """Raise InputError unless the drafter was made for such a target."""
+    hidden, layers = target.architecture.hidden, target.architecture.layers
+    problems = differences(
+        {
+            "target hidden size": (config.target_hidden, hidden),
+            "vocabulary": (config.vocab, target.architecture.vocab),
+        }
+    )
+    if config.shape.hidden != hidden and not config.own_embedding:
+        problems.append(
+            f"it is {config.shape.hidden} wide and brings no embedding, and the target's is "
+            f"{hidden} wide"
+        )
+    if layers < 3:
+        problems.append(f"it reads the inputs of three layers, and the target has {layers}")
+    refuse_misfit(problems, target)
+
+
+class Eagle3Forward(Protocol):
+    """The passes over one text: its context in the draft cache, and trees that grow after it."""
+
+    @property
+    def length(self) -> int:
+        """The number of tokens of the context."""
+
+    def cut(self, tokens: int) -> None:
+        """Forget the context after its first tokens; `extend` must follow before a tree."""
+
+    def extend(self, hidden: torch.Tensor, next_tokens: NDArray[np.int64]) -> None:
+        """Append rows of narrowed features [rows, hidden] and the tokens after them."""
+
+    def root(self) -> torch.Tensor:
+        """Logits [1, draft_vocab] below the bonus token; starts a new tree."""
+
+    def expand(self, frontier: Frontier) -> torch.Tensor:
+        """Logits [F, draft_vocab] below the frontier's nodes."""
+
+
+class Embedding:
+    """Embeddings [rows, hidden] of target tokens: the drafter's own, or the target's."""
+
+    def __init__(self, model: Eagle3Model, target: Target) -> None:
+        self._model, self._target = model, target
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        if self._model.config.own_embedding:
+            embedded: torch.Tensor = self._model.embed_tokens(ids)
+            return embedded
+        return self._target.embed(ids)
+
+
+class EagerEagle3(Eagle3Forward):
+    """The passes run eagerly, over one cache for each text; a tree's rows follow the context."""
+
+    def __init__(self, model: Eagle3Model, target: Target, rotary: Rotary) -> None:
+        self._model, self._rotary = model, rotary
+        self._embed = Embedding(model, target)
+        self._cache = DraftCache(model.config.shape, 1, target.dtype, target.device)
+        self._root = torch.empty(0)  # the layer's output [1, hidden] at the newest row
+        self._hidden = self._root  # the layer's output at the last frontier
+        self._ancestors = np.zeros((1, 0), np.bool_)  # of its nodes, among the tree's rows so far
+
+    @property
+    def length(self) -> int:
+        return self._cache.length
+
+    def cut(self, tokens: int) -> None:
+        self._cache.length = min(self._cache.length, tokens)
+
+    @torch.inference_mode()
+    def extend(self, hidden: torch.Tensor, next_tokens: NDArray[np.int64]) -> None:
+        cache, rows, device = self._cache, len(hidden), hidden.device
+        cache.make_room(rows)
+        start, end = cache.length, cache.length + rows
+        seen = Span(0, end, None)
+        if rows > 1:
+            visible = torch.ones(rows, rows, dtype=torch.bool, device=device).tril()
+            seen = span(self._model.config.shape, (0, end), visible, hidden.dtype)
+        rope = self._rotary(torch.arange(start, end, device=device), hidden.dtype)
+        output = self._model(self._embed(to_device(next_tokens, device)), hidden, rope, cache, seen)
+        cache.length = end
+        self._root = output[-1:]
+
+    @torch.inference_mode()
+    def root(self) -> torch.Tensor:
+        self._hidden, self._ancestors = self._root, np.zeros((1, 0), np.bool_)
+        return self._model.logits(self._hidden)
+
+    @torch.inference_mode()
+    def expand(self, frontier: Frontier) -> torch.Tensor:
+        cache, device, dtype = self._cache, self._hidden.device, self._hidden.dtype
+        rows = len(frontier.rows)
+        visible = seen_in_tree(self._ancestors, frontier)
+        cache.make_room(visible.shape[1])
+        seen = span(
+            self._model.config.shape,
+            (0, cache.length + visible.shape[1]),
+            to_device(visible, device),
+            dtype,
+        )
+        # Children of the root follow the context directly.
+        positions = torch.full((rows,), cache.length + frontier.depth - 1, device=device)
+        hidden = self._hidden[to_device(frontier.above, device)]
+        embedded = self._embed(to_device(frontier.tokens, device))
+        self._hidden = self._model(embedded, hidden, self._rotary(positions, dtype), cache, seen)
+        self._ancestors = visible
+        return self._model.logits(self._hidden)
+
+
+class CapturedLevels:
+    """The captured passes, shared by all texts: rows of a round, and levels of a tree.
+
+    Narrowing the features (one product) and choosing the best children, whose number and
+    temperature change by round, run eagerly. So do the rows of a long prompt.
+    """
+
+    def __init__(
+        self, model: Eagle3Model, target: Target, rotary: Rotary, capture: BudgetedCapture
+    ) -> None:
+        self._model, self._rotary, self._dtype = model, rotary, target.dtype
+        self._embed = Embedding(model, target)
+        self.capture, self.device = capture, target.device
+        shape = model.config.shape
+        cache_shape = DraftCacheShape(layers=1, kv_heads=shape.kv_heads, head_dim=shape.head_dim)
+        self.caches = SharedCaches(cache_shape, target.dtype, target.device, target)
+        # The layer's output at the last frontier, which the next level reads. One for all texts,
+        # since a draft is finished before another begins.
+        self._hidden = self._new_hidden(BUCKETS[-1])
+        self.extend = RowForwards("taking in a round's rows", self._extend, capture)
+        self._expand = RowForwards("the draft of a level", self._level, capture)
+
+    def begin(self, root: torch.Tensor) -> None:
+        """Begin a tree at the root, whose output is [1, hidden]."""
+        self._hidden[:1].copy_(root)
+
+    def expand(self, place: Place, block: RowBlock, above: NDArray[np.int64]) -> torch.Tensor:
+        """Logits [rows, draft_vocab] of nodes below the rows `above` of the last frontier."""
+        if block.rows > len(self._hidden):
+            self._widen(block.rows)
+        rows = block.rows
+        hidden, logits = self._expand(place, block, to_device(above, self.device))
+        self._hidden[:rows].copy_(hidden[:rows])
+        return logits[:rows]
+
+    def _extend(self, tables: RowTables, data: torch.Tensor, hidden: torch.Tensor) -> Tensors:
+        """Output [1, hidden] and logits [1, draft_vocab] of the last row before the padding."""
+        output = self._run(tables, data, hidden)
+        last = output.index_select(0, tables.tails[tables.owners[:1]].long() - 1)
+        return last, self._model.logits(last)
+
+    def _level(self, tables: RowTables, data: torch.Tensor, above: torch.Tensor) -> Tensors:
+        output = self._run(tables, data, self._hidden.index_select(0, above))
+        return output, self._model.logits(output)
+
+    def _run(self, tables: RowTables, data: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        rope = self._rotary(tables.positions, self._dtype)
+        cache = TableCache(data, tables)
+        output: torch.Tensor = self._model(
+            self._embed(tables.tokens), hidden, rope, cache, ALL_ROWS
+        )
+        return output
+
+    def _new_hidden(self, rows: int) -> torch.Tensor:
+        return torch.zeros(
+            rows, self._model.config.shape.hidden, dtype=self._dtype, device=self.device
+        )
+
+    def _widen(self, rows: int) -> None:
+        """Make room for more rows; captured levels read the old tensor and are dropped."""
+        wider = self._new_hidden(2 * rows)
+        wider[: len(self._hidden)] = self._hidden
+        self._hidden = wider
+        self._expand.forget()
+
+
+class GraphedEagle3(Eagle3Forward):
+    """The captured passes over one text, a sequence of the shared cache; tree rows are pending."""
+
+    def __init__(self, captured: CapturedLevels) -> None:
+        self._captured = captured
+        self._place: Place | None = None
+        self._root = (torch.empty(0), torch.empty(0))  # output and logits at the newest row
+        self._ancestors = np.zeros((1, 0), np.bool_)  # of the last frontier's nodes
+
+    @property
+    def length(self) -> int:
+        return 0 if self._place is None else self._place.length
+
+    def cut(self, tokens: int) -> None:
+        if self._place is not None:
+            self._place.cut(tokens)
+
+    @torch.inference_mode()
+    def extend(self, hidden: torch.Tensor, next_tokens: NDArray[np.int64]) -> None:
+        rows = len(hidden)
+        self.cut(self.length)  # the rows of the last tree
+        place = self._room(rows)
+        visible = DenseVisible(np.tri(rows, dtype=np.bool_))
+        block = RowBlock(place.sequence, next_tokens, np.arange(rows), visible)
+        output, logits = self._captured.extend(place, block, hidden)
+        place.cache.lengths[place.sequence] += rows
+        self._root = output.clone(), logits.clone()  # the next rows overwrite them
+
+    @torch.inference_mode()
+    def root(self) -> torch.Tensor:
+        output, logits = self._root
+        self.cut(self.length)
+        self._ancestors = np.zeros((1, 0), np.bool_)
+        self._captured.begin(output)
+        return logits
+
+    @torch.inference_mode()
+    def expand(self, frontier: Frontier) -> torch.Tensor:
+        rows = len(frontier.rows)
+        place = self._room(rows)
+        visible = seen_in_tree(self._ancestors, frontier)
+        offsets = np.full(rows, frontier.depth - 1)
+        block = RowBlock(place.sequence, frontier.tokens, offsets, DenseVisible(visible))
+        logits = self._captured.expand(place, block, frontier.above)
+        place.cache.pending[place.sequence] += rows
+        self._ancestors = visible
+        return logits
+
+    def _room(self, rows: int) -> Place:
+        self._place = self._captured.caches.room(self, self._place, rows)
+        return self._place
+
+
+def seen_in_tree(ancestors: NDArray[np.bool_], frontier: Frontier) -> NDArray[np.bool_]:
+    """Which of the tree's rows the frontier's nodes see, [F, rows so far + F].
+
+    ancestors  the same for the last frontier
+    """
+    themselves = np.eye(len(frontier.rows), dtype=np.bool_)
+    return np.concatenate((ancestors[frontier.above], themselves), axis=1)

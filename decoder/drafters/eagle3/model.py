@@ -1,0 +1,210 @@
+"""The EAGLE-3 draft model: one causal layer over the target's features and token embeddings.
+
+Facts from the published code (SafeAILab/EAGLE, eagle/model/cnets.py, Apache-2.0): the row of
+position t joins the features of token t and the embedding of token t + 1, and predicts token
+t + 2. Rows of drafted tokens take the layer's own output in place of features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from costmodel.errors import InputError
+from decoder.drafters.blocks import (
+    DraftAttention,
+    DraftShape,
+    GatedFfn,
+    Rope,
+    RowCache,
+    Span,
+    hash_of,
+)
+from decoder.drafters.checkpoint import Fields, Weights, load_weights, read_shape, save_checkpoint
+
+FEATURES = 3  # hidden states of the target that are read
+OWN_EMBEDDING = "embed_tokens.weight"
+
+# Fields of related drafters that change the computation, with the value that leaves it as here.
+PLAIN = {
+    "num_hidden_layers": 1,
+    "norm_before_residual": False,
+    "norm_before_fc": False,
+    "norm_output": False,
+    "fc_norm": False,
+    "parallel_drafting": False,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Config:
+    """The fields of an EAGLE-3 checkpoint's config.json.
+
+    vocab          of the target
+    draft_vocab    of the drafter's own head; smaller where only frequent tokens are drafted
+    target_hidden  the target's hidden size
+    own_embedding  whether the checkpoint has an embedding; otherwise the target's is used
+    published      config.json unchanged
+    """
+
+    shape: DraftShape
+    vocab: int
+    draft_vocab: int
+    target_hidden: int
+    own_embedding: bool
+    published: Mapping[str, Any]
+
+    @classmethod
+    def parse(
+        cls,
+        published: Mapping[str, Any],
+        where: str = "config.json",
+        *,
+        own_embedding: bool = False,
+    ) -> Eagle3Config:
+        """Read a config.json.
+
+        Raises InputError with the field that is missing, wrong or not supported.
+        """
+        if not is_eagle3(published):
+            raise InputError(
+                f"{where} is not that of an EAGLE-3 drafter", hint="It has no draft_vocab_size."
+            )
+        fields = Fields(published, where)
+        fields.require(PLAIN)
+        inner = published.get("eagle_config") or {}
+        if isinstance(inner, Mapping):
+            # Engines disagree on whether these count layers from 0 or from 1.
+            Fields(inner, where).require({"eagle_aux_hidden_state_layer_ids": []})
+        vocab = fields.whole("vocab_size")
+        draft_vocab = fields.whole("draft_vocab_size")
+        if draft_vocab > vocab:
+            raise fields.wrong("draft_vocab_size", f"at most vocab_size ({vocab})")
+        shape = read_shape(fields, head_dim=None, bias=False)
+        return cls(
+            shape=shape,
+            vocab=vocab,
+            draft_vocab=draft_vocab,
+            target_hidden=fields.whole("target_hidden_size", shape.hidden),
+            own_embedding=own_embedding,
+            published=dict(published),
+        )
+
+    @property
+    def mapped(self) -> bool:
+        """Whether draft ids differ from token ids."""
+        return self.draft_vocab != self.vocab
+
+    def hash(self) -> str:
+        """The key of its cost."""
+        fields = {"vocab": self.draft_vocab, "target_hidden": self.target_hidden}
+        return hash_of({"drafter": "eagle3", **self.shape.costs(), **fields})
+
+
+def is_eagle3(published: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of an EAGLE-3 drafter."""
+    return "draft_vocab_size" in published and "dflash_config" not in published
+
+
+class Eagle3Layer(nn.Module):
+    """The decoder layer; its attention reads embedding and hidden state side by side."""
+
+    def __init__(self, shape: DraftShape) -> None:
+        super().__init__()
+        self.self_attn = DraftAttention(shape, 2 * shape.hidden, normed=False)
+        self.mlp = GatedFfn(shape)
+        self.hidden_norm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
+        self.input_layernorm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
+
+
+class Eagle3Model(nn.Module):
+    """The weights under their published names, and the passes over them."""
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        shape = config.shape
+        self.config = config
+        self.fc = nn.Linear(FEATURES * config.target_hidden, shape.hidden, bias=False)
+        self.midlayer = Eagle3Layer(shape)
+        self.norm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
+        self.lm_head = nn.Linear(shape.hidden, config.draft_vocab, bias=False)
+        if config.mapped:
+            self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.int64))
+        if config.own_embedding:
+            self.embed_tokens = nn.Embedding(config.vocab, shape.hidden)
+
+    def forward(
+        self,
+        embedding: torch.Tensor,
+        hidden: torch.Tensor,
+        rope: Rope,
+        cache: RowCache,
+        seen: Span,
+    ) -> torch.Tensor:
+        """The layer's output [rows, hidden] for embeddings and hidden states [rows, hidden].
+
+        Keys and values go into the last slots of the span `seen`.
+        """
+        layer = self.midlayer
+        rows = torch.cat((layer.input_layernorm(embedding), layer.hidden_norm(hidden)), dim=-1)
+        layer.self_attn.store(rows, rope, cache, 0, seen.end - len(rows))
+        hidden = hidden + layer.self_attn(rows, rope, cache, 0, seen)
+        return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [rows, draft_vocab] of the layer's output [rows, hidden]."""
+        return self.lm_head(self.norm(hidden))
+
+
+def load_eagle3(folder: Path, published: Mapping[str, Any], like: torch.Tensor) -> Eagle3Model:
+    """The model in a checkpoint folder, on the device and in the dtype of `like`.
+
+    published  its config.json
+    Raises InputError with all tensors that are missing, unknown or of a wrong shape.
+    """
+    weights = Weights(folder, pickled=True)
+    where = f"{folder / 'config.json'}"
+    own_embedding = OWN_EMBEDDING in weights.shapes
+    config = Eagle3Config.parse(published, where, own_embedding=own_embedding)
+    with torch.device("meta"):
+        model = Eagle3Model(config)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    # t2d follows from d2t; with equal vocabularies neither is used.
+    unused = {"t2d": (config.vocab,)} | ({} if config.mapped else {"d2t": (config.draft_vocab,)})
+    weights.check(shapes | unused, optional=frozenset(unused))
+    load_weights(model, weights.read(shapes, like.device), like.dtype)
+    if config.mapped:
+        _check_mapping(model.d2t, config, where)
+    return model
+
+
+def save_eagle3(folder: Path, model: Eagle3Model) -> None:
+    """Write a model in the published format."""
+    config, tensors = model.config, model.state_dict()
+    if config.mapped:
+        drafted = torch.zeros(config.vocab, dtype=torch.bool)
+        drafted[token_ids(model.d2t).cpu()] = True
+        tensors["t2d"] = drafted
+    save_checkpoint(folder, config.published, tensors)
+
+
+def token_ids(offsets: torch.Tensor) -> torch.Tensor:
+    """The token of each draft id, int64 [draft_vocab], from the offsets stored as d2t."""
+    return offsets + torch.arange(len(offsets), device=offsets.device)
+
+
+def _check_mapping(offsets: torch.Tensor, config: Eagle3Config, where: str) -> None:
+    if offsets.is_floating_point():
+        raise InputError(f"d2t beside {where} must hold whole numbers and is {offsets.dtype}")
+    ids = token_ids(offsets)
+    if int(ids.min()) < 0 or int(ids.max()) >= config.vocab:
+        raise InputError(
+            f"d2t beside {where} maps draft ids to tokens outside the vocabulary of {config.vocab}",
+            hint="The checkpoint is damaged, or its vocab_size is wrong.",
+        )

@@ -1,0 +1,230 @@
+"""A drafter at arm's length: where it fails, its text goes on without drafts.
+
+A drafter may be somebody else's code. Whatever it does, the decoded text is the target's: what it
+gives is checked, what it gets it cannot write to, and an exception ends its part of the text.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from numbers import Integral
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from costmodel.errors import DeviceError, DrafterError, shown
+from decoder.acceptance.drawn import DrawnTree
+from decoder.drafters.base import Drafter, DraftRequest, DraftSession
+from decoder.target.ranks import ALONE, Ranks
+from decoder.tree.draft_tree import EMPTY, Candidates, CandidateTree, DraftTree, Lattice
+
+Result = TypeVar("Result")
+NO_TREE = CandidateTree(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+LAST_HINT = "The text goes on without drafts."
+
+
+class GuardedDrafter:
+    """A drafter whose failures are `DrafterError`s of its sessions, logged once.
+
+    ranks  processes that share the target; one of them cannot go on without the others, so
+           there a failure is raised
+    Raises DrafterError for attributes that are not those of a drafter.
+    """
+
+    def __init__(self, drafter: Drafter, vocab: int, ranks: Ranks = ALONE) -> None:
+        self.drafter, self.vocab, self.ranks = drafter, vocab, ranks
+        self._said = False
+        self._check_attributes()
+
+    @property
+    def name(self) -> str:
+        return str(self.drafter.name)
+
+    def start(
+        self,
+        prompt: NDArray[np.int64],
+        features: torch.Tensor | None,
+        logits: torch.Tensor | None,
+    ) -> GuardedSession:
+        """The session of a new text; one that has failed already where `start` fails."""
+        return GuardedSession(
+            self, partial(self.drafter.start, read_only(prompt), features, logits)
+        )
+
+    def failure(self, what: str, error: Exception) -> DrafterError:
+        """The error of a drafter that failed while it did `what`; logged for the first."""
+        reason = next(iter(str(error).strip().splitlines()), "")
+        failed = DrafterError(
+            f"the drafter {self.name} fails in {what}: {type(error).__name__}: {reason}",
+            hint=LAST_HINT,
+        )
+        if not self.ranks.alone:
+            raise failed from error
+        if not self._said:
+            self._said = True
+            logging.getLogger(__name__).warning(str(failed))
+        return failed
+
+    def _check_attributes(self) -> None:
+        drafter = self.drafter
+        wrong = [
+            f"{name} is {shown(value)}"
+            for name, value, fits in (
+                ("name", getattr(drafter, "name", None), _is_text),
+                ("max_depth", drafter.max_depth, _is_count),
+                ("feature_layers", drafter.feature_layers, _are_counts),
+                ("draws", drafter.draws, ("never", "whole", "levels").__contains__),
+            )
+            if not fits(value)
+        ]
+        if wrong:
+            raise DrafterError(
+                f"the drafter {type(drafter).__name__} is not usable: its {wrong[0]}",
+                hint="decoder/drafters/base.py says what each attribute is.",
+            )
+
+
+class GuardedSession:
+    """The drafting of one text; its methods are those of `DraftSession`.
+
+    failure  why it has ended before the text; None while it drafts
+    """
+
+    def __init__(self, guard: GuardedDrafter, start: Callable[[], DraftSession]) -> None:
+        self.failure: DrafterError | None = None
+        self._guard = guard
+        self._session: Any = None
+        self._session = self._run("start", start, None)
+
+    def draft(self, context: NDArray[np.int64], request: DraftRequest) -> Candidates:
+        """The session's candidates in arrays that fit together; none where it has failed."""
+
+        def checked() -> Candidates:
+            drafted = self._session.draft(read_only(context), request)
+            return _sound(drafted, self._guard.vocab if request.whole else None)
+
+        nothing: Candidates = NO_TREE
+        return self._run("draft", checked, nothing)
+
+    def draw(
+        self,
+        context: NDArray[np.int64],
+        shape: DraftTree,
+        temperature: float,
+        generator: torch.Generator,
+    ) -> DraftTree:
+        """The session's drawn tree; an empty one where it has failed."""
+
+        def checked() -> DraftTree:
+            drawn = self._session.draw(read_only(context), shape, temperature, generator)
+            return _sound_drawn(drawn, shape, self._guard.vocab)
+
+        return self._run("draw", checked, EMPTY)
+
+    def drafted_share(self) -> float:
+        return self._run("drafted_share", lambda: _share(self._session.drafted_share()), 1.0)
+
+    def read_logits(self, logits: torch.Tensor) -> None:
+        self._run("read_logits", lambda: self._session.read_logits(logits), None)
+
+    def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
+        self._run("observe", lambda: self._session.observe(list(emitted), features), None)
+
+    def _run(self, what: str, call: Callable[[], Result], otherwise: Result) -> Result:
+        if self.failure is not None:
+            return otherwise
+        try:
+            return call()
+        except DeviceError:  # of the device or of another rank, not of the drafter
+            raise
+        except Exception as error:
+            self.failure = self._guard.failure(what, error)
+            return otherwise
+
+
+def read_only(array: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A view of the array that cannot be written to."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _sound(drafted: Any, whole_vocab: int | None) -> Candidates:
+    """The candidates with arrays of the right kinds. Raises ValueError for others.
+
+    whole_vocab  the vocabulary, if `Lattice.whole` was asked for
+    """
+    if isinstance(drafted, Lattice):
+        tokens, probabilities = _arrays(drafted.tokens, drafted.probabilities, 2)
+        whole = drafted.whole
+        if whole_vocab is not None and len(tokens):
+            _check_whole(whole, len(tokens), whole_vocab)
+        return Lattice(tokens, probabilities, whole)
+    if not isinstance(drafted, CandidateTree) or whole_vocab is not None:
+        wanted = "a Lattice" if whole_vocab is not None else "a Lattice or a CandidateTree"
+        raise ValueError(f"it must give {wanted}, not a {type(drafted).__name__}")
+    tokens, probabilities = _arrays(drafted.tokens, drafted.probabilities, 1)
+    return CandidateTree(tokens, _parents(drafted.parents, len(tokens)), probabilities)
+
+
+def _check_whole(whole: Any, depth: int, vocab: int) -> None:
+    """Raise ValueError unless it is q of each position, over the vocabulary or its first part."""
+    shape = tuple(getattr(whole, "shape", ()))
+    if len(shape) != 2 or shape[0] != depth or not 0 < shape[1] <= vocab:
+        raise ValueError(f"whole must be a tensor [{depth}, {vocab}]")
+
+
+def _sound_drawn(drawn: Any, shape: DraftTree, vocab: int) -> DraftTree:
+    if not isinstance(drawn, DrawnTree) and drawn is not EMPTY:
+        raise ValueError(f"it must give a DrawnTree, not a {type(drawn).__name__}")
+    if drawn.nodes > shape.nodes:
+        raise ValueError(f"a tree of {drawn.nodes} nodes for a shape of {shape.nodes}")
+    tokens, _ = _arrays(drawn.tokens, drawn.scores, 1)
+    _parents(drawn.parents, len(tokens))
+    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab:
+        raise ValueError("a drawn token lies outside the vocabulary")
+    return drawn
+
+
+def _arrays(
+    tokens: Any, probabilities: Any, axes: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Both as arrays of one shape and this number of axes. Raises ValueError or TypeError."""
+    ids, chances = np.asarray(tokens), np.asarray(probabilities)
+    if ids.shape != chances.shape or ids.ndim != axes:
+        raise ValueError(f"tokens {ids.shape} and probabilities {chances.shape} do not fit")
+    if ids.size and ids.dtype.kind not in "iu":
+        raise ValueError(f"tokens must be whole numbers, not {ids.dtype}")
+    return ids.astype(np.int64, copy=False), chances.astype(np.float64, copy=False)
+
+
+def _parents(parents: Any, nodes: int) -> NDArray[np.int64]:
+    rows = np.asarray(parents)
+    if rows.shape != (nodes,) or (nodes and rows.dtype.kind not in "iu"):
+        raise ValueError(f"parents must be {nodes} row numbers")
+    if ((rows < 0) | (rows > np.arange(nodes))).any():
+        raise ValueError("a parent must be a row before its child")
+    return rows.astype(np.int64, copy=False)
+
+
+def _share(value: Any) -> float:
+    share = float(value)
+    if not 0.0 <= share < float("inf"):
+        raise ValueError(f"the share must be a number of 0 or more, not {share}")
+    return share
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, Integral) and value >= 0
+
+
+def _are_counts(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and all(map(_is_count, value))

@@ -1,0 +1,144 @@
+"""Drafters and policies of other packages, by `package:Class` or by entry point.
+
+An entry point in the group `rooftree.drafters` or `rooftree.policies` gives a class or a function
+a name of its own; `package.module:Class` needs none.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
+
+from costmodel.errors import InputError
+
+DRAFTERS = "rooftree.drafters"
+POLICIES = "rooftree.policies"
+REFERENCE = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)", re.ASCII)
+
+T = TypeVar("T")
+Factory = Callable[..., object]
+
+
+def find_extension(name: str, group: str) -> Factory | None:
+    """The class or function of a name; None unless it is `package:Class` or in the group.
+
+    Modules are looked for on Python's path, then in the working directory.
+    Raises InputError where the module or what it should define is missing or fails.
+    """
+    reference = REFERENCE.fullmatch(name)
+    if reference is not None:
+        return _attribute(name, _module(name, reference[1]), reference[2])
+    for entry in entry_points(group=group, name=name):
+        try:
+            factory: Factory = entry.load()
+        except Exception as error:
+            raise InputError(
+                f"the entry point '{name}' ({entry.value}) cannot be loaded: {_reason(error)}",
+                hint=f"Mend or remove the package {entry.dist.name if entry.dist else 'of it'}.",
+            ) from error
+        return factory
+    return None
+
+
+def extension_names(group: str) -> list[str]:
+    """The names that installed packages give to their drafters or policies."""
+    return sorted({entry.name for entry in entry_points(group=group)})
+
+
+def build(factory: Factory, kind: type[T], name: str, **available: object) -> T:
+    """The object that a class or function makes.
+
+    available  keyword arguments; it is called with those that it names
+    Raises InputError where the call fails or gives another type than `kind`.
+    """
+    if not callable(factory):
+        raise InputError(f"'{name}' is no class or function", hint=_hint(kind))
+    try:
+        made = factory(**_accepted(factory, available))
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"'{name}' cannot be made: {_reason(error)}",
+            hint=f"It is called with those of {', '.join(available)} that it names.",
+        ) from error
+    if not isinstance(made, kind):
+        raise InputError(f"'{name}' makes a {type(made).__name__}", hint=_hint(kind))
+    return made
+
+
+def is_installed(extension: object, group: str) -> bool:
+    """Whether an object's class is of this package or of one with an entry point in the group."""
+    package = _top(type(extension).__module__)
+    return package == _top(__name__) or any(
+        _top(entry.module) == package for entry in entry_points(group=group)
+    )
+
+
+def _module(name: str, module: str) -> Any:
+    try:
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if not f"{module}.".startswith(f"{error.name}."):
+                raise
+            if (folder := os.getcwd()) not in sys.path:
+                sys.path.append(folder)  # behind all others, so that it hides none
+            return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise _failed(name, error) from error
+        raise InputError(
+            f"'{name}': there is no module '{error.name}'",
+            hint="Install it, or run in the folder that it lies in.",
+        ) from error
+    except Exception as error:
+        raise _failed(name, error) from error
+
+
+def _failed(name: str, error: Exception) -> InputError:
+    return InputError(f"'{name}': importing it fails: {_reason(error)}")
+
+
+def _attribute(name: str, module: Any, attribute: str) -> Factory:
+    factory: Factory | None = getattr(module, attribute, None)
+    if factory is None:
+        classes = [
+            key
+            for key, value in vars(module).items()
+            if inspect.isclass(value) and value.__module__ == module.__name__
+        ]
+        raise InputError(
+            f"'{name}': the module '{module.__name__}' has no '{attribute}'",
+            hint=f"Its classes are {', '.join(classes)}." if classes else "It has no class.",
+        )
+    return factory
+
+
+def _accepted(factory: Factory, available: dict[str, object]) -> dict[str, object]:
+    parameters = inspect.signature(factory).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return available
+    return {
+        parameter.name: available[parameter.name]
+        for parameter in parameters
+        if parameter.name in available and parameter.kind is not parameter.POSITIONAL_ONLY
+    }
+
+
+def _hint(kind: type) -> str:
+    return f"Name a subclass of rooftree.{kind.__name__}, or a function that makes one."
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]

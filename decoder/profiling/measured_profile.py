@@ -1,0 +1,222 @@
+"""Profiles made on this machine: their key, their sections, and the peaks of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from platform import python_version
+from time import perf_counter
+from typing import Any
+
+import torch
+import transformers
+
+from costmodel.calibration.points import Points
+from costmodel.calibration.selection import select_calibration
+from costmodel.catalog import Peaks, device_by_name
+from costmodel.communication import protocols_of
+from costmodel.io import now_utc, tool_version
+from costmodel.profile.profile import Profile, ProfileKey, SoftKey
+from costmodel.profile.schema import (
+    ELEMENT_BYTES,
+    CalibrationSection,
+    PeaksSection,
+    ProvenanceKind,
+    ProvenanceSection,
+    RuntimeSection,
+    SurfaceSection,
+    TargetSection,
+)
+from costmodel.roofline import Roofline
+from decoder.device import dtype_name, fingerprint, synchronise
+from decoder.target.target import Target
+
+ATTENTION = "split"
+
+
+def profile_key(target: Target) -> ProfileKey:
+    """The hard keys that a profile must share with this decoder."""
+    device = fingerprint(target.device)
+    return ProfileKey(
+        device_name=device.name,
+        memory_bytes=device.memory_bytes,
+        mig=device.mig,
+        threads=device.threads,
+        instruction_set=device.instruction_set,
+        architecture_hash=target.architecture.hash,
+        dtype=dtype_name(target.dtype),
+        quantization=target.loaded.quantization,
+        runtime=target.runtime.kind,
+        attention=ATTENTION,
+        tensor_parallel=target.ranks.size,
+    )
+
+
+def soft_key(target: Target) -> SoftKey:
+    """The soft keys: a profile that differs in them is used with a warning and corrected online."""
+    device = fingerprint(target.device)
+    return SoftKey(
+        driver=device.driver,
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+        cuda=device.cuda,
+        power_limit_w=device.power_limit_w,
+    )
+
+
+def runtime_section(target: Target) -> RuntimeSection:
+    return RuntimeSection(
+        kind=target.runtime.kind,
+        dtype=dtype_name(target.dtype),
+        quantization=target.loaded.quantization,
+        weight_bytes=target.loaded.weight_bytes,
+        attention=ATTENTION,
+        tensor_parallel=target.ranks.size,
+        buckets=target.runtime.buckets,
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+        python=python_version(),
+    )
+
+
+def find_peaks(target: Target) -> PeaksSection:
+    """The peaks of the device: measured, and those of the datasheet if it is known.
+
+    Rooflines use the datasheet of a known GPU, so that profiles of one device agree. All ranks
+    measure at once and take the peaks of the first, so that they choose the same trees.
+    """
+    measured = measure_peaks(target.device, target.dtype)
+    on_gpu = target.device.type == "cuda"
+    copy_bytes_per_s = measure_copy_bytes_per_s(target.device) if on_gpu else None
+    listed = device_by_name(fingerprint(target.device).name)
+    # The datasheet's FLOPs are those of bfloat16; other dtypes use the measured peaks.
+    if listed is not None and target.dtype == torch.bfloat16:
+        used, source = listed.peaks, "datasheet"
+    else:
+        used, source = measured, "measured"
+    section = PeaksSection(
+        source=source,
+        flops_per_s=used.flops_per_s,
+        bytes_per_s=used.bytes_per_s,
+        measured_flops_per_s=measured.flops_per_s,
+        measured_bytes_per_s=measured.bytes_per_s,
+        measured_copy_bytes_per_s=copy_bytes_per_s,
+    )
+    return target.ranks.decide(lambda: section)
+
+
+def roofline_of(target: Target, peaks: PeaksSection) -> Roofline:
+    return Roofline(
+        architecture=target.architecture,
+        peaks=peaks.peaks(),
+        element_bytes=ELEMENT_BYTES[dtype_name(target.dtype)],
+        weight_bytes=target.loaded.weight_bytes,
+        count="paper",
+        tensor_parallel=target.ranks.size,
+        protocols=protocols_of(fingerprint(target.device).slug, target.ranks.size),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """The results of a calibration or a probe, from which a profile is made.
+
+    provenance  further fields of its section: samples, duration_s, ...
+    sections    optional sections by name: stages, drafters, ...
+    """
+
+    kind: ProvenanceKind
+    points: Points
+    peaks: PeaksSection
+    provenance: dict[str, Any] = field(default_factory=dict)
+    sections: dict[str, Any] = field(default_factory=dict)
+
+
+def weights_note(target: Target) -> str:
+    """A note on the weights, and on the devices if several share the target.
+
+    Dense forwards take the same time with any weights; experts do not.
+    """
+    note = f"{target.loaded.weights} weights"
+    if target.loaded.weights == "random" and target.architecture.experts:
+        note += ", and random routing, which spreads tokens over experts more evenly than real"
+    if not target.ranks.alone:
+        places = "devices" if target.device.type == "cuda" else "processes on one CPU"
+        note += f"; {target.ranks.size} {places}, the interconnect between them not recorded"
+    return note
+
+
+def make_profile(target: Target, measurement: Measurement) -> Profile:
+    """Fit the calibrations and assemble the profile. Raises InputError, ProfileError."""
+    selection = select_calibration(measurement.points, roofline_of(target, measurement.peaks))
+    return Profile(
+        provenance=ProvenanceSection(
+            kind=measurement.kind,
+            created_utc=now_utc(),
+            tool_version=tool_version(),
+            points=len(measurement.points),
+            note=weights_note(target),
+            **measurement.provenance,
+        ),
+        device=fingerprint(target.device),
+        target=TargetSection.of(target.architecture),
+        runtime=runtime_section(target),
+        peaks=measurement.peaks,
+        calibration=CalibrationSection.of(selection),
+        surface=SurfaceSection.of(measurement.points),
+        **measurement.sections,
+    )
+
+
+READ_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}  # several times any last-level cache
+MATRIX_SIZE = {"cpu": 1024, "cuda": 8192}
+REPEATS = 5
+# Calls between two readings of the clock; one launch and one wait cost a GPU 1 % of a call.
+CALLS = {"cpu": 1, "cuda": 10}
+MEMORY_PARTS = 8  # at most one of these parts of a GPU's free memory is read
+
+
+def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
+    """FLOPs/s of a square matrix product in `dtype`, and bytes/s of reading a buffer (a sum).
+
+    Each is the best of a few runs, since a peak is a bound.
+    """
+    size = MATRIX_SIZE[device.type]
+    left = torch.randn(size, size, device=device).to(dtype)
+    right = torch.randn(size, size, device=device).to(dtype)
+    buffer = _buffer(device)
+    with torch.inference_mode():
+        product_s = _best_s(lambda: torch.mm(left, right), device)
+        read_s = _best_s(lambda: buffer.sum(), device)
+    return Peaks(flops_per_s=2.0 * size**3 / product_s, bytes_per_s=buffer.nbytes / read_s)
+
+
+def measure_copy_bytes_per_s(device: torch.device) -> float:
+    """Bytes/s, read and written, of copying one half of a buffer to the other."""
+    buffer = _buffer(device)
+    half, other = buffer.chunk(2)
+    with torch.inference_mode():
+        return buffer.nbytes / _best_s(lambda: half.copy_(other), device)
+
+
+def _buffer(device: torch.device) -> torch.Tensor:
+    """An even number of float32 ones; their sum is torch's fastest plain read on a CPU."""
+    wanted_bytes = READ_BYTES[device.type]
+    if device.type == "cuda":  # a model may have left little memory
+        free_bytes, _ = torch.cuda.mem_get_info(device)
+        wanted_bytes = min(wanted_bytes, free_bytes // MEMORY_PARTS)
+    return torch.ones(wanted_bytes // 8 * 2, dtype=torch.float32, device=device)
+
+
+def _best_s(function: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one call, the least of a few repeats."""
+    function()
+    times, calls = [], CALLS[device.type]
+    for _ in range(REPEATS):
+        synchronise(device)
+        start = perf_counter()
+        for _ in range(calls):
+            function()
+        synchronise(device)
+        times.append((perf_counter() - start) / calls)
+    return min(times)

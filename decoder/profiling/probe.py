@@ -1,0 +1,200 @@
+"""The start-up probe: a few verifications and drafts, timed for at most a few seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from costmodel.calibration.points import Points
+from costmodel.errors import DrafterError, RooftreeError
+from costmodel.profile.profile import Profile
+from costmodel.profile.schema import DrafterSection
+from costmodel.statistics import mad_s
+from decoder.device import synchronise
+from decoder.drafters.base import Drafter, DraftRequest
+from decoder.profiling.measured_profile import Measurement, find_peaks, make_profile
+from decoder.target.target import Step, Target
+from decoder.tree.draft_tree import EMPTY, DraftTree
+from decoder.tree.growth import TopPaths
+
+POINTS = ((1, 256), (4, 256), (16, 256), (64, 256), (1, 1024), (32, 1024))  # rows, context
+BUDGET_S = 5.0
+REPEATS = 7
+
+
+def quick_profile(
+    target: Target, drafter: Drafter, draft_cost: DrafterSection | None = None
+) -> Profile:
+    """A profile of provenance `quick`, from about six points that are timed now.
+
+    draft_cost  of this drafter, if it was timed before
+    """
+    start_s = perf_counter()
+    peaks = find_peaks(target)
+    shapes = probe_shapes(target.max_context)
+    samples = _time_points(target, shapes)
+    rows, contexts = zip(*shapes, strict=True)
+    points = Points(
+        rows=rows,
+        context=contexts,
+        seconds=[median(times) for times in samples],
+        mad_s=[mad_s(times) for times in samples],
+        n=[len(times) for times in samples],
+    )
+    return make_profile(
+        target,
+        Measurement(
+            kind="quick",
+            points=points,
+            peaks=peaks,
+            provenance={
+                "samples": sum(len(times) for times in samples),
+                "duration_s": round(perf_counter() - start_s, 2),
+            },
+            sections={
+                "drafters": {drafter.architecture_hash: draft_cost or time_drafter(drafter, target)}
+            },
+        ),
+    )
+
+
+def probe_shapes(longest: int) -> list[tuple[int, int]]:
+    """The points (rows, context), cut to `longest` positions, without repetitions."""
+    fitting = [(rows, min(context, longest - rows)) for rows, context in POINTS if rows < longest]
+    return list(dict.fromkeys(fitting))
+
+
+def _time_points(target: Target, shapes: list[tuple[int, int]]) -> list[list[float]]:
+    """Seconds of each shape (rows, context), in passes over all of them for `BUDGET_S`.
+
+    Before the first pass each shape runs once, outside the budget: first calls compile and
+    capture. There is at least one pass. The target gets its cache back afterwards.
+    """
+    before = target.cache
+    target.cache = None
+    cache = target.reserve(max(rows + context for rows, context in shapes))
+    try:
+        with torch.inference_mode():
+            cache.data.normal_()
+        trees = [_bush(rows - 1) for rows, _ in shapes]
+        for tree, (_, context) in zip(trees, shapes, strict=True):
+            cache.truncate(context)
+            target.verify([Step(0, tree)])
+        samples: list[list[float]] = [[] for _ in shapes]
+        start_s = perf_counter()
+        for _ in range(REPEATS):
+            for tree, (_, context), times in zip(trees, shapes, samples, strict=True):
+                cache.truncate(context)
+                times.append(_seconds(target, tree))
+            if target.ranks.largest(perf_counter() - start_s) > BUDGET_S:
+                break
+        return samples
+    finally:
+        target.cache = before
+
+
+def time_forward(target: Target, rows: int, context: int) -> list[float]:
+    """Seconds of a few forwards of one shape."""
+    return _time_points(target, [(rows, context)])[0]
+
+
+def _seconds(target: Target, tree: DraftTree) -> float:
+    synchronise(target.device)
+    start_s = perf_counter()
+    target.verify([Step(0, tree)])
+    synchronise(target.device)
+    return perf_counter() - start_s
+
+
+def _bush(nodes: int) -> DraftTree:
+    """A tree whose every row has up to four children."""
+    if nodes == 0:
+        return EMPTY
+    parents = np.arange(nodes, dtype=np.int64) // 4
+    depths = np.empty(nodes, np.int64)
+    for node, parent in enumerate(parents):
+        depths[node] = 1 if parent == 0 else depths[parent - 1] + 1
+    return DraftTree(np.arange(nodes, dtype=np.int64), parents, depths, np.full(nodes, 0.1))
+
+
+DRAFT_REPEATS = 5
+CONTEXT = 1024  # tokens, where the target and drafter have room for as many
+WIDTH = 256  # candidates a position, those of the largest usual tree
+NEW_TOKENS = 4  # that a round emits, three accepted ones among them
+DISTINCT_TOKENS = 50  # few, so that there are earlier matches to follow as in real text
+
+
+def steady_draft(
+    drafter: Drafter, target: Target, context: int, seed: int = 0
+) -> Callable[[], object]:
+    """A function that makes the same usual draft behind `context` cached tokens at each call.
+
+    A drafter may process the tokens that the target accepted in the round before; a call
+    then rewinds the text by `NEW_TOKENS`, observes them again and drafts. A drafting model
+    processes all of them, although in a real text some are cached from its own draft: a few
+    rows more in the same forward. Text and target features are random. Raises the drafter's
+    InputError.
+    """
+    random = np.random.default_rng(seed)
+    vocab = target.architecture.vocab
+    tokens = random.integers(0, min(DISTINCT_TOKENS, vocab), context + 1).astype(np.int64)
+    tokens.setflags(write=False)  # as in decoding
+    features = None
+    if drafter.feature_layers:
+        width = len(drafter.feature_layers) * target.architecture.hidden
+        features = torch.randn(context, width, generator=torch.Generator().manual_seed(seed)).to(
+            target.device, target.dtype
+        )
+    session = drafter.start(tokens[:-1], features)
+    growth = TopPaths()
+    request = DraftRequest(depth=drafter.max_depth, width=min(WIDTH, vocab), growth=growth)
+    if not session.rewinds or context <= NEW_TOKENS:
+        return lambda: session.draft(tokens, request)
+    before = context - NEW_TOKENS
+    emitted = tokens[before + 1 :].tolist()
+    rows = None if features is None else features[before:]
+    session.draft(tokens, request)  # processes the prompt
+
+    def one_round() -> object:
+        session.rewind(before)
+        session.observe(emitted, rows)
+        return session.draft(tokens, request)
+
+    return one_round
+
+
+def _draft_times(draft: Callable[[], object], target: Target) -> list[float]:
+    times = []
+    for _ in range(DRAFT_REPEATS + 1):
+        synchronise(target.device)
+        start_s = perf_counter()
+        draft()
+        synchronise(target.device)
+        times.append(perf_counter() - start_s)
+    return times[1:]  # the first call compiles
+
+
+def time_drafter(drafter: Drafter, target: Target) -> DrafterSection:
+    """The cost of one draft, as a section of a profile. Raises DrafterError where it fails."""
+    context = min(CONTEXT, target.max_context - drafter.max_depth - 1)
+    try:
+        kept = _draft_times(steady_draft(drafter, target, context), target)
+    except RooftreeError:
+        raise
+    except Exception as error:
+        raise DrafterError(
+            f"the drafter {drafter.name} fails where its draft is timed:"
+            f" {type(error).__name__}: {error}",
+            hint="Mend it, or use another drafter.",
+        ) from error
+    return DrafterSection(
+        name=drafter.name,
+        context=[context],
+        median_s=[median(kept)],
+        mad_s=[mad_s(kept)],
+        n=[len(kept)],
+    )

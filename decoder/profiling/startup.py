@@ -1,0 +1,240 @@
+"""The cost model that a decoder starts with: a profile, a quick probe, or the bare roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from costmodel.calibration.base import Calibration
+from costmodel.errors import ProfileError
+from costmodel.io import now_utc
+from costmodel.online.cycle import CycleCost
+from costmodel.online.estimator import Mode, OnlineEstimator
+from costmodel.profile.profile import Profile
+from costmodel.profile.schema import DrafterSection
+from costmodel.profile.store import LookupResult, ProfileStore
+from decoder.drafters.base import Drafter
+from decoder.extensions import DRAFTERS, is_installed
+from decoder.policies.base import CostKind
+from decoder.profiling.measured_profile import (
+    find_peaks,
+    profile_key,
+    roofline_of,
+    soft_key,
+)
+from decoder.profiling.probe import quick_profile, time_drafter, time_forward
+from decoder.target.target import Target
+
+FLOOR_CONTEXT = 256  # cached tokens of the plain step that gives the host's floor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileChoice:
+    """The user's choices of a cost model.
+
+    path       read this profile file and no other
+    calibrate  without a profile, probe for a few seconds; if false, start from the bare
+               roofline and learn one factor while decoding (the paper's `ema`)
+    require    raise an error if there is no profile
+    estimator  how verification times correct the costs while decoding; None: as the profile
+               needs, `static` for a measured one of this very machine
+    drafts     draft costs timed earlier in this process, by the drafter's hash; used if the
+               profile lacks them
+    probed     profile probed earlier in this process, possibly not saved; used instead of
+               another probe, so that decoders that are compared share one profile
+    """
+
+    path: Path | None = None
+    calibrate: bool = True
+    require: bool = False
+    estimator: Mode | None = None
+    drafts: Mapping[str, DrafterSection] = field(default_factory=dict)
+    probed: Profile | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostSource:
+    """The cost model in use, and the lines about it for the user.
+
+    profile  the profile it comes from; None for the bare roofline
+    """
+
+    cost: OnlineEstimator
+    line: str
+    warnings: tuple[str, ...] = ()
+    profile: Profile | None = None
+
+    @property
+    def online(self) -> bool:
+        """Whether verification times correct it while decoding; drift is watched in any case."""
+        return self.cost.mode != "static"
+
+
+@dataclass(frozen=True, slots=True)
+class FlooredCalibration:
+    """A calibration that never predicts less than a floor."""
+
+    calibration: Calibration
+    floor_s: float
+
+    def predict_s(
+        self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1
+    ) -> NDArray[np.float64]:
+        return np.maximum(self.calibration.predict_s(rows, context, batch), self.floor_s)
+
+
+def find_cost(
+    target: Target, drafter: Drafter, choice: ProfileChoice, kind: CostKind = "best"
+) -> CostSource:
+    """The cost model for a target and a drafter.
+
+    kind  `released` and `linear` take that calibration of the profile, not its selected one
+    Raises ProfileError for a profile that cannot be read, lacks the calibration, or is required
+    and not there.
+    """
+    local = _find_on_this_rank(target, drafter, choice)
+    source = target.ranks.decide(lambda: local)  # or ranks would choose different trees
+    cost, mode = source.cost.cost, choice.estimator or source.cost.mode
+    if kind != "best" and source.profile is not None:
+        profile = source.profile
+        fits = {"linear": profile.linear_calibration, "released": profile.released_calibration}
+        cost = replace(cost, verify=fits[kind]())
+        mode = choice.estimator or "static"
+    return replace(source, cost=OnlineEstimator(cost, mode))
+
+
+def _find_on_this_rank(target: Target, drafter: Drafter, choice: ProfileChoice) -> CostSource:
+    store = ProfileStore()
+    key, soft = profile_key(target), soft_key(target)
+    if choice.path is not None:
+        return _from_profile(target, drafter, store.open(choice.path, key, soft), choice)
+    try:
+        lookup = store.find(key, soft)
+    except ProfileError:
+        if choice.require:
+            raise
+        make = _from_probe if choice.calibrate else _from_roofline
+        unusable = store.unusable(key.device_name)
+        warnings = (f"left out a profile that cannot be used: {one.problem}" for one in unusable)
+        return replace(make(target, drafter, choice), warnings=tuple(warnings))
+    return _from_profile(target, drafter, lookup, choice)
+
+
+def _from_profile(
+    target: Target, drafter: Drafter, lookup: LookupResult, choice: ProfileChoice
+) -> CostSource:
+    profile, note = _with_draft_cost(target, drafter, lookup, choice)
+    cost = CycleCost.from_profile(profile, drafter.architecture_hash)
+    # Padding is that of this decoder; a profile summed from kernels has none.
+    cost = replace(cost, buckets=target.runtime.buckets)
+    if lookup.needs_floor_probe:
+        cost = _with_host_floor(cost, target)
+    provenance = profile.provenance
+    return CostSource(
+        cost=OnlineEstimator(cost, _correction_mode(lookup)),
+        line=f"profile {lookup.path} ({provenance.kind}, {provenance.created_utc[:10]}){note}",
+        warnings=lookup.warnings,
+        profile=profile,
+    )
+
+
+def _with_draft_cost(
+    target: Target, drafter: Drafter, lookup: LookupResult, choice: ProfileChoice
+) -> tuple[Profile, str]:
+    """The profile with this drafter's cost, and a note if the cost was timed separately.
+
+    A cost that neither the profile nor this process has is timed, and kept for the next
+    start. All ranks time it or none does, since a draft may need them all.
+    """
+    name, profile = drafter.architecture_hash, lookup.profile
+    section = target.ranks.decide(lambda: profile.drafters.get(name) or choice.drafts.get(name))
+    if section is None:
+        timed = time_drafter(drafter, target)
+        timed = timed.model_copy(update={"kind": "quick", "created_utc": now_utc()})
+        note = target.ranks.decide(lambda: _keep_draft_cost(drafter, timed, lookup))
+        return profile.with_drafter(name, timed), f"; draft cost of {drafter.name} {note}"
+    profile = profile.with_drafter(name, section)
+    if section.created_utc is None:
+        return profile, ""
+    how = "timed at a start" if section.kind == "quick" else "measured"
+    return profile, f"; draft cost of {drafter.name} {how} on {section.created_utc[:10]}"
+
+
+def _keep_draft_cost(drafter: Drafter, timed: DrafterSection, lookup: LookupResult) -> str:
+    """Add the cost to the user's profile if possible; returns a note of what was done."""
+    if drafter.simulated:
+        return "timed now, not kept: it only stands for a drafter"
+    if not is_storable(drafter):
+        return "timed now, not kept: its package is not installed"
+    try:
+        ProfileStore().add_drafter(lookup, drafter.architecture_hash, timed)
+    except ProfileError as error:
+        return f"timed now, not kept: {error.problem}"
+    return "timed now and kept there"
+
+
+def is_storable(drafter: Drafter) -> bool:
+    """Whether a drafter's cost may go into a profile: rooftree's and installed packages' do.
+
+    Another one's name and size can change between two runs.
+    """
+    return is_installed(drafter, DRAFTERS) and all(map(is_storable, drafter.members))
+
+
+def _correction_mode(lookup: LookupResult) -> Mode:
+    """Floor and slope for a curve of another machine, one factor for a curve of this one."""
+    if not lookup.online_correction:
+        return "static"
+    return "affine" if lookup.profile.provenance.borrowed else "ema+calib"
+
+
+def _from_probe(target: Target, drafter: Drafter, choice: ProfileChoice) -> CostSource:
+    """A quick profile: that of an earlier probe of this process, or a new one, saved."""
+    name = drafter.architecture_hash
+    section = choice.drafts.get(name)
+    if choice.probed is None:
+        profile = quick_profile(target, drafter, section)
+        try:
+            stored = (
+                profile if is_storable(drafter) else profile.model_copy(update={"drafters": {}})
+            )
+            saved = f"saved as {ProfileStore().save(stored)}" if target.ranks.first else ""
+        except ProfileError as error:
+            saved = f"not saved: {error.problem}"
+    else:
+        profile = choice.probed.with_drafter(name, section or time_drafter(drafter, target))
+        saved = "once for all"
+    line = (
+        f"no profile for this device and target: probed {profile.provenance.points} points in "
+        f"{profile.provenance.duration_s:.1f} s ({saved}); `rooftree calibrate --target "
+        f"{target.loaded.name}` measures a full one"
+    )
+    cost = CycleCost.from_profile(profile, name)
+    return CostSource(cost=OnlineEstimator(cost, "static"), line=line, profile=profile)
+
+
+def _from_roofline(target: Target, drafter: Drafter, choice: ProfileChoice) -> CostSource:
+    """The paper's `ema`: one factor over the roofline, learnt from each verification."""
+    roofline = roofline_of(target, find_peaks(target))
+    section = choice.drafts.get(drafter.architecture_hash) or time_drafter(drafter, target)
+    cost = CycleCost.from_roofline(roofline, buckets=target.runtime.buckets)
+    return CostSource(
+        cost=OnlineEstimator(replace(cost, drafter=section), "ema"),
+        line="no profile, and calibration is off: the bare roofline, corrected while decoding",
+    )
+
+
+def _with_host_floor(cost: CycleCost, target: Target) -> CycleCost:
+    """Costs of which no forward takes less than a plain step measured here.
+
+    A profile summed from kernel times does not include the host, which under `eager` launches
+    them one by one.
+    """
+    context = min(FLOOR_CONTEXT, target.max_context - 1)
+    floor_s = median(time_forward(target, rows=1, context=context))
+    return replace(cost, verify=FlooredCalibration(cost.verify, floor_s), plain=None)

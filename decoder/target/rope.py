@@ -1,0 +1,117 @@
+"""Rotary factors that depend on a text's length: which texts a target decodes exactly with them.
+
+transformers chooses the factors anew in every forward, by its largest position: `longrope` has a
+second set beyond `original_max_position_embeddings`, and `dynamic` scales beyond
+`max_position_embeddings`. A draft tree's deepest row, or a chunk of a long prompt, would so
+choose for all rows. Here a text has one set from its first token to its last, that of its
+prompt, and a text that would change it on the way is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from costmodel.errors import InputError
+
+BY_LENGTH = ("dynamic", "longrope")
+FIXED = ("default", *(name for name in ROPE_INIT_FUNCTIONS if name not in BY_LENGTH))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeByLength:
+    """The rotary modules of a model whose factors depend on the length of a text.
+
+    switch  tokens of the longest text with the first factors
+    beyond  whether longer texts have other factors that do not change again (`longrope`)
+    """
+
+    modules: tuple[nn.Module, ...]
+    switch: int
+    beyond: bool
+
+    def is_long(self, prompt_tokens: int) -> bool:
+        """Whether a text with such a prompt has the factors of long texts."""
+        return self.beyond and prompt_tokens > self.switch
+
+    def check(self, prompt_tokens: int, new_tokens: int, name: str) -> None:
+        """Raise InputError for a text whose factors would change on the way."""
+        if not self.beyond or self.is_long(prompt_tokens):
+            return
+        if prompt_tokens + new_tokens > self.switch:
+            raise InputError(
+                f"the rotary factors of {name} change behind {self.switch} tokens (longrope), and "
+                f"a text of {prompt_tokens} tokens and {new_tokens} new ones would cross that",
+                hint=f"Ask for at most {self.switch - prompt_tokens} new tokens, or give a prompt "
+                f"of more than {self.switch} tokens.",
+            )
+
+    @contextmanager
+    def of_long_texts(self) -> Iterator[None]:
+        """Forwards inside use the factors of long texts, whatever their positions."""
+        with ExitStack() as stack:
+            for module in self.modules:
+                before = partial(_add_position, self.switch)
+                stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+                stack.callback(module.register_forward_hook(_drop_position).remove)
+            yield
+
+
+def rope_by_length(model: nn.Module, config: Any) -> RopeByLength | None:
+    """The rotary modules whose factors depend on the length; None where none does.
+
+    Raises InputError for a kind of rotary factors that is not known.
+    """
+    found: dict[str, list[nn.Module]] = {}
+    for module in model.modules():
+        for kind in _kinds(getattr(module, "rope_type", None)):
+            found.setdefault(kind, []).append(module)
+    unknown = sorted(kind for kind in found if kind not in (*FIXED, *BY_LENGTH))
+    by_length = [kind for kind in found if kind in BY_LENGTH]
+    if unknown or len(by_length) > 1 or (by_length and _is_mixed(found, by_length[0])):
+        raise InputError(
+            f"rotary factors of the kind '{', '.join(unknown or found)}' are not supported",
+            hint=f"Supported in `rope_scaling`: {', '.join((*FIXED, *BY_LENGTH))}, one for all "
+            "layers where it depends on the length.",
+        )
+    if not by_length:
+        return None
+    beyond = by_length[0] == "longrope"
+    switch = config.max_position_embeddings
+    if beyond:
+        switch = config.rope_parameters["original_max_position_embeddings"]
+    return RopeByLength(modules=tuple(found[by_length[0]]), switch=int(switch), beyond=beyond)
+
+
+def _kinds(kind: object) -> tuple[str, ...]:
+    """The kinds of a module: one, or one for each type of layer."""
+    if isinstance(kind, Mapping):
+        return tuple(sorted({str(one) for one in kind.values()}))
+    return (kind,) if isinstance(kind, str) else ()
+
+
+def _is_mixed(found: Mapping[str, list[nn.Module]], kind: str) -> bool:
+    """Whether a module has this kind for some types of layers only."""
+    return any(isinstance(getattr(module, "rope_type", None), Mapping) for module in found[kind])
+
+
+def _add_position(switch: int, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Before a rotary module: one more position, behind the switch."""
+    positions = kwargs["position_ids"] if "position_ids" in kwargs else args[1]
+    last = torch.full_like(positions[..., :1], switch)
+    positions = torch.cat((positions, last), dim=-1)
+    if "position_ids" in kwargs:
+        return args, kwargs | {"position_ids": positions}
+    return (args[0], positions, *args[2:]), kwargs
+
+
+def _drop_position(module: nn.Module, args: Any, output: Any) -> Any:
+    """After a rotary module: without that position's cosines and sines."""
+    return tuple(part[..., :-1, :] for part in output)

@@ -1,0 +1,57 @@
+"""The protocol of a runtime, which runs forwards of rows behind a cache's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+
+from decoder.target.attention import RowBlock
+from decoder.target.kv_cache import KVCache
+from decoder.target.runtime.capture import BudgetedCapture
+
+RuntimeKind = Literal["eager", "graphs"]
+RuntimeChoice = Literal["auto", "eager", "graphs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """The outputs of a forward, with the rows of all blocks end to end.
+
+    logits    [rows, vocab], or [1, vocab] where only the last row's were requested
+    features  [rows, width], None where no layer is captured
+
+    A graph runtime returns views of its static buffers, which the next forward overwrites.
+    """
+
+    logits: torch.Tensor
+    features: torch.Tensor | None
+
+
+class Runtime(Protocol):
+    """Runs forwards of one model. The target then counts their rows as pending."""
+
+    kind: RuntimeKind
+
+    @property
+    def capture(self) -> BudgetedCapture | None:
+        """The recorder of device work, shared with drafters; None for an eager runtime."""
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Row counts that forwards are padded to; empty without padding."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Messages about forwards that did not run as configured."""
+
+    def forward(self, cache: KVCache, blocks: Sequence[RowBlock]) -> Forwarded:
+        """One forward over the blocks, each behind its sequence's committed and pending rows."""
+
+    def prepare(self, cache: KVCache, rows: int, sequences: int = 1) -> None:
+        """Capture the forwards of up to `rows` rows a sequence; nothing where none is captured."""
+
+    def forget(self) -> None:
+        """Drop captured work, because the model or its captured layers have changed."""

@@ -1,0 +1,397 @@
+"""Draft trees as arrays: candidates, best-first trees under a node budget, and masks.
+
+A tree of N nodes is stored without its root (the bonus token). Row 0 of the verification
+forward is the root, row i + 1 is node i; parents are row numbers. Nodes are in best-first
+order, so the first n nodes are the best tree of n nodes (BASTION, proposition 2.3: the trees
+are nested).
+
+A drafter may overflow, be damaged, or be somebody else's code. Its candidates may cost speed
+but never change the output, so `usable` removes bad ones before a tree is built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.errors import InputError
+from decoder.jit import jit
+
+WORD = 32  # rows in one word of a bit mask
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """N drafted nodes below the bonus token.
+
+    tokens   int64 [N]    token of each node
+    parents  int64 [N]    row of the parent: 0 is the root, i + 1 is node i
+    depths   int64 [N]    1 for children of the root
+    scores   float64 [N]  path scores (BASTION eq. 1)
+    """
+
+    tokens: NDArray[np.int64]
+    parents: NDArray[np.int64]
+    depths: NDArray[np.int64]
+    scores: NDArray[np.float64]
+
+    @property
+    def nodes(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the verification forward: the nodes and the root."""
+        return len(self.tokens) + 1
+
+    @property
+    def expected_committed(self) -> float:
+        """1 + the sum of path scores (BASTION eq. 3, root included)."""
+        return 1.0 + float(self.scores.sum())
+
+    def first(self, nodes: int) -> DraftTree:
+        """The tree of the first `nodes` nodes; prefix-closed because parents come first."""
+        return DraftTree(
+            self.tokens[:nodes], self.parents[:nodes], self.depths[:nodes], self.scores[:nodes]
+        )
+
+    def row_tokens(self, root: int) -> NDArray[np.int64]:  # [N + 1]
+        return np.concatenate((np.array([root], dtype=np.int64), self.tokens))
+
+    def row_depths(self) -> NDArray[np.int64]:  # [N + 1]
+        return np.concatenate((np.zeros(1, dtype=np.int64), self.depths))
+
+    def is_chain(self) -> bool:
+        """True when every row's parent is the row before it (no mask but causality needed)."""
+        return bool(np.array_equal(self.parents, np.arange(len(self.parents))))
+
+    def visibility(self) -> NDArray[np.bool_]:
+        """[N + 1, N + 1]: row i sees row j when j is i itself or an ancestor of i."""
+        return visibility(self.parents)
+
+    def child(self, row: int, token: int) -> int:
+        """The row of the child of `row` with this token, or -1."""
+        hits = np.flatnonzero((self.parents == row) & (self.tokens == token))
+        return int(hits[0]) + 1 if len(hits) else -1
+
+
+EMPTY = DraftTree(
+    np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float64)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Lattice:
+    """Candidates of a block drafter: the top K tokens of each position, by their marginals.
+
+    tokens         int64 [gamma, K]
+    probabilities  float64 [gamma, K]  descending in each row; a row may sum to less than 1
+    whole          tensor float32 [gamma, vocab], the drafter's softmax; None unless requested
+    """
+
+    tokens: NDArray[np.int64]
+    probabilities: NDArray[np.float64]
+    whole: Any = None
+
+    def __post_init__(self) -> None:
+        if self.tokens.shape != self.probabilities.shape or self.tokens.ndim != 2:
+            raise InputError(
+                f"a lattice needs tokens and probabilities of one shape [gamma, K], got "
+                f"{self.tokens.shape} and {self.probabilities.shape}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateTree:
+    """Candidates of a drafter that looks at paths: M nodes, parents before their children.
+
+    tokens         int64 [M]
+    parents        int64 [M]  row of the parent: 0 is the root, i + 1 is node i
+    probabilities  float64 [M]  of the node given its parent
+    """
+
+    tokens: NDArray[np.int64]
+    parents: NDArray[np.int64]
+    probabilities: NDArray[np.float64]
+
+
+Candidates = Lattice | CandidateTree
+
+
+def usable(candidates: Candidates, vocab: int) -> Candidates:
+    """The candidates with a token in [0, vocab) and a probability of 0 or more.
+
+    Probabilities above 1, infinity included, become 1. A node of a tree is removed with its
+    subtree. Sound candidates are returned unchanged.
+    """
+    tokens, probabilities = candidates.tokens, candidates.probabilities
+    sound = (probabilities >= 0.0) & (tokens >= 0) & (tokens < vocab)  # NaN compares false
+    if sound.all() and (probabilities <= 1.0).all():
+        return candidates
+    if isinstance(candidates, Lattice):
+        return _sound_lattice(candidates, sound)
+    return _sound_tree(candidates, sound)
+
+
+def _sound_lattice(lattice: Lattice, sound: NDArray[np.bool_]) -> Lattice:
+    """Positions before the first without a sound candidate; K is the least count of these."""
+    counts = sound.sum(axis=1)
+    without = np.flatnonzero(counts == 0)
+    depth = int(without[0]) if len(without) else len(counts)
+    width = int(counts[:depth].min(initial=lattice.tokens.shape[1]))
+    # Sound candidates first, by falling probability; equals stay in their order.
+    capped = np.where(sound, np.minimum(lattice.probabilities, 1.0), -1.0)[:depth]
+    order = np.argsort(-capped, axis=1, kind="stable")[:, :width]
+    return Lattice(
+        np.take_along_axis(lattice.tokens[:depth], order, axis=1),
+        np.take_along_axis(capped, order, axis=1),
+        lattice.whole if lattice.whole is None else lattice.whole[:depth],
+    )
+
+
+def _sound_tree(tree: CandidateTree, sound: NDArray[np.bool_]) -> CandidateTree:
+    """The nodes whose whole path is sound."""
+    sound_rows = np.ones(len(sound) + 1, dtype=np.bool_)  # the root is sound
+    for node, parent in enumerate(tree.parents):
+        sound_rows[node + 1] = sound[node] and sound_rows[parent]
+    rows = np.cumsum(sound_rows) - 1
+    nodes = sound_rows[1:]
+    return CandidateTree(
+        tree.tokens[nodes],
+        rows[tree.parents[nodes]],
+        np.minimum(tree.probabilities[nodes], 1.0),
+    )
+
+
+def best_first(
+    candidates: Candidates,
+    nodes: int,
+    depth_factors: NDArray[np.float64] | None = None,
+) -> DraftTree:
+    """The `nodes` candidates of highest path score, in best-first order.
+
+    BASTION section 2.3 and Algorithm 1, with a corrected frontier rule: the next sibling is
+    pushed if there is one, the first child if depth < gamma. `depth_factors` [gamma] scale
+    the probabilities of each depth before the tree is built (online correction of a biased
+    drafter). There are fewer nodes if the candidates run out.
+    """
+    if nodes <= 0:
+        return EMPTY
+    if isinstance(candidates, CandidateTree):
+        return _best_first_candidates(candidates, nodes, depth_factors)
+    probabilities = candidates.probabilities
+    if depth_factors is not None:
+        # The last factor serves all deeper positions, as for candidate trees.
+        depths = np.minimum(np.arange(len(probabilities)), len(depth_factors) - 1)
+        probabilities = np.minimum(probabilities * depth_factors[depths, None], 1.0)
+    ranks, parents, depths, scores = _best_first_lattice(
+        np.ascontiguousarray(probabilities, dtype=np.float64), nodes
+    )
+    return DraftTree(candidates.tokens[depths - 1, ranks], parents, depths, scores)
+
+
+def chain(candidates: Candidates, depth: int) -> DraftTree:
+    """The most probable child at every step, down to `depth`."""
+    if isinstance(candidates, Lattice):
+        length = min(depth, len(candidates.tokens)) if candidates.tokens.shape[1] else 0
+        if length == 0:
+            return EMPTY
+        tokens = candidates.tokens[:length, 0]
+        scores = np.cumprod(candidates.probabilities[:length, 0])
+    else:
+        picked = _greedy_path(candidates.parents, candidates.probabilities, depth)
+        tokens = candidates.tokens[picked]
+        scores = np.cumprod(candidates.probabilities[picked])
+    rows = np.arange(len(tokens), dtype=np.int64)
+    return DraftTree(tokens.astype(np.int64), rows, rows + 1, scores)
+
+
+def _best_first_candidates(
+    candidates: CandidateTree, nodes: int, depth_factors: NDArray[np.float64] | None
+) -> DraftTree:
+    count = len(candidates.tokens)
+    factors = np.ones(1) if depth_factors is None else depth_factors
+    scores, depths = _path_scores(candidates.parents, candidates.probabilities, factors)
+    # Stable: at equal scores a parent stays before its child, so every prefix is a tree.
+    order = np.argsort(-scores, kind="stable")[:nodes]
+    row_of = np.zeros(count + 1, dtype=np.int64)
+    row_of[order + 1] = np.arange(1, len(order) + 1)
+    return DraftTree(
+        candidates.tokens[order], row_of[candidates.parents[order]], depths[order], scores[order]
+    )
+
+
+@jit
+def _path_scores(parents, probabilities, factors):  # type: ignore[no-untyped-def]
+    count = len(parents)
+    scores = np.empty(count, np.float64)
+    depths = np.empty(count, np.int64)
+    for node in range(count):
+        parent = parents[node]
+        depth = 1 if parent == 0 else depths[parent - 1] + 1
+        above = 1.0 if parent == 0 else scores[parent - 1]
+        factor = factors[min(depth, len(factors)) - 1]
+        depths[node] = depth
+        scores[node] = above * min(probabilities[node] * factor, 1.0)
+    return scores, depths
+
+
+@jit
+def _greedy_path(parents, probabilities, depth):  # type: ignore[no-untyped-def]
+    picked = np.empty(depth, np.int64)
+    row = 0
+    for length in range(depth):
+        best = -1
+        for node in range(len(parents)):
+            if parents[node] == row and (best < 0 or probabilities[node] > probabilities[best]):
+                best = node
+        if best < 0:
+            return picked[:length]
+        picked[length] = best
+        row = best + 1
+    return picked
+
+
+@jit
+def _best_first_lattice(probabilities, limit):  # type: ignore[no-untyped-def]
+    """Best-first enumeration of the prefix lattice with one binary heap.
+
+    A frontier entry is a node that is not taken yet: item -> (parent row, depth, rank).
+    Taking a node replaces it by its next sibling in place (one sift down) and pushes its
+    first child (one sift up).
+    """
+    gamma, width = probabilities.shape
+    ranks = np.empty(limit, np.int64)
+    parents = np.empty(limit, np.int64)
+    depths = np.empty(limit, np.int64)
+    scores = np.empty(limit, np.float64)
+    if gamma == 0 or width == 0:
+        return ranks[:0], parents[:0], depths[:0], scores[:0]
+    keys = np.empty(limit + 2, np.float64)
+    items = np.empty(limit + 2, np.int64)
+    # Entry i: parent row, depth, rank. A taken node adds one entry at most.
+    entry_parent = np.empty(limit + 2, np.int64)
+    entry_depth = np.empty(limit + 2, np.int64)
+    entry_rank = np.empty(limit + 2, np.int64)
+    entry_parent[0], entry_depth[0], entry_rank[0] = 0, 1, 0
+    keys[0], items[0] = probabilities[0, 0], 0
+    size, entries, taken = 1, 1, 0
+    while size > 0 and taken < limit:
+        score, entry = keys[0], items[0]
+        parent, depth, rank = entry_parent[entry], entry_depth[entry], entry_rank[entry]
+        ranks[taken], parents[taken], depths[taken] = rank, parent, depth
+        scores[taken] = score
+        taken += 1
+        if rank + 1 < width:
+            above = 1.0 if parent == 0 else scores[parent - 1]
+            entry_rank[entry] = rank + 1
+            keys[0] = above * probabilities[depth - 1, rank + 1]
+            sift_down(keys, items, size)
+        else:
+            size -= 1
+            keys[0], items[0] = keys[size], items[size]
+            if size > 0:
+                sift_down(keys, items, size)
+        if depth < gamma:
+            entry_parent[entries], entry_depth[entries], entry_rank[entries] = taken, depth + 1, 0
+            keys[size], items[size] = score * probabilities[depth, 0], entries
+            sift_up(keys, items, size)
+            size += 1
+            entries += 1
+    return ranks[:taken], parents[:taken], depths[:taken], scores[:taken]
+
+
+@jit
+def sift_down(keys, items, size):  # type: ignore[no-untyped-def]
+    """Restore a binary heap, the largest key on top, after its top entry has changed.
+
+    The heap is two arrays: keys and items [size].
+    """
+    hole, key, item = 0, keys[0], items[0]
+    while True:
+        below = 2 * hole + 1
+        if below >= size:
+            break
+        if below + 1 < size and keys[below + 1] > keys[below]:
+            below += 1
+        if keys[below] <= key:
+            break
+        keys[hole] = keys[below]
+        items[hole] = items[below]
+        hole = below
+    keys[hole] = key
+    items[hole] = item
+
+
+@jit
+def sift_up(keys, items, hole):  # type: ignore[no-untyped-def]
+    """Restore a binary heap after an entry was added at `hole`, its end."""
+    key, item = keys[hole], items[hole]
+    while hole > 0:
+        above = (hole - 1) // 2
+        if keys[above] >= key:
+            break
+        keys[hole] = keys[above]
+        items[hole] = items[above]
+        hole = above
+    keys[hole] = key
+    items[hole] = item
+
+
+def visibility(parents: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """[N + 1, N + 1]: row i sees row j when j is i itself or an ancestor of i.
+
+    parents  int64 [N]  row of each node's parent: 0 is the root, i + 1 is node i
+    """
+    return _visibility(parents)
+
+
+def ancestor_bits(parents: NDArray[np.int64], words: int) -> NDArray[np.int32]:
+    """The visibility of a tree as a bit mask [N + 1, words]: row j is bit j % 32 of word j // 32.
+
+    Raises InputError if the words cannot hold N + 1 rows.
+    """
+    if words * WORD <= len(parents):
+        raise InputError(f"{words} words of {WORD} bits cannot hold {len(parents) + 1} rows")
+    return _ancestor_bits(parents, words).view(np.int32)
+
+
+def pack_bits(visible: NDArray[np.bool_], words: int) -> NDArray[np.int32]:
+    """A visibility [rows, keys] as a bit mask [rows, words], with bits as in `ancestor_bits`.
+
+    Raises InputError if the words cannot hold the keys.
+    """
+    rows, keys = visible.shape
+    if words * WORD < keys:
+        raise InputError(f"{words} words of {WORD} bits cannot hold {keys} keys")
+    padded = np.zeros((rows, words * WORD), dtype=np.bool_)
+    padded[:, :keys] = visible
+    return np.packbits(padded, axis=1, bitorder="little").view(np.int32)
+
+
+@jit
+def _visibility(parents):  # type: ignore[no-untyped-def]
+    rows = len(parents) + 1
+    visible = np.zeros((rows, rows), np.bool_)
+    visible[0, 0] = True
+    for node in range(rows - 1):
+        row = node + 1
+        visible[row, : parents[node] + 1] = visible[parents[node], : parents[node] + 1]
+        visible[row, row] = True
+    return visible
+
+
+@jit
+def _ancestor_bits(parents, words):  # type: ignore[no-untyped-def]
+    rows = len(parents) + 1
+    bits = np.zeros((rows, words), np.uint32)
+    bits[0, 0] = np.uint32(1)
+    for row in range(1, rows):
+        above = parents[row - 1]
+        for word in range(above // 32 + 1):
+            bits[row, word] = bits[above, word]
+        bits[row, row // 32] |= np.uint32(1) << np.uint32(row % 32)
+    return bits

@@ -1,0 +1,118 @@
+"""The files of a calibration: its journal, profile, picture and raw samples."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+
+from costmodel.errors import InputError, ProfileError
+from costmodel.io import replacing
+from costmodel.profile.profile import Profile
+from costmodel.profile.schema import BORROWED
+from costmodel.profile.store import ProfileStore, user_directory
+from decoder.drafters.base import Drafter
+from decoder.profiling.measured_profile import profile_key
+from decoder.target.target import Target
+from profiler.calibrate.sweep_plan import SweepPlan
+from profiler.measure.journal import Journal
+from profiler.report.profiles import plot_profile
+
+
+def check_writable(output: Path | None) -> None:
+    """Raise InputError, before anything is measured, when the profile could not be written."""
+    folder = user_directory() if output is None else output.absolute().parent
+    if output is not None and (output.is_dir() or output.suffix != ".yaml"):
+        raise InputError(
+            f"the profile cannot be written to {output}",
+            hint="Give --output a file name ending in .yaml.",
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # A new file, which nobody can have planted, and which is gone however this ends.
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as probe:
+            probe.write(b"\0" * 4096)
+    except OSError as error:
+        raise InputError(
+            f"cannot write to {folder}: {error.strerror or error}",
+            hint="Choose another --output, or set ROOFTREE_HOME to a folder you can write to.",
+        ) from error
+
+
+def open_journal(target: Target, drafter: Drafter, plan: SweepPlan, *, fresh: bool) -> Journal:
+    """The journal of exactly this run: same device, target, runtime, drafter and plan."""
+    key = profile_key(target)
+    header = {
+        "device": key.device_name,
+        "target": key.architecture_hash,
+        "weights": target.loaded.weights,
+        "dtype": key.dtype,
+        "runtime": key.runtime,
+        "threads": key.threads,
+        "tensor_parallel": key.tensor_parallel,
+        "torch": torch.__version__,
+        "drafter": drafter.architecture_hash,
+        "contexts": list(plan.contexts),
+        "max_nodes": plan.max_nodes,
+        "batches": list(plan.batches),
+        "seed": plan.seed,
+    }
+    device, degree = device_label(target.device), f"tp{key.tensor_parallel}"
+    name = f"{device}.{key.architecture_hash}.{key.dtype}.{key.runtime}.{degree}.jsonl"
+    return Journal(user_directory() / "journals" / name, header, fresh=fresh)
+
+
+def device_label(device: torch.device) -> str:
+    """`cpu` or `cuda-N`; `cuda-0` where the device was given without a number."""
+    return "cpu" if device.type == "cpu" else f"cuda-{device.index or 0}"
+
+
+def with_stored_drafters(profile: Profile, output: Path | None) -> Profile:
+    """The profile with the costs of other drafters from the file that it replaces.
+
+    Only a file of the same keys and versions gives them, and only costs timed on this device,
+    each with its own provenance and date.
+    """
+    try:
+        if output is None:
+            stored = ProfileStore([user_directory()]).find(profile.key).profile
+        else:
+            stored = Profile.from_yaml(output)
+    except ProfileError:  # no profile yet, or an unreadable one
+        return profile
+    if stored.differences(profile.key, profile.soft_key):
+        return profile
+    for architecture_hash, drafter in stored.drafters.items():
+        kind, created_utc = stored.drafter_origin(architecture_hash)
+        if architecture_hash not in profile.drafters and kind not in BORROWED:
+            dated = drafter.model_copy(update={"kind": kind, "created_utc": created_utc})
+            profile = profile.with_drafter(architecture_hash, dated)
+    return profile
+
+
+def store(profile: Profile, output: Path | None = None) -> tuple[Path, Path]:
+    """Write the profile, and its picture beside it; returns both paths.
+
+    output  a YAML file; None: where the lookup finds it
+    """
+    if output is None:
+        path = ProfileStore().save(profile)
+    else:
+        path = output
+        ProfileStore.write(profile, path)
+    return path, plot_profile(profile, path.with_suffix(".png"))
+
+
+def keep_samples(journal: Path, profile: Path) -> None:
+    """Move the journal's samples to `<profile>.samples.jsonl`, all of them or none."""
+    try:
+        with replacing(profile.with_suffix(".samples.jsonl")) as part:
+            shutil.copyfile(journal, part)
+        journal.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"the profile {profile} is written, but not its raw samples: {error.strerror or error}",
+            hint="Free some space and run the same command again; nothing is measured anew.",
+        ) from error

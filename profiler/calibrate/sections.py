@@ -1,0 +1,163 @@
+"""From the samples of a sweep to the sections of a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.calibration.points import ErrorSummary, Points
+from costmodel.calibration.selection import regret_at_contexts
+from costmodel.profile.profile import Profile
+from costmodel.profile.schema import (
+    DrafterSection,
+    HeldOutSection,
+    NodesSection,
+    PlainSection,
+    RegretSection,
+    StagesSection,
+    TokensSection,
+)
+from costmodel.speculation import standard_curves
+from decoder.drafters.base import Drafter
+from decoder.profiling.startup import is_storable
+from profiler.calibrate.sweep import SweepResult
+from profiler.measure.machine import Activity
+from profiler.measure.samples import Samples
+
+MIN_CHOICES = 4  # a context with fewer row counts is left out of the decision regret
+
+
+def points_of(swept: SweepResult, kind: str) -> Points:
+    """The measured forwards of one kind (`verify` or `held_out`)."""
+    measured = [(task, samples) for task, samples in swept.samples.items() if task.kind == kind]
+    return Points(
+        rows=[task.size for task, _ in measured],
+        context=[task.context for task, _ in measured],
+        batch=[task.batch for task, _ in measured],
+        seconds=[samples.median_s for _, samples in measured],
+        mad_s=[np.nan if samples.mad_s is None else samples.mad_s for _, samples in measured],
+        n=[samples.n for _, samples in measured],
+    )
+
+
+def stages_section(swept: SweepResult) -> StagesSection:
+    """The costs of a cycle beside draft and verification, and those of the prefill."""
+
+    def section(kind: str, section_type: Any) -> Any:
+        rows = _of_kind(swept, kind, "size")
+        if not rows:
+            return None
+        return section_type(**{section_type.axis: [size for size, _ in rows]}, **_columns(rows))
+
+    plain = sorted(
+        (
+            (task.batch, task.context, samples)
+            for task, samples in swept.samples.items()
+            if task.kind in ("verify", "plain") and task.size == 1
+        ),
+        key=lambda row: row[:2],
+    )
+    return StagesSection(
+        plain=PlainSection(
+            batch=[batch for batch, _, _ in plain],
+            context=[context for _, context, _ in plain],
+            **_columns([(context, samples) for _, context, samples in plain]),
+        )
+        if plain
+        else None,
+        prefill=section("prefill", TokensSection),
+        build=section("build", NodesSection),
+        accept=section("accept", NodesSection),
+        accept_sampled=section("accept_sampled", NodesSection),
+        commit=section("commit", TokensSection),
+    )
+
+
+def drafter_sections(swept: SweepResult, drafter: Drafter) -> dict[str, DrafterSection]:
+    """The drafter's cost by context, under its architecture hash; none that may not be stored."""
+    rows = _of_kind(swept, "draft", "context")
+    if not rows or not is_storable(drafter):
+        return {}
+    section = DrafterSection(
+        name=drafter.name, context=[context for context, _ in rows], **_columns(rows)
+    )
+    return {drafter.architecture_hash: section}
+
+
+def _of_kind(swept: SweepResult, kind: str, axis: str) -> list[tuple[int, Samples]]:
+    """(value on the axis, samples) of the tasks of one kind, in the order of the axis."""
+    rows = [
+        (getattr(task, axis), samples)
+        for task, samples in swept.samples.items()
+        if task.kind == kind
+    ]
+    return sorted(rows, key=lambda row: row[0])
+
+
+def _columns(rows: list[tuple[int, Samples]]) -> dict[str, Any]:
+    return {
+        "median_s": [samples.median_s for _, samples in rows],
+        "mad_s": [samples.mad_s for _, samples in rows],
+        "n": [samples.n for _, samples in rows],
+    }
+
+
+def provenance_fields(
+    swept: SweepResult, fields: Mapping[str, Any], activity: Activity
+) -> dict[str, Any]:
+    """The fields of the provenance section that the sweep and the machine's metadata give."""
+    return {
+        "samples": sum(samples.n for samples in swept.samples.values()),
+        "discarded_samples": sum(len(samples.rejected) for samples in swept.samples.values()),
+        "duration_s": round(swept.spent_s, 2),
+        "sm_clock_hz": fields.get("gpu_sm_clock_hz"),
+        "memory_clock_hz": fields.get("gpu_memory_clock_hz"),
+        "temperature_c": fields.get("gpu_temperature_c"),
+        "power_w": fields.get("gpu_power_w"),
+        "clock_reasons": fields.get("gpu_clock_reasons", ()),
+        "ecc": fields.get("gpu_ecc"),
+        "busy_processes": [process.name for process in activity.processes if process.name],
+    }
+
+
+def with_held_out(profile: Profile, points: Points) -> Profile:
+    """The profile with its error on held-out points, and the decision regret at their contexts.
+
+    Without points it is unchanged. Contexts with too few row counts are left out of the
+    regret, since there is hardly a choice to get wrong.
+    """
+    if len(points) == 0:
+        return profile
+    predicted_s = profile.verify_calibration().predict_s(points.rows, points.context, points.batch)
+    linear_s = profile.linear_calibration().predict_s(points.rows, points.context, points.batch)
+    held_out = HeldOutSection(
+        error=ErrorSummary.of(predicted_s, points.seconds),
+        linear_error=ErrorSummary.of(linear_s, points.seconds),
+        repeat_noise=float(np.median(points.median_error)),
+        rows=points.rows.astype(int),
+        context=points.context.astype(int),
+        batch=points.batch.astype(int),
+        measured_s=points.seconds,
+        predicted_s=predicted_s,
+    )
+    return profile.model_copy(
+        update={"held_out": held_out, "regret": _regret_section(points, predicted_s)}
+    )
+
+
+def _regret_section(points: Points, predicted_s: NDArray[np.float64]) -> RegretSection | None:
+    contexts, row_counts = np.unique(points.context, return_counts=True)
+    eligible = contexts[row_counts >= MIN_CHOICES]
+    if len(eligible) == 0:
+        return None
+    included = np.isin(points.context, eligible)
+    regret = regret_at_contexts(points.take(included), predicted_s[included])
+    return RegretSection(
+        mean=regret.mean,
+        worst=regret.worst,
+        curves=len(standard_curves()),
+        contexts=eligible.astype(int),
+    )

@@ -1,0 +1,284 @@
+"""The loop that measures the points of a calibration.
+
+Each pass takes one sample of every unfinished point, in a new random order, so that a drift of
+the machine does not look like a trend. Points that an adaptive sweep adds together get only a
+few samples at once; the rest follow when all points are mixed. Otherwise a disturbance of some
+seconds would dominate the samples of those points.
+Every sample is in the journal before the next one is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from costmodel.errors import MeasurementError
+from profiler.calibrate.instruments import Instruments
+from profiler.calibrate.memory import OutOfMemory
+from profiler.calibrate.workload import Task, Workload
+from profiler.measure.journal import FollowedJournal, Journal
+from profiler.measure.pace import paces
+from profiler.measure.samples import PointAccumulator, Samples, interleave, take_sample
+
+SAMPLES_A_ROUND = 3  # of every point before an adaptive sweep chooses further points
+LEAST_SAMPLES = 6  # of every point when an adaptive sweep needs no further points
+PACED = ("verify", "held_out", "plain", "prefill", "draft")  # forwards, which a busy machine slows
+MIN_GRID_SHARE = 0.75  # with fewer points measured, a profile would have hidden gaps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepProgress:
+    """Progress of a sweep: points done, seconds spent, and the time budget."""
+
+    points_done: int
+    points: int
+    spent_s: float
+    budget_s: float
+
+    @property
+    def share(self) -> float:
+        """The share of points done or of time spent, whichever is larger."""
+        return max(self.points_done / self.points, self.spent_s / self.budget_s)
+
+    @property
+    def text(self) -> str:
+        left_s = max(self.budget_s - self.spent_s, 0.0)
+        return f"{self.points_done}/{self.points} points, at most {left_s:.0f} s left"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepResult:
+    """Samples by task; those of forwards are corrected to the machine's typical pace.
+
+    unmeasured   tasks without a sample when the budget was spent
+    pace_spread  standard deviation of the logarithm of the pace
+    skipped      tasks that did not fit into memory, with the reason
+    """
+
+    samples: dict[Task, Samples]
+    unmeasured: tuple[Task, ...]
+    spent_s: float
+    resumed_samples: int
+    damaged_lines: int = 0
+    pace_spread: float = 0.0
+    skipped: Mapping[Task, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steering:
+    """The time budget of a sweep, a callback for its progress, and the choice of further tasks.
+
+    `more` is called each time every point has a few samples, and returns further tasks. An
+    empty sequence means that none are left; the rest of the budget then goes into more
+    samples. None means that no further points are needed.
+    """
+
+    budget_s: float
+    on_progress: Callable[[SweepProgress], None] = lambda progress: None
+    more: Callable[[SweepResult], Sequence[Task] | None] = lambda swept: ()
+
+
+def run_sweep(
+    tasks: Sequence[Task],
+    workload: Workload,
+    instruments: Instruments,
+    journal: Journal | FollowedJournal,
+    steering: Steering,
+) -> SweepResult:
+    """Measure the tasks in mixed order until all are done or the budget is spent.
+
+    One call of each task before its first sample is outside the budget. Samples of the journal
+    count, and so does their time; what is no sample in it is left out. Raises MeasurementError
+    when too few points of the grid were measured.
+    """
+    sweep = _Sweep(workload, instruments, journal, steering)
+    sweep.add(tasks)
+    while sweep.measure(SAMPLES_A_ROUND):
+        further = steering.more(sweep.result())
+        if further is None:
+            sweep.measure(LEAST_SAMPLES)
+            break
+        if not further:
+            sweep.measure(None)
+            break
+        sweep.add(further)
+    return sweep.result()
+
+
+class _Sweep:
+    """The points of a sweep, and the seconds spent on them."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        instruments: Instruments,
+        journal: Journal | FollowedJournal,
+        steering: Steering,
+    ) -> None:
+        self._workload, self._instruments, self._journal = workload, instruments, journal
+        self._steering = steering
+        self._recorded, others = _recorded(journal)
+        self._damaged = journal.damaged + others
+        self._next_number = len(journal.records)  # of the next sample
+        self._points: dict[Task, PointAccumulator] = {}
+        self._accepted: dict[Task, list[int]] = {}  # numbers of the accepted samples
+        self._calls: dict[Task, Callable[[], object]] = {}
+        self._skipped: dict[Task, str] = {}
+        self._random = np.random.default_rng(0)
+        self._spent_s = 0.0
+        self._resumed = 0
+
+    def add(self, tasks: Sequence[Task]) -> None:
+        """Add tasks with their samples from the journal, and warm up those not yet done.
+
+        Tasks that do not fit into memory are skipped, with the reason.
+        """
+        for task in tasks:
+            reason = self._workload.shortfall(task)
+            if reason:
+                self._skipped[task] = reason
+                continue
+            point = PointAccumulator(self._instruments.rule)
+            self._points[task], self._accepted[task] = point, []
+            for number, seconds, ok in self._recorded.get(task, []):
+                self._count(task, number, seconds, ok=ok)
+                self._spent_s += seconds
+            self._resumed += point.attempts
+            self._calls[task] = self._workload.call(task)
+        added = [task for task in tasks if task in self._points]
+        self._warm_up([task for task in added if not self._points[task].done])
+
+    def measure(self, samples: int | None) -> bool:
+        """Measure until every point is done or has `samples`; False when the budget is spent."""
+        timer, guard = self._instruments.timer, self._instruments.guard
+        start_s = timer.now_s() - self._spent_s
+        for task in interleave(lambda: self._waiting(samples), self._random):
+            try:
+                sample = take_sample(self._calls[task], timer, guard)
+            except OutOfMemory as error:
+                self._skip(task, error)
+                continue
+            record = {"seconds": sample.seconds, "disturbance": sample.disturbance}
+            self._journal.append(task.key() | record, durable=False)
+            self._count(task, self._next_number, sample.seconds, ok=not sample.disturbance)
+            self._next_number += 1
+            self._spent_s = timer.now_s() - start_s
+            self._report()
+            if self._spent_s >= self._steering.budget_s:
+                return False
+        return True
+
+    def result(self) -> SweepResult:
+        samples, unmeasured = _collect(self._points)
+        samples, pace_spread = _at_typical_pace(samples, self._accepted)
+        return SweepResult(
+            samples=samples,
+            unmeasured=tuple(unmeasured),
+            spent_s=self._spent_s,
+            resumed_samples=self._resumed,
+            damaged_lines=self._damaged,
+            pace_spread=pace_spread,
+            skipped=dict(self._skipped),
+        )
+
+    def _count(self, task: Task, number: int, seconds: float, *, ok: bool) -> None:
+        self._points[task].add(seconds, ok=ok)
+        if ok:
+            self._accepted[task].append(number)
+
+    def _warm_up(self, tasks: Sequence[Task]) -> None:
+        """Call every task once: first calls compile, allocate and choose kernels."""
+        for task in tasks:
+            try:
+                self._calls[task]()
+            except OutOfMemory as error:
+                self._skip(task, error)
+
+    def _skip(self, task: Task, error: OutOfMemory) -> None:
+        self._skipped[task] = error.problem
+        self._points.pop(task)
+
+    def _waiting(self, samples: int | None) -> list[Task]:
+        return [
+            task
+            for task, point in self._points.items()
+            if not point.done and (samples is None or point.attempts < samples)
+        ]
+
+    def _report(self) -> None:
+        self._steering.on_progress(
+            SweepProgress(
+                points_done=sum(point.done for point in self._points.values()),
+                points=len(self._points),
+                spent_s=self._spent_s,
+                budget_s=self._steering.budget_s,
+            )
+        )
+
+
+def _recorded(
+    journal: Journal | FollowedJournal,
+) -> tuple[dict[Task, list[tuple[int, float, bool]]], int]:
+    """The journal's samples by task: number, seconds, accepted or not; and how many are none."""
+    recorded: dict[Task, list[tuple[int, float, bool]]] = {}
+    others = 0
+    for number, record in enumerate(journal.records):
+        try:
+            task = Task(**{key: record[key] for key in ("kind", "size", "context", "batch")})
+            seconds = float(record["seconds"])
+            if not 0 < seconds < math.inf:
+                raise ValueError
+            recorded.setdefault(task, []).append((number, seconds, not record["disturbance"]))
+        except (KeyError, TypeError, ValueError, OverflowError):
+            others += 1
+    return recorded, others
+
+
+def _collect(points: Mapping[Task, PointAccumulator]) -> tuple[dict[Task, Samples], list[Task]]:
+    """The samples of each task, and the tasks without any."""
+    samples: dict[Task, Samples] = {}
+    unmeasured = []
+    for task, point in points.items():
+        try:
+            samples[task] = point.samples
+        except MeasurementError:
+            unmeasured.append(task)
+    planned = sum(task.kind == "verify" for task in points)
+    measured = sum(task.kind == "verify" for task in samples)
+    if measured < MIN_GRID_SHARE * planned:
+        raise MeasurementError(
+            f"only {measured} of {planned} verification points could be measured",
+            hint="Stop other work on this machine, and run again with a larger --time-budget; "
+            "the samples taken so far are kept.",
+        )
+    return samples, unmeasured
+
+
+def _at_typical_pace(
+    samples: Mapping[Task, Samples], accepted: Mapping[Task, Sequence[int]]
+) -> tuple[dict[Task, Samples], float]:
+    """The samples, those of forwards divided by the machine's pace; and the pace's spread.
+
+    accepted  the numbers of each task's accepted samples, those of its warm-up first
+    """
+    paced = [task for task in samples if task.kind in PACED]
+    rows = sorted(
+        (number, point, seconds)
+        for point, task in enumerate(paced)
+        for number, seconds in zip(
+            accepted[task][len(samples[task].warmup) :], samples[task].seconds, strict=True
+        )
+    )
+    pace = paces([seconds for _, _, seconds in rows], [point for _, point, _ in rows])
+    at_pace: list[list[float]] = [[] for _ in paced]
+    for (_, point, seconds), slowness in zip(rows, pace.tolist(), strict=True):
+        at_pace[point].append(seconds / slowness)
+    corrected = {
+        task: replace(samples[task], seconds=tuple(seconds))
+        for task, seconds in zip(paced, at_pace, strict=True)
+    }
+    spread = float(np.log(pace).std()) if len(pace) else 0.0
+    return dict(samples) | corrected, spread

@@ -1,0 +1,198 @@
+"""The points of a calibration: the planned ones, and further ones chosen while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from costmodel.calibration.design import Candidates, PointDesign
+from costmodel.calibration.physical import fit_physical
+from costmodel.calibration.points import ErrorSummary, Points
+from costmodel.calibration.selection import regret_at_contexts
+from costmodel.calibration.stairs import fit_stairs
+from costmodel.errors import InputError
+from costmodel.roofline import Roofline
+from profiler.calibrate.sections import points_of
+from profiler.calibrate.sweep import SweepResult
+from profiler.calibrate.workload import Task
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1025)
+PREFILL_TOKENS = (128, 512)
+BUILD_NODES = (1, 3, 7, 15, 31, 63, 127, 255, 511, 1023)
+COMMIT_TOKENS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPlan:
+    """The points that a calibration may measure; validated on construction.
+
+    buckets         row counts that the runtime pads forwards to; only these are measured.
+                    Empty where the runtime does not pad
+    prefill_tokens  prompt lengths; those above the largest context are left out
+    plain_batches   further batch sizes at which only the plain step is measured
+    """
+
+    contexts: tuple[int, ...]
+    max_nodes: int
+    batches: tuple[int, ...] = (1,)
+    held_out_contexts: int = 3
+    held_out_rows: int = 6
+    seed: int = 0
+    buckets: tuple[int, ...] = ()
+    prefill_tokens: tuple[int, ...] = PREFILL_TOKENS
+    plain_batches: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, values in (("contexts", self.contexts), ("batches", self.batches)):
+            if not values or any(value < 1 for value in values):
+                raise InputError(f"{name} must be whole numbers of 1 or more, got {values}")
+            if len(set(values)) < len(values):
+                raise InputError(f"{name} must not repeat, got {values}")
+        if len(self.contexts) < 2:
+            raise InputError("a calibration needs two contexts or more", hint="As 256,1024.")
+        if self.max_nodes < 3:
+            raise InputError(f"max nodes must be 3 or more, got {self.max_nodes}")
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Row counts of the grid, up to and including those of the largest tree."""
+        most = self.padded(self.max_nodes + 1)
+        return tuple(sorted({rows for rows in self.buckets or ROWS if rows <= most} | {most}))
+
+    def padded(self, rows: int) -> int:
+        """The rows that a forward of `rows` rows runs, padding included."""
+        return next((size for size in self.buckets if size >= rows), rows)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of a KV cache that holds every point."""
+        return max(self.contexts) + self.padded(self.max_nodes + 1)
+
+    def capacities(self) -> dict[int, int]:
+        """Tokens of the KV cache for each batch size of which only the plain step is measured."""
+        return {batch: max(self._plain_contexts) + 1 for batch in self._further_batches}
+
+    @property
+    def _further_batches(self) -> tuple[int, ...]:
+        return tuple(sorted(set(self.plain_batches) - set(self.batches)))
+
+    @property
+    def _plain_contexts(self) -> tuple[int, ...]:
+        """The shortest and the middle context, at which many sequences still fit into memory."""
+        ordered = sorted(self.contexts)
+        return tuple(sorted({ordered[0], ordered[len(ordered) // 2]}))
+
+    def grid(self) -> list[Task]:
+        return [
+            Task(kind="verify", size=rows, context=context, batch=batch)
+            for batch in self.batches
+            for context in self.contexts
+            for rows in self.rows
+        ]
+
+    def held_out(self) -> list[Task]:
+        """Points that no fit uses: log-uniform contexts, each with log-uniform row counts.
+
+        They are drawn from the seed before anything is measured, all at the smallest batch.
+        Row counts are stratified, one draw a stratum. Each context also has a plain step, so
+        that the decision regret can be computed there.
+        """
+        random = np.random.default_rng((self.seed, 7919))
+        low, high = np.log(min(self.contexts)), np.log(max(self.contexts))
+        edges = np.linspace(np.log(2), np.log(self.max_nodes + 1), self.held_out_rows + 1)
+        tasks = set()
+        for context in np.exp(random.uniform(low, high, self.held_out_contexts)):
+            drawn = np.exp(random.uniform(edges[:-1], edges[1:]))
+            drawn_rows = (self.padded(rows) for rows in np.rint(drawn).astype(int).tolist())
+            for rows in {1, *drawn_rows}:
+                tasks.add(
+                    Task(
+                        kind="held_out",
+                        size=rows,
+                        context=round(context),
+                        batch=min(self.batches),
+                    )
+                )
+        return sorted(tasks)
+
+    def stages(self) -> list[Task]:
+        """The stages of a cycle beside verification, and the prefill."""
+        middle = sorted(self.contexts)[len(self.contexts) // 2]
+        builds = sorted({n for n in BUILD_NODES if n <= self.max_nodes} | {self.max_nodes})
+        prompts = [tokens for tokens in self.prefill_tokens if tokens <= max(self.contexts)]
+        tasks = [Task(kind="prefill", size=tokens) for tokens in prompts]
+        tasks += [
+            Task(kind="plain", size=1, context=context, batch=batch)
+            for batch in self._further_batches
+            for context in self._plain_contexts
+        ]
+        tasks += [Task(kind="draft", size=1, context=context) for context in self.contexts]
+        tasks += [Task(kind="build", size=nodes) for nodes in builds]
+        for kind in ("accept", "accept_sampled"):
+            tasks += [Task(kind=kind, size=nodes) for nodes in builds]
+        tasks += [
+            Task(kind="commit", size=tokens, context=middle)
+            for tokens in COMMIT_TOKENS
+            if 2 * tokens <= self.max_nodes
+        ]
+        return tasks
+
+    def tasks(self) -> list[Task]:
+        return self.grid() + self.held_out() + self.stages()
+
+
+FIRST_POINTS = 12
+STEP_POINTS = 6
+LEAST_POINTS = 24  # fewer may meet the goals by chance
+GOAL_MEDIAN_ERROR = 0.01
+GOAL_WORST_ERROR = 0.05
+GOAL_WORST_REGRET = 0.01
+
+
+class AdaptiveGrid:
+    """Chooses points of a plan's grid until the held-out points are predicted well enough."""
+
+    def __init__(
+        self, plan: SweepPlan, roofline: Roofline, fits: Callable[[Task], bool] = lambda task: True
+    ) -> None:
+        """fits: whether a point fits into memory."""
+        self._grid = [task for task in plan.grid() if fits(task)]
+        self._roofline = roofline
+        self._design = PointDesign(
+            Candidates(
+                rows=[task.size for task in self._grid],
+                context=[task.context for task in self._grid],
+                batch=[task.batch for task in self._grid],
+            ),
+            roofline,
+        )
+
+    def first(self) -> list[Task]:
+        """Space-filling points, chosen before anything is measured."""
+        return [self._grid[index] for index in self._design.first(FIRST_POINTS)]
+
+    def more(self, swept: SweepResult) -> list[Task] | None:
+        """Further points, by the samples so far: [] if none is left, None if none is needed."""
+        points = points_of(swept, "verify")
+        if len(points) >= LEAST_POINTS and self._meets_goals(points, swept):
+            return None
+        chosen = [self._grid[index] for index in self._design.next(points, STEP_POINTS)]
+        return [task for task in chosen if task not in swept.skipped]
+
+    def _meets_goals(self, points: Points, swept: SweepResult) -> bool:
+        """Whether the held-out error and the decision regret meet the goals."""
+        held_out = points_of(swept, "held_out")
+        if len(held_out) == 0:
+            return False
+        calibration = fit_stairs(points, fit_physical(points, self._roofline))
+        predicted_s = calibration.predict_s(held_out.rows, held_out.context, held_out.batch)
+        error = ErrorSummary.of(predicted_s, held_out.seconds)
+        regret = regret_at_contexts(held_out, predicted_s)
+        noise = float(np.median(held_out.median_error))
+        return (
+            error.median <= max(GOAL_MEDIAN_ERROR, noise)
+            and error.worst <= GOAL_WORST_ERROR
+            and (regret is None or regret.worst <= GOAL_WORST_REGRET)
+        )

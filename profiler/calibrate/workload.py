@@ -1,0 +1,249 @@
+"""The calls that a sweep times: the decoder's own functions at given rows, contexts and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from costmodel.errors import InputError
+from decoder.acceptance.rules import AcceptanceRule, accept_together
+from decoder.acceptance.sampling import Sampling
+from decoder.drafters.base import Drafter
+from decoder.profiling.probe import steady_draft
+from decoder.target.kv_cache import KVCache
+from decoder.target.ranks import Ranks
+from decoder.target.target import PREFILL_CHUNK, Step, Target
+from decoder.tree.draft_tree import EMPTY, DraftTree, Lattice, best_first
+from profiler.calibrate.memory import (
+    CACHE_SHARE,
+    OutOfMemory,
+    Rehearsed,
+    forward_bytes,
+    free_memory,
+    slot_bytes,
+)
+
+FORWARDS = ("verify", "held_out", "plain")  # kinds that time a verification forward
+LATTICE_DEPTH = 15  # gamma of a block of 16
+TIMED_SAMPLING = Sampling(temperature=1.0, top_p=0.9)  # top-p is what costs
+CERTAIN = 100.0  # a logit above zeros whose token is drawn at temperature 1 too
+ACCEPTED_DEPTH = 3  # rows that a timed acceptance walks: a typical acceptance length
+
+
+@dataclass(frozen=True, slots=True, order=True, kw_only=True)
+class Task:
+    """One call to time.
+
+    kind     `verify`, `held_out`, `plain` (a step of one row that the surface does not use),
+             `prefill`, `draft`, `build`, `accept`, `accept_sampled` or `commit`
+    size     rows of a forward, tokens of a prefill or commit, nodes of a build or accept
+    context  cached tokens (0 where the kind has none)
+    """
+
+    kind: str
+    size: int
+    context: int = 0
+    batch: int = 1
+
+    def key(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+
+class Workload:
+    """Turns tasks into calls of the decoder's functions on one target and drafter."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        *,
+        capacity: int,
+        capacities: Mapping[int, int] | None = None,
+        seed: int = 0,
+    ) -> None:
+        """
+        capacity    tokens of a KV cache, rows included
+        capacities  other capacities, by batch size
+
+        Raises InputError when the capacity exceeds the target's positions.
+        """
+        if capacity > target.max_context:
+            raise InputError(
+                f"a context of {capacity} tokens, rows included, exceeds the "
+                f"{target.max_context} positions of {target.loaded.name}",
+                hint="Choose smaller --contexts or --max-nodes.",
+            )
+        self._target = target
+        self._drafter = drafter
+        self._capacity, self._capacities = capacity, dict(capacities or {})
+        self._free_bytes = free_memory(target.device, target.ranks)
+        self._seed = seed
+        self._random = np.random.default_rng(seed)
+        self._caches: dict[int, KVCache] = {}
+
+    @property
+    def device(self) -> torch.device:
+        return self._target.device
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that share the target."""
+        return self._target.ranks
+
+    def call(self, task: Task) -> Callable[[], object]:
+        """A function of no arguments that runs the task once, from the same state each time.
+
+        The function raises OutOfMemory where the device's memory does not suffice.
+        """
+        if task.kind in FORWARDS:
+            work = self._verify(task)
+        else:
+            work = {
+                "prefill": self._prefill,
+                "draft": self._draft,
+                "build": self._build,
+                "accept": partial(self._accept, Sampling()),
+                "accept_sampled": partial(self._accept, TIMED_SAMPLING),
+                "commit": self._commit,
+            }[task.kind](task)
+
+        def run() -> object:
+            try:
+                return work()
+            except torch.OutOfMemoryError as error:
+                reason = str(error).partition("\n")[0]
+                raise OutOfMemory(f"out of memory: {reason}") from error
+
+        together = not self.ranks.alone and task.kind in (*FORWARDS, "prefill")
+        return Rehearsed(run, self._target) if together else run
+
+    def shortfall(self, task: Task) -> str:
+        """The reason why the task does not fit into memory; empty where it fits."""
+        if task.kind not in (*FORWARDS, "prefill", "commit"):
+            return ""
+        tokens = task.context + (2 * task.size if task.kind == "commit" else task.size)
+        problem = self._cache_problem(task.batch)
+        if problem:
+            return problem
+        capacity = self._use_cache(task.batch).capacity
+        if tokens > capacity:
+            return f"{tokens} tokens x batch {task.batch}; memory is left for {capacity}"
+        rows = min(task.size, PREFILL_CHUNK) if task.kind == "prefill" else task.size * task.batch
+        work_bytes = forward_bytes(self._target.loaded.local, rows, self._element_bytes)
+        free_bytes = self._free_bytes()
+        if task.kind in (*FORWARDS, "prefill") and work_bytes > free_bytes:
+            return (
+                f"a forward of {rows} rows needs some {work_bytes / 1e9:.1f} GB; "
+                f"{free_bytes / 1e9:.1f} GB are free"
+            )
+        return ""
+
+    def _verify(self, task: Task) -> Callable[[], object]:
+        target, tree = self._target, self._tree(task.size - 1)
+        steps = [Step(1, tree, sequence) for sequence in range(task.batch)]
+
+        def run() -> object:
+            self._use_cache(task.batch).truncate(task.context)
+            return target.verify(steps)
+
+        return run
+
+    def _prefill(self, task: Task) -> Callable[[], object]:
+        target = self._target
+        prompt = self._tokens(task.size)
+
+        def run() -> object:
+            self._use_cache(task.batch).truncate(0)
+            return [target.prefill(prompt, sequence) for sequence in range(task.batch)]
+
+        return run
+
+    def _draft(self, task: Task) -> Callable[[], object]:
+        return steady_draft(self._drafter, self._target, task.context, self._seed)
+
+    def _build(self, task: Task) -> Callable[[], object]:
+        lattice = self._lattice(task.size)
+        return lambda: best_first(lattice, task.size)
+
+    def _accept(self, sampling: Sampling, task: Task) -> Callable[[], object]:
+        target, tree = self._target, self._tree(task.size)
+        logits = torch.zeros(
+            tree.rows, target.architecture.vocab, dtype=target.dtype, device=target.device
+        )
+        row = 0
+        for _ in range(ACCEPTED_DEPTH):  # the target follows a path of the tree, then leaves it
+            children = np.flatnonzero(tree.parents == row)
+            if len(children) == 0:
+                break
+            logits[row, int(tree.tokens[children[0]])] = CERTAIN
+            row = int(children[0]) + 1
+        rule = AcceptanceRule("walk", sampling, target.device)
+        return lambda: accept_together([rule], [tree], [logits])
+
+    def _commit(self, task: Task) -> Callable[[], object]:
+        target = self._target
+        rows = [0, *range(2, 2 * task.size + 1, 2)]  # every row but the root's has to be moved
+
+        def run() -> None:
+            cache = self._use_cache(task.batch)
+            cache.truncate(task.context)
+            for sequence in range(task.batch):
+                target.commit(rows, sequence)
+
+        return run
+
+    def _cache_problem(self, batch: int) -> str:
+        """The reason why a rank cannot hold the cache of this batch size; empty where all can."""
+        problem = ""
+        try:
+            self._use_cache(batch)
+        except InputError as error:
+            problem = error.problem
+        problem = self.ranks.any_text(problem)
+        if problem:
+            self._caches.pop(batch, None)
+        return problem
+
+    def _use_cache(self, batch: int) -> KVCache:
+        """The cache of this batch size, filled with noise: zeros may run faster."""
+        cache = self._caches.get(batch)
+        if cache is None:
+            self._target.cache = None
+            cache = self._target.reserve(self._room(batch), batch)
+            with torch.inference_mode():
+                cache.data.normal_()
+            self._caches[batch] = cache
+        self._target.cache = cache
+        return cache
+
+    @property
+    def _element_bytes(self) -> int:
+        return self._target.dtype.itemsize
+
+    def _room(self, batch: int) -> int:
+        """Tokens of this batch's cache: the planned capacity, or fewer where memory is short."""
+        planned = self._capacities.get(batch, self._capacity)
+        each_bytes = slot_bytes(self._target.loaded.local, batch, self._element_bytes)
+        return max(min(planned, int(CACHE_SHARE * self._free_bytes()) // each_bytes), 1)
+
+    def _tokens(self, tokens: int) -> torch.Tensor:
+        ids = self._random.integers(0, self._target.architecture.vocab, tokens)
+        return torch.from_numpy(ids).to(self._target.device)
+
+    def _lattice(self, nodes: int) -> Lattice:
+        """Marginals of a typical drafter: 0.7, 0.23, 0.08, ... and 5 % less at each depth."""
+        width = max(min(nodes, 64), 1)
+        row = 0.7 * 3.0 ** -np.arange(width)
+        fading = 0.95 ** np.arange(LATTICE_DEPTH)
+        tokens = np.arange(LATTICE_DEPTH * width, dtype=np.int64).reshape(LATTICE_DEPTH, width)
+        vocab = self._target.architecture.vocab
+        return Lattice(tokens % vocab, fading[:, None] * row[None, :])
+
+    def _tree(self, nodes: int) -> DraftTree:
+        return best_first(self._lattice(nodes), nodes) if nodes else EMPTY

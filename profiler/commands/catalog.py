@@ -1,0 +1,76 @@
+"""`rooftree support`, `devices` and `targets`: what is known without measuring."""
+
+from __future__ import annotations
+
+import click
+
+from profiler.commands.options import json_option
+
+
+@click.command(short_help="List what is known of each target on each device.")
+@click.option("--device", help="Only this device, by slug, name or alias.")
+@click.option("--target", help="Only this target.")
+@json_option
+def support(device: str | None, target: str | None, as_json: bool) -> None:
+    """List where the times of each target on each device come from.
+
+    Your own profiles count too. With --device or --target, every row also has its
+    error bar, or the reason why there are no times.
+    """
+    from costmodel.catalog import find_device, find_target
+    from costmodel.compose.support import supported
+    from profiler.report.catalog import print_matrix, print_support, support_record
+    from profiler.report.console import print_json
+
+    slug = find_device(device).slug if device else None
+    name = find_target(target).name if target else None
+    rows = [row for row in supported() if slug in (None, row.device) and name in (None, row.target)]
+    if as_json:
+        print_json({"support": [support_record(row) for row in rows]})
+    elif slug or name:
+        print_support(rows)
+    else:
+        print_matrix(rows)
+
+
+@click.command(short_help="List known devices and their figures.")
+@click.argument("name", required=False)
+@json_option
+def devices(name: str | None, as_json: bool) -> None:
+    """List the devices in calibrations/devices.yaml, or all that is known of NAME.
+
+    Rates are dense, of 16-bit, FP8 and FP4 products, in TFLOP/s.
+    """
+    from costmodel.catalog import find_device, load_devices
+    from profiler.report.catalog import device_record, print_devices, print_record
+    from profiler.report.console import print_json
+
+    specs = [find_device(name)] if name else list(load_devices().values())
+    if as_json:
+        print_json({"devices": [device_record(spec) for spec in specs]})
+    elif name:
+        print_record(device_record(specs[0]))
+    else:
+        print_devices(specs)
+
+
+@click.command(short_help="List known targets and their sizes.")
+@click.argument("name", required=False)
+@json_option
+def targets(name: str | None, as_json: bool) -> None:
+    """List the targets in calibrations/targets.yaml, or all that is known of NAME.
+
+    NAME may also be a model folder, a config.json, or a hub id, whose config is
+    fetched. Parameters are in billions; cache is kB of one token in bfloat16.
+    """
+    from costmodel.catalog import load_targets, resolve_target
+    from profiler.report.catalog import print_record, print_targets, target_record
+    from profiler.report.console import print_json
+
+    entries = [resolve_target(name, hub=True)] if name else list(load_targets().values())
+    if as_json:
+        print_json({"targets": [target_record(entry) for entry in entries]})
+    elif name:
+        print_record(target_record(entries[0]))
+    else:
+        print_targets(entries)

@@ -1,0 +1,182 @@
+"""An append-only journal of samples, from which an interrupted run resumes.
+
+The file has one JSON object a line. The first line is a header that describes the run; only a
+run with the same header resumes it. A last line that a kill cut short is dropped at the next
+opening. A damaged line between others is left out and counted; a damaged header is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from costmodel.errors import InputError, MeasurementError
+from costmodel.io import lock, read_bytes
+from costmodel.strict_json import NotJson, parse_json
+
+VERSION = 1
+MOST_BYTES = 256_000_000  # a long sweep takes some 5 MB
+FRESH_HINT = "Run again with --fresh to start over."
+
+
+class Journal:
+    """An open journal: `records` of earlier runs, `append` for new ones.
+
+    damaged  number of lines of earlier runs that could not be read
+
+    It is a context manager. Closing keeps the file for the next run; `delete` removes it. The
+    file is locked while it is open, so that two runs never write into one. Symbolic links are
+    not followed.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, Any], *, fresh: bool = False) -> None:
+        """Open the journal at `path`, and resume from its records.
+
+        header  describes the run, in JSON values
+        fresh   drops the records of earlier runs
+
+        Raises InputError when the file is another run's or its header damaged, and
+        MeasurementError when it cannot be written or another process writes it.
+        """
+        self.path = path
+        self.records: list[dict[str, Any]] = []
+        self.damaged = 0
+        header = json.loads(json.dumps(header))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Unbuffered, so that closing does not write a failed line again.
+            self._file = io.FileIO(path, "a", opener=_open_own)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        try:
+            self._size_bytes = 0 if fresh else self._read(header)
+            self._file.truncate(self._size_bytes)
+        except BaseException:
+            self._file.close()
+            raise
+        if self._size_bytes == 0:
+            self.append({"journal": VERSION, "header": header})
+
+    @property
+    def resumed(self) -> bool:
+        """Whether there are records of an earlier run."""
+        return bool(self.records)
+
+    def append(self, record: Mapping[str, Any], *, durable: bool = True) -> None:
+        """Write one record.
+
+        It survives the end of this process, and with `durable` also that of the machine. Raises
+        MeasurementError when the line cannot be written; the file is left without it.
+        """
+        line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        try:
+            if self._file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if durable:
+                os.fsync(self._file.fileno())
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._size_bytes)
+            raise self._unwritable(error) from error
+        self._size_bytes += len(line)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def delete(self) -> None:
+        """Close and remove the file."""
+        self.close()
+        self.path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _read(self, header: Mapping[str, Any]) -> int:
+        """Fill `records`; returns the bytes of the file that are whole lines of this run."""
+        content = read_bytes(self.path, InputError, most_bytes=MOST_BYTES)
+        whole_bytes = content.rfind(b"\n") + 1
+        first, *rest = map(_parse, content[:whole_bytes].split(b"\n")[:-1] or [b"{}"])
+        if whole_bytes == 0:
+            return 0
+        self._check_header(first or {}, header)
+        self.records = [record for record in rest if record is not None]
+        self.damaged = len(rest) - len(self.records)
+        return whole_bytes
+
+    def _check_header(self, first: Mapping[str, Any], header: Mapping[str, Any]) -> None:
+        if first.get("journal") != VERSION or not isinstance(first.get("header"), dict):
+            raise InputError(f"{self.path} is not a journal of this version", hint=FRESH_HINT)
+        earlier = first["header"]
+        differing = [
+            f"{key} was {earlier.get(key)!r}, is {header.get(key)!r}"
+            for key in sorted(earlier.keys() | header.keys())
+            if earlier.get(key) != header.get(key)
+        ]
+        if differing:
+            raise InputError(
+                f"the unfinished run in {self.path} measured something else: "
+                + "; ".join(differing),
+                hint=FRESH_HINT,
+            )
+
+    def _unwritable(self, error: OSError) -> MeasurementError:
+        return MeasurementError(
+            f"cannot write the journal {self.path}: {error.strerror or error}",
+            hint="Free some space or set ROOFTREE_HOME to a directory you can write to.",
+        )
+
+
+def _open_own(path: str, flags: int) -> int:
+    """Open and lock a regular file that is no symbolic link. Raises OSError."""
+    handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        if not lock(handle, wait_s=0):
+            raise OSError(errno.EBUSY, "another process is writing it")
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """The object in a line; None where it is damaged."""
+    try:
+        value = parse_json(line)
+    except NotJson:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+class FollowedJournal:
+    """The first rank's journal as seen by another rank: its records; `append` writes nothing."""
+
+    damaged = 0  # the first rank tells
+
+    def __init__(self, path: Path, records: list[dict[str, Any]]) -> None:
+        self.path, self.records = path, records
+
+    def append(self, record: Mapping[str, Any], *, durable: bool = True) -> None:
+        """Does nothing: the first rank writes the record."""
+
+    def __enter__(self) -> FollowedJournal:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...

@@ -1,0 +1,4 @@
+"""Tables, pictures and pages of profiles, fits and plans.
+
+Imports costmodel; `console` prints for all commands.
+"""

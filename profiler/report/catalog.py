@@ -1,0 +1,195 @@
+"""Tables and records of known devices, known targets, and the times of each pair."""
+
+from __future__ import annotations
+
+import dataclasses
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from costmodel.catalog import DeviceSpec, TargetEntry
+from costmodel.compose.support import Support
+from costmodel.hf_config import config_fields
+from profiler.report.console import print_table
+
+# One letter for each origin of times, in the order of the legend.
+ORIGINS = {
+    "measured": "m",
+    "quick": "q",
+    "composed": "c",
+    "transferred": "t",
+    "datasheet": "d",
+    "operators": "o",
+}
+MEANINGS = {
+    "m": "measured here",
+    "q": "quick probe here",
+    "c": "composed from operator tables",
+    "t": "transferred from another device",
+    "d": "data sheet",
+    "o": "no profile; plans take operator tables",
+}
+MATRIX_WIDTH = 80
+
+
+def device_record(spec: DeviceSpec) -> dict[str, Any]:
+    """The fields of one device for `devices`; rates and sizes in plain units."""
+    return dataclasses.asdict(spec)
+
+
+def print_devices(specs: Sequence[DeviceSpec]) -> None:
+    """Print one line for each device."""
+    rows = [
+        (
+            spec.slug,
+            f"{spec.memory_bytes / 2**30:.0f}",
+            f"{spec.peak_bytes_per_s / 1e9:.0f}",
+            f"{spec.peak_flops_per_s / 1e12:.0f}",
+            _tera(spec.fp8_flops_per_s),
+            _tera(spec.fp4_flops_per_s),
+            spec.sm_count,
+            f"{spec.tdp_w:.0f}",
+            "yes" if spec.confidence == "corroborated" else "no",
+        )
+        for spec in specs
+    ]
+    print_table(("device", "GiB", "GB/s", "16-bit", "FP8", "FP4", "SMs", "W", "checked"), rows)
+    click.echo(
+        "Rates in dense TFLOP/s. checked: a second source agrees with the data sheet.\n"
+        "`rooftree devices NAME` shows names, source and notes of one."
+    )
+
+
+def _tera(rate: float | None) -> str | None:
+    return None if rate is None else f"{rate / 1e12:.0f}"
+
+
+def target_record(entry: TargetEntry) -> dict[str, Any]:
+    """The fields of one target for `targets`: its architecture and what follows from it."""
+    a = entry.architecture
+    return {
+        **a.to_dict(),
+        "name": entry.name,
+        "kind": _kind(entry),
+        "architecture_hash": a.hash,
+        "parameters": a.parameters,
+        "active_parameters": a.active_parameters,
+        "cache_bytes_per_token": 2 * a.layers * a.cached_width,
+        "positions": entry.positions,
+        "plan": a.beyond_tables or "from a profile or operator tables",
+    }
+
+
+def print_targets(entries: Sequence[TargetEntry]) -> None:
+    """Print one line for each target, and why some cannot be planned from operator tables."""
+    rows = [
+        (
+            entry.name.rpartition("/")[2],
+            _kind(entry),
+            _billions(entry.architecture.parameters),
+            _billions(entry.architecture.active_parameters),
+            f"{2 * entry.architecture.layers * entry.architecture.cached_width / 1e3:.0f}",
+            _plan(entry),
+        )
+        for entry in entries
+    ]
+    print_table(("target", "kind", "size", "active", "cache", "plan"), rows)
+    click.echo(
+        "size and active: billions of parameters; cache: kB of a token in bfloat16.\n"
+        "plan: `tables` from a profile or operator tables; `profile` needs a profile;\n"
+        "`no`: latent attention, whose operator tables are not read.\n"
+        "Any hub id or config.json works too; `rooftree targets NAME` shows one."
+    )
+
+
+def _kind(entry: TargetEntry) -> str:
+    fields = config_fields(entry.hf_config)
+    text = fields.get("text_config")
+    return str((text if isinstance(text, Mapping) else fields).get("model_type"))
+
+
+def _plan(entry: TargetEntry) -> str:
+    a = entry.architecture
+    if a.latent_rank:
+        return "no"
+    return "profile" if a.beyond_tables else "tables"
+
+
+def _billions(count: int) -> str:
+    return f"{count / 1e9:.3g}" if count < 1e11 else f"{count / 1e9:.0f}"
+
+
+def print_record(record: Mapping[str, Any]) -> None:
+    """Print the fields of one record, one a line; empty ones are left out."""
+    for name, value in record.items():
+        if value in (None, "", (), []):
+            continue
+        text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+        click.echo(f"{name:<22} {text}")
+
+
+def support_record(row: Support) -> dict[str, Any]:
+    """The fields of one pair for `support`."""
+    return dataclasses.asdict(row)
+
+
+def print_support(rows: Sequence[Support]) -> None:
+    """Print one line for each pair: its origin and error bar, or why there are no times."""
+    print_table(
+        ("device", "target", "times", "tp", "error bar"),
+        [
+            (
+                row.device,
+                row.target.rpartition("/")[2],
+                row.provenance,
+                ",".join(map(str, row.degrees)) or None,
+                None if row.error_bar is None else f"{row.error_bar:.1%}",
+            )
+            for row in rows
+        ],
+    )
+    for reason in dict.fromkeys(row.reason for row in rows if row.reason):
+        click.echo(f"without times: {reason}")
+
+
+def print_matrix(rows: Sequence[Support]) -> None:
+    """Print targets by devices, one letter for the origin of the times of each pair."""
+    cells = {(row.target, row.device): ORIGINS.get(row.provenance or "", "-") for row in rows}
+    targets = list(dict.fromkeys(row.target for row in rows))
+    devices = [
+        slug
+        for slug in dict.fromkeys(row.device for row in rows)
+        if any(cells[target, slug] != "-" for target in targets)
+    ]
+    labels = dict(zip(devices, string.ascii_uppercase + string.digits, strict=False))
+    width = max(len(target.rpartition("/")[2]) for target in targets) + 1
+    room = (MATRIX_WIDTH - width) // 2
+    for start in range(0, len(devices), room):
+        block = devices[start : start + room]
+        click.echo(f"{'target':<{width}}" + "".join(f" {labels[slug]}" for slug in block))
+        for target in targets:
+            letters = "".join(f" {cells[target, slug]}" for slug in block)
+            click.echo(f"{target.rpartition('/')[2]:<{width}}{letters}")
+        click.echo("")
+    for slug in devices:
+        click.echo(f"{labels[slug]} {slug}")
+    used = {letter for letter in cells.values() if letter != "-"}
+    legend = [f"{letter} {meaning}" for letter, meaning in MEANINGS.items() if letter in used]
+    click.echo("\n" + "\n".join(legend))
+    absent = [slug for slug in dict.fromkeys(row.device for row in rows) if slug not in devices]
+    if absent:
+        click.echo("\nNo times of any target; `rooftree transfer` scales a profile to them:")
+        for line in _lines(absent):
+            click.echo(line)
+
+
+def _lines(names: Sequence[str]) -> list[str]:
+    """The names, as many a line as fit."""
+    lines = [""]
+    for name in names:
+        if len(lines[-1]) + len(name) + 2 > MATRIX_WIDTH:
+            lines.append("")
+        lines[-1] += f"{', ' if lines[-1] else ''}{name}"
+    return lines

@@ -1,0 +1,190 @@
+"""The common style of pictures: sizes, colours, labels, axes, legends, and their files."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+from costmodel.errors import InputError
+from costmodel.io import write_atomic
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH_IN = 5.2
+HEIGHT_IN = 3.5
+GRAY = "#8a8f98"
+# Middle tones, readable on a light and on a dark ground.
+SERIES = ("#3a86c8", "#e4572e", "#4c9f70", "#9b6bd3", "#c79a00", "#b07d62", "#2aa5a5", "#d45d9c")
+LONGEST_LABEL = 34
+LETTERS_PER_IN = 12.5  # of a title
+CLOSE = 1.3  # factor below which two tree sizes share one axis label
+ENDINGS = (".png", ".svg", ".pdf")
+# Ticks of a logarithmic axis within a factor of ten, the sparsest first.
+_STEPS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0))
+_LEAST_TICKS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """One picture, or the reason why there is none.
+
+    name     letters, digits and dashes, unique on a page; the file name without its ending
+    caption  the quantity and how to read it
+    draw     makes the figure; None where the data is missing
+    missing  the option that would add the data
+    """
+
+    name: str
+    title: str
+    caption: str = ""
+    draw: Callable[[], Figure] | None = None
+    missing: str = ""
+
+
+def panels(
+    count: int, columns: int = 1, size_in: tuple[float, float] = (WIDTH_IN, HEIGHT_IN)
+) -> tuple[Figure, list[Axes]]:
+    """A figure of `count` empty plots in rows of up to `columns`, and their axes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(size_in[0] * columns, size_in[1] * rows), layout="constrained")
+    grid = [axes for line in figure.subplots(rows, columns, squeeze=False) for axes in line]
+    for axes in grid[count:]:
+        axes.remove()
+    for axes in grid[:count]:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+        axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
+    return figure, grid[:count]
+
+
+def new_plot(height_in: float = HEIGHT_IN) -> tuple[Figure, Axes]:
+    """An empty plot of the common width, and its axes."""
+    plot, (axes,) = panels(1, size_in=(WIDTH_IN, height_in))
+    return plot, axes
+
+
+def finish(plot: Figure, axes: Axes, labels: tuple[str, str], columns: int = 0) -> Figure:
+    """Label the x and y axes and put a legend below the plot, where it hides nothing.
+
+    columns  of the legend; 0 for no legend
+    """
+    x, y = labels
+    axes.set_xlabel(x, fontsize=9)
+    axes.set_ylabel(y, fontsize=9)
+    handles, names = axes.get_legend_handles_labels()
+    if columns and names:
+        plot.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=8,
+                    framealpha=0.0)  # fmt: skip
+    return plot
+
+
+def set_title(plot: Figure, title: str) -> None:
+    """A title above the plot, broken where it is longer than the plot is wide."""
+    text = fill(title, round(LETTERS_PER_IN * plot.get_figwidth()))
+    plot.suptitle(text.replace("$", r"\$"), fontsize=10)
+
+
+def tree_size_axis(axes: Axes, sizes: Sequence[int]) -> None:
+    """A logarithmic x axis labelled with the tree sizes; of close neighbours only the first."""
+    from matplotlib.ticker import NullLocator
+
+    axes.set_xscale("symlog", base=2, linthresh=1)
+    labelled: list[int] = []
+    for size in sorted(sizes):
+        if not labelled or size + 1 >= CLOSE * (labelled[-1] + 1):
+            labelled.append(size)
+    axes.set_xticks(labelled, [str(size) for size in labelled])
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def log_axes(axes: Axes, names: str) -> None:
+    """Make the axes named (`x`, `y` or `xy`) logarithmic, with plain numbers at their ticks.
+
+    To be called when everything is drawn: the ticks depend on the limits.
+    """
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    for name in names:
+        axis = axes.xaxis if name == "x" else axes.yaxis
+        getattr(axes, f"set_{name}scale")("log")
+        low, high = sorted(getattr(axes, f"get_{name}lim")())
+        axis.set_major_locator(FixedLocator(round_ticks(low, high)))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: plain_number(value)))
+
+
+def round_ticks(low: float, high: float) -> list[float]:
+    """Round numbers from `low` to `high` (both above 0), about evenly spaced by their ratios."""
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in _STEPS:
+        ticks = [step * 10.0**power for power in exponents for step in steps]
+        inside = [tick for tick in ticks if low <= tick <= high]
+        if len(inside) >= _LEAST_TICKS:
+            return inside
+    # Less than a factor of two or so: evenly spaced, by a round step.
+    step = 10.0 ** math.floor(math.log10((high - low) / 2))
+    step *= next(factor for factor in (5, 2, 1) if (high - low) / (factor * step) >= 2)
+    return [step * number for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def plain_number(value: float) -> str:
+    """A number for an axis: no power of ten, no trailing zeros, thousands apart."""
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.10f}".rstrip("0").rstrip(".") if value < 1 else f"{value:.6g}"
+
+
+def shown(name: str) -> str:
+    """A name as a label: cut where it is long, `$` and a leading `_` taken literally."""
+    if len(name) > LONGEST_LABEL:
+        name = name[: LONGEST_LABEL - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    text = name.replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text  # a leading _ would hide it in a legend
+
+
+def slug(text: str) -> str:
+    """A text as part of a file name: lower-case letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40]
+
+
+def check_picture(path: Path) -> None:
+    """Raise InputError unless the name ends like a picture that can be written."""
+    if path.suffix.lower() not in ENDINGS:
+        raise InputError(
+            f"{path}: no picture can be written under this name",
+            hint=f"End it in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}",
+        )
+
+
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Write the figure in the form of its file's ending, in one step.
+
+    Raises InputError for another ending, and where the file cannot be written.
+    """
+    import warnings
+
+    check_picture(path)
+    picture = io.BytesIO()
+    with warnings.catch_warnings():
+        # Letters that the font lacks are drawn as boxes.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        figure.savefig(picture, dpi=130, format=path.suffix[1:].lower())
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: not written, there is no folder {path.parent}")
+    write_atomic(path, picture.getvalue(), InputError)
+    return path

@@ -1,0 +1,251 @@
+"""Tables of a plan: cells, headings and remarks, printed or as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+
+import click
+
+from costmodel.errors import InputError
+from costmodel.planning.request import seconds_text
+from costmodel.planning.result import Fleet, Option, Plan, SimulatedOption, Spread
+from costmodel.planning.servers import OperatingPoint
+from costmodel.planning.sizing import Interval
+from profiler.report.console import note, print_table
+
+SERVER_COLUMNS = ("at once", "tree", "tokens a cycle", "tpot ms", "ttft ms", "requests/s")
+
+
+def option_columns(plan: Plan) -> list[str]:
+    """The headings of `option_cells`."""
+    currency = plan.request.currency
+    return [
+        "GPU", "tp", "GPUs", "at once", "tree", "tokens a cycle", "tpot ms", "ttft ms",
+        f"{currency} per hour", f"{currency} per 1M tokens", "J a token", "times from",
+    ]  # fmt: skip
+
+
+def as_csv(plan: Plan) -> str:
+    """The plan as CSV, one line per option."""
+    rows = plan.flat_rows()
+    page = io.StringIO()
+    writer = csv.DictWriter(page, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return page.getvalue()
+
+
+def option_cells(option: Option) -> list[str | None]:
+    """The cells of one option, in the order of `option_columns`."""
+    sizing = option.sizing
+    if sizing is None:
+        return [option.gpu, str(option.tensor_parallel), *[None] * 10]
+    at = sizing.at_load
+    joules = sizing.joules_per_token
+    origin = option.origin
+    return [
+        option.gpu,
+        str(option.tensor_parallel),
+        interval(sizing.gpus, ".0f"),
+        f"{at.running} of {sizing.at_most.running}",
+        tree_name(at),
+        f"{at.committed:.2f}",
+        interval(sizing.tpot_s, ".1f", 1e3),
+        interval(sizing.ttft_s, ".0f", 1e3),
+        interval(sizing.cost_per_hour, ".2f"),
+        interval(sizing.cost_per_million, ".2f"),
+        None if joules is None else f"<= {joules:.2f}",
+        None if origin is None else f"{origin.kind}, +-{option.error:.0%}",
+    ]
+
+
+def interval(value: Interval | None, form: str, unit: float = 1.0) -> str | None:
+    """A value with its interval, such as `5 (4 to 7)`."""
+    if value is None:
+        return None
+    high = "goals missed" if value.high is None else f"{value.high * unit:{form}}"
+    middle, low = f"{value.value * unit:{form}}", f"{value.low * unit:{form}}"
+    return middle if low == middle == high else f"{middle} ({low} to {high})"
+
+
+def tree_name(point: OperatingPoint) -> str:
+    """The draft tree of a point, such as `chain 7`, or `plain`."""
+    return point.shape if point.shape == "plain" else f"{point.shape} {point.nodes}"
+
+
+def problems(plan: Plan) -> list[str]:
+    """One line per option without a sizing: its problem, and the nearest that works."""
+    return [option.describe_problem() for option in plan.options if option.sizing is None]
+
+
+def heading(plan: Plan) -> str:
+    """The request in one line."""
+    request = plan.request
+    traffic = request.traffic
+    return (
+        f"{request.target}: {round(request.rate, 3):g} requests/s of "
+        f"{round(traffic.prompt_tokens, 1):g} + {round(traffic.output_tokens, 1):g} tokens, "
+        f"{request.goals.describe()}, {request.engine}"
+    )
+
+
+def refuse_infeasible(plan: Plan) -> None:
+    """Raise InputError where no option holds the goals, to set the exit code."""
+    if plan.best is None:
+        what = "holds the goals" if plan.request.goals else "can be planned"
+        raise InputError(f"no option {what}", hint="The nearest of each is named above")
+    if plan.simulated and all(option.problem for option in plan.simulated):
+        raise InputError(f"nothing could be simulated: {plan.simulated[0].problem}")
+    if plan.simulated and not any(option.enough for option in plan.simulated):
+        raise InputError(
+            "no option holds the goals in the simulation",
+            hint="What the largest fleets reach is named above",
+        )
+
+
+def print_tables(plan: Plan) -> None:
+    """Print the plan: tables on stdout, heading and notes on stderr."""
+    note(heading(plan))
+    if plan.acceptance is not None:
+        spread = plan.acceptance.spread
+        note(f"acceptance: {plan.acceptance.label}, +-{spread:.0%} of what drafts add")
+    print_table(option_columns(plan), [option_cells(option) for option in plan.options], keys=2)
+    for line in problems(plan):
+        click.echo(line)
+    if plan.simulated:
+        click.echo()
+        print_table(
+            simulated_columns(plan), simulated_rows(plan), title=simulated_title(plan), keys=3
+        )
+        for line in simulated_lines(plan):
+            click.echo(line)
+    best = plan.best
+    if best is not None and plan.request.policy.kind != "plain" and plan.acceptance is not None:
+        click.echo()
+        print_table(SERVER_COLUMNS, server_rows(best), title=f"{best.gpu}, one server")
+    if best is not None and best.drafter:
+        note(f"drafter: {best.drafter.label}")
+    for line in plan.notes:
+        note(f"note: {line}")
+
+
+def server_rows(option: Option) -> list[list[str | None]]:
+    """One server by requests at once, in the order of SERVER_COLUMNS."""
+    return [
+        [str(p.running), tree_name(p), f"{p.committed:.2f}", f"{p.tpot_s * 1e3:.1f}",
+         f"{p.ttft_s * 1e3:.0f}", f"{p.requests_per_s:.1f}"]
+        for p in option.points
+    ]  # fmt: skip
+
+
+def simulated_columns(plan: Plan) -> list[str]:
+    """The headings of `simulated_rows`."""
+    return [
+        "GPU", "tp", "GPUs", "busy", "at once", "waiting p95 ms", "ttft p50", "p95", "p99 ms",
+        "tpot p50", "p95", "p99 ms", "goals", f"{plan.request.currency} per hour",
+    ]  # fmt: skip
+
+
+def simulated_title(plan: Plan) -> str:
+    """The simulated requests in one line."""
+    settings = plan.request.simulation
+    return "" if settings is None else f"simulated: {settings.describe()}"
+
+
+def simulated_rows(plan: Plan) -> list[list[str | None]]:
+    """The fleet that the means need, and the smallest that holds all goals where it is larger.
+
+    Where no fleet holds them, the second row is the largest that was tried.
+    """
+    rows = []
+    for option in plan.simulated:
+        fleets = [option.planned, option.enough or option.nearest]
+        for fleet in fleets[: 1 if fleets[0] is fleets[1] else 2]:
+            if fleet is not None:
+                rows.append(_fleet_cells(plan, option, fleet))
+    return rows
+
+
+def simulated_lines(plan: Plan) -> list[str]:
+    """One line per option whose means need fewer GPUs than all goals, or whose goals are missed."""
+    lines = []
+    for option in plan.simulated:
+        name = f"{option.gpu} tp {option.tensor_parallel}"
+        if option.planned is None:
+            lines.append(f"{name}: not simulated: {option.problem}")
+        elif option.enough is None:
+            nearest = option.nearest or option.planned
+            lines.append(
+                f"{name}: no fleet of up to {option.tried_gpus} GPUs holds"
+                f" {', '.join(nearest.missed)}; nearest: {_reached(nearest)}"
+            )
+        elif option.enough is not option.planned:
+            lines.append(
+                f"{name}: {option.planned.gpus} GPUs hold the means, but not"
+                f" {', '.join(option.planned.missed)}; {option.enough.gpus} hold all goals"
+            )
+    return lines + _first_of_all(plan)
+
+
+def _first_of_all(plan: Plan) -> list[str]:
+    """One line where all goals are held best by another GPU than the plan's best."""
+    holding = [option for option in plan.simulated if option.enough is not None]
+    first = min(holding, key=_rank, default=None)
+    if first is None or first.enough is None or plan.best is None or first.gpu == plan.best.gpu:
+        return []
+    cost = first.cost_per_hour
+    price = "the fewest GPUs" if cost is None else f"the least cost, {cost:.2f} an hour"
+    return [f"all goals are held with {price} by {first.enough.gpus} {first.gpu}"]
+
+
+def _rank(option: SimulatedOption) -> tuple[float, int]:
+    cost = option.cost_per_hour
+    return (math.inf if cost is None else cost, option.enough.gpus if option.enough else 0)
+
+
+def _reached(fleet: Fleet) -> str:
+    """The values of the missed goals."""
+    if fleet.overloaded:
+        return "the queue grows"
+    values = []
+    for name in fleet.missed:
+        metric, _, percent = name.partition(".")
+        spread: Spread = getattr(fleet, metric)
+        values.append(f"{name} {seconds_text(getattr(spread, percent or 'mean').value)}")
+    return ", ".join(values)
+
+
+def _fleet_cells(plan: Plan, option: SimulatedOption, fleet: Fleet) -> list[str | None]:
+    price = plan.request.prices.get(option.gpu)
+    if fleet.missed:
+        goals: str | None = f"missed: {', '.join(fleet.missed)}"
+    else:
+        goals = "held" if plan.request.goals else None
+    return [
+        option.gpu,
+        str(option.tensor_parallel),
+        str(fleet.gpus),
+        f"{fleet.utilisation:.0%}",
+        f"{fleet.running:.1f}",
+        _cell(fleet.waiting, "p95", fleet),
+        *(_cell(fleet.ttft, percent, fleet) for percent in ("p50", "p95", "p99")),
+        *(_cell(fleet.tpot, percent, fleet, ".1f") for percent in ("p50", "p95", "p99")),
+        goals,
+        None if price is None else f"{fleet.gpus * price:.2f}",
+    ]
+
+
+def _cell(spread: Spread | None, percent: str, fleet: Fleet, form: str = ".0f") -> str | None:
+    """A percentile in ms, p95 with its interval; `grows` for a queue that grows."""
+    if spread is None:
+        return None
+    if fleet.overloaded:
+        return "grows"
+    value = getattr(spread, percent)
+    middle, low = f"{value.value * 1e3:{form}}", f"{value.low * 1e3:{form}}"
+    if percent != "p95":
+        return middle
+    high = "grows" if value.high is None else f"{value.high * 1e3:{form}}"
+    return middle if low == middle == high else f"{middle} ({low} to {high})"

@@ -1,0 +1,267 @@
+"""Tables, pictures and texts of a profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+from costmodel.errors import ProfileError
+from costmodel.profile.profile import Profile
+from costmodel.profile.store import StoredProfile
+from profiler.report.console import print_facts, print_table
+from profiler.report.drawing import (
+    GRAY,
+    SERIES,
+    check_picture,
+    log_axes,
+    panels,
+    save_figure,
+    set_title,
+    tree_size_axis,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DRAWN_POINTS = 200
+DRAWN_SIZES = (0, 1, 3, 7, 15, 63, 255, 1023)  # labelled on the axis of nodes
+MOST_PANELS = 6  # contexts in one picture
+PANEL_IN = 3.4
+SHOWN_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+def verdict(profile: Profile) -> str:
+    """How far to trust the profile, and what to do where that is not far."""
+    if profile.held_out is None or profile.regret is None:
+        return (
+            "This profile was not checked against points held out; measure one with "
+            "`rooftree calibrate` to know how far to trust it."
+        )
+    error, regret = profile.held_out.error, profile.regret
+    text = (
+        f"Choosing the tree size from this profile costs at most {regret.worst:.1%} of tokens/s "
+        f"({regret.mean:.2%} on average), over {regret.curves} acceptance curves at "
+        f"{len(regret.contexts)} contexts held out. Predictions there are off by "
+        f"{error.median:.1%} in the median and {error.worst:.1%} at worst"
+    )
+    noise = profile.held_out.repeat_noise
+    if noise is not None:
+        text += f"; the measurements themselves are uncertain by {noise:.1%}"
+    if regret.worst > 0.05:
+        text += (
+            ". That is too much: stop other work on this machine and run `rooftree calibrate "
+            "--fresh`, with a larger --time-budget"
+        )
+    return text + "."
+
+
+def profile_rows(profile: Profile) -> list[list[object]]:
+    """The measured surface as table rows: milliseconds by row count and context."""
+    if profile.surface is None:
+        return []
+    surface = profile.surface
+    contexts = sorted(set(surface.context))
+    cells = {
+        (rows, context): seconds
+        for rows, context, batch, seconds in zip(
+            surface.rows, surface.context, surface.batch, surface.median_s, strict=True
+        )
+        if batch == min(surface.batch)
+    }
+    return [
+        [rows, rows - 1, *(_ms(cells.get((rows, context))) for context in contexts)]
+        for rows in sorted({rows for rows, _ in cells})
+    ]
+
+
+def profile_columns(profile: Profile) -> list[str]:
+    """The headings of `profile_rows`."""
+    contexts = sorted(set(profile.surface.context)) if profile.surface else []
+    return ["rows", "nodes", *(f"ms at context {context}" for context in contexts)]
+
+
+def linear_line(profile: Profile) -> str:
+    """The paper's linear calibration, and its RMSE against that of the bare roofline."""
+    linear = profile.calibration.linear
+    before_s = linear.rmse_before_s
+    gain = 1 - linear.rmse_after_s / before_s if before_s > 0 else 0.0
+    return (
+        f"linear calibration: {linear.slope:.3f} x roofline + {linear.intercept_s * 1e3:.2f} ms "
+        f"(+- {linear.slope_se:.3f}, {linear.intercept_se_s * 1e3:.2f} ms); RMSE "
+        f"{linear.rmse_before_s * 1e3:.1f} -> {linear.rmse_after_s * 1e3:.1f} ms ({gain:.0%} less)"
+    )
+
+
+def plot_profile(profile: Profile, path: Path) -> Path:
+    """Draw latency against nodes, with one panel for each context; returns the picture's path.
+
+    It shows the points with their MAD, named after the profile's provenance, the bare roofline,
+    the linear calibration and the selected calibration. Raises InputError where the file cannot
+    be written, or is no .png, .svg or .pdf.
+    """
+    check_picture(path)
+    contexts = _contexts(profile, MOST_PANELS)
+    figure, grid = panels(len(contexts), columns=3, size_in=(PANEL_IN, PANEL_IN))
+    for axes, context in zip(grid, contexts, strict=True):
+        _draw_context(axes, profile, context)
+    low, high = (pick(axes.get_ylim()[end] for axes in grid) for end, pick in enumerate((min, max)))
+    for axes in grid:
+        axes.set_ylim(low, high)
+        log_axes(axes, "y")
+    handles, names = grid[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)), fontsize=8)
+    runtime, kind = profile.runtime, profile.provenance.kind
+    set_title(
+        figure,
+        f"{profile.target.name} on {profile.device.name} "
+        f"({runtime.quantization or runtime.dtype}, {runtime.kind}, {kind})",
+    )
+    return save_figure(figure, path)
+
+
+def _draw_context(axes: Axes, profile: Profile, context: int) -> None:
+    most = _most_rows(profile)
+    rows = np.unique(np.rint(np.geomspace(1, most, DRAWN_POINTS)))
+    nodes = rows - 1
+    roofline_s = profile.roofline("paper").seconds(rows, context)
+    linear_s = profile.linear_calibration().predict_s(rows, context)
+    axes.plot(nodes, roofline_s * 1e3, ":", color=GRAY, label="bare roofline")
+    axes.plot(nodes, linear_s * 1e3, "--", color=SERIES[0], label="linear calibration")
+    if profile.calibration.selected != "linear":
+        chosen_s = profile.verify_calibration().predict_s(rows, context)
+        label = f"{profile.calibration.selected} calibration"
+        axes.plot(nodes, chosen_s * 1e3, "-", color=SERIES[1], label=label)
+    if profile.surface is not None:
+        points = profile.surface.points()
+        here = (points.context == context) & (points.batch == points.batch.min())
+        axes.errorbar(
+            points.rows[here] - 1,
+            points.seconds[here] * 1e3,
+            yerr=np.nan_to_num(points.mad_s[here]) * 1e3,
+            fmt="o",
+            markersize=3,
+            color="black",
+            label=profile.provenance.kind,
+        )
+    axes.set_yscale("log")
+    tree_size_axis(axes, [size for size in DRAWN_SIZES if size < most])
+    axes.set_xlim(-0.2, 1.1 * most)
+    axes.set_title(f"context {context:,}", fontsize=9)
+    axes.set_xlabel("nodes", fontsize=9)
+    axes.set_ylabel("verification, ms", fontsize=9)
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 2)
+
+
+def list_record(stored: StoredProfile) -> dict[str, Any]:
+    """The fields of one profile for `profiles list`; path and problem alone where it is broken."""
+    record: dict[str, Any] = {"path": str(stored.path), "problem": stored.problem}
+    profile = stored.profile
+    if profile is None:
+        return record
+    held_out, regret = profile.held_out, profile.regret
+    return record | {
+        "device": profile.device.name,
+        "target": profile.target.name,
+        "architecture_hash": profile.target.architecture_hash,
+        "dtype": profile.runtime.quantization or profile.runtime.dtype,
+        "runtime": profile.runtime.kind,
+        "tensor_parallel": profile.runtime.tensor_parallel,
+        "provenance": profile.provenance.kind,
+        "created_utc": profile.provenance.created_utc,
+        "held_out_median": None if held_out is None else held_out.error.median,
+        "regret_worst": None if regret is None else regret.worst,
+    }
+
+
+def problem_of(path: Path) -> str:
+    """The reason why the profile at `path` cannot be used; empty when it can."""
+    try:
+        Profile.from_yaml(path).verify_calibration()
+    except ProfileError as error:
+        return error.problem
+    return ""
+
+
+def print_profile(path: Path, profile: Profile) -> None:
+    """Print the profile on stdout: its facts, its errors, and the cost of a verification."""
+    print_facts(_facts(path, profile))
+    contexts = _contexts(profile)
+    columns = ["rows", *(f"context {context}" for context in contexts)]
+    calibration = profile.verify_calibration()
+    rows = np.array([count for count in SHOWN_ROWS if count <= _most_rows(profile)])
+    predicted = [calibration.predict_s(rows, context, 1) for context in contexts]
+    table = [
+        [int(count), *(f"{1e3 * seconds[index]:.2f}" for seconds in predicted)]
+        for index, count in enumerate(rows)
+    ]
+    click.echo("\nOne verification forward, ms:")
+    print_table(columns, table)
+
+
+def _facts(path: Path, profile: Profile) -> list[tuple[str, str | Path]]:
+    device, runtime, provenance = profile.device, profile.runtime, profile.provenance
+    linear = profile.calibration.linear
+    facts: list[tuple[str, str | Path]] = [
+        ("profile", path),
+        ("device", f"{device.name}, {device.memory_bytes / 2**30:.1f} GiB{_cpu(profile)}"),
+        ("target", f"{profile.target.name} ({profile.target.architecture_hash})"),
+        (
+            "runtime",
+            f"{runtime.kind}, {runtime.quantization or runtime.dtype}, attention "
+            f"{runtime.attention}, tensor-parallel {runtime.tensor_parallel}, "
+            f"torch {runtime.torch or 'unknown'}",
+        ),
+        (
+            "provenance",
+            f"{provenance.kind}, {provenance.created_utc}, {provenance.points} points, "
+            f"{provenance.samples} samples" + (f"; {provenance.note}" if provenance.note else ""),
+        ),
+        (
+            "linear",
+            f"{linear.slope:.3g} x roofline + {1e3 * linear.intercept_s:.3g} ms; RMSE "
+            f"{1e3 * linear.rmse_before_s:.3g} ms before, {1e3 * linear.rmse_after_s:.3g} after",
+        ),
+        ("selected", profile.calibration.selected),
+    ]
+    if profile.held_out is not None:
+        error = profile.held_out.error
+        facts.append(("held out", f"error {error.median:.1%} median, {error.worst:.1%} worst"))
+    if profile.regret is not None:
+        facts.append(
+            (
+                "regret",
+                f"choosing the tree size from it costs {profile.regret.mean:.2%} of tokens/s on "
+                f"average, {profile.regret.worst:.2%} at worst",
+            )
+        )
+    drafters = [
+        drafter.name
+        + (f" ({drafter.kind}, {drafter.created_utc[:10]})" if drafter.created_utc else "")
+        for drafter in profile.drafters.values()
+    ]
+    return [*facts, ("drafters", ", ".join(drafters) or "none timed")]
+
+
+def _cpu(profile: Profile) -> str:
+    if profile.device.kind != "cpu":
+        return ""
+    return f", {profile.device.threads} threads, {profile.device.instruction_set}"
+
+
+def _contexts(profile: Profile, most: int = 5) -> list[int]:
+    """At most so many of the contexts of the points; one default where there are no points."""
+    if profile.surface is None:
+        return [1024]
+    contexts = sorted(set(profile.surface.context))
+    picked = np.linspace(0, len(contexts) - 1, min(most, len(contexts))).round().astype(int)
+    return [contexts[index] for index in picked]
+
+
+def _most_rows(profile: Profile) -> int:
+    return max(profile.surface.rows) if profile.surface is not None else SHOWN_ROWS[-1]

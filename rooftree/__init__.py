@@ -1,0 +1,130 @@
+"""The public face of rooftree.
+
+    from rooftree import TreeDecoder, calibrate, find_profile, plan
+
+Each name is imported from the package that defines it when it is first used, so that
+`import rooftree` alone imports neither PyTorch nor numpy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from rooftree.shadowing import ShadowedPackageError, check_packages
+
+if TYPE_CHECKING:
+    from costmodel.errors import InputError, ProfileError, RooftreeError
+    from costmodel.planning import Goals, Plan, PlanRequest, ServingPolicy, Traffic, plan
+    from costmodel.profile.lookup import find_profile, load_profile
+    from costmodel.profile.profile import Profile
+    from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
+    from decoder.engine import Generation, TreeDecoder
+    from decoder.policies.base import Cost, Limits, Offer, Policy
+    from decoder.profiling.startup import ProfileChoice
+    from decoder.statistics import Round
+    from decoder.tree.draft_tree import (
+        EMPTY,
+        Candidates,
+        CandidateTree,
+        DraftTree,
+        Lattice,
+        best_first,
+    )
+    from decoder.tree.growth import Growth, TopPaths
+    from profiler.calibrate.calibrate import (
+        CalibrationListener,
+        CalibrationResult,
+        CalibrationSettings,
+        calibrate,
+    )
+
+    __version__: str
+
+__all__ = [
+    "EMPTY",
+    "CalibrationListener",
+    "CalibrationResult",
+    "CalibrationSettings",
+    "CandidateTree",
+    "Candidates",
+    "Cost",
+    "DraftRequest",
+    "DraftSession",
+    "DraftTree",
+    "Drafter",
+    "Draws",
+    "Generation",
+    "Goals",
+    "Growth",
+    "InputError",
+    "Lattice",
+    "Limits",
+    "Offer",
+    "Plan",
+    "PlanRequest",
+    "Policy",
+    "Profile",
+    "ProfileChoice",
+    "ProfileError",
+    "RooftreeError",
+    "Round",
+    "ServingPolicy",
+    "ShadowedPackageError",
+    "TopPaths",
+    "Traffic",
+    "TreeDecoder",
+    "__version__",
+    "best_first",
+    "calibrate",
+    "find_profile",
+    "load_profile",
+    "plan",
+]
+
+# The module of each name, as in the imports for type checkers above.
+_NAMES_BY_MODULE = {
+    "costmodel.errors": ("InputError", "ProfileError", "RooftreeError"),
+    "costmodel.planning": ("Goals", "Plan", "PlanRequest", "ServingPolicy", "Traffic", "plan"),
+    "costmodel.profile.lookup": ("find_profile", "load_profile"),
+    "costmodel.profile.profile": ("Profile",),
+    "decoder.drafters.base": ("DraftRequest", "DraftSession", "Drafter", "Draws"),
+    "decoder.engine": ("Generation", "TreeDecoder"),
+    "decoder.policies.base": ("Cost", "Limits", "Offer", "Policy"),
+    "decoder.profiling.startup": ("ProfileChoice",),
+    "decoder.statistics": ("Round",),
+    "decoder.tree.draft_tree": (
+        "EMPTY",
+        "CandidateTree",
+        "Candidates",
+        "DraftTree",
+        "Lattice",
+        "best_first",
+    ),
+    "decoder.tree.growth": ("Growth", "TopPaths"),
+    "profiler.calibrate.calibrate": (
+        "CalibrationListener",
+        "CalibrationResult",
+        "CalibrationSettings",
+        "calibrate",
+    ),
+}
+_MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from costmodel.io import tool_version
+
+        value: Any = tool_version()
+    elif name in _MODULES:
+        check_packages()
+        value = getattr(importlib.import_module(_MODULES[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

@@ -1,0 +1,184 @@
+"""The GPU suite on a CPU: every part in tiny, and going on where it stopped."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu_suite
+from benchmarks.gpu_parts import KINDS, TINY, Part, Scale, all_parts, replay_result, run_part
+from benchmarks.gpu_store import store_archive
+from costmodel.errors import InputError, RooftreeError
+from costmodel.io import shipped_directory
+from costmodel.profile.profile import Profile
+from tests.tiny_folder import fake_clock, isolate, write_config
+
+
+@pytest.fixture
+def scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scale:
+    write_config(tmp_path / "tiny")
+    isolate(monkeypatch, tmp_path)
+    fake_clock(monkeypatch)
+    return replace(TINY, targets=(str(tmp_path / "tiny"),))
+
+
+def test_every_part_has_a_kind_and_a_name_of_its_own() -> None:
+    parts = all_parts(Scale())
+    assert {part.kind for part in parts} == set(KINDS)
+    names = [part.name for part in parts]
+    assert len(set(names)) == len(names) == 1 + 3 * (2 * 5 + 2)
+    assert "calibrate.qwen3-8b.graphs" in names
+    for part in parts:  # a profile is there before what reads it
+        if part.kind in ("held-out", "replay"):
+            needed = replace(part, kind="calibrate").name
+            assert names.index(needed) < names.index(part.name)
+
+
+@pytest.mark.slow
+def test_every_measuring_part_in_tiny(scale: Scale, tmp_path: Path) -> None:
+    found = {}
+    for part in all_parts(scale):
+        if part.kind != "tests":
+            record = run_part(part, scale, tmp_path / "work")
+            found[part.kind] = json.loads(json.dumps(record, allow_nan=False))["result"]
+    assert found["calibrate"]["points"] > 0
+    assert (tmp_path / "work" / "calibrate.tiny.eager" / "profile.yaml").is_file()
+    rows = {(row["rows"], row["context"]) for row in found["forwards"]["forwards"]}
+    assert rows == {(1, 16), (1, 64), (1, 32), (8, 32)}
+    assert all(row["over_physical_roofline"] > 0 for row in found["forwards"]["forwards"])
+    assert {point["batch"] for point in found["held-out"]["points"]} == {1}
+    assert set(found["replay"]["tokens_per_s"]) == {
+        "plain", "bastion", "chain", "fixed:3", "fixed:7",
+    }  # fmt: skip
+    assert found["replay"]["acceptance"].startswith("simulated")
+    assert sum(found["replay"]["bastion_stages_s"].values()) > 0
+    assert [row["rows"] for row in found["logits"]["compared"]] == [1, 8]
+    assert all(row["same_argmax"] == 1.0 for row in found["logits"]["compared"])
+    assert found["peers"]["tokens_per_s"]["eager"] > 0
+    assert any("mm" in event["name"] for event in found["launches"]["rows"]["1"])
+
+
+def test_a_part_without_its_profile_says_so(scale: Scale, tmp_path: Path) -> None:
+    with pytest.raises(RooftreeError, match="there is no profile for replay"):
+        run_part(Part("replay", scale.targets[0], "eager"), scale, tmp_path / "work")
+
+
+def test_what_bastion_is_compared_with() -> None:
+    rows = {
+        "plain": [(10.0, 2.0), (10.0, 2.0)],
+        "bastion": [(10.0, 1.0), (10.0, 1.0)],
+        "chain": [(10.0, 1.5), (10.0, 1.5)],
+        "fixed:3": [(10.0, 1.25), (10.0, 1.25)],
+        "fixed:7": [(10.0, 1.0), (10.0, 1.1)],
+    }
+    stages = {"draft_s": 0.2, "build_s": 0.1, "verify_s": 1.6, "accept_s": 0.1, "commit_s": 0.0}
+    found = replay_result(rows, stages)
+    assert found["best_fixed"] == "fixed:7"
+    assert found["tokens_per_s"]["plain"] == 5.0
+    assert found["bastion_over"]["plain"]["ratio"] == pytest.approx(2.0)
+    assert found["share_outside_forwards"] == pytest.approx(0.1)
+
+
+def test_without_a_gpu_it_says_that_it_needs_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu_suite", "--archive", str(tmp_path / "suite.tar.gz")])
+    with pytest.raises(SystemExit, match="measures a CUDA device and there is none"):
+        gpu_suite.main()
+
+
+class TestResuming:
+    @pytest.fixture
+    def run(self, scale: Scale, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        """Runs the suite with parts that write a file; `broken` ones fail after writing some."""
+        done: list[str] = []
+        broken: set[str] = set()
+
+        def limited(part: Part, options: argparse.Namespace, limit_s: float) -> str:
+            done.append(part.name)
+            folder = options.work / part.name
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "log.txt").write_text("so far")
+            if part.name in broken:
+                return "stopped after 530 s"
+            (folder / "result.json").write_text(part.name)
+            return ""
+
+        monkeypatch.setattr(gpu_suite, "run_limited", limited)
+
+        def start(machine: str, *arguments: str) -> list[str]:
+            done.clear()
+            archive = str(tmp_path / "suite.tar.gz")
+            command = ["gpu_suite", "--archive", archive, "--resume", archive]
+            command += ["--work", str(tmp_path / machine), "--tiny", scale.targets[0]]
+            monkeypatch.setattr(sys, "argv", [*command, *arguments])
+            gpu_suite.main()
+            return list(done)
+
+        start.broken, start.done = broken, done
+        return start
+
+    def test_only_what_is_missing_is_run_again(self, run, tmp_path: Path) -> None:
+        run.broken.add("forwards.tiny.eager")
+        with pytest.raises(SystemExit, match=r"not measured: forwards\.tiny\.eager;"):
+            run("one")
+        assert len(run.done) == 8
+        with tarfile.open(tmp_path / "suite.tar.gz") as archive:
+            names = archive.getnames()
+        assert "forwards.tiny.eager/log.txt" in names  # what a failed part left helps to mend it
+        assert "forwards.tiny.eager/result.json" not in names
+        run.broken.clear()
+        assert run("one") == ["forwards.tiny.eager"]
+        assert run("one") == []
+
+    def test_another_machine_goes_on(self, run, tmp_path: Path) -> None:
+        run("one", "--parts", "calibrate")
+        assert run("two", "--parts", "calibrate", "held-out") == ["held-out.tiny.eager"]
+        assert (tmp_path / "two" / "calibrate.tiny.eager" / "result.json").is_file()
+        assert sorted(path.name for path in tmp_path.glob("*.tar.gz*")) == ["suite.tar.gz"]
+
+    def test_no_part_begins_after_the_time(self, run) -> None:
+        with pytest.raises(SystemExit, match="not measured: logits"):
+            run("one", "--minutes", "0")
+        assert run.done == []
+
+
+def test_failing_tests_are_no_result(scale: Scale, tmp_path: Path, monkeypatch) -> None:
+    failed = subprocess.CompletedProcess([], 1, stdout="E assert\n1 failed, 3 passed\n", stderr="")
+    monkeypatch.setattr("benchmarks.gpu_parts.subprocess.run", lambda *_, **__: failed)
+    with pytest.raises(RooftreeError, match="tests fail: 1 failed, 3 passed"):
+        run_part(Part("tests"), scale, tmp_path)
+    assert "E assert" in (tmp_path / "tests" / "pytest.txt").read_text()
+
+
+class TestStoring:
+    def archive(self, folder: Path, device: str) -> Path:
+        part = folder / "work" / "calibrate.tiny.eager"
+        part.mkdir(parents=True)
+        shipped = next(shipped_directory().glob("h100-sxm/*.yaml"))
+        (part / "profile.yaml").write_bytes(shipped.read_bytes())
+        (part / "result.json").write_text(
+            json.dumps({"scale": {"device": device}, "environment": {"device": "NVIDIA H100"}})
+        )
+        gpu_suite.pack(folder / "work", folder / "gpu.tar.gz")
+        return folder / "gpu.tar.gz"
+
+    def test_profiles_and_results_go_to_their_places(self, tmp_path: Path, monkeypatch) -> None:
+        monkeypatch.setattr("benchmarks.common.RESULTS", tmp_path / "results")
+        written = store_archive(self.archive(tmp_path, "cuda"), tmp_path / "calibrations")
+        assert [path.parent.name for path in written] == ["h100-sxm", "results"]
+        assert Profile.from_yaml(written[0]).device.name
+        assert list(json.loads(written[1].read_text())["parts"]) == ["calibrate.tiny.eager"]
+
+    def test_numbers_of_a_cpu_are_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=r"calibrate\.tiny\.eager ran on a CPU"):
+            store_archive(self.archive(tmp_path, "cpu"), tmp_path / "calibrations")
+        assert not (tmp_path / "calibrations").exists()

@@ -1,0 +1,138 @@
+"""The point chooser: what it reads, what it finds, what it is good for."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pytest
+
+from costmodel.calibration.design import Candidates, PointDesign, design_points
+from costmodel.calibration.physical import fit_physical
+from costmodel.calibration.points import Points
+from costmodel.calibration.selection import regret_at_contexts
+from costmodel.calibration.stairs import fit_stairs
+from costmodel.catalog import find_device, find_target
+from costmodel.errors import InputError
+from costmodel.roofline import Roofline
+
+SETS = {
+    "rtx-a6000_llama-3.1-8b_tp1": ("rtx-a6000", 1),
+    "rtx4090_llama-3.1-8b_tp1": ("rtx-4090", 1),
+    "rtxpro6000-server_llama-3.1-8b_tp1": ("rtx-pro-6000-server", 1),
+    "rtxpro6000-server_llama-3.1-8b_tp2": ("rtx-pro-6000-server", 2),
+}
+
+
+def roofline_of(device="rtx-a6000", tensor_parallel=1) -> Roofline:
+    return Roofline(
+        architecture=find_target("Llama-3.1-8B-Instruct").architecture,
+        peaks=find_device(device).peaks,
+        tensor_parallel=tensor_parallel,
+    )
+
+
+def grid(rows, contexts):
+    return tuple(x.ravel() for x in np.meshgrid(rows, contexts))
+
+
+def stair_seconds(rows, context, edges):
+    """An invented truth: a slow rise, steps of 25 % after some edges, a cost of context."""
+    steps = sum(np.asarray(rows) > edge for edge in edges)
+    return 0.02 * (1 + np.asarray(rows) / 400) * 1.25**steps + 4e-7 * np.asarray(context)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETS)
+def test_published_sets_from_24_points(shared_dir, name):
+    with open(shared_dir / f"data/forward_latency/{name}.csv", newline="") as stream:
+        table = np.array(
+            [
+                [float(row[x]) for x in ("new_tokens", "context_tokens", "forward_us")]
+                for row in csv.DictReader(stream)
+                if row["forward_us"]
+            ]
+        )
+    rows, context, micros = table[(table[:, 1] >= 64) & (table[:, 1] <= 8192)].T
+    points = Points(rows=rows, context=context, seconds=micros * 1e-6)
+    points = points.take(points.rows <= 1024)
+    roofline = roofline_of(*SETS[name])
+    index = design_points(points, roofline, 24)
+    fitted = points.take(index)
+    stairs = fit_stairs(fitted, fit_physical(fitted, roofline))
+    predicted = stairs.predict_s(points.rows, points.context)
+    left = np.setdiff1d(np.arange(len(points)), index)
+    error = np.abs(predicted - points.seconds)[left] / points.seconds[left]
+    by_rows = [error[points.rows[left] == r] for r in np.unique(points.rows[left])]
+    regret = regret_at_contexts(points, predicted)
+    assert np.mean([part.mean() for part in by_rows]) <= 0.015
+    assert np.mean([np.quantile(part, 0.95) for part in by_rows]) <= 0.05
+    assert np.quantile(error, 0.95) <= 0.05
+    assert regret.mean <= 0.001 and regret.worst <= 0.035
+
+
+@pytest.mark.slow
+def test_no_response_that_was_not_chosen_is_read():
+    rows, context = grid(np.arange(16, 513, 16), [64, 512, 4096])
+    seconds = stair_seconds(rows, context, (128, 320))
+    points = Points(rows=rows, context=context, seconds=seconds)
+    chosen = design_points(points, roofline_of(), 20)
+    scrambled = seconds[::-1].copy() * 7
+    scrambled[chosen] = seconds[chosen]
+    others = Points(rows=rows, context=context, seconds=scrambled)
+    assert design_points(others, roofline_of(), 20).tolist() == chosen.tolist()
+    assert len(set(chosen.tolist())) == 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("edge", [100, 256, 400])
+def test_steps_are_closed_in_on(edge):
+    rows, context = grid(np.arange(8, 521, 8), [64, 4096])
+    seconds = stair_seconds(rows, context, (edge,))
+    chosen = design_points(Points(rows=rows, context=context, seconds=seconds), roofline_of(), 24)
+    measured = np.unique(rows[chosen])
+    gap = measured[measured > edge].min() - measured[measured <= edge].max()
+    assert gap <= 48  # evenly spread, 24 rows would leave 22; without a step nearby 64 or more
+
+
+def test_the_first_points_span_the_space():
+    rows, context = grid([1, 2, 16, 64, 256, 1024], [64, 1024, 8192])
+    chooser = PointDesign(Candidates(rows=rows, context=context), roofline_of())
+    first = chooser.first(6)
+    chosen = set(zip(rows[first].tolist(), context[first].tolist(), strict=True))
+    assert {(1, 64), (1, 8192)} <= chosen
+    assert rows[first].max() == 1024 and len(set(rows[first].tolist())) >= 4
+    assert len(chooser.first(100)) == len(rows)
+
+
+def test_rounds_go_on_until_nothing_is_left():
+    rows, context = grid([1, 4, 16, 64, 256], [64, 1024])
+    chooser = PointDesign(Candidates(rows=rows, context=context), roofline_of())
+    taken = chooser.first(4).tolist()
+    while len(taken) < len(rows):
+        seconds = stair_seconds(rows, context, (16,))[taken]
+        points = Points(rows=rows[taken], context=context[taken], seconds=seconds)
+        more = chooser.next(points, 3).tolist()
+        assert more and not set(more) & set(taken)
+        taken += more
+    points = Points(rows=rows, context=context, seconds=stair_seconds(rows, context, (16,)))
+    assert len(chooser.next(points, 3)) == 0
+
+
+def test_batches_are_candidates_too():
+    rows, context = grid([1, 8, 64], [64, 2048])
+    batch = np.repeat([1, 4], len(rows))
+    rows, context = np.tile(rows, 2), np.tile(context, 2)
+    seconds = stair_seconds(rows * batch, context * batch, (64,))
+    points = Points(rows=rows, context=context, batch=batch, seconds=seconds)
+    chosen = design_points(points, roofline_of(), 10)
+    assert set(batch[chosen].tolist()) == {1, 4} and len(set(chosen.tolist())) == 10
+
+
+def test_impossible_candidates_are_refused():
+    with pytest.raises(InputError, match="twice"):
+        Candidates(rows=[1, 1], context=[64, 64])
+    with pytest.raises(InputError, match="one shape or more"):
+        Candidates(rows=[], context=[])
+    with pytest.raises(InputError, match="rows of every candidate"):
+        Candidates(rows=[0, 1], context=[64, 64])

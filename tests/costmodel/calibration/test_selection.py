@@ -1,0 +1,394 @@
+"""Calibrations against known truths, published measurements and hand-worked statistics."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodel.calibration.linear import fit_linear
+from costmodel.calibration.points import ErrorSummary, Points
+from costmodel.calibration.selection import cross_validate, fit_surface, select_calibration
+from costmodel.calibration.surface import EXACT, SurfaceOptions, build_surface
+from costmodel.catalog import find_device, find_target
+from costmodel.errors import InputError
+from costmodel.roofline import Roofline
+
+# ../shared/data/SOURCES.md: MAPE in per cent of the bare roofline and of one linear calibration
+PUBLISHED = {
+    "rtx-a6000_llama-3.1-8b_tp1": ("rtx-a6000", 1, 28.0, 12.5),
+    "rtx4090_llama-3.1-8b_tp1": ("rtx-4090", 1, 14.2, 7.3),
+    "rtxpro6000-server_llama-3.1-8b_tp1": ("rtx-pro-6000-server", 1, 17.9, 4.6),
+    "rtxpro6000-server_llama-3.1-8b_tp2": ("rtx-pro-6000-server", 2, 30.5, 7.8),
+}
+
+
+def published(shared_dir, name) -> tuple[Points, Roofline]:
+    with open(shared_dir / f"data/forward_latency/{name}.csv", newline="") as stream:
+        table = [
+            (float(row["new_tokens"]), float(row["context_tokens"]), float(row["forward_us"]))
+            for row in csv.DictReader(stream)
+            if row["forward_us"]
+        ]
+    rows, context, micros = np.array(table).T
+    kept = (context >= 64) & (context <= 8192) & (rows <= 1024)
+    device, tensor_parallel, *_ = PUBLISHED[name]
+    roofline = Roofline(
+        architecture=find_target("Llama-3.1-8B-Instruct").architecture,
+        peaks=find_device(device).peaks,
+        tensor_parallel=tensor_parallel,
+    )
+    return Points(rows=rows[kept], context=context[kept], seconds=micros[kept] * 1e-6), roofline
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_linear_calibration_of_published_forwards(shared_dir, name):
+    points, roofline = published(shared_dir, name)
+    linear = fit_linear(points, roofline)
+    bare, fitted = PUBLISHED[name][2:]
+    assert 100 * linear.mape_before == pytest.approx(bare, abs=0.06)
+    assert 100 * linear.mape_after == pytest.approx(fitted, abs=0.06)
+    assert linear.rmse_after_s < linear.rmse_before_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_calibrations_of_published_forwards_predict_points_left_out(shared_dir, name):
+    points, roofline = published(shared_dir, name)
+    selection = select_calibration(points, roofline)
+    assert selection.selected == "stairs"
+    assert selection.cross_validated["stairs"].mape < 0.004
+    assert selection.cross_validated["surface"].mape < 0.012
+    assert selection.cross_validated["linear"].mape > 0.045
+
+
+def line_points(roofline, slope, intercept_s, noise=0.0, seed=0) -> Points:
+    rows, context = (x.ravel() for x in np.meshgrid([1, 4, 16, 64, 256], [64, 1024, 4096]))
+    true_s = slope * roofline.seconds(rows, context) + intercept_s
+    factor = 1 + noise * np.random.default_rng(seed).standard_normal(len(rows))
+    return Points(rows=rows, context=context, seconds=true_s * factor)
+
+
+def test_a_line_is_recovered_exactly(invented):
+    linear = fit_linear(line_points(invented.roofline, 1.8, 0.02), invented.roofline)
+    assert linear.slope == pytest.approx(1.8, rel=1e-9)
+    assert linear.intercept_s == pytest.approx(0.02, rel=1e-9)
+    assert linear.slope_se < 1e-9 and linear.rmse_after_s < 1e-12
+    expected = 1.8 * invented.roofline.seconds([3, 99], 700) + 0.02
+    assert linear.predict_s([3, 99], 700) == pytest.approx(expected)
+
+
+def test_statistics_by_hand(invented):
+    # three points: x = roofline seconds, y = x + 0.01, 0.02 and 0.06
+    x = invented.roofline.seconds([1, 64, 256], 64)
+    y = x + np.array([0.01, 0.02, 0.06])
+    linear = fit_linear(Points(rows=[1, 64, 256], context=[64] * 3, seconds=y), invented.roofline)
+    mean_x, mean_y = x.mean(), y.mean()
+    slope = ((x - mean_x) * (y - mean_y)).sum() / ((x - mean_x) ** 2).sum()
+    intercept = mean_y - slope * mean_x
+    residual = y - slope * x - intercept
+    assert linear.slope == pytest.approx(slope)
+    assert linear.intercept_s == pytest.approx(intercept)
+    assert linear.slope_se == pytest.approx(
+        np.sqrt((residual**2).sum() / 1 / ((x - mean_x) ** 2).sum())
+    )
+    assert linear.rmse_before_s == pytest.approx(np.sqrt((0.01**2 + 0.02**2 + 0.06**2) / 3))
+    assert linear.rmse_after_s == pytest.approx(np.sqrt((residual**2).mean()))
+    assert linear.mape_before == pytest.approx((np.array([0.01, 0.02, 0.06]) / y).mean())
+
+
+def test_standard_errors_cover_the_truth(invented):
+    inside = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        clean = line_points(invented.roofline, 1.8, 0.02)
+        noisy = clean.seconds + 0.004 * rng.standard_normal(len(clean))
+        points = Points(rows=clean.rows, context=clean.context, seconds=np.maximum(noisy, 1e-3))
+        linear = fit_linear(points, invented.roofline)
+        inside += abs(linear.slope - 1.8) < 2.16 * linear.slope_se  # t, 13 degrees, 95 %
+    assert 180 <= inside <= 199
+
+
+def test_relative_weights_minimise_relative_errors(invented):
+    points = invented.points()
+    plain, relative = (
+        fit_linear(points, invented.roofline, relative=choice) for choice in (False, True)
+    )
+    assert relative.mape_after < plain.mape_after
+    assert relative.rmse_after_s > plain.rmse_after_s
+
+
+def test_a_falling_line_is_a_flat_cost(invented):
+    points = Points(rows=[1, 2, 4, 8], context=[64] * 4, seconds=[0.0271, 0.0270, 0.0269, 0.0268])
+    linear = fit_linear(points, invented.roofline)
+    assert linear.slope == 0
+    assert linear.intercept_s == pytest.approx(0.02695)
+
+
+def test_a_line_never_predicts_less_than_the_physical_bound(invented):
+    points = line_points(invented.roofline, 5.0, -0.08)
+    linear = fit_linear(points, invented.roofline)
+    assert linear.intercept_s < 0
+    bound = invented.roofline.with_count("physical").seconds([1, 2], 0)
+    assert np.all(linear.predict_s([1, 2], 0) >= bound)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rows": [1, 2], "context": [1, 1], "seconds": [1.0, 2.0]}, "at least 3 points"),
+        ({"seconds": [0.1, 0.1, 0.1]}, "exactly the same time"),
+        ({"rows": [4, 4, 4]}, "same roofline time"),
+        ({"seconds": [0.1, float("nan"), 0.3]}, "seconds of points must be finite"),
+        ({"seconds": [0.1, -0.2, 0.3]}, "seconds of every point must be from 1e-08"),
+        ({"seconds": [0.1, 0.0, 0.3]}, "seconds of every point must be from 1e-08"),
+        ({"seconds": [0.1, 0.3]}, "rows of points must be one list with 2"),
+        ({"rows": [0, 1, 2]}, "rows of every point must be at least 1"),
+        ({"context": [0, -1, 2]}, "context of every point must be at least 0"),
+        ({"batch": [0, 1, 1]}, "batch of every point"),
+        ({"n": [0, 1, 1]}, "n of every point"),
+        ({"mad_s": [0.1, -0.1, 0.1]}, "mad_s of points must be at least 0"),
+        ({"mad_s": [0.1]}, "mad_s of points must be one list"),
+        ({"rows": ["a", "b", "c"]}, "rows of points must be numbers"),
+        ({"rows": [], "context": [], "seconds": []}, "at least 3 points"),
+        ({"seconds": [[0.1, 0.2, 0.3]]}, "must be one list"),
+    ],
+)
+def test_points_that_cannot_be_fitted(invented, changes, message):
+    good = {"rows": [1, 2, 4], "context": [64, 64, 64], "seconds": [0.1, 0.2, 0.3]}
+    with pytest.raises(InputError, match=message):
+        fit_linear(Points(**(good | changes)), invented.roofline)
+
+
+def test_errors_are_summarised():
+    summary = ErrorSummary.of([1.1, 2.0, 2.7], [1.0, 2.0, 3.0])
+    assert summary.points == 3
+    assert summary.mape == pytest.approx(0.2 / 3)
+    assert summary.median == pytest.approx(0.1)
+    assert summary.worst == pytest.approx(0.1)
+    for predicted, measured in (
+        ([], []),
+        ([1.0], [1.0, 2.0]),
+        ([float("nan")], [1.0]),
+        ([1.0], [0.0]),
+    ):
+        with pytest.raises(InputError):
+            ErrorSummary.of(predicted, measured)
+
+
+def test_an_exact_surface_returns_its_points(invented):
+    points = invented.points()
+    surface = build_surface(points, invented.roofline, EXACT)
+    assert surface.predict_s(points.rows, points.context) == pytest.approx(points.seconds)
+
+
+@pytest.mark.parametrize(("noise", "median", "worst"), [(0.0, 0.005, 0.02), (0.02, 0.015, 0.06)])
+def test_a_surface_predicts_between_its_points(invented, noise, median, worst):
+    points = invented.points(noise)
+    surface = fit_surface(points, invented.roofline)
+    rng = np.random.default_rng(7)
+    rows = np.round(np.exp(rng.uniform(0, np.log(256), 300)))
+    context = np.round(np.exp(rng.uniform(np.log(64), np.log(2048), 300)))
+    error = ErrorSummary.of(surface.predict_s(rows, context), invented.seconds(rows, context))
+    assert error.median < median
+    assert error.worst < worst
+
+
+@pytest.mark.slow
+def test_noise_is_smoothed_where_there_is_some_and_steps_are_kept_where_not(invented):
+    assert fit_surface(invented.points(0.0), invented.roofline).options.context == "exact"
+    chosen = [
+        fit_surface(invented.points(0.03, seed), invented.roofline).options.context
+        for seed in range(10)
+    ]
+    assert sum(context != "exact" for context in chosen) >= 8
+
+
+def steps_s(rows, context):
+    """A staircase of 32-row tiles with a real fall at 128 rows, where another kernel takes over."""
+    tiles = np.ceil(np.asarray(rows) / 32)
+    return 0.010 + 0.002 * tiles - 0.004 * (np.asarray(rows) >= 128) + 1e-6 * np.asarray(context)
+
+
+def test_real_steps_and_real_falls_stay(invented):
+    rows = [1, 32, 33, 64, 65, 96, 97, 127, 128, 256]
+    grid_rows, context = (x.ravel() for x in np.meshgrid(rows, [64, 1024]))
+    true_s = steps_s(grid_rows, context)
+    points = Points(rows=grid_rows, context=context, seconds=true_s, mad_s=1e-3 * true_s, n=9)
+    surface = build_surface(points, invented.roofline, EXACT)
+    assert surface.predict_s([32, 33, 127, 128], 64) == pytest.approx(
+        steps_s([32, 33, 127, 128], 64), rel=1e-9
+    )
+
+
+def test_falls_that_noise_explains_are_removed(invented):
+    rows = np.array([1, 2, 3, 4, 8, 16])
+    seconds = np.array([0.050, 0.0506, 0.0502, 0.0504, 0.060, 0.070])
+    noisy = Points(rows=rows, context=[64] * 6, seconds=seconds, mad_s=0.01 * seconds, n=[5] * 6)
+    surface = build_surface(noisy, invented.roofline, EXACT)
+    assert np.all(np.diff(surface.predict_s(np.arange(1, 17), 64)) >= 0)
+    sharp = Points(rows=rows, context=[64] * 6, seconds=seconds, mad_s=1e-6 * seconds, n=[5] * 6)
+    kept = build_surface(sharp, invented.roofline, EXACT)
+    assert kept.predict_s(rows, 64) == pytest.approx(seconds)
+
+
+row_sets = st.sets(st.integers(1, 600), min_size=3, max_size=12)
+context_sets = st.sets(st.integers(0, 9000), min_size=1, max_size=5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=row_sets, contexts=context_sets, seed=st.integers(0, 99), log=st.booleans())
+def test_between_measured_rows_nothing_overshoots(rows, contexts, seed, log, invented):
+    grid_rows, context = (x.ravel() for x in np.meshgrid(sorted(rows), sorted(contexts)))
+    if len(grid_rows) < 4:
+        return
+    seconds = np.random.default_rng(seed).uniform(0.01, 1.0, len(grid_rows))
+    options = SurfaceOptions(rows="log" if log else "work", context="exact")
+    surface = build_surface(
+        Points(rows=grid_rows, context=context, seconds=seconds), invented.roofline, options
+    )
+    every = np.arange(min(rows), max(rows) + 1)
+    knots = np.array(sorted(rows))
+    for one in sorted(contexts):
+        at_knots = surface.predict_s(knots, one)
+        assert at_knots == pytest.approx(
+            seconds[context == one][np.argsort(grid_rows[context == one])]
+        )
+        upper = np.clip(np.searchsorted(knots, every), 1, len(knots) - 1)
+        low = np.minimum(at_knots[upper - 1], at_knots[upper])
+        high = np.maximum(at_knots[upper - 1], at_knots[upper])
+        predicted = surface.predict_s(every, one)
+        assert np.all(predicted >= low * (1 - 1e-9)) and np.all(predicted <= high * (1 + 1e-9))
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=row_sets, contexts=context_sets, keep=st.integers(4, 40), seed=st.integers(0, 99))
+def test_ragged_points_give_finite_positive_times_everywhere(rows, contexts, keep, seed, invented):
+    grid_rows, context = (x.ravel() for x in np.meshgrid(sorted(rows), sorted(contexts)))
+    chosen = np.random.default_rng(seed).permutation(len(grid_rows))[:keep]
+    if len(chosen) < 4 or len(np.unique(grid_rows[chosen])) < 2:
+        return
+    points = Points(
+        rows=grid_rows[chosen],
+        context=context[chosen],
+        seconds=invented.seconds(grid_rows[chosen], context[chosen]),
+    )
+    surface = build_surface(points, invented.roofline, EXACT)
+    assert surface.predict_s(points.rows, points.context) == pytest.approx(points.seconds)
+    predicted = surface.predict_s(np.array([1, 50, 1024])[:, None], np.array([0, 700, 20_000]))
+    assert predicted.shape == (3, 3)
+    assert np.all(np.isfinite(predicted)) and np.all(predicted > 0)
+
+
+def test_cells_that_were_not_measured_follow_their_neighbours(invented):
+    points = invented.points()
+    missing = (points.rows == 32) & (points.context == 1024)
+    missing |= (points.rows == 128) & (points.context == 2048)
+    surface = build_surface(points.take(~missing), invented.roofline, EXACT)
+    left_out = points.take(missing)
+    predicted = surface.predict_s(left_out.rows, left_out.context)
+    assert predicted == pytest.approx(left_out.seconds, rel=0.03)
+
+
+def test_beyond_the_points_the_work_grows(invented):
+    surface = fit_surface(invented.points(), invented.roofline)
+    edge = float(surface.predict_s(256, 2048))
+    far_rows = surface.predict_s([256, 512, 1024], 2048)
+    far_context = surface.predict_s(256, np.array([2048, 4096, 8192]))
+    for grown in (far_rows, far_context):
+        assert grown[0] == edge
+        assert np.all(np.diff(grown) > 0)
+    ratio = surface.work.seconds(1024, 8192) / surface.work.seconds(256, 2048)
+    bound = float(invented.roofline.with_count("physical").seconds(1024, 8192))
+    expected = max(edge * float(ratio), bound)
+    assert float(surface.predict_s(1024, 8192)) == pytest.approx(expected)
+
+
+def test_one_context_still_extrapolates_physically(invented):
+    points = invented.points(contexts=(256,))
+    surface = build_surface(points, invented.roofline, EXACT)
+    roofline = invented.roofline.with_count("physical")
+    grown = float(surface.predict_s(64, 4096) - surface.predict_s(64, 256))
+    assert grown >= float(roofline.seconds(64, 4096) - roofline.seconds(64, 256))
+
+
+def test_batches_are_interpolated_and_extrapolated(invented):
+    roofline = invented.roofline
+    rows, context, batch = (x.ravel() for x in np.meshgrid([1, 8, 64], [64, 1024], [1, 4, 8]))
+    seconds = 1.5 * roofline.with_count("physical").seconds(rows, context, batch) + 0.01
+    points = Points(rows=rows, context=context, batch=batch, seconds=seconds)
+    surface = build_surface(points, roofline, EXACT)
+    assert surface.predict_s(rows, context, batch) == pytest.approx(seconds)
+    low, middle, high = (float(surface.predict_s(8, 64, b)) for b in (4, 6, 8))
+    assert middle == pytest.approx((low + high) / 2)
+    assert float(surface.predict_s(8, 64, 16)) > high
+
+
+def test_predictions_broadcast_and_do_not_depend_on_grouping(invented):
+    surface = fit_surface(invented.points(), invented.roofline)
+    rows, context = np.array([1, 9, 300]), np.array([[10], [500], [5000]])
+    together = surface.predict_s(rows, context)
+    assert together.shape == (3, 3)
+    alone = [[float(surface.predict_s(r, c)) for r in rows] for c in context[:, 0]]
+    assert together == pytest.approx(np.array(alone))
+    assert surface.predict_s(3, 100).shape == ()
+
+
+def test_cross_validation_uses_every_point_once(invented):
+    points = invented.points(0.02)
+    seen = []
+
+    def fit(part):
+        seen.append(len(part))
+        return fit_linear(part, invented.roofline)
+
+    summary = cross_validate(points, fit, folds=7)
+    assert summary.points == len(points)
+    assert sum(len(points) - size for size in seen) == len(points)
+    assert len(seen) == 7
+
+
+@pytest.mark.slow
+def test_selection_prefers_what_predicts_better(invented):
+    curved = select_calibration(invented.points(0.01), invented.roofline)
+    assert curved.selected in ("surface", "stairs")
+    assert curved.calibration is getattr(curved, curved.selected)
+    assert curved.cross_validated[curved.selected].mape < curved.cross_validated["linear"].mape
+    straight = line_points(invented.roofline, 1.8, 0.02, noise=0.05)
+    chosen = select_calibration(straight, invented.roofline)
+    assert chosen.selected == "linear" and chosen.calibration is chosen.linear
+
+
+def test_a_handful_of_points_is_enough_for_a_line(invented):
+    points = Points(rows=[1, 16, 64], context=[64] * 3, seconds=[0.05, 0.064, 0.142])
+    selection = select_calibration(points, invented.roofline)
+    assert selection.selected == "linear" and selection.surface is None
+    with pytest.raises(InputError, match="at least 4 points and 2 row counts"):
+        fit_surface(points, invented.roofline)
+    same_rows = Points(rows=[4] * 5, context=[1, 2, 3, 4, 5], seconds=[0.1] * 5)
+    with pytest.raises(InputError, match="2 row counts"):
+        fit_surface(same_rows, invented.roofline)
+
+
+def test_points_sort_like_a_profile():
+    points = Points(
+        rows=[2, 1, 1, 1], context=[5, 5, 9, 1], seconds=[1, 2, 3, 4.0], batch=[1, 1, 1, 2]
+    )
+    ordered = points.sorted()
+    assert ordered.seconds.tolist() == [2, 1, 3, 4]
+    assert len(points) == 4
+
+
+def test_prediction_needs_no_scipy_and_no_model_library():
+    code = (
+        "import sys, costmodel.profile.store, costmodel.online.estimator, costmodel.speculation\n"
+        "loaded = {'scipy', 'torch', 'transformers', 'pynvml', 'numba'} & set(sys.modules)\n"
+        "sys.exit(', '.join(loaded) or None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,246 @@
+"""The cost of a cycle from a profile, and its correction while decoding."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from costmodel.errors import InputError, ProfileError
+from costmodel.online.cycle import CycleCost
+from costmodel.online.estimator import OnlineEstimator
+from costmodel.profile.profile import Profile
+from costmodel.profile.schema import StagesSection, extend_linear
+
+STORED = Path(__file__).parents[1] / "data/profile.yaml"
+
+
+@pytest.fixture
+def cost(profile) -> CycleCost:
+    return CycleCost.from_profile(profile, "ngram-1")
+
+
+def test_a_cycle_is_the_sum_of_its_parts(cost, profile):
+    nodes = np.array([1, 15, 40])
+    verify_s = profile.verify_calibration().predict_s(nodes + 1, 544)
+    assert cost.verify_s(nodes, 544) == pytest.approx(verify_s)
+    # half way between 64 (0.1 ms) and 1024 (0.3 ms)
+    assert cost.draft_s(544) == pytest.approx(2e-4)
+    build = np.array([3e-6, 5e-6, 5e-6 + 3e-6 * 25 / 48])
+    accept = np.array([1e-4, 1.2e-4, 1.2e-4 + 0.8e-4 * 25 / 48])
+    # 4 tokens are committed, or 2 where the tree has one node
+    commit = np.array([1e-5 + 1e-5 / 3, 2e-5, 2e-5])
+    assert cost.overhead_s(nodes) == pytest.approx(build + accept + commit)
+    assert cost.overhead_s(nodes, committed=1) == pytest.approx(build + accept + 1e-5)
+    assert cost.cycle_s(nodes, 544) == pytest.approx(verify_s + 2e-4 + build + accept + commit)
+    assert cost.cycle_s(7, 544).shape == ()
+
+
+def test_the_plain_step_is_the_measured_one(cost):
+    assert cost.plain_s(64) == pytest.approx(0.049)
+    assert cost.plain_s(544) == pytest.approx(0.0525)
+    # beyond the last context its slope goes on, before the first it is level
+    assert cost.plain_s(1984) == pytest.approx(0.063)
+    assert cost.plain_s(0) == pytest.approx(0.049)
+    # batch 2 was not measured: a verification of the root alone
+    assert cost.plain_s(64, 2) == pytest.approx(float(cost.verify_s(0, 64, 2)))
+
+
+def test_buckets_pad_rows():
+    cost = CycleCost.from_profile(Profile.from_yaml(STORED))
+    assert cost.buckets == (1, 16, 64, 128)
+    assert cost.bucket_rows([0, 1, 14, 15, 16, 63, 127, 128, 500]).tolist() == [
+        1, 16, 16, 16, 64, 64, 128, 129, 501,
+    ]  # fmt: skip
+    measured = dict(zip(cost_rows(), cost_seconds(), strict=True))
+    assert cost.verify_s([3, 15, 50, 100], 256) == pytest.approx(
+        [measured[16], measured[16], measured[64], measured[128]]
+    )
+    with pytest.raises(InputError):
+        cost.bucket_rows([-1])
+
+
+def cost_rows():
+    return Profile.from_yaml(STORED).surface.rows[:4]
+
+
+def cost_seconds():
+    return Profile.from_yaml(STORED).surface.median_s[:4]
+
+
+def test_without_buckets_nothing_is_padded(cost):
+    assert cost.bucket_rows([0, 1, 2, 300]).tolist() == [1, 2, 3, 301]
+
+
+def test_what_was_not_measured_costs_nothing(profile):
+    bare = Profile(
+        **{name: getattr(profile, name) for name in Profile.model_fields}
+        | {"stages": StagesSection(), "drafters": {}}
+    )
+    cost = CycleCost.from_profile(bare)
+    assert cost.draft_s(100) == 0
+    assert cost.overhead_s([1, 2]).tolist() == [0, 0]
+    assert cost.plain_s(100) == pytest.approx(float(cost.verify_s(0, 100)))
+
+
+def test_sampling_has_its_own_acceptance_cost(profile):
+    stages = profile.stages
+    slow = stages.accept.model_copy(update={"median_s": (1e-2,) * 4})
+    both = Profile(
+        **{name: getattr(profile, name) for name in Profile.model_fields}
+        | {"stages": stages.model_copy(update={"accept_sampled": slow})}
+    )
+    cost, without = CycleCost.from_profile(both), CycleCost.from_profile(profile)
+    dearer = cost.overhead_s(15, sampled=True) - cost.overhead_s(15)
+    assert float(dearer) == pytest.approx(1e-2 - 1.2e-4)
+    assert cost.cycle_s(15, 100, sampled=True) - cost.cycle_s(15, 100) == pytest.approx(dearer)
+    # where it was not measured the other one serves
+    assert without.overhead_s(15, sampled=True) == without.overhead_s(15)
+    estimator = OnlineEstimator(cost)
+    greedy = estimator.cycle_s([3.0, 15.0], 100)
+    estimator.sampled = True
+    slow = estimator.cycle_s([3.0, 15.0], 100)
+    assert slow[1] - greedy[1] == pytest.approx(dearer)
+    estimator.sampled = False
+    assert estimator.cycle_s([3.0, 15.0], 100).tolist() == greedy.tolist()
+
+
+def test_an_unknown_drafter_is_an_error_that_lists_the_known(profile):
+    with pytest.raises(ProfileError, match=r"ngram-1 \(ngram\)"):
+        CycleCost.from_profile(profile, "dflash")
+    assert CycleCost.from_profile(profile).drafter is None
+
+
+def test_extension_beyond_the_last_point_never_falls():
+    assert extend_linear([1, 3], [2.0, 4.0], [0, 1, 2, 3, 5]).tolist() == [2, 2, 3, 4, 6]
+    assert extend_linear([1, 3], [4.0, 2.0], [3, 9]).tolist() == [2, 2]
+    assert extend_linear([5], [7.0], [0, 9]).tolist() == [7, 7]
+
+
+def test_a_bare_roofline_is_a_cost(invented):
+    cost = CycleCost.from_roofline(invented.roofline.with_count("physical"), (1, 8))
+    expected = invented.roofline.seconds([1, 8], 100)
+    assert cost.verify_s([0, 4], 100) == pytest.approx(expected)
+    assert cost.cycle_s(0, 100) == pytest.approx(expected[0])
+
+
+def test_static_never_changes(cost):
+    estimator = OnlineEstimator(cost)
+    before = estimator.cycle_s(np.arange(64), 304)
+    for _ in range(10):
+        estimator.observe(17, 304, 1.0)
+    assert np.array_equal(estimator.cycle_s(np.arange(64), 304), before)
+    assert np.array_equal(before, cost.cycle_s(np.arange(64), 304))
+    assert estimator.plain_s(304) == cost.plain_s(304)
+
+
+@pytest.mark.parametrize("mode", ["static", "ema+calib", "affine"])
+def test_costs_are_those_at_the_middle_of_32_tokens(cost, mode):
+    estimator, nodes = OnlineEstimator(cost, mode), np.arange(64.0)
+    for context in (288, 304, 319):
+        assert np.array_equal(estimator.cycle_s(nodes, context), cost.cycle_s(nodes, 304))
+        assert estimator.plain_s(context) == cost.plain_s(304)
+        assert estimator.draft_s(context) == cost.draft_s(304)
+    assert np.array_equal(estimator.cycle_s(nodes, 320), cost.cycle_s(nodes, 336))
+    assert np.array_equal(estimator.cycle_s(nodes, 304, 2), cost.cycle_s(nodes, 304, 2))
+    assert np.array_equal(estimator.cycle_s(nodes[:4], 304), cost.cycle_s(nodes[:4], 304))
+    np.testing.assert_allclose(cost.cycle_s(nodes, 288), cost.cycle_s(nodes, 304), rtol=4e-3)
+
+
+def test_what_is_kept_is_corrected_as_ever(cost):
+    estimator, nodes = OnlineEstimator(cost, "ema+calib", alpha=0.5), np.arange(4.0)
+    before = estimator.verify_s(nodes, 304)
+    estimator.observe(17, 304, 3 * float(cost.verify_s(16, 304)))
+    assert estimator.verify_s(nodes, 304) == pytest.approx(2 * before)
+
+
+def test_ema_by_hand(cost):
+    estimator = OnlineEstimator(cost, "ema", alpha=0.25)
+    bare = float(cost.roofline.seconds(17, 304))
+    assert float(estimator.verify_s(16, 304)) == pytest.approx(bare)
+    estimator.observe(17, 304, 3 * bare)
+    assert estimator.bias == pytest.approx(3)  # the first ratio itself
+    estimator.observe(17, 304, 2 * bare)
+    assert estimator.bias == pytest.approx(0.75 * 3 + 0.25 * 2)
+    assert float(estimator.verify_s(16, 304)) == pytest.approx(2.75 * bare)
+    assert estimator.plain_s(304) == pytest.approx(2.75 * float(cost.roofline.seconds(1, 304)))
+    assert estimator.observations == 2
+
+
+def test_ema_over_the_calibration_by_hand(cost):
+    estimator = OnlineEstimator(cost, "ema+calib", alpha=0.25)
+    calibrated = float(cost.verify_s(16, 304))
+    estimator.observe(17, 304, 2 * calibrated)
+    assert estimator.bias == pytest.approx(0.75 * 1 + 0.25 * 2)
+    assert float(estimator.verify_s(16, 304)) == pytest.approx(1.25 * calibrated)
+    assert estimator.plain_s(304) == pytest.approx(1.25 * cost.plain_s(304))
+    # the rest of the cycle is not verification and stays
+    rest = cost.draft_s(304) + float(cost.overhead_s(16))
+    assert float(estimator.cycle_s(16, 304)) == pytest.approx(1.25 * calibrated + rest)
+    assert estimator.draft_s(304) == cost.draft_s(304)
+
+
+@pytest.mark.parametrize("mode", ["ema", "ema+calib"])
+def test_a_steady_slowdown_is_learned(cost, mode):
+    estimator = OnlineEstimator(cost, mode)
+    base = cost.roofline if mode == "ema" else cost.verify
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        rows, context = int(rng.integers(1, 200)), int(rng.integers(64, 2000))
+        true_s = 1.3 * float(base.predict_s(rows, context))
+        estimator.observe(rows, context, true_s * np.exp(0.02 * rng.standard_normal()))
+    assert estimator.bias == pytest.approx(1.3, rel=0.02)
+
+
+@pytest.mark.parametrize("measured_s", [0, -1.0, float("nan"), float("inf")])
+def test_impossible_observations_are_refused(cost, measured_s):
+    estimator = OnlineEstimator(cost, "ema")
+    with pytest.raises(InputError, match="measured seconds"):
+        estimator.observe(17, 304, measured_s)
+    assert estimator.observations == 0
+
+
+def test_impossible_estimators_are_refused(cost):
+    with pytest.raises(InputError, match="mode"):
+        OnlineEstimator(cost, "guess")
+    for alpha in (0, 1.5, float("nan")):
+        with pytest.raises(InputError, match="alpha"):
+            OnlineEstimator(cost, "ema", alpha)
+
+
+class TestSizes:
+    """Which tree sizes are worth scoring: full buckets, preferred rows, or all."""
+
+    def of(self, cost, most, **rows):
+        return dataclasses.replace(cost, **rows).sizes(most).tolist()
+
+    def test_all_where_rows_are_alike(self, cost):
+        assert self.of(cost, 3, buckets=(), preferred_rows=()) == [0, 1, 2, 3]
+
+    def test_full_buckets_and_what_is_left_of_the_last(self, cost):
+        buckets = (1, 4, 8, 16)
+        assert self.of(cost, 7, buckets=buckets) == [0, 3, 7]
+        assert self.of(cost, 9, buckets=buckets) == [0, 3, 7, 9]
+        assert self.of(cost, 2, buckets=buckets) == [0, 2]
+        assert self.of(cost, 0, buckets=buckets) == [0]
+
+    def test_only_preferred_rows_where_nothing_is_padded(self, cost):
+        rows = (1, 2, 3, 6)
+        assert self.of(cost, 4, buckets=(), preferred_rows=rows) == [0, 1, 2]
+        assert self.of(cost, 5, buckets=(), preferred_rows=rows) == [0, 1, 2, 5]
+
+    @pytest.mark.parametrize(
+        ("device", "provenance", "rows_only"),
+        [("cpu", "measured", True), ("cpu", "quick", False), ("cuda", "measured", False)],
+    )
+    def test_a_measured_cpu_prefers_its_measured_rows(self, profile, device, provenance, rows_only):
+        changed = profile.model_copy(
+            update={
+                "device": profile.device.model_copy(update={"kind": device}),
+                "provenance": profile.provenance.model_copy(update={"kind": provenance}),
+            }
+        )
+        preferred = CycleCost.from_profile(changed).preferred_rows
+        assert preferred == (tuple(sorted(set(profile.surface.rows))) if rows_only else ())

@@ -1,0 +1,145 @@
+"""Acceptance as data, against brute force over all paths and the published lengths."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from costmodel.acceptance import AcceptanceProcess
+from costmodel.errors import InputError
+from costmodel.planning.acceptance import (
+    chain_curve,
+    find_acceptance,
+    from_file,
+    from_published,
+    from_rate,
+    tree_curve,
+)
+
+
+def sure(rank1: tuple[float, ...], tail: float = 0.3) -> AcceptanceProcess:
+    """Every block has the same confidences, so that the best tree can be listed."""
+    return AcceptanceProcess(
+        label="sure", kind="given", rank1=rank1, concentration=np.inf, tail=tail
+    )
+
+
+def test_best_trees_equal_all_paths_sorted():
+    process, nodes = sure((0.7, 0.6, 0.5)), 9
+    table = process.rank_table(nodes)[:, 0]  # [gamma, ranks]
+    scores = []
+    for depth in (1, 2, 3):
+        for ranks in itertools.product(range(nodes), repeat=depth):
+            scores.append(float(np.prod([table[d, rank] for d, rank in enumerate(ranks)])))
+    best = sorted(scores, reverse=True)[:nodes]
+    assert tree_curve(process, nodes) == pytest.approx(np.cumsum([1, *best]))
+
+
+def test_chains_are_sums_of_products():
+    assert chain_curve(sure((0.5, 0.4))) == pytest.approx([1, 1.5, 1.7])
+
+
+def test_a_rate_is_geometric():
+    assert from_rate(0.8).committed("chain", 3) == pytest.approx(1 + 0.8 + 0.64 + 0.512)
+
+
+def test_published_lengths_come_back():
+    """BASTION and DDTree, table 1, Qwen3-8B, gsm8k, T = 0: chains of 6.51 and 6.57 tokens,
+    trees of 8.85 at 256 and 9.54 at 512 nodes."""
+    found = from_published("gsm8k", "Qwen/Qwen3-8B")
+    assert found.committed("chain", 15) == pytest.approx((6.51 + 6.57) / 2, abs=0.01)
+    assert 8.85 * 0.97 < found.committed("tree", 256) < 9.54
+    assert found.committed("tree", 511) == pytest.approx(9.4, abs=0.25)
+    assert found.kind == "published" and "bastion table 1" in found.label
+
+
+def test_a_tree_is_never_worse_than_a_chain_of_its_size():
+    found = from_published("alpaca", "Qwen/Qwen3-4B")
+    for nodes in range(16):
+        assert found.committed("tree", nodes) >= found.committed("chain", nodes) - 0.02
+
+
+def test_other_targets_borrow_with_a_wider_spread():
+    own, borrowed = (
+        from_published("gsm8k", name)
+        for name in ("Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B-Instruct")
+    )
+    assert borrowed.spread > own.spread
+    assert "none for this target" in borrowed.label
+
+
+def test_published_trees_at_temperature_1_are_lossless_ones_only():
+    assert "bastion" not in from_published("gsm8k", "Qwen/Qwen3-8B", 1).label
+
+
+def write(folder, data):
+    path = folder / "result.json"
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_rates_by_depth_of_a_file(tmp_path):
+    found = from_file(write(tmp_path, {"acceptance": {"by_depth": [0.5, 0.4], "rounds": 100}}))
+    assert found.committed("chain", 2) == pytest.approx(1.7)
+    assert found.spread == pytest.approx(0.1)
+
+
+def test_a_curve_of_a_file(tmp_path):
+    data = {"nodes": [0, 4, 8], "committed": [1, 3, 4], "spread": 0.02}
+    found = from_file(write(tmp_path, data))
+    assert found.committed("tree", 6) == pytest.approx(3.5)
+    assert found.spread == 0.02
+    with pytest.raises(InputError, match="known to 8 nodes"):
+        found.committed("tree", 9)
+
+
+def test_rounds_of_a_file(tmp_path):
+    """Two of three rounds take the first token, one of those two the second."""
+    data = {"accepted_depths": [0, 1, 2], "tree_nodes": [2, 2, 2]}
+    found = from_file(write(tmp_path, data))
+    assert found.committed("chain", 2) == pytest.approx(1 + 2 / 3 + 1 / 3)
+
+
+def test_rounds_without_a_draft_commit_one_token(tmp_path):
+    """The same three rounds, and as many that found nothing to draft: half of the gain."""
+    data = {"accepted_depths": [0, 0, 1, 0, 2, 0], "tree_nodes": [2, 0, 2, 0, 2, 0]}
+    found = from_file(write(tmp_path, data))
+    assert found.committed("chain", 2) == pytest.approx(1 + (2 / 3 + 1 / 3) / 2)
+    by_depth = {"by_depth": [2 / 3, 1 / 2], "rounds": 3, "drafted_share": 0.5}
+    same = from_file(write(tmp_path, by_depth))
+    assert same.committed("chain", 2) == pytest.approx(found.committed("chain", 2))
+    assert same.committed("tree", 8) == pytest.approx(found.committed("tree", 8))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({}, "no acceptance data"),
+        ([1], "no acceptance data"),
+        ({"by_depth": [0.0]}, "by_depth"),
+        ({"by_depth": "many"}, "by_depth"),
+        ({"by_depth": [0.5], "drafted_share": 0}, "share of rounds with a draft"),
+        ({"by_depth": [0.5], "drafted_share": None}, "by_depth"),
+        ({"nodes": [0, 4], "committed": [1, 0.5]}, "never fall"),
+        ({"nodes": [1, 4], "committed": [1, 2]}, "ascend from 0"),
+        ({"accepted_depths": [3], "tree_nodes": [2]}, "accepted_depths"),
+    ],
+)
+def test_wrong_files_name_the_field(tmp_path, data, said):
+    with pytest.raises(InputError, match=said):
+        from_file(write(tmp_path, data))
+
+
+@pytest.mark.parametrize("text", ["1.5", "0", "-1", "nan", "nonsense", "not/here.json"])
+def test_wrong_names_are_refused(text):
+    with pytest.raises(InputError):
+        find_acceptance(text, "Qwen/Qwen3-8B")
+
+
+def test_spread_shrinks_with_what_drafts_add():
+    found = from_rate(0.8)
+    assert found.relative_error(1.0) == 0
+    assert found.relative_error(2.0) == pytest.approx(found.spread / 2)

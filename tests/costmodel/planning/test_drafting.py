@@ -1,0 +1,55 @@
+"""Which timed drafter of a profile a name means."""
+
+from __future__ import annotations
+
+import pytest
+
+from costmodel.errors import InputError
+from costmodel.planning.drafting import LookupDrafter, MeasuredDrafter, find_drafter
+from costmodel.planning.forwards import ProfileForward
+from costmodel.profile.schema import DrafterSection
+from tests.profiler.made_profile import make_profile
+
+
+def forward(**names: str) -> ProfileForward:
+    """A profile that has timed drafters of these names, by hash."""
+    sections = {
+        key: DrafterSection(name=name, context=[256], median_s=[1e-3], mad_s=[1e-5], n=[5])
+        for key, name in names.items()
+    }
+    return ProfileForward(profile=make_profile().model_copy(update={"drafters": sections}))
+
+
+def test_a_kind_is_not_the_drafter_that_joins_it_with_another() -> None:
+    steps = forward(abc="ngram+dflash")
+    assert isinstance(find_drafter(steps, "ngram"), LookupDrafter)
+    joined = find_drafter(steps, "ngram+dflash")
+    assert isinstance(joined, MeasuredDrafter)
+    assert joined.section.name == "ngram+dflash"
+
+
+def test_a_hash_or_part_of_a_name_will_do() -> None:
+    steps = forward(abc="ngram+dflash", fed="dflash@block=4")
+    for name, found in (
+        ("abc", "ngram+dflash"),
+        ("fed", "dflash@block=4"),
+        ("dflash", "dflash@block=4"),
+    ):
+        drafter = find_drafter(steps, name)
+        assert isinstance(drafter, MeasuredDrafter)
+        assert drafter.section.name == found
+
+
+def test_the_label_says_how_it_was_timed() -> None:
+    timed = {"context": [256], "median_s": [1e-3], "mad_s": [1e-5], "n": [5]}
+    started = DrafterSection(name="b", kind="quick", created_utc="2026-02-03T00:00:00Z", **timed)
+    sections = {"abc": DrafterSection(name="a", **timed), "fed": started}
+    steps = ProfileForward(profile=make_profile().model_copy(update={"drafters": sections}))
+    assert find_drafter(steps, "a").label == "a, measured"
+    assert find_drafter(steps, "b").label == "b, timed by a decoder at its start"
+
+
+def test_an_unknown_name_is_an_error_that_lists_the_known() -> None:
+    with pytest.raises(InputError) as raised:
+        find_drafter(forward(abc="eagle3"), "medusa")
+    assert "eagle3" in str(raised.value)

@@ -1,0 +1,189 @@
+"""Engines' settings: what an engine would read from a plan, and what it cannot run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from costmodel.compose.serving_tables import Precision
+from costmodel.errors import InputError
+from costmodel.planning import PlanRequest, ServingPolicy, Traffic
+from costmodel.planning.drafting import Drafting
+from costmodel.planning.exports import batch_table, checkpoint_of, export_plan
+from costmodel.planning.result import Option, Plan
+from costmodel.planning.servers import OperatingPoint
+from costmodel.planning.sizing import Interval, Sizing
+
+QWEN = "Qwen/Qwen3-8B"
+ONE = Interval(value=1.0, low=1.0, high=1.0)
+
+
+def point(running: int, nodes: int, shape: str = "chain") -> OperatingPoint:
+    return OperatingPoint(
+        running=running,
+        shape=shape if nodes else "plain",
+        nodes=nodes,
+        committed=1.0 + nodes / 2,
+        cycle_s=0.01,
+        tpot_s=0.01,
+        prefill_s=0.1,
+        ttft_s=0.1,
+        requests_per_s=1.0,
+    )
+
+
+POINTS = (point(1, 9), point(2, 9), point(4, 5), point(8, 0), point(64, 0))
+
+
+def made(engine: str = "vllm", drafter: str | None = "dflash", load: int = 1, **changed) -> Plan:
+    """A plan for two GPUs whose best, of tp 2, runs POINTS, and at the load `POINTS[load]`."""
+    option = Option(gpu="h100-sxm", device="NVIDIA H100 80GB HBM3", tensor_parallel=2)
+    points = changed.pop("points", POINTS)
+    sizing = Sizing(
+        at_most=points[-1],
+        at_load=points[load],
+        gpus=ONE,
+        tpot_s=ONE,
+        ttft_s=ONE,
+        cost_per_hour=None,
+        cost_per_million=None,
+        watts=None,
+        joules_per_token=None,
+    )
+    best = dataclasses.replace(
+        option,
+        tensor_parallel=changed.pop("tp", 2),
+        points=points,
+        sizing=sizing,
+        drafter=drafter and Drafting(name=drafter, label=drafter),
+    )
+    request = PlanRequest(
+        target=QWEN,
+        gpus=("h100-sxm",),
+        traffic=Traffic(prompt_tokens=1000, output_tokens=400),
+        rate=5.0,
+        engine=engine,
+        acceptance=None if drafter is None else "0.7",
+        **changed,
+    )
+    other = dataclasses.replace(option, gpu="l40s", tensor_parallel=1)
+    return Plan(request=request, options=(best, other), acceptance=None, notes=())
+
+
+def config_of(text: str) -> dict:
+    return json.loads(re.search(r"--speculative-config '(.*)'", text)[1])
+
+
+def test_neighbours_of_one_size_are_joined_and_nothing_is_left_out():
+    assert batch_table(POINTS) == [[1, 3, 9], [4, 7, 5], [8, 64, 0]]
+
+
+def test_a_table_covers_every_batch_once():
+    table = batch_table([point(b, n) for b, n in ((1, 7), (3, 6), (6, 6), (20, 1))])
+    covered = [batch for first, last, _ in table for batch in range(first, last + 1)]
+    assert covered == list(range(1, 21))
+
+
+def test_vllm_gets_a_config_that_it_can_read():
+    text = export_plan(made(), "vllm")
+    assert config_of(text) == {
+        "method": "dflash",
+        "model": "z-lab/Qwen3-8B-DFlash-b16",
+        "num_speculative_tokens": 9,
+        "num_speculative_tokens_per_batch_size": [[1, 3, 9], [4, 7, 5], [8, 64, 0]],
+    }
+    assert "--tensor-parallel-size 2" in text and "--max-num-seqs 64" in text
+    assert "vLLM 0.25" in text
+
+
+def test_the_gpu_is_named_and_so_are_those_that_it_is_not_for():
+    first = export_plan(made(), "vllm").splitlines()[0]
+    assert "planned for h100-sxm tp 2, the best; not for l40s tp 1" in first
+
+
+def test_an_ngram_plan_exports_ngrams_of_the_size_at_the_load():
+    config = config_of(export_plan(made(drafter="ngram", load=2), "vllm"))
+    assert (config["method"], config["num_speculative_tokens"]) == ("ngram", 5)
+    assert "model" not in config
+    text = export_plan(made("rooftree", "ngram", tp=1), "transformers")
+    assert 'drafter="ngram"' in text and "DFlash" not in text
+
+
+def test_sglang_counts_the_root():
+    text = export_plan(made("sglang", load=2), "sglang")
+    assert "--speculative-num-draft-tokens 6" in text
+    assert "--speculative-algorithm DFLASH" in text and "--max-running-requests 64" in text
+    assert "SGLang 0.5.11" in text
+
+
+@pytest.mark.parametrize(
+    ("engine", "drafter"),
+    [("sglang", "ngram"), ("vllm", "ngram+dflash"), ("vllm", "eagle3"), ("sglang", "specblock")],
+)
+def test_drafters_that_an_engine_cannot_run_as_planned_are_refused(engine, drafter):
+    with pytest.raises(InputError, match=re.escape(f"with the drafter {drafter}")):
+        export_plan(made(engine, drafter, load=2), engine)
+
+
+@pytest.mark.parametrize(
+    ("planned", "engine"), [("sglang", "vllm"), ("vllm", "transformers"), ("trtllm", "sglang")]
+)
+def test_a_plan_for_another_engine_is_refused(planned, engine):
+    with pytest.raises(InputError, match=f"the plan is for {planned}") as raised:
+        export_plan(made(planned), engine)
+    assert "--engine" in raised.value.hint
+
+
+def test_plain_plans_export_no_speculation_and_say_why():
+    for engine in ("vllm", "sglang"):
+        plain = {"points": (point(1, 0), point(8, 0)), "drafter": None}
+        for policy, why in (("plain", "the policy is plain"), ("auto", "no acceptance data")):
+            text = export_plan(made(engine, policy=ServingPolicy(kind=policy), **plain), engine)
+            options = [line for line in text.splitlines() if not line.startswith("#")]
+            assert not any("speculative" in line for line in options)
+            assert not options[-1].endswith("\\")
+            assert why in text
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("auto", 'policy="bastion"'),
+        ("chain", 'policy="chain", max_nodes=9'),
+        ("fixed:32", 'policy="fixed:32"'),
+    ],
+)
+def test_the_own_decoder_gets_a_script_that_compiles(policy, said):
+    plan = made("rooftree", tp=1, policy=ServingPolicy.parse(policy))
+    text = export_plan(plan, "transformers")
+    compile(text, "export", "exec")
+    assert said in text and 'drafter="z-lab/Qwen3-8B-DFlash-b16"' in text
+
+
+def test_precision_is_exported_or_refused():
+    precision = Precision(weights="fp8_dynamic", cache="fp8")
+    for engine in ("vllm", "sglang"):
+        text = export_plan(made(engine, precision=precision), engine)
+        assert "--quantization fp8" in text and "--kv-cache-dtype fp8" in text
+    with pytest.raises(InputError, match="fp8_dynamic"):
+        export_plan(made("rooftree", tp=1, precision=precision), "transformers")
+    stored = export_plan(made(precision=Precision(weights="nvfp4")), "vllm")
+    assert "weights are nvfp4" in stored
+
+
+def test_several_devices_a_target_are_refused_for_the_own_decoder():
+    with pytest.raises(InputError, match="settings of 2 devices"):
+        export_plan(made("rooftree"), "transformers")
+
+
+def test_targets_without_a_published_drafter_say_what_is_needed():
+    assert checkpoint_of("dflash", "me/my-model") == "PATH_OF_A_DFLASH_DRAFTER"
+    assert checkpoint_of("dflash@block=4", QWEN) == "z-lab/Qwen3-8B-DFlash-b16@block=4"
+
+
+def test_other_engines_are_refused():
+    with pytest.raises(InputError, match="no export"):
+        export_plan(made(), "ollama")

@@ -1,0 +1,134 @@
+"""Acceptance belongs to a target, a drafter and a policy: what is refused or said of another."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from costmodel.catalog import find_target
+from costmodel.errors import InputError
+from costmodel.planning import PlanRequest, ServingPolicy, Traffic, plan
+from costmodel.planning.acceptance import OTHER_TARGET_SPREAD, find_acceptance
+from costmodel.planning.drafting import NGRAM_S, BlockDrafter, LookupDrafter, acceptance_for
+
+NAME = "Qwen/Qwen3-8B"
+QWEN = find_target(NAME).architecture
+ASKED = PlanRequest(
+    target=NAME,
+    gpus=("h100-sxm",),
+    traffic=Traffic(prompt_tokens=1000, output_tokens=400),
+    rate=5.0,
+)
+CHAIN = {"by_depth": [0.6, 0.5, 0.5], "rounds": 500}
+FROM_BENCH = {
+    "target": NAME,
+    "target_hash": QWEN.hash,
+    "drafter": "ngram",
+    "drafter_kind": "ngram",
+    "policy": "chain",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_own_profiles(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def read(tmp_path):
+    def acceptance(**data):
+        path = tmp_path / "found.json"
+        said = {name: value for name, value in (CHAIN | data).items() if value is not None}
+        path.write_text(json.dumps({"acceptance": said}))
+        return find_acceptance(str(path), NAME)
+
+    return acceptance
+
+
+def test_a_file_says_what_it_is_of(read):
+    assert read(**FROM_BENCH).measured.drafter == "ngram"
+    assert read().measured.policy == "chain"
+    assert read(by_depth=None, nodes=[0, 4], committed=[1, 2]).measured.policy == "fixed"
+    with pytest.raises(InputError, match="target must be a text"):
+        read(target=3)
+
+
+def test_acceptance_of_its_own_target_and_drafter_is_not_doubted(read):
+    found = acceptance_for(read(**FROM_BENCH), (NAME, QWEN), LookupDrafter(), trees=False)
+    assert found.doubts == ()
+
+
+def test_acceptance_of_another_target_is_refused(read):
+    other = FROM_BENCH | {"target": "HuggingFaceTB/SmolLM2-135M-Instruct", "target_hash": "abc"}
+    for data in (other, {k: v for k, v in other.items() if k != "target_hash"}):
+        with pytest.raises(InputError, match="SmolLM2-135M-Instruct, not of Qwen/Qwen3-8B"):
+            acceptance_for(read(**data), (NAME, QWEN), LookupDrafter(), trees=False)
+
+
+def test_a_fine_tune_of_the_same_architecture_is_doubted(read):
+    data = FROM_BENCH | {"target": "me/my-tune"}
+    found = acceptance_for(read(**data), (NAME, QWEN), LookupDrafter(), trees=False)
+    assert any("my-tune" in doubt for doubt in found.doubts)
+    assert found.spread >= OTHER_TARGET_SPREAD
+
+
+def test_acceptance_of_another_drafter_is_refused(read):
+    with pytest.raises(InputError, match="of the drafter ngram, not of dflash"):
+        acceptance_for(read(**FROM_BENCH), (NAME, QWEN), BlockDrafter(), trees=False)
+    published = find_acceptance("gsm8k", NAME)
+    with pytest.raises(InputError, match="of the drafter dflash, not of ngram"):
+        acceptance_for(published, (NAME, QWEN), LookupDrafter(), trees=False)
+
+
+def test_another_drafter_of_the_same_kind_is_doubted(read):
+    data = FROM_BENCH | {"drafter": "demo", "drafter_kind": "dflash"}
+    found = acceptance_for(read(**data), (NAME, QWEN), BlockDrafter(), trees=False)
+    assert any("demo" in doubt for doubt in found.doubts)
+
+
+def test_trees_say_little_of_chains_and_chains_model_trees(read):
+    trees = read(
+        **FROM_BENCH | {"policy": "fixed", "by_depth": None}, nodes=[0, 9], committed=[1, 3]
+    )
+    with pytest.raises(InputError, match="only chains are planned"):
+        acceptance_for(trees, (NAME, QWEN), LookupDrafter(), trees=False)
+    assert acceptance_for(trees, (NAME, QWEN), LookupDrafter(), trees=True).doubts == ()
+    chains = acceptance_for(read(**FROM_BENCH), (NAME, QWEN), LookupDrafter(), trees=True)
+    assert any("modelled from the chains" in doubt for doubt in chains.doubts)
+
+
+def test_a_file_that_says_nothing_is_doubted_and_a_rate_is_not(read):
+    found = acceptance_for(read(), (NAME, QWEN), BlockDrafter(), trees=False)
+    assert any("does not say" in doubt for doubt in found.doubts)
+    rate = find_acceptance("0.6", NAME)
+    assert acceptance_for(rate, (NAME, QWEN), LookupDrafter(), trees=True).doubts == ()
+
+
+def asked(**changes) -> PlanRequest:
+    return dataclasses.replace(ASKED, **changes)
+
+
+def test_published_acceptance_of_dflash_is_not_planned_for_ngrams():
+    with pytest.raises(InputError, match="of the drafter dflash, not of ngram"):
+        plan(asked(acceptance="gsm8k", drafter="ngram"))
+
+
+def test_the_drafter_of_the_file_is_planned(read, tmp_path):
+    read(**FROM_BENCH)
+    found = plan(asked(acceptance=str(tmp_path / "found.json")))
+    assert found.best.drafter.name == "ngram"
+
+
+def test_ngrams_cost_their_look_up():
+    """Of one request, 0.18 ms of host work a cycle in an engine that does not overlap it."""
+    found = plan(asked(acceptance="0.6", drafter="ngram", policy=ServingPolicy(kind="chain")))
+    first = found.best.choices[0].chain
+    assert first.parts.draft_s == pytest.approx(NGRAM_S)
+
+
+def test_drafts_of_unknown_cost_are_refused():
+    with pytest.raises(InputError, match="no drafter is called 'eagle3'") as raised:
+        plan(asked(acceptance="0.6", drafter="eagle3"))
+    assert "rooftree calibrate --drafter eagle3" in raised.value.hint

@@ -1,0 +1,204 @@
+"""Percentiles of a plan against the closed form of a queue, and the search for enough servers."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.queueing import md1_waiting_quantile_s
+from costmodel.catalog import find_target
+from costmodel.errors import InputError
+from costmodel.io import shipped_directory
+from costmodel.planning import Goals, PlanRequest, SimulationSettings, Traffic, plan
+from costmodel.planning.batching import Overheads
+from costmodel.planning.engines import engine_rules
+from costmodel.planning.request import ServingPolicy
+from costmodel.planning.servers import OperatingPoint, Server
+from costmodel.planning.simulation.engine import SimulationResult
+from costmodel.planning.simulation.percentiles import (
+    MOST_TIMES,
+    Choice,
+    gather,
+    simulate_option,
+    smallest,
+)
+from costmodel.planning.traffic import Trace
+from costmodel.profile.store import ProfileStore
+
+LLAMA = find_target("llama-3.1-8b-instruct").architecture
+SHIPPED = ProfileStore([shipped_directory()])
+ONE_AT_ONCE = OperatingPoint(
+    running=1,
+    shape="plain",
+    nodes=0,
+    committed=1.0,
+    cycle_s=1.0,
+    tpot_s=1.0,
+    prefill_s=1.0,
+    ttft_s=1.0,
+    requests_per_s=1.0,
+)
+SAMPLING = SimulationSettings(requests=20_000, variation=0.0)
+
+
+@pytest.fixture
+def choice(line_steps) -> Choice:
+    """A server of one request at once whose prompts take a second, with answers of one token."""
+    steps = line_steps(architecture=LLAMA, fixed_s=0.5, row_s=0.01, token_s=0.0)
+    server = Server(
+        forward=steps, rules=engine_rules("vllm"), overheads=Overheads(), policy=ServingPolicy()
+    )
+    return Choice(gpu="made up", server=server, points=(ONE_AT_ONCE,), gpus=1, error=0.0)
+
+
+def asked(
+    rate: float, slo: str = "", simulation: SimulationSettings = SAMPLING, **changes
+) -> PlanRequest:
+    return PlanRequest(
+        target="llama-3.1-8b-instruct",
+        gpus=("made up",),
+        traffic=Traffic(prompt_tokens=100, output_tokens=1),
+        rate=rate,
+        goals=Goals.parse(slo),
+        simulation=simulation,
+        **changes,
+    )
+
+
+def test_a_queue_of_prompts_is_md1(choice):
+    found = simulate_option(
+        asked(0.8), SimulationSettings(requests=60_000, variation=0.0), choice
+    ).planned
+    for percent in (50, 90, 95, 99):
+        exact_s = md1_waiting_quantile_s(0.8, 1.0, percent / 100)
+        assert getattr(found.waiting, f"p{percent}").value == pytest.approx(exact_s, rel=0.08)
+        assert getattr(found.ttft, f"p{percent}").value == pytest.approx(1 + exact_s, rel=0.08)
+    assert found.utilisation == pytest.approx(0.8, rel=0.02)
+    assert found.running == pytest.approx(0.8, rel=0.02)
+    assert found.tpot is None and not found.overloaded and found.missed == ()
+
+
+@pytest.mark.parametrize("most_s", [1.8, 2.2, 4.0])
+def test_the_smallest_fleet_is_that_of_the_closed_form(choice, most_s):
+    """1.6 requests/s and a goal for ttft.p95: servers at 1.6 / n each."""
+    exact = next(
+        n for n in range(2, 99) if 1 + md1_waiting_quantile_s(1.6 / n, 1.0, 0.95) <= most_s
+    )
+    request = asked(1.6, f"ttft.p95={most_s}s", prices={"made up": 2.0})
+    found = simulate_option(request, SAMPLING, dataclasses.replace(choice, gpus=2))
+    assert found.enough.gpus == exact and found.enough.missed == ()
+    assert found.cost_per_hour == 2.0 * exact
+    assert found.planned.missed == (("ttft.p95",) if exact > 2 else ())
+
+
+def test_a_goal_that_no_fleet_holds_ends_with_the_largest(choice):
+    """A prompt alone takes a second."""
+    found = simulate_option(asked(0.5, "ttft.p50=0.9s"), SAMPLING, choice)
+    assert found.enough is None and found.cost_per_hour is None
+    assert found.tried_gpus == found.nearest.gpus == MOST_TIMES
+    assert found.nearest.ttft.p50.value == pytest.approx(1.0)
+
+
+def test_a_queue_that_grows_holds_no_goal(choice):
+    found = simulate_option(asked(1.5, "ttft.p95=9s"), SAMPLING, choice)
+    assert found.planned.overloaded and found.planned.missed == ("ttft.p95",)
+    assert found.planned.ttft.p95.high is None
+    assert found.enough.gpus == 2
+
+
+def test_means_are_goals_of_the_simulation_too(choice):
+    found = simulate_option(asked(0.8, "ttft=2.5s"), SAMPLING, choice)  # it is 1 + 2 s
+    assert found.planned.missed == ("ttft",)
+    assert found.enough.gpus == 2
+
+
+def test_intervals_are_the_whole_simulation_with_other_times(choice):
+    """20 % of error: a load of 0.5 is one of 0.69 where all takes 1.38 times as long."""
+    found = simulate_option(asked(0.5), SAMPLING, dataclasses.replace(choice, error=0.2)).planned
+    wide = np.exp(1.606 * 0.2)
+    quick_s = 1 / wide + md1_waiting_quantile_s(0.5, 1 / wide, 0.95)
+    slow_s = wide + md1_waiting_quantile_s(0.5, wide, 0.95)
+    assert found.ttft.p95.low == pytest.approx(quick_s, rel=0.08)
+    assert found.ttft.p95.high == pytest.approx(slow_s, rel=0.08)
+
+
+def test_the_same_seed_gives_the_same_answer(choice):
+    short = SimulationSettings(requests=500, variation=0.7, seed=4)
+    runs = [simulate_option(asked(0.8, "", s), s, choice) for s in (short, short)]
+    assert runs[0] == runs[1]
+    other = dataclasses.replace(short, seed=5)
+    assert simulate_option(asked(0.8, "", other), other, choice) != runs[0]
+
+
+@given(need=st.integers(1, 400), below=st.integers(1, 50), times=st.integers(1, 20))
+def test_the_search_finds_what_a_scan_finds(need, below, times):
+    most = below * times
+    scanned = next((n for n in range(below + 1, most + 1) if n >= need), None)
+    tried: list[int] = []
+    assert smallest(lambda n: tried.append(n) or n >= need, below, most) == scanned
+    assert len(tried) == len(set(tried)) <= 2 * (times.bit_length() + below.bit_length() + 1)
+
+
+def test_servers_that_were_dealt_in_turn_are_put_together():
+    """Trace 0, 2 and 1, 3: one server idles for half of the time, one for all but 1 s."""
+    results = [
+        SimulationResult(
+            requests=Trace(
+                arrival_s=np.array(arrival_s),
+                prompt_tokens=np.array([1, 1]),
+                output_tokens=np.array([1, 3]),
+            ),
+            admitted_s=np.array(arrival_s) + 0.5,
+            first_s=np.array(arrival_s) + first_s,
+            last_s=np.array(arrival_s) + 2.0,
+            idle_s=np.array(idle_s),
+            steps=1,
+        )
+        for arrival_s, first_s, idle_s in (
+            ([0.0, 4.0], 1.0, [[1.0, 3.0]]),
+            ([2.0, 4.0], 1.5, [[0.0, 3.0], [3.5, 9.0]]),
+        )
+    ]
+    found = gather(results)
+    assert found.ttft_s.tolist() == [1.0, 1.5, 1.0, 1.5]
+    assert found.waiting_s.tolist() == [0.5] * 4
+    assert found.tpot_s.tolist() == [0.5, 0.25]
+    assert found.utilisation == pytest.approx((2 / 4 + 0.5 / 4) / 2)
+    assert found.running == pytest.approx(4 * 1.5 / 4 / 2)
+
+
+@pytest.mark.slow
+def test_a_shipped_plan_is_simulated_near_its_means():
+    """Equal lengths; the plan's load is that of the next concurrency that was tried."""
+    request = PlanRequest(
+        target="Qwen/Qwen3-8B",
+        gpus=("h100-sxm",),
+        traffic=Traffic(prompt_tokens=1000, output_tokens=200),
+        rate=10.0,
+        acceptance="gsm8k",
+        simulation=SimulationSettings(requests=300, variation=0.0),
+    )
+    found = plan(request, SHIPPED)
+    (simulated,) = found.simulated
+    at_load = found.best.sizing.at_load
+    assert simulated.planned.tpot.mean.value == pytest.approx(at_load.tpot_s, rel=0.15)
+    assert simulated.planned.ttft.mean.value == pytest.approx(at_load.ttft_s, rel=0.25)
+    assert simulated.planned.running < found.best.sizing.at_most.running
+
+
+def test_simpy_is_asked_for_before_anything_is_planned(monkeypatch):
+    monkeypatch.setitem(sys.modules, "simpy", None)
+    request = dataclasses.replace(asked(1.0), gpus=("h100-sxm",))
+    with pytest.raises(InputError, match="needs simpy") as caught:
+        plan(request, SHIPPED)
+    assert "pip install 'rooftree[plan]'" in caught.value.hint
+
+
+def test_percentiles_without_a_simulation_are_refused():
+    with pytest.raises(InputError, match=r"ttft\.p95 is a percentile"):
+        dataclasses.replace(asked(1.0, "ttft.p95=1s"), simulation=None)

@@ -1,0 +1,116 @@
+"""Steps of a planned server under the simulation: sums by hand, and what a cycle commits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodel.catalog import find_target
+from costmodel.planning.batching import Overheads
+from costmodel.planning.drafting import LookupDrafter
+from costmodel.planning.engines import engine_rules
+from costmodel.planning.request import ServingPolicy
+from costmodel.planning.servers import OperatingPoint, Server
+from costmodel.planning.simulation.steps import (
+    committed_shares,
+    exact_steps,
+    speculation_of,
+    step_grid,
+)
+
+LLAMA = find_target("llama-3.1-8b-instruct").architecture
+
+
+def point(running: int, shape: str = "plain", nodes: int = 0, committed: float = 1.0):
+    return OperatingPoint(
+        running=running,
+        shape=shape,
+        nodes=nodes,
+        committed=committed,
+        cycle_s=0.0,
+        tpot_s=0.0,
+        prefill_s=0.0,
+        ttft_s=0.0,
+        requests_per_s=0.0,
+    )
+
+
+POINTS = (point(1, "tree", 15, 4.0), point(4, "chain", 3, 2.5), point(8))
+
+
+@pytest.fixture
+def server(line_steps, line_acceptance) -> Server:
+    return Server(
+        forward=line_steps(architecture=LLAMA),
+        rules=engine_rules("vllm"),
+        overheads=Overheads(layer_s=1e-5, step_s=1e-3),
+        policy=ServingPolicy(),
+        acceptance=line_acceptance,
+        drafter=LookupDrafter(host_s=0.0),
+    )
+
+
+@settings(deadline=None)
+@given(mean=st.floats(1.0, 16.0), depth=st.integers(0, 15))
+def test_shares_of_committed_tokens_have_the_mean(mean, depth):
+    shares = np.array(committed_shares(mean, depth))
+    assert shares.min() >= 0 and shares.sum() == pytest.approx(1)
+    reachable = min(mean, depth + 1)
+    assert shares @ np.arange(1, len(shares) + 1) == pytest.approx(reachable, abs=1e-9)
+
+
+def test_a_chain_of_one_acceptance_is_exact():
+    """0.8 a token, three drafted: 1, 2, 3 tokens at 0.2 x 0.8^k, all four at 0.8^3."""
+    shares = committed_shares(1 + 0.8 + 0.8**2 + 0.8**3, 3)
+    assert shares == pytest.approx((0.2, 0.16, 0.128, 0.512))
+
+
+def test_the_tree_is_that_of_the_largest_concurrency_reached(line_acceptance):
+    speculation = speculation_of(POINTS, line_acceptance)
+    rows = [speculation.rows[speculation.level(batch)] for batch in (1, 3, 4, 7, 8, 50)]
+    assert rows == [16, 16, 4, 4, 1, 1]
+    assert speculation.committed[-1] == (1.0,)
+
+
+def test_a_step_by_hand(server):
+    """10 ms, 20 us a row, 10 ns a cached token; 10 us a layer and 1 ms a step for the engine."""
+    step_s = exact_steps(server, POINTS)
+    engine_s = 1e-5 * LLAMA.layers + 1e-3
+    tree_s = 5e-6 + 15 * 5e-8
+    assert step_s(2, 0, 500.0) == pytest.approx(
+        10e-3 + 2 * 16 * 20e-6 + 2 * 500 * 1e-8 + 2 * tree_s + engine_s
+    )
+    assert step_s(8, 100, 500.0) == pytest.approx(
+        10e-3 + 8 * 20e-6 + 8 * 500 * 1e-8 + 100 * 20e-6 + engine_s
+    )
+    assert step_s(0, 100, 0.0) == pytest.approx(100 * 20e-6 + engine_s)
+
+
+def test_the_grid_is_the_server(server):
+    """Off the grid too: these steps are linear in all three within one tree."""
+    exact, grid = exact_steps(server, POINTS), step_grid(server, POINTS, 3000)
+    for batch in (1, 2, 3, 4, 6, 7, 8):
+        for prompt_tokens in (0, 1, 300, 5000):
+            for context in (200.0, 1234.0, 2999.0):
+                asked = (batch, prompt_tokens, context)
+                assert grid(*asked) == pytest.approx(exact(*asked), rel=1e-9), asked
+
+
+def test_only_trees_pay_for_drafts(server):
+    slow = dataclasses.replace(server, drafter=_SlowDrafter(host_s=0.0))
+    with_trees, plain = (exact_steps(slow, POINTS)(b, 0, 100.0) for b in (1, 8))
+    assert with_trees - exact_steps(server, POINTS)(1, 0, 100.0) == pytest.approx(0.5)
+    assert plain == pytest.approx(exact_steps(server, POINTS)(8, 0, 100.0))
+
+
+class _SlowDrafter(LookupDrafter):
+    """Half a second a draft."""
+
+    def draft_s(self, forward, batch, context):
+        from costmodel.planning.forwards import ForwardSeconds
+
+        return ForwardSeconds(products=0.5)

@@ -1,0 +1,375 @@
+"""The simulated server: by hand, against a plain retelling of its rules, and against theory."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import queueing
+from benchmarks.batch_means import summarise
+from benchmarks.fit_overheads import ServerLoad, steady_work
+from costmodel.catalog import find_target
+from costmodel.errors import InputError
+from costmodel.planning.batching import Overheads
+from costmodel.planning.engines import EngineRules, MemoryRule
+from costmodel.planning.forwards import ServingForward
+from costmodel.planning.simulation.engine import SimulatedServer, simulate
+from costmodel.planning.simulation.steps import Speculation, StepGrid
+from costmodel.planning.traffic import FixedLength, LognormalLength, Trace, poisson_trace
+from tests.costmodel.planning.conftest import plain_steps
+
+ONE = FixedLength(tokens=1)
+WHOLE = MemoryRule(fraction=1.0, reserve_bytes=0.0, whole_answer=True)
+
+
+def made(arrival_s, prompt, output) -> Trace:
+    return Trace(
+        arrival_s=np.array(arrival_s, dtype=float),
+        prompt_tokens=np.array(prompt),
+        output_tokens=np.array(output),
+    )
+
+
+def server(cache=1e9, sequences=256, **rules) -> SimulatedServer:
+    found = EngineRules(name="made up", memory=rules.pop("memory", WHOLE), **rules)
+    return SimulatedServer(rules=found, cache_tokens=cache, max_sequences=sequences)
+
+
+def step_s(batch: int, prompt_tokens: int, context: float) -> float:
+    """Sums that tell every step from every other, exact in binary fractions."""
+    return 1.0 + batch / 4 + prompt_tokens / 64 + context / 1024
+
+
+def constant(batch: int, prompt_tokens: int, context: float) -> float:
+    return 1.0
+
+
+def poisson_ones(rate: float, count: int, seed: int) -> Trace:
+    return poisson_trace(rate, count, ONE, ONE, np.random.default_rng(seed))
+
+
+def test_two_requests_by_hand() -> None:
+    """The second arrives in the first one's prompt, and is prefilled beside its decoding."""
+    found = simulate(made([2.0, 2.5], [64, 128], [3, 2]), server(), step_s)
+    first = 2.0 + (1 + 1)
+    beside = first + (1 + 1 / 4 + 2 + 64 / 1024)
+    both = beside + (1 + 2 / 4 + (65 + 128) / 2 / 1024)
+    assert list(found.admitted_s) == [2.0, first]
+    assert list(found.first_s) == [first, beside]
+    assert list(found.last_s) == [both, both]
+    assert list(found.tpot_s) == [(both - first) / 2, both - beside]
+    assert found.idle_s.tolist() == [[0.0, 2.0]]
+    assert found.steps == 3
+
+
+def test_a_long_prompt_is_cut_into_chunks_beside_decoding() -> None:
+    """Of 100 tokens a step, one goes to the request that decodes."""
+    found = simulate(
+        made([0, 0], [50, 200], [9, 1]), server(sequences=2, step_tokens=100), constant
+    )
+    # Step 1: 50 + 50 of the second; steps 2 and 3: 99 and the last 51.
+    assert list(found.first_s) == [1.0, 3.0]
+    assert list(found.last_s) == [9.0, 3.0]
+
+
+def test_an_engine_that_never_mixes_lets_decoding_wait() -> None:
+    rules = {"mixes_prompts": False, "step_tokens": 100}
+    found = simulate(made([0, 0.5], [50, 200], [3, 2]), server(**rules), constant)
+    assert list(found.first_s) == [1.0, 3.0]
+    assert list(found.last_s) == [5.0, 4.0]
+
+
+def test_requests_wait_for_cache_in_the_order_of_arrival() -> None:
+    """The third would fit beside the first, but the second is before it."""
+    found = simulate(made([0, 0, 0], [60, 60, 10], [5, 5, 5]), server(cache=100), constant)
+    assert list(found.admitted_s) == [0.0, 5.0, 5.0]
+    half = MemoryRule(fraction=1.0, reserve_bytes=0.0)
+    found = simulate(made([0, 0], [40, 40], [20, 20]), server(cache=100, memory=half), constant)
+    assert list(found.admitted_s) == [0.0, 0.0]
+
+
+def test_requests_wait_for_a_sequence() -> None:
+    found = simulate(made([0, 0, 0], [1, 1, 1], [2, 3, 1]), server(sequences=2), constant)
+    assert list(found.admitted_s) == [0.0, 0.0, 2.0]
+    assert list(found.last_s) == [2.0, 3.0, 3.0]
+
+
+def test_speculation_takes_fewer_steps_and_never_a_token_too_many() -> None:
+    triple = Speculation.of(4, [0, 0, 1.0])
+    found = simulate(made([0], [10], [8]), server(), constant, triple, np.random.default_rng(0))
+    assert list(found.last_s) == [4.0]  # 1 + 3 + 3 + 1
+
+
+def test_the_tree_is_that_of_the_batch() -> None:
+    """Two tokens a step alone, one beside another request."""
+    by_batch = Speculation(up_to=(1, 9), rows=(2, 1), committed=((0.0, 1.0), (1.0,)))
+    generator = np.random.default_rng(0)
+    found = simulate(made([0, 0], [1, 1], [7, 3]), server(), constant, by_batch, generator)
+    assert list(found.last_s) == [5.0, 3.0]  # 1 + 1 + 1 beside, then 2 + 2
+
+
+def retold(requests: Trace, srv: SimulatedServer, tokens: int) -> tuple[list, list, list, int]:
+    """The rules told plainly, looking at every request anew before every step."""
+    rules, count = srv.rules, len(requests)
+    arrival = requests.arrival_s.tolist()
+    prompt, output = requests.prompt_tokens.tolist(), requests.output_tokens.tolist()
+    admitted, first, last = [None] * count, [None] * count, [None] * count
+    done_prompt, done_output = [0] * count, [0] * count
+    now, steps = 0.0, 0
+    while None in last:
+        for i in range(count):
+            if admitted[i] is not None:
+                continue
+            inside = [k for k in range(count) if admitted[k] is not None and last[k] is None]
+            held = sum(prompt[k] + output[k] for k in [*inside, i])
+            if arrival[i] > now or len(inside) >= srv.max_sequences or held > srv.cache_tokens:
+                break
+            admitted[i] = now
+        inside = [k for k in range(count) if admitted[k] is not None and last[k] is None]
+        if not inside:
+            now = min(arrival[k] for k in range(count) if admitted[k] is None)
+            continue
+        prompts = [k for k in inside if done_prompt[k] < prompt[k]]
+        decoding = [k for k in inside if done_prompt[k] == prompt[k]]
+        if prompts and not rules.mixes_prompts:
+            decoding = []
+        room = rules.step_tokens - tokens * len(decoding)
+        chunks = {}
+        for k in prompts:
+            chunks[k] = min(room, prompt[k] - done_prompt[k])
+            room -= chunks[k]
+        context = sum(prompt[k] + done_output[k] - 1 for k in decoding)
+        now += step_s(
+            len(decoding), sum(chunks.values()), context / len(decoding) if decoding else 0.0
+        )
+        steps += 1
+        for k in decoding:
+            done_output[k] = min(done_output[k] + tokens, output[k])
+        for k, chunk in chunks.items():
+            done_prompt[k] += chunk
+            if done_prompt[k] == prompt[k]:
+                first[k], done_output[k] = now, 1
+        for k in inside:
+            if done_output[k] == output[k]:
+                last[k] = now
+    return admitted, first, last, steps
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    lengths=st.lists(
+        st.tuples(st.integers(0, 40), st.integers(1, 30), st.integers(1, 12)),
+        min_size=1,
+        max_size=12,
+    ),
+    cache=st.integers(42, 120),
+    sequences=st.integers(1, 4),
+    step_tokens=st.integers(13, 40),
+    mixes=st.booleans(),
+    tokens=st.integers(1, 3),
+)
+def test_the_server_follows_its_rules(
+    lengths, cache, sequences, step_tokens, mixes, tokens
+) -> None:
+    gaps, prompt, output = zip(*lengths, strict=True)
+    requests = made(np.cumsum(gaps) / 8, prompt, output)
+    srv = server(cache, sequences, step_tokens=step_tokens, mixes_prompts=mixes)
+    always = Speculation.of(tokens, [0.0] * (tokens - 1) + [1.0])
+    found = simulate(requests, srv, step_s, always, np.random.default_rng(0))
+    admitted, first, last, steps = retold(requests, srv, tokens)
+    assert found.admitted_s.tolist() == pytest.approx(admitted, rel=1e-12)
+    assert found.first_s.tolist() == pytest.approx(first, rel=1e-12)
+    assert found.last_s.tolist() == pytest.approx(last, rel=1e-12)
+    assert found.steps == steps
+
+
+def test_one_token_at_a_time_is_a_queue_with_one_server() -> None:
+    """M/D/1: 200,000 requests, half of the time busy; mean and 99th percentile."""
+    found = simulate(poisson_ones(0.5, 200_000, 3), server(sequences=1), constant)
+    summary = summarise(found)
+    assert np.mean(found.waiting_s) == pytest.approx(queueing.md1_waiting_s(0.5, 1.0), rel=0.02)
+    exact = queueing.md1_waiting_quantile_s(0.5, 1.0, 0.99)
+    assert summary.waiting.p99.low < exact < summary.waiting.p99.high
+    assert summary.utilisation == pytest.approx(0.5, abs=0.005)
+    assert summary.tpot is None
+    assert not summary.overloaded
+
+
+@pytest.mark.slow
+def test_md1_over_a_million_requests_is_within_two_percent() -> None:
+    found = simulate(poisson_ones(0.7, 1_000_000, 0), server(sequences=1), constant)
+    assert np.mean(found.waiting_s) == pytest.approx(queueing.md1_waiting_s(0.7, 1.0), rel=0.02)
+
+
+def test_prompts_of_many_lengths_are_the_queue_of_pollaczek_and_khinchine() -> None:
+    generator = np.random.default_rng(5)
+    prompts = LognormalLength(mean_tokens=500, variation=1.2)
+    requests = poisson_trace(0.6, 200_000, prompts, ONE, generator)
+    srv = server(sequences=1, step_tokens=10**8)
+    found = simulate(requests, srv, lambda b, p, c: p / 500)
+    seconds = requests.prompt_tokens / 500
+    exact = queueing.mg1_waiting_s(
+        0.6, float(np.mean(seconds)), float(np.var(seconds) / np.mean(seconds) ** 2)
+    )
+    assert np.mean(found.waiting_s) == pytest.approx(exact, rel=0.05)
+
+
+@pytest.mark.slow
+def test_many_short_steps_are_a_queue_with_many_servers() -> None:
+    """M/M/c: answers of geometric length, each sequence a server that takes a token a step."""
+    generator = np.random.default_rng(7)
+    output = generator.geometric(1 / 100, 60_000)
+    requests = poisson_trace(3.2, len(output), ONE, ONE, generator)
+    requests = dataclasses.replace(requests, output_tokens=output)
+    found = simulate(requests, server(sequences=4), lambda b, p, c: 0.01)
+    # A sequence is free again at a step's end and the next starts at one: half a step is added.
+    exact = queueing.mmc_waiting_s(3.2, 1.0, 4) + 0.005
+    assert np.mean(found.waiting_s) == pytest.approx(exact, rel=0.08)
+
+
+def test_the_closed_form_of_a_steady_server_is_met(tables) -> None:
+    """A backlog that keeps 8 requests in flight; the planner's formula knows mean lengths only."""
+    target = find_target("meta-llama/Llama-3.1-8B-Instruct").architecture
+    forward = ServingForward(architecture=target, tables=tables)
+    overheads = Overheads(layer_s=2e-5, prompt_layer_s=1e-4, step_s=1e-3, sequence_s=3e-5)
+    rules = EngineRules(name="made up", memory=WHOLE)
+    exact = plain_steps(forward, rules, overheads)
+    grid = StepGrid.of(exact, (0, 1, 8), (0, 1, 64, 1024, 8192), (0, 1000))
+    output = np.random.default_rng(2).integers(100, 301, size=1500)
+    requests = made(np.zeros(1500), np.full(1500, 500), output)
+    found = simulate(requests, server(sequences=8), grid)
+    kept = slice(100, -100)
+    spent_s = np.sum((found.last_s - found.first_s)[kept])
+    workload = ServerLoad(prompt_tokens=500, output_tokens=200, concurrency=8)
+    expected = overheads.time_per_token_s(
+        steady_work(forward, rules, workload), overlaps_host=rules.overlaps_host
+    )
+    assert spent_s / np.sum(output[kept] - 1) == pytest.approx(expected, rel=0.02)
+
+
+def test_speculation_divides_the_time_a_token_by_the_mean_committed_length() -> None:
+    shares = [0.4, 0.3, 0.2, 0.1]
+    found = simulate(
+        made(np.arange(200) * 2000.0, [5] * 200, [1000] * 200),
+        server(),
+        constant,
+        Speculation.of(8, shares),
+        np.random.default_rng(1),
+    )
+    assert np.mean(found.tpot_s) == pytest.approx(1 / 2.0, rel=0.01)
+
+
+def busy_server(seed: int):
+    generator = np.random.default_rng(seed)
+    lengths = LognormalLength(mean_tokens=60, variation=0.8)
+    requests = poisson_trace(2.0, 1500, lengths, lengths, generator)
+    speculation = Speculation.of(4, [0.5, 0.3, 0.2])
+    return simulate(
+        requests, server(cache=4000), lambda b, p, c: 0.02 + 0.001 * b, speculation, generator
+    )
+
+
+def test_the_same_seed_gives_the_same_answer() -> None:
+    one, same, other = busy_server(1), busy_server(1), busy_server(2)
+    for name in ("admitted_s", "first_s", "last_s"):
+        assert np.array_equal(getattr(one, name), getattr(same, name))
+        assert not np.array_equal(getattr(one, name), getattr(other, name))
+    assert summarise(one) == summarise(same)
+
+
+def test_a_summary_agrees_with_sums_over_the_requests() -> None:
+    found = busy_server(3)
+    summary = summarise(found, edge_share=0)
+    arrivals = found.requests.arrival_s
+    assert np.all(arrivals <= found.admitted_s)
+    assert np.all(found.admitted_s < found.first_s)
+    assert np.all(found.first_s <= found.last_s)
+    assert summary.ttft.p50.value == np.median(found.first_s - arrivals)
+    assert summary.end_to_end.mean.value == pytest.approx(np.mean(found.last_s - arrivals))
+    # Admitted requests, counted at random instants.
+    instants = np.random.default_rng(0).uniform(arrivals[0], arrivals[-1], 4000)[:, None]
+    running = np.sum((found.admitted_s <= instants) & (found.last_s > instants), axis=1)
+    assert summary.running == pytest.approx(np.mean(running), rel=0.05)
+    assert summary.requests_per_s == pytest.approx(found.requests.rate_per_s, rel=0.03)
+
+
+def test_the_edges_are_left_out() -> None:
+    """A start from empty makes the mean of all requests too short."""
+    found = simulate(made(np.arange(100.0), [1] * 100, [1] * 100), server(sequences=1), constant)
+    assert summarise(found, edge_share=0.25).waiting.mean.value == 0
+    late = made([0.0] * 20 + list(range(40, 120)), [1] * 100, [1] * 100)
+    found = simulate(late, server(sequences=1), constant)
+    assert summarise(found, edge_share=0).waiting.mean.value == pytest.approx(190 / 100)
+    assert summarise(found, edge_share=0.2).waiting.mean.value == 0
+
+
+def test_utilisation_counts_idle_time_within_the_window_only() -> None:
+    arrivals = [100.0, 102.0, 104.0, 106.0]
+    summary = summarise(simulate(made(arrivals, [1] * 4, [1] * 4), server(), constant), 0)
+    assert summary.utilisation == 0.5
+
+
+def test_all_at_once_still_has_a_throughput() -> None:
+    summary = summarise(simulate(made([0.0] * 10, [1] * 10, [4] * 10), server(), constant))
+    assert summary.requests_per_s == 10 / 4
+    assert summary.output_tokens_per_s == 10
+
+
+def test_a_queue_that_grows_is_called_overloaded() -> None:
+    assert simulate(poisson_ones(1.2, 5000, 0), server(sequences=1), constant).overloaded
+    assert not simulate(poisson_ones(0.8, 5000, 0), server(sequences=1), constant).overloaded
+
+
+def bad_step(value: float):
+    return lambda b, p, c: value
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: simulate(made([0, 1], [5, 90], [5, 20]), server(cache=100), constant),
+            r"request 2 \(90 prompt and 20 answer tokens\) never fits into a cache of 100 tokens",
+        ),
+        (
+            lambda: simulate(made([0], [5], [5]), server(step_tokens=256), constant),
+            "256 decoded rows leave no room for prompts in steps of 256 tokens",
+        ),
+        (
+            lambda: simulate(
+                made([0], [5], [5]), server(step_tokens=900), constant, Speculation.of(4, [1.0])
+            ),
+            "1024 decoded rows",
+        ),
+        (
+            lambda: simulate(made([0], [5], [5]), server(), constant, Speculation.of(2, [0, 1])),
+            "needs a random generator",
+        ),
+        (lambda: simulate(made([0], [5], [5]), server(), bad_step(0.0)), "cannot take 0.0 s"),
+        (lambda: simulate(made([0], [5], [5]), server(), bad_step(math.nan)), "cannot take nan s"),
+        (lambda: simulate(made([0], [5], [5]), server(), bad_step(math.inf)), "cannot take inf s"),
+        (lambda: server(cache=0), "cache_tokens must be above 0"),
+        (lambda: server(cache=math.nan), "cache_tokens must be above 0"),
+        (lambda: server(sequences=0), "max_sequences must be a whole number"),
+        (lambda: server(sequences=1.5), "max_sequences must be a whole number"),
+        (
+            lambda: summarise(simulate(made([0], [5], [5]), server(), constant), 0.5),
+            "edge_share must be",
+        ),
+    ],
+)
+def test_bad_input_is_named(call, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+def test_without_simpy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "simpy", None)
+    with pytest.raises(InputError, match=r"needs simpy.*pip install 'rooftree\[plan\]'"):
+        simulate(made([0], [5], [5]), server(), constant)

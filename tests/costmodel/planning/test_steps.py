@@ -1,0 +1,98 @@
+"""Steps of profiles: what the files hold, and operator tables where they are installed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from costmodel.catalog import find_device, find_target
+from costmodel.compose.serving_tables import Precision, load_serving
+from costmodel.errors import InputError
+from costmodel.io import shipped_directory
+from costmodel.planning.forwards import ProfileForward, ServingForward
+from costmodel.profile.profile import Profile
+
+NAME = "qwen3-8b.bfloat16.kernels.tp1.yaml"
+
+
+def shipped(device: str) -> Profile:
+    return Profile.from_yaml(shipped_directory() / device / NAME)
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return shipped("h100-sxm")
+
+
+def test_plain_steps_are_those_of_the_file(profile):
+    steps, plain = ProfileForward(profile=profile), profile.stages.plain
+    for batch, context, seconds in zip(plain.batch, plain.context, plain.median_s, strict=True):
+        assert steps.decode(batch, context).total == pytest.approx(seconds)
+
+
+def test_verifications_at_batch_1_are_those_of_the_file(profile):
+    steps, surface = ProfileForward(profile=profile), profile.surface
+    for rows, context, seconds in zip(surface.rows, surface.context, surface.median_s, strict=True):
+        if rows > 1 and context > 64:
+            assert steps.decode(1, context, rows).total == pytest.approx(seconds, rel=0.03)
+
+
+def test_between_two_batches_times_lie_between_theirs(profile):
+    steps = ProfileForward(profile=profile)
+    low, middle, high = (steps.decode(batch, 512).total for batch in (16, 24, 32))
+    assert low < middle < high
+    assert middle == pytest.approx((low + high) / 2)
+
+
+def test_beyond_the_largest_batch_the_last_slope_goes_on(profile):
+    steps = ProfileForward(profile=profile)
+    times = [steps.decode(batch, 512).total for batch in (128, 256, 384)]
+    assert times[2] - times[1] == pytest.approx(times[1] - times[0])
+
+
+def test_more_rows_and_sequences_never_read_less_of_the_cache(profile):
+    steps = ProfileForward(profile=profile)
+    for batch in (1, 8, 64):
+        attention = [steps.decode(batch, 4096, rows).attention for rows in (1, 16, 64, 256)]
+        assert attention == sorted(attention)
+
+
+def test_a_prompt_alone_takes_what_the_file_says(profile):
+    steps, prefill = ProfileForward(profile=profile), profile.stages.prefill
+    for tokens, seconds in zip(prefill.tokens, prefill.median_s, strict=True):
+        assert steps.prompt(tokens, 0, 1).total == pytest.approx(seconds)
+
+
+def test_a_prompt_beside_decoding_costs_less_than_alone(profile):
+    steps = ProfileForward(profile=profile)
+    alone, beside = (steps.prompt(1000, batch, 1).total for batch in (0, 64))
+    assert 0 < beside < alone
+
+
+def test_a_composed_profile_says_so(profile):
+    origin = ProfileForward(profile=profile).origin
+    stated = profile.provenance.error_bar
+    assert (origin.kind, origin.error, origin.whole_runtime) == ("composed", stated, False)
+    assert ProfileForward(profile=profile).device.power_w == 700
+
+
+def test_other_dtypes_are_refused(profile):
+    runtime = profile.runtime.model_copy(update={"dtype": "float32"})
+    with pytest.raises(InputError, match="bfloat16 or float16"):
+        ProfileForward(profile=profile.model_copy(update={"runtime": runtime}))
+
+
+@pytest.mark.parametrize("device", ["a100-sxm-80gb", "h100-sxm", "l40s", "rtx-pro-6000-server"])
+def test_steps_put_together_agree_with_operator_tables(device):
+    """Batches x rows that the profile does not hold, against sums of operators at that batch."""
+    pytest.importorskip("aiconfigurator_core", reason="the extra 'operators' is not installed")
+    pytest.importorskip("pyarrow", reason="the extra 'operators' is not installed")
+    made = ProfileForward(profile=shipped(device))
+    summed = ServingForward(
+        architecture=find_target("Qwen/Qwen3-8B").architecture,
+        tables=load_serving(find_device(device), "vllm", Precision()),
+    )
+    shapes = [(b, c, r) for b in (8, 32, 128) for c in (512, 2048) for r in (4, 16, 32)]
+    ratio = np.array([made.decode(*s).total / summed.decode(*s).total for s in shapes])
+    assert np.mean(np.abs(ratio - 1)) < 0.1
+    assert np.max(np.abs(ratio - 1)) < 0.25

@@ -1,0 +1,290 @@
+"""The profile's file format: what is written is read back, and stays readable."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from costmodel.calibration.linear import LinearCalibration
+from costmodel.calibration.points import Points
+from costmodel.calibration.selection import select_calibration
+from costmodel.calibration.surface import SurfaceCalibration
+from costmodel.errors import ProfileError
+from costmodel.fields import Section
+from costmodel.io import shipped_directory
+from costmodel.profile.profile import Profile
+from costmodel.profile.schema import CalibrationSection, DrafterSection, SurfaceSection
+from costmodel.profile.text import dump_yaml, float_text
+
+STORED = Path(__file__).parents[1] / "data/profile.yaml"
+SHIPPED = sorted(shipped_directory().glob("*/*.yaml"))
+
+
+def test_a_stored_version_1_file_reads_and_writes_unchanged():
+    profile = Profile.from_yaml(STORED)
+    assert profile.to_yaml() == STORED.read_text()
+    assert profile.surface.mad_s[1] is None
+    assert profile.drafters["ngram-1"].name == "ngram"
+    assert profile.target.architecture.qk_norm is True
+
+
+def test_save_and_load_agree(profile, tmp_path):
+    path = tmp_path / "profile.yaml"
+    text = profile.to_yaml(path)
+    assert path.read_text() == text
+    loaded = Profile.from_yaml(path)
+    assert loaded.to_yaml() == text
+    assert loaded.key == profile.key
+    assert loaded.soft_key == profile.soft_key
+    assert loaded.target == profile.target
+    assert loaded.surface.rows == profile.surface.rows
+    assert loaded.surface.median_s == pytest.approx(profile.surface.median_s, rel=1e-5)
+
+
+def test_the_file_is_readable_by_a_person(profile):
+    text = profile.to_yaml()
+    assert max(map(len, text.splitlines())) <= 120
+    assert len(text.splitlines()) < 210
+    assert "null" not in text.replace("[", "").split("surface:\n  rows")[0]
+    assert "threads: 2" in text
+    assert "slope: " in text
+    assert "&" not in text and "!!" not in text
+
+
+floats = st.floats(allow_nan=False, allow_infinity=False, width=64)
+seconds = st.floats(1e-9, 1e4)
+
+
+@given(value=floats)
+def test_floats_keep_six_digits_and_stay_floats(value):
+    back = yaml.safe_load(float_text(value))
+    assert isinstance(back, float)
+    assert back == pytest.approx(value, rel=5e-6, abs=1e-300)
+
+
+@given(
+    text=st.text(
+        st.characters(blacklist_categories=("Cs", "Cc"), blacklist_characters="\ufeff\u2028\u2029"),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_any_text_survives(text):
+    assert yaml.safe_load(dump_yaml({"note": text})) == {"note": text}
+
+
+@st.composite
+def surfaces(draw):
+    keys = draw(
+        st.sets(
+            st.tuples(st.integers(1, 1024), st.integers(0, 8192), st.integers(1, 8)),
+            min_size=6,
+            max_size=40,
+        ).filter(lambda found: len({rows for rows, _, _ in found}) > 2)
+    )
+    rows, context, batch = (list(column) for column in zip(*sorted(keys), strict=True))
+    size = len(rows)
+    times = draw(st.lists(st.floats(1e-4, 10), min_size=size, max_size=size, unique=True))
+    shares = draw(
+        st.lists(st.floats(0, 0.99) | st.just(float("nan")), min_size=size, max_size=size)
+    )
+    return Points(
+        rows=rows,
+        context=context,
+        batch=batch,
+        seconds=times,
+        mad_s=[share * time for share, time in zip(shares, times, strict=True)],
+        n=draw(st.lists(st.integers(1, 99), min_size=size, max_size=size)),
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None)
+@given(points=surfaces())
+def test_any_measured_surface_round_trips_and_predicts_the_same(points, profile, invented):
+    selection = select_calibration(points, invented.roofline)
+    sections = profile.calibration.model_dump() | {
+        "linear": selection.linear.model_dump(),
+        "selected": "surface",
+    }
+    made = Profile.model_validate(
+        profile.model_dump()
+        | {
+            "target": profile.target,
+            "calibration": CalibrationSection.model_validate(sections),
+            "surface": SurfaceSection.of(points),
+        }
+    )
+    text = made.to_yaml()
+    loaded = Profile.from_bytes(text.encode(), "memory")
+    assert loaded.to_yaml() == text
+    back, expected = loaded.surface.points(), points.sorted()
+    for name in ("rows", "context", "batch", "n"):
+        assert np.array_equal(getattr(back, name), getattr(expected, name))
+    assert back.seconds == pytest.approx(expected.seconds, rel=1e-5)
+    assert np.array_equal(np.isnan(back.mad_s), np.isnan(expected.mad_s))
+    rows = np.array([1, 7, 300])
+    before = made.verify_calibration().predict_s(rows, 500)
+    assert np.all(np.isfinite(before)) and np.all(before > 0)
+    assert loaded.verify_calibration().predict_s(rows, 500) == pytest.approx(before, rel=1e-3)
+
+
+@pytest.mark.slow
+@settings(max_examples=50, deadline=None)
+@given(
+    slope=st.floats(0, 1e3),
+    intercept=st.floats(-1, 1),
+    bandwidth=st.floats(1e6, 1e14),
+    name=st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "Zs")), min_size=1),
+    threads=st.integers(1, 512),
+)
+def test_any_scalars_round_trip(slope, intercept, bandwidth, name, threads, profile):
+    data = yaml.safe_load(profile.to_yaml())
+    data["calibration"]["linear"] |= {"slope": slope, "intercept_s": intercept}
+    data["peaks"]["bytes_per_s"] = bandwidth
+    data["target"]["name"] = name
+    data["device"]["threads"] = threads
+    text = Profile.from_bytes(dump_yaml(data).encode(), "memory").to_yaml()
+    back = Profile.from_bytes(text.encode(), "memory")
+    assert back.to_yaml() == text
+    assert back.calibration.linear.slope == pytest.approx(slope, rel=1e-5)
+    assert back.peaks.bytes_per_s == pytest.approx(bandwidth, rel=1e-5)
+    assert (back.target.name, back.device.threads) == (name, threads)
+
+
+def selecting(profile, name) -> Profile:
+    """The same profile with another calibration selected."""
+    calibration = profile.calibration.model_dump() | {"selected": name}
+    fields = profile.model_dump() | {"target": profile.target, "calibration": calibration}
+    return Profile.model_validate(fields)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["two_branch", "physical", "stairs"])
+def test_a_stored_calibration_predicts_what_the_fitted_one_did(invented, tmp_path, name):
+    points = invented.points(0.01)
+    fitted = getattr(select_calibration(points, invented.roofline), name)
+    stored = selecting(invented.profile(points), name)
+    stored.to_yaml(tmp_path / "profile.yaml")
+    rows, context = np.arange(1, 300), 700
+    again = Profile.from_yaml(tmp_path / "profile.yaml").verify_calibration()
+    assert again.predict_s(rows, context) == pytest.approx(
+        fitted.predict_s(rows, context), rel=1e-4
+    )
+
+
+def test_the_selected_calibration_predicts(profile, invented):
+    calibration = selecting(profile, "surface").verify_calibration()
+    assert isinstance(calibration, SurfaceCalibration)
+    rows = np.array([3, 50, 200])
+    assert calibration.predict_s(rows, 500) == pytest.approx(invented.seconds(rows, 500), rel=0.03)
+    linear = selecting(profile, "linear")
+    calibration = linear.verify_calibration()
+    assert isinstance(calibration, LinearCalibration)
+    paper_s = linear.roofline("paper").seconds(rows, 500)
+    fitted = linear.calibration.linear
+    assert calibration.predict_s(rows, 500) == pytest.approx(
+        fitted.slope * paper_s + fitted.intercept_s
+    )
+
+
+def test_the_roofline_uses_the_profile_s_own_figures():
+    profile = Profile.from_yaml(STORED)
+    roofline = profile.roofline("physical")
+    assert (roofline.element_bytes, roofline.tensor_parallel) == (2, 2)
+    assert roofline.peaks.bytes_per_s == 7.68e11
+    assert roofline.count == "physical"
+
+
+def test_a_drafter_is_added_without_touching_the_rest(profile):
+    drafter = DrafterSection(
+        name="other", context=[0, 10], median_s=[1e-3, 2e-3], mad_s=[None, None], n=[1, 1]
+    )
+    changed = profile.with_drafter("abc123", drafter)
+    assert set(changed.drafters) == {"ngram-1", "abc123"}
+    assert set(profile.drafters) == {"ngram-1"}
+    assert changed.surface == profile.surface
+    with pytest.raises(ProfileError, match="drafters"):
+        profile.with_drafter("not a hash!", drafter)
+
+
+def test_a_draft_cost_may_be_of_another_time_than_the_rest(profile, tmp_path):
+    own = DrafterSection(
+        name="other",
+        kind="quick",
+        created_utc="2026-05-01T08:00:00Z",
+        context=[10],
+        median_s=[2e-3],
+        mad_s=[None],
+        n=[1],
+    )
+    path = tmp_path / "profile.yaml"
+    profile.with_drafter("abc123", own).to_yaml(path)
+    stored = Profile.from_yaml(path)
+    assert stored.drafters["abc123"] == own
+    assert stored.drafter_origin("abc123") == ("quick", "2026-05-01T08:00:00Z")
+    assert stored.drafter_origin("ngram-1") == ("measured", profile.provenance.created_utc)
+    assert path.read_text().count("created_utc") == 2
+    for left_out in ("kind: quick", "created_utc: '2026-05-01T08:00:00Z'"):
+        text = path.read_text()
+        assert left_out in text
+        path.with_name("half.yaml").write_text(text.replace(f"    {left_out}\n", ""))
+        with pytest.raises(ProfileError, match="given both or not at all"):
+            Profile.from_yaml(path.with_name("half.yaml"))
+
+
+def test_profiles_are_frozen(profile):
+    with pytest.raises(ValidationError):
+        profile.device.name = "another"
+    with pytest.raises(ValidationError):
+        profile.regret = None
+
+
+def test_numpy_arrays_become_plain_numbers():
+    section = SurfaceSection(
+        rows=np.array([1, 2]),
+        context=np.array([0, 0]),
+        batch=np.array([1, 1]),
+        median_s=np.array([0.1, 0.2]),
+        mad_s=np.array([np.nan, 0.01]),
+        n=np.array([1, 9]),
+    )
+    assert section.mad_s == (None, 0.01)
+    assert all(type(value) is int for value in section.rows)
+
+
+def field_names(model: Section) -> set[str]:
+    """Names of all fields of a section and of the sections inside it."""
+    names = set(type(model).model_fields)
+    for value in [getattr(model, name) for name in names]:
+        for inner in value.values() if isinstance(value, dict) else [value]:
+            if isinstance(inner, Section):
+                names |= field_names(inner)
+    return names
+
+
+def test_every_field_is_documented():
+    text = (Path(__file__).parents[3] / "docs/profile-format.md").read_text()
+    profile = Profile.from_yaml(STORED)
+    sizes = {field.name for field in dataclasses.fields(profile.target.architecture)}
+    for name in field_names(profile):
+        assert f"`{name}`" in text or f"**{name}**" in text, name
+    optional = set(profile.target.architecture.to_dict()) ^ sizes
+    for name in optional:
+        assert f"`{name}`" in text, name
+
+
+def test_the_shipped_profiles_are_there():
+    assert len(SHIPPED) == 50
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_shipped_profile_is_written_as_it_was_read(path):
+    assert Profile.from_yaml(path).to_yaml() == path.read_text()

@@ -1,0 +1,478 @@
+"""Every wrong profile gives one line: the file, the field, what is wrong, what to do."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from costmodel.errors import ProfileError
+from costmodel.profile.profile import Profile
+from costmodel.profile.store import ProfileStore
+
+STORED = Path(__file__).parents[1] / "data/profile.yaml"
+TEXT = STORED.read_text()
+GOOD = yaml.safe_load(TEXT)
+NAMES = "some/folder/profile.yaml"
+
+
+def leaves(value, path=()):
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from leaves(inner, (*path, key))
+    else:
+        yield path
+
+
+def sections(value, path=()):
+    yield path
+    for key, inner in value.items():
+        if isinstance(inner, dict):
+            yield from sections(inner, (*path, key))
+
+
+LEAVES = list(leaves(GOOD))
+OPTIONAL = {
+    ("device", name)
+    for name in ("mig", "threads", "instruction_set", "driver", "cuda", "power_limit_w")
+}
+OPTIONAL |= {
+    ("provenance", name)
+    for name in GOOD["provenance"]
+    if name not in ("kind", "created_utc", "tool_version")
+}
+OPTIONAL |= {
+    ("runtime", name)
+    for name in ("quantization", "tensor_parallel", "buckets", "torch", "transformers", "python")
+}
+OPTIONAL |= {
+    ("peaks", "measured_flops_per_s"),
+    ("peaks", "measured_bytes_per_s"),
+    ("held_out", "repeat_noise"),
+}
+
+
+def at(data, path):
+    for key in path:
+        data = data[key]
+    return data
+
+
+def changed(path, value):
+    data = copy.deepcopy(GOOD)
+    at(data, path[:-1])[path[-1]] = value
+    return data
+
+
+def without(path):
+    data = copy.deepcopy(GOOD)
+    del at(data, path[:-1])[path[-1]]
+    return data
+
+
+def problem_of(data) -> str:
+    """The error of a profile; checks its form."""
+    raw = data if isinstance(data, bytes) else yaml.safe_dump(data).encode()
+    with pytest.raises(ProfileError) as caught:
+        Profile.from_bytes(raw, NAMES)
+    error = caught.value
+    assert str(error).count("\n") == 0
+    assert len(str(error)) < 400
+    assert error.problem.startswith(f"{NAMES}: ")
+    assert "rooftree calibrate" in error.hint
+    assert error.exit_code == 3
+    return error.problem.removeprefix(f"{NAMES}: ")
+
+
+def named(path) -> str:
+    return ".".join(path)
+
+
+def test_the_good_one_is_good():
+    Profile.from_bytes(yaml.safe_dump(GOOD).encode(), NAMES)
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=named)
+def test_each_field_of_a_wrong_kind(path):
+    wrong = "a text" if isinstance(at(GOOD, path), list) else {"a": "mapping"}
+    problem = problem_of(changed(path, wrong))
+    if "architecture" in path:
+        assert "target.architecture" in problem and path[-1] in problem
+    else:
+        assert problem.startswith(f"{named(path)}: ")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in LEAVES if isinstance(at(GOOD, p), (int, float)) and p != ("schema_version",)],
+    ids=named,
+)
+def test_each_number_as_text_nan_infinite_or_negative(path):
+    values = ["12", float("nan"), float("inf"), -float("inf"), True]
+    may_be_negative = path[-1] in ("intercept_s", "temperature_c", "tied", "qk_norm")
+    for value in values[:4] + ([] if isinstance(at(GOOD, path), bool) else values[4:]):
+        assert path[-1] in problem_of(changed(path, value))
+    if not may_be_negative:
+        assert path[-1] in problem_of(changed(path, -1))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in LEAVES if isinstance(at(GOOD, p), list) and p[-1] != "busy_processes"],
+    ids=named,
+)
+def test_each_list_with_a_wrong_entry(path):
+    numbers = at(GOOD, path)
+    for value in (float("nan"), -3, "3", [3], True):
+        problem = problem_of(changed(path, [*numbers[:-1], value]))
+        assert problem.startswith(f"{named(path)}[{len(numbers) - 1}]: ")
+    if path[-1] != "mad_s":
+        problem = problem_of(changed(path, [*numbers[:-1], None]))
+        assert problem.startswith(f"{named(path)}[{len(numbers) - 1}]: ")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        p
+        for p in LEAVES
+        if isinstance(at(GOOD, p), list) and p[-1] not in ("busy_processes", "buckets", "contexts")
+    ],
+    ids=named,
+)
+def test_each_list_too_short_or_empty(path):
+    problem = problem_of(changed(path, at(GOOD, path)[:-1]))
+    assert problem.startswith(f"{named(path[:-1])}: ")
+    assert path[-1] in problem and "entries" in problem
+    assert named(path[:-1]) in problem_of(changed(path, []))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("surface", "rows"),
+        ("surface", "context"),
+        ("stages", "plain", "context"),
+        ("stages", "prefill", "tokens"),
+        ("stages", "build", "nodes"),
+        ("stages", "accept", "nodes"),
+        ("stages", "accept_sampled", "nodes"),
+        ("stages", "commit", "tokens"),
+        ("drafters", "ngram-1", "context"),
+        ("runtime", "buckets"),
+    ],
+    ids=named,
+)
+def test_each_axis_out_of_order_or_repeating(path):
+    numbers = at(GOOD, path)
+    assert "ascend" in problem_of(changed(path, numbers[::-1]))
+    if path[0] != "surface":
+        assert "ascend" in problem_of(changed(path, [numbers[0]] * len(numbers)))
+
+
+def test_a_repeated_point_is_refused():
+    data = copy.deepcopy(GOOD)
+    for name in data["surface"]:
+        data["surface"][name].insert(0, data["surface"][name][0])
+    assert problem_of(data).startswith("surface: ")
+    assert "repeats" in problem_of(data)
+
+
+@pytest.mark.parametrize("path", [p for p in LEAVES if p not in OPTIONAL], ids=named)
+def test_each_required_field_missing(path):
+    if path[0] == "held_out" and len(path) == 2:
+        assert "held_out: " in problem_of(without(path))
+    elif path[-1] in ("qk_norm",):
+        assert "hash" in problem_of(without(path))
+    else:
+        assert path[-1] in problem_of(without(path))
+
+
+@pytest.mark.parametrize("path", sorted(OPTIONAL), ids=named)
+def test_each_optional_field_may_be_missing(path):
+    Profile.from_bytes(yaml.safe_dump(without(path)).encode(), NAMES)
+
+
+@pytest.mark.parametrize("path", list(sections(GOOD)), ids=lambda p: named(p) or "top")
+def test_an_unknown_field_anywhere(path):
+    problem = problem_of(changed((*path, "wings"), 2))
+    assert "wings" in problem
+    if path != ("calibration", "cross_validated"):
+        assert "known field" in problem or "unknown" in problem or "drafters" in problem
+
+
+@pytest.mark.parametrize("path", [p for p in sections(GOOD) if p], ids=named)
+def test_each_section_as_something_else(path):
+    for value in (3, "text", [1, 2]):
+        assert named(path) in problem_of(changed(path, value))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("schema_version",), 2, "schema_version: must be 1 (is 2)"),
+        (("schema_version",), "1", "schema_version: must be 1 (is '1')"),
+        (("schema_version",), True, "schema_version: must be 1 (is True)"),
+        (("schema_version",), None, "schema_version: must be 1 (is empty)"),
+        (("provenance", "kind"), "guessed", "must be 'measured', 'quick'"),
+        (("provenance", "created_utc"), "yesterday", "provenance.created_utc"),
+        (("device", "kind"), "tpu", "must be 'cuda' or 'cpu'"),
+        (("runtime", "kind"), "magic", "must be 'eager', 'graphs' or 'kernels'"),
+        (("runtime", "dtype"), "int4", "runtime.dtype"),
+        (("target", "name"), "", "target.name"),
+        (("target", "name"), "x" * 501, "target.name"),
+        (("target", "architecture_hash"), "0123456789ab", "one of them was changed"),
+        (("target", "architecture_hash"), "XYZ", "target.architecture_hash"),
+        (("target", "architecture", "layers"), 37, "one of them was changed"),
+        (("calibration", "linear", "slope"), -0.5, "must be greater than or equal to 0 (is -0.5)"),
+        (
+            ("calibration", "selected"),
+            "best",
+            "must be 'linear', 'two_branch', 'physical', 'stairs' or 'surface'",
+        ),
+        (("calibration", "linear", "mape_after"), "12%", "is '12%'"),
+        (("calibration", "cross_validated", "linear", "worst"), 0.0, "must ascend"),
+        (("regret", "worst"), 1.5, "less than or equal to 1"),
+        (("regret", "worst"), 0.0, "mean must not exceed worst"),
+        (("surface", "n"), [0] + [5] * 11, "surface.n[0]: must be greater than or equal to 1"),
+        (
+            ("surface", "median_s"),
+            [0.0] + [0.1] * 11,
+            "surface.median_s[0]: must be greater than or equal to 0.00000001 (is 0.0)",
+        ),
+        (("surface", "rows"), [1.5] + [1] * 11, "surface.rows[0]: must be a valid integer"),
+    ],
+)
+def test_messages_say_what_is_wrong(path, value, message):
+    assert message in problem_of(changed(path, value))
+
+
+def test_sections_that_must_go_together():
+    assert "surface is missing" in problem_of(without(("surface",)))
+    assert "selected is surface, but" in problem_of(without(("calibration", "surface")))
+    data = without(("device", "threads"))
+    data["device"]["kind"] = "cpu"
+    assert "threads" in problem_of(data)
+    small = copy.deepcopy(GOOD)
+    small["surface"] = {name: values[:2] for name, values in small["surface"].items()}
+    assert "at least 4 points" in problem_of(small)
+
+
+def test_several_problems_are_counted():
+    data = changed(("device", "name"), 3)
+    data["peaks"]["flops_per_s"] = 0
+    assert problem_of(data).endswith("(and 1 more)")
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9, 0.99])
+def test_a_truncated_file(share):
+    problem_of(TEXT.encode()[: int(len(TEXT) * share)])
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "is not a profile"),
+        (b"\n\n", "is not a profile"),
+        (b"[1, 2]", "is not a profile"),
+        (b"just text", "is not a profile"),
+        (b"\xff\xfe\x00x", "not UTF-8"),
+        (TEXT.encode("utf-16"), "not UTF-8"),
+        (TEXT.replace("graphs", "gr\u00e4phs").encode("latin-1"), "not UTF-8"),
+        (TEXT.replace("slope:", "slope").encode(), "not readable as YAML"),
+        (TEXT.replace("  rows: [1,", "  rows: [[1,").encode(), "not readable as YAML"),
+        (TEXT.replace("peaks:", "\tpeaks:").encode(), "not readable as YAML"),
+        (TEXT.encode() + b"\x00", "not readable as YAML"),
+        (TEXT.encode() + b"\n---\nschema_version: 1\n", "not readable as YAML"),
+        (TEXT.replace("  threads: 16", "  threads: 16\n  threads: 8").encode(), "appears twice"),
+        (b"[" * 1_000_000 + b"]" * 1_000_000, "too deep"),
+        (b"{a: " * 500_000 + b"1" + b"}" * 500_000, "too deep"),
+        (b"- " * 1_000_000 + b"a", "too deep"),
+        (b"? " * 1_000_000 + b"a", "too deep"),
+        (b"[" * 2_000 + b"]" * 2_000, "nested too deeply"),
+        (b"a: " + b"{a: " * 2_000 + b"1" + b"}" * 2_000, "nested too deeply"),
+        (b"a: !!int ''", "does not fit its tag"),
+        (b"a: !!int '1:0:0'", "does not fit its tag"),
+        (b"a: !!set {1}", "does not fit its tag"),
+        (b"a: !!null x", "does not fit its tag"),
+        (b"a: !!timestamp x", "does not fit its tag"),
+        (b"? [1]\n: 2", "a key is not a text"),
+        (b"a: &a 1\nb: *a", "aliases are not read"),
+    ],
+)
+def test_files_that_are_no_profiles(raw, message):
+    assert message in problem_of(raw)
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "!!python/object/apply:os.system ['touch {0}']",
+        "!!python/object/new:os.system ['touch {0}']",
+        "!!python/name:os.system",
+        "!!python/object/apply:subprocess.check_output [['touch', '{0}']]",
+        "!!python/module:this",
+    ],
+)
+def test_nothing_in_a_file_is_executed(tag, tmp_path):
+    victim = tmp_path / "executed"
+    text = TEXT.replace("note: not a real measurement", "note: " + tag.format(victim))
+    assert "not readable as YAML" in problem_of(text.encode())
+    assert not victim.exists()
+
+
+def bomb(levels: int, form: str) -> str:
+    """Mappings, each of which holds the one before ten times: 10 ** levels values."""
+    lines = ["a0: &a0 {x: 1, y: 2}"]
+    for i in range(1, levels):
+        lines.append(f"a{i}: &a{i} {form.format(', '.join([f'*a{i - 1}'] * 10))}")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("form", ["{{<<: [{}]}}", "[{}]", "{{!!merge x: [{}]}}"])
+def test_a_file_of_some_hundred_bytes_takes_no_time(form):
+    """Merge keys alone took 10 s and 290 MB for 399 bytes."""
+    assert "aliases are not read" in problem_of(("schema_version: 1\n" + bomb(12, form)).encode())
+    assert "aliases are not read" in problem_of((TEXT + "note:\n" + bomb(3, form)).encode())
+
+
+def test_merge_keys_are_names_like_others():
+    assert "device.<<: is not a known field" in problem_of(
+        TEXT.replace("  kind: cuda\n", "  kind: cuda\n  <<: {mig: x}\n").encode()
+    )
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        "1" + ":0" * 9_000,
+        "1:30",
+        "0x" + "f" * 5_000,
+        "0b11",
+        "017",
+        "1_000",
+        "9" * 5_000,
+        "2026-03-01",
+    ],
+    ids=lambda number: number[:12],
+)
+def test_only_decimal_numbers_are_numbers(number):
+    """Others take quadratic time, or are too long for Python to show."""
+    problem = problem_of(TEXT.replace("points: 12\n", f"points: {number}\n", 1).encode())
+    assert problem.startswith("provenance.points: must be a valid integer (is '")
+
+
+@pytest.mark.parametrize("list_text", ["[" + "1, " * 1_000_000 + "1]", "\n" + "  - 1\n" * 900_000])
+def test_far_more_values_than_a_profile_has_are_not_looked_at(list_text):
+    assert "too many or too deep" in problem_of(f"schema_version: 1\nrows: {list_text}\n".encode())
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"schema_version: [" + b"1, " * 5_000 + b"1]",
+        b"schema_version: '" + b"x" * 50_000 + b"'",
+        TEXT.replace("  kind: cuda\n", f"  kind: cuda\n  {'x' * 1000}: 1\n").encode(),
+        TEXT.replace("  kind: cuda\n", '  kind: cuda\n  "\\e[2J": 1\n').encode(),
+        TEXT.replace("  kind: cuda\n", '  kind: "\\e[2J\\u202e"\n').encode(),
+        TEXT.replace("    layers: 36", f"    layers: '{'x' * 5000}'").encode(),
+        TEXT.replace("    layers: 36", f"    {'x' * 900}: 36").encode(),
+        b"a: 1\n" + b"? " + b"x" * 900 + b"\n: 1\n? " + b"x" * 900 + b"\n: 1\n",
+    ],
+    ids=range(8),
+)
+def test_messages_are_short_and_plain(raw):
+    assert problem_of(raw).isprintable()
+
+
+def test_aliases_cannot_blow_up():
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30)]
+    problem_of(("schema_version: 1\n" + "\n".join(lines)).encode())
+    problem_of(TEXT.replace("note: not a real measurement", "note: &n [*n]").encode())
+    problem_of(b"schema_version: 1\ndevice: &d {kind: *d}")
+
+
+def test_a_set_or_a_date_is_not_taken_for_a_list_or_a_text():
+    assert "does not fit its tag" in problem_of(
+        TEXT.replace("n: [5, 1, 5]", "n: !!set {5, 1}").encode()
+    )
+    unquoted = TEXT.replace("'2026-03-01T12:00:00Z'", "2026-03-01T12:00:00Z").encode()
+    assert Profile.from_bytes(unquoted, NAMES).provenance.created_utc == "2026-03-01T12:00:00Z"
+    date = TEXT.replace("'2026-03-01T12:00:00Z'", "2026-03-01").encode()
+    assert "provenance.created_utc: " in problem_of(date)
+    assert "device.driver: must be a valid string" in problem_of(
+        TEXT.replace("'560.35'", "560.35").encode()
+    )
+
+
+def test_unreadable_paths(tmp_path, monkeypatch):
+    with pytest.raises(ProfileError, match="there is no such file"):
+        Profile.from_yaml(tmp_path / "none.yaml")
+    with pytest.raises(ProfileError, match="cannot be read"):
+        Profile.from_yaml(tmp_path)
+    huge = tmp_path / "huge.yaml"
+    huge.write_bytes(b"#" * 4_000_001)
+    with pytest.raises(ProfileError, match="larger than 4 MB"):
+        Profile.from_yaml(huge)
+
+    def refuse(*_args, **_kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.open", refuse)
+        with pytest.raises(ProfileError, match="Permission denied"):
+            Profile.from_yaml(STORED)
+
+
+@pytest.mark.parametrize("place", ["pipe", "/dev/zero"])
+def test_a_pipe_or_a_device_is_not_opened(tmp_path, place):
+    """They block or have no end."""
+    path = tmp_path / "odd.yaml"
+    if place == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(place)
+    with pytest.raises(ProfileError, match="not a regular file"):
+        Profile.from_yaml(path)
+    store = ProfileStore([tmp_path.parent])
+    assert "not a regular file" in next(s.problem for s in store.list() if s.path == path)
+
+
+BEYOND = [
+    (("surface", "median_s"), [1e-12] + [0.01] * 11),
+    (("surface", "median_s"), [1e6] + [0.01] * 11),
+    (("surface", "rows"), [1, 16, 64, 10**12] * 3),
+    (("surface", "context"), [256] * 8 + [10**12] * 4),
+    (("surface", "mad_s"), [1e195] + [None] * 11),
+    (("surface", "mad_s"), [0.02] + [None] * 11),
+    (("peaks", "flops_per_s"), 1e-300),
+    (("peaks", "bytes_per_s"), 1e-300),
+    (("peaks", "bytes_per_s"), 1e300),
+    (("stages", "plain", "median_s"), [1e-300, 0.01]),
+    (("stages", "build", "median_s"), [1e-12, 5e-6, 8e-6]),
+    (("calibration", "linear", "slope"), 1e300),
+    (("calibration", "linear", "intercept_s"), -1e300),
+    (("drafters", "ngram-1", "median_s"), [1e200, 1e200]),
+    (("runtime", "tensor_parallel"), 10**18),
+    (("device", "power_limit_w"), 1e-300),
+    (("regret", "contexts"), []),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"), BEYOND, ids=[f"{named(p)}-{i}" for i, (p, _) in enumerate(BEYOND)]
+)
+def test_what_no_machine_can_have_is_refused(path, value):
+    assert path[-1] in problem_of(changed(path, value))
+
+
+def test_sizes_that_no_model_has_are_refused():
+    assert "layers must be a whole number from 1 to" in problem_of(
+        changed(("target", "architecture", "layers"), 10**30)
+    )
+    data = changed(("target", "architecture", "layers"), 10**9)
+    assert "more than 1e+15 parameters" in problem_of(data)

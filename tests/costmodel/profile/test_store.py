@@ -1,0 +1,538 @@
+"""Storing and finding profiles: hard keys refuse, soft keys warn, writes are whole or absent."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from costmodel.errors import ProfileError
+from costmodel.io import LOCK_WAIT_S, folder_lock, shipped_directory, write_atomic
+from costmodel.profile.profile import Profile, ProfileKey, SoftKey
+from costmodel.profile.schema import DrafterSection
+from costmodel.profile.store import ProfileStore, profile_file_name, user_directory
+
+STORED = Path(__file__).parents[1] / "data/profile.yaml"
+
+
+def altered(profile: Profile, **sections) -> Profile:
+    """A profile with some fields of some sections changed."""
+    data = {name: getattr(profile, name) for name in Profile.model_fields}
+    for name, fields in sections.items():
+        data[name] = data[name].model_copy(update=fields)
+    return Profile(**data)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return ProfileStore([tmp_path / "user", tmp_path / "shipped"])
+
+
+def test_a_saved_profile_is_found(store, profile):
+    path = store.save(profile)
+    assert path.parent.name == "imaginary-cpu-9000"
+    assert path.name == "smollm2-135m-instruct.bfloat16.eager.tp1.yaml"
+    found = store.find(profile.key, profile.soft_key)
+    assert found.path == path
+    assert found.profile.to_yaml() == profile.to_yaml()
+    assert (found.warnings, found.online_correction, found.needs_floor_probe) == ((), False, False)
+    assert [stored.path for stored in store.list()] == [path]
+
+
+def test_file_names_say_what_is_inside():
+    name = profile_file_name(Profile.from_yaml(STORED))
+    assert name == "qwen3-4b.bfloat16-awq-4bit.graphs.tp2.yaml"
+
+
+def test_a_fine_tune_finds_the_profile_of_its_base(store, profile):
+    store.save(profile)
+    fine_tune = dataclasses.replace(profile.target.architecture, name="me/my-fine-tune")
+    key = dataclasses.replace(profile.key, architecture_hash=fine_tune.hash)
+    assert store.find(key).profile.target.name == profile.target.name
+
+
+HARD = {
+    "device_name": "Another CPU",
+    "memory_bytes": 8 * 2**30,
+    "architecture_hash": "0123456789ab",
+    "dtype": "float32",
+    "runtime": "graphs",
+    "attention": "sdpa",
+    "mig": "1g.10gb",
+    "threads": 4,
+    "instruction_set": "avx2",
+    "quantization": "awq",
+    "tensor_parallel": 2,
+}
+
+
+def test_every_hard_key_is_tried():
+    assert set(HARD) == {field.name for field in dataclasses.fields(ProfileKey)}
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_each_hard_key_refuses_and_is_named(store, profile, name):
+    path = store.save(profile)
+    key = dataclasses.replace(profile.key, **{name: HARD[name]})
+    with pytest.raises(ProfileError) as caught:
+        store.find(key)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "rooftree calibrate" in message
+    if name == "device_name":
+        assert "there is none for this device" in message
+    else:
+        assert path.name in message
+        shown = "8.0 GiB" if name == "memory_bytes" else str(HARD[name])
+        assert f"{name} " in message and f"here {shown}" in message
+
+
+@pytest.mark.parametrize(
+    ("share", "same"), [(0.93, True), (1.07, True), (0.91, False), (1.1, False)]
+)
+def test_memory_agrees_within_eight_per_cent(store, profile, share, same):
+    store.save(profile)
+    key = dataclasses.replace(profile.key, memory_bytes=int(profile.key.memory_bytes * share))
+    if same:
+        store.find(key)
+    else:
+        with pytest.raises(ProfileError, match="memory_bytes"):
+            store.find(key)
+
+
+SOFT = {
+    "driver": "999.1",
+    "torch": "2.99.0",
+    "transformers": "9.9.9",
+    "cuda": "99.9",
+    "power_limit_w": 150.0,
+}
+
+
+def test_every_soft_key_is_tried():
+    assert set(SOFT) == {field.name for field in dataclasses.fields(SoftKey)}
+
+
+@pytest.mark.parametrize("name", SOFT)
+def test_each_soft_key_warns_and_switches_correction_on(store, name):
+    profile = Profile.from_yaml(STORED)
+    store.save(profile)
+    found = store.find(profile.key, dataclasses.replace(profile.soft_key, **{name: SOFT[name]}))
+    assert found.online_correction
+    assert len(found.warnings) == 1
+    assert name in found.warnings[0] and str(SOFT[name]) in found.warnings[0]
+
+
+def test_what_is_not_known_does_not_warn(store, profile):
+    store.save(profile)
+    assert not store.find(profile.key, SoftKey()).warnings
+    assert not store.find(profile.key, SoftKey(driver="1", power_limit_w=3.0)).warnings
+    assert not store.find(profile.key).warnings
+
+
+def test_nothing_at_all_names_the_folders(store, profile, tmp_path):
+    with pytest.raises(ProfileError, match="none for this device") as caught:
+        store.find(profile.key)
+    assert str(tmp_path / "user") in str(caught.value)
+    assert store.list() == ()
+
+
+def test_the_user_s_directory_comes_first(store, profile, tmp_path):
+    shipped = ProfileStore([tmp_path / "shipped"])
+    shipped_path = shipped.save(profile)
+    assert store.find(profile.key).path == shipped_path
+    user_path = store.save(profile)
+    assert store.find(profile.key).path == user_path
+    assert len(store.list()) == 2
+
+
+def test_measured_goes_before_quick_in_one_directory(store, profile):
+    folder = store.save(profile).parent
+    quick = altered(profile, provenance={"kind": "quick"})
+    quick.to_yaml(folder / "a-quick-one.yaml")
+    assert store.find(profile.key).profile.provenance.kind == "measured"
+
+
+def test_saving_again_replaces_only_the_same_key(store, profile):
+    first = store.save(profile)
+    newer = altered(profile, provenance={"created_utc": "2027-01-01T00:00:00Z"})
+    assert store.save(newer) == first
+    assert Profile.from_yaml(first).provenance.created_utc.startswith("2027")
+    threads = altered(profile, device={"threads": 8})
+    second = store.save(threads)
+    assert second != first and second.name.endswith(".tp1-2.yaml")
+    assert store.save(threads) == second
+    assert store.find(profile.key).path == first
+    assert store.find(threads.key).path == second
+
+
+def test_a_broken_file_is_reported_and_does_not_hide_a_good_one(store, profile):
+    path = store.save(profile)
+    broken = path.with_name("broken.yaml")
+    broken.write_text(path.read_text()[:900])
+    found = store.find(profile.key)
+    assert found.path == path
+    assert len(found.warnings) == 1 and "broken.yaml" in found.warnings[0]
+    assert not found.online_correction
+    path.unlink()
+    with pytest.raises(ProfileError, match=r"broken.yaml \(cannot be used"):
+        store.find(profile.key)
+    assert [stored.profile for stored in store.list()] == [None]
+    assert "broken.yaml" in store.list()[0].problem
+
+
+RANKING = ("measured", "quick", "transferred", "composed", "datasheet")
+
+
+@pytest.mark.parametrize("newer", RANKING)
+@pytest.mark.parametrize("older", [*RANKING, "unusable"])
+def test_no_profile_replaces_one_of_better_provenance(store, profile, tmp_path, older, newer):
+    """A file that cannot be used may be a measured profile with a slip of the pen."""
+    rank = RANKING.index("measured" if older == "unusable" else older)
+    first = altered(profile, provenance={"kind": RANKING[rank], "source": "older"})
+    second = altered(profile, provenance={"kind": newer, "source": "newer"})
+    path, named = store.save(first), tmp_path / "named.yaml"
+    if older == "unusable":
+        path.write_text(path.read_text().replace("schema_version: 1", "schema_version: one"))
+    before = path.read_bytes()
+    named.write_bytes(before)
+    stays = rank < RANKING.index(newer)
+    saved = store.save(second)
+    assert (saved != path) == stays
+    assert (path.read_bytes() == before) == stays
+    assert Profile.from_yaml(saved).provenance.source == "newer"
+    assert store.save(second) == saved
+    if older != "unusable":
+        assert store.find(profile.key).profile.provenance.source == ("older" if stays else "newer")
+        if stays:
+            with pytest.raises(ProfileError, match=f"{older} and this one is {newer}"):
+                ProfileStore.write(second, named)
+        else:
+            ProfileStore.write(second, named)
+        assert (named.read_bytes() == before) == stays
+
+
+def test_only_what_reads_back_is_written(store, profile):
+    """A profile that would become invalid, or another one, by being written stays as it was."""
+    path = store.save(profile)
+    before = path.read_bytes()
+    spoilt = profile.model_copy(
+        update={"regret": profile.regret.model_copy(update={"contexts": ()})}
+    )
+    with pytest.raises(ProfileError, match=r"not written: regret.contexts: is missing"):
+        spoilt.to_yaml(path)
+    assert path.read_bytes() == before
+
+
+def test_a_broken_file_in_the_way_is_replaced(store, profile):
+    path = store.save(profile)
+    path.write_text("nonsense")
+    assert store.save(profile) == path
+    assert store.find(profile.key).path == path
+
+
+@pytest.mark.parametrize("kind", ["composed", "transferred", "datasheet"])
+def test_borrowed_profiles_serve_graphs_corrected_and_eager_after_a_probe(store, profile, kind):
+    borrowed = altered(
+        profile,
+        provenance={"kind": kind, "source": "published operator tables"},
+        runtime={"kind": "kernels", "attention": "published"},
+    )
+    store.save(borrowed)
+    graphs = store.find(dataclasses.replace(profile.key, runtime="graphs"))
+    assert (graphs.online_correction, graphs.needs_floor_probe) == (True, False)
+    assert kind in graphs.warnings[0]
+    eager = store.find(dataclasses.replace(profile.key, runtime="eager"))
+    assert (eager.online_correction, eager.needs_floor_probe) == (True, True)
+    with pytest.raises(ProfileError, match="dtype"):
+        store.find(dataclasses.replace(profile.key, dtype="float32"))
+
+
+def test_a_borrowed_eager_profile_serves_nothing_else(store, profile):
+    store.save(altered(profile, provenance={"kind": "transferred"}))
+    with pytest.raises(ProfileError, match="runtime eager, here graphs"):
+        store.find(dataclasses.replace(profile.key, runtime="graphs"))
+
+
+def test_a_lookup_does_not_parse_other_targets(store, profile, monkeypatch):
+    path = store.save(profile)
+    other = path.with_name("other.yaml")
+    other.write_text(path.read_text().replace(profile.key.architecture_hash, "0" * 12))
+    parsed = []
+    original = Profile.from_bytes.__func__
+    monkeypatch.setattr(
+        Profile,
+        "from_bytes",
+        classmethod(lambda cls, raw, label: parsed.append(label) or original(cls, raw, label)),
+    )
+    store.find(profile.key)
+    assert parsed == [str(path)]
+
+
+def test_the_user_s_directory_can_be_set(monkeypatch, tmp_path):
+    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path / "mine"))
+    assert user_directory() == tmp_path / "mine"
+    assert ProfileStore().directories == (tmp_path / "mine", shipped_directory())
+    monkeypatch.setenv("ROOFTREE_HOME", "~/mine")
+    assert user_directory() == Path.home() / "mine"
+    monkeypatch.setenv("ROOFTREE_HOME", "  ")
+    assert user_directory().name == "rooftree"
+    monkeypatch.delenv("ROOFTREE_HOME")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert user_directory() == tmp_path / "data" / "rooftree"
+
+
+def test_the_shipped_directory_holds_the_data():
+    assert (shipped_directory() / "devices.yaml").is_file()
+    assert (shipped_directory() / "targets.yaml").is_file()
+    with pytest.raises(ProfileError, match="at least one directory"):
+        ProfileStore([])
+
+
+def failing(code):
+    def fail(*_args, **_kwargs):
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "message"),
+    [
+        ("write", errno.ENOSPC, "the disk is full"),
+        ("write", errno.EDQUOT, "the disk is full"),
+        ("fsync", errno.ENOSPC, "the disk is full"),
+        ("fsync", errno.EIO, "Input/output error"),
+        ("replace", errno.EACCES, "no permission"),
+        ("replace", errno.EROFS, "no permission"),
+        ("fchmod", errno.EPERM, "no permission"),
+    ],
+)
+def test_a_failed_save_leaves_the_old_file(store, profile, monkeypatch, function, code, message):
+    path = store.save(profile)
+    before = path.read_bytes()
+    newer = altered(profile, provenance={"created_utc": "2027-01-01T00:00:00Z"})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, function, failing(code))
+        with pytest.raises(ProfileError, match=message) as caught:
+            store.save(newer)
+    assert str(path) in str(caught.value) and "ROOFTREE_HOME" in caught.value.hint
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_a_full_disk_after_some_bytes_leaves_nothing(store, profile, monkeypatch):
+    real, calls = os.write, []
+
+    def fill_up(handle, data):
+        calls.append(len(data))
+        if len(calls) > 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(handle, bytes(data)[:100])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", fill_up)
+        with pytest.raises(ProfileError, match="disk is full"):
+            store.save(profile)
+    assert store.list() == ()
+    assert not list(store.directories[0].rglob("*.*"))
+
+
+def test_short_writes_are_continued(tmp_path, monkeypatch):
+    real = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda handle, data: real(handle, bytes(data)[:7]))
+        write_atomic(tmp_path / "file", "a text of more than seven bytes \u00e4")
+    assert (tmp_path / "file").read_text() == "a text of more than seven bytes \u00e4"
+
+
+def test_an_interrupted_save_leaves_the_old_file(store, profile, monkeypatch):
+    path = store.save(profile)
+    before = path.read_bytes()
+
+    def interrupt(*_args):
+        raise KeyboardInterrupt
+
+    newer = altered(profile, provenance={"created_utc": "2027-01-01T00:00:00Z"})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            store.save(newer)
+    assert path.read_bytes() == before
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("function", ["mkdir", "mkstemp"])
+def test_a_folder_without_permission(store, profile, monkeypatch, function):
+    # root may write anywhere, so the refusal is simulated
+    if function == "mkdir":
+        monkeypatch.setattr(Path, "mkdir", failing(errno.EACCES))
+    else:
+        monkeypatch.setattr("tempfile.mkstemp", failing(errno.EACCES))
+    with pytest.raises(ProfileError, match="no permission"):
+        store.save(profile)
+    assert store.list() == ()
+
+
+def test_a_file_where_the_folder_should_be(tmp_path, profile):
+    (tmp_path / "user").write_text("in the way")
+    with pytest.raises(ProfileError, match="not written"):
+        ProfileStore([tmp_path / "user"]).save(profile)
+
+
+def test_saved_files_can_be_read_by_others(store, profile):
+    assert store.save(profile).stat().st_mode & 0o777 == 0o644
+
+
+TIMED = DrafterSection(
+    name="other",
+    kind="quick",
+    created_utc="2026-05-01T08:00:00Z",
+    context=[1024],
+    median_s=[2e-3],
+    mad_s=[1e-4],
+    n=[5],
+)
+
+
+class TestAddedDrafters:
+    """A decoder keeps the draft cost that it has timed."""
+
+    def test_it_is_added_and_nothing_else_changes(self, store, profile):
+        path = store.save(profile)
+        before = Profile.from_yaml(path)
+        store.add_drafter(store.find(profile.key, profile.soft_key), "abc123", TIMED)
+        after = Profile.from_yaml(path)
+        assert after.drafters["abc123"] == TIMED
+        assert after.model_copy(update={"drafters": before.drafters}) == before
+        assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+    def test_a_cost_that_came_meanwhile_stays(self, store, profile):
+        path = store.save(profile)
+        found = store.find(profile.key, profile.soft_key)
+        measured = TIMED.model_copy(update={"kind": None, "created_utc": None, "n": (20,)})
+        newer = altered(profile, provenance={"created_utc": "2027-01-01T00:00:00Z"})
+        store.save(newer.with_drafter("abc123", measured))
+        store.add_drafter(found, "abc123", TIMED)
+        store.add_drafter(found, "def456", TIMED)
+        after = Profile.from_yaml(path)
+        assert after.provenance.created_utc == "2027-01-01T00:00:00Z"
+        assert after.drafters["abc123"] == measured
+        assert after.drafters["def456"] == TIMED
+
+    @pytest.mark.parametrize("change", ["another key", "another version", "removed"])
+    def test_a_file_that_is_another_meanwhile_stays(self, store, profile, change):
+        path = store.save(profile)
+        found = store.find(profile.key, profile.soft_key)
+        changes = {"dtype": "float16"} if change == "another key" else {"torch": "9.0"}
+        if change == "removed":
+            path.unlink()
+        else:
+            altered(profile, runtime=changes).to_yaml(path)
+        before = path.read_bytes() if path.exists() else b""
+        with pytest.raises(ProfileError, match=r"has taken the place|no such file"):
+            store.add_drafter(found, "abc123", TIMED)
+        assert (path.read_bytes() if path.exists() else b"") == before
+
+    def test_a_profile_of_other_versions_is_left_alone(self, store, profile):
+        path = store.save(profile)
+        before = path.read_bytes()
+        found = store.find(profile.key, dataclasses.replace(profile.soft_key, torch="9.0"))
+        assert not found.same
+        with pytest.raises(ProfileError, match="not of exactly this device, runtime and versions"):
+            store.add_drafter(found, "abc123", TIMED)
+        assert path.read_bytes() == before
+
+    def test_a_borrowed_profile_that_fits_another_runtime_is_left_alone(self, store, profile):
+        composed = altered(
+            profile,
+            provenance={"kind": "composed", "source": "tables"},
+            runtime={"kind": "kernels", "attention": "published"},
+        )
+        store.save(composed)
+        found = store.find(dataclasses.replace(profile.key, runtime="graphs"), profile.soft_key)
+        with pytest.raises(ProfileError, match="not of exactly this"):
+            store.add_drafter(found, "abc123", TIMED)
+
+    @pytest.mark.parametrize("where", ["shipped", "named"])
+    def test_a_file_elsewhere_is_left_alone(self, store, profile, tmp_path, where):
+        other = ProfileStore([tmp_path / where])
+        path = other.save(profile)
+        before = path.read_bytes()
+        if where == "shipped":
+            found = store.find(profile.key, profile.soft_key)
+        else:
+            found = store.open(path, profile.key, profile.soft_key)
+        assert found.same
+        with pytest.raises(ProfileError, match=r"none of your own in .*user"):
+            store.add_drafter(found, "abc123", TIMED)
+        assert path.read_bytes() == before
+
+    def test_a_folder_that_cannot_be_written_to(self, store, profile, monkeypatch):
+        path = store.save(profile)
+        before = path.read_bytes()
+        found = store.find(profile.key, profile.soft_key)
+        monkeypatch.setattr("tempfile.mkstemp", failing(errno.EROFS))
+        with pytest.raises(ProfileError, match="no permission"):
+            store.add_drafter(found, "abc123", TIMED)
+        assert path.read_bytes() == before
+
+    def test_writers_take_turns(self, store, profile):
+        """Each reads what the other has written: no cost is lost."""
+        path = store.save(profile)
+        found = store.find(profile.key, profile.soft_key)
+        with ThreadPoolExecutor(4) as pool:
+            names = [f"drafter{number}" for number in range(8)]
+            with folder_lock(path.parent):
+                waiting = [pool.submit(store.add_drafter, found, name, TIMED) for name in names]
+                time.sleep(0.1)
+                assert set(Profile.from_yaml(path).drafters) == {"ngram-1"}
+            for one in waiting:
+                one.result()
+        assert set(Profile.from_yaml(path).drafters) == {"ngram-1", *names}
+
+
+class TestFolderLock:
+    def test_a_writer_that_does_not_end_is_an_error(self, tmp_path, monkeypatch):
+        clock = [0.0]
+        monkeypatch.setattr("costmodel.io.monotonic", lambda: clock[0])
+        monkeypatch.setattr(
+            "costmodel.io.sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds)
+        )
+        with folder_lock(tmp_path / "new"):
+            with (
+                pytest.raises(ProfileError, match="new: not written, another process"),
+                folder_lock(tmp_path / "new"),
+            ):
+                raise AssertionError("two hold it")
+            assert clock[0] == pytest.approx(LOCK_WAIT_S, abs=0.02)
+        with folder_lock(tmp_path / "new"):
+            assert list((tmp_path / "new").iterdir()) == []
+
+    def test_a_file_system_without_locks_goes_without(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("fcntl.flock", failing(errno.EBADF))
+        with folder_lock(tmp_path), folder_lock(tmp_path):
+            (tmp_path / "file").write_text("written")
+
+
+@pytest.mark.parametrize(
+    ("reported", "found"),
+    [("A100-SXM4-80GB", True), ("NVIDIA A100-SXM4-80GB", True), ("NVIDIA A100-SXM4-40GB", False)],
+)
+def test_a_device_under_another_of_its_names_finds_its_profile(reported, found):
+    """Older drivers leave the vendor out."""
+    folder = shipped_directory() / "a100-sxm-80gb"
+    shipped = Profile.from_yaml(folder / "qwen3-8b.bfloat16.kernels.tp1.yaml")
+    key = dataclasses.replace(shipped.key, device_name=reported)
+    store = ProfileStore([shipped_directory()])
+    if found:
+        assert store.find(key).profile == shipped
+    else:
+        with pytest.raises(ProfileError, match="there is none for this device"):
+            store.find(key)

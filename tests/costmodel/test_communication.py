@@ -1,0 +1,152 @@
+"""All-reduces as protocols, and calibrations that tell them apart, against known truths."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from costmodel.calibration.physical import PhysicalCalibration, fit_physical
+from costmodel.calibration.points import Points
+from costmodel.catalog import find_device, find_target
+from costmodel.communication import (
+    LinkProtocol,
+    all_reduce_s,
+    fit_protocols,
+    load_protocols,
+    protocols_of,
+)
+from costmodel.errors import InputError
+from costmodel.roofline import Roofline
+
+LLAMA = find_target("Llama-3.1-8B-Instruct").architecture
+RTX = find_device("rtx-pro-6000-server")
+
+
+def test_the_lines_of_two_protocols_are_found():
+    """5 us up to 512 KB, then 20 us and 100 GB/s."""
+    size = 2.0 ** np.arange(10, 26)
+    seconds = np.where(size < 2**19, 5e-6, 20e-6 + size / 100e9)
+    first, second = fit_protocols(size, seconds)
+    assert (first.from_bytes, second.from_bytes) == (0.0, 2.0**19)
+    assert (first.latency_s, first.byte_s) == pytest.approx((5e-6, 0.0), abs=1e-12)
+    assert (second.latency_s, second.byte_s) == pytest.approx((20e-6, 1e-11))
+    between = np.array([3000.0, 3e6])
+    expected = [5e-6, 20e-6 + 3e6 / 100e9]
+    assert all_reduce_s([first, second], between) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("slug", "devices", "message_bytes", "seconds"),
+    [
+        ("l40s", 2, 262144, 18.1e-6),
+        ("rtx-pro-6000-server", 2, 2097152, 55.7e-6),
+        ("rtx-pro-6000-server", 4, 131072, 24.8e-6),
+        ("h100-sxm", 8, 2097152, 19.4e-6),
+        ("a100-sxm-80gb", 4, 8388608, 71.4e-6),
+    ],
+)
+def test_shipped_protocols_are_near_published_times(slug, devices, message_bytes, seconds):
+    """Single measurements of aiconfigurator-core 0.12.0, of the fastest engine."""
+    found = float(all_reduce_s(protocols_of(slug, devices), message_bytes))
+    assert found == pytest.approx(seconds, rel=0.15)
+
+
+def test_one_device_and_unknown_ones_have_no_protocols():
+    assert protocols_of("h100-sxm", 1) == protocols_of("unheard-of", 2) == ()
+
+
+@pytest.mark.parametrize(
+    "text", ["[1]", "a: {2: [[0, 1]]}", "a: {2: [[0, x, 1]]}", "a: {2: [[0, -1, 0]]}", "a: 3"]
+)
+def test_wrong_files_are_refused(tmp_path, text):
+    path = tmp_path / "communication.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"communication\.yaml"):
+        load_protocols(path)
+
+
+def tensor_parallel(**changes) -> tuple[Roofline, PhysicalCalibration]:
+    """A roofline of two devices, and a physical calibration without communication."""
+    roofline = Roofline(architecture=LLAMA, peaks=RTX.peaks, tensor_parallel=2, **changes)
+    truth = PhysicalCalibration(
+        floor=0.3,
+        weights=1.1,
+        matrix_flops=1.4,
+        kv_read=2.0,
+        attention_flops=1.5,
+        activations=3.0,
+        tile_rows=64,
+        attention_rows=128,
+        noise=0.0,
+        points=24,
+    )
+    return roofline, truth.over(roofline)
+
+
+def sample(truth: PhysicalCalibration, reduced_s, rows, contexts) -> Points:
+    r, c = (x.ravel() for x in np.meshgrid(rows, contexts))
+    return Points(rows=r, context=c, seconds=truth.predict_s(r, c) + reduced_s(r))
+
+
+FITTED = (1, 4, 16, 32, 48, 64, 80, 128, 200, 300, 384, 500, 640)
+LEFT_OUT = (8, 24, 60, 96, 160, 256, 350, 512)
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_switch_of_the_protocol_is_found(grows):
+    """Beyond 64 tokens all-reduces take 2 ms more, or 20 us more a token."""
+    roofline, truth = tensor_parallel()
+
+    def reduced_s(tokens):
+        return np.where(tokens > 64, 20e-6 * tokens if grows else 2e-3, 0.0)
+
+    fitted = fit_physical(sample(truth, reduced_s, FITTED, (64, 1024, 8192)), roofline)
+    assert fitted.communication_form == ("line" if grows else "step")
+    assert fitted.switch_tokens == 64
+    held = sample(truth, reduced_s, LEFT_OUT, (300, 4000))
+    error = fitted.predict_s(held.rows, held.context) / held.seconds - 1
+    assert np.mean(np.abs(error)) < 0.03
+
+
+def test_published_all_reduces_are_recognised():
+    """The device's own curve, times 1.3, at row counts on both sides of every protocol."""
+    protocols = (
+        LinkProtocol(from_bytes=0.0, latency_s=12e-6, byte_s=0.0),
+        LinkProtocol(from_bytes=200_000.0, latency_s=20e-6, byte_s=1.5e-10),
+        LinkProtocol(from_bytes=1_500_000.0, latency_s=100e-6, byte_s=0.5e-10),
+    )
+    roofline, truth = tensor_parallel(protocols=protocols)
+
+    def reduced_s(tokens):
+        return 1.3 * 2 * LLAMA.layers * all_reduce_s(protocols, tokens * 2 * LLAMA.hidden)
+
+    fitted = fit_physical(sample(truth, reduced_s, FITTED, (64, 1024, 8192)), roofline)
+    assert fitted.communication_form == "curve"
+    held = sample(truth, reduced_s, LEFT_OUT, (300, 4000))
+    assert fitted.predict_s(held.rows, held.context) == pytest.approx(held.seconds, rel=0.03)
+    stored = PhysicalCalibration.model_validate(fitted.model_dump(exclude_none=True))
+    assert stored.over(roofline).predict_s(64, 300) == pytest.approx(fitted.predict_s(64, 300))
+
+
+def test_one_device_has_no_communication():
+    roofline, truth = tensor_parallel()
+    alone = dataclasses.replace(roofline, tensor_parallel=1)
+    points = sample(truth, lambda tokens: np.where(tokens > 64, 2e-3, 0.0), FITTED, (64, 8192))
+    assert fit_physical(points, alone).communication is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"communication": 1.0},
+        {"communication": 1.0, "communication_form": "step"},
+        {"communication": 1.0, "communication_form": "curve", "switch_tokens": 4},
+        {"communication_form": "curve"},
+    ],
+)
+def test_half_a_term_is_refused(fields):
+    _, truth = tensor_parallel()
+    with pytest.raises(ValueError, match="communication"):
+        PhysicalCalibration.model_validate(truth.model_dump(exclude_none=True) | fields)

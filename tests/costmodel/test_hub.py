@@ -1,0 +1,114 @@
+"""Configs from the hub: a local server in its place, and no server at all."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from huggingface_hub import constants
+
+from costmodel.catalog import find_target, resolve_target
+from costmodel.errors import InputError
+from costmodel.hub import hub_config, is_hub_id
+from costmodel.io import shipped_directory
+from costmodel.planning import PlanRequest, Traffic, plan
+from costmodel.profile.store import ProfileStore
+
+# Qwen3-8B's config.json, as far as it says sizes.
+CONFIG = {
+    "model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936,
+    "tie_word_embeddings": False, "max_position_embeddings": 40960,
+}  # fmt: skip
+ANSWERS = {
+    "/me/tuned/resolve/main/config.json": (200, json.dumps(CONFIG)),
+    "/me/broken/resolve/main/config.json": (200, "{"),
+    "/me/gated/resolve/main/config.json": (401, ""),
+}
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        status, text = ANSWERS.get(self.path, (404, ""))
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    hub_config.cache_clear()
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    yield
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_hub_id_is_a_target(hub):
+    entry = resolve_target("me/tuned", hub=True)
+    assert (entry.name, entry.positions) == ("me/tuned", 40960)
+    assert entry.architecture.hash == find_target("qwen3-8b").architecture.hash
+
+
+def test_a_hub_id_can_be_planned_and_finds_the_profile_of_its_sizes(hub):
+    request = PlanRequest(
+        target="me/tuned", gpus=("h100-sxm",), rate=5.0,
+        traffic=Traffic(prompt_tokens=1000, output_tokens=100),
+    )  # fmt: skip
+    found = plan(request, ProfileStore([shipped_directory()]))
+    assert found.options[0].origin.kind == "composed"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("me/broken", "is not JSON"),
+        ("me/gated", r"HTTP 401: it has none, or the model is gated\). .*hf auth login"),
+        ("me/nonesuch", "HTTP 404"),
+    ],
+)
+def test_what_the_hub_does_not_give_is_said(hub, name, message):
+    with pytest.raises(InputError, match=message) as caught:
+        resolve_target(name, hub=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_network_the_error_says_so(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # the discard port: refused
+    with pytest.raises(InputError, match="without a network"):
+        resolve_target("me/tuned", hub=True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match="HF_HUB_OFFLINE forbids"):
+        resolve_target("me/tuned", hub=True)
+
+
+def test_only_owner_slash_model_is_asked_for(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    for name in ("me", "me/a/b", "../me", "/me/tuned", "me /tuned", "~/x"):
+        assert not is_hub_id(name)
+        with pytest.raises(InputError, match="no known target"):
+            resolve_target(name, hub=True)
+    with pytest.raises(InputError, match="no known target"):
+        resolve_target("me/tuned")  # the decoder does not ask
+
+
+def test_a_config_file_of_any_name_is_a_target(tmp_path):
+    path = tmp_path / "tuned.json"
+    path.write_text(json.dumps(CONFIG))
+    entry = resolve_target(str(path))
+    assert entry.name == "tuned"
+    assert entry.architecture.hash == find_target("qwen3-8b").architecture.hash

@@ -1,0 +1,133 @@
+"""Which rule is used when."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from costmodel.errors import InputError
+from decoder.acceptance.drawn import DrawnTree
+from decoder.acceptance.rules import (
+    ENTROPY_THRESHOLD,
+    AcceptanceRule,
+    parse_rule,
+    recursive_rejection,
+    traversal,
+)
+from decoder.acceptance.sampling import RunningEntropy, Sampling
+from decoder.drafters.ngram import NgramDrafter
+from decoder.tree.draft_tree import EMPTY, Lattice, best_first
+from tests.decoder.models import LatticeDrafter, decoder_of, random_model
+
+CPU = torch.device("cpu")
+VOCAB = 97
+
+
+@pytest.mark.parametrize("name", ["walk", "recursive", "traversal", "auto"])
+def test_every_rule_for_a_drafter_with_whole_distributions(name):
+    assert parse_rule(name, "whole", draws=True) == name
+
+
+@pytest.mark.parametrize("name", ["walk", "auto"])
+def test_only_the_walk_without_them(name):
+    assert parse_rule(name, "ngram", draws=False) == "walk"
+
+
+@pytest.mark.parametrize("name", ["recursive", "traversal"])
+def test_a_drafter_without_them_cannot_serve_the_sampled_rules(name):
+    with pytest.raises(InputError, match=f"{name} acceptance needs .* ngram drafter has none"):
+        decoder_of(random_model("llama-gqa"), "fixed:4", NgramDrafter(), acceptance=name)
+
+
+def test_unknown_rules_are_refused():
+    with pytest.raises(InputError, match="'argmax' is not an acceptance rule"):
+        decoder_of(random_model("llama-gqa"), "fixed:4", acceptance="argmax")
+
+
+@pytest.mark.parametrize("name", ["walk", "recursive", "traversal", "auto"])
+def test_every_rule_walks_at_temperature_0(name):
+    rule = AcceptanceRule(name, Sampling(), CPU)
+    assert not rule.wants_drawn()
+    assert rule.name == "walk"
+
+
+def row(entropy):
+    """Logits of a uniform distribution over exp(entropy) tokens."""
+    logits = torch.full((1000,), float("-inf"))
+    logits[: round(np.exp(entropy))] = 0.0
+    return logits
+
+
+def test_auto_follows_the_entropy_of_past_rounds():
+    rule = AcceptanceRule("auto", Sampling(temperature=1.0), CPU)
+    assert rule.name == "walk"  # nothing is known yet
+    rule.accept(EMPTY, row(3.0)[None])
+    assert rule.name == "traversal"
+    for _ in range(400):
+        rule.accept(EMPTY, row(0.0)[None])
+    assert rule.name == "walk"
+    for _ in range(400):
+        rule.accept(EMPTY, row(np.log(2))[None])
+    assert np.log(2) > ENTROPY_THRESHOLD
+    assert rule.name == "traversal"
+
+
+def test_the_threshold_is_where_the_stored_simulation_crosses():
+    stored = Path(__file__).parents[3] / "benchmarks" / "results" / "acceptance_rules.json"
+    crossings = [case["traversal_nats"] for case in json.loads(stored.read_text())["crossings"]]
+    assert min(crossings) <= ENTROPY_THRESHOLD <= max(crossings)
+
+
+def test_running_entropy():
+    entropy = RunningEntropy()
+    assert entropy.mean() is None
+    entropy.add(torch.tensor([0.5, 0.5, 0.0]))
+    assert entropy.mean() == pytest.approx(np.log(2))
+    entropy.add(torch.tensor([0.0, 1.0, 0.0]))
+    assert 0.0 < entropy.mean() < np.log(2) / 2 + 0.01
+
+
+@pytest.mark.parametrize("name", ["recursive", "traversal"])
+def test_trees_are_drawn_and_judged_by_the_rule(name, monkeypatch):
+    used = []
+    for real in (recursive_rejection, traversal):
+
+        def noted(*arguments, real=real):
+            used.append(real)
+            return real(*arguments)
+
+        monkeypatch.setattr(f"decoder.acceptance.rules.{real.__name__}", noted)
+    rule = AcceptanceRule(name, Sampling(temperature=1.0), CPU)
+    whole = torch.randn(3, 40, generator=torch.Generator().manual_seed(1)).softmax(-1)
+    top = whole.topk(8)
+    lattice = Lattice(top.indices.numpy(), top.values.double().numpy(), whole)
+    shape = best_first(rule.expected(lattice), 8)
+    tree = rule.drawn(shape, lattice)
+    assert isinstance(tree, DrawnTree)
+    rule.accept(tree, torch.zeros(tree.rows, 40))
+    assert used == [recursive_rejection if name == "recursive" else traversal]
+    fresh = AcceptanceRule(name, Sampling(temperature=1.0), CPU)
+    before = fresh.expected(lattice).probabilities
+    assert not np.allclose(rule.expected(lattice).probabilities, before)
+
+
+def test_an_empty_lattice_stays_empty():
+    rule = AcceptanceRule("traversal", Sampling(temperature=1.0), CPU)
+    nothing = Lattice(np.zeros((0, 4), np.int64), np.zeros((0, 4)))
+    assert best_first(rule.expected(nothing), 4).nodes == 0
+
+
+def test_drafters_that_cannot_draw_are_never_asked_for_whole_distributions():
+    asked = []
+
+    class Noting(LatticeDrafter):
+        def draft(self, context, request):
+            asked.append(request.whole)
+            return super().draft(context, request)
+
+    decoder = decoder_of(random_model("llama-gqa"), "fixed:4", Noting(VOCAB))
+    decoder.generate([1, 2, 3], max_new_tokens=12, temperature=1.5)
+    assert asked
+    assert not any(asked)

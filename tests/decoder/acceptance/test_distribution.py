@@ -1,0 +1,168 @@
+"""At T > 0 the output's distribution is the target's: chi-square over whole outputs.
+
+The first three tokens of 20,000 generations are compared with the exact
+probabilities of all V^3 continuations, computed by enumeration, for every acceptance
+rule. Wrong rules (accept by the target's argmax, as BASTION's public code does; keep the
+best-scored of several draws; a ratio with another q than the draw's) must be caught.
+"""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from decoder.acceptance.drawn import draw_from_lattice, sibling_ranks
+from decoder.acceptance.rules import Accepted
+from decoder.acceptance.sampling import Sampling, target_distribution
+from decoder.engine import TreeDecoder
+from tests.decoder.models import LatticeDrafter, WholeDrafter, decoder_of, plain_logits
+
+pytestmark = pytest.mark.slow  # 20,000 generations a test
+
+VOCAB = 5
+LENGTH = 3
+SAMPLES = 20_000
+BATCH = 50
+PROMPT = [1, 3, 0]
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(11)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(20.0)
+    return model
+
+
+def exact_probabilities(model, sampling):
+    """[V, V, V] probability of every continuation, one forward each, no cache."""
+    exact = np.zeros((VOCAB,) * LENGTH)
+    for path in itertools.product(range(VOCAB), repeat=LENGTH):
+        logits = plain_logits(model, PROMPT + list(path[:-1]))
+        chance = 1.0
+        for step, token in enumerate(path):
+            row = target_distribution(logits[len(PROMPT) - 1 + step], sampling)
+            chance *= float(row[token])
+        exact[path] = chance
+    assert abs(exact.sum() - 1.0) < 1e-5
+    return exact
+
+
+def observed_counts(decoder: TreeDecoder, samples: int, **sampling):
+    """How often each text came, with a seed of its own each; decoded in batches, for speed.
+
+    One token more than is counted is asked for, so that the first trees may be 2 deep.
+    """
+    counts = np.zeros((VOCAB,) * LENGTH)
+    for seed in range(0, samples, BATCH):
+        results = decoder.generate_batch(
+            [PROMPT] * BATCH, max_new_tokens=LENGTH + 1, seed=seed, **sampling
+        )
+        for result in results:
+            counts[tuple(result.token_ids[:LENGTH])] += 1
+    return counts
+
+
+def drawing_decoder(model, policy, rule):
+    drafter = WholeDrafter(VOCAB, depth=2, width=4)
+    return decoder_of(model, policy, drafter, acceptance=rule)
+
+
+def p_value(counts, exact):
+    """Chi-square over cells with an expectation of 5 or more; the rest are pooled."""
+    expected = exact * counts.sum()
+    large = expected >= 5
+    observed = np.append(counts[large], counts[~large].sum())
+    wanted = np.append(expected[large], expected[~large].sum())
+    if wanted[-1] < 5:  # too little to test; but nothing impossible may be drawn
+        assert counts[exact < 1e-12].sum() == 0
+        observed, wanted = observed[:-1], wanted[:-1]
+    statistic = ((observed - wanted) ** 2 / wanted).sum()
+    return float(chi2.sf(statistic, len(wanted) - 1))
+
+
+@pytest.mark.parametrize("policy", ["chain", "fixed:6"])
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.9, "top_k": 4}]
+)
+def test_outputs_follow_the_target(model, policy, sampling):
+    exact = exact_probabilities(model, Sampling(**sampling))
+    decoder = decoder_of(model, policy, LatticeDrafter(VOCAB, depth=2, width=3))
+    assert p_value(observed_counts(decoder, SAMPLES, **sampling), exact) > 0.001
+    top_p_drops_some = exact.min() == 0.0
+    assert top_p_drops_some == ("top_p" in sampling)
+
+
+HOT, COOL = {"temperature": 1.3}, {"temperature": 0.7, "top_p": 0.9, "top_k": 4}
+
+
+@pytest.mark.parametrize(
+    ("rule", "policy", "sampling"),
+    [
+        ("recursive", "fixed:6", HOT),
+        ("recursive", "chain", COOL),
+        ("traversal", "fixed:6", COOL),
+        ("traversal", "chain", HOT),
+        ("auto", "fixed:6", HOT),  # by traversal, once its entropy is known
+    ],
+)
+def test_sampled_trees_follow_the_target(model, policy, rule, sampling):
+    exact = exact_probabilities(model, Sampling(**sampling))
+    decoder = drawing_decoder(model, policy, rule)
+    assert p_value(observed_counts(decoder, SAMPLES, **sampling), exact) > 0.001
+
+
+@pytest.mark.parametrize("rule", ["recursive", "traversal"])
+@pytest.mark.parametrize("wrong", ["best of all draws", "another temperature"])
+def test_wrong_draws_are_caught(model, monkeypatch, rule, wrong):
+    """The same test sees a tree whose tokens do not follow the q of the ratio."""
+
+    def best_of_all(shape, whole, generator):
+        tree = draw_from_lattice(shape, whole, generator)
+        order = np.argsort(-whole.numpy(), axis=1, kind="stable")
+        ranked = order[tree.depths - 1, sibling_ranks(tree.parents)]
+        return replace(tree, tokens=ranked.astype(np.int64))
+
+    def another_temperature(shape, whole, generator):
+        tree = draw_from_lattice(shape, whole, generator)
+        return replace(tree, q=tree.q**0.5)
+
+    changed = best_of_all if wrong == "best of all draws" else another_temperature
+    exact = exact_probabilities(model, Sampling(temperature=1.3))
+    decoder = drawing_decoder(model, "fixed:2", rule)
+    monkeypatch.setattr("decoder.acceptance.rules.draw_from_lattice", changed)
+    assert p_value(observed_counts(decoder, 4000, temperature=1.3), exact) < 1e-6
+
+
+def test_the_argmax_rule_is_caught(model, monkeypatch):
+    """Accept by argmax and sample only the last token: not lossless, and seen at once."""
+    exact = exact_probabilities(model, Sampling(temperature=1.0))
+    decoder = decoder_of(model, "fixed:6", LatticeDrafter(VOCAB, depth=2, width=3))
+    monkeypatch.setattr("decoder.acceptance.rules.walk", argmax_walk)
+    assert p_value(observed_counts(decoder, 4000, temperature=1.0), exact) < 1e-6
+
+
+def argmax_walk(tree, logits, pick):
+    """BASTION's public acceptance at T > 0, accept by argmax, sample only the last token."""
+    rows, tokens, row = [], [], 0
+    while (child := tree.child(row, int(logits[row].argmax()))) >= 0:
+        rows.append(child)
+        tokens.append(int(tree.tokens[child - 1]))
+        row = child
+    return Accepted(rows, tokens, pick(logits[row]))

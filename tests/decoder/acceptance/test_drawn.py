@@ -1,0 +1,173 @@
+"""Draws without replacement, against exact probabilities of ordered draws."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+
+from decoder.acceptance.drawn import (
+    DrawnTree,
+    draw_from_lattice,
+    least_kept,
+    proposal,
+    sibling_ranks,
+    without_replacement,
+)
+from decoder.acceptance.sampling import Sampling, target_distribution
+from decoder.tree.draft_tree import EMPTY, DraftTree, Lattice, best_first
+from tests.decoder.enumeration import ordered_draws
+
+DRAWS = 20_000
+DISTRIBUTIONS = torch.tensor(
+    [
+        [0.4, 0.3, 0.2, 0.1, 0.0],
+        [0.96, 0.01, 0.01, 0.01, 0.01],  # most independent draws repeat the first token
+        [1e-4, 0.0, 0.5, 0.4999, 0.0],
+    ]
+)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def chi_square_p(drawn, exact):
+    """p-value of drawn token tuples against {tuple: probability}; rare ones are pooled."""
+    found, counts = np.unique(drawn, axis=0, return_counts=True)
+    observed = {tuple(row): count for row, count in zip(found.tolist(), counts, strict=True)}
+    assert set(observed) <= set(exact)
+    statistic = cells = rare = rare_expected = 0.0
+    for tokens, probability in exact.items():
+        expected, seen = probability * len(drawn), observed.get(tokens, 0)
+        if expected < 5:
+            rare, rare_expected = rare + seen, rare_expected + expected
+        else:
+            statistic, cells = statistic + (seen - expected) ** 2 / expected, cells + 1
+    if rare_expected >= 5:
+        statistic, cells = statistic + (rare - rare_expected) ** 2 / rare_expected, cells + 1
+    return float(chi2.sf(statistic, cells - 1))
+
+
+def exact_draws(q, count):
+    return {tokens: probability for probability, tokens in ordered_draws(q.tolist(), count)}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("source", range(3))
+def test_ordered_draws_have_their_exact_probabilities(source, count):
+    """All parents at once, with those of other distributions and counts beside them."""
+    sources = np.tile([source, 2 - source], DRAWS)
+    counts = np.tile([count, 2], DRAWS)
+    drawn = without_replacement(DISTRIBUTIONS, sources, counts, generator(count))
+    assert drawn.shape == (2 * DRAWS, max(count, 2))
+    mine = drawn[::2, :count]
+    assert chi_square_p(mine, exact_draws(DISTRIBUTIONS[source], count)) > 0.001
+
+
+def test_parents_of_one_distribution_draw_independently():
+    q = DISTRIBUTIONS[:1]
+    drawn = without_replacement(
+        q, np.zeros(2 * DRAWS, np.int64), np.ones(2 * DRAWS, np.int64), generator(9)
+    )
+    pairs = drawn[:, 0].reshape(DRAWS, 2)
+    exact = {(a, b): float(q[0, a] * q[0, b]) for a in range(4) for b in range(4)}
+    assert chi_square_p(pairs, exact) > 0.001
+
+
+def test_with_replacement_is_caught():
+    """The same test sees the error of drawing siblings independently."""
+    q = DISTRIBUTIONS[0]
+    drawn = torch.multinomial(q, 2 * DRAWS, replacement=True, generator=generator()).reshape(-1, 2)
+    distinct = drawn[drawn[:, 0] != drawn[:, 1]].numpy()
+    assert chi_square_p(distinct, exact_draws(q, 2)) < 1e-6
+
+
+def test_children_that_q_has_no_token_for_are_left_out():
+    """Three children wanted of two possible: the third and its subtree go, rows close up."""
+    q = torch.tensor([[0.0, 0.5, 0.5], [0.2, 0.3, 0.5]])
+    parents = np.array([0, 0, 0, 3, 1], dtype=np.int64)
+    shape = DraftTree(parents * 0, parents, np.array([1, 1, 1, 2, 2]), np.arange(5.0))
+    tree = draw_from_lattice(shape, q, generator())
+    assert sorted(tree.tokens[:2].tolist()) == [1, 2]
+    assert tree.parents.tolist() == [0, 0, 1]
+    assert tree.depths.tolist() == [1, 1, 2]
+    assert tree.scores.tolist() == [0.0, 1.0, 4.0]
+    assert tree.sources.tolist() == [0, 1, -1, -1]
+    assert tree.children(0).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("vocab", [3, 40])
+def test_rounding_never_yields_a_token_of_no_probability(vocab):
+    """Everything is drawn that can be, until rounding alone is left; the last token cannot."""
+    random = generator(12)
+    for _ in range(300):
+        q = torch.rand(2, vocab, generator=random) ** 2 + 1e-4
+        q[:, vocab // 2 :] = 0.0
+        q = q / q.sum(-1, keepdim=True)
+        drawn = without_replacement(q, np.array([0, 1, 1]), np.full(3, vocab), random)
+        possible = (q > 0).sum(-1)[[0, 1, 1]].numpy()
+        assert ((drawn >= 0).sum(1) == possible).all()
+        assert (drawn < vocab // 2).all()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
+def test_values_that_are_no_probabilities_are_never_drawn(bad):
+    q = torch.tensor([[bad, 0.5, bad, 0.5]])
+    drawn = without_replacement(proposal(q), np.zeros(500, np.int64), np.full(500, 2), generator())
+    assert set(drawn.flatten().tolist()) == {1, 3}
+    nothing = torch.full((1, 4), bad)
+    shape = DraftTree(*(np.array([value]) for value in (0, 0, 1)), np.ones(1))
+    assert draw_from_lattice(shape, nothing, generator()) is EMPTY
+
+
+def test_a_drawn_tree_has_the_shape_of_its_topology():
+    """Distinct siblings, q per depth, scores kept; the topology's tokens play no part."""
+    whole = torch.randn(4, 50, generator=generator(3)).softmax(-1)
+    ranks = np.tile([0.5, 0.2, 0.1, 0.05], (4, 1))
+    shape = best_first(Lattice(np.tile(np.arange(4), (4, 1)), ranks), 40)
+    tree = draw_from_lattice(shape, whole, generator(4))
+    assert isinstance(tree, DrawnTree)
+    np.testing.assert_array_equal(tree.parents, shape.parents)
+    np.testing.assert_array_equal(tree.scores, shape.scores)
+    torch.testing.assert_close(tree.q, whole[: shape.depths.max()], rtol=0, atol=0)
+    depths = [0, *shape.depths.tolist()]
+    for row in range(tree.rows):
+        children = tree.children(row)
+        tokens = tree.tokens[children - 1].tolist()
+        assert len(set(tokens)) == len(tokens)
+        assert tree.sources[row] == (depths[row] if len(children) else -1)
+    again = DraftTree(shape.tokens[::-1].copy(), shape.parents, shape.depths, shape.scores)
+    same = draw_from_lattice(again, whole, generator(4))
+    np.testing.assert_array_equal(same.tokens, tree.tokens)
+
+
+def test_the_empty_topology_stays_empty():
+    assert draw_from_lattice(EMPTY, torch.ones(1, 3), generator()) is EMPTY
+
+
+def test_ranks_count_earlier_siblings():
+    assert sibling_ranks(np.array([0, 1, 0, 1, 1, 0])).tolist() == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("sampling", [{"top_k": 3}, {"top_p": 0.7}, {"top_k": 4, "top_p": 0.5}])
+def test_q_is_cut_where_the_target_would_be(sampling):
+    """The least kept probability, against the target's own top-k and top-p on the same row."""
+    wanted = Sampling(temperature=1.0, **sampling)
+    logits = torch.randn(6, 20, generator=generator(8)) * 2
+    whole = logits.softmax(-1)
+    cut = least_kept(whole.topk(10).values.double().numpy(), wanted)
+    only_k = Sampling(temperature=1.0, top_k=wanted.top_k)
+    for row, least in enumerate(cut):
+        kept = whole[row].double().numpy() >= least
+        # top-p counts the mass after top-k there, and the whole mass here: never fewer tokens.
+        allowed = target_distribution(logits[row], wanted) > 0
+        assert (kept | ~allowed.numpy()).all()
+        if wanted.top_p == 1.0 or wanted.top_k == 0:
+            assert (kept == allowed.numpy()).all()
+        assert kept.sum() <= (target_distribution(logits[row], only_k) > 0).sum()
+
+
+def test_a_flat_q_is_not_cut_where_top_p_is_not_reached():
+    probabilities = np.array([[0.02, 0.01], [0.9, 0.05]])
+    cut = least_kept(probabilities, Sampling(temperature=1.0, top_p=0.9))
+    np.testing.assert_array_equal(cut, [0.0, 0.9])

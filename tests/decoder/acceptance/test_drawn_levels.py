@@ -1,0 +1,227 @@
+"""Trees drawn level by level from the autoregressive drafter."""
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from decoder.acceptance.drawn import DrawnTree, draw_levels
+from decoder.acceptance.rules import Picker, recursive_rejection, traversal
+from decoder.acceptance.sampling import Sampling
+from decoder.drafters.causal_lm import CausalLMDrafter
+from decoder.tree.draft_tree import EMPTY, DraftTree
+from tests.decoder.models import SIZES, decoder_of, plain_logits, random_model, target_of
+
+PROMPT = [5, 17, 3, 88, 5, 17, 3, 41]
+
+
+def shape(*parents):
+    """A topology whose tokens are all wrong."""
+    depths = [0]
+    for parent in parents:
+        depths.append(depths[parent] + 1)
+    scores = np.linspace(0.9, 0.1, len(parents))
+    return DraftTree(np.full(len(parents), 96), np.array(parents), np.array(depths[1:]), scores)
+
+
+CHAIN = shape(0, 1, 2, 3)
+BUSHY = shape(0, 1, 0, 2, 1, 3, 0, 4, 4)  # not in level order, as best-first trees are not
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def session_of(model, prompt, **options):
+    session = CausalLMDrafter(target_of(model), **options).start(np.array(prompt), None)
+    return session
+
+
+def assert_distributed(counts, expected):
+    """Counted outcomes against their probabilities, rare outcomes taken together."""
+    rounds = sum(counts.values())
+    assert set(counts) <= set(expected)
+    wanted = np.array(list(expected.values())) * rounds
+    observed = np.array([counts[outcome] for outcome in expected])
+    rare = wanted < 5.0
+    if rare.any():
+        wanted = np.append(wanted[~rare], wanted[rare].sum())
+        observed = np.append(observed[~rare], observed[rare].sum())
+    assert chisquare(observed, wanted).pvalue > 1e-3
+
+
+def path_to(tree, row):
+    path = []
+    while row:
+        path.insert(0, int(tree.tokens[row - 1]))
+        row = int(tree.parents[row - 1])
+    return path
+
+
+@pytest.mark.parametrize("topology", [CHAIN, BUSHY, shape(0), shape(0, 0, 0)])
+def test_children_are_drawn_from_the_plain_models_distribution(topology):
+    model = random_model("gpt-neox", scale=2.0)
+    session, text = session_of(model, PROMPT), [*PROMPT, 9]
+    for seed in range(3):
+        tree = session.draw(np.array(text), topology, 0.7, seeded(seed))
+        np.testing.assert_array_equal(tree.parents, topology.parents)
+        np.testing.assert_array_equal(tree.depths, topology.depths)
+        np.testing.assert_array_equal(tree.scores, topology.scores)
+        assert tree.q.dtype == torch.float32
+        for row in range(tree.rows):
+            below = tree.children(row)
+            if len(below) == 0:
+                assert tree.sources[row] == -1
+                continue
+            assert len(set(tree.tokens[below - 1])) == len(below), "without replacement"
+            logits = plain_logits(model, [*text, *path_to(tree, row)])[-1]
+            torch.testing.assert_close(
+                tree.q[tree.sources[row]], (logits / 0.7).softmax(-1).float(), rtol=1e-5, atol=0
+            )
+    again = session.draw(np.array(text), topology, 0.7, seeded(2))
+    np.testing.assert_array_equal(again.tokens, tree.tokens)
+
+
+def test_accepted_rows_are_kept_for_the_next_draw():
+    model = random_model("gpt-neox")
+    session, text = session_of(model, PROMPT), [*PROMPT, 9]
+    for seed in range(6):
+        tree = session.draw(np.array(text), BUSHY, 0.7, seeded(seed))
+        emitted = [*path_to(tree, 8 if seed % 2 else 5), seed]
+        session.observe(emitted, None)
+        text += emitted
+    tree = session.draw(np.array(text), shape(0), 0.7, seeded(0))
+    logits = plain_logits(model, text)[-1]
+    torch.testing.assert_close(tree.q[0], (logits / 0.7).softmax(-1).float(), rtol=1e-5, atol=0)
+
+
+def test_the_depth_is_bounded_by_shape_drafter_and_positions():
+    model = random_model("llama-gqa")
+    prompt = PROMPT * 2
+    text = np.array([*prompt, 9])
+
+    def depth(session):
+        return int(session.draw(text, CHAIN, 0.7, seeded(0)).depths.max(initial=0))
+
+    assert depth(session_of(model, prompt)) == 4
+    assert depth(session_of(model, prompt, max_depth=2)) == 2
+    for room, expected in ((-1, 0), (0, 1), (1, 2), (80, 4)):
+        model.config.max_position_embeddings = len(text) + room
+        assert depth(session_of(model, prompt)) == expected
+    assert session_of(model, prompt).draw(text, EMPTY, 0.7, seeded(0)) is EMPTY
+
+
+class Table:
+    """A drafter of given distributions: the same below every node of a level."""
+
+    def __init__(self, *rows):
+        self.rows = torch.tensor(rows)
+
+    def root(self):
+        return self.rows[:1]
+
+    def expand(self, frontier):
+        return self.rows[frontier.depth].expand(len(frontier.rows), -1)
+
+
+def test_where_q_has_too_few_tokens_children_are_left_out():
+    table = Table([0.0, 1.0, 0.0], [0.5, 0.0, 0.5], [float("nan")] * 3)
+    topology = shape(0, 0, 1, 1, 1, 2, 3)
+    tree = draw_levels(topology, table, seeded(0), 3)
+    assert isinstance(tree, DrawnTree)
+    assert tree.tokens[0] == 1
+    assert sorted(tree.tokens[1:].tolist()) == [0, 2]
+    assert tree.parents.tolist() == [0, 1, 1]
+    assert (tree.sources >= 0).tolist() == [True, True, False, False]
+    nothing = draw_levels(topology, Table([float("nan")] * 3), seeded(0), 3)
+    assert nothing is EMPTY
+
+
+@pytest.mark.slow
+def test_draws_have_the_probabilities_of_ordered_draws():
+    """Two children of the root and one below the first, over three tokens."""
+    first, second = [0.6, 0.3, 0.1], [0.2, 0.2, 0.6]
+    table, topology = Table(first, second), shape(0, 0, 1)
+    expected = {
+        (a, b, c): first[a] * first[b] / (1.0 - first[a]) * second[c]
+        for a, b, c in itertools.product(range(3), repeat=3)
+        if a != b
+    }
+    generator, rounds = seeded(11), 4000
+    counts = Counter(
+        tuple(draw_levels(topology, table, generator, 8).tokens.tolist()) for _ in range(rounds)
+    )
+    assert_distributed(counts, expected)
+
+
+def tiny_model(seed):
+    torch.manual_seed(seed)
+    config = LlamaConfig(**(SIZES | {"vocab_size": 5}), num_key_value_heads=2)
+    model = LlamaForCausalLM(config).to(torch.float64).eval()
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(8.0)
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [recursive_rejection, traversal])
+@pytest.mark.parametrize("topology", [shape(0, 1), shape(0, 0, 1)])
+def test_two_tokens_of_speculative_sampling_have_the_targets_distribution(rule, topology):
+    """Drawn, verified and continued by plain draws to two tokens, against p(a) p(b | a)."""
+    small, large, text = tiny_model(1), tiny_model(2), [0, 3, 1]
+
+    def p(ids):
+        return plain_logits(large, ids)[-1].softmax(-1)
+
+    expected = {
+        (a, b): float(p(text)[a] * p([*text, a])[b])
+        for a, b in itertools.product(range(5), repeat=2)
+    }
+    session, generator = session_of(small, text[:-1]), seeded(5)
+    choices = Picker(Sampling(temperature=1.0, seed=6), torch.device("cpu"))
+    known = {
+        path: plain_logits(large, [*text, *path])[-1]
+        for length in range(3)
+        for path in itertools.product(range(5), repeat=length)
+    }
+    counts, rounds = Counter(), 800
+    for _ in range(rounds):
+        tree = session.draw(np.array(text), topology, 1.0, generator)
+        logits = torch.stack([known[tuple(path_to(tree, row))] for row in range(tree.rows)])
+        outcome = rule(tree, logits, choices)
+        emitted = (*outcome.tokens, outcome.bonus)[:2]
+        if len(emitted) == 1:
+            emitted = (*emitted, choices(known[emitted]))
+        counts[emitted] += 1
+    assert_distributed(counts, expected)
+
+
+@pytest.mark.parametrize("rule", ["recursive", "traversal"])
+@pytest.mark.parametrize("policy", ["chain", "fixed:6", "beam:2x3", "dynatree"])
+def test_a_seed_gives_the_same_sampled_text_again(rule, policy):
+    model = random_model("llama-gqa", scale=2.0)
+    drafter = CausalLMDrafter(target_of(random_model("llama-gqa", scale=2.0)))  # a twin
+    results = [
+        decoder_of(model, policy, drafter, acceptance=rule).generate(
+            PROMPT, max_new_tokens=25, temperature=0.8, seed=3
+        )
+        for _ in range(2)
+    ]
+    assert results[0].token_ids == results[1].token_ids
+    assert len(results[0].token_ids) == 25
+    assert results[0].stats.accepted_tokens > 0
+
+
+def test_a_bound_of_children_leaves_the_last_ones_out():
+    """At most two children below the root and one below each of them: rows keep their draws."""
+    bounds = iter([np.array([2]), np.array([1, 1]), np.array([0])])
+    topology = shape(0, 0, 0, 1, 1, 4, 2, 3)
+    table = Table(*[[0.25] * 4] * 3)
+    tree = draw_levels(topology, table, seeded(1), 8, lambda: next(bounds))
+    assert tree.parents.tolist() == [0, 0, 1, 2]
+    assert tree.depths.tolist() == [1, 1, 2, 2]
+    assert tree.tokens[0] != tree.tokens[1]

@@ -1,0 +1,343 @@
+"""The rules for sampled trees: exact and of the right acceptance, by full enumeration."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from decoder.acceptance.drawn import DrawnTree
+from decoder.acceptance.rules import recursive_rejection, traversal, walk
+from decoder.tree.draft_tree import DraftTree
+from tests.decoder.enumeration import Target, drawn_trees, enumerate_rule, row_paths
+
+RULES = {"recursive_rejection": recursive_rejection, "traversal": traversal}
+ORACLE_CASES = 7
+
+# Parents' rows, node by node: unequal numbers of children, three levels, a chain, siblings
+# whose subtrees are interleaved in row order.
+SHAPES = {
+    "chain": [0, 1, 2],
+    "wide": [0, 0, 0],
+    "unequal": [0, 0, 1, 1, 2],
+    "deep-left": [0, 0, 1, 3, 3],
+    "deep-right": [0, 0, 2, 2, 3],
+    "interleaved": [0, 1, 0, 3, 1],
+}
+
+
+def random_target(vocab, seed, spread=1.5):
+    """A target with a distribution of its own after every path."""
+
+    def after(path):
+        key = seed + sum((token + 1) * 7 ** (place + 1) for place, token in enumerate(path))
+        generator = torch.Generator().manual_seed(key)
+        logits = torch.randn(vocab, generator=generator, dtype=torch.float64)
+        return (spread * logits).softmax(0)
+
+    return Target(after, vocab)
+
+
+def random_draft(depth, vocab, seed, spread=1.5):
+    generator = torch.Generator().manual_seed(1000 + seed)
+    logits = torch.randn(depth, vocab, generator=generator, dtype=torch.float64)
+    return (spread * logits).softmax(-1).float().double()
+
+
+def oracle_case(shared_dir, index):
+    case = json.loads((shared_dir / "oracles" / "acceptance.json").read_text())[index]
+    one = {(int(token),): row for token, row in case["target_after_one"].items()}
+    two = {tuple(map(int, key.split(","))): row for key, row in case["target_after_two"].items()}
+    tables = {(): case["target_root"], **one, **two}
+    target = Target(lambda path: torch.tensor(tables[path], dtype=torch.float64), case["vocab"])
+    first, second = case["children"]
+    parents = [0] * first + [row for row in range(1, first + 1) for _ in range(second)]
+    return case["expected_accepted"], target, torch.tensor(case["draft"]).double(), parents
+
+
+@pytest.mark.parametrize(
+    "index",
+    # The later cases have so many outcomes that enumerating them takes up to half a minute.
+    [
+        pytest.param(index, marks=pytest.mark.slow if index >= 2 else ())
+        for index in range(ORACLE_CASES)
+    ],
+)
+@pytest.mark.parametrize("name", RULES)
+def test_expected_acceptance_equals_the_reference(shared_dir, index, name):
+    expected, target, _, parents = oracle_case(shared_dir, index)
+    draft = json.loads((shared_dir / "oracles" / "acceptance.json").read_text())[index]["draft"]
+    trees = drawn_trees(parents, torch.tensor(draft, dtype=torch.float64))
+    accepted, emitted = enumerate_rule(RULES[name], trees, target, 3)
+    assert accepted == pytest.approx(expected[name], abs=1e-9)
+    np.testing.assert_allclose(emitted, target.joint(3), atol=1e-12)
+
+
+@pytest.mark.parametrize("index", range(ORACLE_CASES))
+def test_walk_on_the_most_probable_children_equals_the_reference(shared_dir, index):
+    expected, target, draft, parents = oracle_case(shared_dir, index)
+    tree = most_probable_tree(parents, draft)
+    accepted, emitted = enumerate_rule(walk, [(1.0, tree)], target, 3)
+    assert accepted == pytest.approx(expected["walk_top_k"], abs=1e-9)
+    np.testing.assert_allclose(emitted, target.joint(3), atol=1e-12)
+
+
+def most_probable_tree(parents, draft):
+    tokens, depths = [], [0]
+    for node, parent in enumerate(parents):
+        depths.append(depths[parent] + 1)
+        ranks = torch.argsort(draft[depths[parent]], descending=True)
+        tokens.append(int(ranks[parents[:node].count(parent)]))
+    columns = [np.array(column, dtype=np.int64) for column in (tokens, parents, depths[1:])]
+    return DraftTree(*columns, np.ones(len(parents)))
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", RULES)
+def test_exact_for_general_trees(name, shape, seed):
+    """The emitted text follows the target, and as much is accepted as by the textbook rule."""
+    vocab = 3
+    target = random_target(vocab, seed)
+    trees = list(drawn_trees(SHAPES[shape], random_draft(3, vocab, seed)))
+    accepted, emitted = enumerate_rule(RULES[name], trees, target, 4)
+    np.testing.assert_allclose(emitted, target.joint(4), atol=1e-12)
+    textbook, _ = enumerate_rule(TEXTBOOK[name], trees, target, 4)
+    assert accepted == pytest.approx(textbook, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("case", ["equal", "one-hot target", "one-hot draft", "disjoint", "cut"])
+def test_exact_at_the_edges(name, case):
+    """Drafts equal to the target, certain ones, and ones without common support."""
+    equal = torch.tensor([0.5, 0.3, 0.2]).double()
+    sure = torch.tensor([0.0, 1.0, 0.0]).double()
+    p, q = {
+        "equal": (equal, equal),
+        "one-hot target": (sure, equal),
+        "one-hot draft": (equal, sure),
+        "disjoint": (
+            torch.tensor([0.0, 0.6, 0.4]).double(),
+            torch.tensor([1.0, 0.0, 0.0]).double(),
+        ),
+        "cut": (torch.tensor([0.7, 0.3, 0.0]).double(), torch.tensor([0.0, 0.4, 0.6]).double()),
+    }[case]
+    target = Target(lambda path: p, 3)
+    children = min(2, int((q > 0).sum()))
+    parents = [0] * children + [1] * children
+    trees = drawn_trees(parents, torch.stack((q, q)))
+    accepted, emitted = enumerate_rule(RULES[name], trees, target, 3)
+    np.testing.assert_allclose(emitted, target.joint(3), atol=1e-12)
+    if case == "equal":
+        assert accepted == pytest.approx(2.0)
+    if case == "disjoint":
+        assert accepted == 0.0
+
+
+@pytest.mark.parametrize("scale", [1.0, 1 + 1e-7, 1 - 1e-7])
+@pytest.mark.parametrize("name", RULES)
+def test_proportions_of_q_are_what_counts(name, scale):
+    """A float32 softmax does not sum to exactly 1."""
+    target = random_target(3, seed=5)
+    draft = random_draft(2, 3, seed=5)
+    parents = [0, 0, 1, 1]
+    trees = [
+        (chance, DrawnTree(t.tokens, t.parents, t.depths, t.scores, t.q * scale, t.sources))
+        for chance, t in drawn_trees(parents, draft)
+    ]
+    _, emitted = enumerate_rule(RULES[name], trees, target, 3)
+    np.testing.assert_allclose(emitted, target.joint(3), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_smaller_vocabulary_of_the_drafter(name):
+    """The target's last token is one that the drafter does not know."""
+    target, draft = random_target(4, seed=7), random_draft(2, 3, seed=7)
+    trees = list(drawn_trees([0, 0, 1, 1], draft))
+    assert all(tree.q.shape[1] == 3 for _, tree in trees)
+    _, emitted = enumerate_rule(RULES[name], trees, target, 3)
+    np.testing.assert_allclose(emitted, target.joint(3), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_keeping_the_best_scored_of_several_draws_is_caught(name):
+    """Draw two, keep the more probable one: the ratio test then uses the wrong q."""
+    target, draft = random_target(3, seed=3), random_draft(1, 3, seed=3)
+    trees = []
+    for chance, tree in drawn_trees([0, 0], draft):
+        best = np.argmax(draft[0][tree.tokens].numpy())
+        only = tree.first(1)
+        sources = np.array([0, -1])
+        trees.append(
+            (
+                chance,
+                DrawnTree(
+                    tree.tokens[best : best + 1],
+                    only.parents,
+                    only.depths,
+                    only.scores,
+                    tree.q,
+                    sources,
+                ),
+            )
+        )
+    _, emitted = enumerate_rule(RULES[name], trees, target, 2)
+    assert np.abs(emitted - target.joint(2)).max() > 1e-2
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_another_temperature_in_the_ratio_is_caught(name):
+    target, draft = random_target(3, seed=4), random_draft(2, 3, seed=4)
+    other = (draft**0.7) / (draft**0.7).sum(-1, keepdim=True)
+    trees = [
+        (chance, DrawnTree(t.tokens, t.parents, t.depths, t.scores, other, t.sources))
+        for chance, t in drawn_trees([0, 0, 1], draft)
+    ]
+    _, emitted = enumerate_rule(RULES[name], trees, target, 3)
+    assert np.abs(emitted - target.joint(3)).max() > 1e-2
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", RULES)
+def test_branches_may_compete_for_a_budget(name, seed):
+    """Shapes that depend on other branches' tokens, as when a drafter goes level by level."""
+    target = random_target(3, seed)
+    trees = list(competing_trees(random_draft(9, 3, seed), nodes=4))
+    assert len({tuple(tree.parents.tolist()) for _, tree in trees}) > 3
+    assert sum(chance for chance, _ in trees) == pytest.approx(1.0)
+    _, emitted = enumerate_rule(RULES[name], trees, target, 5)
+    np.testing.assert_allclose(emitted, target.joint(5), atol=1e-12)
+
+
+def competing_trees(draft, nodes):
+    """(probability, tree) of every tree grown node by node, each time at the best score.
+
+    q below a node depends on its token, and so does the score of its children: the
+    probability of the parent's token. Tokens are drawn as the nodes are taken.
+    """
+
+    def grow(chance, tokens, parents, scores):
+        if len(tokens) == nodes:
+            yield chance, drawn(tokens, parents)
+            return
+        places = [(scores[row] * 0.5 ** parents.count(row), row) for row in range(len(scores))]
+        _, row = max(place for place in places if parents.count(place[1]) < 3)
+        q = draft[source(tokens, row)].tolist()
+        taken = [token for token, parent in zip(tokens, parents, strict=True) if parent == row]
+        free = [token for token in range(3) if token not in taken]
+        for token in free:
+            share = q[token] / sum(q[one] for one in free)
+            yield from grow(
+                chance * share,
+                [*tokens, token],
+                [*parents, row],
+                [*scores, scores[row] * q[token] ** 0.5],
+            )
+
+    def source(tokens, row):
+        return 0 if row == 0 else 1 + tokens[row - 1]
+
+    def drawn(tokens, parents):
+        sources = np.full(nodes + 1, -1)
+        for row in parents:
+            sources[row] = source(tokens, row)
+        columns = [np.array(column, dtype=np.int64) for column in (tokens, parents)]
+        return DrawnTree(*columns, np.ones(nodes, np.int64), np.ones(nodes), draft, sources)
+
+    yield from grow(1.0, [], [], [1.0])
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_only_needed_rows_are_processed(name):
+    """Rows of leaves are touched for the bonus token alone, others when they are reached."""
+    target, draft = random_target(4, seed=8), random_draft(3, 4, seed=8)
+    parents = [0, 0, 1, 1, 2, 3]
+    _, tree = next(iter(drawn_trees(parents, draft)))
+    logits = target.logits(tree)
+    used = []
+
+    class Always:
+        def distribution(self, row):
+            used.append(next(i for i, one in enumerate(logits) if torch.equal(one, row)))
+            return row.exp()
+
+        def happens(self, probability):
+            return True
+
+        def one_of(self, weights):
+            return int(weights.argmax())
+
+    outcome = RULES[name](tree, logits, Always())
+    assert len(row_paths(tree)[outcome.rows[-1]]) == 3
+    assert sorted(used) == [0, *outcome.rows]
+
+
+def textbook_rejection(tree, logits, choices):
+    """facts: min(1, p / q); on rejection p <- norm([p - q]+), q without x, renormalised."""
+    row, rows = 0, []
+    while True:
+        p = choices.distribution(logits[row])
+        accepted = None
+        if tree.sources[row] >= 0:
+            q = tree.q[tree.sources[row]].clone()
+            q /= q.sum()
+            for child in np.flatnonzero(tree.parents == row) + 1:
+                token = int(tree.tokens[child - 1])
+                if choices.happens(min(1.0, float(p[token] / q[token]))):
+                    accepted = int(child)
+                    break
+                p = (p - q).clamp_min(0)
+                p = p / p.sum()
+                q[token] = 0.0
+                q = q / q.sum()
+        if accepted is None:
+            return textbook_outcome(tree, rows, choices.one_of(p))
+        rows.append(accepted)
+        row = accepted
+
+
+def textbook_traversal(tree, logits, choices):
+    """Leaf to root as stated in the paper, on arrays p, q and r that are changed in place."""
+    p = {row: logits[row].exp() for row in range(tree.rows)}
+    q = {
+        row: tree.q[source] / tree.q[source].sum()
+        for row, source in enumerate(tree.sources)
+        if source >= 0
+    }
+    left = {row: list(np.flatnonzero(tree.parents == row) + 1) for row in range(tree.rows)}
+    changed = {0: 1.0}  # r, where it is not min(1, r(parent) p / q) any more
+    while True:
+        path, ratio = [0], changed[0]
+        while left[path[-1]]:
+            parent, child = path[-1], left[path[-1]][0]
+            token = int(tree.tokens[child - 1])
+            ratio = min(1.0, ratio * float(p[parent][token] / q[parent][token]))
+            ratio = changed.get(child, ratio)
+            path.append(child)
+        if len(path) == 1 or choices.happens(ratio):
+            return textbook_outcome(tree, path[1:], choices.one_of(p[path[-1]]))
+        leaf, parent = path[-1], path[-2]
+        above = 1.0
+        for child, higher in zip(path[1:-1], path[:-2], strict=True):
+            token = int(tree.tokens[child - 1])
+            above = min(1.0, above * float(p[higher][token] / q[higher][token]))
+            above = changed.get(child, above)
+        excess = (above * p[parent] - q[parent]).clamp_min(0)
+        total = float(excess.sum())
+        if total > 0.0:
+            p[parent] = excess / total
+        if parent:
+            changed[parent] = total / (total + (1.0 - above))
+        q[parent][int(tree.tokens[leaf - 1])] = 0.0
+        if q[parent].sum() > 0.0:
+            q[parent] = q[parent] / q[parent].sum()
+        left[parent].pop(0)
+
+
+def textbook_outcome(tree, rows, bonus):
+    from decoder.acceptance.rules import Accepted
+
+    return Accepted([int(row) for row in rows], [int(tree.tokens[row - 1]) for row in rows], bonus)
+
+
+TEXTBOOK = {"recursive_rejection": textbook_rejection, "traversal": textbook_traversal}

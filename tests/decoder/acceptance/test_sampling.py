@@ -1,0 +1,125 @@
+"""Picking a token: against transformers' own warpers, and by frequency."""
+
+import pytest
+import torch
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from costmodel.errors import InputError
+from decoder.acceptance.rules import Picker
+from decoder.acceptance.sampling import (
+    NO_TOKEN,
+    Sampling,
+    _beyond_in_order,
+    _beyond_top_p,
+    greedy_tokens,
+    target_distribution,
+)
+
+
+def transformers_distribution(logits, sampling):
+    scores = TemperatureLogitsWarper(sampling.temperature)(None, logits[None].float())
+    if sampling.top_k:
+        scores = TopKLogitsWarper(sampling.top_k)(None, scores)
+    if sampling.top_p < 1.0:
+        scores = TopPLogitsWarper(sampling.top_p)(None, scores)
+    return scores.softmax(-1)[0]
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.5, 0.01])
+@pytest.mark.parametrize("top_k", [0, 1, 7, 500])
+def test_same_distribution_as_transformers(temperature, top_p, top_k):
+    logits = torch.randn(300, generator=torch.Generator().manual_seed(3)) * 3
+    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
+    ours = target_distribution(logits, sampling)
+    torch.testing.assert_close(ours, transformers_distribution(logits, sampling))
+
+
+def test_zero_temperature_is_the_argmax():
+    pick = Picker(Sampling(), torch.device("cpu"))
+    assert pick(torch.tensor([0.1, 2.0, -1.0])) == 1
+
+
+def test_draws_follow_the_distribution():
+    pick = Picker(Sampling(temperature=1.0, seed=5), torch.device("cpu"))
+    logits = torch.tensor([0.5, 0.3, 0.2]).log()
+    counts = torch.bincount(torch.tensor([pick(logits) for _ in range(4000)]), minlength=3)
+    expected = torch.tensor([0.5, 0.3, 0.2]) * 4000
+    chi_square = float(((counts - expected) ** 2 / expected).sum())
+    assert chi_square < 13.8  # 0.999 quantile at 2 degrees of freedom
+
+
+def test_same_seed_same_draws():
+    logits = torch.zeros(50)
+    first = Picker(Sampling(temperature=1.0, seed=9), torch.device("cpu"))
+    second = Picker(Sampling(temperature=1.0, seed=9), torch.device("cpu"))
+    assert [first(logits) for _ in range(20)] == [second(logits) for _ in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"top_p": 0.0}, "top-p"),
+        ({"top_p": 1.1}, "top-p"),
+        ({"top_k": -1}, "top-k"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(InputError, match=message):
+        Sampling(**options)
+
+
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999])
+def test_both_ways_of_top_p_leave_out_the_same_tokens(top_p):
+    """Sorting the likely tokens only, as on a CPU, or all, as on an accelerator."""
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        logits = torch.randn(500, generator=generator, dtype=torch.float64) * 3.0
+        probabilities = logits.softmax(-1)
+        order = sorted(range(500), key=lambda i: -float(probabilities[i]))
+        kept, total = set(), 0.0
+        for token in order:  # the smallest set that reaches top_p
+            kept.add(token)
+            total += float(probabilities[token])
+            if total >= top_p:
+                break
+        for beyond in (
+            _beyond_top_p(probabilities, top_p),
+            _beyond_in_order(probabilities, 1.0 - top_p),
+        ):
+            assert set(torch.nonzero(~beyond).flatten().tolist()) == kept
+
+
+def test_draws_are_those_of_multinomial():
+    """The same generator, asked once, without the questions that multinomial asks the device."""
+    sampling = Sampling(temperature=0.8, top_p=0.9, seed=3)
+    pick, generator = Picker(sampling, torch.device("cpu")), torch.Generator().manual_seed(3)
+    for seed in range(50):
+        logits = torch.randn(300, generator=torch.Generator().manual_seed(seed)) * 2.0
+        expected = torch.multinomial(target_distribution(logits, sampling), 1, generator=generator)
+        assert pick(logits) == int(expected)
+
+
+NOT_NUMBERS = [[1.0, torch.nan, 2.0], [torch.nan] * 3, [0.0, torch.inf, 1.0], [-torch.inf] * 3]
+
+
+@pytest.mark.parametrize("values", NOT_NUMBERS)
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}])
+def test_logits_that_are_no_numbers_have_no_token(values, options):
+    pick = Picker(Sampling(**options), torch.device("cpu"))
+    assert pick(torch.tensor(values)) == NO_TOKEN
+    assert greedy_tokens(torch.tensor([values, [1.0, 3.0, 2.0]])).tolist() == [NO_TOKEN, 1]
+
+
+def test_masked_tokens_are_numbers_enough():
+    values = torch.tensor([-torch.inf, 0.5, -torch.inf])
+    assert Picker(Sampling(), torch.device("cpu"))(values) == 1
+
+
+@pytest.mark.parametrize("weights", [[torch.nan, 1.0], [torch.inf, 1.0], [torch.nan] * 2])
+def test_weights_that_are_no_numbers_have_no_token(weights):
+    pick = Picker(Sampling(temperature=1.0), torch.device("cpu"))
+    assert pick.one_of(torch.tensor(weights, dtype=torch.float64)) == NO_TOKEN

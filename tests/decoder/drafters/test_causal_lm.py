@@ -1,0 +1,349 @@
+"""The autoregressive drafter against its model run anew on every path, without a cache."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from costmodel.errors import InputError
+from decoder.drafters.base import DraftRequest
+from decoder.drafters.causal_lm import CATCH_UP_ROWS, CausalLMDrafter
+from decoder.drafters.vocabulary import check_vocabulary
+from decoder.policies.dynatree import ConfidentGrowth
+from decoder.target.loading import load_model
+from decoder.tree.draft_tree import best_first
+from decoder.tree.growth import Beam, EveryChild, TopPaths, grow, single_path
+from tests.decoder.models import (
+    SIZES,
+    decoder_of,
+    greedy,
+    random_model,
+    target_of,
+)
+from tests.tiny_folder import write_all, write_tokenizer, write_weights
+
+PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
+VOCAB = 97
+GROWTHS = {
+    "top paths": TopPaths(width=3, frontier=3, max_depth=4),
+    "beam": Beam(width=2, max_depth=5),
+    "every child": EveryChild(width=2, max_depth=3),
+    "single path": single_path(6),
+    "dynatree": ConfidentGrowth(least_score=0.001, stop_score=0.002, deep_score=0.01),
+}
+
+
+class PlainSource:
+    """Children from the model's plain forward over the whole text and path, path by path."""
+
+    def __init__(self, model, text, temperature=1.0):
+        self.model, self.text, self.temperature = model, list(text), temperature
+        self.paths = []
+
+    def root(self, width):
+        return self.answer([()], width)
+
+    def expand(self, frontier, width):
+        paths = [
+            (*self.paths[above], int(token))
+            for above, token in zip(frontier.above, frontier.tokens, strict=True)
+        ]
+        return self.answer(paths, width)
+
+    def answer(self, paths, width):
+        self.paths = paths
+        rows = [whole_text_logits(self.model, [*self.text, *path]) for path in paths]
+        scaled = np.array(rows) / self.temperature
+        odds = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+        q = odds / odds.sum(axis=1, keepdims=True)
+        tokens = np.argsort(-q, axis=1)[:, :width]
+        return tokens, np.take_along_axis(q, tokens, axis=1)
+
+
+def whole_text_logits(model, ids):
+    """[vocab] after a text, by torch's attention: transformers' eager one rounds to float32."""
+    ours, model.config._attn_implementation = model.config._attn_implementation, "sdpa"
+    try:
+        with torch.inference_mode():
+            return model(torch.tensor([ids]), use_cache=False).logits[0, -1].numpy()
+    finally:
+        model.config._attn_implementation = ours
+
+
+def drafter_of(model, **options):
+    return CausalLMDrafter(target_of(model), **options)
+
+
+def request(growth, depth=8, temperature=1.0):
+    return DraftRequest(depth=depth, width=16, growth=growth, temperature=temperature)
+
+
+def assert_same_tree(found, expected, rtol=1e-6):
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    np.testing.assert_array_equal(found.parents, expected.parents)
+    np.testing.assert_allclose(found.probabilities, expected.probabilities, rtol=rtol)
+
+
+def accept_some(candidates, rng):
+    """Tokens of a random path from the root, of any length."""
+    row, path = 0, []
+    while rng.random() < 0.8:
+        below = np.flatnonzero(candidates.parents == row)
+        if len(below) == 0:
+            break
+        row = int(rng.choice(below)) + 1
+        path.append(int(candidates.tokens[row - 1]))
+    return path
+
+
+@pytest.mark.parametrize("growth", GROWTHS)
+@pytest.mark.parametrize("family", ["llama-gqa", "gpt-neox", "qwen3"])
+def test_candidates_are_those_of_the_plain_model(family, growth):
+    """Rounds with accepted paths of any length, plain rounds, and drafts made twice."""
+    model, rule, rng = random_model(family), GROWTHS[growth], np.random.default_rng(7)
+    rtol = 1e-9 if family == "gpt-neox" else 1e-6  # the other families' norms are in float32
+    text = [int(token) for token in rng.integers(0, VOCAB, 12)]
+    session = drafter_of(model).start(np.array(text), None)
+    text.append(3)
+    for turn in range(12):
+        path = []
+        if turn % 4 != 3:
+            for _ in range(1 + turn % 2):
+                found = session.draft(np.array(text), request(rule, temperature=0.8))
+            assert_same_tree(found, grow(PlainSource(model, text, 0.8), rule, 8), rtol)
+            assert len(found.tokens) > 0
+            path = accept_some(found, rng)
+        emitted = [*path, int(rng.integers(0, VOCAB))]
+        session.observe(emitted, None)
+        text += emitted
+
+
+@pytest.mark.parametrize("plain_rounds", [CATCH_UP_ROWS - 2, CATCH_UP_ROWS + 5])
+def test_many_plain_rounds_are_caught_up(plain_rounds):
+    """Also beyond the room that the cache had at first."""
+    model, rng = random_model("llama-gqa"), np.random.default_rng(3)
+    rule = GROWTHS["top paths"]
+    text = [int(token) for token in rng.integers(0, VOCAB, 230)]
+    session = drafter_of(model).start(np.array(text), None)
+    text.append(3)
+    for rounds in (0, plain_rounds, plain_rounds):
+        for token in rng.integers(0, VOCAB, rounds):
+            session.observe([int(token)], None)
+            text.append(int(token))
+        found = session.draft(np.array(text), request(rule))
+        assert_same_tree(found, grow(PlainSource(model, text), rule, 8))
+        session.observe([9], None)
+        text.append(9)
+
+
+def test_sequences_of_one_drafter_do_not_disturb_each_other():
+    model, rule = random_model("qwen3"), GROWTHS["beam"]
+    drafter = drafter_of(model)
+    texts = [list(PROMPT), [1, 2, 3], [8] * 30]
+    sessions = [drafter.start(np.array(text), None) for text in texts]
+    for text in texts:
+        text.append(4)
+    for turn in range(3):
+        drafts = [
+            session.draft(np.array(text), request(rule))
+            for session, text in zip(sessions, texts, strict=True)
+        ]
+        for session, text, found in zip(sessions, texts, drafts, strict=True):
+            assert_same_tree(found, grow(PlainSource(model, text), rule, 8))
+            emitted = [int(found.tokens[0]), turn]
+            session.observe(emitted, None)
+            text += emitted
+
+
+def test_one_text_after_another():
+    model, rule = random_model("qwen2"), GROWTHS["beam"]
+    drafter = drafter_of(model)
+    for text in (PROMPT, [1, 2], [7] * 40):
+        session = drafter.start(np.array(text), None)
+        found = session.draft(np.array([*text, 6]), request(rule))  # and never observed
+        assert_same_tree(found, grow(PlainSource(model, [*text, 6]), rule, 8))
+
+
+class Recorded:
+    """A model whose forwards are written down: tokens and the positions they stand at."""
+
+    def __init__(self, target, monkeypatch):
+        self.tokens, self.positions = [], []
+        extend = target.extend
+
+        def recording(tokens, offsets, visible, sequence=0):
+            self.tokens.append(tokens.tolist())
+            self.positions.append((target.cache.lengths[0] + offsets).tolist())
+            return extend(tokens, offsets, visible, sequence)
+
+        monkeypatch.setattr(target, "extend", recording)
+
+    def since(self):
+        tokens, self.tokens = self.tokens, []
+        return tokens
+
+
+def test_what_was_computed_is_not_computed_again(monkeypatch):
+    """A chain of four forwards its first three nodes; the last has no children to ask for."""
+    drafter = drafter_of(random_model("llama-gqa"), max_depth=4)
+    recorded = Recorded(drafter.model, monkeypatch)
+    text = list(PROMPT)
+    session = drafter.start(np.array(text), None)
+    text.append(11)
+
+    def draft():
+        return session.draft(np.array(text), request(single_path(9))).tokens.tolist()
+
+    first = draft()
+    assert recorded.since() == [[11], [first[0]], [first[1]], [first[2]]]
+    session.observe([*first[:2], 12], None)  # two accepted: only the new bonus token is unseen
+    text += [*first[:2], 12]
+    second = draft()
+    assert recorded.since() == [[12], [second[0]], [second[1]], [second[2]]]
+    session.observe([*second, 13], None)  # all accepted: the last one was never forwarded
+    text += [*second, 13]
+    third = draft()
+    assert recorded.since()[0] == [second[3], 13]
+    session.observe([(third[0] + 1) % VOCAB, 14], None)  # accepted from elsewhere: unseen
+    text += [(third[0] + 1) % VOCAB, 14]
+    draft()
+    assert recorded.since()[0] == text[-2:]
+
+
+def test_one_forward_a_level(monkeypatch):
+    drafter = drafter_of(random_model("llama-gqa"))
+    recorded = Recorded(drafter.model, monkeypatch)
+    session = drafter.start(np.array(PROMPT), None)
+    session.draft(np.array([*PROMPT, 3]), request(TopPaths(width=4, frontier=3, max_depth=5)))
+    assert [len(rows) for rows in recorded.since()] == [1, 3, 3, 3, 3]
+
+
+def short_model(positions, seed=1):
+    torch.manual_seed(seed)
+    sizes = SIZES | {"max_position_embeddings": positions}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2)).to(torch.float64).eval()
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(6.0)
+    return model
+
+
+def test_drafting_ends_where_the_drafters_positions_do(monkeypatch):
+    drafter = drafter_of(short_model(20))
+    recorded = Recorded(drafter.model, monkeypatch)
+    text = list(range(12))
+    session = drafter.start(np.array(text), None)
+    deepest = []
+    while len(text) < 24:
+        text.append(3)
+        found = session.draft(np.array(text), request(single_path(5), depth=5))
+        deepest.append(len(found.tokens))
+        session.observe([3], None)
+    # 13 to 20 tokens leave 7 to 0 more positions, and the last node needs none.
+    assert deepest == [5, 5, 5, 5, 4, 3, 2, 1, 0, 0, 0, 0]
+    assert max(max(positions) for positions in recorded.positions) == 19
+
+
+@pytest.mark.parametrize("prompt", [19, 20, 21, 60])
+def test_a_prompt_beyond_the_drafters_positions_decodes_exactly(prompt):
+    model = random_model("llama-gqa")
+    ids = [int(t) for t in np.random.default_rng(0).integers(0, VOCAB, prompt)]
+    decoder = decoder_of(model, "beam:2x3", drafter_of(short_model(20)))
+    assert decoder.generate(ids, max_new_tokens=12).token_ids == greedy(model, ids, 12)
+
+
+def test_logits_that_are_no_numbers_give_no_candidates():
+    broken = random_model("llama-gqa")
+    with torch.no_grad():
+        broken.get_output_embeddings().weight[5] = float("nan")
+    session = drafter_of(broken).start(np.array(PROMPT), None)
+    assert len(session.draft(np.array([*PROMPT, 1]), request(TopPaths())).tokens) == 0
+    model = random_model("qwen3")
+    for policy in ("fixed:8", "dynatree", "chain"):
+        decoder = decoder_of(model, policy, drafter_of(broken))
+        result = decoder.generate(PROMPT, max_new_tokens=15)
+        assert result.token_ids == greedy(model, PROMPT, 15)
+        assert result.stats.drafted_tokens == 0
+
+
+def test_candidates_stay_within_the_targets_vocabulary():
+    """Where the drafter's embedding is padded beyond the target's."""
+    model = random_model("llama-gqa")
+    session = drafter_of(model, vocab=30).start(np.array([1, 2, 3]), None)
+    found = session.draft(np.array([1, 2, 3, 4]), request(TopPaths(width=64)))
+    assert found.tokens.max() == 29
+
+
+POLICIES = ["beam:3x4", "static-tree:3x2", "dynatree", "chain", "fixed:8"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_sampling_gives_the_text_of_plain_sampling(policy):
+    model, small = random_model("llama-gqa", scale=2.0), random_model("llama-mha-tied", scale=2.0)
+    texts = [
+        decoder_of(model, name, drafter, acceptance="walk")
+        .generate(PROMPT, max_new_tokens=25, temperature=0.9, top_p=0.9, seed=4)
+        .token_ids
+        for name, drafter in (("plain", "ngram"), (policy, drafter_of(small)))
+    ]
+    assert texts[0] == texts[1]
+
+
+class TestVocabularies:
+    @pytest.fixture
+    def load(self, tmp_path):
+        def loading(name, write, **changed):
+            folder = write(tmp_path / name, **changed)
+            return load_model(
+                str(folder), dtype=torch.float32, device=torch.device("cpu"), weights="pretrained"
+            )
+
+        return loading
+
+    def test_the_same_tokenizer_fits(self, load):
+        check_vocabulary(load("a", write_all), load("b", write_all))
+
+    def test_padding_of_the_embedding_does_not_matter(self, load):
+        def write(folder):
+            return write_tokenizer(write_weights(folder, vocab_size=288))
+
+        check_vocabulary(load("a", write), load("b", write_all))
+
+    def test_another_tokenizer_is_refused_by_name(self, load):
+        def write(folder):
+            path = write_all(folder) / "tokenizer.json"
+            path.write_text(path.read_text().replace('"A":', '"AA":'))
+            return folder
+
+        with pytest.raises(InputError, match="tokenizer mismatch") as caught:
+            check_vocabulary(load("other", write), load("b", write_all))
+        assert "'A'" in caught.value.problem
+        assert "other" in caught.value.problem
+
+    def test_sizes_decide_where_there_is_no_tokenizer(self, load):
+        check_vocabulary(load("a", write_weights), load("b", write_all))
+        larger = load("c", write_weights, vocab_size=261)
+        with pytest.raises(InputError, match="261 tokens and the target b one of 260"):
+            check_vocabulary(larger, load("d/b", write_all))
+
+    def test_a_drafter_is_loaded_and_checked(self, load, tmp_path):
+        target = load("target", write_all)
+        write_weights(tmp_path / "small", num_hidden_layers=1)
+        decoder_target = target_of(target.model)
+        drafter = CausalLMDrafter.from_pretrained(tmp_path / "small", decoder_target)
+        assert drafter.model.architecture.layers == 1
+        assert drafter.architecture_hash != decoder_target.architecture.hash
+        write_weights(tmp_path / "wide", vocab_size=300)
+        with pytest.raises(InputError, match="vocabulary of 300"):
+            CausalLMDrafter.from_pretrained(tmp_path / "wide", decoder_target)
+        with pytest.raises(InputError, match="no folder"):
+            CausalLMDrafter.from_pretrained(tmp_path / "none", decoder_target)
+
+
+def test_the_whole_tree_is_offered_to_a_best_first_policy():
+    """Candidates are ordered by path score whatever level they come from."""
+    model = random_model("llama-gqa")
+    session = drafter_of(model).start(np.array(PROMPT), None)
+    text = [*PROMPT, 3]
+    found = session.draft(np.array(text), request(TopPaths(width=5, frontier=5, max_depth=3)))
+    expected = grow(PlainSource(model, text), EveryChild(width=5, max_depth=3), 8)
+    np.testing.assert_allclose(best_first(found, 5).scores, best_first(expected, 5).scores)

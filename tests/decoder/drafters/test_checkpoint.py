@@ -1,0 +1,158 @@
+"""Checkpoint folders that are damaged, incomplete or not there, for each kind of drafter."""
+
+import huggingface_hub
+import pytest
+import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors.torch import load_file, save_file
+
+from costmodel.errors import InputError
+from decoder.drafters import checkpoint
+from decoder.drafters.dflash.drafter import DFlashDrafter
+from decoder.drafters.eagle3.drafter import Eagle3Drafter
+from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder
+
+KINDS = {
+    "dflash": (DFlashDrafter, dflash_folder, "layers.1.mlp.up_proj.weight"),
+    "eagle3": (Eagle3Drafter, eagle3_folder, "midlayer.mlp.up_proj.weight"),
+}
+
+
+@pytest.fixture(params=KINDS)
+def made(request, tmp_path):
+    """How the drafter is made, a good folder, and the name of one of its tensors."""
+    drafter, write, name = KINDS[request.param]
+    folder = write(tmp_path / "draft")[0]
+    return lambda where: drafter(draft_target(), where), folder, name
+
+
+def change_tensors(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_all_that_is_wrong_is_listed_at_once(made):
+    drafter, folder, name = made
+
+    def change(tensors):
+        del tensors["fc.weight"], tensors["norm.weight"]
+        tensors[name] = tensors[name][:-1].clone()
+        tensors["selector.weight"] = torch.ones(2)
+
+    change_tensors(folder, change)
+    with pytest.raises(InputError) as raised:
+        drafter(folder)
+    for part in (
+        "2 missing (",
+        "fc.weight",
+        "norm.weight",
+        "1 not known (selector.weight)",
+        f"1 of a wrong shape ({name} [39, 32] instead of [40, 32])",
+        str(folder),
+    ):
+        assert part in raised.value.problem
+
+
+def test_rotary_buffers_of_old_checkpoints_are_left_out(made):
+    drafter, folder, _ = made
+    change_tensors(folder, lambda tensors: tensors.update({"rotary_emb.inv_freq": torch.ones(4)}))
+    assert "rotary_emb.inv_freq" not in drafter(folder).model.state_dict()
+
+
+@pytest.mark.parametrize("kept", [0, 5, 0.5, 0.999])
+def test_truncated_safetensors(made, kept):
+    drafter, folder, _ = made
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[: kept if isinstance(kept, int) else int(kept * len(content))])
+    with pytest.raises(
+        InputError, match=r"cannot read the weights in .*model\.safetensors"
+    ) as raised:
+        drafter(folder)
+    assert "fetch it again" in raised.value.hint
+
+
+def test_no_weights(made):
+    drafter, folder, _ = made
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"holds no model\.safetensors"):
+        drafter(folder)
+
+
+@pytest.mark.parametrize("content", [None, "{", "[1, 2]", "\x00"])
+def test_no_usable_config(made, content):
+    drafter, folder, _ = made
+    (folder / "config.json").unlink()
+    if content is not None:
+        (folder / "config.json").write_text(content)
+    with pytest.raises(InputError, match=r"config\.json"):
+        drafter(folder)
+
+
+def test_an_index_of_files_that_are_not_there(made):
+    drafter, folder, _ = made
+    index = folder / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"fc.weight": "model-1.safetensors"}}')
+    with pytest.raises(InputError, match=r"lacks model-1\.safetensors, which its index names"):
+        drafter(folder)
+    index.write_text('{"weight_map": 3}')
+    with pytest.raises(InputError, match=r"model\.safetensors\.index\.json"):
+        drafter(folder)
+
+
+def test_pickled_weights_are_refused_where_safetensors_are_published(tmp_path):
+    folder, _, tensors = dflash_folder(tmp_path / "draft")
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    with pytest.raises(InputError, match="only safetensors are read") as raised:
+        DFlashDrafter(draft_target(), folder)
+    assert "Convert it" in raised.value.hint
+
+
+def test_a_path_without_a_folder(made, tmp_path):
+    drafter, _, _ = made
+    for missing in (tmp_path / "nowhere", str(tmp_path / "nowhere"), "./nowhere"):
+        with pytest.raises(InputError, match="there is no folder"):
+            drafter(missing)
+
+
+class TestHub:
+    @pytest.fixture
+    def asked(self, monkeypatch):
+        """A hub that has what is in `copies`; the list of what was asked of it."""
+        calls, copies = [], {}
+
+        def snapshot_download(name, *, allow_patterns, local_files_only=False):
+            huggingface_hub.utils.validate_repo_id(name)
+            calls.append((name, local_files_only))
+            if (name, local_files_only) not in copies:
+                raise LocalEntryNotFoundError("the hub cannot be reached")
+            return str(copies[name, local_files_only])
+
+        monkeypatch.setattr(checkpoint, "snapshot_download", snapshot_download)
+        return calls, copies
+
+    def test_a_local_copy_is_used(self, made, asked):
+        drafter, folder, _ = made
+        calls, copies = asked
+        copies["z-lab/some", True] = folder
+        drafter("z-lab/some")
+        assert calls == [("z-lab/some", True)]
+
+    def test_a_local_copy_without_weights_is_fetched(self, made, asked, tmp_path):
+        drafter, folder, _ = made
+        calls, copies = asked
+        bare = tmp_path / "bare"
+        bare.mkdir()
+        (bare / "config.json").write_bytes((folder / "config.json").read_bytes())
+        copies |= {("z-lab/some", True): bare, ("z-lab/some", False): folder}
+        drafter("z-lab/some")
+        assert calls == [("z-lab/some", True), ("z-lab/some", False)]
+
+    def test_a_hub_that_does_not_have_it(self, made, asked):
+        drafter, _, _ = made
+        with pytest.raises(InputError, match="'z-lab/some' is no folder here, and the hub"):
+            drafter("z-lab/some")
+        with pytest.raises(InputError, match="neither a folder nor a hub id"):
+            drafter("not a name")

@@ -1,0 +1,63 @@
+"""The trained drafter that the package ships: its folder, and what it does with the demo model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from decoder import TreeDecoder
+from decoder.drafters.dflash.drafter import DFlashDrafter
+from decoder.drafters.factory import DEMO_DRAFTER
+from decoder.profiling.startup import ProfileChoice
+
+PROMPTS = ("List the days of the week.", "What is 12 times 7? Explain step by step.")
+NEW_TOKENS = 32
+
+
+def test_the_folder_is_small_and_readable_by_all() -> None:
+    files = {path.name: path for path in DEMO_DRAFTER.iterdir()}
+    assert set(files) == {"README.md", "config.json", "draft_tokens.json", "model.safetensors"}
+    assert sum(path.stat().st_size for path in files.values()) <= 26e6
+    assert all(path.stat().st_mode & 0o044 == 0o044 for path in files.values())
+
+
+def test_the_weights_are_finite_and_of_the_published_format() -> None:
+    config = json.loads((DEMO_DRAFTER / "config.json").read_text(encoding="utf-8"))
+    assert config["architectures"] == ["DFlashDraftModel"]
+    read = len(config["dflash_config"]["target_layer_ids"])
+    with safe_open(DEMO_DRAFTER / "model.safetensors", framework="pt") as weights:
+        assert weights.get_slice("fc.weight").get_shape() == [576, 576 * read]
+        for name in weights.keys():  # noqa: SIM118 - not a mapping
+            assert torch.isfinite(weights.get_tensor(name)).all(), name
+
+
+def test_the_model_card_says_how_it_was_made() -> None:
+    card = (DEMO_DRAFTER / "README.md").read_text(encoding="utf-8").lower()
+    for word in ("smollm2-135m-instruct", "apache-2.0", "texts", "steps", "tokens a verification",
+                 "train-drafter"):  # fmt: skip
+        assert word in card, word
+
+
+@pytest.mark.slow
+def test_it_drafts_for_the_demo_model_and_changes_no_text(
+    smollm2_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
+    choice = ProfileChoice(calibrate=False)
+    decoder = TreeDecoder.from_pretrained(
+        smollm2_folder, dtype="float32", drafter="demo", policy="fixed:15", profile=choice
+    )
+    assert isinstance(decoder.drafter, DFlashDrafter)
+    plain = TreeDecoder.from_pretrained(smollm2_folder, dtype="float32", policy="plain")
+    lengths = []
+    for prompt in PROMPTS:
+        drafted = decoder.generate(prompt, chat=True, max_new_tokens=NEW_TOKENS)
+        alone = plain.generate(prompt, chat=True, max_new_tokens=NEW_TOKENS)
+        assert drafted.token_ids == alone.token_ids
+        lengths.append(drafted.stats.tokens_per_verification)
+    assert np.mean(lengths) > 1.8  # an untrained drafter of this shape is at 1.0

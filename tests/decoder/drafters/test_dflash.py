@@ -1,0 +1,471 @@
+"""The DFlash drafter against a straight-line reference, and the checkpoints it loads."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers.models.muse_glimmer_assistant import (
+    MuseGlimmerAssistantConfig,
+    MuseGlimmerAssistantModel,
+)
+
+from costmodel.errors import InputError
+from decoder.drafters.base import DraftRequest
+from decoder.drafters.dflash.drafter import DFlashDrafter
+from decoder.drafters.dflash.model import default_layer_ids, save_dflash
+from decoder.tree.growth import TopPaths
+from tests.decoder.draft_models import (
+    DFLASH,
+    LLAMA3_ROPE,
+    VOCAB,
+    dflash_folder,
+    draft_target,
+    plain_states,
+    rounds,
+)
+
+PROMPT = [5, 17, 3, 88, 41, 2, 2, 60]
+ACCEPTED = [3, 0, 1, 0, 0, 4, 2]  # 0: a plain round, or one where nothing was accepted
+WINDOWED = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 7,
+    "use_sliding_window": True,
+}
+
+
+def whole(depth=4, temperature=1.0, width=VOCAB):
+    return DraftRequest(
+        depth=depth, width=width, growth=TopPaths(), temperature=temperature, whole=True
+    )
+
+
+def rms(rows, weight, eps):
+    return rows / (rows.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def frequencies(config):
+    """Rotary frequencies by their formulas; llama3's from the Llama 3.1 release."""
+    width = config["head_dim"]
+    plain = [config["rope_theta"] ** (-2 * i / width) for i in range(width // 2)]
+    scaling = config.get("rope_scaling")
+    if not scaling:
+        return torch.tensor(plain)
+    if scaling["rope_type"] == "linear":
+        return torch.tensor(plain) / scaling["factor"]
+    first, last = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    changed = []
+    for frequency in plain:
+        turns = scaling["original_max_position_embeddings"] * frequency / (2 * math.pi)
+        share = min(max((turns - first) / (last - first), 0.0), 1.0)
+        changed.append(share * frequency + (1 - share) * frequency / scaling["factor"])
+    return torch.tensor(changed)
+
+
+def turned(heads, positions, config):
+    """Rotary embedding of [rows, heads, width] as complex numbers; halves are the two parts."""
+    angles = positions[:, None].double() * frequencies(config).double()
+    real, imaginary = heads.double().chunk(2, dim=-1)
+    turned = torch.complex(real, imaginary) * torch.polar(torch.ones_like(angles), angles)[:, None]
+    return torch.cat((turned.real, turned.imag), dim=-1).to(heads.dtype)
+
+
+def reference(config, tensors, target, context, offset=1):
+    """q [block - 1, vocab] after `context`: everything anew, one layer after the other."""
+    eps, width = config["rms_norm_eps"], config["head_dim"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    inner = config["dflash_config"]
+    states = plain_states(target, context[:-1])
+    features = torch.cat([states[i + offset] for i in inner["target_layer_ids"]], dim=-1)
+    past = rms(features @ tensors["fc.weight"].T, tensors["hidden_norm.weight"], eps)
+    masks = [inner["mask_token_id"]] * (config["block_size"] - 1)
+    hidden = target.model.get_input_embeddings().weight[[int(context[-1]), *masks]]
+    cached, size = len(past), len(hidden)
+    positions = torch.arange(cached + size)
+    for i, kind in enumerate(config["layer_types"]):
+        part = {
+            name.removeprefix(f"layers.{i}."): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(f"layers.{i}.")
+        }
+
+        def project(name, rows, part=part):
+            bias = part.get(f"self_attn.{name}_proj.bias", torch.zeros(()))
+            return rows @ part[f"self_attn.{name}_proj.weight"].T + bias
+
+        block = rms(hidden, part["input_layernorm.weight"], eps)
+        both = torch.cat((past, block))
+        query = project("q", block).view(size, heads, width)
+        key = project("k", both).view(-1, kv_heads, width)
+        value = project("v", both).view(-1, kv_heads, width)
+        query = turned(rms(query, part["self_attn.q_norm.weight"], eps), positions[cached:], config)
+        key = turned(rms(key, part["self_attn.k_norm.weight"], eps), positions, config)
+        key = key.repeat_interleave(heads // kv_heads, dim=1)
+        value = value.repeat_interleave(heads // kv_heads, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", query, key) / width**0.5
+        ahead = positions[None, :] - positions[cached:, None]
+        causal = config.get("is_causal")
+        if causal or (causal is None and kind == "sliding_attention"):
+            scores = scores.masked_fill(ahead > 0, -torch.inf)
+        if kind == "sliding_attention":
+            scores = scores.masked_fill(ahead.abs() >= config["sliding_window"], -torch.inf)
+        drawn = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value).reshape(size, -1)
+        hidden = hidden + project("o", drawn)
+        rows = rms(hidden, part["post_attention_layernorm.weight"], eps)
+        gate = rows @ part["mlp.gate_proj.weight"].T
+        up = rows @ part["mlp.up_proj.weight"].T
+        hidden = hidden + (gate * gate.sigmoid() * up) @ part["mlp.down_proj.weight"].T
+    normed = rms(hidden, tensors["norm.weight"], eps)
+    return (normed[1:] @ target.model.get_output_embeddings().weight.T).softmax(-1)
+
+
+VARIANTS = {
+    "qwen3": ("qwen3", {}),
+    "llama": ("llama", {"rope_theta": 500000.0, "rope_scaling": LLAMA3_ROPE}),
+    "linear-rope": ("qwen3", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+    "bias": ("qwen3", {"attention_bias": True}),
+    "sliding": ("qwen3", WINDOWED),
+    "sliding-both-ways": ("qwen3", WINDOWED | {"is_causal": False}),
+    "causal": ("qwen3", {"is_causal": True}),
+    "one-layer": (
+        "qwen3",
+        {
+            "num_hidden_layers": 1,
+            "layer_types": ["full_attention"],
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "block_size": 2,
+        },
+    ),
+}
+
+
+class TestAgainstTheReference:
+    @torch.inference_mode()
+    @pytest.mark.parametrize("variant", VARIANTS)
+    @pytest.mark.parametrize("prompt", [PROMPT, [9]], ids=["prompt", "one-token"])
+    def test_several_rounds(self, tmp_path, variant, prompt):
+        family, changed = VARIANTS[variant]
+        target = draft_target(family)
+        folder, config, tensors = dflash_folder(tmp_path / "draft", **changed)
+        drafter = DFlashDrafter(target, folder)
+        for session, context in rounds(target, drafter, prompt, ACCEPTED):
+            expected = reference(config, tensors, target, context)
+            lattice = session.draft(context, whole(config["block_size"] - 1))
+            torch.testing.assert_close(lattice.whole, expected, atol=1e-5, rtol=0)
+            again = session.draft(context, whole(config["block_size"] - 1))
+            torch.testing.assert_close(again.whole, lattice.whole, atol=0, rtol=0)
+
+    @torch.inference_mode()
+    def test_transformers_own_drafter_of_this_kind(self, tmp_path):
+        """Its one DFlash model has the same layers under other names for the projection."""
+        target = draft_target()
+        folder, config, tensors = dflash_folder(tmp_path / "draft")
+        inner = config["dflash_config"]
+        names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        names += ("num_key_value_heads", "head_dim", "rms_norm_eps", "layer_types", "block_size")
+        rope = {"rope_type": "default", "rope_theta": config["rope_theta"]}
+        theirs = MuseGlimmerAssistantModel(
+            MuseGlimmerAssistantConfig(
+                **{name: config[name] for name in names}, **inner, rope_parameters=rope
+            )
+        )
+        renamed = {"fc.weight": "encoder.fc.weight"}
+        renamed["hidden_norm.weight"] = "encoder.output_norm_enc.weight"
+        theirs.load_state_dict({renamed.get(name, name): t for name, t in tensors.items()})
+        drafter = DFlashDrafter(target, folder)
+        for session, context in rounds(target, drafter, PROMPT, ACCEPTED):
+            states = plain_states(target, context[:-1])
+            features = torch.cat([states[i + 1] for i in inner["target_layer_ids"]], dim=-1)
+            block = torch.tensor([int(context[-1]), *[inner["mask_token_id"]] * 4])
+            embedded = target.model.get_input_embeddings()(block)
+            hidden = theirs(embedded[None], features[None]).last_hidden_state[0]
+            expected = target.model.get_output_embeddings()(hidden[1:]).softmax(-1)
+            drafted = session.draft(context, whole()).whole
+            torch.testing.assert_close(drafted, expected, atol=1e-5, rtol=0)
+
+    @torch.inference_mode()
+    def test_a_window_changes_what_is_drafted(self, tmp_path):
+        """The reference can tell: without window or causality it gives something else."""
+        target = draft_target()
+        _, config, tensors = dflash_folder(tmp_path / "draft", **WINDOWED)
+        context = np.arange(20)
+        drafted = reference(config, tensors, target, context)
+        for changed in ({"is_causal": False}, {"sliding_window": 99}):
+            other = reference(config | changed, tensors, target, context)
+            assert (other - drafted).abs().max() > 1e-3
+
+    @torch.inference_mode()
+    def test_features_are_the_layers_outputs(self, tmp_path):
+        """A reference that reads the inputs of the target's layers is told apart."""
+        target = draft_target()
+        folder, config, tensors = dflash_folder(tmp_path / "draft")
+        drafter = DFlashDrafter(target, folder)
+        for session, context in rounds(target, drafter, PROMPT, [2]):
+            drafted = session.draft(context, whole()).whole
+            right = reference(config, tensors, target, context)
+            wrong = reference(config, tensors, target, context, offset=0)
+            assert (drafted - right).abs().max() < 1e-5
+            assert (drafted - wrong).abs().max() > 1e-2
+
+    @torch.inference_mode()
+    def test_a_long_text_and_many_plain_rounds(self, tmp_path):
+        """The cache grows several times, and features wait for long before they are needed."""
+        target = draft_target()
+        folder, config, tensors = dflash_folder(tmp_path / "draft")
+        drafter = DFlashDrafter(target, folder)
+        prompt = np.random.default_rng(0).integers(VOCAB, size=150).tolist()
+        *_, (session, context) = rounds(target, drafter, prompt, [0] * 300)
+        expected = reference(config, tensors, target, context)
+        drafted = session.draft(context, whole()).whole
+        torch.testing.assert_close(drafted, expected, atol=1e-5, rtol=0)
+
+    @torch.inference_mode()
+    def test_a_text_leaves_nothing_behind(self, tmp_path):
+        target = draft_target()
+        drafter = DFlashDrafter(target, dflash_folder(tmp_path / "draft")[0])
+        list(rounds(target, drafter, [1, 2, 3], [4, 1]))
+        *_, (session, context) = rounds(target, drafter, PROMPT, [1])
+        again = session.draft(context, whole()).whole
+        fresh_drafter = DFlashDrafter(target, tmp_path / "draft")
+        *_, (fresh, context) = rounds(target, fresh_drafter, PROMPT, [1])
+        torch.testing.assert_close(fresh.draft(context, whole()).whole, again, atol=0, rtol=0)
+
+
+class TestLattice:
+    @pytest.fixture
+    def drafting(self, tmp_path):
+        target = draft_target()
+        drafter = DFlashDrafter(target, dflash_folder(tmp_path / "draft")[0])
+        *_, (session, context) = rounds(target, drafter, PROMPT, [2])
+        return session, context
+
+    @pytest.mark.parametrize("width", [1, 7, VOCAB, 10 * VOCAB])
+    def test_the_best_candidates_in_order(self, drafting, width):
+        session, context = drafting
+        lattice = session.draft(context, whole(width=width))
+        q = lattice.whole.numpy()
+        count = min(width, VOCAB)
+        assert lattice.tokens.shape == (4, count)
+        for position in range(4):
+            order = np.argsort(-q[position], kind="stable")[:count]
+            np.testing.assert_array_equal(
+                lattice.probabilities[position], q[position][order].astype(np.float64)
+            )
+            given = q[position][lattice.tokens[position]]
+            np.testing.assert_array_equal(given, q[position][order])
+            assert len(set(lattice.tokens[position])) == count
+
+    def test_a_smaller_depth_cuts_the_lattice(self, drafting):
+        session, context = drafting
+        full, cut = session.draft(context, whole()), session.draft(context, whole(depth=2))
+        np.testing.assert_array_equal(cut.tokens, full.tokens[:2])
+        np.testing.assert_allclose(cut.probabilities, full.probabilities[:2], atol=1e-7)
+
+    def test_temperature_is_that_of_the_softmax(self, drafting):
+        session, context = drafting
+        plain = session.draft(context, whole()).whole.double()
+        hot = session.draft(context, whole(temperature=2.5)).whole.double()
+        expected = plain ** (1 / 2.5)
+        torch.testing.assert_close(
+            hot, expected / expected.sum(-1, keepdim=True), atol=1e-6, rtol=0
+        )
+
+    def test_the_whole_distribution_only_where_asked_for(self, drafting):
+        session, context = drafting
+        assert (
+            session.draft(context, DraftRequest(depth=4, width=3, growth=TopPaths())).whole is None
+        )
+
+    def test_weights_that_are_no_numbers_propose_nothing(self, tmp_path):
+        target = draft_target()
+        drafter = DFlashDrafter(target, dflash_folder(tmp_path / "draft")[0])
+        drafter.model.norm.weight.fill_(torch.nan)
+        *_, (session, context) = rounds(target, drafter, PROMPT, [])
+        lattice = session.draft(context, whole(width=5))
+        assert (lattice.probabilities == 0).all()
+        assert ((lattice.tokens >= 0) & (lattice.tokens < VOCAB)).all()
+
+    def test_an_unobserved_round_is_noticed(self, drafting):
+        session, context = drafting
+        with pytest.raises(InputError, match="features of 11 tokens and the context has 13"):
+            session.draft(np.append(context, 3), whole())
+
+
+class TestCheckpoints:
+    def test_the_published_layout_of_five_layers(self, tmp_path):
+        folder, _, tensors = dflash_folder(
+            tmp_path / "draft", num_hidden_layers=5, layer_types=["full_attention"] * 5
+        )
+        assert len(tensors) == 58
+        drafter = DFlashDrafter(draft_target(), folder)
+        loaded = drafter.model.state_dict()
+        assert set(loaded) == set(tensors)
+        for name, tensor in tensors.items():
+            torch.testing.assert_close(loaded[name], tensor, atol=0, rtol=0)
+        assert (drafter.max_depth, drafter.feature_layers) == (4, (1, 3, 5))
+
+    def test_shards_hold_the_same(self, tmp_path):
+        folder, _, tensors = dflash_folder(tmp_path / "draft", shards=3)
+        assert len(list(folder.glob("model-*.safetensors"))) == 3
+        loaded = DFlashDrafter(draft_target(), folder).model.state_dict()
+        for name, tensor in tensors.items():
+            torch.testing.assert_close(loaded[name], tensor, atol=0, rtol=0)
+
+    def test_fields_at_the_top_level(self, tmp_path):
+        inner = DFLASH["dflash_config"]
+        folder = dflash_folder(tmp_path / "draft")[0]
+        config = DFLASH | inner
+        del config["dflash_config"]
+        (folder / "config.json").write_text(json.dumps(config))
+        drafter = DFlashDrafter(draft_target(), folder)
+        assert drafter.model.config.mask_token_id == inner["mask_token_id"]
+        assert drafter.feature_layers == (1, 3, 5)
+
+    def test_saving_gives_the_same_files(self, tmp_path):
+        folder, config, tensors = dflash_folder(tmp_path / "draft")
+        target = draft_target()
+        save_dflash(tmp_path / "saved", DFlashDrafter(target, folder).model)
+        assert json.loads((tmp_path / "saved" / "config.json").read_text()) == config
+        saved = load_file(tmp_path / "saved" / "model.safetensors")
+        assert set(saved) == set(tensors)
+        for name, tensor in tensors.items():
+            torch.testing.assert_close(saved[name], tensor, atol=0, rtol=0)
+        DFlashDrafter(target, tmp_path / "saved")
+
+    def test_weights_take_the_targets_dtype(self, tmp_path):
+        target = draft_target(dtype=torch.bfloat16)
+        drafter = DFlashDrafter(target, dflash_folder(tmp_path / "draft")[0])
+        assert {weight.dtype for weight in drafter.model.parameters()} == {torch.bfloat16}
+        for session, context in rounds(target, drafter, PROMPT, [1]):
+            q = session.draft(context, whole()).whole
+            assert q.dtype == torch.float32
+            torch.testing.assert_close(q.sum(-1), torch.ones(4), atol=1e-5, rtol=0)
+
+    @pytest.mark.parametrize(
+        ("layers", "drafted", "ids"),
+        [
+            (36, 5, (1, 9, 17, 25, 33)),  # published for Qwen3-4B and 8B
+            (32, 5, (1, 8, 15, 22, 29)),  # published for Llama-3.1-8B
+            (36, 1, (18,)),
+            (64, 2, (1, 61)),
+        ],
+    )
+    def test_the_rule_for_layers_that_are_not_named(self, layers, drafted, ids):
+        assert default_layer_ids(layers, drafted) == ids
+
+    def test_the_rule_is_used(self, tmp_path):
+        folder, config, _ = dflash_folder(
+            tmp_path / "draft", dflash_config={"mask_token_id": 0, "target_layer_ids": [1, 3]}
+        )
+        config["dflash_config"] = {"mask_token_id": 0}
+        (folder / "config.json").write_text(json.dumps(config))
+        assert DFlashDrafter(draft_target(), folder).feature_layers == (2, 4)
+
+    def test_the_hash_is_of_what_costs(self, tmp_path):
+        target = draft_target()
+
+        def hash_of(name, seed=1, **changed):
+            folder = dflash_folder(tmp_path / name, seed, **changed)[0]
+            return DFlashDrafter(target, folder).architecture_hash
+
+        first = hash_of("first")
+        assert len(first) == 12
+        assert first == hash_of("other-weights", seed=9)
+        assert first == hash_of("other-rope", rope_theta=77.0, rms_norm_eps=1e-6)
+        different = [
+            hash_of("block", block_size=6),
+            hash_of("ffn", intermediate_size=48),
+            hash_of("bias", attention_bias=True),
+            hash_of("window", **WINDOWED),
+            hash_of("ids", dflash_config={"mask_token_id": 1, "target_layer_ids": [1]}),
+        ]
+        assert len({first, *different}) == 6
+
+
+def changed_config(**changed):
+    def change(folder):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | changed))
+
+    return change
+
+
+BAD_CONFIGS = {
+    "another target's width": (
+        {"hidden_size": 32},
+        {"dflash_config": {"mask_token_id": 97, "target_layer_ids": [0, 2, 5]}},
+        r"reads layer 5 of a target of 6 layers; its mask token 97 lies outside the vocabulary",
+    ),
+    "another target's layers": ({}, {"num_target_layers": 36}, "target layers is 36, the target's"),
+    "another target's vocabulary": ({}, {"vocab_size": 151936}, "vocabulary is 151936"),
+    "no mask": ({}, {"dflash_config": {"target_layer_ids": [0, 2, 4]}}, "'mask_token_id' must be"),
+    "no size": ({}, {"intermediate_size": None}, "'intermediate_size' must be a whole number"),
+    "a size in words": ({}, {"hidden_size": "big"}, "'hidden_size' must be .* is 'big'"),
+    "no block": ({}, {"block_size": 1}, "'block_size' must be a whole number of at least 2"),
+    "heads that do not divide": (
+        {},
+        {"num_key_value_heads": 3},
+        "a divisor of num_attention_heads",
+    ),
+    "layer types": ({}, {"layer_types": ["full_attention"]}, "'layer_types' must be a list of 2"),
+    "no window": (
+        {},
+        {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True},
+        "'sliding_window' must be",
+    ),
+    "layer ids": (
+        {},
+        {"dflash_config": {"mask_token_id": 1, "target_layer_ids": [-1]}},
+        "'target_layer_ids' must be a list of layer numbers",
+    ),
+    "nothing to derive ids from": (
+        {},
+        {"dflash_config": {"mask_token_id": 1}, "num_target_layers": None},
+        "'num_target_layers' must be given",
+    ),
+    "another activation": ({}, {"hidden_act": "gelu"}, "hidden_act = 'gelu', which is not"),
+    "DFlash 2": (
+        {},
+        {"dflash_config": DFLASH["dflash_config"] | {"selector_rank": 8}},
+        "selector_rank = 8, which is not supported",
+    ),
+    "a rope that changes": (
+        {},
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+        "of type 'dynamic' is not supported",
+    ),
+    "a rope that is damaged": ({}, {"rope_scaling": {"rope_type": "yarn"}}, "cannot be built"),
+    "another drafter": (
+        {},
+        {"dflash_config": [1]},
+        "'dflash_config' must be a mapping",
+    ),
+}
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("case", BAD_CONFIGS)
+    def test_configs(self, tmp_path, case):
+        before, changed, message = BAD_CONFIGS[case]
+        folder, _, _ = dflash_folder(tmp_path / "draft", **before)
+        changed_config(**changed)(folder)
+        with pytest.raises(InputError, match=message):
+            DFlashDrafter(draft_target(), folder)
+
+    def test_a_drafter_of_a_wider_target(self, tmp_path):
+        folder, _, _ = dflash_folder(tmp_path / "draft", hidden_size=48)
+        with pytest.raises(InputError, match="hidden size is 48, the target's is 32") as raised:
+            DFlashDrafter(draft_target(), folder)
+        assert "trained for this target" in raised.value.hint
+
+    def test_a_config_of_something_else(self, tmp_path):
+        folder, config, _ = dflash_folder(tmp_path / "draft")
+        del config["dflash_config"]
+        (folder / "config.json").write_text(
+            json.dumps(config | {"architectures": ["Qwen3ForCausalLM"]})
+        )
+        with pytest.raises(InputError, match="is not that of a DFlash drafter"):
+            DFlashDrafter(draft_target(), folder)

@@ -1,0 +1,384 @@
+"""The EAGLE-3 drafter against a straight-line reference, and the checkpoints it loads."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from costmodel.errors import InputError
+from decoder.drafters.base import DraftRequest
+from decoder.drafters.eagle3.drafter import Eagle3Drafter
+from decoder.drafters.eagle3.model import save_eagle3
+from decoder.tree.draft_tree import DraftTree
+from decoder.tree.growth import Beam, EveryChild, TopPaths
+from tests.decoder.draft_models import (
+    EAGLE3,
+    HIDDEN,
+    LAYERS,
+    LLAMA3_ROPE,
+    VOCAB,
+    draft_target,
+    eagle3_folder,
+    eagle3_shapes,
+    plain_states,
+    random_tensors,
+    rounds,
+    write_checkpoint,
+)
+
+PROMPT = [5, 17, 3, 88, 41, 2, 2, 60]
+ACCEPTED = [3, 0, 1, 0, 0, 4, 2]  # 0: a plain round, or one where nothing was accepted
+GROWTH = TopPaths(width=3, frontier=3, max_depth=4)
+
+
+def asked(growth=GROWTH, depth=8, temperature=1.0):
+    return DraftRequest(depth=depth, width=64, growth=growth, temperature=temperature)
+
+
+def rms(rows, weight, eps):
+    return rows / (rows.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def turned(heads, theta):
+    """Rotary embedding of [rows, heads, width] at 0, 1, 2, ... as complex numbers."""
+    rows, _, width = heads.shape
+    frequencies = theta ** (-torch.arange(0, width, 2).double() / width)
+    angles = torch.arange(rows).double()[:, None] * frequencies
+    real, imaginary = heads.double().chunk(2, dim=-1)
+    turned = torch.complex(real, imaginary) * torch.polar(torch.ones_like(angles), angles)[:, None]
+    return torch.cat((turned.real, turned.imag), dim=-1).to(heads.dtype)
+
+
+def outputs(config, tensors, embedding, hidden):
+    """The layer over all rows at once: [rows, hidden] of rows of embeddings and hidden states."""
+    part = {name.removeprefix("midlayer."): tensor for name, tensor in tensors.items()}
+    eps, heads, kv_heads = (
+        config["rms_norm_eps"],
+        config["num_attention_heads"],
+        config["num_key_value_heads"],
+    )
+    width = config.get("head_dim", config["hidden_size"] // heads)
+    rows = torch.cat(
+        (
+            rms(embedding, part["input_layernorm.weight"], eps),
+            rms(hidden, part["hidden_norm.weight"], eps),
+        ),
+        dim=-1,
+    )
+    query = turned(
+        (rows @ part["self_attn.q_proj.weight"].T).view(-1, heads, width), config["rope_theta"]
+    )
+    key = turned(
+        (rows @ part["self_attn.k_proj.weight"].T).view(-1, kv_heads, width), config["rope_theta"]
+    )
+    value = (rows @ part["self_attn.v_proj.weight"].T).view(-1, kv_heads, width)
+    key, value = (part.repeat_interleave(heads // kv_heads, dim=1) for part in (key, value))
+    scores = torch.einsum("qhd,khd->hqk", query, key) / width**0.5
+    future = torch.ones(len(rows), len(rows)).triu(1).bool()
+    weights = scores.masked_fill(future, -torch.inf).softmax(-1)
+    drawn = torch.einsum("hqk,khd->qhd", weights, value).reshape(len(rows), -1)
+    hidden = hidden + drawn @ part["self_attn.o_proj.weight"].T
+    rows = rms(hidden, part["post_attention_layernorm.weight"], eps)
+    gate, up = rows @ part["mlp.gate_proj.weight"].T, rows @ part["mlp.up_proj.weight"].T
+    return hidden + (gate * gate.sigmoid() * up) @ part["mlp.down_proj.weight"].T
+
+
+class Reference:
+    """q after `context` and a drafted path, everything anew for every path."""
+
+    def __init__(self, config, tensors, target, context, layers=(2, LAYERS // 2, LAYERS - 3)):
+        self.config, self.tensors = config, tensors
+        states = plain_states(target, context[:-1])
+        features = torch.cat([states[i] for i in layers], dim=-1)
+        self.hidden = features @ tensors["fc.weight"].T
+        self.next = [int(token) for token in context[1:]]
+        table = target.model.get_input_embeddings().weight
+        self.table = tensors.get("embed_tokens.weight", table)
+
+    def q(self, path=(), temperature=1.0):
+        """Probabilities by target token."""
+        hidden, tokens = self.hidden, list(self.next)
+        for token in path:
+            drafted = outputs(self.config, self.tensors, self.table[tokens], hidden)
+            hidden, tokens = torch.cat((hidden, drafted[-1:])), [*tokens, token]
+        last = outputs(self.config, self.tensors, self.table[tokens], hidden)[-1]
+        normed = rms(last, self.tensors["norm.weight"], self.config["rms_norm_eps"])
+        q = (normed @ self.tensors["lm_head.weight"].T / temperature).softmax(-1)
+        if "d2t" not in self.tensors:
+            return dict(enumerate(q.tolist()))
+        offsets = self.tensors["d2t"].tolist()
+        return {i + offsets[i]: value for i, value in enumerate(q.tolist())}
+
+    def tree(self, width, frontier, depth, temperature=1.0):
+        """Probability given its parent of every node, by path."""
+        nodes, open_paths = {}, {(): 1.0}
+        for _ in range(depth):
+            found = {}
+            for path, score in open_paths.items():
+                q = self.q(path, temperature)
+                for token in sorted(q, key=q.get, reverse=True)[:width]:
+                    nodes[*path, token] = q[token]
+                    found[*path, token] = score * q[token]
+            best = sorted(found, key=found.get, reverse=True)[:frontier]
+            open_paths = {path: found[path] for path in best}
+        return nodes
+
+
+def paths_of(tree):
+    """The nodes of a candidate tree by path, with their probabilities."""
+    paths, nodes = [()], {}
+    for token, parent, probability in zip(
+        tree.tokens.tolist(), tree.parents.tolist(), tree.probabilities.tolist(), strict=True
+    ):
+        paths.append((*paths[parent], token))
+        assert paths[-1] not in nodes
+        nodes[paths[-1]] = probability
+    return nodes
+
+
+def assert_same(tree, expected):
+    drafted = paths_of(tree)
+    assert drafted.keys() == expected.keys()
+    for path, probability in expected.items():
+        assert drafted[path] == pytest.approx(probability, abs=1e-5)
+
+
+VARIANTS = {
+    "equal-vocabularies": ("llama", {}),
+    "mapped": ("llama", {"draft_vocab_size": 31}),
+    "qwen3-target": ("qwen3", {"draft_vocab_size": 40, "rope_theta": 10000.0}),
+    "head-dim": ("qwen3", {"head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1}),
+}
+
+
+class TestAgainstTheReference:
+    @torch.inference_mode()
+    @pytest.mark.parametrize("variant", VARIANTS)
+    @pytest.mark.parametrize("prompt", [PROMPT, [9]], ids=["prompt", "one-token"])
+    def test_several_rounds(self, tmp_path, variant, prompt):
+        family, changed = VARIANTS[variant]
+        target = draft_target(family)
+        folder, config, tensors = eagle3_folder(tmp_path / "draft", **changed)
+        drafter = Eagle3Drafter(target, folder)
+        for session, context in rounds(target, drafter, prompt, ACCEPTED):
+            tree = session.draft(context, asked())
+            assert_same(tree, Reference(config, tensors, target, context).tree(3, 3, 4))
+            again = session.draft(context, asked())
+            np.testing.assert_array_equal(again.tokens, tree.tokens)
+            np.testing.assert_array_equal(again.probabilities, tree.probabilities)
+
+    @torch.inference_mode()
+    def test_features_enter_the_layers(self, tmp_path):
+        """A reference that reads the outputs of these layers is told apart."""
+        target = draft_target()
+        folder, config, tensors = eagle3_folder(tmp_path / "draft")
+        drafter = Eagle3Drafter(target, folder)
+        *_, (session, context) = rounds(target, drafter, PROMPT, [2])
+        drafted = session.draft(context, asked(TopPaths(width=VOCAB, max_depth=1)))
+        drafted = np.array([paths_of(drafted)[(token,)] for token in range(VOCAB)])
+        right = Reference(config, tensors, target, context).q()
+        wrong = Reference(config, tensors, target, context, layers=(3, 4, 4)).q()
+        assert np.abs(drafted - np.array([right[t] for t in range(VOCAB)])).max() < 1e-5
+        assert np.abs(drafted - np.array([wrong[t] for t in range(VOCAB)])).max() > 1e-2
+
+    @pytest.mark.slow
+    @torch.inference_mode()
+    def test_a_long_prompt_and_many_plain_rounds(self, tmp_path):
+        """Prompts go in by chunks, the cache grows, and features wait for long."""
+        target = draft_target(seed=3)
+        folder, config, tensors = eagle3_folder(tmp_path / "draft")
+        drafter = Eagle3Drafter(target, folder)
+        prompt = np.random.default_rng(0).integers(VOCAB, size=600).tolist()
+        *_, (session, context) = rounds(target, drafter, prompt, [0] * 270)
+        expected = Reference(config, tensors, target, context).tree(2, 2, 2)
+        assert_same(
+            session.draft(context, asked(TopPaths(width=2, frontier=2, max_depth=2))), expected
+        )
+
+    @torch.inference_mode()
+    def test_the_default_tree(self, tmp_path):
+        """Ten children, then seven expansions of the ten best paths with ten children each."""
+        target = draft_target()
+        folder, config, tensors = eagle3_folder(tmp_path / "draft", draft_vocab_size=31)
+        drafter = Eagle3Drafter(target, folder)
+        *_, (session, context) = rounds(target, drafter, PROMPT, [])
+        tree = session.draft(context, asked(TopPaths(max_depth=drafter.max_depth)))
+        assert len(tree.tokens) == 10 + 7 * 100
+        assert_same(tree, Reference(config, tensors, target, context).tree(10, 10, 8))
+
+    @torch.inference_mode()
+    def test_other_rules_of_growth(self, tmp_path):
+        target = draft_target()
+        folder, config, tensors = eagle3_folder(tmp_path / "draft")
+        drafter = Eagle3Drafter(target, folder)
+        *_, (session, context) = rounds(target, drafter, PROMPT, [1])
+        reference = Reference(config, tensors, target, context)
+        every = session.draft(context, asked(EveryChild(width=2, max_depth=3)))
+        assert_same(every, reference.tree(2, 8, 3))
+        beam = paths_of(session.draft(context, asked(Beam(width=2, max_depth=3))))
+        assert len(beam) == 6
+        for path, probability in beam.items():
+            assert probability == pytest.approx(reference.q(path[:-1])[path[-1]], abs=1e-5)
+
+    @torch.inference_mode()
+    def test_depth_and_temperature_of_the_request(self, tmp_path):
+        target = draft_target()
+        folder, config, tensors = eagle3_folder(tmp_path / "draft")
+        drafter = Eagle3Drafter(target, folder)
+        *_, (session, context) = rounds(target, drafter, PROMPT, [1])
+        tree = session.draft(context, asked(depth=2, temperature=0.7))
+        assert_same(tree, Reference(config, tensors, target, context).tree(3, 3, 2, 0.7))
+
+    @torch.inference_mode()
+    def test_an_embedding_of_its_own(self, tmp_path):
+        """A drafter of another width brings its embedding, and reads the target's features."""
+        config = EAGLE3 | {"hidden_size": 24, "target_hidden_size": HIDDEN, "head_dim": 8}
+        shapes = eagle3_shapes(config) | {"embed_tokens.weight": (VOCAB, 24)}
+        tensors = random_tensors(shapes)
+        folder = write_checkpoint(tmp_path / "draft", config, tensors)
+        target = draft_target()
+        drafter = Eagle3Drafter(target, folder)
+        for session, context in rounds(target, drafter, PROMPT, [2, 1]):
+            expected = Reference(config, tensors, target, context).tree(3, 3, 4)
+            assert_same(session.draft(context, asked()), expected)
+
+    @torch.inference_mode()
+    def test_drawn_trees_are_drawn_from_q(self, tmp_path):
+        """Every parent's children come from the reference's q below its path."""
+        target = draft_target()
+        folder, config, tensors = eagle3_folder(tmp_path / "draft", draft_vocab_size=31)
+        drafter = Eagle3Drafter(target, folder)
+        *_, (session, context) = rounds(target, drafter, PROMPT, [1])
+        reference = Reference(config, tensors, target, context)
+        parents = np.array([0, 0, 1, 1, 2, 3, 5])
+        depths = np.array([1, 1, 2, 2, 2, 3, 3])
+        shape = DraftTree(np.zeros(7, np.int64), parents, depths, np.ones(7))
+        tree = session.draw(context, shape, 0.8, torch.Generator().manual_seed(3))
+        np.testing.assert_array_equal(tree.parents, parents)
+        paths = [()]
+        for token, parent in zip(tree.tokens.tolist(), parents.tolist(), strict=True):
+            paths.append((*paths[parent], token))
+        assert len(set(paths)) == 8
+        for row in sorted(set(parents.tolist())):
+            drawn = tree.q[tree.sources[row]]
+            assert drawn.shape == (VOCAB,)
+            expected = reference.q(paths[row], temperature=0.8)
+            for token in range(VOCAB):
+                assert float(drawn[token]) == pytest.approx(expected.get(token, 0.0), abs=1e-5)
+
+    def test_an_unobserved_round_is_noticed(self, tmp_path):
+        target = draft_target()
+        drafter = Eagle3Drafter(target, eagle3_folder(tmp_path / "draft")[0])
+        *_, (session, context) = rounds(target, drafter, PROMPT, [2])
+        with pytest.raises(InputError, match="features of 11 tokens and the context has 13"):
+            session.draft(np.append(context, 3), asked())
+
+
+class TestCheckpoints:
+    def test_the_published_layout(self, tmp_path):
+        folder, _, tensors = eagle3_folder(tmp_path / "draft", draft_vocab_size=31)
+        assert len(tensors) == 15
+        drafter = Eagle3Drafter(draft_target(), folder)
+        loaded = drafter.model.state_dict()
+        assert set(loaded) == set(tensors) - {"t2d"}
+        for name, tensor in loaded.items():
+            torch.testing.assert_close(tensor, tensors[name], atol=0, rtol=0)
+        assert drafter.feature_layers == (2, 3, 3)
+        assert np.flatnonzero(tensors["t2d"]).tolist() == drafter.tokens.tolist()
+
+    def test_a_mapping_is_not_applied_to_equal_vocabularies(self, tmp_path):
+        folder, _, tensors = eagle3_folder(tmp_path / "draft")
+        zeros = {"d2t": torch.zeros(VOCAB, dtype=torch.int64), "t2d": torch.ones(VOCAB).bool()}
+        save_file(tensors | zeros, folder / "model.safetensors")
+        drafter = Eagle3Drafter(draft_target(), folder)
+        assert drafter.tokens is None
+
+    def test_pickled_weights_without_running_anything(self, tmp_path):
+        folder, config, tensors = eagle3_folder(tmp_path / "draft", draft_vocab_size=31)
+        pickled = tmp_path / "pickled"
+        pickled.mkdir()
+        (pickled / "config.json").write_text(json.dumps(config))
+        torch.save(tensors, pickled / "pytorch_model.bin")
+        target = draft_target()
+        expected = Eagle3Drafter(target, folder).model.state_dict()
+        for name, tensor in Eagle3Drafter(target, pickled).model.state_dict().items():
+            torch.testing.assert_close(tensor, expected[name], atol=0, rtol=0)
+        torch.save({"fc.weight": Path}, pickled / "pytorch_model.bin")
+        with pytest.raises(InputError, match="cannot read the weights"):
+            Eagle3Drafter(target, pickled)
+
+    def test_saving_gives_the_same_files(self, tmp_path):
+        folder, config, tensors = eagle3_folder(tmp_path / "draft", draft_vocab_size=31)
+        save_eagle3(tmp_path / "saved", Eagle3Drafter(draft_target(), folder).model)
+        assert json.loads((tmp_path / "saved" / "config.json").read_text()) == config
+        saved = load_file(tmp_path / "saved" / "model.safetensors")
+        assert set(saved) == set(tensors)
+        for name, tensor in tensors.items():
+            torch.testing.assert_close(saved[name], tensor, atol=0, rtol=0)
+
+    def test_the_hash_is_of_what_costs(self, tmp_path):
+        target = draft_target()
+
+        def hash_of(name, seed=1, **changed):
+            folder = eagle3_folder(tmp_path / name, seed, **changed)[0]
+            return Eagle3Drafter(target, folder).architecture_hash
+
+        first = hash_of("first")
+        assert len(first) == 12
+        assert first == hash_of("weights", seed=9) == hash_of("rope", rope_scaling=LLAMA3_ROPE)
+        different = [hash_of("ffn", intermediate_size=48), hash_of("head", draft_vocab_size=31)]
+        assert len({first, *different}) == 3
+
+
+BAD_CONFIGS = {
+    "another target's vocabulary": ({"vocab_size": 98, "draft_vocab_size": 31}, "vocabulary is 98"),
+    "a wider target": ({"target_hidden_size": 48}, "target hidden size is 48, the target's is 32"),
+    "a width without an embedding": (
+        {"hidden_size": 40, "target_hidden_size": HIDDEN, "head_dim": 8},
+        "it is 40 wide and brings no embedding",
+    ),
+    "too many draft ids": ({"draft_vocab_size": 98}, "'draft_vocab_size' must be at most"),
+    "several layers": ({"num_hidden_layers": 2}, "num_hidden_layers = 2, which is not supported"),
+    "a later form": ({"norm_before_residual": True}, "norm_before_residual = True"),
+    "layers of its own choice": (
+        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}},
+        "eagle_aux_hidden_state_layer_ids",
+    ),
+}
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("case", BAD_CONFIGS)
+    def test_configs(self, tmp_path, case):
+        changed, message = BAD_CONFIGS[case]
+        config = EAGLE3 | changed
+        tensors = random_tensors(eagle3_shapes(config))
+        if config["draft_vocab_size"] != config["vocab_size"]:
+            tensors["d2t"] = torch.zeros(config["draft_vocab_size"], dtype=torch.int64)
+        folder = write_checkpoint(tmp_path / "draft", config, tensors)
+        with pytest.raises(InputError, match=message):
+            Eagle3Drafter(draft_target(), folder)
+
+    def test_a_config_of_something_else(self, tmp_path):
+        folder, config, _ = eagle3_folder(tmp_path / "draft")
+        del config["draft_vocab_size"]
+        (folder / "config.json").write_text(json.dumps(config))
+        with pytest.raises(InputError, match="is not that of an EAGLE-3 drafter"):
+            Eagle3Drafter(draft_target(), folder)
+
+    def test_draft_ids_outside_the_vocabulary(self, tmp_path):
+        folder, _, tensors = eagle3_folder(tmp_path / "draft", draft_vocab_size=31)
+        tensors["d2t"][-1] = VOCAB
+        save_file(tensors, folder / "model.safetensors")
+        with pytest.raises(InputError, match="tokens outside the vocabulary of 97"):
+            Eagle3Drafter(draft_target(), folder)
+
+    def test_a_mapping_is_needed_for_fewer_draft_ids(self, tmp_path):
+        folder, _, tensors = eagle3_folder(tmp_path / "draft", draft_vocab_size=31)
+        del tensors["d2t"]
+        save_file(tensors, folder / "model.safetensors")
+        with pytest.raises(InputError, match=r"1 missing \(d2t\)"):
+            Eagle3Drafter(draft_target(), folder)

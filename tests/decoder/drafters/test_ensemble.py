@@ -1,0 +1,640 @@
+"""Two drafters as one: the union against its definition, what is learnt, and whole texts."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodel.errors import InputError
+from decoder import TreeDecoder
+from decoder.drafters.base import Drafter, DraftSession
+from decoder.drafters.blockpilot import BlockPilotDrafter
+from decoder.drafters.dflash.drafter import DFlashDrafter
+from decoder.drafters.ensemble.drafter import EnsembleDrafter
+from decoder.drafters.ensemble.gate import (
+    LEAST_ROUNDS,
+    RETRY_ROUNDS,
+    EnsembleGate,
+    EnsembleRound,
+)
+from decoder.drafters.ensemble.learning import EnsembleStatistics
+from decoder.drafters.ensemble.mixture import join_drafts
+from decoder.drafters.ensemble.search import best_paths
+from decoder.drafters.factory import load_drafter
+from decoder.drafters.ngram import NgramDrafter
+from decoder.policies.shapes import Fixed
+from decoder.profiling.probe import steady_draft
+from decoder.target.ranks import Ranks
+from decoder.tree.draft_tree import CandidateTree, Lattice, best_first
+from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder
+from tests.decoder.drafters.test_blockpilot import CANDIDATES, pilot_folder, sessions_of
+from tests.decoder.models import as_paths, greedy, plain_logits, request
+
+EVEN = np.ones(3)
+PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
+NEVER = 0.0  # the share of a draft that costs nothing: it is never left out
+
+
+def tree_of(paths):
+    """A candidate tree of {path: probability given its parent}, shorter paths first."""
+    ordered = sorted(paths, key=lambda path: (len(path), path))
+    rows = {(): 0} | {path: row for row, path in enumerate(ordered, 1)}
+    return CandidateTree(
+        np.array([path[-1] for path in ordered], dtype=np.int64),
+        np.array([rows[path[:-1]] for path in ordered], dtype=np.int64),
+        np.array([paths[path] for path in ordered], dtype=np.float64),
+    )
+
+
+def scores_of(paths):
+    """Path scores: the product of the probabilities on the way."""
+    return {
+        path: float(np.prod([paths[path[:end]] for end in range(1, len(path) + 1)]))
+        for path in paths
+    }
+
+
+class Definition:
+    """The union straight from what it is defined to be: every path, no search."""
+
+    def __init__(self, first, second, arrays, factors):
+        self.first, self.second, self.factors = first, second, factors
+        self.predicted, self.realised, self.counts, self.missed = arrays
+
+    def behind(self, source, path):
+        """{token: probability} that a source states behind a path."""
+        if source == 1 and isinstance(self.second, Lattice):
+            if len(path) >= len(self.second.tokens):
+                return {}
+            row = len(path)
+            return dict(
+                zip(
+                    self.second.tokens[row].tolist(),
+                    self.second.probabilities[row].tolist(),
+                    strict=True,
+                )
+            )
+        paths = self.second if source else self.first
+        return {p[-1]: q for p, q in paths.items() if p[:-1] == path}
+
+    def kind(self, source, path):
+        stated = self.behind(source, path)
+        if not stated or max(stated.values()) <= 0:
+            return 0
+        level = 1 + sum(max(stated.values()) >= edge for edge in (0.3, 0.6, 0.85))
+        if source == 1 and isinstance(self.second, Lattice):
+            best = [max(self.behind(1, path[:end]).items(), key=lambda i: i[1])[0]
+                    for end in range(len(path))]  # fmt: skip
+            level += 0 if list(path) == best else 4
+        return level
+
+    def corrected(self, source, path):
+        stated = self.behind(source, path)
+        if not stated:
+            return {}
+        slot = source, min(len(path) + 1, 4) - 1, self.kind(source, path)
+        factors = (self.realised[slot] + 4.0) / (self.predicted[slot] + 4.0)
+        best = max(stated, key=lambda token: stated[token])
+        result = {t: q * factors[0 if t == best else 1] for t, q in stated.items()}
+        total = sum(result.values())
+        return {t: q / max(total, 1.0) for t, q in result.items()}
+
+    def children(self, path):
+        p, q = self.corrected(0, path), self.corrected(1, path)
+        a, b = self.kind(0, path), self.kind(1, path)
+        if not a or not b:
+            return p if a else q
+        weights = self.counts[min(len(path), 1), a, b] * self.factors
+        weights = weights / weights.sum()
+        common = {t: p[t] * q[t] for t in p.keys() & q.keys()}
+        neither = (1 - sum(p.values())) * (1 - sum(q.values()))
+        divisor = sum(common.values()) + neither
+        mixture = {
+            t: weights[0] * p.get(t, 0.0)
+            + weights[1] * q.get(t, 0.0)
+            + (weights[2] * common[t] / divisor if common.get(t) else 0.0)
+            for t in p.keys() | q.keys()
+        }
+        named = sum(mixture.values())
+        expected, realised = self.missed[min(len(path), 1), a, b]
+        neither = min(neither * (realised + 1.0) / (expected + 1.0), 1.0)
+        return {t: share * (1 - neither) / named for t, share in mixture.items() if named}
+
+    def all_paths(self, path=()):
+        result = {}
+        for token, probability in self.children(path).items():
+            if probability > 0:
+                result[(*path, token)] = probability
+                result |= self.all_paths((*path, token))
+        return result
+
+
+def random_tree(random, depth, tokens):
+    paths, level = {}, [()]
+    for _ in range(depth):
+        following = []
+        for path in level:
+            count = int(random.integers(0, 3))
+            shares = random.dirichlet(np.ones(count + 1))
+            chosen = random.permutation(tokens)[:count].tolist()
+            paths |= {(*path, t): float(q) for t, q in zip(chosen, shares, strict=False)}
+            following += [(*path, t) for t in chosen]
+        level = following
+    return paths
+
+
+def random_lattice(random, depth, width, tokens):
+    shares = -np.sort(-random.dirichlet(np.full(width + 1, 0.4), depth)[:, :width], axis=1)
+    chosen = [random.permutation(tokens)[:width] for _ in range(depth)]
+    return Lattice(np.array(chosen, dtype=np.int64).reshape(depth, width), shares)
+
+
+def random_statistics(random):
+    """Statistics of some rounds, and the factors of a text."""
+    statistics = EnsembleStatistics()
+    predicted, realised, counts, missed = statistics.arrays
+    predicted += random.uniform(0, 30, predicted.shape)
+    realised += random.uniform(0, 30, realised.shape)
+    counts *= random.uniform(0.1, 3, counts.shape)
+    missed += random.uniform(0, 9, missed.shape)
+    return statistics, random.uniform(0.3, 2, 3)
+
+
+def cases(seed):
+    random = np.random.default_rng(seed)
+    first = random_tree(random, int(random.integers(0, 5)), 5)
+    statistics, factors = random_statistics(random)
+    if seed % 2:
+        second = random_lattice(random, int(random.integers(1, 5)), int(random.integers(1, 4)), 5)
+        return first, second, second, statistics, factors
+    paths = random_tree(random, 3, 5)
+    return first, paths, tree_of(paths), statistics, factors
+
+
+class TestUnion:
+    @pytest.mark.slow
+    @given(st.integers(0, 10**6), st.integers(1, 60))
+    @settings(max_examples=150, deadline=None)
+    def test_it_holds_the_best_paths_of_the_definition(self, seed, nodes):
+        first, second, candidates, statistics, factors = cases(seed)
+        everything = Definition(first, second, statistics.arrays, factors).all_paths()
+        tree, expected = best_paths(
+            join_drafts(tree_of(first), candidates, nodes), statistics.arrays, factors, nodes
+        )
+        found = as_paths(tree)
+        assert found == pytest.approx({path: everything[path] for path in found})
+        best = sorted(scores_of(everything).values(), reverse=True)[:nodes]
+        scores = list(scores_of(found).values())
+        assert scores == pytest.approx(best)
+        assert expected == pytest.approx(sum(best))
+
+    @given(st.integers(0, 10**6))
+    @settings(max_examples=60, deadline=None)
+    def test_children_of_a_node_sum_to_one_at_most(self, seed):
+        first, _, candidates, statistics, factors = cases(seed)
+        tree, _ = best_paths(
+            join_drafts(tree_of(first), candidates, 200), statistics.arrays, factors, 200
+        )
+        for row in range(len(tree.tokens) + 1):
+            assert tree.probabilities[tree.parents == row].sum() <= 1 + 1e-9
+
+    def test_each_source_alone_is_itself(self):
+        random = np.random.default_rng(3)
+        paths, lattice = random_tree(random, 4, 5), random_lattice(random, 3, 3, 9)
+        nothing, fresh = tree_of({}), EnsembleStatistics().arrays
+        kept = {path: q for path, q in paths.items() if q > 0}
+        for first, second in ((tree_of(paths), None), (nothing, tree_of(paths))):
+            tree, _ = best_paths(join_drafts(first, second, 99), fresh, EVEN, 99)
+            assert as_paths(tree) == pytest.approx(kept)
+        alone = best_first(lattice, 20)
+        for first, second in ((nothing, lattice), (lattice, None)):
+            tree, _ = best_paths(join_drafts(first, second, 20), fresh, EVEN, 20)
+            drawn = best_first(tree, 20)
+            np.testing.assert_array_equal(drawn.tokens, alone.tokens)
+            np.testing.assert_array_equal(drawn.parents, alone.parents)
+            np.testing.assert_allclose(drawn.scores, alone.scores)
+
+    def test_marginals_go_on_behind_the_first_ones_paths(self):
+        lattice = Lattice(np.array([[1], [2], [3]]), np.full((3, 1), 0.9))
+        tree, _ = best_paths(
+            join_drafts(tree_of({(7,): 0.9}), lattice, 9), EnsembleStatistics().arrays, EVEN, 9
+        )
+        assert (7, 2, 3) in as_paths(tree)
+
+    def test_agreement_makes_a_token_likelier_than_either_says(self):
+        lattice = Lattice(np.array([[4]]), np.array([[0.8]]))
+        statistics = EnsembleStatistics()
+        statistics.arrays[2][:] = (0.0, 0.0, 1.0)
+        tree, _ = best_paths(
+            join_drafts(tree_of({(4,): 0.8}), lattice, 9), statistics.arrays, EVEN, 9
+        )
+        assert as_paths(tree) == pytest.approx({(4,): 1 - 0.2 * 0.2})
+
+    def test_where_they_disagree_a_miss_is_a_miss_of_both(self):
+        """Right one time in two each, with different tokens: one of them is in three of four."""
+        lattice = Lattice(np.array([[5]]), np.array([[0.5]]))
+        tree, _ = best_paths(
+            join_drafts(tree_of({(4,): 0.5}), lattice, 9), EnsembleStatistics().arrays, EVEN, 9
+        )
+        assert tree.probabilities.sum() == pytest.approx(0.75)
+
+    @pytest.mark.parametrize("damage", [np.nan, np.inf, -1.0, 7.0])
+    def test_damaged_probabilities_leave_a_tree_of_probabilities(self, damage):
+        random = np.random.default_rng(5)
+        paths, lattice = random_tree(random, 4, 5), random_lattice(random, 3, 3, 9)
+        paths = {path: damage if i % 3 == 1 else q for i, (path, q) in enumerate(paths.items())}
+        lattice.probabilities[1, 0] = damage
+        joint = join_drafts(tree_of(paths), lattice, 50)
+        tree, expected = best_paths(joint, EnsembleStatistics().arrays, EVEN, 50)
+        assert np.all((tree.probabilities > 0) & (tree.probabilities <= 1 + 1e-12))
+        assert 0 <= expected <= 50
+        assert np.all(tree.parents <= np.arange(len(tree.parents)))
+
+
+class Stated(Drafter, DraftSession):
+    """A drafter that states what a function of the context does; counts what is asked of it."""
+
+    def __init__(self, state, name="stated", layers=(), depth=4):
+        self.name = self.architecture_hash = name
+        self.state, self.feature_layers, self.max_depth = state, layers, depth
+        self.drafts, self.depths, self.seen = 0, [], []
+
+    def start(self, prompt, features, logits=None):
+        self.seen.append(features)
+        return self
+
+    def draft(self, context, request):
+        self.drafts += 1
+        self.depths.append(request.depth)
+        return self.state(context)
+
+    def observe(self, emitted, features):
+        self.seen.append(features)
+
+
+def always(paths):
+    return lambda context: tree_of(paths)
+
+
+def root_children(drafter):
+    drafted = drafter.start(np.array([1]), None).draft(np.array([1]), request(4))
+    return {path[-1]: q for path, q in as_paths(drafted).items() if len(path) == 1}
+
+
+class TestLearning:
+    def drafter(self, first, second):
+        return EnsembleDrafter(
+            Stated(always(first)), Stated(always(second), "other"), EnsembleGate(NEVER)
+        )
+
+    def test_a_source_that_is_always_wrong_fades(self):
+        for right, wrong in ((0, 1), (1, 0)):
+            drafter = self.drafter({(3,): 0.7}, {(4,): 0.7})
+            before = root_children(drafter)
+            session = drafter.start(np.array([1]), None)
+            for _ in range(60):
+                session.draft(np.array([1]), request(4))
+                session.observe([3 + right], None)
+            after = root_children(drafter)  # of another text
+            assert after[3 + right] > 0.8 > before[3 + right]
+            assert after[3 + wrong] < 0.05 < before[3 + wrong]
+
+    def test_both_being_right_is_learnt_as_agreement(self):
+        drafter, random = self.drafter({(3,): 0.7}, {(3,): 0.7}), np.random.default_rng(0)
+        session = drafter.start(np.array([1]), None)
+        for _ in range(400):
+            session.draft(np.array([1]), request(4))
+            session.observe([3 if random.random() < 0.95 else 9], None)
+        assert root_children(drafter)[3] == pytest.approx(0.95, abs=0.04)
+
+    def test_sources_that_miss_together_are_found_out(self):
+        """What both name comes true as often as it did, whatever independent sources would."""
+        random = np.random.default_rng(0)
+        independent, together = (self.drafter({(3,): 0.5}, {(4,): 0.5}) for _ in range(2))
+        for drafter, tokens in ((independent, (3, 4, 9, 9)), (together, (3, 9, 9, 9))):
+            session = drafter.start(np.array([1]), None)
+            for _ in range(600):
+                session.draft(np.array([1]), request(4))
+                session.observe([int(random.choice(tokens))], None)
+        for drafter, share in ((independent, 0.5), (together, 0.25)):
+            assert sum(root_children(drafter).values()) == pytest.approx(share, abs=0.1)
+
+    def test_a_text_leans_beyond_what_all_texts_say(self):
+        drafter = self.drafter({(3,): 0.5}, {(4,): 0.5})
+        sessions = drafter.start(np.array([1]), None), drafter.start(np.array([1]), None)
+        for _ in range(40):  # the first source is right in one text, the second in the other
+            for session, token in zip(sessions, (3, 4), strict=True):
+                session.draft(np.array([1]), request(4))
+                session.observe([token], None)
+        own, other = (as_paths(s.draft(np.array([1]), request(4))) for s in sessions)
+        assert own[(3,)] > 1.2 * own[(4,)]
+        assert other[(4,)] > 1.2 * other[(3,)]
+
+    def test_plain_rounds_and_a_new_start_teach_nothing(self):
+        drafter = self.drafter({(3,): 0.5}, {(4,): 0.5})
+        before = [array.copy() for array in drafter.statistics.arrays]
+        session = drafter.start(np.array([1]), None)
+        session.draft(np.array([1]), request(4))
+        drafter.start(np.array([1]), None).observe([3, 4], None)
+        for array, was in zip(drafter.statistics.arrays, before, strict=True):
+            np.testing.assert_array_equal(array, was)
+
+    def test_drafting_twice_gives_the_same(self):
+        drafter = EnsembleDrafter(NgramDrafter(), Stated(always({(3,): 0.5, (3, 4): 0.9})))
+        session = drafter.start(np.array(PROMPT[:-1]), None)
+        context = np.array(PROMPT)
+        first, again = (session.draft(context, request(6)) for _ in range(2))
+        assert as_paths(first) == as_paths(again)
+        session.observe([3, 4], None)
+        assert as_paths(session.draft(context, request(6))) != as_paths(first)
+
+
+def round_of(expected=2.5, followed=2, committed=3, first_s=0.005, second_s=0.02, verify_s=0.1):
+    return EnsembleRound(
+        expected=expected,
+        followed=followed,
+        committed=committed,
+        first_s=first_s,
+        second_s=second_s,
+        verify_s=verify_s,
+    )
+
+
+class TestGate:
+    def test_nothing_is_saved_before_enough_is_known(self):
+        gate = EnsembleGate(second_share=0.3)
+        for count in range(LEAST_ROUNDS + 1):
+            assert gate.skips(2.5, 0) == (count >= LEAST_ROUNDS)
+            gate.observe(round_of())
+        assert not gate.skips(0.1, 0)  # rounds that promised less say nothing of it
+
+    def test_a_gain_is_compared_with_the_tokens_of_the_time_it_takes(self):
+        # 3 tokens in 1.2 verifications; 0.2 verifications are worth 0.5 tokens, a quarter 0.125.
+        for gains, skipped in (([1] + [0] * 19, True), ([0, 0, 1], False)):
+            gate = EnsembleGate(second_share=0.2)
+            for gain in itertools.islice(itertools.cycle(gains), 60):
+                gate.observe(round_of(followed=2 - gain))
+            assert gate.skips(2.5, 0) == skipped
+
+    def test_it_is_tried_again(self):
+        gate = EnsembleGate(second_share=0.3)
+        for _ in range(20):
+            gate.observe(round_of())
+        assert gate.skips(2.5, RETRY_ROUNDS - 1)
+        assert not gate.skips(2.5, RETRY_ROUNDS)
+
+    def test_the_share_is_measured(self):
+        gate = EnsembleGate()
+        assert gate.second_share() == 0.0
+        for index in range(9):  # one draft in three is slow, as the first of all is
+            gate.observe(round_of(second_s=5.0 if index % 3 == 0 else 0.02, verify_s=0.1))
+        assert gate.second_share() == pytest.approx(0.2)
+
+    def test_the_part_of_the_first_is_measured(self):
+        gate = EnsembleGate()
+        assert gate.first_share() == 1.0
+        for index in range(9):
+            gate.observe(round_of(first_s=3.0 if index % 3 == 0 else 0.005, second_s=None))
+        assert gate.first_share() == 1.0  # nothing is known of the second drafter
+        for _ in range(4):
+            gate.observe(round_of(first_s=0.005, second_s=0.02))
+        assert gate.first_share() == pytest.approx(0.2)
+
+    def test_the_second_drafter_is_left_out_while_the_first_is_right(self):
+        first = Stated(always({(3,): 0.95, (3, 4): 0.95}))
+        second = Stated(always({(3,): 0.9, (3, 4): 0.9, (3, 4, 5): 0.2}), "neural", layers=(1,))
+        drafter = EnsembleDrafter(first, second, EnsembleGate(second_share=0.2))
+        session = drafter.start(np.array([1]), torch.zeros(1, 2))
+
+        def drafts(emitted, rounds):
+            before = second.drafts
+            for _ in range(rounds):
+                session.draft(np.array([1]), request(4))
+                session.observe(emitted, torch.ones(len(emitted), 2))
+            return second.drafts - before
+
+        drafts([3, 4, 9], 20)
+        assert drafts([3, 4, 9], 36) == 4  # one in nine
+        assert len(second.seen) == 57  # every round's features all the same
+        drafts([3, 4, 5, 9], 500)
+        assert drafts([3, 4, 5, 9], 20) == 20  # it adds a token each round
+
+    def test_a_draft_without_the_second_is_said_to_take_the_part_of_the_first(self):
+        class Known(EnsembleGate):
+            def first_share(self):
+                return 0.1
+
+        first, second = Stated(always({(3,): 0.95})), Stated(always({(3,): 0.9}), "neural")
+        drafter = EnsembleDrafter(first, second, Known(second_share=5.0))
+        session = drafter.start(np.array([1]), None)
+        shares, drafts = [], []
+        for _ in range(40):
+            before = second.drafts
+            session.draft(np.array([1]), request(4))
+            shares.append(session.drafted_share())
+            drafts.append(second.drafts - before)
+            session.observe([3, 9], None)
+        assert shares == [1.0 if drafted else 0.1 for drafted in drafts]
+        assert set(shares) == {1.0, 0.1}
+
+
+class TestBothDrafters:
+    def test_what_it_is(self):
+        first = Stated(always({}), "one", layers=(1, 2), depth=3)
+        second = Stated(always({}), "two", layers=(2,), depth=6)
+        drafter = EnsembleDrafter(first, second)
+        assert drafter.name == "one+two"
+        assert drafter.max_depth == 6
+        assert drafter.feature_layers == (1, 2, 2)
+        assert len(drafter.architecture_hash) == 12
+        assert drafter.architecture_hash == EnsembleDrafter(first, second).architecture_hash
+        assert drafter.architecture_hash != EnsembleDrafter(second, first).architecture_hash
+        drafter.start(np.array([1]), None).draft(np.array([1]), request(5))
+        assert (first.depths, second.depths) == ([3], [5])
+
+    @pytest.mark.parametrize(
+        ("layers", "parts"),
+        [(((1,), (2, 3)), ([0, 1], [2, 3, 4, 5])), (((), (2,)), (None, [0, 1])),
+         (((5,), ()), ([0, 1], None)), (((), ()), (None, None))],
+    )  # fmt: skip
+    def test_each_gets_the_features_of_its_layers(self, layers, parts):
+        drafters = [Stated(always({}), str(i), own) for i, own in enumerate(layers)]
+        drafter = EnsembleDrafter(*drafters)
+        width = 2 * len(drafter.feature_layers)
+        features = torch.arange(width).repeat(3, 1) if width else None
+        session = drafter.start(np.array([1, 2, 3]), features)
+        session.observe([4, 5, 6], features)
+        for own, part in zip(drafters, parts, strict=True):
+            for seen in own.seen:
+                assert (None if seen is None else seen.tolist()) == (part and [part] * 3)
+
+    def test_by_name(self, tmp_path):
+        folder, target = dflash_folder(tmp_path / "draft")[0], draft_target()
+        drafter = load_drafter(f"ngram + {folder}", target)
+        assert isinstance(drafter, EnsembleDrafter)
+        assert isinstance(drafter.first, NgramDrafter)
+        assert isinstance(drafter.second, DFlashDrafter)
+        assert drafter.feature_layers == drafter.second.feature_layers
+        joint = dflash_folder(tmp_path / "a+b")[0]
+        assert isinstance(load_drafter(str(joint), target), DFlashDrafter)
+        for wrong in ("ngram+", "+ngram", "ngram+ngram+ngram"):
+            with pytest.raises(InputError, match="does not name two drafters"):
+                load_drafter(wrong, target)
+
+    def test_a_part_that_reads_logits_gets_them(self, tmp_path):
+        target = draft_target(dtype=torch.float64)
+        pilot = load_drafter(str(pilot_folder(tmp_path, target)), target)
+        assert isinstance(pilot, BlockPilotDrafter)
+        given, drafter = sessions_of(pilot), EnsembleDrafter(NgramDrafter(), pilot)
+        decoder = TreeDecoder(target, drafter=drafter, policy="fixed:8")
+        for prompt in (PROMPT, [9], [60, 2, 2]):
+            decoder.generate(prompt, max_new_tokens=4)
+            scores = pilot.predictor(plain_logits(target.model, prompt)[-1])
+            assert given[-1].block_size == CANDIDATES[int(scores.argmax())]
+
+    def test_all_ranks_do_as_the_first_one_decides(self):
+        class Follower(Ranks):
+            def decide(self, function):
+                return self.first_says
+
+        ranks = Follower(rank=1, size=2)
+        second = Stated(always({(4,): 0.5}))
+        drafter = EnsembleDrafter(Stated(always({})), second, EnsembleGate(NEVER), ranks)
+        session = drafter.start(np.array([1]), None)
+        for ranks.first_says in (True, False):
+            session.draft(np.array([1]), request(4))
+            assert second.drafts == (0 if ranks.first_says else 1)
+
+
+class TestTiming:
+    def test_a_draft_takes_in_a_round_and_teaches_nothing(self, tmp_path):
+        target = draft_target()
+        drafter = load_drafter(f"ngram+{dflash_folder(tmp_path / 'draft')[0]}", target)
+        hits = drafter.first.hit_rates()
+        statistics = [array.copy() for array in drafter.statistics.arrays]
+        given = sessions_of(drafter.second)
+        draft = steady_draft(drafter, target, context=60)
+        taken, observe = [], given[0].observe
+        given[0].observe = lambda *arguments: taken.append(1) or observe(*arguments)
+        first = draft()
+        for _ in range(LEAST_ROUNDS):
+            again = draft()
+            np.testing.assert_array_equal(again.tokens, first.tokens)
+            np.testing.assert_array_equal(again.probabilities, first.probabilities)
+        assert len(taken) == 1 + LEAST_ROUNDS
+        np.testing.assert_array_equal(drafter.first.hit_rates(), hits)
+        for array, was in zip(drafter.statistics.arrays, statistics, strict=True):
+            np.testing.assert_array_equal(array, was)
+        assert drafter.gate.second_share() == 0.0
+
+    def test_a_session_is_gone_with_its_text(self, tmp_path):
+        target = draft_target()  # else shared caches would find no free place for the next one
+        drafter = load_drafter(f"ngram+{dflash_folder(tmp_path / 'draft')[0]}", target)
+        features = torch.zeros(1, len(drafter.feature_layers) * target.architecture.hidden)
+        session = drafter.start(np.array([1]), features)
+        gone = weakref.ref(session)
+        gc.disable()
+        try:
+            del session
+            assert gone() is None
+        finally:
+            gc.enable()
+
+    def test_a_part_that_cannot_go_back_is_timed_behind_one_text(self):
+        second = Stated(always({(4,): 0.5}))
+        draft = steady_draft(EnsembleDrafter(NgramDrafter(), second), draft_target(), context=60)
+        draft()
+        assert second.seen == [None]  # it was started, and observed nothing
+
+
+class Pausing(Fixed):
+    """Every third round is plain, as when drafting does not pay."""
+
+    rounds = 0
+
+    def wants_draft(self, context, batch=1):
+        self.rounds += 1
+        return self.rounds % 3 != 0
+
+
+class Told(Fixed):
+    """Keeps what it is told of each round's draft."""
+
+    def __init__(self, nodes):
+        super().__init__(nodes)
+        self.shares = []
+
+    def drafted(self, share):
+        self.shares.append(share)
+
+
+def combined_decoder(tmp_path, second, policy, **options):
+    target = draft_target("qwen3", torch.float64)
+    folders = {"dflash": dflash_folder, "eagle3": eagle3_folder}
+    names = [str(folders[kind](tmp_path / kind)[0]) for kind in second.split("+")]
+    drafter = load_drafter("+".join(names if len(names) == 2 else ["ngram", *names]), target)
+    return TreeDecoder(target, drafter=drafter, policy=policy, **options)
+
+
+@pytest.mark.slow
+class TestWholeTexts:
+    @pytest.mark.parametrize("policy", ["fixed:8", "fixed:60", "chain", "beam:2x3", "plain"])
+    @pytest.mark.parametrize("second", ["dflash", "eagle3", "dflash+eagle3"])
+    def test_greedy_output_is_that_of_plain_decoding(self, tmp_path, second, policy):
+        decoder = combined_decoder(tmp_path, second, policy)
+        for prompt in (PROMPT, [9]):
+            result = decoder.generate(prompt, max_new_tokens=30)
+            assert result.token_ids == greedy(decoder.target.model, prompt, 30)
+
+    def test_plain_rounds_in_between(self, tmp_path):
+        decoder = combined_decoder(tmp_path, "dflash", "fixed:20")
+        decoder.policy = Pausing(20)
+        result = decoder.generate(PROMPT, max_new_tokens=40)
+        assert result.token_ids == greedy(decoder.target.model, PROMPT, 40)
+
+    def test_rounds_without_the_second_drafter(self, tmp_path):
+        decoder = combined_decoder(tmp_path, "dflash", "fixed:20")
+        # A draft that would cost ten verifications is left out as soon as it can be judged.
+        decoder.drafter.gate = EnsembleGate(second_share=10.0)
+        drafted = []
+        second, start = decoder.drafter.second, decoder.drafter.second.start
+
+        def counted(*arguments):
+            made = start(*arguments)
+            draft = made.draft
+            made.draft = lambda *given: drafted.append(1) or draft(*given)
+            return made
+
+        second.start = counted
+        decoder.policy = Told(20)
+        result = decoder.generate(PROMPT, max_new_tokens=120)
+        assert result.token_ids == greedy(decoder.target.model, PROMPT, 120)
+        assert LEAST_ROUNDS <= len(drafted) < result.stats.rounds
+        shares = decoder.policy.shares
+        assert shares.count(1.0) == len(drafted)
+        assert 0.0 < min(shares) < 1.0
+        assert len(shares) <= result.stats.rounds
+
+    def test_prompts_together_are_what_they_are_alone(self, tmp_path):
+        decoder = combined_decoder(tmp_path, "dflash", "fixed:30")
+        prompts = [PROMPT[:length] for length in (1, 4, 10, 7)]
+        together = decoder.generate_batch(prompts, max_new_tokens=20)
+        for prompt, result in zip(prompts, together, strict=True):
+            assert result.token_ids == greedy(decoder.target.model, prompt, 20)
+
+    def test_sampled_texts_are_the_same_for_a_seed(self, tmp_path):
+        decoder = combined_decoder(tmp_path, "dflash", "fixed:20")
+        texts = [
+            decoder.generate(PROMPT, max_new_tokens=20, temperature=1.0, seed=seed).token_ids
+            for seed in (1, 1, 2)
+        ]
+        assert texts[0] == texts[1] != texts[2]
+        with pytest.raises(InputError, match="whole vocabulary"):
+            combined_decoder(tmp_path / "again", "dflash", "fixed:20", acceptance="traversal")

@@ -1,0 +1,276 @@
+"""Drafters whose forwards are captured: the candidates of eager ones, few captures."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from decoder.drafters.base import DraftRequest
+from decoder.drafters.causal_lm import CausalLMDrafter
+from decoder.drafters.dflash.drafter import DFlashDrafter
+from decoder.drafters.eagle3.drafter import Eagle3Drafter
+from decoder.engine import TreeDecoder
+from decoder.profiling.probe import NEW_TOKENS, steady_draft
+from decoder.target.runtime.graphs import GraphRuntime
+from decoder.tree.draft_tree import DraftTree, Lattice
+from decoder.tree.growth import EveryChild, TopPaths
+from tests.decoder.draft_models import (
+    VOCAB,
+    dflash_folder,
+    draft_target,
+    eagle3_folder,
+    rounds,
+)
+from tests.decoder.models import greedy, random_model, target_of
+from tests.decoder.replay import ReplayCapture
+
+PROMPT = [5, 17, 3, 88, 41, 2, 2, 60]
+ACCEPTED = [3, 0, 1, 0, 0, 4, 2]
+WINDOWED = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 7,
+    "use_sliding_window": True,
+}
+GROWTH = TopPaths(width=4, frontier=3, max_depth=4)
+REQUEST = DraftRequest(depth=4, width=8, growth=GROWTH)
+
+
+def captured(target, budget_bytes=1 << 40, **capture):
+    """The same target with a graph runtime of the CPU's stand-in."""
+    stand_in = ReplayCapture(**capture)
+    target.runtime = GraphRuntime(target._step, target._eager, stand_in, budget_bytes)
+    return stand_in
+
+
+def autoregressive(target, folder, **changed):
+    return CausalLMDrafter(
+        target_of(random_model("llama-gqa", dtype=torch.float32, seed=4)), target=target
+    )
+
+
+def dflash(target, folder, **changed):
+    return DFlashDrafter(target, dflash_folder(folder, **changed)[0])
+
+
+def eagle3(target, folder, **changed):
+    return Eagle3Drafter(target, eagle3_folder(folder, **changed)[0])
+
+
+CASES = {
+    "dflash": (dflash, {}),
+    "dflash-window": (dflash, WINDOWED),
+    "dflash-window-both-ways": (dflash, WINDOWED | {"is_causal": False}),
+    "dflash-causal": (dflash, {"is_causal": True}),
+    "eagle3": (eagle3, {}),
+    "eagle3-mapped": (eagle3, {"draft_vocab_size": 31}),
+    "autoregressive": (autoregressive, {}),
+}
+make = pytest.mark.parametrize("case", CASES)
+
+
+def pair(tmp_path, case, **capture):
+    """Target and drafter eagerly, the same captured, and the stand-in that counts."""
+    build, changed = CASES[case]
+    plain, graphs = draft_target(), draft_target()
+    stand_in = captured(graphs, **capture)
+    eager = build(plain, tmp_path / "eager", **changed)
+    graphed = build(graphs, tmp_path / "graphed", **changed)
+    if case == "autoregressive":
+        own = graphed.model
+        own.runtime = GraphRuntime(own._step, own._eager, stand_in, 1 << 40)
+    return (plain, eager), (graphs, graphed), stand_in
+
+
+def assert_same(found, expected):
+    """Equal tokens, and probabilities to 1e-5."""
+    assert type(found) is type(expected)
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=1e-5)
+    if not isinstance(found, Lattice):
+        np.testing.assert_array_equal(found.parents, expected.parents)
+
+
+def own_captures(drafter, target):
+    """Recordings that the drafter's own forwards have made so far."""
+    forwards = getattr(drafter, "_captured", None)
+    if forwards is None:
+        return len(drafter.model.runtime._captured[drafter.model.cache])
+    kinds = [kind for kind in vars(forwards).values() if hasattr(kind, "shapes")]
+    return sum(len(kind.shapes(forwards.caches._cache)) for kind in kinds)
+
+
+class TestTheSameCandidates:
+    @pytest.mark.slow
+    @torch.inference_mode()
+    @make
+    @pytest.mark.parametrize("prompt", [PROMPT, [9]], ids=["prompt", "one-token"])
+    def test_over_several_rounds(self, tmp_path, case, prompt):
+        """Contexts grow, some rounds are plain, and a draft can be made again."""
+        eager, graphed, capture = pair(tmp_path, case)
+        walks = [rounds(target, drafter, prompt, ACCEPTED) for target, drafter in (eager, graphed)]
+        for turn, ((session, context), (other, same)) in enumerate(zip(*walks, strict=True)):
+            np.testing.assert_array_equal(context, same)
+            expected, found = (own.draft(context, REQUEST) for own in (session, other))
+            assert_same(found, expected)
+            assert_same(other.draft(context, REQUEST), found)
+            if turn == 5:
+                known = own_captures(graphed[1], graphed[0])
+        # Round 6 takes in more rows than any before: one bucket more, and no other.
+        assert own_captures(graphed[1], graphed[0]) <= known + 1
+        assert capture.replayed > 2 * len(ACCEPTED)
+        assert graphed[0].runtime.warnings == ()
+
+    @torch.inference_mode()
+    @pytest.mark.parametrize("case", ["dflash", "eagle3", "autoregressive"])
+    def test_behind_a_cache_that_was_outgrown(self, tmp_path, case):
+        """Nothing is reserved for this text, so that its cache has to be left for a larger one."""
+        eager, graphed, _ = pair(tmp_path, case)
+        random = np.random.default_rng(3)
+        tokens = random.integers(0, VOCAB, 1040 if case != "autoregressive" else 500)
+        width = 3 * 32
+        features = torch.randn(len(tokens), width, generator=torch.Generator().manual_seed(1))
+        start = 1000 if case != "autoregressive" else 460
+        sessions = [
+            drafter.start(tokens[:start], features[:start]) for _, drafter in (eager, graphed)
+        ]
+        places = set()
+        for at in range(start, len(tokens) - 8, 8):
+            expected, found = (session.draft(tokens[: at + 1], REQUEST) for session in sessions)
+            assert_same(found, expected)
+            for session in sessions:
+                session.observe(tokens[at + 1 : at + 9].tolist(), features[at : at + 8])
+            place = getattr(sessions[1], "_forward", sessions[1])._place
+            places.add(place.cache.capacity)
+        if case != "autoregressive":
+            assert places == {1024, 2048}
+
+    @torch.inference_mode()
+    def test_levels_wider_than_are_captured(self, tmp_path):
+        """They run as they are, and the next level reads what they leave."""
+        eager, graphed, _ = pair(tmp_path, "eagle3")
+        walks = [rounds(target, drafter, PROMPT, []) for target, drafter in (eager, graphed)]
+        ((session, context),), ((other, _),) = (list(walk) for walk in walks)
+        growth = EveryChild(width=33, max_depth=3)  # 1089 rows on the second level
+        asked = DraftRequest(depth=3, width=33, growth=growth)
+        expected, found = (own.draft(context, asked) for own in (session, other))
+        assert len(expected.tokens) == 33 + 33**2 + 33**3
+        np.testing.assert_array_equal(found.parents, expected.parents)
+        np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=1e-5)
+
+    @torch.inference_mode()
+    @pytest.mark.parametrize("case", ["eagle3", "autoregressive"])
+    def test_drawn_trees_have_the_same_q(self, tmp_path, case):
+        eager, graphed, _ = pair(tmp_path, case)
+        parents, depths = np.array([0, 0, 1, 1, 2, 3]), np.array([1, 1, 2, 2, 2, 3])
+        shape = DraftTree(np.zeros(6, np.int64), parents, depths, np.ones(6))
+        drawn = []
+        for target, drafter in (eager, graphed):
+            *_, (session, context) = rounds(target, drafter, PROMPT, [2])
+            generator = torch.Generator().manual_seed(3)
+            drawn.append(session.draw(context, shape, 0.8, generator))
+        np.testing.assert_array_equal(drawn[1].tokens, drawn[0].tokens)
+        torch.testing.assert_close(drawn[1].q, drawn[0].q, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+class TestDecoding:
+    @pytest.mark.slow
+    @pytest.mark.parametrize("case", ["dflash", "eagle3", "autoregressive"])
+    def test_ragged_batches_and_texts_one_after_the_other(self, tmp_path, case):
+        """Plain decoding's tokens; texts share the captures, whatever their number and lengths."""
+        _, (target, drafter), capture = pair(tmp_path, case)
+        decoder = TreeDecoder(target, policy="fixed:6", drafter=drafter)
+        prompts = [PROMPT, PROMPT[:1], PROMPT[2:7] * 6]
+        truths = [greedy(target.model, prompt, 12) for prompt in prompts]
+        for _ in range(2):
+            results = decoder.generate_batch(prompts, max_new_tokens=12)
+            assert [result.token_ids for result in results] == truths
+        recorded = capture.recorded
+        results = decoder.generate_batch(prompts, max_new_tokens=12)
+        assert [result.token_ids for result in results] == truths
+        assert capture.recorded == recorded  # nothing new for texts like those before
+        assert target.runtime.warnings == ()
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("case", ["dflash", "eagle3", "autoregressive"])
+    def test_captures_do_not_grow_with_the_rounds(self, tmp_path, case):
+        _, (target, drafter), capture = pair(tmp_path, case)
+        decoder = TreeDecoder(target, policy="fixed:6", drafter=drafter)
+        decoder.generate(PROMPT, max_new_tokens=20)
+        early = capture.recorded
+        truth = greedy(target.model, PROMPT[:3], 60)
+        result = decoder.generate(PROMPT[:3], max_new_tokens=60)
+        assert result.token_ids == truth
+        assert result.stats.rounds > 10
+        assert capture.recorded <= early + 4  # buckets of accepted rows not met before
+
+
+class TestWhereItCannotBeCaptured:
+    @torch.inference_mode()
+    @pytest.mark.parametrize("case", ["dflash", "eagle3"])
+    def test_out_of_memory_is_said_once_a_bucket(self, tmp_path, case, caplog):
+        eager, graphed, capture = pair(tmp_path, case, fail_from=0)
+        walks = [rounds(target, drafter, PROMPT, ACCEPTED) for target, drafter in (eager, graphed)]
+        with caplog.at_level(logging.WARNING):
+            for (session, context), (other, _) in zip(*walks, strict=True):
+                expected, found = (own.draft(context, REQUEST) for own in (session, other))
+                assert_same(found, expected)
+        notes = graphed[0].runtime.capture.notes
+        assert capture.recorded == 0
+        assert len(set(notes)) == len(notes) == own_captures(graphed[1], graphed[0])
+        assert all("is not captured: CUDA out of memory" in note for note in notes)
+        assert set(notes) <= set(graphed[0].runtime.warnings)
+        said = [record for record in caplog.records if "running eagerly" in record.message]
+        assert len(said) == len(notes)
+
+    @torch.inference_mode()
+    def test_a_drafter_and_its_target_share_one_budget(self, tmp_path):
+        _, (target, drafter), capture = pair(tmp_path, "dflash", budget_bytes=250, bytes_each=100)
+        for session, context in rounds(target, drafter, PROMPT, ACCEPTED):
+            session.draft(context, REQUEST)
+        assert capture.recorded == 3  # the third goes past the budget, the fourth is not begun
+        assert target.runtime.memory_bytes == 300
+        assert any("graphs have used their" in warning for warning in target.runtime.warnings)
+
+
+class TestTimedDrafts:
+    @torch.inference_mode()
+    @pytest.mark.parametrize("runtime", ["eager", "graphs"])
+    @pytest.mark.parametrize("case", ["dflash", "eagle3", "autoregressive"])
+    def test_a_timed_draft_takes_in_a_round_and_goes_back(self, tmp_path, case, runtime):
+        """The same each time, at the same context, though every call takes new rows in."""
+        eager, graphed, _ = pair(tmp_path, case)
+        target, drafter = eager if runtime == "eager" else graphed
+        target.reserve(200)
+        taken, start = [], drafter.start
+
+        def counting(*arguments):
+            made = start(*arguments)
+            observe = made.observe
+
+            def counted(emitted, features):
+                taken.append((len(emitted), None if features is None else len(features)))
+                observe(emitted, features)
+
+            made.observe = counted
+            return made
+
+        drafter.start = counting
+        call = steady_draft(drafter, target, 100, seed=2)
+        taken.clear()
+        first = call()
+        for _ in range(5):
+            assert_same(call(), first)
+        rows = NEW_TOKENS if drafter.feature_layers else None
+        assert taken == [(NEW_TOKENS, rows)] * 6
+        # The text that a session at once has seen to the same end drafts the same.
+        random = np.random.default_rng(2)
+        tokens = random.integers(0, 50, 101).astype(np.int64)
+        features = None
+        if drafter.feature_layers:
+            features = torch.randn(100, 96, generator=torch.Generator().manual_seed(2))
+        fresh = start(tokens[:-1], features)
+        growth = TopPaths()
+        request = DraftRequest(depth=drafter.max_depth, width=VOCAB, growth=growth)
+        assert_same(first, fresh.draft(tokens, request))

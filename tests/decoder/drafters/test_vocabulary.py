@@ -1,0 +1,87 @@
+"""A DFlash drafter whose head knows some of the target's tokens."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from costmodel.errors import InputError
+from decoder import TreeDecoder
+from decoder.drafters.dflash.drafter import DFlashDrafter
+from decoder.drafters.vocabulary import FILE, DraftHead
+from tests.decoder.draft_models import VOCAB, dflash_folder, draft_target
+from tests.decoder.models import request
+
+KEPT = np.arange(1, VOCAB, 3)
+
+
+def lattice_of(target, drafter, whole=False):
+    prompt = np.arange(3, 15)
+    target.reserve(64)
+    target.capture(drafter.feature_layers)
+    target.prefill(torch.from_numpy(prompt[:-1]))
+    session = drafter.start(prompt[:-1], target.features())
+    wanted = request(depth=4, width=5)
+    if whole:
+        wanted = replace(wanted, whole=True)
+    return session.draft(prompt, wanted)
+
+
+def both(tmp_path):
+    target = draft_target()
+    folder, _, _ = dflash_folder(tmp_path)
+    whole = DFlashDrafter(target, folder)
+    (folder / FILE).write_text(json.dumps(KEPT.tolist()))
+    return target, whole, DFlashDrafter(target, folder)
+
+
+def test_its_candidates_are_the_whole_heads_best_among_them(tmp_path):
+    target, whole, cut = both(tmp_path)
+    everything = lattice_of(target, whole, whole=True).whole.double()
+    among = everything[:, KEPT]
+    expected = among / among.sum(-1, keepdim=True)
+    found = lattice_of(target, cut, whole=True)
+    for row in range(4):
+        best = expected[row].argsort(descending=True)[:5].numpy()
+        assert found.tokens[row].tolist() == KEPT[best].tolist()
+        np.testing.assert_allclose(found.probabilities[row], expected[row][best], rtol=1e-5)
+    assert found.whole.shape == everything.shape
+    np.testing.assert_allclose(found.whole[:, KEPT], expected, rtol=1e-5)
+    rest = np.setdiff1d(np.arange(VOCAB), KEPT)
+    assert not found.whole[:, rest].any()
+
+
+def test_a_cut_head_costs_something_else(tmp_path):
+    _, whole, cut = both(tmp_path)
+    assert whole.architecture_hash != cut.architecture_hash
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_stay_the_targets(tmp_path, temperature):
+    target, _, cut = both(tmp_path)
+    plain = TreeDecoder(target, policy="plain").generate([5, 6, 7], max_new_tokens=24)
+    drafted = TreeDecoder(target, drafter=cut, policy="fixed:6")
+    text = drafted.generate([5, 6, 7], max_new_tokens=24, temperature=temperature, seed=1)
+    if temperature == 0:
+        assert text.token_ids == plain.token_ids
+    assert len(text.token_ids) == 24
+
+
+@pytest.mark.parametrize(
+    "content", ["[3, 2]", "[]", '{"a": 1}', "[1, 1]", "[-1, 2]", "[1.5]", "no"]
+)
+def test_a_damaged_list_is_refused(tmp_path, content):
+    target = draft_target()
+    folder, _, _ = dflash_folder(tmp_path)
+    (folder / FILE).write_text(content)
+    with pytest.raises(InputError, match=FILE):
+        DFlashDrafter(target, folder)
+
+
+def test_tokens_that_the_target_lacks_are_refused():
+    with pytest.raises(InputError, match="vocabulary"):
+        DraftHead(draft_target(), np.array([1, VOCAB]))

@@ -1,0 +1,504 @@
+"""Tree sizes against brute force over a cost of stairs, and the no-loss rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from costmodel.errors import InputError
+from decoder.policies.base import DEFAULT_MAX_NODES, Limits
+from decoder.policies.bastion import (
+    Bastion,
+    DepthBias,
+    DraftGate,
+    Pace,
+    PaperBastion,
+    PrintedBastion,
+)
+from decoder.policies.parse import parse_policy
+from decoder.policies.shapes import Chain, Fixed, Plain
+from decoder.tree.draft_tree import EMPTY, Lattice, best_first
+from tests.decoder.models import round_of
+
+CONTEXT = 100
+FREE = Limits(nodes=10_000, depth=64)
+
+
+@dataclass
+class Stairs:
+    """A forward costs a step more at 4, 12, 20, ... rows; the rest is flat or by node."""
+
+    step_s: float = 0.3
+    node_s: float = 0.001
+    drafting_s: float = 0.0
+    every: int = 8
+
+    def plain_s(self, context, batch=1):
+        return 1.0
+
+    def draft_s(self, context):
+        return self.drafting_s
+
+    def sizes(self, most):
+        return np.arange(most + 1)
+
+    def cycle_s(self, nodes, context, batch=1):
+        assert context == CONTEXT
+        stairs = (np.asarray(nodes) + 5) // self.every
+        return 1.0 + self.step_s * stairs + self.node_s * np.asarray(nodes) + self.drafting_s
+
+
+def lattice(first, fading=0.8, depth=6, width=8):
+    ranks = first * 0.5 ** np.arange(width)
+    probabilities = np.minimum(ranks[None] * fading ** np.arange(depth)[:, None], 1.0)
+    tokens = np.arange(depth * width, dtype=np.int64).reshape(depth, width)
+    return Lattice(tokens, probabilities)
+
+
+def best_by_hand(candidates, cost, most):
+    """Every size in turn, a tree of its own for each."""
+    best, best_rate = 0, 0.0
+    for nodes in range(most + 1):
+        tree = best_first(candidates, nodes)
+        if tree.nodes < nodes:
+            break
+        cycle_s = float(cost.cycle_s(np.array([nodes]), CONTEXT)[0]) - cost.draft_s(CONTEXT)
+        rate = tree.expected_committed / cycle_s
+        if rate > best_rate + 1e-12:
+            best, best_rate = nodes, rate
+    return best
+
+
+costs = st.builds(
+    Stairs,
+    step_s=st.floats(0.0, 1.0),
+    node_s=st.floats(0.0, 0.1),
+    drafting_s=st.floats(0.0, 0.5),
+    every=st.integers(1, 16),
+)
+
+
+class TestBastion:
+    @given(first=st.floats(0.02, 0.5), fading=st.floats(0.3, 1.0), cost=costs)
+    @settings(deadline=None)
+    def test_the_size_of_highest_rate(self, first, fading, cost):
+        candidates = lattice(first, fading)
+        tree = Bastion(cost, 60).choose(candidates, CONTEXT, FREE)
+        expected = best_by_hand(candidates, cost, 60)
+        if tree.nodes != expected:  # equal rates up to rounding
+            sizes = np.array([tree.nodes, expected])
+            committed = [best_first(candidates, n).expected_committed for n in sizes]
+            rates = committed / (cost.cycle_s(sizes, CONTEXT) - cost.drafting_s)
+            assert rates[0] == pytest.approx(rates[1], rel=1e-9)
+
+    def test_it_looks_beyond_the_first_stair(self):
+        """The rate falls at the stair and rises above its old height behind it."""
+        cost = Stairs(step_s=0.25, node_s=0.0)
+        candidates = lattice(0.5, fading=1.0)
+        tree = Bastion(cost, 60).choose(candidates, CONTEXT, FREE)
+        rates = np.array(
+            [
+                best_first(candidates, n).expected_committed
+                / float(cost.cycle_s(np.array([n]), CONTEXT)[0])
+                for n in range(tree.nodes + 1)
+            ]
+        )
+        first_drop = int(np.flatnonzero(np.diff(rates) < 0)[0])
+        assert 0 < first_drop < tree.nodes
+        assert rates[tree.nodes] > rates[first_drop]
+
+    @given(first=st.floats(0.001, 0.5), cost=costs)
+    def test_never_a_tree_when_a_plain_step_is_estimated_faster(self, first, cost):
+        tree = Bastion(cost, 60).choose(lattice(first), CONTEXT, FREE)
+        both_s = cost.cycle_s(np.array([0, tree.nodes]), CONTEXT) - cost.drafting_s
+        assert tree.expected_committed / both_s[1] >= 1.0 / both_s[0] - 1e-12
+
+    def test_a_hopeless_draft_gives_the_plain_step(self):
+        cost = Stairs(step_s=0.5, node_s=0.2)
+        assert Bastion(cost).choose(lattice(0.1), CONTEXT, FREE) is not None
+        assert Bastion(cost).choose(lattice(0.1), CONTEXT, FREE).nodes == 0
+
+    def test_no_candidates_give_the_plain_step(self):
+        empty = Lattice(np.zeros((0, 3), np.int64), np.zeros((0, 3)))
+        assert Bastion(Stairs()).choose(empty, CONTEXT, FREE) is EMPTY
+
+    @pytest.mark.parametrize(("most", "room", "nodes"), [(5, 100, 5), (100, 3, 3), (100, 0, 0)])
+    def test_limits(self, most, room, nodes):
+        cost = Stairs(step_s=0.0, node_s=0.0)
+        tree = Bastion(cost, most).choose(lattice(0.5), CONTEXT, Limits(nodes=room, depth=6))
+        assert tree.nodes == nodes
+
+    def test_a_drafter_that_lies_is_found_out(self):
+        """It says 0.9 and is right one time in twenty: a tree does not pay here."""
+        cost = Stairs(step_s=0.0, node_s=0.3)
+        policy = Bastion(cost, 1)
+        random = np.random.default_rng(0)
+        candidates = Lattice(np.array([[1]]), np.array([[0.9]]))
+        sizes = []
+        for _ in range(200):
+            tree = policy.choose(candidates, CONTEXT, FREE)
+            sizes.append(tree.nodes)
+            accepted = [1] if tree.nodes and random.random() < 0.05 else []
+            policy.observe(round_of(tree, accepted, CONTEXT))
+        assert sizes[0] == 1
+        assert sum(sizes[100:]) < 25
+
+
+class TestPace:
+    """The speed of the text so far decides what a second of this round has to bring."""
+
+    def test_it_is_the_ratio_of_faded_sums(self):
+        pace, rounds = Pace(), [(3, 1.5), (1, 1.0), (6, 2.0)]
+        for committed, plain_steps in rounds:
+            pace.observe(committed, plain_steps)
+        weights = [Pace.FADING**2, Pace.FADING, 1.0]
+        tokens = sum(w * committed for w, (committed, _) in zip(weights, rounds, strict=True))
+        steps = sum(w * plain_steps for w, (_, plain_steps) in zip(weights, rounds, strict=True))
+        assert pace.speed() == pytest.approx(tokens / steps)
+
+    def test_plain_steps_are_the_least(self):
+        pace = Pace()
+        assert pace.speed() is None
+        pace.observe(1, 2.0)
+        assert pace.speed() == 1.0
+
+    @given(first=st.floats(0.05, 0.5), speed=st.floats(1.0, 8.0), cost=costs)
+    @settings(deadline=None)
+    def test_the_size_gains_most_at_the_known_speed(self, first, speed, cost):
+        """Every size in turn: A(N) less what its seconds bring elsewhere."""
+        policy, candidates = Bastion(cost, 60), lattice(first)
+        policy._pace.observe(speed, 1.0)
+        tree = policy.choose(candidates, CONTEXT, FREE)
+        gains = []
+        for nodes in range(61):
+            grown = best_first(candidates, nodes)
+            cycle_s = float(cost.cycle_s(np.array([nodes]), CONTEXT)[0])
+            gains.append(grown.expected_committed - speed * cycle_s / cost.plain_s(CONTEXT))
+        assert gains[tree.nodes] == pytest.approx(max(gains), abs=1e-9)
+
+    def test_a_faster_text_leaves_less_for_a_poor_round(self):
+        """The same poor candidates get a smaller tree where seconds bring more elsewhere."""
+        cost = Stairs(step_s=0.0, node_s=0.05)
+        sizes = []
+        for speed in (1.0, 2.0, 4.0, 8.0):
+            policy = Bastion(cost, 60)
+            policy._pace.observe(speed, 1.0)
+            sizes.append(policy.choose(lattice(0.4), CONTEXT, FREE).nodes)
+        assert sizes == sorted(sizes, reverse=True)
+        assert sizes[-1] < sizes[0]
+
+    def test_rounds_without_a_draft_count_as_plain_steps(self):
+        policy = Bastion(Stairs())
+        policy.wants_draft(CONTEXT)
+        policy.observe(round_of(EMPTY, [], CONTEXT, drafted=False))
+        assert policy._pace.speed() == 1.0
+
+
+class TestGate:
+    """Rounds as the policy runs them: asked first, told afterwards of those that drafted."""
+
+    @staticmethod
+    def rounds(gate, count, drafting_s, accepted=0, nodes=1):
+        """Which of `count` rounds drafted, when each drafted round accepts `accepted`."""
+        cost = Stairs(drafting_s=drafting_s)
+        cycle_s = float(cost.cycle_s(np.array([nodes]), CONTEXT)[0])
+        asked = []
+        for _ in range(count):
+            asked.append(gate.open())
+            if asked[-1]:
+                gate.observe(1 + accepted, cycle_s, drafting_s)
+        return asked
+
+    def test_it_closes_when_drafting_does_not_pay(self):
+        asked = self.rounds(DraftGate(), 30, drafting_s=0.5)
+        assert all(asked[:4])
+        assert sum(asked[8:]) <= 6
+
+    def test_it_tries_again_soon_and_then_rarely(self):
+        asked = self.rounds(DraftGate(), 400, drafting_s=0.5)
+        waits = np.diff(np.flatnonzero(asked)) - 1
+        longest = DraftGate.LONGEST_WAIT
+        assert [wait for wait in waits if wait][:5] == [4, 8, 16, 32, longest]
+        assert set(waits[-8:]) <= {0, longest}
+        assert sum(asked[100:]) <= 0.1 * 300
+
+    def test_bad_luck_does_not_close_it_for_long(self):
+        """Drafts that pay on the whole, but accept nothing in four rounds of ten."""
+        random = np.random.default_rng(0)
+        cycle_s = float(Stairs(drafting_s=0.2).cycle_s(np.array([2]), CONTEXT)[0])
+        shares = []
+        for _ in range(100):
+            gate, drafted = DraftGate(), 0
+            for _ in range(128):
+                if gate.open():
+                    drafted += 1
+                    gate.observe(1 + random.choice([0, 1, 2], p=[0.4, 0.3, 0.3]), cycle_s, 0.2)
+            shares.append(drafted / 128)
+        assert np.mean(shares) > 0.95
+        assert min(shares) > 0.7
+
+    def test_it_opens_again_when_drafting_pays(self):
+        gate = DraftGate()
+        self.rounds(gate, 30, drafting_s=0.5)
+        asked = self.rounds(gate, 400, drafting_s=0.5, accepted=4, nodes=4)
+        assert all(asked[-100:])
+
+    def test_it_stays_open_while_drafting_pays(self):
+        assert all(self.rounds(DraftGate(), 100, drafting_s=0.5, accepted=3, nodes=3))
+
+    def test_a_free_draft_is_never_given_up(self):
+        """The plain step competes with the tree after drafting anyway."""
+        assert all(self.rounds(DraftGate(), 100, drafting_s=0.001))
+
+
+class TestDraftedRounds:
+    """What the policy tells its gate and its pace of each round."""
+
+    HOPELESS = Lattice(np.zeros((1, 1), np.int64), np.full((1, 1), 0.01))
+
+    @staticmethod
+    def rounds(policy, count, share=1.0, candidates=HOPELESS):
+        """Which of `count` rounds drafted; nothing is ever accepted."""
+        asked = []
+        for _ in range(count):
+            asked.append(policy.wants_draft(CONTEXT))
+            tree = EMPTY
+            if asked[-1]:
+                policy.drafted(share)
+                tree = policy.choose(candidates, CONTEXT, FREE)
+            policy.observe(round_of(tree, [], CONTEXT, drafted=asked[-1]))
+        return asked
+
+    def test_a_draft_that_brings_nothing_closes_the_gate(self):
+        asked = self.rounds(Bastion(Stairs(step_s=0.5, drafting_s=0.5)), 100)
+        assert all(asked[:4])
+        assert sum(asked) < 30
+
+    def test_a_draft_that_costs_next_to_nothing_is_not_charged_as_a_whole_one(self):
+        """The dear part of the draft is left out of every round."""
+        cost = Stairs(step_s=0.5, drafting_s=0.5)
+        assert all(self.rounds(Bastion(cost), 100, share=0.001))
+
+    def test_what_a_round_took_is_what_its_draft_took(self):
+        cost = Stairs(step_s=0.0, node_s=0.02, drafting_s=0.4)
+        for share in (1.0, 0.25):
+            policy = Bastion(cost, 20)
+            policy.wants_draft(CONTEXT)
+            policy.drafted(share)
+            tree = policy.choose(lattice(0.5), CONTEXT, FREE)
+            assert tree.nodes > 0
+            policy.observe(round_of(tree, [1, 2], CONTEXT))
+            took = 1.0 + 0.02 * tree.nodes + 0.4 * share
+            assert policy._pace.speed() == pytest.approx(3 / took)
+
+    def test_a_smaller_draft_does_not_change_the_tree_of_its_own_round(self):
+        """Its cost is sunk when the tree is chosen."""
+        cost, sizes = Stairs(step_s=0.0, node_s=0.03, drafting_s=0.4), set()
+        for share in (1.0, 0.3, 0.0):
+            policy = Bastion(cost, 40)
+            policy._pace.observe(2, 1.0)
+            policy.wants_draft(CONTEXT)
+            policy.drafted(share)
+            sizes.add(policy.choose(lattice(0.5), CONTEXT, FREE).nodes)
+        assert len(sizes) == 1
+
+    def test_no_candidates_still_cost_their_draft(self):
+        policy = Bastion(Stairs(step_s=0.0, node_s=0.0, drafting_s=0.5))
+        none = Lattice(np.zeros((0, 3), np.int64), np.zeros((0, 3)))
+        asked = self.rounds(policy, 100, candidates=none)
+        assert sum(asked) < 30
+
+    def test_a_round_without_room_for_a_draft_is_a_plain_one(self):
+        """Asked, but not given anything to choose from, as before the last token of a text."""
+        policy = Bastion(Stairs(drafting_s=0.5))
+        for _ in range(50):
+            assert policy.wants_draft(CONTEXT)
+            policy.observe(round_of(EMPTY, [], CONTEXT, drafted=False))
+        assert policy._pace.speed() == 1.0
+
+
+class TestDepthBias:
+    @staticmethod
+    def learn(predicted, true, rounds=600, depth=3):
+        """Factors after chains of `predicted` probabilities that hold with `true`."""
+        random = np.random.default_rng(1)
+        bias = DepthBias()
+        for _ in range(rounds):
+            said = np.full((depth, 1), predicted)
+            candidates = Lattice(np.arange(depth)[:, None], said)
+            tree = best_first(candidates, depth, bias.factors())
+            accepted = []
+            for row in range(1, depth + 1):
+                if random.random() > true:
+                    break
+                accepted.append(row)
+            bias.observe(tree, accepted)
+        return bias.factors()
+
+    @pytest.mark.parametrize(("predicted", "true"), [(0.9, 0.45), (0.8, 0.7), (0.4, 0.8)])
+    def test_it_learns_the_factor(self, predicted, true):
+        factors = self.learn(predicted, true)
+        assert factors[0] * predicted == pytest.approx(true, abs=0.1)
+        assert factors[1] * predicted == pytest.approx(true, abs=0.12)
+
+    def test_depths_never_reached_keep_their_scores(self):
+        assert np.all(self.learn(0.9, 0.5)[3:] == 1.0)
+
+    def test_an_honest_drafter_is_left_alone(self):
+        assert self.learn(0.6, 0.6)[:2] == pytest.approx([1.0, 1.0], abs=0.15)
+
+    @pytest.mark.parametrize(("predicted", "true"), [(0.01, 1.0), (1.0, 0.0), (0.0, 0.0)])
+    def test_extreme_drafters_give_usable_factors(self, predicted, true):
+        factors = self.learn(predicted, true)
+        assert np.all((factors > 0) & np.isfinite(factors))
+
+    @pytest.mark.parametrize(
+        ("accepted", "factor"), [([1], (1 + 8) / (0.5 + 8)), ([], 1 / (0.5 + 1))]
+    )
+    def test_scores_rise_slower_than_they_fall(self, accepted, factor):
+        bias = DepthBias()
+        candidates = Lattice(np.array([[1]]), np.array([[0.5]]))
+        bias.observe(best_first(candidates, 1, bias.factors()), accepted)
+        assert bias.factors()[0] == pytest.approx(factor)
+
+    def test_plain_rounds_teach_nothing(self):
+        bias = DepthBias()
+        bias.observe(EMPTY, [])
+        assert np.all(bias.factors() == 1.0)
+
+
+class TestParsing:
+    def cost(self, kind):
+        self.asked = kind
+        return Stairs()
+
+    @pytest.mark.parametrize(
+        ("text", "kind", "most"),
+        [("plain", Plain, 0), ("chain", Chain, 9), ("fixed:12", Fixed, 12)],
+    )
+    def test_policies_without_a_cost(self, text, kind, most):
+        self.asked = None
+        policy = parse_policy(text, self.cost, 9)
+        assert (type(policy), policy.name, policy.max_nodes) == (kind, text, most)
+        assert self.asked is None
+
+    def test_bastion_asks_for_its_cost(self):
+        policy = parse_policy("bastion", self.cost, DEFAULT_MAX_NODES)
+        assert (policy.name, policy.max_nodes, self.asked) == ("bastion", DEFAULT_MAX_NODES, "best")
+
+    @pytest.mark.parametrize(
+        ("name", "kind", "fit"),
+        [
+            ("bastion:paper", PaperBastion, "released"),
+            ("bastion:printed", PrintedBastion, "linear"),
+        ],
+    )
+    def test_the_paper_s_rules_ask_for_their_own_calibration(self, name, kind, fit):
+        policy = parse_policy(name, self.cost, 9)
+        assert (type(policy), policy.name, policy.max_nodes, self.asked) == (kind, name, 9, fit)
+
+    @pytest.mark.parametrize("text", ["bastion:3", "Plain", "fixed:1.5", "fixed:-1", "tree"])
+    def test_unknown_ones(self, text):
+        with pytest.raises(InputError, match="is not a policy"):
+            parse_policy(text, self.cost, 9)
+
+    @pytest.mark.parametrize("most", [0, -5])
+    def test_no_room_for_a_tree(self, most):
+        with pytest.raises(InputError, match="1 node or more"):
+            parse_policy("chain", self.cost, most)
+
+
+def released(candidates, cost, most_rows, floor=32):
+    """Rows by the loop of BASTION's public code, whose trees count the root.
+
+    Also whether a decision was within rounding, where either answer is right.
+    """
+
+    def seconds(rows):
+        return float(cost.cycle_s(np.array([rows - 1.0]), CONTEXT)[0])
+
+    size, returned, total, close = 0, floor, 0.0, False
+    for score in (1.0, *best_first(candidates, most_rows - 1).scores):
+        if size >= floor:
+            gained = score * seconds(size)
+            lost = total * (seconds(size + 1) - seconds(size))
+            close |= abs(gained - lost) < 1e-12 * seconds(size)
+            if gained <= lost:
+                break
+        size, total = size + 1, total + score
+        if size >= returned + floor:
+            returned += floor
+    return min(size, returned), close
+
+
+class TestTheReleasedRule:
+    @given(costs, st.floats(0.01, 0.99), st.integers(1, 200))
+    @settings(deadline=None)
+    def test_trees_are_those_of_the_public_loop(self, cost, first, most):
+        candidates = lattice(first, depth=8, width=12)
+        rows, close = released(candidates, cost, most + 1)
+        assume(not close)
+        assert PaperBastion(cost, most).choose(candidates, CONTEXT, FREE).rows == rows
+
+    def test_the_least_tree_has_32_rows_and_steps_have_32(self):
+        """Each node costs half a plain step: nothing pays, and 31 nodes are taken still."""
+        dear = Stairs(step_s=0.0, node_s=0.5)
+        assert PaperBastion(dear, 200).choose(lattice(0.5), CONTEXT, FREE).nodes == 31
+        free = Stairs(step_s=0.0, node_s=0.0)
+        wide = lattice(0.5, depth=8, width=12)
+        assert PaperBastion(free, 200).choose(wide, CONTEXT, FREE).rows == 192
+        assert PaperBastion(free, 20).choose(wide, CONTEXT, FREE).nodes == 20
+
+    def test_it_always_drafts(self):
+        policy = PaperBastion(Stairs(drafting_s=100.0))
+        assert all(policy.wants_draft(CONTEXT) for _ in range(100))
+
+
+class TestThePrintedRule:
+    """Algorithm 1: grow until the estimated speed drops for the first time."""
+
+    @given(costs, st.floats(0.01, 0.99))
+    @settings(deadline=None)
+    def test_it_stops_at_the_first_drop(self, cost, first):
+        candidates, most = lattice(first), 40
+        speeds = []
+        for nodes in range(most + 1):
+            tree = best_first(candidates, nodes)
+            if tree.nodes < nodes:
+                break
+            cycle_s = float(cost.cycle_s(np.array([nodes]), CONTEXT)[0])
+            speeds.append(tree.expected_committed / cycle_s)
+        expected = next(
+            (n for n in range(len(speeds) - 1) if speeds[n + 1] < speeds[n]), len(speeds) - 1
+        )
+        assert PrintedBastion(cost, most).choose(candidates, CONTEXT, FREE).nodes == expected
+
+    def test_it_misses_what_lies_behind_a_step(self):
+        cost = Stairs(step_s=0.2, node_s=0.0, every=8)
+        assert PrintedBastion(cost, 60).choose(lattice(0.5), CONTEXT, FREE).nodes < (
+            Bastion(cost, 60).choose(lattice(0.5), CONTEXT, FREE).nodes
+        )
+
+    def test_it_always_drafts(self):
+        policy = PrintedBastion(Stairs(drafting_s=100.0))
+        assert all(policy.wants_draft(CONTEXT) for _ in range(100))
+
+
+class TestSimplePolicies:
+    def test_fixed_takes_the_best_tree_that_fits(self):
+        tree = Fixed(7).choose(lattice(0.5), CONTEXT, FREE)
+        np.testing.assert_array_equal(tree.tokens, best_first(lattice(0.5), 7).tokens)
+        assert Fixed(7).choose(lattice(0.5), CONTEXT, Limits(nodes=4, depth=6)).nodes == 4
+
+    def test_chain_takes_the_first_of_each_position(self):
+        tree = Chain(max_nodes=10).choose(lattice(0.5), CONTEXT, Limits(nodes=10, depth=4))
+        assert tree.tokens.tolist() == [0, 8, 16, 24]
+        assert tree.is_chain()
+
+    def test_plain_never_drafts(self):
+        assert not Plain().wants_draft(CONTEXT)
+        assert Plain().choose(lattice(0.5), CONTEXT, FREE) is EMPTY

@@ -1,0 +1,477 @@
+"""How a decoder finds its cost model: a profile, a probe, or the bare roofline."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from costmodel.acceptance import constant
+from costmodel.catalog import Peaks
+from costmodel.errors import InputError, ProfileError
+from costmodel.profile.profile import Profile, ProfileKey
+from costmodel.profile.schema import DrafterSection
+from costmodel.profile.store import ProfileStore, user_directory
+from decoder import TreeDecoder
+from decoder.drafters.ngram import NgramDrafter
+from decoder.drafters.simulated import SimulatedDrafter, Truth
+from decoder.profiling.measured_profile import profile_key, soft_key
+from decoder.profiling.probe import POINTS, probe_shapes, quick_profile, time_drafter
+from decoder.profiling.startup import ProfileChoice, _with_draft_cost, find_cost
+from decoder.target.loading import LoadedModel
+from decoder.target.ranks import Ranks
+from decoder.target.target import Target
+from tests.decoder.models import decoder_of, greedy, random_model, target_of
+
+PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """An empty data directory, and peaks that need no measuring."""
+    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(
+        "decoder.profiling.measured_profile.measure_peaks",
+        lambda device, dtype: Peaks(flops_per_s=1e11, bytes_per_s=1e10),
+    )
+    return tmp_path / "home"
+
+
+@pytest.fixture(scope="module")
+def target():
+    return target_of(random_model("llama-gqa", dtype=torch.float32))
+
+
+@pytest.fixture(scope="module")
+def probed(target):
+    """A profile of the target; each test stores what it changes of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "decoder.profiling.measured_profile.measure_peaks",
+            lambda device, dtype: Peaks(flops_per_s=1e11, bytes_per_s=1e10),
+        )
+        return quick_profile(target, NgramDrafter())
+
+
+def changed(profile, **sections):
+    """The profile with some fields of some sections changed, and checked again."""
+    data = {name: getattr(profile, name) for name in Profile.model_fields}
+    for name, fields in sections.items():
+        data[name] = data[name].model_copy(update=fields)
+    return Profile(**data)
+
+
+def files(folder):
+    """Files below a folder, but for notes of structures that were found exact."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return sorted(str(p.relative_to(folder)) for p in paths if p.parent.name != "structures")
+
+
+class TestFound:
+    def test_a_stored_profile_is_used(self, target, probed):
+        path = ProfileStore().save(probed)
+        source = find_cost(target, NgramDrafter(), ProfileChoice(require=True))
+        assert source.line == f"profile {path} (quick, {probed.provenance.created_utc[:10]})"
+        assert source.profile is not None
+        assert source.profile.to_yaml() == Profile.from_yaml(path).to_yaml()
+        assert (source.warnings, source.online) == ((), False)
+        rows = np.array(probed.surface.rows)
+        predicted = source.cost.cost.verify_s(rows - 1, np.array(probed.surface.context))
+        expected = probed.verify_calibration().predict_s(rows, np.array(probed.surface.context))
+        np.testing.assert_allclose(predicted, expected, rtol=1e-4)
+
+    def test_a_fine_tune_finds_the_same_one(self, probed):
+        ProfileStore().save(probed)
+        other = target_of(random_model("llama-gqa", dtype=torch.float32, seed=8))
+        assert find_cost(other, NgramDrafter(), ProfileChoice(require=True)).profile is not None
+
+    def test_another_library_version_warns_and_corrects(self, target, probed):
+        ProfileStore().save(changed(probed, runtime={"torch": "1.0.0"}))
+        source = find_cost(target, NgramDrafter(), ProfileChoice())
+        (warning,) = source.warnings
+        assert "torch is" in warning
+        assert "was 1.0.0" in warning
+        assert source.online
+
+    def test_times_are_corrected_while_decoding(self, probed):
+        model = random_model("llama-gqa", dtype=torch.float32)
+        ProfileStore().save(changed(probed, runtime={"torch": "1.0.0"}))
+        decoder = decoder_of(model, "bastion")
+        result = decoder.generate(PROMPT, max_new_tokens=20)
+        assert decoder.cost_source.cost.observations == result.stats.rounds
+        assert decoder.cost_source.cost.bias != 1.0
+        assert result.token_ids == greedy(model, PROMPT, 20)
+
+    @pytest.mark.parametrize(
+        ("kind", "mode"),
+        [("composed", "affine"), ("transferred", "affine"), ("quick", "ema+calib")],
+    )
+    def test_borrowed_profiles_are_corrected_by_floor_and_slope(self, target, probed, kind, mode):
+        fields = {"kind": kind, "source": "somewhere else"}
+        ProfileStore().save(changed(probed, provenance=fields, runtime={"torch": "1.0.0"}))
+        source = find_cost(target, NgramDrafter(), ProfileChoice())
+        assert source.online and source.cost.mode == mode
+
+    def test_drift_is_told_once(self, probed, caplog):
+        model = random_model("llama-gqa", dtype=torch.float32)
+        surface = {
+            field: tuple(time / 100 for time in getattr(probed.surface, field))
+            for field in ("median_s", "mad_s")
+        }
+        calibration = probed.calibration.model_copy(update={"selected": "surface"})
+        ProfileStore().save(
+            changed(probed, surface=surface).model_copy(update={"calibration": calibration})
+        )
+        decoder = decoder_of(model, "bastion")
+        first = decoder.generate(PROMPT, max_new_tokens=200)
+        (warning,) = first.stats.warnings
+        assert "what was expected" in warning
+        assert f"warning: {warning}" in first.stats.lines()
+        assert decoder.cost_source.cost.mode == "ema+calib"
+        assert decoder.generate(PROMPT, max_new_tokens=20).stats.warnings == []
+        assert sum("what was expected" in record.message for record in caplog.records) == 1
+        assert first.token_ids == greedy(model, PROMPT, 200)
+
+    def test_a_profile_of_kernels_alone_gets_the_floor_of_the_host(
+        self, target, probed, monkeypatch
+    ):
+        asked = []
+
+        def timed(of, rows, context):
+            asked.append((of, rows, context))
+            return [9.0, 0.2, 0.3]
+
+        monkeypatch.setattr("decoder.profiling.startup.time_forward", timed)
+        kernels = changed(
+            probed,
+            runtime={"kind": "kernels", "attention": "published"},
+            provenance={"kind": "composed", "source": "operator tables"},
+        )
+        ProfileStore().save(kernels)
+        source = find_cost(target, NgramDrafter(), ProfileChoice())
+        assert asked == [(target, 1, 256)]
+        assert source.online
+        assert any("composed" in warning for warning in source.warnings)
+        sizes = np.arange(64)
+        np.testing.assert_array_equal(source.cost.cost.verify_s(sizes, 200), np.full(64, 0.3))
+        assert source.cost.plain_s(200) == 0.3
+        above = np.array([10**9])
+        np.testing.assert_allclose(
+            source.cost.cost.verify_s(above - 1, 200),
+            kernels.verify_calibration().predict_s(above, 200),
+            rtol=1e-4,
+        )
+
+
+class Stopwatch:
+    """Stands for `time_drafter` and says how often it was asked."""
+
+    def __init__(self):
+        self.timed = []
+
+    def __call__(self, drafter, target):
+        self.timed.append(drafter.architecture_hash)
+        return DrafterSection(
+            name=drafter.name, context=[1024], median_s=[3e-3], mad_s=[1e-4], n=[5]
+        )
+
+
+@pytest.fixture
+def stopwatch(monkeypatch):
+    watch = Stopwatch()
+    monkeypatch.setattr("decoder.profiling.startup.time_drafter", watch)
+    monkeypatch.setattr("decoder.profiling.probe.time_drafter", watch)
+    monkeypatch.setattr("decoder.profiling.startup.now_utc", lambda: "2026-05-01T08:00:00Z")
+    return watch
+
+
+class TestDraftCosts:
+    """What becomes of a draft cost that the profile lacks."""
+
+    def without(self, probed, **changes):
+        return changed(probed, **changes).model_copy(update={"drafters": {}})
+
+    def test_it_is_timed_once_and_kept(self, target, probed, stopwatch):
+        path = ProfileStore().save(self.without(probed))
+        before = Profile.from_yaml(path)
+        first = find_cost(target, NgramDrafter(), ProfileChoice())
+        assert first.line.endswith("; draft cost of ngram timed now and kept there")
+        (kept,) = Profile.from_yaml(path).drafters.values()
+        assert (kept.kind, kept.created_utc) == ("quick", "2026-05-01T08:00:00Z")
+        assert kept.median_s == (3e-3,)
+        assert Profile.from_yaml(path).model_copy(update={"drafters": {}}) == before
+        again = find_cost(target, NgramDrafter(), ProfileChoice())
+        assert again.line.endswith("; draft cost of ngram timed at a start on 2026-05-01")
+        assert first.cost.draft_s(300) == again.cost.draft_s(300) == 3e-3
+        assert stopwatch.timed == ["ngram"]
+
+    def test_one_of_an_earlier_calibration_is_told_from_the_rest(self, target, probed, stopwatch):
+        section = stopwatch(NgramDrafter(), target)
+        own = {"kind": "measured", "created_utc": "2026-01-02T00:00:00Z"}
+        ProfileStore().save(probed.with_drafter("ngram", section.model_copy(update=own)))
+        source = find_cost(target, NgramDrafter(), ProfileChoice())
+        assert source.line.endswith("; draft cost of ngram measured on 2026-01-02")
+
+    @pytest.mark.parametrize("where", ["named", "shipped"])
+    def test_a_file_of_others_is_not_changed(
+        self, target, probed, stopwatch, tmp_path, monkeypatch, where
+    ):
+        path = ProfileStore([tmp_path / where]).save(self.without(probed))
+        before = path.read_bytes()
+        monkeypatch.setattr(
+            "costmodel.profile.store.shipped_directory", lambda: tmp_path / "shipped"
+        )
+        choice = ProfileChoice(path=path if where == "named" else None)
+        source = find_cost(target, NgramDrafter(), choice)
+        assert source.line == (
+            f"profile {path} (quick, {probed.provenance.created_utc[:10]}); draft cost of ngram"
+            f" timed now, not kept: the profile is none of your own in {user_directory()}"
+        )
+        assert source.cost.draft_s(300) == 3e-3
+        assert path.read_bytes() == before
+        assert not user_directory().exists()
+
+    def test_nor_is_a_profile_of_other_versions(self, target, probed, stopwatch):
+        path = ProfileStore().save(self.without(probed, runtime={"torch": "1.0.0"}))
+        source = find_cost(target, NgramDrafter(), ProfileChoice())
+        assert "timed now, not kept: the profile is not of exactly" in source.line
+        assert Profile.from_yaml(path).drafters == {}
+
+    def test_a_folder_that_cannot_be_written_to_is_no_failure(
+        self, target, probed, stopwatch, monkeypatch
+    ):
+        ProfileStore().save(self.without(probed))
+
+        def refused(*_args, **_kwargs):
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr("tempfile.mkstemp", refused)
+        source = find_cost(target, NgramDrafter(), ProfileChoice())
+        assert "timed now, not kept: " in source.line
+        assert "no permission to write there" in source.line
+        assert "\n" not in source.line
+        assert source.cost.draft_s(300) == 3e-3
+
+    def test_a_replay_leaves_nothing(self, target, probed, stopwatch):
+        path = ProfileStore().save(self.without(probed))
+        replay = SimulatedDrafter(Truth([]), constant(2.0, 3), vocab=9, paced_by=NgramDrafter())
+        source = find_cost(target, replay, ProfileChoice())
+        assert source.line.endswith("timed now, not kept: it only stands for a drafter")
+        assert Profile.from_yaml(path).drafters == {}
+
+    @pytest.mark.parametrize("stored", ["lacks it", "has it", "none", "none, bare"])
+    def test_what_the_process_knows_is_not_timed_again(self, target, probed, stopwatch, stored):
+        if stored == "lacks it":
+            ProfileStore().save(self.without(probed))
+        elif stored == "has it":
+            ProfileStore().save(probed)
+        known = DrafterSection(name="n", context=[1], median_s=[7e-3], mad_s=[None], n=[1])
+        choice = ProfileChoice(drafts={"ngram": known}, calibrate=stored != "none, bare")
+        source = find_cost(target, NgramDrafter(), choice)
+        assert stopwatch.timed == []
+        assert (source.cost.draft_s(300) == 7e-3) is (stored != "has it")
+
+    def test_the_first_rank_alone_decides_and_writes(self, target, probed, stopwatch, monkeypatch):
+        """What the others find in their files, which may be later, counts for nothing."""
+        path = ProfileStore().save(probed)
+        before = path.read_bytes()
+        says = iter([None, "timed now and kept there"])
+
+        class Second(Ranks):
+            def decide(self, function):
+                return next(says)
+
+        monkeypatch.setattr(target, "ranks", Second())
+        found = ProfileStore().find(profile_key(target), soft_key(target))
+        _, note = _with_draft_cost(target, NgramDrafter(), found, ProfileChoice())
+        assert stopwatch.timed == ["ngram"]
+        assert note == "; draft cost of ngram timed now and kept there"
+        assert path.read_bytes() == before
+
+
+def test_a_draft_is_timed_by_the_median_of_warm_calls(target, monkeypatch):
+    ticks = []
+    for seconds in (9.0, 0.5, 0.25, 4.0, 1.0, 0.125):  # the first call compiles
+        start_s = ticks[-1] if ticks else 100.0
+        ticks += [start_s, start_s + seconds]
+    clock = iter(ticks)
+    monkeypatch.setattr("decoder.profiling.probe.perf_counter", lambda: next(clock))
+    section = time_drafter(NgramDrafter(), target)
+    assert (section.median_s, section.mad_s, section.n) == ((0.5,), (0.375,), (5,))
+    assert (section.kind, section.created_utc) == (None, None)
+    assert next(clock, None) is None
+
+
+HARD = {
+    "device_name": ("device", {"name": "Another CPU"}),
+    "memory_bytes": ("device", {"memory_bytes": 1 << 20}),
+    "mig": ("device", {"mig": "1g.10gb"}),
+    "threads": ("device", {"threads": 999}),
+    "instruction_set": ("device", {"instruction_set": "abacus"}),
+    "architecture_hash": ("target", None),
+    "dtype": ("runtime", {"dtype": "float16"}),
+    "quantization": ("runtime", {"quantization": "awq-4bit"}),
+    "runtime": ("runtime", {"kind": "graphs"}),
+    "attention": ("runtime", {"attention": "other"}),
+    "tensor_parallel": ("runtime", {"tensor_parallel": 2}),
+}
+
+
+class TestNamedFile:
+    def test_every_hard_key_is_tried(self):
+        assert set(HARD) == {field.name for field in dataclasses.fields(ProfileKey)}
+
+    @pytest.mark.parametrize("name", HARD)
+    def test_each_hard_key_refuses_and_is_named(self, target, probed, tmp_path, name):
+        section, fields = HARD[name]
+        if name == "architecture_hash":
+            architecture = replace(target.architecture, layers=3)
+            fields = {"architecture": architecture, "architecture_hash": architecture.hash}
+        path = tmp_path / "other.yaml"
+        other = changed(probed, **{section: fields})
+        other.to_yaml(path)
+        assert getattr(other.key, name) != getattr(profile_key(target), name)
+        with pytest.raises(ProfileError, match=rf"other\.yaml \({name} .*, here ") as caught:
+            find_cost(target, NgramDrafter(), ProfileChoice(path=path))
+        assert "\n" not in str(caught.value)
+        assert "Leave --profile out" in str(caught.value)
+
+    def test_it_wins_over_what_is_stored(self, target, probed, tmp_path):
+        ProfileStore().save(probed)
+        path = tmp_path / "mine.yaml"
+        probed.to_yaml(path)
+        source = find_cost(target, NgramDrafter(), ProfileChoice(path=path))
+        assert source.line.startswith(f"profile {path} (quick")
+
+    def test_soft_keys_warn(self, target, probed, tmp_path):
+        path = tmp_path / "mine.yaml"
+        changed(probed, runtime={"transformers": "4.0"}).to_yaml(path)
+        source = find_cost(target, NgramDrafter(), ProfileChoice(path=path))
+        assert len(source.warnings) == 1
+        assert source.online
+
+    def test_a_missing_file_is_no_reason_to_probe(self, target, tmp_path):
+        with pytest.raises(ProfileError, match="there is no such file"):
+            find_cost(target, NgramDrafter(), ProfileChoice(path=tmp_path / "none.yaml"))
+
+
+class TestNotFound:
+    def test_a_quick_probe_is_saved_and_found_the_next_time(self, target, home):
+        first = find_cost(target, NgramDrafter(), ProfileChoice())
+        (name,) = files(home)
+        path = home / name
+        assert f"saved as {path}" in first.line
+        assert "`rooftree calibrate --target random`" in first.line
+        assert first.profile.provenance.kind == "quick"
+        assert first.profile.provenance.points == len(POINTS)
+        assert first.profile.key == profile_key(target)
+        assert first.profile.soft_key == soft_key(target)
+        again = find_cost(target, NgramDrafter(), ProfileChoice(require=True))
+        assert again.line.startswith(f"profile {path} (quick")
+        assert again.cost.draft_s(100) > 0
+
+    def test_the_probe_leaves_the_cache_as_it_was(self, target):
+        cache = target.reserve(50)
+        cache.truncate(7)
+        find_cost(target, NgramDrafter(), ProfileChoice())
+        assert target.cache is cache
+        assert cache.lengths == [7]
+        target.cache = None
+
+    def test_where_nothing_can_be_written_it_says_so_and_decodes(
+        self, target, tmp_path, monkeypatch
+    ):
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path / "file" / "below"))
+        source = find_cost(target, NgramDrafter(), ProfileChoice())
+        assert "not saved: " in source.line
+        assert source.cost.plain_s(100) > 0
+        assert files(tmp_path) == ["file"]
+
+    def test_without_calibration_the_bare_roofline_is_learnt_upon(self, home):
+        model = random_model("llama-gqa", dtype=torch.float32)
+        decoder = decoder_of(model, "bastion", profile=ProfileChoice(calibrate=False))
+        assert decoder.cost_source.profile is None
+        assert decoder.cost_source.cost.mode == "ema"
+        assert "bare roofline" in decoder.profile_line
+        result = decoder.generate(PROMPT, max_new_tokens=30)
+        assert result.token_ids == greedy(model, PROMPT, 30)
+        assert decoder.cost_source.cost.observations == result.stats.rounds
+        assert decoder.cost_source.cost.bias > 1.0  # no forward reaches these peaks
+        assert files(home) == []
+
+    def test_a_required_profile_is_an_error_that_lists_what_exists(self, target, probed, home):
+        other = changed(probed, runtime={"dtype": "float64"})
+        path = ProfileStore().save(other)
+        before = files(home)
+        choice = ProfileChoice(require=True)
+        with pytest.raises(ProfileError, match=r"dtype float64, here float32") as caught:
+            find_cost(target, NgramDrafter(), choice)
+        assert path.name in str(caught.value)
+        assert "rooftree calibrate" in str(caught.value)
+        assert files(home) == before
+
+    def test_a_required_profile_where_there_is_none(self, target):
+        with pytest.raises(ProfileError, match="none for this device") as caught:
+            find_cost(target, NgramDrafter(), ProfileChoice(require=True))
+        assert str(user_directory()) in str(caught.value)
+
+    def test_a_damaged_profile_is_named_and_left_to_be_mended(self, target, probed):
+        path = ProfileStore().save(probed)
+        damaged = path.read_text()[:300]
+        path.write_text(damaged)
+        source = find_cost(target, NgramDrafter(), ProfileChoice())
+        assert source.line.startswith("no profile for this device")
+        (warning,) = source.warnings
+        assert warning.startswith(f"left out a profile that cannot be used: {path}: ")
+        assert not source.online
+        again = find_cost(target, NgramDrafter(), ProfileChoice())
+        assert again.line.startswith(f"profile {path.with_suffix('')}-2.yaml")
+        assert path.read_text() == damaged
+
+
+class TestProbe:
+    @pytest.mark.parametrize("longest", [5, 16, 33, 65, 256, 257, 300, 1100, 100_000])
+    def test_shapes_fit_and_never_repeat(self, longest):
+        shapes = probe_shapes(longest)
+        assert len(shapes) == len(set(shapes)) >= 2
+        assert all(context >= 0 and rows + context <= longest for rows, context in shapes)
+
+    def test_long_models_get_every_point(self):
+        assert probe_shapes(4096) == list(POINTS)
+
+    @pytest.mark.parametrize("positions", [64, 257])
+    def test_a_model_of_few_positions(self, positions):
+        model = random_model("qwen2", dtype=torch.float32)
+        model.config.max_position_embeddings = positions
+        profile = quick_profile(target_of(model), NgramDrafter())
+        rows, contexts = np.array(profile.surface.rows), np.array(profile.surface.context)
+        assert np.all(rows + contexts <= positions)
+
+    def test_a_tree_too_large_is_refused_before_the_probe(self, home):
+        with pytest.raises(InputError, match="a tree of 512 nodes does not fit the 512"):
+            decoder_of(random_model("llama-gqa"), "bastion", max_nodes=512)
+        assert files(home) == []
+
+    def test_a_draft_is_timed(self, target):
+        section = time_drafter(NgramDrafter(), target)
+        assert section.name == "ngram"
+        assert section.median_s[0] > 0
+
+
+def test_text_is_none_where_there_is_no_tokenizer(tmp_path):
+    """Token ids are enough for a folder that brings none."""
+    model = random_model("llama-gqa", dtype=torch.float32)
+    loaded = LoadedModel(
+        model=model,
+        name="tiny",
+        source=str(tmp_path),
+        weights="pretrained",
+        architecture=target_of(model).architecture,
+    )
+    result = TreeDecoder(Target(loaded), policy="fixed:4").generate(PROMPT, max_new_tokens=5)
+    assert result.text is None
+    assert result.token_ids == greedy(model, PROMPT, 5)

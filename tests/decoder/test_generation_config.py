@@ -1,0 +1,150 @@
+"""A checkpoint's generation config and chat template: respected exactly, or refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from costmodel.errors import InputError
+from decoder.engine import TreeDecoder
+from tests.decoder.models import decoder_of, random_model
+from tests.tiny_folder import write_all
+
+PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
+OTHER = [60, 2, 60, 2, 60]
+SETTINGS = [
+    {"repetition_penalty": 1.4},
+    {"no_repeat_ngram_size": 2},
+    {"suppress_tokens": [43, 96]},
+    {"bad_words_ids": [[49, 43], [96]]},
+    {"repetition_penalty": 1.3, "min_new_tokens": 9, "eos_token_id": list(range(40))},
+]
+
+
+def configured(**settings):
+    model = random_model("llama-gqa", dtype=torch.float32)
+    for name, value in settings.items():
+        setattr(model.generation_config, name, value)
+    return model
+
+
+def by_transformers(model, prompt, new_tokens=24):
+    output = model.generate(
+        torch.tensor([prompt]), max_new_tokens=new_tokens, do_sample=False, pad_token_id=0
+    )
+    return output[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: next(iter(settings)))
+@pytest.mark.parametrize("policy", ["plain", "fixed:9", "chain"])
+def test_greedy_texts_are_those_of_transformers(settings, policy):
+    expected = [by_transformers(configured(**settings), prompt) for prompt in (PROMPT, OTHER)]
+    free = by_transformers(configured(), PROMPT)
+    assert expected[0] != free, "the setting changes nothing here"
+    decoder = decoder_of(configured(**settings), policy)
+    assert decoder.generate(PROMPT, max_new_tokens=24).token_ids == expected[0]
+    both = decoder.generate_batch([PROMPT, OTHER], max_new_tokens=24)
+    assert [one.token_ids for one in both] == expected
+
+
+def test_a_seed_gives_the_same_penalised_text_under_every_policy():
+    options = {"max_new_tokens": 24, "temperature": 0.9, "top_p": 0.9, "seed": 4}
+    plain, tree = (
+        decoder_of(configured(repetition_penalty=1.5), policy).generate(PROMPT, **options)
+        for policy in ("plain", "fixed:9")
+    )
+    assert plain.token_ids == tree.token_ids
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "problem"),
+    [
+        ({"num_beams": 3}, {}, "asks for beam search"),
+        ({"guidance_scale": 2.0}, {}, "ClassifierFree.* is not applied"),
+        ({"max_time": 2.0}, {}, "asks for max_time"),
+        ({"do_sample": True, "min_p": 0.1}, {"temperature": 1.0}, "asks for min_p"),
+        ({"do_sample": True, "typical_p": 0.9}, {"temperature": 1.0}, "asks for typical_p"),
+    ],
+)
+def test_what_cannot_be_done_exactly_is_refused(settings, options, problem):
+    decoder = decoder_of(configured(**settings), "fixed:3")
+    with pytest.raises(InputError, match=problem):
+        decoder.generate(PROMPT, max_new_tokens=4, **options)
+
+
+def test_what_changes_nothing_is_no_hindrance():
+    """Cuts count only above temperature 0, and the lookup of prompts is only a way to draft."""
+    model = configured(do_sample=True, min_p=0.1, typical_p=1.0, prompt_lookup_num_tokens=3)
+    decoder = decoder_of(model, "fixed:3")
+    expected = by_transformers(configured(), PROMPT, 6)
+    assert decoder.generate(PROMPT, max_new_tokens=6).token_ids == expected
+
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if enable_thinking is defined and not enable_thinking %}<quick>{% endif %}[assistant]"
+)
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory):
+    decoder = TreeDecoder.from_pretrained(
+        write_all(tmp_path_factory.mktemp("target")), policy="plain", device="cpu"
+    )
+    decoder.tokenizer.chat_template = TEMPLATE
+    return decoder
+
+
+class TestChat:
+    @pytest.mark.parametrize(
+        ("prompt", "options", "text"),
+        [
+            ("hi", {"chat": True}, "[user]hi[assistant]"),
+            ("hi", {"system": "Be brief."}, "[system]Be brief.[user]hi[assistant]"),
+            ("hi", {"template": {"enable_thinking": False}}, "[user]hi<quick>[assistant]"),
+            ("hi", {"template": {"enable_thinking": True}}, "[user]hi[assistant]"),
+            (
+                [
+                    {"role": "user", "content": "a"},
+                    {"role": "assistant", "content": "b"},
+                    {"role": "user", "content": "c"},
+                ],
+                {"system": "s"},
+                "[system]s[user]a[assistant]b[user]c[assistant]",
+            ),
+            ("hi", {"chat": False, "system": None, "template": {}}, "hi"),
+        ],
+    )
+    def test_what_the_model_reads(self, chatty, prompt, options, text):
+        ids = chatty.tokenizer(text)["input_ids"]
+        assert chatty.encode(prompt, **options) == ids
+        result = chatty.generate(prompt, max_new_tokens=3, **options)
+        assert result.stats.prompt_tokens == len(ids)
+        assert result.token_ids == chatty.generate(ids, max_new_tokens=3).token_ids
+        [batched] = chatty.generate_batch([prompt], max_new_tokens=3, **options)
+        assert batched.token_ids == result.token_ids
+
+    @pytest.mark.parametrize(
+        ("prompt", "options", "problem"),
+        [
+            ("hi", {"template": {"enable_thought": False}}, "no option 'enable_thought'"),
+            ([{"role": "user"}], {}, "turn 1 of the prompt has no text"),
+            ([{"role": "user", "content": "a"}, "b"], {}, "turn 2 of the prompt"),
+            (
+                [{"role": "tool", "content": "a"}],
+                {},
+                "chat template fails: .*: no tools",
+            ),
+            ([{"role": "assistant", "content": "a"}], {}, "the last turn is the assistant's"),
+            (
+                [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}],
+                {"system": "c"},
+                "a system turn already",
+            ),
+            ([4, 5], {"system": "a"}, "token ids are not put into a chat template"),
+        ],
+    )
+    def test_what_is_refused(self, chatty, prompt, options, problem):
+        with pytest.raises(InputError, match=problem):
+            chatty.generate(prompt, max_new_tokens=3, **options)

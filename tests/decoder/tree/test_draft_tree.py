@@ -1,0 +1,193 @@
+"""Trees against brute force over the lattice and against reference answers."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodel.errors import InputError
+from decoder.tree.draft_tree import EMPTY, CandidateTree, DraftTree, Lattice, best_first, chain
+
+
+def lattice(marginals):
+    marginals = np.asarray(marginals, dtype=np.float64)
+    tokens = np.arange(marginals.size, dtype=np.int64).reshape(marginals.shape)
+    return Lattice(tokens, marginals)
+
+
+def all_path_scores(marginals):
+    """Every prefix of the lattice with its score, by enumeration."""
+    scores = []
+    for depth in range(1, len(marginals) + 1):
+        for path in itertools.product(*(range(len(row)) for row in marginals[:depth])):
+            scores.append(np.prod([marginals[d][k] for d, k in enumerate(path)]))
+    return np.sort(np.array(scores))[::-1]
+
+
+def best_by_enumeration(marginals, nodes):
+    """The largest sum over prefix-closed trees of `nodes` nodes, trying every one."""
+    paths = [
+        path
+        for depth in range(1, len(marginals) + 1)
+        for path in itertools.product(*(range(len(row)) for row in marginals[:depth]))
+    ]
+    score = {p: float(np.prod([marginals[d][k] for d, k in enumerate(p)])) for p in paths}
+    best = -1.0
+    for chosen in itertools.combinations(paths, nodes):
+        kept = set(chosen)
+        if all(len(p) == 1 or p[:-1] in kept for p in chosen):
+            best = max(best, sum(score[p] for p in chosen))
+    return best
+
+
+def assert_is_tree(tree: DraftTree):
+    paths = set()
+    row_path = {0: ()}
+    for node in range(tree.nodes):
+        parent = int(tree.parents[node])
+        assert parent <= node, "a parent comes before its child"
+        path = (*row_path[parent], int(tree.tokens[node]))
+        assert path not in paths, "no path twice"
+        paths.add(path)
+        row_path[node + 1] = path
+        assert tree.depths[node] == len(path)
+
+
+descending_rows = st.integers(1, 4).flatmap(
+    lambda width: st.lists(
+        st.lists(st.floats(0.0, 1.0, width=32), min_size=width, max_size=width).map(
+            lambda row: sorted(row, reverse=True)
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+
+
+@given(descending_rows, st.integers(1, 60))
+@settings(max_examples=200, deadline=None)
+def test_best_first_takes_the_largest_path_scores(marginals, nodes):
+    tree = best_first(lattice(marginals), nodes)
+    expected = all_path_scores(marginals)[:nodes]
+    assert tree.nodes == len(expected)
+    np.testing.assert_allclose(tree.scores, expected, rtol=1e-12)
+    assert_is_tree(tree)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5])
+def test_best_first_is_optimal_among_all_prefix_closed_trees(nodes):
+    marginals = [[0.5, 0.3], [0.6, 0.4], [0.9, 0.05]]
+    tree = best_first(lattice(marginals), nodes)
+    assert tree.expected_committed - 1.0 == pytest.approx(best_by_enumeration(marginals, nodes))
+
+
+@given(descending_rows)
+@settings(max_examples=50, deadline=None)
+def test_trees_are_nested(marginals):
+    large = best_first(lattice(marginals), 40)
+    for nodes in range(1, large.nodes):
+        small = best_first(lattice(marginals), nodes)
+        cut = large.first(nodes)
+        np.testing.assert_array_equal(small.tokens, cut.tokens)
+        np.testing.assert_array_equal(small.parents, cut.parents)
+
+
+def test_reference_trees(shared_dir):
+    for case in json.loads((shared_dir / "oracles" / "trees.json").read_text()):
+        marginals = case["marginals"]
+        for nodes, surrogate in zip(case["nodes"], case["surrogate"], strict=True):
+            tree = best_first(lattice(marginals), nodes)
+            assert tree.expected_committed == pytest.approx(surrogate, abs=1e-12)
+            np.testing.assert_allclose(tree.scores, case["sorted_scores"][:nodes], atol=1e-15)
+
+
+def test_siblings_of_the_deepest_nodes_are_reached():
+    """Algorithm 1 as printed would never push them."""
+    tree = best_first(lattice([[0.5, 0.4, 0.1]]), 3)
+    assert list(tree.scores) == [0.5, 0.4, 0.1]
+
+
+def conditional_tree(rng, size):
+    parents = np.array([rng.integers(0, node + 1) for node in range(size)], dtype=np.int64)
+    probabilities = np.empty(size)
+    for row in range(size + 1):
+        children = np.flatnonzero(parents == row)
+        if len(children):
+            probabilities[children] = rng.dirichlet(np.ones(len(children) + 1))[:-1]
+    return CandidateTree(np.arange(size, dtype=np.int64), parents, probabilities)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_conditional_candidates_best_first(seed):
+    rng = np.random.default_rng(seed)
+    candidates = conditional_tree(rng, 30)
+    scores = np.empty(30)
+    for node in range(30):
+        parent = candidates.parents[node]
+        scores[node] = candidates.probabilities[node] * (1.0 if parent == 0 else scores[parent - 1])
+    for nodes in (1, 5, 17, 30, 99):
+        tree = best_first(candidates, nodes)
+        np.testing.assert_allclose(tree.scores, np.sort(scores)[::-1][:nodes])
+        assert_is_tree(tree)
+
+
+def test_certain_children_stay_behind_their_parents():
+    candidates = CandidateTree(np.array([7, 8, 9]), np.array([0, 1, 2]), np.ones(3))
+    tree = best_first(candidates, 2)
+    assert list(tree.tokens) == [7, 8]
+    assert_is_tree(tree)
+
+
+def test_chain_takes_the_top_of_each_position():
+    tree = chain(lattice([[0.5, 0.3], [0.4, 0.4], [0.2, 0.1]]), 2)
+    assert list(tree.tokens) == [0, 2]
+    assert list(tree.scores) == [0.5, 0.2]
+    assert tree.is_chain()
+
+
+def test_chain_of_conditional_candidates_follows_the_likeliest_child():
+    candidates = CandidateTree(
+        np.array([10, 11, 12, 13]), np.array([0, 0, 2, 2]), np.array([0.3, 0.6, 0.2, 0.5])
+    )
+    tree = chain(candidates, 5)
+    assert list(tree.tokens) == [11, 13]
+    assert list(tree.scores) == [0.6, 0.3]
+
+
+def test_visibility_is_ancestors_and_self():
+    tree = best_first(lattice([[0.6, 0.4], [0.7, 0.3]]), 6)
+    visible = tree.visibility()
+    for row in range(tree.rows):
+        ancestors = {row}
+        node = row
+        while node:
+            node = int(tree.parents[node - 1])
+            ancestors.add(node)
+        assert set(np.flatnonzero(visible[row])) == ancestors
+
+
+def test_child_finds_the_token_below_a_row():
+    tree = best_first(lattice([[0.6, 0.4], [0.7, 0.3]]), 6)
+    for node in range(tree.nodes):
+        assert tree.child(int(tree.parents[node]), int(tree.tokens[node])) == node + 1
+    assert tree.child(0, 999) == -1
+
+
+def test_depth_factors_correct_the_scores():
+    tree = best_first(lattice([[0.5, 0.1], [0.5, 0.1]]), 6, np.array([0.5, 2.0]))
+    assert tree.scores[0] == pytest.approx(0.25)
+    assert tree.expected_committed == pytest.approx(1 + 0.3 + 0.3 * 1.2)
+
+
+def test_no_nodes_is_the_empty_tree():
+    assert best_first(lattice([[0.5]]), 0) is EMPTY
+    assert EMPTY.rows == 1
+    assert EMPTY.expected_committed == 1.0
+
+
+def test_mismatched_lattice_is_an_error():
+    with pytest.raises(InputError, match="one shape"):
+        Lattice(np.zeros((2, 3), np.int64), np.zeros((2, 2)))

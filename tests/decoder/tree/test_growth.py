@@ -1,0 +1,263 @@
+"""Growth rules against straight-line references that walk paths one by one."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decoder.tree.draft_tree import CandidateTree, Lattice, best_first
+from decoder.tree.growth import (
+    NO_CHILD,
+    Beam,
+    CandidateSource,
+    EveryChild,
+    LatticeSource,
+    TopPaths,
+    grow,
+    single_path,
+    source_of,
+)
+
+DEEP = 64
+
+
+def random_lattice(rng, depth, width):
+    """Distinct tokens in each position; no two paths have the same score."""
+    tokens = np.stack([rng.permutation(50)[:width] for _ in range(depth)]).astype(np.int64)
+    weights = -np.sort(-rng.dirichlet(np.ones(width + 1), depth), axis=1)
+    return Lattice(tokens, weights[:, :width])
+
+
+def random_candidates(rng, size):
+    """A tree of any shape; siblings have distinct tokens, in no order of probability."""
+    parents = np.array([rng.integers(0, node + 1) for node in range(size)], dtype=np.int64)
+    probabilities = np.empty(size)
+    for row in range(size + 1):
+        below = np.flatnonzero(parents == row)
+        probabilities[below] = rng.dirichlet(np.ones(len(below) + 1))[:-1]
+    return CandidateTree(rng.permutation(size).astype(np.int64), parents, probabilities)
+
+
+def children_of(candidates):
+    """path -> [(token, probability)], the most probable first: the source, spelt out."""
+    if isinstance(candidates, Lattice):
+        rows = [
+            list(zip(tokens.tolist(), probabilities.tolist(), strict=True))
+            for tokens, probabilities in zip(
+                candidates.tokens, candidates.probabilities, strict=True
+            )
+        ]
+        return lambda path: rows[len(path)] if len(path) < len(rows) else []
+    table = {path: [] for path in [(), *paths_of(candidates)]}
+    for path, probability in paths_of(candidates).items():
+        table[path[:-1]].append((path[-1], probability))
+    return lambda path: sorted(table[path], key=lambda child: -child[1])
+
+
+def paths_of(tree):
+    """path -> probability given its parent, in the tree's order."""
+    paths, found = {0: ()}, {}
+    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+        assert parent <= node, "parents come first"
+        paths[node + 1] = (*paths[int(parent)], int(token))
+        found[paths[node + 1]] = float(tree.probabilities[node])
+    assert len(found) == len(tree.tokens), "no path twice"
+    return found
+
+
+def score(path, children):
+    product = 1.0
+    for depth in range(len(path)):
+        product *= dict(children(path[:depth]))[path[depth]]
+    return product
+
+
+def beam_by_hand(children, width, depth):
+    level, kept = [()], []
+    for _ in range(depth):
+        below = [(*path, token) for path in level for token, _ in children(path)[:width]]
+        level = sorted(below, key=lambda path: -score(path, children))[:width]
+        kept += level
+    return set(kept)
+
+
+def top_paths_by_hand(children, rule, depth):
+    frontier, kept = [()], set()
+    for _ in range(depth):
+        below = [(*path, token) for path in frontier for token, _ in children(path)[: rule.width]]
+        kept |= set(below)
+        frontier = sorted(below, key=lambda path: -score(path, children))[: rule.frontier]
+    return kept
+
+
+def every_child_by_hand(children, rule, depth):
+    """Breadth first from a queue, one node at a time, until there is no room."""
+    queue, kept = [()], []
+    while queue:
+        path = queue.pop(0)
+        if len(path) == depth:
+            continue
+        for token, _ in children(path)[: rule.width]:
+            child = (*path, token)
+            if score(child, children) >= rule.least_score and len(kept) < rule.max_nodes:
+                kept.append(child)
+                queue.append(child)
+    return kept
+
+
+sources = st.integers(0, 10_000).flatmap(
+    lambda seed: st.builds(
+        lambda lattice, size, depth, width: (
+            random_lattice(np.random.default_rng(seed), depth, width)
+            if lattice
+            else random_candidates(np.random.default_rng(seed), size)
+        ),
+        st.booleans(),
+        st.integers(0, 25),
+        st.integers(1, 4),
+        st.integers(1, 4),
+    )
+)
+few = st.integers(1, 5)
+
+
+@given(sources, few, few)
+@settings(max_examples=200, deadline=None)
+def test_beam(candidates, width, depth):
+    rule = Beam(width=width, max_depth=depth)
+    children = children_of(candidates)
+    found = paths_of(grow(source_of(candidates), rule, DEEP))
+    assert set(found) == beam_by_hand(children, width, depth)
+    assert len(found) <= rule.max_nodes
+    for path, probability in found.items():
+        assert probability == dict(children(path[:-1]))[path[-1]]
+
+
+@given(sources, few, few, few)
+@settings(max_examples=200, deadline=None)
+def test_top_paths(candidates, width, frontier, depth):
+    rule = TopPaths(width=width, frontier=frontier, max_depth=depth)
+    found = paths_of(grow(source_of(candidates), rule, DEEP))
+    assert set(found) == top_paths_by_hand(children_of(candidates), rule, depth)
+
+
+@given(sources, few, few, st.integers(1, 40), st.sampled_from([0.0, 0.05, 0.3]))
+@settings(max_examples=200, deadline=None)
+def test_every_child_in_breadth_first_order(candidates, width, depth, most, least_score):
+    rule = EveryChild(width=width, max_depth=depth, max_nodes=most, least_score=least_score)
+    found = paths_of(grow(source_of(candidates), rule, DEEP))
+    assert list(found) == every_child_by_hand(children_of(candidates), rule, depth)
+
+
+@given(sources, few)
+@settings(max_examples=100, deadline=None)
+def test_single_path_takes_the_best_child_at_every_step(candidates, depth):
+    children, path = children_of(candidates), ()
+    while len(path) < depth and children(path):
+        path = (*path, children(path)[0][0])
+    found = paths_of(grow(source_of(candidates), single_path(depth), DEEP))
+    assert list(found) == [path[: i + 1] for i in range(len(path))]
+
+
+@given(sources, few, few, few, st.integers(1, 40))
+@settings(max_examples=200, deadline=None)
+def test_growing_again_from_the_grown_tree_changes_nothing(candidates, width, frontier, depth, n):
+    for rule in (
+        Beam(width=width, max_depth=depth),
+        TopPaths(width=width, frontier=frontier, max_depth=depth, max_nodes=n),
+        EveryChild(width=width, max_depth=depth, max_nodes=n, least_score=0.02),
+    ):
+        once = grow(source_of(candidates), rule, DEEP)
+        again = grow(source_of(once), rule, DEEP)
+        np.testing.assert_array_equal(again.tokens, once.tokens)
+        np.testing.assert_array_equal(again.parents, once.parents)
+        np.testing.assert_array_equal(again.probabilities, once.probabilities)
+
+
+@pytest.mark.parametrize("nodes", [1, 4, 9, 16])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_frontier_of_n_paths_holds_the_best_tree_of_n_nodes(seed, nodes):
+    candidates = random_lattice(np.random.default_rng(seed), 5, 6)
+    grown = grow(source_of(candidates), TopPaths(width=nodes, frontier=nodes), DEEP)
+    expected = best_first(candidates, nodes)
+    found = best_first(grown, nodes)
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-12)
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+
+
+def test_the_requested_depth_bounds_the_rule():
+    candidates = random_lattice(np.random.default_rng(0), 6, 3)
+    for depth, nodes in ((0, 0), (1, 2), (3, 14)):
+        tree = grow(source_of(candidates), EveryChild(width=2, max_depth=5), depth)
+        assert len(tree.tokens) == nodes
+
+
+def test_what_is_no_probability_is_no_child():
+    class Gaps:
+        def __init__(self):
+            self.frontiers = []
+
+        def root(self, width):
+            return np.array([[5, 6, 7]]), np.array([[0.6, np.nan, NO_CHILD]])
+
+        def expand(self, frontier, width):
+            self.frontiers.append(frontier)
+            shape = (len(frontier.rows), 3)
+            return np.full(shape, 9), np.full(shape, np.nan)
+
+    for rule in (
+        TopPaths(),
+        Beam(width=3, max_depth=3),
+        EveryChild(width=3, max_depth=3),
+    ):
+        source = Gaps()
+        tree = grow(source, rule, DEEP)
+        assert tree.tokens.tolist() == [5]
+        assert [frontier.tokens.tolist() for frontier in source.frontiers] == [[5]]
+
+
+def test_a_child_of_probability_zero_is_preferred_to_none():
+    tree = CandidateTree(np.array([3, 4]), np.array([0, 0]), np.array([1.0, 0.0]))
+    deeper = CandidateTree(np.array([3, 4, 5]), np.array([0, 0, 2]), np.array([0.0, 0.0, 0.0]))
+    for candidates in (tree, deeper):
+        found = grow(CandidateSource(candidates), Beam(width=2, max_depth=1), DEEP)
+        assert sorted(found.tokens.tolist()) == [3, 4]
+    found = grow(CandidateSource(deeper), Beam(width=2, max_depth=2), DEEP)
+    assert sorted(found.tokens.tolist()) == [3, 4, 5]
+
+
+class Watched:
+    """A source that writes down what it is asked."""
+
+    def __init__(self, source):
+        self.source, self.frontiers, self.answers = source, [], []
+
+    def root(self, width):
+        self.answers.append(self.source.root(width))
+        return self.answers[-1]
+
+    def expand(self, frontier, width):
+        self.frontiers.append(frontier)
+        self.answers.append(self.source.expand(frontier, width))
+        return self.answers[-1]
+
+
+@pytest.mark.parametrize("rule", [TopPaths(width=3, frontier=2, max_depth=4), single_path(4)])
+def test_a_source_is_asked_once_a_level_and_told_where_its_nodes_are(rule):
+    source = Watched(LatticeSource(random_lattice(np.random.default_rng(3), 5, 4)))
+    tree = grow(source, rule, DEEP)
+    assert [frontier.depth for frontier in source.frontiers] == [1, 2, 3]
+    rows_before = np.zeros(1, np.int64)
+    for frontier, (tokens, _) in zip(source.frontiers, source.answers, strict=False):
+        np.testing.assert_array_equal(frontier.tokens, tree.tokens[frontier.rows - 1])
+        np.testing.assert_array_equal(frontier.tokens, tokens[frontier.above, frontier.ranks])
+        np.testing.assert_array_equal(tree.parents[frontier.rows - 1], rows_before[frontier.above])
+        rows_before = frontier.rows
+
+
+def test_nothing_grows_from_nothing():
+    empty = CandidateTree(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+    flat = Lattice(np.zeros((0, 3), np.int64), np.zeros((0, 3)))
+    for candidates in (empty, flat):
+        for rule in (TopPaths(), Beam(width=2, max_depth=3), EveryChild(width=2, max_depth=3)):
+            assert len(grow(source_of(candidates), rule, DEEP).tokens) == 0

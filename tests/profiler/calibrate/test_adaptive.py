@@ -1,0 +1,102 @@
+"""The adaptive grid on known costs: it stops where they are predictable, and goes on where not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from costmodel.architecture import ModelArchitecture
+from costmodel.catalog import Peaks
+from costmodel.roofline import Roofline
+from profiler.calibrate.sweep import SweepResult
+from profiler.calibrate.sweep_plan import FIRST_POINTS, LEAST_POINTS, AdaptiveGrid, SweepPlan
+from profiler.calibrate.workload import Task
+from profiler.measure.samples import Samples
+
+PLAN = SweepPlan(contexts=(64, 256, 1024, 4096), max_nodes=255)
+ARCHITECTURE = ModelArchitecture(
+    name="small", layers=12, hidden=768, heads=12, kv_heads=4, head_dim=64, ffn=3072,
+    vocab=32000, tied=True,
+)  # fmt: skip
+ROOFLINE = Roofline(
+    architecture=ARCHITECTURE, peaks=Peaks(flops_per_s=1e12, bytes_per_s=5e10), element_bytes=2
+)
+
+
+def smooth_s(task: Task) -> float:
+    return 0.002 + 1.3 * float(ROOFLINE.seconds(task.size, task.context))
+
+
+def rough_s(task: Task) -> float:
+    """Every shape is off by a factor of its own: nothing can be learnt from its neighbours."""
+    random = np.random.default_rng((task.size, task.context))
+    return smooth_s(task) * float(np.exp(random.normal(0.0, 0.3)))
+
+
+class Measured:
+    """What a sweep that knows the truth has measured so far."""
+
+    def __init__(self, true_s) -> None:
+        self._true_s = true_s
+        self.tasks: list[Task] = []
+
+    def add(self, tasks: list[Task]) -> SweepResult:
+        self.tasks += tasks
+        random = np.random.default_rng(0)
+        samples = {
+            task: Samples(seconds=tuple(self._true_s(task) * random.normal(1, 0.001, 6)))
+            for task in self.tasks
+        }
+        return SweepResult(samples=samples, unmeasured=(), spent_s=1.0, resumed_samples=0)
+
+    def grid(self) -> list[Task]:
+        return [task for task in self.tasks if task.kind == "verify"]
+
+
+def run(true_s) -> tuple[Measured, list[Task] | None]:
+    """All rounds of an adaptive sweep without a budget."""
+    grid, measured = AdaptiveGrid(PLAN, ROOFLINE), Measured(true_s)
+    swept = measured.add(grid.first() + PLAN.held_out())
+    while further := grid.more(swept):
+        assert not set(further) & set(measured.tasks)
+        swept = measured.add(further)
+    return measured, further
+
+
+def test_the_first_points_hold_the_plain_step_and_the_largest_tree() -> None:
+    first = AdaptiveGrid(PLAN, ROOFLINE).first()
+    assert len(set(first)) == FIRST_POINTS
+    assert {task.size for task in first} >= {1, max(PLAN.rows)}
+    assert {task.context for task in first} >= {64, 4096}
+
+
+def test_it_stops_where_held_out_points_are_predicted() -> None:
+    measured, answer = run(smooth_s)
+    assert answer is None
+    assert LEAST_POINTS <= len(measured.grid()) < len(PLAN.grid()) / 2
+
+
+@pytest.mark.slow
+def test_it_measures_the_whole_grid_where_they_are_not() -> None:
+    measured, answer = run(rough_s)
+    assert answer == []
+    assert set(measured.grid()) == set(PLAN.grid())
+    assert len(measured.grid()) == len(PLAN.grid())
+
+
+@pytest.mark.slow
+def test_nothing_held_out_means_the_whole_grid() -> None:
+    grid, measured = AdaptiveGrid(PLAN, ROOFLINE), Measured(smooth_s)
+    swept = measured.add(grid.first())
+    while further := grid.more(swept):
+        swept = measured.add(further)
+    assert further == []
+    assert len(measured.grid()) == len(PLAN.grid())
+
+
+@pytest.mark.parametrize("batches", [(1,), (1, 4)])
+def test_batches_are_candidates_too(batches: tuple[int, ...]) -> None:
+    plan = SweepPlan(contexts=(64, 512), max_nodes=15, batches=batches)
+    first = AdaptiveGrid(plan, ROOFLINE).first()
+    assert {task.batch for task in first} <= set(batches)
+    assert set(first) <= set(plan.grid())

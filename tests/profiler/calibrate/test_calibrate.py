@@ -1,0 +1,333 @@
+"""A real calibration of a tiny target, and everything around it that can go wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from costmodel.errors import InputError, MeasurementError, ProfileError
+from costmodel.profile.profile import Profile
+from costmodel.profile.store import ProfileStore
+from decoder.profiling.measured_profile import profile_key, soft_key
+from decoder.target.loading import load_model
+from decoder.target.target import Target
+from profiler.calibrate import calibrate as module
+from profiler.calibrate.calibrate import (
+    CalibrationListener,
+    CalibrationSettings,
+    calibrate,
+)
+from profiler.calibrate.files import check_writable, keep_samples
+from profiler.calibrate.sweep_plan import SweepPlan
+from profiler.measure.journal import Journal
+from profiler.measure.machine import Activity
+from tests.tiny_folder import fake_clock, isolate, listing, write_config
+
+CONTEXTS = (32, 128)
+
+
+def settings(folder: Path, **changed) -> CalibrationSettings:
+    fields = {
+        "target": str(folder / "tiny"),
+        "device": "cpu",
+        "dtype": "float32",
+        "contexts": CONTEXTS,
+        "max_nodes": 15,
+        "time_budget_s": 30.0,
+    }
+    return CalibrationSettings(**(fields | changed))
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine and a clock to oneself, and a target whose config is all there is."""
+    write_config(tmp_path / "tiny")
+    fake_clock(monkeypatch)
+    return isolate(monkeypatch, tmp_path)
+
+
+class Calibrated:
+    """One real calibration: nothing is faked but where files lie."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        write_config(folder / "tiny")
+        self.home = folder / "home"
+        patch.setenv("ROOFTREE_HOME", str(self.home))
+        patch.setattr("tempfile.tempdir", str(folder / "locks"))
+        self.said: list[str] = []
+        self.progress: list = []
+        listener = CalibrationListener(say=self.said.append, progress=self.progress.append)
+        wanted = settings(folder, time_budget_s=30.0)
+        self.result = calibrate(wanted, listener)
+        loaded = load_model(wanted.target, dtype=torch.float32, device=torch.device("cpu"))
+        self.target = Target(loaded)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory):
+    with pytest.MonkeyPatch.context() as patch:
+        yield Calibrated(tmp_path_factory.mktemp("calibrated"), patch)
+
+
+class TestReal:
+    def test_three_files_and_no_more(self, done: Calibrated) -> None:
+        path = done.result.path
+        assert path.name == "tiny.float32.eager.tp1.yaml"
+        assert sorted(listing(done.home)) == sorted(
+            str(path.with_suffix(suffix).relative_to(done.home))
+            for suffix in (".yaml", ".png", ".samples.jsonl")
+        )
+        assert done.result.picture == path.with_suffix(".png")
+
+    def test_the_profile_is_measured_and_reads_back(self, done: Calibrated) -> None:
+        profile = Profile.from_yaml(done.result.path)
+        assert profile.to_yaml() == done.result.profile.to_yaml()
+        made = profile.provenance
+        assert (made.kind, made.note) == ("measured", "random weights")
+        assert made.points == len(profile.surface.rows) == 2 * 8
+        assert made.samples >= 10 * made.points
+        assert 0 < made.duration_s < 31
+        assert set(zip(profile.surface.rows, profile.surface.context, strict=True)) == {
+            (rows, context) for rows in SweepPlan(contexts=(1, 2), max_nodes=15).rows
+            for context in CONTEXTS
+        }  # fmt: skip
+
+    def test_every_part_of_a_cycle_is_there(self, done: Calibrated) -> None:
+        stages = done.result.profile.stages
+        assert stages.plain.context == CONTEXTS
+        assert stages.build.nodes == stages.accept.nodes == (1, 3, 7, 15)
+        assert stages.commit.tokens == (1, 2, 4)
+        assert stages.prefill.tokens == (128,)
+        assert list(done.result.profile.drafters) == ["ngram"]
+        plain_s = np.array(stages.plain.median_s)
+        assert np.all(plain_s > np.max(stages.build.median_s))
+
+    def test_it_was_checked_on_points_held_out(self, done: Calibrated) -> None:
+        profile = done.result.profile
+        held_out = set(zip(profile.held_out.rows, profile.held_out.context, strict=True))
+        drawn = SweepPlan(contexts=CONTEXTS, max_nodes=15).held_out()
+        assert held_out == {(task.size, task.context) for task in drawn}
+        predicted = profile.verify_calibration().predict_s(
+            profile.held_out.rows, profile.held_out.context
+        )
+        np.testing.assert_allclose(profile.held_out.predicted_s, predicted, rtol=1e-3)
+        error = np.abs(predicted / np.array(profile.held_out.measured_s) - 1)
+        assert profile.held_out.error.median == pytest.approx(np.median(error), rel=0.01)
+        assert profile.held_out.error.median < 0.5
+        assert 0 <= profile.regret.mean <= profile.regret.worst <= 1
+
+    def test_the_decoder_finds_it(self, done: Calibrated) -> None:
+        found = ProfileStore().find(profile_key(done.target), soft_key(done.target))
+        assert found.path == done.result.path
+        assert found.warnings == ()
+
+    def test_the_raw_samples_are_those_of_the_profile(self, done: Calibrated) -> None:
+        lines = done.result.path.with_suffix(".samples.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines[1:]]
+        profile = done.result.profile
+        used = profile.provenance.samples + profile.provenance.discarded_samples
+        assert used <= len(records)  # warm-up samples are in neither
+        counts = Counter((r["size"], r["context"]) for r in records if r["kind"] == "verify")
+        surface = profile.surface
+        for rows, context, median_s, n in zip(
+            surface.rows, surface.context, surface.median_s, surface.n, strict=True
+        ):
+            seconds = sorted(
+                r["seconds"] for r in records
+                if (r["kind"], r["size"], r["context"]) == ("verify", rows, context)
+            )  # fmt: skip
+            # Each is divided by the machine's pace at its time, which is near 1.
+            assert 0.7 * seconds[0] <= median_s <= 1.4 * seconds[-1]
+            assert n <= counts[rows, context]
+        header = json.loads(lines[0])["header"]
+        assert header["contexts"] == list(CONTEXTS)
+        assert header["target"] == done.target.architecture.hash
+
+    def test_the_user_is_told_what_is_measured(self, done: Calibrated) -> None:
+        assert done.said[0].startswith("tiny (random weights, float32) on ")
+        assert (done.result.resumed_samples, done.result.unmeasured) == (0, ())
+
+
+class TestBeforeMeasuring:
+    """Errors that cost no time, because nothing has been measured yet."""
+
+    @pytest.fixture(autouse=True)
+    def nothing_is_measured(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def measured(*arguments, **options):
+            raise AssertionError("it began to measure")
+
+        monkeypatch.setattr(module, "run_sweep", measured)
+        monkeypatch.setattr("decoder.profiling.measured_profile.measure_peaks", measured)
+
+    @pytest.mark.parametrize(
+        ("changed", "message"),
+        [
+            ({"drafter": "./oracle"}, r"there is no folder \./oracle"),
+            ({"contexts": (64,)}, "two contexts"),
+            ({"max_nodes": 2}, "max nodes must be 3"),
+            ({"contexts": (64, 250)}, "266 tokens, rows included, exceeds the 256 positions"),
+            ({"max_nodes": 300}, "exceeds the 256 positions"),
+            ({"contexts": None, "max_nodes": 200}, "256 positions, too few for the usual"),
+        ],
+    )
+    def test_settings_that_cannot_be(self, tmp_path: Path, changed: dict, message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            calibrate(settings(tmp_path, **changed))
+        assert [name for name in listing(tmp_path) if name.startswith("home")] == []
+
+    def test_default_contexts_are_cut_to_the_target(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write_config(tmp_path / "tiny", max_position_embeddings=512)
+        asked = []
+
+        def workload(target, drafter, *, capacity, capacities, seed):
+            asked.append(capacity)
+            raise InputError("far enough")
+
+        monkeypatch.setattr(module, "Workload", workload)
+        with pytest.raises(InputError, match="far enough"):
+            calibrate(settings(tmp_path, contexts=None))
+        assert asked == [256 + 16]
+
+    @pytest.mark.parametrize("name", ["profile.png", "profile", "profile.yaml.txt"])
+    def test_an_output_of_another_kind(self, tmp_path: Path, name: str) -> None:
+        """The picture would take its place, or no lookup would find it."""
+        with pytest.raises(InputError, match=r"file name ending in \.yaml"):
+            calibrate(settings(tmp_path, output=tmp_path / name))
+
+
+class TestWritable:
+    def test_nothing_is_left_behind(self, tmp_path: Path) -> None:
+        check_writable(tmp_path / "new" / "profile.yaml")
+        assert listing(tmp_path) == {}
+
+    def test_a_planted_link_is_not_followed(self, tmp_path: Path) -> None:
+        """Whatever name a probe may have had: nothing that is there is opened."""
+        victim, folder = tmp_path / "victim", tmp_path / "shared"
+        victim.write_text("precious")
+        folder.mkdir()
+        for name in (".rooftree-writable", "profile.yaml", ".profile.yaml.tmp"):
+            (folder / name).symlink_to(victim)
+        check_writable(folder / "profile.yaml")
+        assert victim.read_text() == "precious"
+
+    def test_a_folder_is_no_file(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=r"file name ending in \.yaml"):
+            check_writable(tmp_path)
+
+    def test_below_a_file(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(InputError, match=r"cannot write to .*Choose another --output"):
+            check_writable(tmp_path / "file" / "profile.yaml")
+
+    @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+    def test_where_writing_fails(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        def refuse(**options: object) -> None:
+            raise OSError(number, "refused")
+
+        monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+        with pytest.raises(InputError, match="refused"):
+            check_writable(tmp_path / "profile.yaml")
+        assert listing(tmp_path) == {}
+
+
+class TestSamples:
+    def test_they_lie_beside_the_profile(self, tmp_path: Path) -> None:
+        journal = Journal(tmp_path / "journals" / "run.jsonl", {"run": 1})
+        journal.append({"sample": 1})
+        content = journal.path.read_bytes()
+        keep_samples(journal.path, tmp_path / "a.b.tp1.yaml")
+        assert listing(tmp_path) == {"a.b.tp1.samples.jsonl": content}
+
+    @pytest.mark.parametrize("function", ["shutil.copyfile", "os.replace"])
+    def test_a_full_disk_leaves_the_old_ones(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
+    ) -> None:
+        (tmp_path / "a.samples.jsonl").write_text("old")
+        journal = Journal(tmp_path / "run.jsonl", {"run": 1})
+
+        def full(*arguments) -> None:
+            if function == "shutil.copyfile":
+                Path(arguments[1]).write_bytes(b"a part")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(function, full)
+        with pytest.raises(InputError, match=r"not its raw samples: No space left.*Free some"):
+            keep_samples(journal.path, tmp_path / "a.yaml")
+        monkeypatch.undo()
+        assert (tmp_path / "a.samples.jsonl").read_text() == "old"
+        assert sorted(listing(tmp_path)) == ["a.samples.jsonl", "run.jsonl"]
+
+
+@pytest.mark.slow
+class TestFailures:
+    def test_too_short_a_time_keeps_what_was_measured(self, home: Path, tmp_path: Path) -> None:
+        with pytest.raises(MeasurementError, match="--time-budget"):
+            calibrate(settings(tmp_path, time_budget_s=1e-6))
+        (journal,) = listing(home)
+        assert journal.startswith("journals/cpu.")
+        result = calibrate(settings(tmp_path))
+        assert result.resumed_samples == 1
+        assert not any(name.startswith("journals") for name in listing(home))
+
+    @pytest.mark.slow
+    def test_a_picture_that_cannot_be_written_loses_no_sample(
+        self, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(profile: Profile, path: Path) -> Path:
+            raise InputError(f"cannot write the picture {path}")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("profiler.calibrate.files.plot_profile", full)
+            with pytest.raises(InputError, match="picture"):
+                calibrate(settings(tmp_path))
+        suffixes = sorted(name.rpartition(".")[2] for name in listing(home))
+        assert suffixes == ["jsonl", "yaml"]
+        result = calibrate(settings(tmp_path))
+        assert result.resumed_samples > 50
+        assert result.picture.exists()
+
+    @pytest.mark.slow
+    def test_a_profile_that_cannot_be_written_loses_no_sample(
+        self, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*arguments) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("costmodel.io.os.replace", full)
+            with pytest.raises(ProfileError, match="the disk is full"):
+                calibrate(settings(tmp_path))
+        (journal,) = listing(home)
+        assert journal.startswith("journals/")
+        assert calibrate(settings(tmp_path)).resumed_samples > 50
+
+    def test_a_busy_machine_is_named(
+        self, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from profiler.measure.machine import BusyProcess
+
+        busy = BusyProcess(pid=7, name="miner", core_share=0.8)
+        monkeypatch.setattr(module, "observe", lambda: Activity(processes=(busy,), steal_share=0.0))
+        said: list[str] = []
+        result = calibrate(settings(tmp_path), CalibrationListener(say=said.append))
+        assert result.profile.provenance.busy_processes == ("miner",)
+        assert any("miner (process 7) is using 80% of a core" in warning for warning in said)
+        assert any("miner" in warning for warning in result.warnings)
+
+    @pytest.mark.slow
+    def test_batches(self, home: Path, tmp_path: Path) -> None:
+        """Without batch 1 nothing is claimed of it."""
+        profile = calibrate(settings(tmp_path, batches=(2, 3))).profile
+        assert set(profile.surface.batch) == {2, 3}
+        assert set(profile.stages.plain.batch) == {2, 3}
+        assert set(profile.held_out.batch) == {2}

@@ -1,0 +1,277 @@
+"""Calibrating a fleet on a made-up cluster: kinds, hosts, lost nodes, failures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from costmodel.catalog import DeviceFingerprint
+from costmodel.errors import DeviceError, MeasurementError
+from profiler.calibrate.fleet.scheduler import (
+    FleetDevice,
+    FleetListener,
+    FleetRules,
+    Gathered,
+    JobState,
+    NodeLostError,
+    calibrate_fleet,
+    label,
+    same_kind,
+)
+
+H100 = DeviceFingerprint(kind="cuda", name="NVIDIA H100", memory_bytes=80 * 2**30)
+L40S = DeviceFingerprint(kind="cuda", name="NVIDIA L40S", memory_bytes=45 * 2**30)
+CPU = DeviceFingerprint(kind="cpu", name="Some CPU", memory_bytes=2**36, threads=8)
+
+
+def device(node: str, fingerprint: DeviceFingerprint, host: str = "", index: int = 0):
+    return FleetDevice(
+        node=node, host=host or f"host-{node}", device=f"cuda:{index}", fingerprint=fingerprint
+    )
+
+
+@dataclass
+class FakeCluster:
+    """Jobs end in the order of their start, one a poll, with what `ends` says for their node.
+
+    `ends`: a list for each node, one entry a start: "lost", "gone" (lost for good), "bad" or "ok".
+    """
+
+    present: list[FleetDevice]
+    ends: dict[str, list[str]] = field(default_factory=dict)
+    arrive: dict[int, FleetDevice] = field(default_factory=dict)
+    started: list[str] = field(default_factory=list)
+    running: list[FleetDevice] = field(default_factory=list)
+    most_on_a_host: int = 0
+    most_running: int = 0
+    polls: int = 0
+
+    def devices(self) -> Sequence[FleetDevice]:
+        return list(self.present)
+
+    def start(self, device: FleetDevice) -> object:
+        if device not in self.present:
+            raise NodeLostError("not there")
+        self.started.append(device.node)
+        self.running.append(device)
+        hosts = [other.host for other in self.running]
+        self.most_on_a_host = max(self.most_on_a_host, hosts.count(device.host))
+        self.most_running = max(self.most_running, len(self.running))
+        return (len(self.started), device)
+
+    def finished(self, jobs: Sequence[object], timeout_s: float) -> Sequence[object]:
+        self.polls += 1
+        if self.polls in self.arrive:
+            self.present.append(self.arrive[self.polls])
+        return sorted(jobs, key=lambda job: job[0])[:1]
+
+    def result(self, job: tuple[int, FleetDevice]) -> Gathered:
+        device = job[1]
+        self.running.remove(device)
+        end = self.ends.get(device.node, ["ok"]).pop(0) if self.ends.get(device.node) else "ok"
+        if end == "gone":
+            self.present = [other for other in self.present if other.node != device.node]
+        if end in ("lost", "gone"):
+            raise NodeLostError("power cut")
+        if end == "bad":
+            raise MeasurementError("too noisy")
+        return Gathered(profile=f"profile of {device.node}")
+
+    def state(self, job: object) -> JobState:
+        return JobState(share=0.5, text="half")
+
+
+def summary(outcomes):
+    return [
+        (o.fingerprint.name, o.gathered.profile if o.gathered else o.problem, o.attempts)
+        for o in outcomes
+    ]
+
+
+def test_each_kind_is_measured_once() -> None:
+    cluster = FakeCluster(
+        [device("a", H100), device("a", H100, index=1), device("b", L40S), device("c", H100)]
+    )
+    assert summary(calibrate_fleet(cluster)) == [
+        ("NVIDIA H100", "profile of a", 1),
+        ("NVIDIA L40S", "profile of b", 1),
+    ]
+    assert cluster.started == ["a", "b"]
+    assert cluster.most_running == 2
+
+
+def test_two_kinds_on_one_host_take_turns() -> None:
+    cluster = FakeCluster([device("a", H100, "one"), device("b", L40S, "one"), device("c", CPU)])
+    outcomes = calibrate_fleet(cluster)
+    assert [outcome.problem for outcome in outcomes] == ["", "", ""]
+    assert cluster.most_on_a_host == 1
+    assert cluster.most_running == 2
+    assert cluster.started == ["a", "c", "b"]
+
+
+def test_a_lost_nodes_kind_goes_to_another_node() -> None:
+    cluster = FakeCluster([device("a", H100), device("b", H100)], ends={"a": ["gone"]})
+    said: list[str] = []
+    outcomes = calibrate_fleet(cluster, FleetListener(say=said.append))
+    assert summary(outcomes) == [("NVIDIA H100", "profile of b", 2)]
+    assert outcomes[0].device.node == "b"
+    assert any("lost host-a (power cut); trying again" in line for line in said)
+
+
+def test_a_node_that_loses_its_process_is_tried_again_after_the_others() -> None:
+    cluster = FakeCluster(
+        [device("a", H100), device("b", H100)], ends={"a": ["lost"], "b": ["lost"]}
+    )
+    outcomes = calibrate_fleet(cluster, clock=lambda: 10.0 * cluster.polls)
+    assert summary(outcomes) == [("NVIDIA H100", "profile of a", 3)]
+    assert cluster.started == ["a", "b", "a"]
+
+
+def test_a_dead_node_that_is_still_listed_takes_no_attempt_from_its_replacement() -> None:
+    """The cluster notices the loss late: node a stays in the list, its measurements are lost."""
+    cluster = FakeCluster(
+        [device("a", H100)], ends={"a": ["lost"] * 9}, arrive={5: device("new", H100)}
+    )
+    outcomes = calibrate_fleet(cluster, clock=lambda: float(cluster.polls))
+    assert summary(outcomes) == [("NVIDIA H100", "profile of new", 2)]
+    assert cluster.started == ["a", "new"]
+
+
+def test_attempts_have_an_end() -> None:
+    cluster = FakeCluster([device("a", H100), device("b", L40S)], ends={"a": ["lost"] * 9})
+    outcomes = calibrate_fleet(
+        cluster, rules=FleetRules(attempts=2), clock=lambda: 10.0 * cluster.polls
+    )
+    assert summary(outcomes) == [
+        ("NVIDIA H100", "lost its node 2 times, last host-a: power cut", 2),
+        ("NVIDIA L40S", "profile of b", 1),
+    ]
+
+
+def test_a_node_that_is_gone_at_the_start_counts_as_lost() -> None:
+    stale = device("a", H100)
+    cluster = FakeCluster([stale, device("b", H100)])
+    first = cluster.devices()
+    cluster.devices = iter([first, [first[1]], [first[1]]]).__next__
+    cluster.present.remove(stale)
+    assert summary(calibrate_fleet(cluster)) == [("NVIDIA H100", "profile of b", 2)]
+
+
+def test_a_replacement_is_waited_for() -> None:
+    cluster = FakeCluster(
+        [device("a", H100)], ends={"a": ["gone"]}, arrive={5: device("new", H100)}
+    )
+    outcomes = calibrate_fleet(cluster, clock=lambda: float(cluster.polls))
+    assert summary(outcomes) == [("NVIDIA H100", "profile of new", 2)]
+
+
+def test_waiting_for_a_replacement_ends_and_loses_no_other_kind() -> None:
+    cluster = FakeCluster([device("a", H100), device("b", L40S)], ends={"a": ["gone"]})
+    outcomes = calibrate_fleet(
+        cluster, rules=FleetRules(patience_s=30.0), clock=lambda: 10.0 * cluster.polls
+    )
+    problem = "lost its node, and no other of its kind came within 30 s"
+    assert summary(outcomes) == [
+        ("NVIDIA H100", problem, 1),
+        ("NVIDIA L40S", "profile of b", 1),
+    ]
+    assert cluster.polls < 10
+
+
+def test_a_failed_measurement_ends_its_own_kind_only() -> None:
+    cluster = FakeCluster(
+        [device("a", H100), device("b", H100), device("c", L40S)], ends={"a": ["bad"]}
+    )
+    assert summary(calibrate_fleet(cluster)) == [
+        ("NVIDIA H100", "too noisy", 1),
+        ("NVIDIA L40S", "profile of c", 1),
+    ]
+    assert cluster.started == ["a", "c"]
+
+
+def test_progress_names_the_kind_and_ends_done() -> None:
+    cluster = FakeCluster([device("a", H100), device("b", L40S)])
+    seen: list[tuple[int, str, str]] = []
+    listener = FleetListener(
+        progress=lambda kind, device, state: seen.append((kind, device.node, state.text))
+    )
+    calibrate_fleet(cluster, listener)
+    assert seen == [(1, "b", "half"), (0, "a", "done"), (1, "b", "done")]
+
+
+def test_a_cluster_without_devices() -> None:
+    with pytest.raises(DeviceError, match="no node of the cluster listed its devices"):
+        calibrate_fleet(FakeCluster([]))
+
+
+@pytest.mark.parametrize(
+    ("changed", "same"),
+    [
+        ({"driver": "other"}, True),
+        ({"memory_bytes": int(80 * 2**30 * 0.95)}, True),
+        ({"memory_bytes": 40 * 2**30}, False),
+        ({"name": "NVIDIA H200"}, False),
+        ({"mig": "1g.10gb"}, False),
+        ({"threads": 4}, False),
+    ],
+)
+def test_kinds_are_told_apart_as_profiles_are(changed: dict, same: bool) -> None:
+    assert same_kind(H100, H100.model_copy(update=changed)) is same
+
+
+def test_kinds_in_words() -> None:
+    assert label(H100) == "NVIDIA H100 (80 GiB)"
+    assert label(CPU) == "Some CPU (64 GiB, 8 threads)"
+
+
+class SlowRay:
+    """As much of Ray as asking nodes takes: answers come when a test says so."""
+
+    def __init__(self, nodes: list[str]) -> None:
+        self.alive, self.answered, self.asked = nodes, set(), []
+
+    def nodes(self):
+        return [
+            {
+                "NodeID": n,
+                "NodeManagerHostname": f"host-{n}",
+                "Alive": True,
+                "Resources": {"CPU": 8},
+            }
+            for n in self.alive
+        ]
+
+    def wait(self, references, num_returns, timeout):
+        done = [one for one in references if one in self.answered]
+        return done, [one for one in references if one not in self.answered]
+
+
+def test_a_slow_answer_is_waited_for_and_asked_for_once(monkeypatch) -> None:
+    """Ray is made up; a node that is busy at first is a device as soon as it answers."""
+    from profiler.calibrate.calibrate import CalibrationSettings
+    from profiler.calibrate.fleet.ray_cluster import RayCluster
+
+    ray, said = SlowRay(["a", "b"]), []
+
+    class Task:
+        def __init__(self, node):
+            self.node = node["NodeID"]
+
+        def remote(self, kind):
+            ray.asked.append(self.node)
+            return f"answer of {self.node}"
+
+    cluster = object.__new__(RayCluster)
+    cluster._ray, cluster._settings, cluster._say = ray, CalibrationSettings(), said.append
+    cluster._devices_of, cluster._surveyed, cluster._survey_s = {}, {}, 1.0
+    monkeypatch.setattr(RayCluster, "_task", lambda self, function, node: Task(node))
+    monkeypatch.setattr(RayCluster, "_get", lambda self, reference: [("cpu", CPU)])
+    ray.answered.add("answer of a")
+    assert [found.node for found in cluster.devices()] == ["a"]
+    assert [found.node for found in cluster.devices()] == ["a"]
+    ray.answered.add("answer of b")
+    assert [found.node for found in cluster.devices()] == ["a", "b"]
+    assert ray.asked == ["a", "b"]
+    assert said == ["host-b has not listed its devices yet"]

@@ -1,0 +1,150 @@
+"""A fleet for real: a local Ray cluster of two nodes with CPU targets, one of which is lost.
+
+The nodes have one and two CPUs, so that their profiles have other thread counts: two kinds. The
+workers measure by a known clock: on a busy machine a real one may find too few points in its time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from costmodel.profile.profile import Profile
+from profiler import cli
+from profiler.calibrate.calibrate import CalibrationSettings
+from profiler.calibrate.fleet import ray_cluster as fleet_ray
+from tests.tiny_folder import fake_clock, isolate, write_config
+
+_calibrate_here = fleet_ray._calibrate_here
+
+
+def calibrate_by_a_known_clock(
+    settings: CalibrationSettings, board: Any, node: str
+) -> dict[str, Any]:
+    """On a node: the same calibration, but calls take about 1 ms whatever else is running."""
+    with pytest.MonkeyPatch.context() as patch:
+        isolate(patch, Path(os.environ["ROOFTREE_HOME"]).parent)
+        fake_clock(patch)
+        return _calibrate_here(settings, board, node)
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> list[str]:
+    target = write_config(tmp_path / "tiny")
+    return [
+        "calibrate", "--fleet", "--device", "cpu", "--target", str(target), "--dtype", "float32",
+        "--contexts", "32,128", "--max-nodes", "7", "--time-budget", "60s", "--json",
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'rooftree[fleet]'")
+    from ray.cluster_utils import Cluster
+
+    isolate(monkeypatch, tmp_path)
+    monkeypatch.setattr(fleet_ray, "_calibrate_here", calibrate_by_a_known_clock)
+    # Ray's sockets lie in the temporary folder, and a socket's path has at most 107 bytes.
+    folder = tempfile.mkdtemp(prefix="rt-", dir="/tmp")
+    Path(folder, "ray").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    # What the nodes inherit: threads by their CPUs, a data directory and locks of their own.
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("TMPDIR", folder)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    made = Cluster()
+    try:
+        for cpus in (1, 2):
+            made.add_node(num_cpus=cpus, object_store_memory=80_000_000, include_dashboard=False)
+        yield made
+    finally:
+        made.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.slow
+def test_two_nodes_give_two_profiles(cluster, arguments, capsys) -> None:
+    exit_code = cli.run([*arguments, "--fleet-address", cluster.address])
+    captured = capsys.readouterr()
+    assert exit_code == 0, captured.err
+    kinds = json.loads(captured.out)["kinds"]
+    profiles = [Profile.from_yaml(kind["path"]) for kind in kinds]
+    assert sorted(profile.device.threads for profile in profiles) == [1, 2]
+    assert all(Path(kind["picture"]).is_file() for kind in kinds)
+    assert {profile.provenance.kind for profile in profiles} == {"measured"}
+    assert captured.err.count("measuring cpu of ") == 2
+
+
+@pytest.mark.slow
+def test_a_node_that_dies_is_replaced_by_another_of_its_kind(
+    cluster, arguments, capsys, monkeypatch
+) -> None:
+    """The two-CPU node is removed as its calibration starts, and an equal one joins."""
+    from profiler.calibrate.fleet.ray_cluster import RayCluster
+
+    start, removed = RayCluster.start, []
+
+    def losing(self, device):
+        job = start(self, device)
+        if device.fingerprint.threads == 2 and not removed:
+            (node,) = [n for n in cluster.list_all_nodes() if n.node_id == device.node]
+            removed.append(node)
+            cluster.remove_node(node, allow_graceful=False)
+            cluster.add_node(num_cpus=2, object_store_memory=80_000_000)
+        return job
+
+    monkeypatch.setattr(RayCluster, "start", losing)
+    exit_code = cli.run([*arguments, "--fleet-address", cluster.address])
+    captured = capsys.readouterr()
+    assert exit_code == 0, captured.err
+    attempts = {}
+    for kind in json.loads(captured.out)["kinds"]:
+        attempts[Profile.from_yaml(kind["path"]).device.threads] = kind["attempts"]
+    assert attempts == {1: 1, 2: 2}
+    assert "trying again" in captured.err
+
+
+@pytest.mark.slow
+def test_no_cluster_at_the_address_is_one_line(arguments, capsys, tmp_path, monkeypatch) -> None:
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'rooftree[fleet]'")
+    isolate(monkeypatch, tmp_path)
+    exit_code = cli.run([*arguments, "--fleet-address", "127.0.0.1:1"])
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert exit_code == 4
+    assert error.startswith("rooftree: no Ray cluster answers at '127.0.0.1:1'")
+    assert "ray start --head" in error
+
+
+def test_without_ray_the_extra_is_named(arguments, capsys, tmp_path, monkeypatch) -> None:
+    isolate(monkeypatch, tmp_path)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert cli.run(arguments) == 2
+    assert "pip install 'rooftree[fleet]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--output", "a.yaml"], "--output names one file"),
+        (["--device", "cuda:1"], "--device cannot be cuda:1"),
+    ],
+)
+def test_options_that_contradict_a_fleet(
+    arguments, capsys, tmp_path, monkeypatch, more, message
+) -> None:
+    isolate(monkeypatch, tmp_path)
+    assert cli.run([*arguments, *more]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_address_without_a_fleet(capsys) -> None:
+    assert cli.run(["calibrate", "--fleet-address", "auto"]) == 2
+    assert "--fleet-address needs --fleet" in capsys.readouterr().err

@@ -1,0 +1,269 @@
+"""From samples to sections: right numbers in the right order, and nothing where nothing was."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from costmodel.calibration.points import Points
+from costmodel.calibration.selection import regret_at_contexts
+from costmodel.profile.schema import DrafterSection
+from costmodel.profile.store import ProfileStore
+from costmodel.speculation import standard_curves
+from decoder.drafters.ngram import NgramDrafter
+from profiler.calibrate.files import with_stored_drafters
+from profiler.calibrate.sections import (
+    MIN_CHOICES,
+    drafter_sections,
+    points_of,
+    provenance_fields,
+    stages_section,
+    with_held_out,
+)
+from profiler.calibrate.sweep import SweepResult
+from profiler.calibrate.workload import Task
+from profiler.measure.machine import Activity, BusyProcess
+from profiler.measure.samples import Samples
+from tests.profiler.made_profile import make_profile
+
+
+def swept(*measured: tuple[Task, tuple[float, ...]], **fields) -> SweepResult:
+    samples = {task: Samples(seconds=seconds, **fields) for task, seconds in measured}
+    return SweepResult(samples=samples, unmeasured=(), spent_s=12.345, resumed_samples=0)
+
+
+def task(kind: str, size: int, context: int = 0, batch: int = 1) -> Task:
+    return Task(kind=kind, size=size, context=context, batch=batch)
+
+
+def test_points_of_one_kind() -> None:
+    points = points_of(
+        swept(
+            (task("verify", 4, 64), (1.0, 2.0, 4.0)),
+            (task("held_out", 5, 70), (9.0,)),
+            (task("verify", 1, 64, 2), (3.0, 5.0)),
+            (task("build", 4), (7.0,)),
+        ),
+        "verify",
+    )
+    assert points.rows.tolist() == [4, 1]
+    assert points.context.tolist() == [64, 64]
+    assert points.batch.tolist() == [1, 2]
+    assert points.seconds.tolist() == [2.0, 4.0]
+    assert points.mad_s[0] == 1.0
+    assert np.isnan(points.mad_s[1])  # two samples have no spread
+    assert points.n.tolist() == [3, 2]
+
+
+def test_stages_are_sorted_along_their_axes() -> None:
+    stages = stages_section(
+        swept(
+            (task("build", 7), (3e-6, 5e-6, 4e-6)),
+            (task("build", 1), (1e-6,)),
+            (task("accept", 3), (2e-6,)),
+            (task("accept_sampled", 3), (7e-6,)),
+            (task("commit", 2, 99), (6e-6,)),
+            (task("prefill", 128), (0.5,)),
+            (task("verify", 1, 512), (2.0,)),
+            (task("verify", 1, 64), (1.0,)),
+            (task("verify", 1, 64, 2), (1.5,)),
+            (task("verify", 2, 64), (9.0,)),
+        )
+    )
+    assert (stages.build.nodes, stages.build.median_s) == ((1, 7), (1e-6, 4e-6))
+    assert stages.build.mad_s == (None, pytest.approx(1e-6))
+    assert stages.accept_sampled.median_s == (7e-6,)
+    assert (stages.accept.nodes, stages.commit.tokens) == ((3,), (2,))
+    assert (stages.prefill.tokens, stages.prefill.median_s) == ((128,), (0.5,))
+    assert stages.plain.batch == (1, 1, 2)
+    assert stages.plain.context == (64, 512, 64)
+    assert stages.plain.median_s == (1.0, 2.0, 1.5)
+
+
+def test_what_was_not_measured_is_absent() -> None:
+    stages = stages_section(swept((task("verify", 2, 64), (1.0,))))
+    assert stages.model_dump(exclude_none=True) == {}
+    assert drafter_sections(swept(), NgramDrafter()) == {}
+
+
+def test_drafts_lie_under_the_drafters_hash() -> None:
+    sections = drafter_sections(
+        swept((task("draft", 1, 256), (2e-5,)), (task("draft", 1, 64), (1e-5,))), NgramDrafter()
+    )
+    (section,) = sections.values()
+    assert list(sections) == [NgramDrafter.architecture_hash]
+    assert (section.name, section.context, section.median_s) == ("ngram", (64, 256), (1e-5, 2e-5))
+
+
+def test_provenance() -> None:
+    result = swept(
+        (task("verify", 1, 64), (1.0, 1.0)), (task("build", 1), (1.0,)), rejected=(5.0, 6.0)
+    )
+    busy = BusyProcess(pid=1, name="miner", core_share=0.9)
+    nameless = BusyProcess(pid=2, name=None, core_share=0.9)
+    fields = provenance_fields(
+        result,
+        {"gpu_temperature_c": 50, "gpu_ecc": True, "gpu_clock_reasons": ["power cap"]},
+        Activity(processes=(busy, nameless), steal_share=0.0),
+    )
+    assert fields == {
+        "samples": 3,
+        "discarded_samples": 4,
+        "duration_s": 12.35,
+        "sm_clock_hz": None,
+        "memory_clock_hz": None,
+        "temperature_c": 50,
+        "power_w": None,
+        "clock_reasons": ["power cap"],
+        "ecc": True,
+        "busy_processes": ["miner"],
+    }
+
+
+def held_out(seconds: list[list[float]], rows=(1, 4, 9, 16)) -> Points:
+    """Points at contexts 100, 200, ... with the given seconds by row."""
+    count = len(seconds)
+    return Points(
+        rows=list(rows) * count,
+        context=np.repeat(100 * (1 + np.arange(count)), len(rows)),
+        seconds=np.ravel(seconds),
+        mad_s=np.full(count * len(rows), 1e-5),
+        n=np.full(count * len(rows), 25),
+    )
+
+
+class TestHeldOut:
+    def test_errors_by_hand(self) -> None:
+        """The made profile says 5 ms for everything."""
+        profile = with_held_out(make_profile(), held_out([[0.005, 0.004, 0.01, 0.005]]))
+        assert profile.held_out.error.worst == pytest.approx(0.5)
+        assert profile.held_out.error.mape == pytest.approx((0 + 0.25 + 0.5 + 0) / 4)
+        assert profile.held_out.error.median == pytest.approx(0.125)
+        assert profile.held_out.linear_error == profile.held_out.error
+        assert profile.held_out.rows == (1, 4, 9, 16)
+        assert profile.held_out.predicted_s == pytest.approx((0.005,) * 4)
+        noise = 1.4826 * 1.2533 * 1e-5 / 5 / np.array([0.005, 0.004, 0.01, 0.005])
+        assert profile.held_out.repeat_noise == pytest.approx(np.median(noise))
+
+    def test_regret_by_brute_force(self) -> None:
+        seconds = [[0.005, 0.006, 0.009, 0.02], [0.004, 0.004, 0.004, 0.004]]
+        profile = with_held_out(make_profile(), held_out(seconds))
+        nodes = np.array([0, 3, 8, 15])
+        losses = []
+        for truth in seconds:
+            for curve in standard_curves():
+                rate = curve.committed(nodes) / np.array(truth)
+                losses.append(1 - rate[-1] / rate.max())  # flat costs: always the largest tree
+        assert profile.regret.mean == pytest.approx(np.mean(losses))
+        assert profile.regret.worst == pytest.approx(np.max(losses))
+        assert profile.regret.contexts == (100, 200)
+        assert profile.regret.curves == 18
+
+    def test_a_right_prediction_costs_nothing(self) -> None:
+        points = held_out([[0.005, 0.006, 0.009, 0.02]])
+        regret = regret_at_contexts(points, points.seconds)
+        assert (regret.mean, regret.worst, regret.decisions) == (0.0, 0.0, 18)
+
+    def test_the_order_of_the_points_does_not_matter(self) -> None:
+        points = held_out([[0.005, 0.006, 0.009, 0.02], [0.01, 0.011, 0.03, 0.02]])
+        predicted_s = points.seconds * np.linspace(0.5, 1.5, len(points))
+        order = np.random.default_rng(0).permutation(len(points))
+        assert regret_at_contexts(points, predicted_s) == regret_at_contexts(
+            points.take(order), predicted_s[order]
+        )
+
+    def test_no_points_no_claim(self) -> None:
+        profile = make_profile()
+        assert with_held_out(profile, points_of(swept(), "held_out")) is profile
+
+    def test_contexts_without_a_choice_make_no_regret(self) -> None:
+        """A budget that ended early leaves a point or two: that is no proof of anything."""
+        few = held_out([[0.005, 0.02]], rows=(1, 16))
+        profile = with_held_out(make_profile(), few)
+        assert profile.regret is None
+        assert profile.held_out.error.points == 2
+
+    def test_contexts_with_a_choice_are_kept(self) -> None:
+        whole = held_out([[0.005, 0.006, 0.009, 0.02], [0.005, 0.006, 0.009, 0.02]])
+        assert MIN_CHOICES == 4
+        profile = with_held_out(make_profile(), whole.take(np.arange(7)))
+        assert profile.regret.contexts == (100,)
+        assert profile.held_out.error.points == 7
+
+
+def drafter(name: str, seconds: float) -> DrafterSection:
+    return DrafterSection(name=name, context=[64], median_s=[seconds], mad_s=[0.0], n=[5])
+
+
+FIRST, SECOND = "a" * 12, "b" * 12
+
+
+@pytest.mark.parametrize("to_file", [False, True])
+def test_drafters_measured_before_are_kept(tmp_path, monkeypatch, to_file: bool) -> None:
+    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
+    output = tmp_path / "mine.yaml" if to_file else None
+    new = make_profile().with_drafter(SECOND, drafter("second", 2e-3))
+    assert with_stored_drafters(new, output) == new  # nothing is stored yet
+    old = make_profile().with_drafter(FIRST, drafter("first", 1e-3))
+    old = old.with_drafter(SECOND, drafter("second", 9e-3))
+    if output is None:
+        ProfileStore().save(old)
+    else:
+        old.to_yaml(output)
+    merged = with_stored_drafters(new, output)
+    assert {key: value.median_s for key, value in merged.drafters.items()} == {
+        FIRST: (1e-3,),
+        SECOND: (2e-3,),
+    }
+
+
+def with_kind(profile, kind: str):
+    provenance = profile.provenance.model_copy(update={"kind": kind})
+    return profile.model_copy(update={"provenance": provenance})
+
+
+@pytest.mark.parametrize("kind", ["measured", "quick"])
+def test_they_keep_how_and_when_they_were_timed(tmp_path, monkeypatch, kind: str) -> None:
+    """Through as many calibrations as come; what a start has timed is no measurement later."""
+    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
+    started = drafter("second", 2e-3).model_copy(
+        update={"kind": "quick", "created_utc": "2026-02-03T00:00:00Z"}
+    )
+    old = with_kind(make_profile(), kind).with_drafter(FIRST, drafter("first", 1e-3))
+    ProfileStore().save(old.with_drafter(SECOND, started))
+    for date in ("2026-04-01T00:00:00Z", "2026-05-01T00:00:00Z"):
+        new = make_profile()
+        provenance = new.provenance.model_copy(update={"created_utc": date})
+        merged = with_stored_drafters(new.model_copy(update={"provenance": provenance}), None)
+        ProfileStore().save(merged)
+    assert merged.provenance.created_utc == "2026-05-01T00:00:00Z"
+    assert merged.drafter_origin(FIRST) == (kind, old.provenance.created_utc)
+    assert merged.drafter_origin(SECOND) == ("quick", "2026-02-03T00:00:00Z")
+    assert merged.drafters[SECOND] == started
+
+
+def test_a_drafter_timed_at_a_start_is_measured_by_a_calibration(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
+    started = drafter("first", 9e-3).model_copy(
+        update={"kind": "quick", "created_utc": "2026-02-03T00:00:00Z"}
+    )
+    ProfileStore().save(make_profile().with_drafter(FIRST, started))
+    new = make_profile().with_drafter(FIRST, drafter("first", 1e-3))
+    assert with_stored_drafters(new, None) == new
+
+
+@pytest.mark.parametrize("change", ["driver", "kind"])
+def test_drafters_of_other_versions_or_devices_are_not(tmp_path, monkeypatch, change: str) -> None:
+    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
+    old, new = make_profile().with_drafter(FIRST, drafter("first", 1e-3)), make_profile()
+    if change == "driver":
+        old, new = (
+            profile.model_copy(
+                update={"device": profile.device.model_copy(update={"driver": driver})}
+            )
+            for profile, driver in ((old, "550.1"), (new, "560.2"))
+        )
+    else:
+        old = with_kind(old, "transferred")
+    ProfileStore().save(old)
+    assert with_stored_drafters(new, None).drafters == {}

@@ -1,0 +1,264 @@
+"""`rooftree bench` on a tiny target: a run, its files, going on after a kill, and bad input."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from costmodel.errors import InputError
+from profiler import cli
+from profiler.bench import session
+from profiler.bench.prompts import read_files
+from profiler.bench.record import Result
+from profiler.bench.schedule import BenchProgress
+from profiler.bench.store import read_result
+from tests.tiny_folder import isolate, listing, write_all
+
+ARMS = {
+    "plain",
+    "chain+ngram",
+    "fixed:3+ngram",
+    "fixed:6+ngram",
+    "transformers:plain",
+    "transformers:prompt-lookup",
+}
+NEW_TOKENS = 12
+
+
+class Place:
+    """A tiny target and two prompt files, and a data directory to itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.target = str(write_all(folder / "tiny"))
+        self.files = [
+            self.write("letters", ("a", "abababab"), ("b", "cdcdcd")),
+            self.write("numbers", ("n", "12 12 12 12")),
+        ]
+
+    def write(self, name: str, *prompts: tuple[str, str]) -> Path:
+        lines = [json.dumps({"id": i, "category": name, "prompt": text}) for i, text in prompts]
+        path = self.folder / f"{name}.jsonl"
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    def arguments(self, *more: str) -> list[str]:
+        words = ["bench", "--target", self.target, "--device", "cpu", "--dtype", "float32"]
+        for path in self.files:
+            words += ["--prompts", str(path)]
+        words += ["--policy", "chain", "--study", "sweep", "--sweep", "3,6"]
+        return [*words, "--new-tokens", str(NEW_TOKENS), *more]
+
+    def bench(self, *more: str) -> int:
+        return cli.run(self.arguments(*more))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("bench")
+        isolate(patch, folder)
+        yield Place(folder)
+
+
+@pytest.fixture(scope="module")
+def ran(place: Place) -> Result:
+    """One run, killed once after the fifth response and started again."""
+    output = place.folder / "out.json"
+    with pytest.MonkeyPatch.context() as patch:
+        real = session.run_schedule
+
+        def killed(runners: Any, schedule: Any, journal: Any, tools: Any, listener: Any) -> Any:
+            def listen(progress: BenchProgress) -> None:
+                if progress.done == 5:
+                    raise KeyboardInterrupt
+
+            return real(runners, schedule, journal, tools, listen)
+
+        patch.setattr(session, "run_schedule", killed)
+        assert place.bench("--output", str(output)) == 130
+    journal = (place.folder / "out.json.journal").read_text().splitlines()
+    assert not output.exists()
+    assert place.bench("--output", str(output)) == 0
+    assert not (place.folder / "out.json.journal").exists()
+    result = read_result(output)
+    kept = [json.loads(line)["response"] for line in journal[2:]]
+    assert len(kept) == 5
+    for one, response in zip(kept, result.responses, strict=False):
+        assert (one["arm"], one["total_s"]) == (response.arm, response.total_s)
+    return result
+
+
+@pytest.mark.slow
+class TestRun:
+    def test_every_arm_gives_the_plain_texts(self, ran: Result) -> None:
+        assert {arm.name for arm in ran.arms} == ARMS
+        texts = [one.tokens for one in ran.of("plain")]
+        assert {len(tokens) for tokens in texts} == {NEW_TOKENS}
+        for name in ARMS:
+            assert [one.tokens for one in ran.of(name)] == texts
+        assert [prompt.set for prompt in ran.prompts] == ["letters", "letters", "numbers"]
+        assert [one.place for one in ran.responses] == list(range(18))
+
+    def test_what_is_kept_of_a_response(self, ran: Result) -> None:
+        for name in ARMS:
+            for one in ran.of(name):
+                assert 0 < one.first_token_s < one.total_s
+                assert (one.rounds is None) is name.startswith("transformers:")
+        chain = ran.of("chain+ngram")[0]
+        assert chain.rounds is not None
+        assert sum(chain.rounds.accepted) + chain.rounds.count >= NEW_TOKENS - 1
+        assert set(chain.stages) == {"draft_s", "build_s", "verify_s", "accept_s", "commit_s"}
+        assert sum(chain.rounds.cycle_s) <= chain.decode_s
+
+    def test_the_file_holds_the_figures_and_no_local_path(self, place: Place, ran: Result) -> None:
+        text = (place.folder / "out.json").read_text()
+        assert str(place.folder) not in text
+        summary = json.loads(text)["summary"]
+        assert {one["arm"] for one in summary["arms"]} == ARMS
+        assert set(summary["sets"]) == {"letters", "numbers"}
+        (sweep,) = summary["hindsight"]
+        assert [size["nodes"] for size in sweep["sizes"]] == [0, 3, 6]
+
+    def test_arms_together_on_one_text(self, place: Place, ran: Result, capsys) -> None:
+        output = place.folder / "same.json"
+        assert place.bench("--same-text", "--by-round", "--output", str(output)) == 0
+        heading = "our arms writing plain decoding's text, round by round in turn"
+        assert heading in capsys.readouterr().out
+        result = read_result(output)
+        assert result.settings.same_text and result.settings.by_round
+        assert {one.key: one.tokens for one in result.responses} == {
+            one.key: one.tokens for one in ran.responses
+        }
+        together = {one.arm for one in result.responses if one.peak_memory_bytes is None}
+        assert together == {name for name in ARMS if not name.startswith("transformers")}
+
+    def test_show_and_compare(
+        self, place: Place, ran: Result, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = str(place.folder / "out.json")
+        assert cli.run(["bench", "show", path]) == 0
+        shown = capsys.readouterr()
+        assert all(name in shown.out for name in ARMS)
+        assert "warning: only 3 prompts" in shown.err
+        assert cli.run(["bench", "compare", path, path, "--json"]) == 0
+        compared = json.loads(capsys.readouterr().out)
+        assert {one["arm"]: one["verdict"] for one in compared["arms"]} == dict.fromkeys(
+            ARMS, "undecided"
+        )
+        assert {one["ratio"]["pooled"] for one in compared["arms"]} == {1.0}
+        assert cli.run(["bench", "compare", path, path]) == 0
+        assert capsys.readouterr().out.count("undecided") == len(ARMS)
+
+    def test_planning_takes_the_result(self, place: Place, ran: Result) -> None:
+        from costmodel.planning.acceptance import find_acceptance
+
+        read = find_acceptance(str(place.folder / "out.json"), "any target")
+        assert (read.kind, read.chain[0]) == ("recorded", 1.0)
+
+
+class TestRefused:
+    """One line, a code of 2, and nothing written."""
+
+    def refused(self, capture: pytest.CaptureFixture[str], place: Place, *words: str) -> str:
+        before = listing(place.folder)
+        capture.readouterr()
+        assert cli.run(words) == 2
+        lines = capture.readouterr().err.splitlines()
+        assert len(lines) == 1, lines
+        after = listing(place.folder)
+        assert {name for name in after if "locks/" not in name} == {
+            name for name in before if "locks/" not in name
+        }
+        return lines[0]
+
+    @pytest.mark.parametrize(
+        ("more", "message"),
+        [
+            (("--prompts", "none.jsonl"), r"none\.jsonl: there is no such file"),
+            (("--policy", "fixed:x"), r"'fixed:x' is not a policy"),
+            (("--study", "sizes"), r"'sizes' is not a study\. Use sweep, shape"),
+            (("--peers", "vllm"), r"'vllm' is not a peer\. Use plain, prompt-lookup"),
+            (("--new-tokens", "0"), r"'--new-tokens'"),
+            (("--sweep", "3,x"), r"'3,x' is not a list of whole numbers"),
+            (("--output", "/no/such/folder/out.json"), r"cannot write to /no/such/folder"),
+            (("--target", "./nonesuch"), r"there is no folder \./nonesuch"),
+            (("--drafter", ""), r"the drafter's name is empty"),
+            (
+                ("--same-text", "--temperature", "1"),
+                r"text of plain decoding .* temperature 0 only",
+            ),
+            (("--new-tokens", "250"), r"prompt 'a' of letters: a prompt of 8 tokens and 250 new"),
+        ],
+    )
+    def test_options(self, place, capsys, more: tuple[str, ...], message: str) -> None:
+        assert re.search(message, self.refused(capsys, place, *place.arguments(*more)))
+
+    def test_the_same_file_twice(self, place, capsys) -> None:
+        line = self.refused(capsys, place, *place.arguments("--prompts", str(place.files[0])))
+        assert "two prompt files are called 'letters'" in line
+
+    def test_files_that_are_no_results(self, place, capsys) -> None:
+        none = str(place.folder / "none.json")
+        assert "there is no such file" in self.refused(
+            capsys, place, "bench", "compare", none, none
+        )
+        other = str(place.folder / "tiny" / "config.json")
+        assert "is not a bench result" in self.refused(capsys, place, "bench", "show", other)
+
+
+class TestPromptFiles:
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("", "holds no prompt"),
+            ("\n\n", "holds no prompt"),
+            ('{"prompt": "a"}\nnonsense', "line 2 cannot be read as JSON"),
+            ('{"prompt": 3}', "line 1 is not a JSON object with a text `prompt`"),
+            ('["a"]', "line 1 is not a JSON object with a text `prompt`"),
+            ('\n{"prompt": "  "}', "line 2: the prompt is empty"),
+            (
+                '{"id": "x", "prompt": "a"}\n{"id": "x", "prompt": "b"}',
+                "line 2: the id 'x' is that of line 1 too",
+            ),
+        ],
+    )
+    def test_bad_lines_are_named(self, tmp_path: Path, text: str, message: str) -> None:
+        path = tmp_path / "set.jsonl"
+        path.write_text(text)
+        with pytest.raises(InputError) as error:
+            read_files([path], None, 0)
+        assert message in str(error.value)
+        assert str(path) in str(error.value)
+
+    def test_bytes_that_are_no_text(self, tmp_path: Path) -> None:
+        path = tmp_path / "set.jsonl"
+        path.write_bytes(b'{"prompt": "\xff"}')
+        with pytest.raises(InputError, match="is not UTF-8 text"):
+            read_files([path], None, 0)
+
+    def test_the_seed_says_which_are_taken(self, tmp_path: Path) -> None:
+        path = tmp_path / "set.jsonl"
+        path.write_text("\n".join(json.dumps({"prompt": f"text {i}"}) for i in range(20)))
+        every, (info,) = read_files([path], None, 0)
+        assert [text.id for text in every] == [f"set-{i}" for i in range(1, 21)]
+        assert (info.name, info.prompts) == ("set", 20)
+        drawn = {seed: [text.id for text in read_files([path], 5, seed)[0]] for seed in range(6)}
+        assert read_files([path], 5, 3)[0] == read_files([path], 5, 3)[0]
+        order = [text.id for text in every]
+        for taken in drawn.values():
+            assert len(taken) == 5
+            assert taken == sorted(taken, key=order.index)
+        assert len({tuple(taken) for taken in drawn.values()}) > 3
+
+    def test_one_id_in_two_files(self, tmp_path: Path) -> None:
+        paths = [tmp_path / f"{name}.jsonl" for name in ("one", "two")]
+        for path in paths:
+            path.write_text('{"id": "x", "prompt": "a"}')
+        with pytest.raises(InputError, match="'x' is in one and in two"):
+            read_files(paths, None, 0)

@@ -1,0 +1,279 @@
+"""`rooftree calibrate` as a user meets it: killed, interrupted, started twice, resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from profiler import cli
+from profiler.calibrate.sweep import SweepProgress
+from profiler.calibrate.workload import Task, Workload
+from profiler.commands.options import Duration, Numbers
+from tests.tiny_folder import fake_clock, isolate, listing, write_config
+
+ROOT = Path(__file__).parents[3]
+
+
+class Place:
+    """A data directory with a tiny target, and calls of the command there."""
+
+    def __init__(self, folder: Path, home: Path, capture: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.home, self._capture = folder, home, capture
+        self.arguments = [
+            "calibrate", "--target", str(write_config(folder / "tiny")), "--device", "cpu",
+            "--dtype", "float32", "--contexts", "32,128", "--max-nodes", "15",
+        ]  # fmt: skip
+
+    def run(self, *more: str) -> tuple[int, str, list[str]]:
+        """In this process: exit code, stdout and the lines on stderr."""
+        exit_code = cli.run([*self.arguments, *more])
+        captured = self._capture.readouterr()
+        return exit_code, captured.out, captured.err.splitlines()
+
+    def start(self, samples: int) -> subprocess.Popen[str]:
+        """In a process of its own, returned once that many samples are in the journal."""
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from profiler.cli import main; main()", *self.arguments],
+            cwd=ROOT,
+            env=os.environ | {"TMPDIR": str(self.folder / "locks")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # A shell that runs the tests in the background has Ctrl-C ignored for all below it.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        deadline_s = time.monotonic() + 120
+        while self.samples() < samples:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        return process
+
+    def samples(self) -> int:
+        """Whole samples in the journal."""
+        journals = list(self.home.glob("journals/*.jsonl"))
+        return max(journals[0].read_bytes().count(b"\n") - 1, 0) if journals else 0
+
+
+@pytest.fixture
+def place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Place:
+    (tmp_path / "locks").mkdir()
+    return Place(tmp_path, isolate(monkeypatch, tmp_path), capsys)
+
+
+@pytest.fixture
+def clocked(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """The same with a clock that gives every point three samples."""
+    fake_clock(monkeypatch)
+    return place
+
+
+@pytest.mark.slow
+def test_a_kill_loses_no_sample(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    with place.start(samples=20) as process:
+        process.kill()
+    kept = place.samples()
+    assert process.returncode == -signal.SIGKILL
+    assert kept >= 20
+    before = listing(place.home)
+
+    exit_code, out, lines = place.run("--max-nodes", "7")
+    assert (exit_code, out, len(lines)) == (2, "", 1 + sum("random weights" in x for x in lines))
+    assert re.search(r"measured something else: max_nodes was 15, is 7\..*--fresh", lines[-1])
+    assert listing(place.home) == before
+
+    fake_clock(monkeypatch, samples=30)
+    exit_code, _, lines = place.run()
+    assert exit_code == 0
+    assert f"went on from {kept} samples of an unfinished run" in lines
+    assert not list(place.home.glob("journals/*"))
+    (sidecar,) = place.home.glob("*/*.samples.jsonl")
+    before_lines = next(iter(before.values())).splitlines()[: kept + 1]
+    assert sidecar.read_bytes().splitlines()[: kept + 1] == before_lines
+
+
+@pytest.mark.slow
+def test_ctrl_c_and_a_second_run_at_the_same_time(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with place.start(samples=5) as process:
+        exit_code, out, lines = place.run()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert (exit_code, out, len(lines)) == (4, "", 1)
+    assert re.match(rf"rooftree: another measurement of .* \(process {process.pid}, ", lines[0])
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == "rooftree: interrupted"
+    assert "Traceback" not in errors
+    kept = place.samples()
+    assert kept >= 5
+    assert not list(place.home.glob("*/*.yaml"))
+    fake_clock(monkeypatch, samples=30)
+    exit_code, _, lines = place.run()
+    assert exit_code == 0
+    assert f"went on from {kept} samples of an unfinished run" in lines
+
+
+@pytest.mark.slow
+def test_fresh_starts_over(clocked: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        fake_clock(patch, interrupt_after=40)
+        exit_code, _, lines = clocked.run()
+    assert (exit_code, lines[-1]) == (130, "rooftree: interrupted")
+    assert clocked.samples() == 40
+    exit_code, out, _ = clocked.run("--fresh", "--json")
+    assert exit_code == 0
+    assert json.loads(out)["resumed_samples"] == 0
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on(clocked: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    for done in (40, 65):
+        with monkeypatch.context() as patch:
+            fake_clock(patch, interrupt_after=done if done == 40 else 25)
+            assert clocked.run()[0] == 130
+        assert clocked.samples() == done
+    exit_code, out, _ = clocked.run("--json")
+    assert exit_code == 0
+    assert json.loads(out)["resumed_samples"] == 65
+
+
+@pytest.mark.slow
+def test_a_damaged_journal_is_one_line(clocked: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        fake_clock(patch, interrupt_after=5)
+        clocked.run()
+    (journal,) = clocked.home.glob("journals/*.jsonl")
+    journal.write_text(journal.read_text().replace('"seconds":', '"minutes":'))
+    exit_code, _, lines = clocked.run()
+    assert exit_code == 2
+    assert re.search(r"line 2 is not a sample.*--fresh", lines[-1])
+    assert clocked.run("--fresh")[0] == 0
+
+
+def test_json_on_stdout_is_stable(clocked: Place) -> None:
+    exit_code, out, lines = clocked.run("--json")
+    assert exit_code == 0
+    assert lines[0].startswith("tiny (random weights, float32) on ")
+    record = json.loads(out)
+    assert sorted(record) == [
+        "path", "picture", "profile", "resumed_samples", "schema_version", "skipped", "unmeasured",
+        "verdict", "warnings",
+    ]  # fmt: skip
+    assert Path(record["path"]).is_file()
+    assert Path(record["picture"]).is_file()
+    assert record["profile"]["provenance"]["kind"] == "measured"
+    assert record["verdict"].startswith("Choosing the tree size from this profile costs at most")
+    assert record["unmeasured"] == record["skipped"] == []
+
+
+@pytest.mark.slow
+def test_points_that_do_not_fit_into_memory_are_in_the_result(
+    clocked: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shortfall(self: Workload, task: Task) -> str:
+        return "no room" if (task.kind, task.size) == ("prefill", 128) else ""
+
+    monkeypatch.setattr(Workload, "shortfall", shortfall)
+    exit_code, out, lines = clocked.run("--json")
+    assert exit_code == 0
+    assert json.loads(out)["skipped"] == [
+        {"kind": "prefill", "size": 128, "context": 0, "batch": 1, "reason": "no room"}
+    ]
+    assert "skipped prefill of 128 at context 0, batch 1: no room" in lines
+
+
+@pytest.mark.slow
+def test_unmeasured_points_are_in_the_result(clocked: Place) -> None:
+    """The clock gives 1 ms a sample: about 45 of all first samples fit."""
+    exit_code, out, _ = clocked.run("--json", "--time-budget", "0.045s")
+    assert exit_code == 0
+    missing = json.loads(out)["unmeasured"]
+    assert missing
+    assert set(missing[0]) == {"kind", "size", "context", "batch"}
+
+
+@pytest.mark.slow
+def test_a_person_gets_a_table_the_paths_and_a_verdict(clocked: Place) -> None:
+    exit_code, out, _ = clocked.run()
+    assert exit_code == 0
+    lines = out.splitlines()
+    assert lines[0].split()[:2] == ["rows", "nodes"]
+    assert "ms at context 128" in lines[0]
+    rows = [line.split()[:2] for line in lines if re.match(r" *\d+ +\d+ ", line)]
+    assert rows == [[str(r), str(r - 1)] for r in (1, 2, 3, 4, 6, 8, 12, 16)]
+    assert any(re.match(r"16 points from \d+ samples in \d+ s", line) for line in lines)
+    assert any(line.startswith("linear calibration: ") for line in lines)
+    (path,) = [line.removeprefix("profile: ") for line in lines if line.startswith("profile: ")]
+    assert Path(path).is_file()
+    assert lines[-1].startswith("Choosing the tree size from this profile costs at most")
+
+
+@pytest.mark.slow
+def test_output_goes_where_it_is_told(clocked: Place) -> None:
+    path = clocked.folder / "mine" / "a.yaml"
+    assert clocked.run("--output", str(path))[0] == 0
+    assert sorted(file.name for file in path.parent.iterdir()) == [
+        "a.png", "a.samples.jsonl", "a.yaml",
+    ]  # fmt: skip
+    assert not list(clocked.home.glob("*/*.yaml"))
+
+
+@pytest.mark.slow
+def test_a_second_calibration_replaces_the_first(clocked: Place) -> None:
+    assert clocked.run()[0] == 0
+    before = sorted(listing(clocked.home))
+    assert clocked.run("--contexts", "32,64")[0] == 0
+    assert sorted(listing(clocked.home)) == before
+    (path,) = clocked.home.glob("*/*.yaml")
+    assert "64" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--time-budget", "soon", "'soon' is not a duration; write 30s, 2m or 1h"),
+        ("--time-budget", "0s", "is not a duration"),
+        ("--time-budget", "-3s", "is not a duration"),
+        ("--contexts", "64;128", "is not a list of whole numbers, as 256,1024"),
+        ("--contexts", "0,64", "is not a list of whole numbers"),
+        ("--contexts", "", "is not a list of whole numbers"),
+        ("--batch", "1.5", "is not a list of whole numbers"),
+        ("--max-nodes", "2", "--max-nodes"),
+        ("--seed", "-1", "--seed"),
+        ("--weights", "good", "--weights"),
+    ],
+)
+def test_options_that_make_no_sense(place: Place, option: str, value: str, message: str) -> None:
+    exit_code, out, lines = place.run(option, value)
+    assert (exit_code, out, len(lines)) == (2, "", 1)
+    assert lines[0].startswith("rooftree: ")
+    assert message in lines[0]
+    assert not place.home.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("30s", 30.0), ("45", 45.0), ("2m", 120.0), ("0.5h", 1800.0)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert Duration().convert(text, None, None) == seconds
+
+
+def test_numbers_are_sorted_and_distinct() -> None:
+    assert Numbers().convert("1024, 64,64", None, None) == (64, 1024)
+
+
+def test_progress_in_words() -> None:
+    progress = SweepProgress(points_done=3, points=12, spent_s=10.0, budget_s=30.0)
+    assert progress.text == "3/12 points, at most 20 s left"
+    assert progress.share == pytest.approx(1 / 3)

@@ -1,0 +1,201 @@
+"""The command line: errors once and on one line, exit codes, and nothing heavy to answer --help."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import click
+import pytest
+
+from costmodel.errors import (
+    DeviceError,
+    InputError,
+    MeasurementError,
+    ProfileError,
+    RooftreeError,
+)
+from profiler import cli
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = [sys.executable, "-c", "from profiler.cli import main; main()"]
+
+
+def rooftree(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PROGRAM, *arguments], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+
+
+@pytest.fixture
+def raising(monkeypatch: pytest.MonkeyPatch):
+    """A subcommand `fail` that raises what the test asks for."""
+
+    def install(error: BaseException) -> None:
+        @click.command()
+        def command() -> None:
+            raise error
+
+        module = ModuleType("profiler.commands.fail")
+        module.command = command
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setitem(cli.COMMANDS, "fail", "Fails.")
+
+    return install
+
+
+def test_help_lists_every_command_with_its_line() -> None:
+    result = rooftree("--help")
+    assert result.returncode == 0
+    for name, line in cli.COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(line)}$", result.stdout, re.MULTILINE)
+
+
+def test_no_arguments_show_the_help() -> None:
+    result = rooftree()
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == rooftree("--help").stdout
+
+
+@pytest.mark.parametrize("arguments", ["'--help'", "", "'profiles', '--help'"])
+def test_help_imports_nothing_heavy(arguments: str) -> None:
+    program = (
+        "import sys; from profiler.cli import run\n"
+        f"run([{arguments}])\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'scipy', 'pydantic', 'rich', 'numba', "
+        "'matplotlib', 'yaml', 'psutil', 'pynvml'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert result.stderr == "[]\n"
+
+
+@pytest.mark.parametrize("name", sorted(cli.COMMANDS))
+def test_every_command_has_the_help_that_is_listed(name: str) -> None:
+    result = rooftree(name, "--help")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(f"Usage: rooftree {name} ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bogus"], "No such command 'bogus'. See 'rooftree --help'."),
+        (["--bogus"], "No such option '--bogus'. See 'rooftree --help'."),
+        (["demo-model", "--bogus"], "No such option '--bogus'. See 'rooftree demo-model --help'."),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments: list[str], message: str) -> None:
+    result = rooftree(*arguments)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    # click 8.1 and later differ in a colon and quotes.
+    squeeze = str.maketrans("", "", ":'")
+    assert result.stderr.translate(squeeze) == f"rooftree: {message}\n".translate(squeeze)
+
+
+@pytest.mark.parametrize(
+    ("kind", "exit_code"),
+    [
+        (RooftreeError, 1),
+        (InputError, 2),
+        (ProfileError, 3),
+        (DeviceError, 4),
+        (MeasurementError, 5),
+    ],
+)
+def test_each_error_is_one_line_with_its_exit_code(
+    raising, capsys: pytest.CaptureFixture[str], kind: type[RooftreeError], exit_code: int
+) -> None:
+    raising(kind("the file\nis missing", hint="Give another."))
+    assert cli.run(["fail"]) == exit_code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "rooftree: the file is missing. Give another.\n"
+
+
+def test_an_unexpected_error_is_one_line_that_says_how_to_see_more(
+    raising, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ROOFTREE_DEBUG", raising=False)
+    raising(KeyError("lost"))
+    assert cli.run(["fail"]) == 70
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert "unexpected KeyError: 'lost'" in line
+    assert "ROOFTREE_DEBUG=1" in line
+    monkeypatch.setenv("ROOFTREE_DEBUG", "1")
+    assert cli.run(["fail"]) == 70
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_interruption_exits_130_with_one_line(raising, capsys: pytest.CaptureFixture[str]) -> None:
+    raising(KeyboardInterrupt())
+    assert cli.run(["fail"]) == 130
+    assert capsys.readouterr().err.strip() == "rooftree: interrupted"
+
+
+def test_ctrl_c_of_a_real_process() -> None:
+    program = (
+        "import sys, time, types, click\n"
+        "from profiler import cli\n"
+        "@click.command()\n"
+        "def command():\n"
+        "    print('ready', flush=True)\n"
+        "    time.sleep(30)\n"
+        "module = types.ModuleType('profiler.commands.wait')\n"
+        "module.command = command\n"
+        "sys.modules[module.__name__] = module\n"
+        "cli.COMMANDS['wait'] = 'Waits.'\n"
+        "sys.argv = ['rooftree', 'wait']\n"
+        "cli.main()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        # A shell that runs the tests in the background has Ctrl-C ignored for all below it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert errors.strip() == "rooftree: interrupted"
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        result = subprocess.run(
+            [*PROGRAM, "--help"],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            cwd=ROOT,
+        )
+    assert result.stderr == ""
+    assert result.returncode != 0
+
+
+def test_version_is_that_of_the_distribution() -> None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        expected = version("rooftree")
+    except PackageNotFoundError:
+        pytest.skip("the distribution is not installed, only its sources are on the path")
+    assert rooftree("--version").stdout == f"rooftree {expected}\n"

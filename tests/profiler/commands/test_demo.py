@@ -1,0 +1,216 @@
+"""`rooftree demo-model` and its side-by-side comparison."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decoder.drafters import factory
+from decoder.drafters.ensemble.drafter import EnsembleDrafter
+from decoder.drafters.ngram import NgramDrafter
+from decoder.target.demo_model import FILES
+from profiler import cli, demo
+from tests.decoder.draft_models import dflash_folder, draft_target
+
+
+def test_the_folder_is_printed_alone_on_stdout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in FILES:
+        (tmp_path / name).write_text("{}")
+    assert cli.run(["demo-model", "--output", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}\n"
+    assert cli.run(["demo-model", "--output", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "schema_version": 1, "folder": str(tmp_path), "comparison": None,
+    }  # fmt: skip
+
+
+def test_another_folder_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis.txt").write_text("important")
+    assert cli.run(["demo-model", "--output", str(tmp_path)]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert "is not the demo model" in captured.err
+
+
+def counts(tokens: int, seconds: float, rounds: int) -> dict[str, Any]:
+    return {"tokens": tokens, "seconds": seconds, "rounds": rounds}
+
+
+def row(name: str, same: bool, **arms: dict[str, Any]) -> dict[str, Any]:
+    """One prompt's row; `fixed` and `bastion` are the arms beside plain decoding and chains."""
+    named = {"fixed" if policy.startswith("fixed") else policy: policy for policy in demo.POLICIES}
+    own = {named[short]: one for short, one in arms.items()}
+    return {
+        "name": name,
+        "prompt": f"Prompt of {name}.",
+        "text": f"Text of {name}.",
+        "same_tokens": same,
+        "arms": demo._rates(own),
+    }
+
+
+ROWS = [
+    row("slow", True, plain=counts(10, 2.0, 10), chain=counts(10, 1.0, 5),
+        fixed=counts(10, 4.0, 4), bastion=counts(10, 1.0, 4)),
+    row("fast", False, plain=counts(30, 3.0, 30), chain=counts(30, 4.0, 10),
+        fixed=counts(30, 1.0, 6), bastion=counts(30, 1.5, 6)),
+]  # fmt: skip
+
+
+def test_rates_of_one_prompt() -> None:
+    arms = ROWS[0]["arms"]
+    assert arms["plain"]["tokens_per_s"] == 5.0
+    assert {policy: own["speedup"] for policy, own in arms.items()} == {
+        "plain": 1.0, "chain": 2.0, "fixed:15": 0.5, "bastion": 2.0,
+    }  # fmt: skip
+    assert arms["bastion"]["tokens_per_verification"] == 2.5
+
+
+def test_pooled_rates_are_tokens_over_seconds() -> None:
+    # Plain: 40 tokens in 5 s = 8 a second, not the mean of 5 and 10.
+    pooled = demo._pooled(ROWS)
+    assert pooled["same_tokens"] is False
+    assert pooled["arms"]["plain"] == counts(40, 5.0, 40) | {
+        "tokens_per_s": 8.0, "speedup": 1.0, "tokens_per_verification": 1.0,
+    }  # fmt: skip
+    assert {policy: own["speedup"] for policy, own in pooled["arms"].items()} == {
+        "plain": 1.0, "chain": 1.0, "fixed:15": 1.0, "bastion": 2.0,
+    }  # fmt: skip
+    assert pooled["arms"]["chain"]["tokens_per_verification"] == pytest.approx(40 / 15)
+    assert pooled["arms"]["bastion"]["tokens_per_verification"] == 4.0
+
+
+def test_the_table_has_a_column_a_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    demo.print_comparison(
+        {"prompts": ROWS, "pooled": demo._pooled(ROWS), "drafter": "a drafter", "profile": "none"}
+    )
+    page = capsys.readouterr().out
+    assert "> Prompt of slow.\nText of slow.\n" in page
+    lines = [line.split() for line in page.splitlines()]
+    [head] = [line for line in lines if line and line[0] == "prompt"]
+    assert head == [
+        "prompt", "plain", "tokens/s", "chain", "fixed:15", "bastion", "tokens/verification",
+        "same",
+    ]  # fmt: skip
+    assert [line for line in lines if line and line[-1] in ("yes", "no")] == [
+        ["slow", "5.0", "2.00x", "0.50x", "2.00x", "2.50", "yes"],
+        ["fast", "10.0", "0.75x", "3.00x", "2.00x", "5.00", "no"],
+        ["all", "8.0", "1.00x", "1.00x", "2.00x", "4.00", "no"],
+    ]
+    assert "Drafter a drafter;" in page
+    assert "bfloat16" in page  # why texts may differ
+
+
+def test_a_text_that_ends_at_once_has_no_rates(capsys: pytest.CaptureFixture[str]) -> None:
+    nothing = counts(0, 0.0, 0)
+    ended = row("ended", True, plain=nothing, chain=nothing, fixed=nothing, bastion=nothing)
+    pooled = demo._pooled([ended, *ROWS])
+    assert pooled["arms"] == demo._pooled(ROWS)["arms"]
+    demo.print_comparison({"prompts": [ended], "pooled": pooled, "drafter": "", "profile": ""})
+    assert ["ended", "-", "-", "-", "-", "-", "yes"] in [
+        line.split() for line in capsys.readouterr().out.splitlines()
+    ]
+
+
+class FakeRun:
+    """A text of so many rounds, a letter each, that notes when each round was run."""
+
+    def __init__(self, letter: str, rounds: int, noted: list[str]) -> None:
+        self.token_ids: list[int] = []
+        self.stats = letter
+        self._letter, self._left, self._noted = letter, rounds, noted
+
+    def rounds(self) -> Iterator[list[str]]:
+        for number in range(self._left):
+            self._noted.append(self._letter)
+            self.token_ids.append(number)
+            yield [self._letter, "."]
+
+
+class FakeDecoder:
+    def __init__(self, *run: Any) -> None:
+        self._run = run
+
+    def stream(self, prompt: str, *, max_new_tokens: int, chat: bool) -> FakeRun:
+        assert (prompt, max_new_tokens, chat) == ("Say it.", demo.NEW_TOKENS, True)
+        return FakeRun(*self._run)
+
+
+def test_policies_decode_a_round_each_in_turn() -> None:
+    noted: list[str] = []
+    arms = {"plain": FakeDecoder("p", 4, noted), "bastion": FakeDecoder("b", 2, noted)}
+    found = demo.decode_together(arms, "Say it.")
+    assert {policy: (one.text, one.token_ids, one.stats) for policy, one in found.items()} == {
+        "plain": ("p.p.p.p.", [0, 1, 2, 3], "p"),
+        "bastion": ("b.b.", [0, 1], "b"),
+    }
+    assert [sorted(noted[:2]), sorted(noted[2:4]), noted[4:]] == [
+        ["b", "p"],
+        ["b", "p"],
+        ["p", "p"],
+    ]
+
+
+def test_the_trained_drafter_is_used_where_it_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(factory, "DEMO_DRAFTER", dflash_folder(tmp_path / "demo")[0])
+    said: list[str] = []
+    name, drafter = demo.choose_drafter(draft_target(), said.append)
+    assert name == "ngram+demo"
+    assert isinstance(drafter, EnsembleDrafter)
+    assert said == []
+
+
+def test_another_model_is_drafted_by_n_grams_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = dflash_folder(tmp_path / "demo", num_target_layers=31)[0]
+    monkeypatch.setattr(factory, "DEMO_DRAFTER", folder)
+    said: list[str] = []
+    name, drafter = demo.choose_drafter(draft_target(), said.append)
+    assert name == "ngram"
+    assert isinstance(drafter, NgramDrafter)
+    [line] = said
+    assert line.startswith("drafting by ngram alone, since the drafter does not fit")
+    assert "31" in line
+
+
+@pytest.mark.slow
+def test_the_comparison_on_the_real_model(
+    smollm2_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
+    monkeypatch.setattr(demo, "NEW_TOKENS", 12)
+    monkeypatch.setattr(demo, "PROMPTS", {"count": "Count: 1, 2, 3,", "say": "Say hello."})
+    said: list[str] = []
+    comparison = demo.compare(smollm2_folder, say=said.append)
+    assert json.loads(json.dumps(comparison)) == comparison
+    assert comparison["drafter"] == "ngram+demo"  # the one that the package holds fits
+    assert [row["name"] for row in comparison["prompts"]] == ["count", "say"]
+    for row in [*comparison["prompts"], comparison["pooled"]]:
+        arms = row["arms"]
+        assert list(arms) == list(demo.POLICIES)
+        assert arms["plain"]["rounds"] == arms["plain"]["tokens"]
+        for own in arms.values():
+            assert own["tokens_per_verification"] >= 1.0
+            assert own["speedup"] == pytest.approx(
+                own["tokens_per_s"] / arms["plain"]["tokens_per_s"]
+            )
+    assert said[-1] == "decoding 2 of 2: say"
+    demo.print_comparison(comparison)
+    page = capsys.readouterr().out
+    assert "> Say hello." in page
+    table = [line.split() for line in page.splitlines()]
+    assert [row[0] for row in table if row and row[-1] in ("yes", "no")] == ["count", "say", "all"]

@@ -1,0 +1,120 @@
+"""`rooftree doctor`: what it finds with and without a profile, a model and a place to write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from costmodel.architecture import ModelArchitecture
+from costmodel.catalog import DeviceFingerprint, find_target
+from costmodel.profile.schema import RuntimeSection, TargetSection
+from costmodel.profile.store import ProfileStore
+from decoder.target.demo_model import FILES
+from profiler import checks, cli
+from profiler.measure.machine import Activity, BusyProcess, warnings
+from tests.profiler.made_profile import make_profile
+
+HERE = DeviceFingerprint(
+    kind="cpu", name="Test CPU", memory_bytes=1 << 34, threads=2, instruction_set="avx2"
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A quiet test CPU with an empty data directory."""
+    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
+    monkeypatch.setattr(checks, "select_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(checks, "fingerprint", lambda device: HERE)
+    monkeypatch.setattr(checks, "default_dtype", lambda device: torch.float32)
+    monkeypatch.setattr(checks, "_unused_gpu", lambda: "")
+    monkeypatch.setattr(checks, "observe", lambda s: Activity(processes=(), steal_share=0.0))
+    monkeypatch.setattr(checks, "warnings", lambda metadata, activity: ())
+    return tmp_path
+
+
+def found() -> dict[str, checks.Check]:
+    return {check.name: check for check in checks.run_checks()}
+
+
+def test_a_new_machine_is_told_to_calibrate(home: Path) -> None:
+    result = found()
+    assert result["data directory"].status == "ok"
+    assert result["profile"].status == "missing"
+    assert result["demo model"].status == "missing"
+    assert "rooftree demo-model" in result["demo model"].advice
+    assert checks.next_step(list(result.values())).startswith("`rooftree calibrate`")
+    assert result["versions"].found.count(torch.__version__) == 1
+
+
+def test_a_directory_that_cannot_be_written_comes_first(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "file").write_text("")
+    monkeypatch.setenv("ROOFTREE_HOME", str(home / "file" / "below"))
+    result = found()
+    assert result["data directory"].status == "missing"
+    assert "Set ROOFTREE_HOME" in checks.next_step(list(result.values()))
+
+
+@pytest.mark.parametrize(("kind", "status"), [("measured", "ok"), ("quick", "warn")])
+def test_a_profile_that_fits_is_found(home: Path, kind: str, status: str) -> None:
+    base = make_profile()
+    target = find_target(checks.default_target(torch.device("cpu"))).architecture
+    profile = base.model_copy(
+        update={
+            "device": HERE,
+            "target": TargetSection.of(target),
+            "runtime": RuntimeSection(kind="eager", dtype="float32", attention=checks.ATTENTION),
+            "provenance": base.provenance.model_copy(update={"kind": kind}),
+        }
+    )
+    path = ProfileStore().save(profile)
+    result = found()
+    assert result["profile"].status == status
+    assert result["profile"].found == f"{kind}, {path}"
+
+
+def test_the_demo_model_is_found(home: Path) -> None:
+    folder = home / "models" / "SmolLM2-135M-Instruct"
+    folder.mkdir(parents=True)
+    for name in FILES:
+        (folder / name).write_text("{}")
+    assert found()["demo model"].status == "ok"
+
+
+def test_a_gpu_that_torch_cannot_use_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_unused_gpu", lambda: "NVIDIA H200")
+    device = found()["device"]
+    assert device.status == "warn"
+    assert "NVIDIA H200" in device.found
+    assert "CUDA build of torch" in device.advice
+
+
+def test_busy_processes_are_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = Activity(
+        processes=(BusyProcess(pid=4711, name="cc1plus", core_share=0.9),), steal_share=0.0
+    )
+    monkeypatch.setattr(checks, "observe", lambda s: busy)
+    monkeypatch.setattr(checks, "warnings", warnings)
+    machine = found()["machine"]
+    assert machine.status == "warn"
+    assert "cc1plus (process 4711)" in machine.found
+
+
+def test_the_command_prints_a_table_or_json(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["doctor"]) == 0
+    page = capsys.readouterr().out
+    assert page.splitlines()[-1].startswith("Next: `rooftree calibrate`")
+    assert cli.run(["doctor", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert set(result) == {"checks", "next", "schema_version"}
+    assert all(set(check) == {"name", "status", "found", "advice"} for check in result["checks"])
+
+
+def test_the_default_target_of_a_cpu_is_the_demo_model(smollm2_folder: Path) -> None:
+    config = json.loads((smollm2_folder / "config.json").read_text())
+    made = ModelArchitecture.from_hf_config(config)
+    assert made.hash == find_target(checks.default_target(torch.device("cpu"))).architecture.hash

@@ -1,0 +1,152 @@
+"""`rooftree fit`: tables good and bad, and what is reported."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from costmodel.errors import InputError
+from profiler.cli import run
+from profiler.report.fits import read_points
+
+KNOWN = ["--device", "rtx-a6000", "--target", "Llama-3.1-8B-Instruct"]
+
+
+def write(path, rows, columns=("new_tokens", "context_tokens", "microseconds")):
+    with path.open("w", newline="") as stream:
+        csv.writer(stream).writerows([columns, *rows])
+    return path
+
+
+def invented_rows(noise=0.003):
+    random = np.random.default_rng(0)
+    for rows in (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 256):
+        for context in (64, 512, 2048, 8192):
+            micros = 22_000 * (1 + rows / 300) * (1.2 if rows > 128 else 1) + 0.9 * context
+            yield rows, context, micros * np.exp(noise * random.standard_normal())
+
+
+@pytest.fixture
+def table(tmp_path):
+    return write(tmp_path / "points.csv", list(invented_rows()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", [[], ["--points", "20"]])
+def test_errors_of_every_calibration_are_reported(table, capsys, extra):
+    assert run(["fit", str(table), *KNOWN, "--json", *extra]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["points"] == 48 and report["fitted"] == (20 if extra else 48)
+    assert set(report["calibrations"]) == {"linear", "two_branch", "physical", "surface", "stairs"}
+    for calibration in report["calibrations"].values():
+        held_out = calibration["held_out"]
+        assert 0 <= held_out["mape"] <= held_out["worst"] and held_out["p95"] <= held_out["worst"]
+        assert 0 <= held_out["regret"] <= held_out["regret_worst"] <= 1
+    best = report["calibrations"][report["selected"]]["held_out"]
+    assert best["mape"] < 0.015
+    assert best["mape"] < report["calibrations"]["linear"]["held_out"]["mape"]
+    assert len(report.get("chosen", [])) == (20 if extra else 0)
+
+
+def test_people_get_a_table(table, capsys):
+    assert run(["fit", str(table), *KNOWN]) == 0
+    captured = capsys.readouterr()
+    assert "stairs" in captured.out and "selected: " in captured.err
+
+
+@pytest.mark.parametrize(
+    ("column", "unit"),
+    [("seconds", 1.0), ("forward_us", 1e-6), ("latency_ms", 1e-3), ("Microseconds", 1e-6)],
+)
+def test_units_follow_from_the_column(tmp_path, column, unit):
+    rows = [(1, 64, 5.0), (2, 64, 6.0), (4, 64, 7.0), (8, 64, ""), (8, 128, 9.5)]
+    path = write(tmp_path / "t.csv", rows, ("new_tokens", "context_tokens", column))
+    points = read_points(path)
+    assert points.seconds == pytest.approx(np.array([5.0, 6.0, 7.0, 9.5]) * unit)
+
+
+def test_the_whole_forward_is_preferred_and_repeats_are_averaged(tmp_path):
+    rows = [(1, 64, 1, 5), (1, 64, 1, 7), (2, 64, 1, 8), (4, 64, 1, 9), (8, 64, 1, 10)]
+    columns = ("new_tokens", "context_tokens", "attention_us", "forward_us")
+    points = read_points(write(tmp_path / "t.csv", rows, columns))
+    assert points.seconds.tolist() == pytest.approx([6e-6, 8e-6, 9e-6, 10e-6])
+
+
+GOOD = [(1, 64, 5.0), (2, 64, 6.0), (4, 64, 7.0), (8, 64, 8.0)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "message"),
+    [
+        ([], None, "no rows with a time"),
+        (GOOD[:2], None, "2 shapes"),
+        ([(r, c, 5.0) for r, c, _ in GOOD], None, "all times"),
+        ([*GOOD, (16, 64, -3.0)], None, "line 6: microseconds must be a finite number above 0"),
+        ([*GOOD, (16, 64, "nan")], None, "must be a finite number above 0"),
+        ([*GOOD, (16, 64, "inf")], None, "must be a finite number above 0"),
+        ([*GOOD, (16, 64, "soon")], None, "must be a number"),
+        ([*GOOD, (0, 64, 5.0)], None, "new_tokens must be a whole number of 1 or more"),
+        ([*GOOD, (1.5, 64, 5.0)], None, "new_tokens must be a whole number"),
+        ([*GOOD, (2, -1, 5.0)], None, "context_tokens must be a whole number of 0 or more"),
+        ([(1, c, 5.0 + c) for c in (1, 2, 3, 4)], None, "one row count only"),
+        (GOOD, ("rows", "context_tokens", "seconds"), "no column new_tokens"),
+        (GOOD, ("new_tokens", "context_tokens", "time"), "no column of times"),
+    ],
+)
+def test_bad_tables_are_one_clear_line(tmp_path, capsys, rows, columns, message):
+    columns = columns or ("new_tokens", "context_tokens", "microseconds")
+    path = write(tmp_path / "bad.csv", rows, columns)
+    assert run(["fit", str(path), *KNOWN]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and message in lines[0] and "bad.csv" in lines[0]
+
+
+def test_files_that_are_no_tables(tmp_path, capsys):
+    empty, binary = tmp_path / "empty.csv", tmp_path / "binary.csv"
+    empty.write_bytes(b"")
+    binary.write_bytes(bytes(range(256)) * 40)
+    for path in (empty, binary, tmp_path / "missing.csv", tmp_path):
+        assert run(["fit", str(path), *KNOWN]) == 2
+        assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    with pytest.raises(InputError):
+        read_points(empty)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--device", "abacus", "--target", "Llama-3.1-8B-Instruct"],
+        ["--device", "rtx-a6000", "--target", "no-such-model"],
+        [*KNOWN, "--tp", "0"],
+        [*KNOWN, "--points", "3"],
+        [*KNOWN, "--points", "48"],
+    ],
+)
+def test_unknown_names_and_impossible_counts(table, capsys, arguments):
+    assert run(["fit", str(table), *arguments]) in (2, 4)
+    captured = capsys.readouterr()
+    assert len(captured.err.strip().splitlines()) == 1 and not captured.out
+
+
+def test_times_that_no_device_reaches_are_refused(tmp_path, capsys):
+    seconds = [(rows, context, 1e-6 * micros) for rows, context, micros in invented_rows()]
+    table = write(tmp_path / "points.csv", seconds)  # seconds in a column of microseconds
+    assert run(["fit", str(table), *KNOWN]) != 0
+    message = capsys.readouterr().err
+    assert "times faster than this device can be" in message and "unit" in message
+
+
+@pytest.mark.slow
+def test_times_far_above_the_bound_are_pointed_out(tmp_path, table, capsys):
+    micros = write(
+        tmp_path / "wrong.csv",
+        list(invented_rows()),
+        ("new_tokens", "context_tokens", "milliseconds"),
+    )
+    assert run(["fit", str(micros), *KNOWN, "--json"]) == 0
+    assert "is the unit right?" in json.loads(capsys.readouterr().out)["warning"]
+    assert run(["fit", str(table), *KNOWN, "--json"]) == 0
+    assert "warning" not in json.loads(capsys.readouterr().out)

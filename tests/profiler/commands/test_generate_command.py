@@ -1,0 +1,258 @@
+"""`rooftree generate`: prompts in, text or JSON out, and what it says of its profile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from costmodel.errors import InputError
+from profiler import cli
+from profiler.commands.generate import read_prompts, template_options
+from tests.tiny_folder import isolate, listing, write_all
+
+PROMPT = "hällo hällo"
+
+
+class Command:
+    """Calls of the command on a tiny target with a data directory of its own."""
+
+    def __init__(self, folder: Path, home: Path, capture: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.home, self._capture = folder, home, capture
+        write_all(folder / "tiny")
+
+    def __call__(self, *more: str, tokens: int = 12) -> tuple[int, str, list[str]]:
+        arguments = [
+            "generate", "--target", str(self.folder / "tiny"), "--device", "cpu",
+            "--dtype", "float32", "--max-new-tokens", str(tokens), *more,
+        ]  # fmt: skip
+        self._capture.readouterr()
+        exit_code = cli.run(arguments)
+        captured = self._capture.readouterr()
+        return exit_code, captured.out, captured.err.splitlines()
+
+    def record(self, *more: str, **options: int) -> dict:
+        exit_code, out, lines = self(*more, "--json", **options)
+        assert exit_code == 0, lines
+        return json.loads(out)
+
+
+@pytest.fixture
+def generate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    return Command(tmp_path, isolate(monkeypatch, tmp_path), capsys)
+
+
+class TestOutput:
+    def test_text_and_json_agree(self, generate: Command) -> None:
+        record = generate.record("--prompt", PROMPT, "--policy", "fixed:6")
+        assert sorted(record) == ["id", "schema_version", "stats", "text", "token_ids"]
+        assert record["id"] == "prompt-0"
+        assert len(record["token_ids"]) == record["stats"]["new_tokens"] == 12
+        exit_code, out, lines = generate("--prompt", PROMPT, "--policy", "fixed:6")
+        assert (exit_code, out) == (0, record["text"] + "\n")
+        assert lines == ["policy fixed:6 needs no profile"]
+
+    @pytest.mark.parametrize("policy", ["bastion", "fixed:9", "chain"])
+    def test_every_policy_gives_the_plain_text(self, generate: Command, policy: str) -> None:
+        plain = generate.record("--prompt", PROMPT, "--policy", "plain", tokens=40)
+        other = generate.record("--prompt", PROMPT, "--policy", policy, tokens=40)
+        assert other["token_ids"] == plain["token_ids"]
+        assert other["text"] == plain["text"]
+
+    def test_several_prompts_are_headed_by_their_names(self, generate: Command) -> None:
+        file = generate.folder / "prompts.jsonl"
+        file.write_text('{"id": "first", "prompt": "one"}\n\n{"prompt": "two"}\n')
+        arguments = ("--prompts", str(file), "--policy", "plain")
+        exit_code, out, _ = generate(*arguments, tokens=1)
+        assert exit_code == 0
+        assert [line for line in out.splitlines() if line.startswith("[")] == [
+            "[first]",
+            "[line-3]",
+        ]
+        exit_code, out, _ = generate(*arguments, "--json", "--prompt", "zero")
+        assert [json.loads(line)["id"] for line in out.splitlines()] == [
+            "prompt-0",
+            "first",
+            "line-3",
+        ]
+        exit_code, out, _ = generate(*arguments, "--json", "--limit", "1")
+        assert [json.loads(line)["id"] for line in out.splitlines()] == ["first"]
+
+    def test_a_stop_string_ends_the_text(self, generate: Command) -> None:
+        whole = generate.record("--prompt", PROMPT, "--policy", "plain", tokens=40)["text"]
+        stop = whole[3:5]
+        record = generate.record(
+            "--prompt", PROMPT, "--policy", "fixed:9", "--stop", "zzzz", "--stop", stop, tokens=40
+        )
+        assert record["text"] == whole[: whole.index(stop)]
+        assert record["stats"]["finish"] == "stop"
+
+    def test_seeds(self, generate: Command) -> None:
+        options = ("--prompt", PROMPT, "--policy", "fixed:5", "--temperature", "2")
+        one, again, other = (
+            generate.record(*options, "--seed", seed, tokens=30)["token_ids"]
+            for seed in ("1", "1", "2")
+        )
+        assert one == again != other
+
+    def test_statistics_for_people(self, generate: Command) -> None:
+        exit_code, _, lines = generate("--prompt", PROMPT, "--policy", "fixed:5", "--stats")
+        assert exit_code == 0
+        assert lines[1].startswith("12 tokens in ")
+        assert "tokens a verification" in lines[2]
+        assert lines[3].startswith("time: draft ")
+
+    def test_random_weights_have_no_text(self, generate: Command) -> None:
+        exit_code, out, lines = generate("--prompt", PROMPT, "--weights", "random")
+        assert (exit_code, out) == (2, "")
+        assert lines[-1].startswith("rooftree: tiny has random weights and no tokenizer")
+
+
+class TestProfile:
+    def test_a_probe_says_what_it_did_and_is_found_again(self, generate: Command) -> None:
+        _, _, (first,) = generate("--prompt", PROMPT)
+        assert first.startswith("no profile for this device and target: probed 5 points")
+        (name,) = listing(generate.home)
+        assert str(generate.home / name) in first
+        _, _, (second,) = generate("--prompt", PROMPT)
+        assert second.startswith(f"profile {generate.home / name} (quick, ")
+
+    def test_a_changed_library_is_a_warning(self, generate: Command) -> None:
+        generate("--prompt", PROMPT)
+        (path,) = generate.home.glob("*/*.yaml")
+        text = path.read_text()
+        start = text.index("  torch: ")
+        path.write_text(text[:start] + "  torch: 1.0.0" + text[text.index("\n", start) :])
+        exit_code, _, lines = generate("--prompt", PROMPT)
+        assert exit_code == 0
+        assert lines[1].startswith("warning: torch is ")
+        assert "was 1.0.0" in lines[1]
+        exit_code, _, lines = generate("--prompt", PROMPT, "--profile", str(path))
+        assert (exit_code, lines[0].split()[:2]) == (0, ["profile", str(path)])
+        assert lines[1].startswith("warning: torch is ")
+
+    def test_a_damaged_one_is_a_warning(self, generate: Command) -> None:
+        generate("--prompt", PROMPT)
+        (path,) = generate.home.glob("*/*.yaml")
+        path.write_text(path.read_text().replace("median_s:", "seconds:", 1))
+        exit_code, _, lines = generate("--prompt", PROMPT)
+        assert exit_code == 0
+        assert lines[1].startswith("warning: left out a profile that cannot be used: ")
+
+    def test_without_calibration(self, generate: Command) -> None:
+        exit_code, _, (line,) = generate("--prompt", PROMPT, "--no-calibrate")
+        assert exit_code == 0
+        assert line.startswith("no profile, and calibration is off")
+        assert listing(generate.home) == {}
+
+    def test_a_required_profile(self, generate: Command) -> None:
+        exit_code, out, (line,) = generate("--prompt", PROMPT, "--require-profile")
+        assert (exit_code, out) == (3, "")
+        assert line.startswith("rooftree: no profile for architecture ")
+        assert "`rooftree calibrate`" in line
+
+
+class TestChat:
+    def test_system_prompt_and_thinking_reach_the_template(self, generate: Command) -> None:
+        file = generate.folder / "tiny" / "chat_template.jinja"
+        file.write_text(
+            "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+            "{% if not enable_thinking %}!{% endif %}"
+        )
+        lengths = [
+            generate.record("--prompt", "hi", "--policy", "plain", *more, tokens=2)["stats"][
+                "prompt_tokens"
+            ]
+            for more in ((), ("--chat", "--thinking"), ("--no-thinking",), ("--system", "Be."))
+        ]
+        expected = ["hi", "[user]hi", "[user]hi!", "[system]Be.[user]hi!"]
+        assert lengths == [len(text) for text in expected]
+
+    def test_a_template_without_the_option_says_so(self, generate: Command) -> None:
+        (generate.folder / "tiny" / "chat_template.jinja").write_text("{{ messages[0].content }}")
+        arguments = ("--prompt", "hi", "--policy", "plain", "--no-thinking")
+        exit_code, out, lines = generate(*arguments, tokens=2)
+        assert (exit_code, out) == (2, "")
+        assert "no option 'enable_thinking'" in lines[-1]
+
+
+class TestPrompts:
+    def write(self, folder: Path, text: str) -> Path:
+        file = folder / "prompts.jsonl"
+        file.write_text(text, encoding="utf-8")
+        return file
+
+    def test_other_line_ends_may_stand_in_a_text(self, tmp_path: Path) -> None:
+        file = self.write(tmp_path, '{"prompt": "one\u2028two\x85three"}\r\n')
+        assert read_prompts((), file, None) == [("line-1", "one\u2028two\x85three")]
+
+    def test_turns_of_a_chat(self, tmp_path: Path) -> None:
+        turns = [{"role": "user", "content": "a"}]
+        file = self.write(tmp_path, json.dumps({"messages": turns}) + "\n")
+        assert read_prompts((), file, None) == [("line-1", turns)]
+
+    def test_options_of_the_template(self) -> None:
+        given = ("mode=fast", "tools=[1, 2]", "depth=3", "none=null")
+        assert template_options(given, False) == {
+            "enable_thinking": False,
+            "mode": "fast",
+            "tools": [1, 2],
+            "depth": 3,
+            "none": None,
+        }
+        assert template_options((), None) == {}
+        with pytest.raises(InputError, match="'fast' is not an option"):
+            template_options(("fast",), None)
+
+    def test_ids_of_any_kind_become_text(self, tmp_path: Path) -> None:
+        file = self.write(tmp_path, '{"id": 7, "prompt": "a"}\n')
+        assert read_prompts(("b",), file, None) == [("prompt-0", "b"), ("7", "a")]
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "no json",
+            "[1]",
+            '"text"',
+            "3",
+            "{}",
+            '{"messages": []}',
+            '{"prompt": null}',
+            '{"prompt": 5}',
+            '{"prompt": ',
+        ],
+    )
+    def test_a_bad_line_is_named(self, tmp_path: Path, line: str) -> None:
+        file = self.write(tmp_path, '{"prompt": "good"}\n' + line + "\n")
+        with pytest.raises(
+            InputError,
+            match=r"prompts\.jsonl, line 2 .*JSON",
+        ):
+            read_prompts((), file, None)
+
+    def test_deep_nesting_is_no_crash(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="line 1"):
+            read_prompts((), self.write(tmp_path, "[" * 100_000), None)
+
+    @pytest.mark.parametrize("texts", [("",), (" \n",), ("good", "")])
+    def test_an_empty_prompt(self, texts: tuple[str, ...]) -> None:
+        with pytest.raises(InputError, match=rf"prompt is empty \(prompt-{len(texts) - 1}\)"):
+            read_prompts(texts, None, None)
+
+    def test_no_prompt_at_all(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="there is no prompt"):
+            read_prompts((), None, None)
+        with pytest.raises(InputError, match="there is no prompt"):
+            read_prompts((), self.write(tmp_path, "\n\n"), None)
+
+    def test_files_that_cannot_be_read(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=r"there is no such file\. Check the path"):
+            read_prompts((), tmp_path / "none.jsonl", None)
+        with pytest.raises(InputError, match="not a regular file"):
+            read_prompts((), tmp_path, None)
+        (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe4"}')
+        with pytest.raises(InputError, match="not UTF-8 text"):
+            read_prompts((), tmp_path / "latin.jsonl", None)

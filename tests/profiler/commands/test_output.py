@@ -1,0 +1,238 @@
+"""The output of every command: one form of JSON, and tables that fit the terminal."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+
+from costmodel.io import shipped_directory
+from costmodel.profile.store import ProfileStore
+from decoder.target.demo_model import FILES
+from decoder.training.blockpilot.recipe import PilotFigures
+from decoder.training.recipe import Trained
+from profiler import checks, cli
+from profiler.bench.analysis.summary import derived
+from profiler.bench.record import Result
+from profiler.bench.store import write_result
+from profiler.calibrate.calibrate import CalibrationResult
+from profiler.measure.machine import Activity
+from profiler.report import console
+from tests.profiler.made_bench import PLAIN_ARM, make_result, policy_arm
+from tests.profiler.made_profile import make_profile
+from tests.tiny_folder import isolate, write_all
+
+ROOT = Path(__file__).parents[3]
+SHIPPED = str(shipped_directory() / "h100-sxm" / "qwen3-8b.bfloat16.kernels.tp1.yaml")
+LONG = "a-long-name-of-a-folder/" * 4
+TRAFFIC = ["--prompt-tokens", "1000", "--output-tokens", "400", "--rate", "5/s"]
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    """A benchmark of three prompt sets, and a drafter with a long name."""
+    names = ("a-drafter-that-has-quite-a-long-name", "b")
+    arms = [PLAIN_ARM, *(policy_arm(policy, name) for policy in ("bastion", "fixed:7", "fixed:15")
+                         for name in names)]  # fmt: skip
+    return make_result(arms, per_set=2, repeats=1)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_all(tmp_path_factory.mktemp("tiny")))
+
+
+class Place:
+    """Files to run every command on, in a folder with a long name."""
+
+    def __init__(self, folder: Path, home: Path, target: str, result: Result) -> None:
+        self.folder = folder / LONG
+        self.target = target
+        self.profile = str(ProfileStore([home]).save(make_profile("A Device With A Long Name")))
+        self.result = str(folder / "result.json")
+        write_result(result, self.result, **derived(result))
+        for name in FILES:
+            (self.folder / "demo").mkdir(parents=True, exist_ok=True)
+            (self.folder / "demo" / name).write_text("{}")
+
+    def arguments(self) -> dict[str, list[str]]:
+        """The words of each command, by its name."""
+        on_cpu = ["--target", self.target, "--device", "cpu"]
+        here = [*on_cpu, "--dtype", "float32"]
+        return {
+            "bench": here,
+            "bench compare": [self.result, self.result],
+            "bench show": [self.result],
+            "calibrate": [*here, "--contexts", "32,128", "--max-nodes", "15"],
+            "compose": ["--target", "qwen3-8b", "--output", str(self.folder)],
+            "demo-model": ["--output", str(self.folder / "demo"), "--run"],
+            "devices": [],
+            "doctor": [],
+            "fit": ["times.csv", "--device", "rtx-a6000", "--target", "Llama-3.1-8B-Instruct"],
+            "generate": [*here, "--prompt", "a", "--prompt", "b", "--policy", "plain",
+                         "--max-new-tokens", "2"],
+            "plan": ["--target", "Qwen/Qwen3-8B", "--gpus", f"l40s,{SHIPPED}", *TRAFFIC,
+                     "--acceptance", "gsm8k", "--price", "l40s=0.9", "--max-running", "2"],
+            "profiles list": [],
+            "profiles plot": [self.profile, "--output", str(self.folder / "a.png")],
+            "profiles show": [self.profile],
+            "profiles validate": [self.profile, SHIPPED],
+            "support": [],
+            "targets": [],
+            "train-blockpilot": [*on_cpu, "--drafter", "some/drafter", "--prompts",
+                                 str(ROOT / "pyproject.toml"), "--output", str(self.folder)],
+            "train-drafter": [*on_cpu, "--output", str(self.folder)],
+            "transfer": [SHIPPED, "--to", "h100-pcie", "--output", str(self.folder)],
+        }  # fmt: skip
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, result: Result) -> Place:
+    """The place; what takes long or needs a download is replaced by what it would return."""
+    figures = PilotFigures(samples=2, chosen=2.0, fixed=(1.5, 1.8), hindsight=2.1, right=0.5)
+    pilot = SimpleNamespace(
+        predictor=SimpleNamespace(config=SimpleNamespace(candidates=(4, 8))),
+        epoch=3, trained=figures, held_out=None,
+    )  # fmt: skip
+    trained = Trained(tmp_path / "drafter", (64, 8), 900, [{"step": 1.0, "loss": float("nan")}])
+    rows = [{"name": "all", "prompt": "p", "text": "t", "same_tokens": True, "arms": arms()}]
+    comparison = {"profile": "none", "drafter": "ngram", "prompts": rows, "pooled": rows[0]}
+    held_out = {"mape": 0.1, "p95": 0.2, "worst": 0.3, "regret": None, "regret_worst": None}
+    fits = {"linear": {"held_out": held_out}, "two_branch": {"held_out": held_out}}
+    device = make_profile("A Device With A Long Name")
+    provenance = device.provenance.model_copy(update={"duration_s": 3.0})
+    measured = device.model_copy(update={"provenance": provenance})
+    calibrated = CalibrationResult(
+        profile=measured, path=tmp_path / LONG / "a.yaml", picture=tmp_path / LONG / "a.png",
+        warnings=(), resumed_samples=0, unmeasured=(), skipped={},
+    )  # fmt: skip
+    made: dict[str, Any] = {
+        "profiler.bench.session.bench": result,
+        "profiler.calibrate.calibrate.calibrate": calibrated,
+        "profiler.report.fits.fit_table": {
+            "target": "a",
+            "device": "b",
+            "fitted": 9,
+            "points": 9,
+            "selected": "linear",
+            "calibrations": fits,
+        },
+        "costmodel.compose.profiles.compose": device,
+        "profiler.demo.compare": comparison,
+        "decoder.training.recipe.train_dflash": trained,
+        "decoder.training.blockpilot.recipe.train_blockpilot": (tmp_path / "pilot", pilot),
+        "profiler.commands.train_blockpilot._prompts": [],
+    }
+    for name, value in made.items():
+        monkeypatch.setattr(name, lambda *words, value=value, **options: value)
+    monkeypatch.setattr(checks, "observe", lambda s: Activity(processes=(), steal_share=0.0))
+    return Place(tmp_path, isolate(monkeypatch, tmp_path), target, result)
+
+
+def arms() -> dict[str, dict[str, float]]:
+    one = {"tokens_per_s": 10.0, "speedup": 1.0, "tokens_per_verification": 1.0}
+    return dict.fromkeys(("plain", "chain", "fixed:15", "bastion"), one)
+
+
+def commands(group: click.Group, name: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Every command that does something by itself, with its name."""
+    context = click.Context(group)
+    for word in group.list_commands(context):
+        command = group.get_command(context, word)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{name}{word} ")
+        if not isinstance(command, click.Group) or command.params:
+            yield f"{name}{word}", command
+
+
+EVERY = dict(commands(cli.cli))
+NAMES = pytest.mark.parametrize("name", sorted(EVERY))
+
+
+@NAMES
+def test_every_command_takes_json_as_a_flag(name: str) -> None:
+    """`--json` names no file and has no other spelling."""
+    [option] = [one for one in EVERY[name].params if "--json" in one.opts]
+    assert isinstance(option, click.Option) and option.is_flag
+    assert not [one for one in EVERY[name].params if "json" in str(getattr(one, "type", ""))]
+
+
+@NAMES
+def test_json_is_alone_on_stdout_with_its_version(
+    name: str, place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run([*name.split(), *place.arguments()[name], "--json"]) == 0
+    out = capsys.readouterr().out
+    documents = out.splitlines() if name == "generate" else [out]
+    assert len(documents) == (2 if name == "generate" else 1)
+    for document in documents:
+        record = json.loads(document, parse_constant=pytest.fail)  # NaN, Infinity
+        assert record["schema_version"] == 1
+        assert list(record) == sorted(record)
+
+
+def test_json_is_written_in_one_place() -> None:
+    """No other module of the command line dumps JSON on stdout."""
+    for path in sorted((ROOT / "profiler").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("click.echo", "print"):
+                assert path.name == "console.py" or "json.dumps" not in ast.unparse(node), path
+
+
+def check_table(width: int, columns: Sequence[str], rows: Any, options: Mapping[str, Any]) -> None:
+    """No line is longer than `width` but one cell or word; every cell is there, in one piece."""
+    lines = console.table_lines(columns, rows, width, **options)
+    cells = {str(cell) for row in rows for cell in row if cell not in (None, "")}
+    for line in lines:
+        assert len(line) <= width or line.strip() in cells | set(line.split()), line
+    shown = "\n".join(lines)
+    prose = {columns.index(name) for name in options.get("prose", ())}
+    for row in rows:
+        for index, cell in enumerate(row):
+            for whole in str(cell).split() if index in prose else [str(cell)]:
+                assert cell is None or whole in shown, whole
+
+
+@NAMES
+def test_tables_fit_the_terminal_and_cut_nothing(
+    name: str,
+    place: Place,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tables = []
+    lines_of = console.table_lines
+
+    def recorded(columns: Any, rows: Any, width: int, **options: Any) -> list[str]:
+        rows = [list(row) for row in rows]
+        tables.append((list(columns), rows, options))
+        return lines_of(columns, rows, width, **options)
+
+    monkeypatch.setenv("COLUMNS", "80")
+    with monkeypatch.context() as patch:
+        patch.setattr(console, "table_lines", recorded)
+        assert cli.run([*name.split(), *place.arguments()[name]]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in lines if re.fullmatch("─+", line))
+    expected = {"bench", "bench compare", "bench show", "calibrate", "compose", "demo-model",
+                "doctor", "fit", "plan", "profiles list", "profiles show", "transfer"}  # fmt: skip
+    assert name not in expected or tables
+    for columns, rows, options in tables:
+        for line in lines_of(columns, rows, 80, **options):
+            assert line in lines
+        for width in (60, 80, 200):
+            check_table(width, columns, rows, options)
+
+
+def test_tables_are_printed_in_one_place() -> None:
+    """rich would fold cells in silence; only bars of progress are drawn by it."""
+    for path in sorted((ROOT / "profiler").rglob("*.py")):
+        assert "rich.table" not in path.read_text(encoding="utf-8"), path

@@ -1,0 +1,348 @@
+"""`rooftree plan` from the command line: every format, the pictures, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from profiler.cli import run
+
+ASKED = [
+    "plan", "--target", "Qwen/Qwen3-8B", "--gpus", "h100-sxm,l40s", "--prompt-tokens", "1000",
+    "--output-tokens", "400", "--rate", "5/s",
+]  # fmt: skip
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(autouse=True)
+def no_own_profiles(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "300")
+
+
+def test_the_table_names_sizes_intervals_and_provenance(capsys):
+    assert run([*ASKED, "--acceptance", "gsm8k", "--price", "l40s=1,h100-sxm=2.5"]) == 0
+    shown = capsys.readouterr()
+    rows = [line.split() for line in shown.out.splitlines()]
+    assert any(row[:1] == ["l40s"] and "composed," in row for row in rows)
+    assert "bastion table 1, qwen3-8b" in shown.err
+    assert "80 %" in shown.err and "5 layers of the target's width" in shown.err
+
+
+def test_json_and_csv_say_the_same(capsys):
+    assert run([*ASKED, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert run([*ASKED, "--csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["gpu"] for row in rows] == [option["gpu"] for option in record["options"]]
+    for row, option in zip(rows, record["options"], strict=True):
+        assert float(row["tpot_s"]) == option["sizing"]["tpot_s"]["value"]
+        assert int(row["gpus"]) == option["sizing"]["gpus"]["value"]
+
+
+@pytest.mark.slow
+def test_the_page_needs_nothing_else(tmp_path):
+    path = tmp_path / "plan.html"
+    assert run([*ASKED, "--acceptance", "gsm8k", "--html", str(path)]) == 0
+    page = path.read_text(encoding="utf-8")
+    assert not re.search(r'(src|href)="(?!#)', page)
+    assert "<script" not in page and "h100-sxm" in page and "Qwen/Qwen3-8B" in page
+    assert run([*ASKED, "--html", str(tmp_path)]) == 2  # a folder
+
+
+@pytest.mark.slow
+def test_the_picture_is_a_png(tmp_path, capsys):
+    path = tmp_path / "plan.png"
+    assert run([*ASKED, "--plot", str(path)]) == 0
+    assert path.read_bytes().startswith(PNG)
+    assert str(path) in capsys.readouterr().err
+    assert run([*ASKED, "--plot", str(tmp_path / "missing" / "plan.png")]) == 2
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "transformers"])
+def test_exports_print_settings_only(engine, capsys):
+    assert run([*ASKED, "--acceptance", "gsm8k", "--export", engine]) == 0
+    shown = capsys.readouterr().out
+    assert "Qwen/Qwen3-8B" in shown and "z-lab/Qwen3-8B-DFlash-b16" in shown
+    assert "per 1M tokens" not in shown
+
+
+@pytest.mark.parametrize("name", ["plan.jpg", "plan", "plan.html"])
+def test_other_endings_are_refused_before_anything_is_planned(name, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("costmodel.planning.search.plan", pytest.fail)
+    assert run([*ASKED, "--plot", str(tmp_path / name)]) == 2
+    assert "End it in .png, .svg or .pdf" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_export_is_json_too(capsys):
+    assert run([*ASKED, "--export", "vllm", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["engine"], record["schema_version"]) == ("vllm", 1)
+    assert record["settings"].startswith("# vLLM")
+
+
+def test_one_form_at_a_time(capsys):
+    assert run([*ASKED, "--json", "--csv"]) == 2
+    assert "give one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("currency", ["", "two words", "ninecoins", "\x1b[2J"])
+def test_an_odd_currency_is_one_line(currency, capsys):
+    assert run([*ASKED, "--currency", currency]) == 2
+    assert "is no currency" in capsys.readouterr().err
+
+
+def test_the_currency_is_named(capsys):
+    assert run([*ASKED, "--price", "l40s=1,h100-sxm=2.5", "--currency", "EUR"]) == 0
+    assert "EUR per hour" in capsys.readouterr().out
+
+
+def test_goals_out_of_reach_show_the_nearest_and_fail(capsys):
+    assert run([*ASKED, "--slo", "tpot=1ms"]) == 2
+    shown = capsys.readouterr()
+    assert "nearest: tpot" in shown.out
+    assert "no option holds the goals" in shown.err
+    assert run([*ASKED, "--slo", "tpot=1ms", "--export", "vllm"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--slo", "speed=1"], "no goal is called"),
+        (["--policy", "chain"], "needs acceptance data"),
+        (["--policy", "magic"], "no policy is called"),
+        (["--price", "b200=1"], "not among the GPUs"),
+        (["--acceptance", "nonsense"], "no acceptance data is called"),
+        (["--weights", "int3"], "no weights are called"),
+        (["--tp", "3"], "not planned"),
+        (["--acceptance", "0.8", "--drafter", "psychic"], "no drafter is called"),
+    ],
+)
+def test_bad_input_is_one_line(more, said, capsys):
+    assert run([*ASKED, *more]) == 2
+    shown = capsys.readouterr().err.strip().splitlines()
+    assert shown[-1].startswith("rooftree: ") and said in shown[-1]
+
+
+def test_the_planner_is_imported_only_to_plan():
+    """In a fresh interpreter, for this one has imported it already."""
+    import subprocess
+
+    code = (
+        "import sys; from profiler.cli import run; run(['--help']);"
+        "print([m for m in sys.modules if m.startswith('costmodel.planning')])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip().endswith("[]")
+
+
+SIMULATED = ["--price", "l40s=1,h100-sxm=2.5", "--simulate", "200", "--length-variation", "0.3"]
+
+
+@pytest.mark.slow
+def test_simulated_percentiles_are_in_every_format(capsys, tmp_path):
+    """The same seed, so the same figures in each of them; another seed has others."""
+    asked = [*ASKED, *SIMULATED, "--slo", "tpot=40ms,ttft.p95=2s"]
+    assert run([*asked, "--json"]) == 0
+    simulation = json.loads(capsys.readouterr().out)["simulation"]
+    assert (simulation["requests"], simulation["seed"], simulation["trace"]) == (200, 0, False)
+    assert run([*asked, "--csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert run([*asked, "--html", str(tmp_path / "plan.html")]) == 0
+    table = [line.split() for line in capsys.readouterr().out.split("simulated:")[1].splitlines()]
+    page = (tmp_path / "plan.html").read_text(encoding="utf-8")
+    for option in simulation["options"]:
+        planned, (row,) = option["planned"], [r for r in rows if r["gpu"] == option["gpu"]]
+        for metric in ("waiting", "ttft", "tpot"):
+            assert float(row[f"{metric}_p99_s"]) == planned[metric]["p99"]["value"]
+        assert float(row["simulated_utilisation"]) == planned["utilisation"]
+        assert int(row["gpus_that_hold_all_goals"]) == option["enough"]["gpus"]
+        shown = next(line for line in table if line[:1] == [option["gpu"]])
+        for percent in ("p50", "p95", "p99"):
+            cell = f"{planned['ttft'][percent]['value'] * 1e3:.0f}"
+            assert cell in shown and cell in page
+    assert run([*asked, "--json", "--seed", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["simulation"]["options"] != simulation["options"]
+
+
+@pytest.mark.slow
+def test_a_percentile_that_is_missed_asks_for_more_gpus(capsys):
+    """A percentile as a goal is simulated without being asked for."""
+    asked = [*ASKED[:-1], "20/s", *SIMULATED[:2], "--slo", "tpot=30ms,ttft.p95=200ms"]
+    assert run(asked) == 0
+    shown = capsys.readouterr().out
+    found = re.search(r"l40s tp 1: (\d+) GPUs hold the means, but not ttft.p95; (\d+) hold", shown)
+    assert int(found[1]) < int(found[2])
+    assert re.search(rf"l40s +1 +{found[2]} .*held +{found[2]}\.00", shown)
+
+
+@pytest.mark.slow
+def test_percentiles_out_of_reach_fail_and_say_what_is_reached(capsys):
+    assert run([*ASKED, *SIMULATED, "--slo", "ttft.p50=1ms"]) == 2
+    shown = capsys.readouterr()
+    assert re.search(
+        r"h100-sxm tp 1: no fleet of up to \d+ GPUs holds ttft.p50; nearest:", shown.out
+    )
+    assert "no option holds the goals in the simulation" in shown.err
+
+
+def write_trace(path, gap_s=0.2, prompt=500):
+    lines = [f"{gap_s * i:.3f},{prompt + i},{100 + i % 50}" for i in range(150)]
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n" + "\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_a_trace_gives_lengths_rate_and_arrivals(capsys, tmp_path):
+    trace = write_trace(tmp_path / "trace.csv")
+    asked = ["plan", "--target", "Qwen/Qwen3-8B", "--gpus", "h100-sxm", "--trace", trace]
+    assert run([*asked, "--simulate", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["request"]["requests_per_s"] == pytest.approx(5.0)
+    assert record["request"]["prompt_tokens"] == pytest.approx(574.5)
+    assert record["simulation"]["requests"] == 150 and record["simulation"]["trace"]
+    assert run([*asked, "--rate", "50/s", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["request"]["requests_per_s"] == 50.0 and record["simulation"] is None
+
+
+def test_a_request_beyond_the_window_is_named(capsys, tmp_path):
+    """Qwen3-8B holds 40,960 tokens: 40,900 are simulated, 41,900 are not."""
+    path = tmp_path / "trace.csv"
+    write_trace(path)
+    path.write_text(path.read_text() + "40,40000,900\n")
+    asked = ["plan", "--target", "Qwen/Qwen3-8B", "--gpus", "l40s", "--trace", str(path)]
+    assert run([*asked, "--simulate"]) == 0
+    capsys.readouterr()
+    path.write_text(path.read_text() + "41,40000,1900\n")
+    assert run([*asked, "--simulate"]) == 2
+    assert "request 152 of the trace has 41900 tokens" in capsys.readouterr().err
+
+
+def test_simulating_without_the_extra_names_it(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "simpy", None)
+    assert run([*ASKED, "--simulate"]) == 2
+    assert "pip install 'rooftree[plan]'" in capsys.readouterr().err
+    assert run(ASKED) == 0  # means need nothing
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--simulate", "10"], "too few"),
+        (["--seed", "1"], "--seed is of a simulation"),
+        (["--length-variation", "1"], "--length-variation is of a simulation"),
+        (["--simulate", "--seed", "-1"], "seed must be 0 or more"),
+        (["--slo", "ttft.p97=1s"], "p97 is no goal"),
+        (["--trace", "TRACE"], "the trace has lengths of its own, but --prompt-tokens"),
+        (["--trace", "missing.csv"], "there is no such file"),
+    ],
+)
+def test_bad_simulations_are_one_line(more, said, capsys, tmp_path):
+    trace = write_trace(tmp_path / "trace.csv")
+    assert run([*ASKED, *(trace if word == "TRACE" else word for word in more)]) == 2
+    shown = capsys.readouterr().err.strip().splitlines()
+    assert shown[-1].startswith("rooftree: ") and said in shown[-1]
+
+
+def test_capitals_of_gpus_do_not_matter_to_prices(capsys):
+    asked = [word.replace("h100-sxm,l40s", "H100-SXM") for word in ASKED]
+    assert run([*asked, "--price", "h100-sxm=2.5"]) == 0
+    assert re.search(r"H100-SXM .* 2\.50 ", capsys.readouterr().out)
+
+
+def test_an_export_without_acceptance_says_that_nothing_is_drafted(capsys):
+    assert run([*ASKED, "--export", "vllm"]) == 0
+    shown = capsys.readouterr()
+    assert "--speculative-config '" not in shown.out and "no acceptance data" in shown.err
+
+
+def test_traffic_that_is_not_said_is_asked_for(capsys):
+    assert run(ASKED[:-4]) == 2
+    assert "--output-tokens, --rate missing" in capsys.readouterr().err
+
+
+RANGES = r"trees to (\d+), chains"
+
+
+def test_the_plan_begins_with_whether_it_pays(capsys):
+    """The shapes of the sentence are those of the JSON record, and its crossings the table's."""
+    asked = [*ASKED, "--acceptance", "gsm8k", "--engine", "rooftree"]
+    assert run(asked) == 0
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith("Does it pay? ") and re.search(RANGES, first)
+    assert run([*asked, "--json"]) == 0
+    pays = json.loads(capsys.readouterr().out)["options"][0]["pays"]
+    last = int(re.search(RANGES, first)[1])
+    trees = [row["running"] for row in pays["by_concurrency"] if row["best"] == "tree"]
+    assert pays["best"][0] == {"shape": "tree", "first": 1, "last": max(trees)} and last >= 4
+    row = next(row for row in pays["by_concurrency"] if row["running"] == 1)
+    shown = next(line.split() for line in rest if line.split()[:1] == ["1"])
+    assert f"{row['tree_speedup']:.2f}x" in shown and f"({row['tree_nodes']})*" in shown
+
+
+@pytest.mark.slow
+def test_other_engines_are_planned_without_trees_and_told_of_them(capsys):
+    assert run([*ASKED, "--acceptance", "gsm8k"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"Trees, which vllm does not verify: in rooftree trees to \d+", shown)
+    table = shown[shown.index("one server") :]
+    assert "tree " not in table.replace("tree  ", "") and "chain" in table
+    assert run([*ASKED, "--acceptance", "gsm8k", "--policy", "fixed:32"]) == 2
+    assert "vllm verifies chains only" in capsys.readouterr().err
+
+
+def test_without_acceptance_nothing_is_said_to_pay(capsys):
+    assert run(ASKED) == 0
+    assert "Nothing is known without acceptance" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_why_explains_each_row_by_causes_that_add_up(capsys):
+    asked = [*ASKED, "--acceptance", "gsm8k", "--engine", "rooftree"]
+    assert run([*asked, "--why", "4"]) == 0
+    shown = capsys.readouterr().out
+    for gpu in ("h100-sxm", "l40s"):
+        part = shown[shown.index(f"{gpu} tp 1, 4 at once, tree") :]
+        cells = [line.split()[-2:] for line in part.splitlines()[3:10]]
+        cycle_ms = float(re.search(r"a cycle of ([\d.]+) ms", part)[1])
+        assert sum(float(ms) for ms, _ in cells) == pytest.approx(cycle_ms, abs=0.01)
+        assert sum(float(share.strip("%")) for _, share in cells) == pytest.approx(100, abs=0.5)
+    assert run([*asked, "--why", "5"]) == 2
+    assert "no option has a row of 5 at once" in capsys.readouterr().err
+
+
+def test_an_export_is_of_the_drafter_that_was_planned(capsys):
+    asked = [*ASKED, "--acceptance", "0.7", "--drafter", "ngram"]
+    assert run([*asked, "--export", "vllm"]) == 0
+    shown = capsys.readouterr().out
+    assert '"method": "ngram"' in shown and "DFlash" not in shown
+    assert run([*asked, "--export", "transformers"]) == 0
+    assert 'drafter="ngram"' in capsys.readouterr().out
+    assert run([*asked, "--export", "sglang"]) == 2
+    assert "ngram" in capsys.readouterr().err
+
+
+def test_an_export_keeps_to_engine_policy_and_gpu(capsys):
+    asked = [*ASKED, "--acceptance", "gsm8k"]
+    assert run([*asked, "--export", "vllm", "--engine", "sglang"]) == 2
+    assert "the plan is for sglang" in capsys.readouterr().err
+    assert run([*asked, "--export", "transformers", "--policy", "fixed:32"]) == 0
+    assert 'policy="fixed:32"' in capsys.readouterr().out
+    assert run([*ASKED, "--export", "vllm", "--policy", "plain"]) == 0
+    shown = capsys.readouterr().out
+    assert "the policy is plain" in shown and "planned for" in shown.splitlines()[0]
+
+
+STORED = Path(__file__).parents[3] / "benchmarks" / "results" / "bench.json"
+
+
+def test_a_stored_benchmark_is_refused_for_another_target(capsys):
+    """It is of SmolLM2-135M-Instruct and n-grams, and says so."""
+    assert run([*ASKED, "--acceptance", str(STORED)]) == 2
+    assert "SmolLM2-135M-Instruct, not of Qwen/Qwen3-8B" in capsys.readouterr().err

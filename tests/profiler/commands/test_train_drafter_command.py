@@ -1,0 +1,72 @@
+"""`rooftree train-drafter` from its command line, on a tiny target."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from profiler import cli
+from tests.tiny_folder import write_tokenizer, write_weights
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("target")
+    return str(write_tokenizer(write_weights(folder, num_hidden_layers=4, eos_token_id=None)))
+
+
+def run(capture: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Its exit status and what it printed."""
+    status = cli.run(["train-drafter", "--device", "cpu", *words])
+    printed = capture.readouterr()
+    return status, printed.out, printed.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--without", "no-mask"], "--without names parts of a SpecBlock drafter"),
+        (["--from", "demo", "--layers", "2"], "--from brings its own layers"),
+        (["--openings", "closed"], "'free', 'templates'"),
+        (["--from", "nowhere/at/all"], "nowhere/at/all"),
+        (["--from", "demo"], "hidden size is 576, the target's is 32"),
+        (["--from", "ngram", "--kind", "specblock"], "ngram is no SpecBlock drafter"),
+    ],
+)
+def test_wrong_words_are_named(
+    capsys: pytest.CaptureFixture[str], target: str, tmp_path: Path, words: list[str], said: str
+) -> None:
+    output = tmp_path / "work"
+    status, out, err = run(capsys, "--target", target, "--output", str(output), *words)
+    assert status == 2 and said in err and "Traceback" not in err
+    assert not out and not output.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dflash", "specblock"])
+def test_trains_and_goes_on_from_what_it_trained(
+    capsys: pytest.CaptureFixture[str],
+    target: str,
+    tmp_path: Path,
+    kind: str,
+) -> None:
+    common = ["--kind", kind, "--target", target, "--texts", "64", "--steps", "1", "--json"]
+    status, out, err = run(capsys, *common, "--output", str(tmp_path / "first"))
+    assert status == 0, err
+    first = json.loads(out)
+    assert first["kind"] == kind and first["collecting"]["openings"] == "free"
+    assert first["texts"] + first["held_out"] <= 64 and first["last"]["step"] == 1
+    assert (Path(first["drafter"]) / "model.safetensors").exists()
+    again = [*common, "--output", str(tmp_path / "second"), "--from", first["drafter"]]
+    status, out, err = run(capsys, *again, "--openings", "templates", "--learning-rate", "1e-4")
+    assert status == 0, err
+    second = json.loads(out)
+    assert second["collecting"]["openings"] == "templates"
+    assert second["settings"]["learning_rate"] == 1e-4
+    config = [
+        json.loads((Path(run["drafter"]) / "config.json").read_text(encoding="utf-8"))
+        for run in (first, second)
+    ]
+    assert config[0] == config[1]

@@ -1,0 +1,457 @@
+"""NVML through a fake of it: the GPU that CUDA means, its state, and rejected samples."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from costmodel.errors import DeviceError
+from decoder import nvml
+from decoder.device import default_dtype, fingerprint, parse_dtype
+from decoder.nvml import DriverFacts, Gpu, clock_reasons, driver_facts, visible_entry
+from profiler.calibrate.instruments import gpu_guard
+from profiler.measure.guards import GpuGuard, NoGuard
+from profiler.measure.machine import Metadata, run_collectors, warnings
+from profiler.measure.timers import CudaTimer
+
+
+@pytest.mark.parametrize(
+    ("index", "visible", "expected"),
+    [
+        (1, None, "1"),
+        (0, "3,1", "3"),
+        (1, " 3 , 1 ", "1"),
+        (1, "GPU-aa,MIG-bb", "MIG-bb"),
+        (0, "2,-1,4", "2"),
+    ],
+)
+def test_visible_devices(index: int, visible: str | None, expected: str) -> None:
+    assert visible_entry(index, visible) == expected
+
+
+@pytest.mark.parametrize(("index", "visible"), [(0, ""), (1, "2,-1,4"), (0, "none")])
+def test_hidden_devices_are_an_error(index: int, visible: str) -> None:
+    with pytest.raises(DeviceError, match="there is no cuda:"):
+        visible_entry(index, visible)
+
+
+def test_clock_reasons_by_bit() -> None:
+    assert clock_reasons(0x04 | 0x40) == ("power cap", "hardware thermal slowdown")
+    assert clock_reasons(0) == ()
+
+
+class FakeNvml:
+    """Two GPUs as NVML shows them; calls that are not defined are not supported."""
+
+    class NVMLError(Exception):
+        pass
+
+    uuids = ("GPU-1111-aaaa", "GPU-2222-bbbb")
+
+    def __init__(self, reasons: int = 0) -> None:
+        self.reasons = reasons
+        self.clock_mhz = 1980
+        self.processes: list[SimpleNamespace] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        def unsupported(*arguments: object) -> None:
+            raise self.NVMLError(f"{name}: not supported")
+
+        return unsupported
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index > 1:
+            raise self.NVMLError("Invalid Argument")
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        if uuid not in self.uuids:
+            raise self.NVMLError("not found")
+        return self.uuids.index(uuid)
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return self.uuids[handle]
+
+    def nvmlDeviceGetName(self, handle: int) -> bytes:
+        return b"NVIDIA H200"
+
+    def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
+        return {1: self.clock_mhz, 2: 3201}[kind]
+
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
+        return 60 + self.clock_mhz // 100
+
+    def nvmlSystemGetDriverVersion(self) -> bytes:
+        return b"570.86"
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: int) -> int:
+        return 700_000
+
+    def nvmlDeviceGetEccMode(self, handle: int) -> list[int]:
+        return [1, 1]
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:
+        if self.processes is None:
+            raise self.NVMLError("not permitted")
+        return self.processes
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: int) -> int:
+        return self.reasons
+
+
+@pytest.mark.parametrize(
+    ("visible", "handle"),
+    [("1,0", 1), ("GPU-2222-bbbb", 1), ("GPU-2222", 1), ("GPU-1111,GPU-2222", 0), (None, 0)],
+)
+def test_nvml_opens_the_gpu_that_cuda_sees_first(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, handle: int
+) -> None:
+    monkeypatch.setattr(nvml, "_torch_uuids", lambda index: [])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert nvml.find_handle(FakeNvml(), 0) == handle
+
+
+def test_the_uuid_that_torch_knows_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "_torch_uuids", lambda index: ["MIG-2222-bbbb", "GPU-2222-bbbb"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert nvml.find_handle(FakeNvml(), 0) == 1
+
+
+def test_an_unknown_uuid_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "_torch_uuids", lambda index: [])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-3333")
+    with pytest.raises(DeviceError, match="GPU-3333"):
+        nvml.find_handle(FakeNvml(), 0)
+
+
+class SlicedNvml(FakeNvml):
+    """The second GPU is cut into slices; of a slice (2) NVML tells only what is its own."""
+
+    slices = ("MIG-3333-cccc",)
+
+    def __init__(self, board_given: bool = True, reasons: int = 0) -> None:
+        super().__init__(reasons)
+        self.board_given = board_given
+
+    def nvmlDeviceIsMigDeviceHandle(self, handle: int) -> int:
+        return int(handle >= 2)
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: int) -> int:
+        if not self.board_given:
+            raise self.NVMLError("no permission")
+        return 1
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        return 2 if uuid in self.slices else super().nvmlDeviceGetHandleByUUID(uuid)
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return (self.uuids + self.slices)[handle]
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:
+        self.whole(handle)
+        return [handle, handle]
+
+    def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
+        self.whole(handle)
+        return super().nvmlDeviceGetClockInfo(handle, kind)
+
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
+        self.whole(handle)
+        return super().nvmlDeviceGetTemperature(handle, sensor)
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: int) -> int:
+        self.whole(handle)
+        return super().nvmlDeviceGetEnforcedPowerLimit(handle)
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: int) -> int:
+        self.whole(handle)
+        return super().nvmlDeviceGetCurrentClocksEventReasons(handle)
+
+    def whole(self, handle: int) -> None:
+        if handle >= 2:
+            raise self.NVMLError("not supported for a MIG slice")
+
+
+class TestMig:
+    @pytest.mark.parametrize("known_to", ["torch", "CUDA_VISIBLE_DEVICES"])
+    def test_the_slice_is_opened_by_its_uuid(
+        self, monkeypatch: pytest.MonkeyPatch, known_to: str
+    ) -> None:
+        uuids = ["MIG-3333-cccc", "GPU-3333-cccc"] if known_to == "torch" else []
+        monkeypatch.setattr(nvml, "_torch_uuids", lambda index: uuids)
+        visible = "MIG-3333-cccc" if known_to == "CUDA_VISIBLE_DEVICES" else "1"
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert nvml.find_handle(SlicedNvml(), 0) == 2
+
+    def test_clocks_heat_and_power_are_those_of_the_gpu_around_it(self) -> None:
+        gpu = Gpu(SlicedNvml(reasons=0x40), 2)
+        fields = gpu.read()
+        assert fields["gpu_uuid"] == "MIG-3333-cccc"
+        assert fields["gpu_mig"] is True
+        assert (fields["gpu_sm_clock_hz"], fields["gpu_power_limit_w"]) == (1.98e9, 700.0)
+        guard = GpuGuard(gpu)
+        assert guard.disturbance() == "hardware thermal slowdown"
+        assert any("MIG slices" in line for line in warnings(Metadata(fields=fields, absent={})))
+
+    def test_a_container_that_hides_the_gpu_around_it(self) -> None:
+        gpu = Gpu(SlicedNvml(board_given=False), 2)
+        fields = gpu.read()
+        assert fields["gpu_mig"] is True
+        assert "gpu_sm_clock_hz" not in fields
+        assert GpuGuard(gpu).disturbance() == ""
+
+    def test_a_gpu_without_slices_beside_one_with(self) -> None:
+        assert Gpu(SlicedNvml(), 0).read()["gpu_mig"] is False
+        assert Gpu(SlicedNvml(), 1).read()["gpu_mig"] is True
+
+    @pytest.mark.parametrize(("board_given", "limit_w"), [(True, 700.0), (False, None)])
+    def test_the_power_limit_of_the_soft_key(
+        self, monkeypatch: pytest.MonkeyPatch, board_given: bool, limit_w: float | None
+    ) -> None:
+        driver_facts.cache_clear()
+        monkeypatch.setattr("decoder.nvml.open_handle", lambda index: (SlicedNvml(board_given), 2))
+        assert driver_facts(0) == DriverFacts(driver="570.86", power_limit_w=limit_w)
+        driver_facts.cache_clear()
+
+    def test_a_slice_has_profiles_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        FakeCuda(monkeypatch, (9, 0), name="NVIDIA H100 80GB HBM3 MIG 1g.10gb")
+        monkeypatch.setattr("decoder.device.driver_facts", lambda index: DriverFacts())
+        assert fingerprint(torch.device("cuda")).mig == "1g.10gb"
+        FakeCuda(monkeypatch, (9, 0))
+        assert fingerprint(torch.device("cuda")).mig is None
+
+
+@pytest.mark.parametrize("failing", ["missing package", "missing driver", "hidden GPU"])
+def test_without_nvml_the_reason_is_one_error(
+    monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    class Failing(FakeNvml):
+        def nvmlInit(self) -> None:
+            if failing == "missing driver":
+                raise self.NVMLError("Driver Not Loaded")
+
+    monkeypatch.setattr(nvml, "_torch_uuids", lambda index: [])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7" if failing == "hidden GPU" else "0")
+    module = None if failing == "missing package" else Failing()
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    with pytest.raises(DeviceError, match=r"^NVML: ") as raised:
+        nvml.open_handle(0)
+    expected = "nvidia-ml-py" if failing == "missing package" else "NVIDIA driver"
+    assert expected in raised.value.hint
+
+
+def test_reading_leaves_out_what_the_gpu_cannot_tell() -> None:
+    fields = Gpu(FakeNvml(reasons=0x04), 0).read()
+    assert fields == {
+        "gpu_name": "NVIDIA H200",
+        "gpu_uuid": "GPU-1111-aaaa",
+        "gpu_sm_clock_hz": 1.98e9,
+        "gpu_memory_clock_hz": 3.201e9,
+        "gpu_temperature_c": 79,
+        "gpu_power_limit_w": 700.0,
+        "driver": "570.86",
+        "gpu_ecc": True,
+        "gpu_clock_reasons": ["power cap"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("reasons", "expected"),
+    [(0x00, ""), (0x04, ""), (0x20, "software thermal slowdown"), (0x48, "hardware")],
+)
+def test_gpu_guard_rejects_heat_but_not_the_power_cap(reasons: int, expected: str) -> None:
+    guard = GpuGuard(Gpu(FakeNvml(reasons), 0))
+    guard.start()
+    assert expected in guard.disturbance()
+    assert bool(guard.disturbance()) == bool(expected)
+
+
+@pytest.mark.gpu
+def test_nvml_and_torch_mean_the_same_gpu() -> None:
+    fields = Gpu.open(0).read()
+    assert fields["gpu_name"] == torch.cuda.get_device_name(0)
+    assert str(torch.cuda.get_device_properties(0).uuid) in fields["gpu_uuid"]
+
+
+def test_samples_below_the_clock_floor_are_rejected() -> None:
+    fake = FakeNvml()
+    guard = GpuGuard(Gpu(fake, 0))
+    rejections = []
+    for clock_mhz, reasons in ((1900, 0), (1980, 0), (1600, 0), (1500, 0), (1400, 0x04)):
+        fake.clock_mhz, fake.reasons = clock_mhz, reasons
+        guard.start()
+        rejections.append(guard.disturbance())
+    assert rejections == ["", "", "", "SM clock 1500 MHz, below 80% of 1980 MHz", ""]
+
+
+def test_what_the_guard_saw_is_summed_up() -> None:
+    fake = FakeNvml()
+    guard = GpuGuard(Gpu(fake, 0))
+    assert guard.summary() == {}
+    for clock_mhz, reasons in ((1900, 0), (1980, 0x04), (1700, 0x40)):
+        fake.clock_mhz, fake.reasons = clock_mhz, reasons
+        guard.disturbance()
+    assert guard.summary() == {
+        "gpu_sm_clock_hz": 1.9e9,
+        "gpu_temperature_c": 79.0,
+        "gpu_clock_reasons": ["power cap", "hardware thermal slowdown"],
+    }
+
+
+def test_a_gpu_that_tells_nothing_disturbs_nothing() -> None:
+    class Silent(FakeNvml):
+        def nvmlDeviceGetClockInfo(self, *arguments: int) -> int:
+            raise self.NVMLError("not supported in a MIG slice")
+
+        nvmlDeviceGetCurrentClocksEventReasons = nvmlDeviceGetTemperature = nvmlDeviceGetClockInfo
+
+    guard = GpuGuard(Gpu(Silent(), 0))
+    assert guard.disturbance() == ""
+    assert guard.summary() == {}
+
+
+def test_other_processes_are_named() -> None:
+    fake = FakeNvml()
+    fake.processes = [
+        SimpleNamespace(pid=os.getpid(), usedGpuMemory=1),
+        SimpleNamespace(pid=os.getppid(), usedGpuMemory=7 << 30),
+        SimpleNamespace(pid=1 << 30, usedGpuMemory=None),
+    ]
+    fields = Gpu(fake, 0).read()
+    others = fields["gpu_other_processes"]
+    assert [process["pid"] for process in others] == [os.getppid(), 1 << 30]
+    assert others[0]["name"] and others[1]["name"] is None
+    (warning,) = warnings(Metadata(fields=fields, absent={}))
+    assert f"{others[0]['name']}, process {os.getppid()}" in warning
+    assert f"process {1 << 30} outside this container" in warning
+
+
+def test_mig_slices_are_noted() -> None:
+    (warning,) = warnings(Metadata(fields={"gpu_mig": True}, absent={}))
+    assert "MIG slices" in warning
+
+
+class TestWithoutNvml:
+    @pytest.fixture(autouse=True)
+    def no_driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        driver_facts.cache_clear()
+
+        def missing(cuda_index: int) -> tuple[Any, Any]:
+            raise DeviceError("NVML: Driver Not Loaded", hint="Is the NVIDIA driver installed?")
+
+        monkeypatch.setattr("decoder.nvml.open_handle", missing)
+
+    def test_samples_pass_unwatched_and_that_is_told(self) -> None:
+        guard = gpu_guard(0)
+        assert isinstance(guard, NoGuard)
+        assert guard.disturbance() == "" and guard.summary() == {}
+        metadata = run_collectors({"gpu": lambda: Gpu.open(0).read()})
+        (warning,) = warnings(metadata)
+        assert "cannot be watched" in warning and "Driver Not Loaded" in warning
+
+    def test_the_soft_keys_stay_unknown(self) -> None:
+        assert driver_facts(0) == DriverFacts(driver=None, power_limit_w=None)
+        driver_facts.cache_clear()
+
+
+class FakeCuda:
+    """Stands in for `torch.cuda` with one old or new GPU."""
+
+    def __init__(
+        self, patch: pytest.MonkeyPatch, capability: tuple[int, int], name: str = "NVIDIA H200"
+    ) -> None:
+        properties = SimpleNamespace(name=name, total_memory=141 << 30)
+        for name, answer in {
+            "get_device_properties": properties,
+            "get_device_capability": capability,
+            "get_device_name": "Tesla V100",
+            "current_device": 1,
+        }.items():
+            patch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+
+
+def test_the_fingerprint_has_driver_and_power_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def facts(cuda_index: int) -> DriverFacts:
+        asked.append(cuda_index)
+        return DriverFacts(driver="570.86", power_limit_w=700.0)
+
+    FakeCuda(monkeypatch, (9, 0))
+    monkeypatch.setattr("decoder.device.driver_facts", facts)
+    for name in ("cuda", "cuda:0"):
+        device = fingerprint(torch.device(name))
+        assert (device.driver, device.power_limit_w) == ("570.86", 700.0)
+    assert asked == [1, 0]
+
+
+def test_the_driver_is_asked_through_the_gpu_that_cuda_sees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver_facts.cache_clear()
+    monkeypatch.setattr("decoder.nvml.open_handle", lambda index: (FakeNvml(), index))
+    assert driver_facts(1) == DriverFacts(driver="570.86", power_limit_w=700.0)
+    driver_facts.cache_clear()
+
+
+def test_a_gpu_too_old_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda(monkeypatch, (7, 0))
+    assert default_dtype(torch.device("cuda")) == torch.float16
+    with pytest.raises(DeviceError, match="Tesla V100 is too old") as raised:
+        parse_dtype("bfloat16", torch.device("cuda"))
+    assert "--dtype float16" in raised.value.hint
+    FakeCuda(monkeypatch, (8, 0))
+    assert default_dtype(torch.device("cuda")) == torch.bfloat16
+    assert parse_dtype("bfloat16", torch.device("cuda")) == torch.bfloat16
+
+
+def test_a_cuda_sample_starts_on_an_idle_device_with_a_cold_cache() -> None:
+    done: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: str) -> None:
+            done.append(f"record on {stream}")
+
+        def synchronize(self) -> None:
+            done.append("wait")
+
+        def elapsed_time(self, end: Event) -> float:
+            return 2.5
+
+    class Device:
+        def __init__(self, device: object) -> None: ...
+
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *error: object) -> None: ...
+
+    cuda = SimpleNamespace(
+        Event=Event,
+        device=Device,
+        synchronize=lambda device: done.append("idle"),
+        current_stream=lambda device: "stream",
+    )
+    timer = CudaTimer("cuda:0", cuda, flush=lambda: done.append("flush"))
+    assert timer.time_s(lambda: done.append("work")) == 2.5e-3
+    assert done == ["flush", "idle", "record on stream", "work", "record on stream", "wait"]
+
+
+@pytest.mark.gpu
+def test_the_flush_is_larger_than_the_cache() -> None:
+    from profiler.measure.timers import l2_flush
+
+    scratch = l2_flush(torch.device("cuda"))()
+    assert scratch.nbytes >= 2 * torch.cuda.get_device_properties(0).L2_cache_size

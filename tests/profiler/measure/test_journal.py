@@ -1,0 +1,197 @@
+"""The journal: what survives a kill, a torn line, a full disk and another run's file."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from costmodel.errors import InputError, MeasurementError
+from profiler.measure.journal import Journal
+
+HEADER = {"device": "cpu", "rows": [1, 2, 4], "threads": 2}
+
+
+def write(path: Path, *records: dict[str, object]) -> bytes:
+    with Journal(path, HEADER) as journal:
+        for record in records:
+            journal.append(record)
+    return path.read_bytes()
+
+
+def test_records_come_back_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "made" / "run.jsonl"
+    write(path, {"point": 1, "seconds": [0.1, 0.2]}, {"point": 2, "seconds": [0.3]})
+    with Journal(path, HEADER) as journal:
+        assert journal.resumed
+        assert [record["point"] for record in journal.records] == [1, 2]
+        journal.append({"point": 3})
+    with Journal(path, HEADER) as journal:
+        assert [record["point"] for record in journal.records] == [1, 2, 3]
+
+
+def test_every_way_of_tearing_the_last_line(tmp_path: Path) -> None:
+    whole = write(tmp_path / "whole.jsonl", {"point": 1}, {"point": 2})
+    first_end = whole.index(b"\n") + 1
+    second_end = whole.index(b"\n", first_end) + 1
+    for size in range(len(whole)):
+        path = tmp_path / f"torn{size}.jsonl"
+        path.write_bytes(whole[:size])
+        expected = [] if size < second_end else [1]
+        with Journal(path, HEADER) as journal:
+            assert [record["point"] for record in journal.records] == expected, size
+            journal.append({"point": 9})
+        with Journal(path, HEADER) as journal:
+            assert [record["point"] for record in journal.records] == [*expected, 9], size
+
+
+DAMAGED = [b'{"point": ', b"", b"\xff\xfe", b"[1]", b"null", b"[" * 100_000]
+
+
+@pytest.mark.parametrize("line", DAMAGED, ids=range(len(DAMAGED)))
+def test_a_damaged_line_costs_no_other_line(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "run.jsonl"
+    lines = write(path, {"point": 1}, {"point": 2}, {"point": 3}).splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[1] + line + b"\n" + lines[3])
+    with Journal(path, HEADER) as journal:
+        assert [record["point"] for record in journal.records] == [1, 3]
+        assert journal.damaged == 1
+        journal.append({"point": 4})
+    with Journal(path, HEADER) as journal:
+        assert [record["point"] for record in journal.records] == [1, 3, 4]
+
+
+def test_a_damaged_header_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    lines = write(path, {"point": 1}).splitlines(keepends=True)
+    path.write_bytes(b'{"journal": \n' + lines[1])
+    with pytest.raises(InputError, match=r"not a journal of this version\. Run again with --fresh"):
+        Journal(path, HEADER)
+    with Journal(path, HEADER, fresh=True) as journal:
+        assert journal.records == []
+
+
+@pytest.mark.parametrize("place", ["/dev/zero", "victim", "pipe"])
+@pytest.mark.parametrize("fresh", [False, True])
+def test_only_a_file_of_its_own_is_opened(tmp_path: Path, place: str, fresh: bool) -> None:
+    """A device has no end, a pipe blocks, and a link may lead to somebody's file."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    path = tmp_path / "run.jsonl"
+    if place == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(victim if place == "victim" else place)
+    with pytest.raises(MeasurementError, match="cannot write the journal"):
+        Journal(path, HEADER, fresh=fresh)
+    assert victim.read_text() == "precious"
+
+
+def test_two_runs_never_write_one_journal(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with Journal(path, HEADER) as journal:
+        journal.append({"point": 1})
+        for fresh in (False, True):
+            with pytest.raises(MeasurementError, match="another process is writing it"):
+                Journal(path, HEADER, fresh=fresh)
+    with Journal(path, HEADER) as journal:
+        assert journal.records == [{"point": 1}]
+
+
+def test_another_runs_journal_is_refused_with_the_difference(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    before = write(path, {"point": 1})
+    with pytest.raises(InputError, match="threads was 2, is 4"):
+        Journal(path, HEADER | {"threads": 4})
+    with pytest.raises(InputError, match="dtype was None, is 'float32'"):
+        Journal(path, HEADER | {"dtype": "float32"})
+    assert path.read_bytes() == before
+
+
+def test_some_other_file_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes.jsonl"
+    path.write_text('{"a": 1}\n')
+    with pytest.raises(InputError, match="not a journal"):
+        Journal(path, HEADER)
+    assert path.read_text() == '{"a": 1}\n'
+
+
+def test_fresh_starts_over(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    write(path, {"point": 1})
+    with Journal(path, HEADER | {"threads": 4}, fresh=True) as journal:
+        assert not journal.resumed
+    with Journal(path, HEADER | {"threads": 4}) as journal:
+        assert journal.records == []
+
+
+def test_delete_removes_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    Journal(path, HEADER).delete()
+    assert not path.exists()
+
+
+def test_a_write_cut_short_by_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    before = write(path, {"point": 1})
+    journal = Journal(path, HEADER)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        # The kernel then writes five bytes and no more, as where a disk fills up.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 5, limits[1]))
+        with pytest.raises(MeasurementError, match="cannot write the journal"):
+            journal.append({"point": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    journal.append({"point": 3})
+    journal.close()
+    with Journal(path, HEADER) as again:
+        assert [record["point"] for record in again.records] == [1, 3]
+
+
+def test_a_place_where_no_directory_can_be_made_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MeasurementError, match="ROOFTREE_HOME"):
+        Journal(tmp_path / "file" / "run.jsonl", HEADER)
+
+
+def test_a_directory_in_the_files_place_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(MeasurementError, match="cannot write the journal"):
+        Journal(tmp_path, HEADER)
+
+
+def test_values_that_json_cannot_hold_are_refused(tmp_path: Path) -> None:
+    with Journal(tmp_path / "run.jsonl", HEADER) as journal, pytest.raises(ValueError):
+        journal.append({"seconds": float("nan")})
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_kill_9_loses_no_appended_record(tmp_path: Path, durable: bool) -> None:
+    path = tmp_path / "run.jsonl"
+    program = textwrap.dedent(f"""
+        from pathlib import Path
+        from profiler.measure.journal import Journal
+        journal = Journal(Path({str(path)!r}), {HEADER!r})
+        for point in range(1000000):
+            journal.append({{"point": point}}, durable={durable})
+            print(point, flush=True)
+    """)
+    root = Path(__file__).parents[3]
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=root
+    ) as process:
+        assert process.stdout is not None
+        seen = [int(process.stdout.readline()) for _ in range(20)]
+        process.send_signal(signal.SIGKILL)
+        seen += [int(line) for line in process.stdout.read().split("\n")[:-1]]
+    with Journal(path, HEADER) as journal:
+        found = [record["point"] for record in journal.records]
+    assert found[: len(seen)] == seen
+    assert found == list(range(len(found)))

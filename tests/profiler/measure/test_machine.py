@@ -1,0 +1,146 @@
+"""Metadata collectors, what counts as a disturbance, and the GPU that CUDA means."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from profiler.measure import guards
+from profiler.measure import machine as device
+from profiler.measure.machine import (
+    Activity,
+    BusyProcess,
+    Metadata,
+    collect,
+    observe,
+    warnings,
+)
+
+
+def metadata(**fields: Any) -> Metadata:
+    return Metadata(fields=fields, absent={})
+
+
+def test_collect_tells_the_versions_and_this_machine() -> None:
+    import numpy
+    import torch
+
+    found = collect()
+    assert found.fields["numpy_version"] == numpy.__version__
+    assert found.fields["torch_threads"] == torch.get_num_threads()
+    total_kib = int(Path("/proc/meminfo").read_text().split()[1])
+    assert found.fields["memory_bytes"] == 1024 * total_kib
+    assert 0 < found.fields["memory_free_bytes"] <= found.fields["memory_bytes"]
+
+
+def test_a_failing_collector_leaves_a_reason_in_place_of_its_fields() -> None:
+    def broken() -> dict[str, Any]:
+        raise PermissionError("not allowed")
+
+    found = device.run_collectors({"good": lambda: {"a": 1}, "bad": broken})
+    assert found.fields == {"a": 1}
+    assert found.absent == {"bad": "PermissionError: not allowed"}
+
+
+@pytest.mark.slow
+def test_busy_processes_are_found_by_name_without_ourselves() -> None:
+    other = subprocess.Popen(["sh", "-c", "while :; do :; done"], start_new_session=True)
+    try:
+        # A child of ours is not "another process"; a process with another parent is.
+        assert all(process.pid != other.pid for process in observe(0.3).processes)
+        found = _observed_by_another(other.pid)
+    finally:
+        other.kill()
+        other.wait()
+    assert found.startswith("sh ")
+    assert float(found.split()[1]) > 0.2
+
+
+def _observed_by_another(pid: int) -> str:
+    """Name and core share of `pid` as seen from a process that is not its parent."""
+    program = (
+        "from profiler.measure.machine import observe\n"
+        f"found = [p for p in observe(0.5).processes if p.pid == {pid}]\n"
+        "print(found[0].name, found[0].core_share)"
+    )
+    root = Path(__file__).parents[3]
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=root
+    ).stdout
+
+
+def test_warnings_name_the_process_and_say_what_to_do() -> None:
+    activity = Activity(
+        processes=(BusyProcess(pid=42, name="cc1plus", core_share=0.97),), steal_share=0.31
+    )
+    found = warnings(metadata(), activity)
+    assert found[0].startswith("cc1plus (process 42) is using 97% of a core: stop it")
+    assert "31% of the processor time" in found[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"cpu_governor": "powersave"}, "cpupower frequency-set -g performance"),
+        ({"cpu_quota_cores": 1.5, "torch_threads": 8}, "OMP_NUM_THREADS=1"),
+        ({"memory_free_bytes": 300 << 20}, "only 300 MiB"),
+        ({"gpu_other_processes": [{"pid": 7, "name": "miner"}]}, "GPU (miner, process 7)"),
+        ({"gpu_temperature_c": 91}, "at 91 C"),
+        ({"gpu_clock_reasons": ["hardware thermal slowdown"]}, "hardware thermal slowdown"),
+    ],
+)
+def test_each_trouble_has_its_warning(fields: dict[str, Any], expected: str) -> None:
+    (found,) = warnings(metadata(**fields))
+    assert expected in found
+
+
+def test_a_quiet_machine_has_no_warning() -> None:
+    quiet = metadata(
+        cpu_governor="performance",
+        cpu_quota_cores=8.0,
+        torch_threads=8,
+        memory_free_bytes=1 << 34,
+        gpu_other_processes=[],
+        gpu_temperature_c=50,
+        gpu_clock_reasons=["power cap"],
+    )
+    assert warnings(quiet, Activity(processes=(), steal_share=0.0)) == ()
+
+
+@pytest.mark.parametrize(
+    ("stolen_s", "throttled_s", "expected"),
+    [(0.0, 0.0, ""), (0.5, 0.0, "stolen"), (0.0, 0.5, "quota"), (0.001, 0.001, "")],
+)
+def test_cpu_guard(
+    monkeypatch: pytest.MonkeyPatch, stolen_s: float, throttled_s: float, expected: str
+) -> None:
+    counters = SimpleNamespace(stolen_s=10.0, throttled_s=20.0)
+    monkeypatch.setattr(guards, "stolen_s", lambda: counters.stolen_s)
+    monkeypatch.setattr(guards, "throttled_s", lambda: counters.throttled_s)
+    guard = guards.CpuGuard()
+    guard.start()
+    time.sleep(0.05)
+    counters.stolen_s += stolen_s
+    counters.throttled_s += throttled_s
+    found = guard.disturbance()
+    assert expected in found
+    assert bool(expected) == bool(found)
+
+
+def test_container_throttling_is_read_from_the_control_group(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(device, "CGROUP", tmp_path)
+    assert device.throttled_s() == 0.0
+    (tmp_path / "cpu.stat").write_text("usage_usec 5\nnr_throttled 2\nthrottled_usec 2500000\n")
+    assert device.throttled_s() == 2.5
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert device._quota() == {"cpu_quota_cores": 1.5}
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert device._quota() == {}

@@ -1,0 +1,257 @@
+"""Timers, stopping rules and accumulators, on clocks whose durations are known."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import Counter
+from itertools import repeat
+
+import numpy as np
+import pytest
+
+from costmodel.errors import MeasurementError
+from profiler.measure.samples import (
+    PointAccumulator,
+    in_turn,
+    interleave,
+    measure,
+    take_sample,
+)
+from profiler.measure.stopping import (
+    COUNT_REACHED,
+    LIMIT,
+    NOISE_SETTLED,
+    NOISE_TARGET_MET,
+    CountRule,
+    NoiseRule,
+)
+from profiler.measure.timers import FakeTimer, WallTimer
+
+
+def nothing() -> None:
+    return None
+
+
+def test_quiet_point_stops_at_the_fewest_samples() -> None:
+    samples = measure(nothing, timer=FakeTimer(repeat(0.25)), rule=NoiseRule())
+    assert samples.reason == NOISE_TARGET_MET
+    assert samples.unmet == ""
+    assert samples.seconds == (0.25,) * 5
+    assert samples.median_s == 0.25
+    assert samples.mad_s == 0.0
+
+
+def test_warmup_is_cut_and_kept_aside() -> None:
+    timer = FakeTimer([5.0, 2.0, *repeat(1.0, 20)])
+    samples = measure(nothing, timer=timer, rule=NoiseRule())
+    assert samples.warmup == (5.0, 2.0)
+    assert samples.seconds == (1.0,) * 5
+
+
+def test_no_stop_while_the_cut_reaches_half_of_the_samples() -> None:
+    # At six samples three are left and quiet, but half were cut: the rest might fall further.
+    timer = FakeTimer([8.0, 7.0, 6.0, *repeat(1.0, 20)])
+    samples = measure(nothing, timer=timer, rule=NoiseRule(min_samples=3))
+    assert samples.warmup == (8.0, 7.0, 6.0)
+    assert samples.seconds == (1.0,) * 5
+
+
+def test_noise_that_has_settled_stops_and_names_what_is_unmet() -> None:
+    generator = np.random.default_rng(5)
+    timer = FakeTimer(generator.normal(1.0, 0.05, size=1000).tolist())
+    samples = measure(nothing, timer=timer, rule=NoiseRule(target=0.001, max_samples=1000))
+    assert samples.reason == NOISE_SETTLED
+    assert 16 <= samples.n < 1000
+    assert samples.unmet.endswith("target 0.10%")
+
+
+def test_limit_of_samples_names_the_error_reached() -> None:
+    rule = NoiseRule(target=0.01, max_samples=12, settle_samples=100)
+    samples = measure(nothing, timer=FakeTimer([1.0, 1.4, 0.7] * 4), rule=rule)
+    assert samples.reason == LIMIT
+    assert samples.n == 12
+    # MAD 0.3 of the median 1: 1.4826 x 0.3 x sqrt(pi / 2) / sqrt(12) = 0.1609.
+    assert samples.unmet == "error of the median 16.09%, target 1.00%"
+
+
+def test_limit_of_time_counts_every_sample() -> None:
+    samples = measure(nothing, timer=FakeTimer(repeat(2.0)), rule=NoiseRule(max_time_s=3.9))
+    assert samples.reason == LIMIT
+    assert samples.n == 2
+    assert samples.unmet == "2 steady samples of at least 5"
+    assert samples.mad_s is None
+    assert samples.interval_s is None
+
+
+class EveryOther:
+    """A guard that finds every second sample disturbed."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def start(self) -> None:
+        self.calls += 1
+
+    def disturbance(self) -> str:
+        return "" if self.calls % 2 else "hot"
+
+
+def test_disturbed_samples_are_set_aside_and_counted() -> None:
+    timer = FakeTimer([1.0, 9.0] * 10)
+    samples = measure(nothing, timer=timer, rule=NoiseRule(), guard=EveryOther())
+    assert samples.seconds == (1.0,) * 5
+    assert samples.rejected == (9.0,) * 4
+    assert samples.reason == NOISE_TARGET_MET
+
+
+class Always:
+    def start(self) -> None:
+        return None
+
+    def disturbance(self) -> str:
+        return "hot"
+
+
+def test_no_accepted_sample_is_an_error() -> None:
+    with pytest.raises(MeasurementError, match="none of 7 samples could be used"):
+        measure(
+            nothing,
+            timer=FakeTimer(repeat(1.0)),
+            rule=NoiseRule(max_samples=7),
+            guard=Always(),
+        )
+
+
+def test_count_rule() -> None:
+    samples = measure(nothing, timer=FakeTimer(repeat(1.0)), rule=CountRule(samples=3))
+    assert (samples.n, samples.reason) == (3, COUNT_REACHED)
+    with pytest.raises(MeasurementError):
+        measure(nothing, timer=FakeTimer(repeat(1.0)), rule=CountRule(samples=3), guard=Always())
+
+
+def test_rule_refuses_too_few_samples_for_a_spread() -> None:
+    with pytest.raises(ValueError, match="min_samples"):
+        NoiseRule(min_samples=2)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_impossible_durations_are_errors(seconds: float) -> None:
+    with pytest.raises(MeasurementError, match="a timer gave"):
+        PointAccumulator(NoiseRule()).add(seconds)
+
+
+def unfinished(points: list[PointAccumulator]) -> list[int]:
+    return [index for index, point in enumerate(points) if not point.done]
+
+
+def test_interleaving_mixes_the_points_and_ends() -> None:
+    points = [PointAccumulator(CountRule(samples=count)) for count in (2, 5, 3)]
+    order = []
+    for index in interleave(lambda: unfinished(points), np.random.default_rng(0)):
+        order.append(int(index))
+        points[index].add(1.0)
+    assert Counter(order) == {0: 2, 1: 5, 2: 3}
+    assert sorted(order[:3]) == [0, 1, 2]
+    assert sorted(order[3:6]) == [0, 1, 2]
+
+
+def test_a_drift_does_not_become_a_trend() -> None:
+    # Five equal points on a machine that slows by 20 %: one after another they would seem to
+    # rise by 16 % from the first to the last; interleaved they agree.
+    points = [PointAccumulator(CountRule(samples=20)) for _ in range(5)]
+    clock = iter(np.linspace(1.0, 1.2, 100))
+    for index in interleave(lambda: unfinished(points), np.random.default_rng(2)):
+        points[index].add(float(next(clock)))
+    medians = [point.samples.median_s for point in points]
+    assert max(medians) / min(medians) < 1.02
+
+
+def test_wall_timer_times_and_holds_the_collector_off() -> None:
+    collecting = []
+
+    def work() -> None:
+        collecting.append(gc.isenabled())
+        time.sleep(0.02)
+
+    timer = WallTimer()
+    before_s = timer.now_s()
+    seconds = timer.time_s(work)
+    assert 0.02 <= seconds <= timer.now_s() - before_s
+    assert collecting == [False]
+    assert gc.isenabled()
+
+
+def test_wall_timer_restores_the_collector_after_an_error() -> None:
+    with pytest.raises(ZeroDivisionError):
+        WallTimer().time_s(lambda: 1 / 0)
+    assert gc.isenabled()
+
+
+def test_fake_timer_calls_the_function_and_advances_its_clock() -> None:
+    calls = []
+    timer = FakeTimer(lambda function: 2.0 if function is first else 3.0)
+
+    def first() -> None:
+        calls.append("first")
+
+    assert take_sample(first, timer).seconds == 2.0
+    assert take_sample(nothing, timer).seconds == 3.0
+    timer.advance(1.0)
+    assert timer.now_s() == 6.0
+    assert calls == ["first"]
+
+
+def test_fake_timer_says_when_it_is_empty() -> None:
+    with pytest.raises(MeasurementError, match="no duration left"):
+        FakeTimer([]).time_s(nothing)
+
+
+@pytest.mark.gpu
+def test_cuda_timer_agrees_with_the_wall_clock() -> None:
+    torch = pytest.importorskip("torch")
+    from profiler.measure.timers import CudaTimer
+
+    matrix = torch.randn(4096, 4096, device="cuda")
+
+    def work() -> None:
+        for _ in range(20):
+            matrix @ matrix
+        torch.cuda.synchronize()
+
+    rule = NoiseRule(target=0.02)
+    by_events = measure(work, timer=CudaTimer(), rule=rule)
+    by_clock = measure(work, timer=WallTimer(), rule=rule)
+    assert by_events.median_s == pytest.approx(by_clock.median_s, rel=0.1)
+
+
+def test_every_item_comes_once_under_its_key_and_in_its_order() -> None:
+    iterables = {"a": "123", "b": "", "c": "45678"}
+    found = list(in_turn({key: iter(items) for key, items in iterables.items()}))
+    for key, items in iterables.items():
+        assert "".join(item for own, item in found if own == key) == items
+
+
+def test_a_step_of_each_at_a_time_and_the_first_one_changes() -> None:
+    keys = [key for key, _ in in_turn({key: iter(range(3)) for key in "abc"})]
+    assert "".join(keys) == "bca" + "cab" + "abc"
+
+
+def test_the_rest_goes_on_where_some_have_ended() -> None:
+    keys = [key for key, _ in in_turn({"short": iter(range(1)), "long": iter(range(4))})]
+    assert sorted(keys[:2]) == ["long", "short"]
+    assert keys[2:] == ["long"] * 3
+
+
+def test_nothing_is_asked_for_before_its_turn() -> None:
+    asked: list[str] = []
+
+    def steps(name: str):
+        for number in range(2):
+            asked.append(f"{name}{number}")
+            yield
+
+    turns = in_turn({"a": steps("a"), "b": steps("b")})
+    assert asked == []
+    next(turns)
+    assert asked == ["b0"]

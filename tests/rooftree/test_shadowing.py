@@ -1,0 +1,116 @@
+"""A user's own modules with the names of our packages: one line that names the file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[2]
+COMMAND = "from rooftree.__main__ import main; main()"  # what the console script does
+# What a finder of an editable install does: it is asked after the path.
+EDITABLE = """
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import spec_from_file_location
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if path is None and name in ("rooftree", "costmodel", "decoder", "profiler"):
+            return spec_from_file_location(name, f"{CHECKOUT}/{name}/__init__.py")
+
+sys.meta_path.insert(sys.meta_path.index(PathFinder) + 1, Finder)
+"""
+
+
+def run(*arguments: str, folder: Path, path: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": path}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def shadow(folder: Path, name: str) -> Path:
+    """A file of that name; returns what hides the package: the file, or its folder."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("answer = 42\n")
+    return path if path.parent == folder else path.parent
+
+
+def assert_one_line(done: subprocess.CompletedProcess[str], hidden_by: Path) -> None:
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"rooftree: {hidden_by}")
+    assert f"hides rooftree's own package '{hidden_by.stem}'" in line
+    assert "Rename it" in line
+
+
+@pytest.mark.parametrize(
+    "name", ["decoder.py", "profiler.py", "costmodel.py", "decoder/__init__.py"]
+)
+class TestShadowed:
+    def test_command(self, tmp_path: Path, name: str) -> None:
+        hidden_by = shadow(tmp_path, name)
+        path = f"{tmp_path}{os.pathsep}{CHECKOUT}"
+        (tmp_path / "empty").mkdir()
+        done = run("-c", COMMAND, "--help", folder=tmp_path / "empty", path=path)
+        assert_one_line(done, hidden_by)
+
+    def test_module(self, tmp_path: Path, name: str) -> None:
+        hidden_by = shadow(tmp_path, name)
+        done = run("-m", "rooftree", "--help", folder=tmp_path, path=str(CHECKOUT))
+        assert_one_line(done, hidden_by)
+
+    def test_script(self, tmp_path: Path, name: str) -> None:
+        """A script's own folder comes first on its path."""
+        hidden_by = shadow(tmp_path, name)
+        script = tmp_path / "script.py"
+        script.write_text("import rooftree\nprint('imported')\nrooftree.TreeDecoder\n")
+        done = run(str(script), folder=CHECKOUT, path=str(CHECKOUT))
+        assert (done.returncode, done.stdout) == (1, "imported\n")
+        assert f"ShadowedPackageError: {hidden_by}" in done.stderr.splitlines()[-1]
+
+
+def test_script_of_that_name(tmp_path: Path) -> None:
+    script = tmp_path / "decoder.py"
+    script.write_text("from rooftree import TreeDecoder\n")
+    done = run(str(script), folder=CHECKOUT, path=str(CHECKOUT))
+    assert done.returncode == 1
+    assert f"ShadowedPackageError: {script} hides" in done.stderr.splitlines()[-1]
+
+
+def test_module_that_is_loaded_already(tmp_path: Path) -> None:
+    hidden_by = shadow(tmp_path, "decoder.py")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import decoder, rooftree\n"
+        "sys.path.pop(0)\n"
+        "try:\n    rooftree.load_profile\n"
+        "except ImportError as error:\n    print(error)\n"
+    )
+    done = run("-c", code, folder=CHECKOUT, path=str(CHECKOUT))
+    assert done.stdout.startswith(f"{hidden_by} hides rooftree's own package 'decoder'")
+
+
+class TestFolderOfOtherFiles:
+    """Without an `__init__.py` it comes behind every package on the path."""
+
+    def test_package_on_the_path(self, tmp_path: Path) -> None:
+        shadow(tmp_path, "decoder/notes.txt")
+        done = run("-m", "rooftree", "--version", folder=tmp_path, path=str(CHECKOUT))
+        assert (done.returncode, done.stderr) == (0, "")
+
+    def test_editable_install(self, tmp_path: Path) -> None:
+        hidden_by = shadow(tmp_path, "decoder/notes.txt")
+        code = f"CHECKOUT = {str(CHECKOUT)!r}\n{EDITABLE}\n{COMMAND}"
+        assert_one_line(run("-c", code, "--help", folder=tmp_path, path=""), hidden_by)

@@ -1,0 +1,165 @@
+"""The pages name what exists: files, modules, classes, options, and each other."""
+
+import re
+import shlex
+from functools import cache
+from pathlib import Path
+
+import click
+import pytest
+
+from profiler.cli import cli
+
+ROOT = Path(__file__).parents[1]
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "decoder" / "demo" / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+)
+HISTORY = "LOG.md"  # may name what was tried and left out
+CODE = ("rooftree", "costmodel", "decoder", "profiler", "benchmarks", "examples", "tests")
+DATA = ("calibrations", "docs")
+FOLDERED = re.compile(rf"(?<![\w./~-])(?:{'|'.join(CODE + DATA)})/[\w./-]*")
+PYTHON_FILE = re.compile(r"(?<![\w/.])\w[\w/]*\.py\b")  # or the last part of its path
+MODULE = re.compile(rf"(?:{'|'.join(CODE)})(?:\.\w+)+")
+IMPORT = re.compile(r"^\s*from ([\w.]+) import (.+)$", re.MULTILINE)
+FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`([^`\n]+)`")
+NAME = re.compile(r"[A-Z][a-z0-9]+(?:[A-Z][A-Za-z0-9]*)+|[a-z]\w*_\w+")  # a class, or snake_case
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+COMMAND = re.compile(r"^(?:\$ )?rooftree ((?:.*\\\n)*.*)$", re.MULTILINE)
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
+
+
+@cache
+def sources() -> dict[Path, str]:
+    """The text of every Python file."""
+    return {
+        path.relative_to(ROOT): path.read_text(encoding="utf-8")
+        for folder in CODE
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    }
+
+
+@cache
+def code() -> str:
+    """All of it but the tests, which name what does not exist."""
+    return "\n".join(text for path, text in sources().items() if path.parts[0] != "tests")
+
+
+@cache
+def words() -> set[str]:
+    return set(re.findall(r"\w+", code()))
+
+
+@cache
+def options() -> set[str]:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    return set(OPTION.findall(code() + makefile))
+
+
+def has_file(name: str) -> bool:
+    return any(f"/{path.as_posix()}".endswith(f"/{name}") for path in sources())
+
+
+def has_module(dotted: str) -> bool:
+    """Whether this is a module, or a name that its longest module contains."""
+    parts = dotted.split(".")
+    for length in range(len(parts), 0, -1):
+        base = Path(*parts[:length])
+        for path in (base.with_suffix(".py"), base / "__init__.py"):
+            if path in sources():
+                names = set(re.findall(r"\w+", sources()[path]))
+                return length + 1 >= len(parts) and set(parts[length:]) <= names
+    return False
+
+
+def missing(text: str) -> dict[str, list[str]]:
+    """Everything that a page names and that is not there, by kind."""
+    spans = SPAN.findall(text)
+    imports = [
+        f"{module}.{name.split()[0]}"
+        for module, names in IMPORT.findall(text)
+        if module.partition(".")[0] in CODE
+        for name in names.split(",")
+    ]
+    modules = [span for span in spans if MODULE.fullmatch(span) and not span.endswith(".py")]
+    modules += re.findall(r"python -m ((?:benchmarks|profiler)[\w.]+)", text)
+    modules += re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE)
+    named = [span.removesuffix("()") for span in spans]
+    return {
+        "paths": [
+            path for path in FOLDERED.findall(text) if not (ROOT / path.rstrip("./")).exists()
+        ],
+        "files": [name for name in PYTHON_FILE.findall(text) if not has_file(name)],
+        "modules": [name for name in modules + imports if not has_module(name)],
+        "names": [name for name in named if NAME.fullmatch(name) and name not in words()],
+        "options": [name for name in OPTION.findall(text) if name not in options()],
+    }
+
+
+def unknown_options(line: str) -> list[str]:
+    """The command, if there is none of this name, or the options that it does not take."""
+    words = shlex.split(line, comments=True)
+    command: click.Command = cli
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        subcommand = command.get_command(click.Context(command), words[0])
+        if subcommand is None:
+            return words[:1]
+        command, words = subcommand, words[1:]
+    options = {name for option in command.params for name in option.opts + option.secondary_opts}
+    return [word for word in words if word.startswith("--") and word not in options | {"--help"}]
+
+
+def test_missing_names_are_found() -> None:
+    """Otherwise the test below might pass for another reason."""
+    text = """See costmodel/nowhere.py, `gone.py`, `decoder.rounds.Nothing` and `OldClass` with
+    `--no-such-option`; costmodel/roofline.py, `startup.py`, `costmodel.roofline.Roofline`,
+    `TreeDecoder`, ~/rooftree/x and `--policy` exist.
+
+    from costmodel.planning import Goals, Absent
+    """
+    assert missing(text) == {
+        "paths": ["costmodel/nowhere.py"],
+        "files": ["costmodel/nowhere.py", "gone.py"],
+        "modules": ["decoder.rounds.Nothing", "costmodel.planning.Absent"],
+        "names": ["OldClass"],
+        "options": ["--no-such-option"],
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_page_names_exists(page: Path) -> None:
+    gone = missing(page.read_text(encoding="utf-8"))
+    if page.name == HISTORY:
+        gone["names"] = []
+    assert {kind: names for kind, names in gone.items() if names} == {}
+
+
+def test_unknown_options_are_found() -> None:
+    assert unknown_options("calibrate --target x --gone y") == ["--gone"]
+    assert unknown_options("measure --target x") == ["measure"]
+    assert unknown_options("profiles list") == unknown_options("--version") == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_take_the_options_of_a_page(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    lines = [line.replace("\\\n", " ") for line in COMMAND.findall("".join(FENCE.findall(text)))]
+    spans = [span for span in SPAN.findall(text) if span.startswith("rooftree ")]
+    lines += [span.removeprefix("rooftree ") for span in spans if "COMMAND" not in span]
+    unknown = {line: unknown_options(line) for line in lines}
+    assert {line: names for line, names in unknown.items() if names} == {}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_linked_files_exist(page: Path) -> None:
+    targets = LINK.findall(page.read_text(encoding="utf-8"))
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_the_tour_has_every_folder() -> None:
+    tour = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    folders = {path.parent.as_posix() for path in sources() if path.parts[0] != "tests"}
+    assert sorted(folder for folder in folders if f"| `{folder}/` |" not in tour) == []

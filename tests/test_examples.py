@@ -1,0 +1,115 @@
+"""The programs in examples/, run as a user would copy them, with a tiny random target."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from costmodel.profile.store import ProfileStore
+from profiler import cli
+from rooftree import Drafter, Policy, TreeDecoder
+from tests.tiny_folder import fake_clock, isolate, write_all
+
+FOLDER = Path(__file__).parents[1] / "examples"
+PROMPT = "One, two, three, one, two, three, one,"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_all(tmp_path_factory.mktemp("target")))
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    fake_clock(monkeypatch)
+    return isolate(monkeypatch, tmp_path)
+
+
+def test_every_example_has_a_test() -> None:
+    text = Path(__file__).read_text(encoding="utf-8")
+    for path in FOLDER.glob("*.py"):
+        assert f'load("{path.stem}")' in text, path.name
+
+
+def test_the_page_shows_the_examples() -> None:
+    page = FOLDER.parent.joinpath("docs", "extending.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    for name, block in zip(("own_drafter", "own_policy"), blocks, strict=False):
+        assert block in (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+
+
+def test_decode(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    load("decode").main(target)
+    output = capsys.readouterr().out
+    assert output.startswith("no profile for this device and target: probed")
+    assert re.search(r"^\d+\.\d tokens/s$", output, re.MULTILINE)
+    assert "The sky is ->" in output
+
+
+def test_own_drafter(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    load("own_drafter").main(target)
+    plain = TreeDecoder.from_pretrained(target, policy="plain").generate(PROMPT, max_new_tokens=32)
+    text, line = capsys.readouterr().out.rsplit("\n", 2)[:2]
+    assert text == plain.text
+    rate = re.fullmatch(r"recall: (\d\.\d\d) tokens a verification", line)
+    assert rate is not None
+    assert float(rate[1]) >= 1.0
+
+
+def test_own_policy(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    load("own_policy").main(target)
+    plain = TreeDecoder.from_pretrained(target, policy="plain").generate(PROMPT, max_new_tokens=32)
+    text, line = capsys.readouterr().out.rsplit("\n", 2)[:2]
+    assert text == plain.text
+    assert re.fullmatch(r"likely: \d\.\d\d tokens a verification", line)
+
+
+@pytest.mark.slow
+def test_calibrate_and_decode(target: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load("calibrate_and_decode").main(target)
+    output = capsys.readouterr().out
+    (path,) = [stored.path for stored in ProfileStore().list() if stored.path.is_relative_to(home)]
+    assert f"profile: {path}\n" in output
+    assert f"profile {path} (measured, " in output
+
+
+def test_plan_fleet(capsys: pytest.CaptureFixture[str]) -> None:
+    load("plan_fleet").main()
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.partition(":")[0] for line in lines} == {"h100-sxm", "l40s"}
+    assert all("per million tokens" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "kind"),
+    [("--drafter", "own_drafter:Recall", Drafter), ("--policy", "own_policy:Likely", Policy)],
+)
+def test_on_the_command_line(
+    target: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    name: str,
+    kind: type,
+) -> None:
+    monkeypatch.chdir(FOLDER)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    arguments = ["generate", "--target", target, "--prompt", PROMPT, "--max-new-tokens", "32"]
+    assert cli.run([*arguments, option, name]) == 0
+    text = capsys.readouterr().out
+    assert cli.run([*arguments, "--policy", "plain"]) == 0
+    assert capsys.readouterr().out == text
+    assert issubclass(getattr(load(name.partition(":")[0]), name.partition(":")[2]), kind)

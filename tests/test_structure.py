@@ -1,0 +1,143 @@
+"""The shape of the packages: no import circles, no crowded folders, one class a name."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("costmodel", "decoder", "profiler", "rooftree")
+MOST_FILES = 15
+MOST_LINES = 500
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the packages by its dotted name."""
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+    }
+
+
+@cache
+def parsed(name: str) -> ast.Module:
+    return ast.parse(modules()[name].read_text(encoding="utf-8"))
+
+
+def imported(tree: ast.Module, name: str, names: Mapping[str, Path]) -> set[str]:
+    """The modules among `names` that a module imports, in functions and for type checkers too.
+
+    A module that is inside a package imports that package as well; that is not counted.
+    """
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{name} has a relative import"
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                found.add(submodule if submodule in names else str(node.module))
+    return (found & names.keys()) - {name}
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """The strongly connected components of more than one module (Tarjan, 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    components: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for neighbour in graph[node]:
+            if neighbour not in index:
+                visit(neighbour)
+                low[node] = min(low[node], low[neighbour])
+            elif neighbour in stack:
+                low[node] = min(low[node], index[neighbour])
+        if low[node] == index[node]:
+            component = stack[stack.index(node) :]
+            del stack[len(stack) - len(component) :]
+            if len(component) > 1:
+                components.append(sorted(component))
+
+    for node in graph:
+        if node not in index:
+            visit(node)
+    return components
+
+
+def test_circles_are_found() -> None:
+    """Otherwise the test below might pass for another reason."""
+    source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from package import b\n"
+    names = {"package.a": Path(), "package.b": Path(), "package.c": Path()}
+    assert imported(ast.parse(source), "package.a", names) == {"package.b"}
+    source = "def late():\n    import package.a\n    from package.c import name\n"
+    assert imported(ast.parse(source), "package.b", names) == {"package.a", "package.c"}
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set(), "e": {"d", "a"}}
+    assert circles(graph) == [["b", "c"]]
+
+
+def test_no_import_circles() -> None:
+    graph = {name: imported(parsed(name), name, modules()) for name in modules()}
+    assert circles(graph) == []
+
+
+def test_no_crowded_folder() -> None:
+    counts: dict[str, int] = defaultdict(int)
+    for path in modules().values():
+        counts[str(path.parent.relative_to(ROOT))] += 1
+    assert {folder: count for folder, count in counts.items() if count > MOST_FILES} == {}
+
+
+def test_no_long_module() -> None:
+    lengths = {
+        name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in modules().items()
+    }
+    assert {name: length for name, length in lengths.items() if length > MOST_LINES} == {}
+
+
+def classes(tree: ast.Module) -> Iterator[str]:
+    """Names of classes that other modules can see."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield node.name
+
+
+def test_no_class_name_twice() -> None:
+    homes: dict[str, list[str]] = defaultdict(list)
+    for name in modules():
+        for class_name in classes(parsed(name)):
+            homes[class_name].append(name)
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
+def test_no_file_names_that_differ_by_an_ending() -> None:
+    """Such as `plan.py` beside `planner.py` and `planning.py`, or `request` beside `requests`."""
+    endings = ("s", "er", "ner", "ing", "ning", "_")
+    folders: dict[Path, set[str]] = defaultdict(set)
+    for path in modules().values():
+        folders[path.parent].add(path.stem)
+    twins = [
+        f"{folder.relative_to(ROOT)}: {stem} and {stem + ending}"
+        for folder, stems in folders.items()
+        for stem in stems
+        for ending in endings
+        if stem + ending in stems
+    ]
+    assert twins == []
+
+
+def test_first_lines_say_what_a_module_is() -> None:
+    first_words = {
+        name: (ast.get_docstring(parsed(name)) or "none").split()[0] for name in modules()
+    }
+    questions = ("What", "How", "Which", "Where", "When", "Why", "none")
+    assert {name: word for name, word in first_words.items() if word in questions} == {}
