@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 import yaml
 
-Kind = Literal["json", "jsonl", "yaml", "csv", "text", "binary"]
+from benchmarks.faults.profile_changes import mutated_profile
+
+Kind = Literal["json", "jsonl", "yaml", "csv", "text", "binary", "profile"]
 
 # Values of wrong types, of wrong ranges, and such as break what comes after the reading.
 ODD: tuple[Any, ...] = (
@@ -26,6 +28,8 @@ NUMBER_TEXTS = ("nan", "inf", "-1", "0", "1e999", "1e-320", "", "x", "0x10", "1:
 
 def mutated(raw: bytes, kind: Kind, random: Random) -> bytes:
     """The file's bytes with one to three mutations."""
+    if kind == "profile":
+        return mutated_profile(raw, random)
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         raw = _once(raw, kind, random)
     return raw
