@@ -204,7 +204,7 @@ def _text(text: str, random: Random) -> str:
         case 6:
             return _spliced(text, random.choice(("{", "[", "'", '"', ":", "-", "%")), random)
         case 7:
-            return _spliced(text, "z" * random.choice((300, 70_000)), random)
+            return _spliced(text, "z" * random.choice((300, 70_000, 200_000)), random)
         case 8:
             return random.choice(("", "\n", "null", "[]", "{}", "0", '"x"', "---", "[" * 5000))
     return "\n".join(lines)
