@@ -40,8 +40,13 @@ from profiler.calibrate.sections import (
     stages_section,
     with_held_out,
 )
-from profiler.calibrate.sweep import Steering, SweepProgress, SweepResult, run_sweep
-from profiler.calibrate.sweep_plan import PREFILL_TOKENS, AdaptiveGrid, SweepPlan
+from profiler.calibrate.sweep import EXTENSION, Steering, SweepProgress, SweepResult, run_sweep
+from profiler.calibrate.sweep_plan import (
+    PREFILL_TOKENS,
+    TOLERATED_REGRET,
+    AdaptiveGrid,
+    SweepPlan,
+)
 from profiler.calibrate.workload import Task, Workload
 from profiler.measure.lock import device_lock
 from profiler.measure.machine import Activity, Metadata, collect, observe, warnings
@@ -49,6 +54,7 @@ from profiler.measure.machine import Activity, Metadata, collect, observe, warni
 CPU_CONTEXTS = (64, 256, 1024, 2048)
 GPU_CONTEXTS = (64, 256, 1024, 4096, 16384)
 BUDGETS_S = {"cuda": 30.0, "cpu": 45.0}  # a CPU is noisier and needs more samples
+LIMIT_BUDGETS = 4  # default budgets after which a calibration ends on the noisiest machine
 UNSTEADY = 0.05  # spread of the machine's pace above which it is reported
 CPU_MAX_NODES = 127
 GPU_MAX_NODES = 1024
@@ -69,6 +75,8 @@ class CalibrationSettings:
     max_nodes      nodes of the largest draft tree
     batches        batch sizes
     time_budget_s  time to measure, once the target is loaded
+    time_limit_s   most time where choosing by the profile may still cost over 3 % when the budget
+                   is spent; None: four times the default budget, or a given budget alone
     output         YAML file of the profile; None: the user's profile directory
     fresh          drop the samples of an interrupted run instead of resuming it
     seed           of the held-out points
@@ -84,6 +92,7 @@ class CalibrationSettings:
     max_nodes: int | None = None
     batches: tuple[int, ...] = (1,)
     time_budget_s: float | None = None
+    time_limit_s: float | None = None
     output: Path | None = None
     fresh: bool = False
     seed: int = 0
@@ -277,22 +286,35 @@ def measure(prepared: Prepared, listener: CalibrationListener) -> Measured:
     roofline = roofline_of(target, prepared.peaks)
     grid = AdaptiveGrid(plan, roofline, lambda task: not workload.shortfall(task))
     tools = on_all_ranks(instruments(workload.device), ranks)
+    default_s = BUDGETS_S[workload.device.type]
+    budget_s = settings.time_budget_s or default_s
+    limit_s = settings.time_limit_s or (
+        LIMIT_BUDGETS * default_s if settings.time_budget_s is None else budget_s
+    )
     steering = Steering(
-        budget_s=settings.time_budget_s or BUDGETS_S[workload.device.type],
+        budget_s=budget_s,
+        limit_s=limit_s,
         on_progress=listener.progress,
         more=lambda swept: ranks.decide(lambda: grid.more(swept)),
+        certain=lambda swept: ranks.decide(lambda: grid.certain(swept)),
     )
     tasks = grid.first() + plan.held_out() + plan.stages()
     with shared_journal(
         lambda: open_journal(target, prepared.drafter, plan, fresh=settings.fresh), ranks
     ) as journal:
         swept = run_sweep(tasks, workload, tools, journal, steering)
-    _report(swept, listener)
+    _report(swept, listener, budget_s)
     return Measured(swept=swept, device_state=tools.guard.summary(), journal=journal.path)
 
 
-def _report(swept: SweepResult, listener: CalibrationListener) -> None:
+def _report(swept: SweepResult, listener: CalibrationListener, budget_s: float) -> None:
     """Report what the profile itself does not show."""
+    if swept.spent_s >= (1 + EXTENSION) * budget_s:
+        listener.say(
+            f"measured for {swept.spent_s:.0f} s instead of {budget_s:.0f} s: by the samples of "
+            f"the first {budget_s:.0f} s a choice of tree size could cost over "
+            f"{TOLERATED_REGRET:.0%}"
+        )
     if swept.resumed_samples:
         listener.say(f"went on from {swept.resumed_samples} samples of an unfinished run")
     if swept.damaged_lines:

@@ -94,6 +94,21 @@ def test_nothing_held_out_means_the_whole_grid() -> None:
     assert len(measured.grid()) == len(PLAN.grid())
 
 
+def test_samples_suffice_once_choices_cost_little() -> None:
+    measured, _ = run(smooth_s)
+    assert AdaptiveGrid(PLAN, ROOFLINE).certain(measured.add([]))
+
+
+def test_samples_do_not_suffice_where_no_neighbour_tells_of_a_point() -> None:
+    swept = Measured(rough_s).add(PLAN.grid() + PLAN.held_out())
+    assert not AdaptiveGrid(PLAN, ROOFLINE).certain(swept)
+
+
+def test_nothing_held_out_asks_for_no_more_samples() -> None:
+    grid, measured = AdaptiveGrid(PLAN, ROOFLINE), Measured(rough_s)
+    assert grid.certain(measured.add(grid.first()))
+
+
 @pytest.mark.parametrize("batches", [(1,), (1, 4)])
 def test_batches_are_candidates_too(batches: tuple[int, ...]) -> None:
     plan = SweepPlan(contexts=(64, 512), max_nodes=15, batches=batches)
