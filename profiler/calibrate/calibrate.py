@@ -318,7 +318,9 @@ def _report(swept: SweepResult, listener: CalibrationListener, budget_s: float) 
     if swept.resumed_samples:
         listener.say(f"went on from {swept.resumed_samples} samples of an unfinished run")
     if swept.damaged_lines:
-        listener.say(f"left out {swept.damaged_lines} damaged lines of that run's journal")
+        listener.say(
+            f"left out {swept.damaged_lines} damaged samples in the journal of an unfinished run"
+        )
     if swept.pace_spread > UNSTEADY:
         listener.say(
             f"the machine's pace varied by {swept.pace_spread:.0%}: times are corrected to its "
