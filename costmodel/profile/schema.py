@@ -57,7 +57,7 @@ ProvenanceKind = Literal["measured", "quick", "transferred", "composed", "datash
 PROVENANCE_RANKING: tuple[ProvenanceKind, ...] = get_args(ProvenanceKind)  # the best first
 # Not measured on this device with this runtime: a prior, corrected while decoding.
 BORROWED: tuple[ProvenanceKind, ...] = ("transferred", "composed", "datasheet")
-RuntimeKind = Literal["eager", "graphs", "kernels"]
+RuntimeKind = Literal["eager", "packed", "graphs", "kernels"]
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
 

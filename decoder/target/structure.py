@@ -155,7 +155,7 @@ def read_structure(model: Any) -> Structure:
     if base is model or model.get_output_embeddings() is None:
         raise NotSupportedHere("it has no separate decoder and LM head")
     _notes = notes = _Notes()
-    device = model.get_input_embeddings().weight.device
+    device = next(part.device for part in model.parameters() if not part.is_meta)
     rows = torch.arange(ROWS, device=device)[None]
     with attention_of(model, TRACE_NAME):
         base(input_ids=rows, position_ids=rows, use_cache=False)

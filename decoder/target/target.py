@@ -21,7 +21,13 @@ from decoder.target.loading import LoadedModel
 from decoder.target.runtime.base import Forwarded, Runtime, RuntimeChoice
 from decoder.target.runtime.eager import EagerRuntime, ModelStep
 from decoder.target.runtime.fused import fuse
-from decoder.target.runtime.graphs import make_runtime
+from decoder.target.runtime.graphs import make_runtime, runtime_kind
+from decoder.target.runtime.packed import (
+    PackedRuntime,
+    PackedStep,
+    packed_of,
+    packing_refused,
+)
 from decoder.target.selfcheck import checked_structure
 from decoder.target.structure import Structure
 from decoder.tree.draft_tree import EMPTY, DraftTree
@@ -68,9 +74,10 @@ class Target:
     ) -> None:
         """
         owned    whether the model may be changed for good
-        runtime  `graphs` captures forwards, `eager` does not, `auto` chooses (`runtime_kind`)
-        fused    fuse the layers of an owned model
-        Raises InputError for an unknown runtime, DeviceError for graphs on a CPU.
+        runtime  `graphs` captures forwards, `packed` gives the weights up for packed ones,
+                 `eager` does neither, `auto` chooses (`runtime_kind`)
+        fused    fuse the layers of an owned model that is not packed
+        Raises InputError for an unknown runtime, DeviceError for one that the device has not.
         """
         self.loaded = loaded
         self.architecture = loaded.architecture
@@ -80,18 +87,29 @@ class Target:
         self.cache: KVCache | None = None
         self.reservations = 0  # calls of `reserve`, by which a caller sees that its cache was taken
         self._step = ModelStep(loaded.model, owned=owned)
-        if owned and fused:
+        refused = self._packing_refused(owned)
+        kind = runtime_kind(
+            runtime,
+            self.device,
+            capturable=owned and self.architecture.experts == 0 and self._step.rope is None,
+            packable=refused is None,
+        )
+        if packed_of(loaded.model) is not None and kind != "packed":
+            raise InputError(
+                f"the weights of {loaded.name} were packed, and no {kind} runtime can use them",
+                hint="Load the model again.",
+            )
+        if owned and fused and kind != "packed":
             fuse(loaded.model)
         self.structure = self._structure()
         self._step.plain_head = self.structure.plain_head
-        self._eager = EagerRuntime(self._step, self.structure.group)
-        self.runtime: Runtime = make_runtime(
-            runtime,
-            self._step,
-            self._eager,
-            capturable=owned and self.architecture.experts == 0 and self._step.rope is None,
-            ranks=self.ranks,
+        notes = (f"runs eagerly: {refused}",) if runtime == "packed" and refused else ()
+        if kind == "packed":
+            self._step = PackedStep(self._step)
+        self._eager = (PackedRuntime if kind == "packed" else EagerRuntime)(
+            self._step, self.structure.group, notes
         )
+        self.runtime: Runtime = make_runtime(kind, self._step, self._eager, self.ranks)
         self._features: dict[int, torch.Tensor] = {}
 
     @property
@@ -187,7 +205,7 @@ class Target:
         plain = self._step.plain_head and type(head) is torch.nn.Linear
         if not plain or head.bias is not None:
             return None
-        return head.weight.detach()[to_device(tokens, self.device)]
+        return self._step.head_rows(to_device(tokens, self.device))
 
     @torch.inference_mode()
     def prefill(self, token_ids: torch.Tensor, sequence: int = 0) -> torch.Tensor:
@@ -268,6 +286,16 @@ class Target:
                 yield
         finally:
             self.runtime = runtime
+
+    def _packing_refused(self, owned: bool) -> str | None:
+        """The reason why the weights cannot be packed; None where they can."""
+        if not owned:
+            return "the weights of a borrowed model stay as they are"
+        if not self.ranks.alone:
+            return "weights that several processes share are not packed"
+        if self.loaded.quantization is not None:
+            return "quantised weights are not packed"
+        return packing_refused(self.device, self.dtype)
 
     def _structure(self) -> Structure:
         """The structure of the model; that of a shard is known, since few families are shared."""

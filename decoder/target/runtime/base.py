@@ -12,8 +12,8 @@ from decoder.target.attention import RowBlock
 from decoder.target.kv_cache import KVCache
 from decoder.target.runtime.capture import BudgetedCapture
 
-RuntimeKind = Literal["eager", "graphs"]
-RuntimeChoice = Literal["auto", "eager", "graphs"]
+RuntimeKind = Literal["eager", "packed", "graphs"]
+RuntimeChoice = Literal["auto", "eager", "packed", "graphs"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,8 +50,8 @@ class ModelStep:
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = self.model.device
-        return device
+        # Packed weights leave parameters without storage; norms keep theirs.
+        return next(part.device for part in self.model.parameters() if not part.is_meta)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -114,6 +114,11 @@ class ModelStep:
         else:
             out.copy_(self.logits(hidden))
 
+    def head_rows(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Rows [tokens, hidden] of the LM head's weight, copied."""
+        rows: torch.Tensor = self.head.weight.detach()[tokens]
+        return rows
+
     @contextmanager
     def _hooks(self) -> Iterator[dict[int, torch.Tensor]]:
         """The captured hidden states [1, rows, hidden] of one forward, by layer."""
@@ -144,10 +149,10 @@ class EagerRuntime:
     kind: RuntimeKind = "eager"
     capture: BudgetedCapture | None = None
     buckets: tuple[int, ...] = ()
-    warnings: tuple[str, ...] = ()
 
-    def __init__(self, step: ModelStep, group: int) -> None:
+    def __init__(self, step: ModelStep, group: int, warnings: tuple[str, ...] = ()) -> None:
         """group: query heads per KV head."""
+        self.warnings = warnings
         self._step = step
         self._group = group
 

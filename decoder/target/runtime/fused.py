@@ -155,7 +155,7 @@ def fuse(model: nn.Module) -> int:
     fused = 0
     with torch.no_grad():
         for layer in model.modules():
-            if type(layer) in FUSIBLE and _plain_linears(layer):
+            if type(layer) in FUSIBLE and plain_linears(layer):
                 if not isinstance(layer.__dict__.get("forward"), FusedForward):
                     layer.forward = FusedForward(layer)
                 fused += 1
@@ -272,11 +272,16 @@ def _norms(attention: Any) -> tuple[torch.Tensor, torch.Tensor, float] | None:
     return query.weight, key.weight, query.variance_epsilon
 
 
-def _plain_linears(layer: Any) -> bool:
-    """Whether all products are `nn.Linear` or `SummedLinear`, not quantised or adapted."""
+def plain_linears(layer: Any) -> bool:
+    """Whether all products are plain (`is_plain`)."""
     attention, mlp = layer.self_attn, layer.mlp
     linears = (
         attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj,
         mlp.gate_proj, mlp.up_proj, mlp.down_proj,
     )  # fmt: skip
-    return all(type(linear) in (nn.Linear, SummedLinear) for linear in linears)
+    return all(is_plain(linear) for linear in linears)
+
+
+def is_plain(linear: nn.Module) -> bool:
+    """Whether it is an `nn.Linear` or `SummedLinear`: not quantised, adapted or packed."""
+    return type(linear) in (nn.Linear, SummedLinear) and "forward" not in linear.__dict__

@@ -197,38 +197,42 @@ def _chain_block(sequence: int, rows: int) -> RowBlock:
 
 
 def runtime_kind(
-    choice: RuntimeChoice, device: torch.device, *, capturable: bool = True
+    choice: RuntimeChoice,
+    device: torch.device,
+    *,
+    capturable: bool = True,
+    packable: bool = True,
 ) -> RuntimeKind:
-    """The runtime of a choice: `auto` is graphs on CUDA for a capturable model, else eager.
+    """The runtime of a choice: `auto` is graphs on CUDA and packed on a CPU, where they can be.
 
     capturable  False for a borrowed model, whose weights may move while a graph reads them, and
                 for a mixture of experts, whose routing in transformers waits for the host
-    Raises InputError for an unknown choice, DeviceError for graphs on a device that has none.
+    packable    whether the weights may be given up for packed ones; without it a choice of packed
+                is eager
+    Raises InputError for an unknown choice, DeviceError for a runtime that the device has not.
     """
     if choice not in get_args(RuntimeChoice):
         raise InputError(
             f"'{choice}' is not a runtime", hint=f"Use one of {', '.join(get_args(RuntimeChoice))}."
         )
-    if choice == "graphs" and device.type != "cuda":
+    needs = {"graphs": "cuda", "packed": "cpu"}.get(choice, device.type)
+    if needs != device.type:
         raise DeviceError(
-            f"the graphs runtime needs a CUDA device, and this is {device}",
+            f"the {choice} runtime needs a {needs.upper()} device, and this is {device}",
             hint="Use --runtime eager, or leave it out.",
         )
-    if choice == "auto":
-        return "graphs" if device.type == "cuda" and capturable else "eager"
+    if choice == "auto" and device.type == "cuda":
+        return "graphs" if capturable else "eager"
+    if choice in ("auto", "packed"):
+        return "packed" if device.type == "cpu" and packable else "eager"
     return choice
 
 
 def make_runtime(
-    choice: RuntimeChoice,
-    step: ModelStep,
-    eager: EagerRuntime,
-    *,
-    capturable: bool = True,
-    ranks: Ranks = ALONE,
+    kind: RuntimeKind, step: ModelStep, eager: EagerRuntime, ranks: Ranks = ALONE
 ) -> Runtime:
-    """The runtime of one model; errors as in `runtime_kind`."""
-    if runtime_kind(choice, step.device, capturable=capturable) == "eager":
+    """The runtime of one model: `eager`, which may be packed, or graphs beside it."""
+    if kind != "graphs":
         return eager
     _, total_bytes = torch.cuda.mem_get_info(step.device)
     budget_bytes = int(MEMORY_SHARE * total_bytes)
