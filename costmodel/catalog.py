@@ -19,7 +19,7 @@ from costmodel.hub import hub_config, is_hub_id
 from costmodel.io import folder_of, input_yaml, shipped_directory
 from costmodel.strict_json import read_json
 
-MOST_FIGURE = 1e9  # of a device, in the units of devices.yaml
+LEAST_FIGURE, MOST_FIGURE = 1e-6, 1e9  # of a device, in the units of devices.yaml
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,8 +192,8 @@ def _spec(path: Path, slug: str, row: Any) -> DeviceSpec:
             peak_flops_per_s=_number(row, "bf16_tflops" if has_bf16 else "fp16_tflops") * 1e12,
             peak_bytes_per_s=_number(row, "memory_gb_per_s") * 1e9,
             memory_bytes=int(_number(row, "memory_gib") * 2**30),
-            l2_bytes=int(_number(row, "l2_mib") * 2**20),
-            sm_count=int(_number(row, "sm_count")),
+            l2_bytes=int(_number(row, "l2_mib", least=2**-10) * 2**20),
+            sm_count=int(_number(row, "sm_count", least=1)),
             tdp_w=_number(row, "tdp_w"),
             confidence=_confidence(row),
             source=_text(row, "source"),
@@ -226,12 +226,14 @@ def _aliases(row: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _number(row: Mapping[str, Any], field: str) -> float:
+def _number(row: Mapping[str, Any], field: str, least: float = LEAST_FIGURE) -> float:
     value = row[field]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InputError(f"{field} must be a number (is {value!r})")
-    if not 0 < value < MOST_FIGURE:
-        raise InputError(f"{field} must be a number above 0, below {MOST_FIGURE:g} (is {value!r})")
+        raise InputError(f"{field} must be a number (is {shown(value)})")
+    if not least <= value < MOST_FIGURE:
+        raise InputError(
+            f"{field} must be a number from {least:g} to {MOST_FIGURE:g} (is {shown(value)})"
+        )
     return float(value)
 
 

@@ -7,7 +7,8 @@ Nothing else in the project prints errors.
 
 from __future__ import annotations
 
-LONGEST = 680  # letters of a message; what a file or an argument holds may be far longer
+# Letters of a message and of its hint; what a file or an argument holds may be far longer.
+LONGEST, LONGEST_HINT = 680, 450
 
 
 class RooftreeError(Exception):
@@ -16,7 +17,8 @@ class RooftreeError(Exception):
     exit_code = 1
 
     def __init__(self, problem: str, *, hint: str = "") -> None:
-        problem = _shortened(problem, max(LONGEST - len(hint), LONGEST // 3))
+        hint = _shortened(hint, LONGEST_HINT)
+        problem = _shortened(problem, LONGEST - len(hint))
         super().__init__(problem)
         self.problem = problem
         self.hint = hint
@@ -31,6 +33,15 @@ def shown(value: object) -> str:
         return _shortened(repr(value), 80)
     except Exception:  # of a class of somebody else's, or a number of thousands of digits
         return f"a {type(value).__name__} that cannot be shown"
+
+
+def reason_of(error: BaseException) -> str:
+    """An error's kind and the first line of its text, short; errors of any class have one."""
+    try:
+        first = next(iter(str(error).strip().splitlines()), "")
+    except Exception:  # of a class of somebody else's
+        first = ""
+    return _shortened(f"{type(error).__name__}: {first}" if first else type(error).__name__, 300)
 
 
 def _shortened(text: str, most: int) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from operator import index
+from pathlib import Path
 from typing import Any
 
 from costmodel.errors import InputError, shown
@@ -63,8 +65,25 @@ def text_of(prompt: str) -> str:
     return prompt
 
 
-def stop_strings(stop: Any) -> Sequence[str]:
+def stop_strings(stop: Any) -> list[str]:
     """The strings. Raises InputError unless they are a list of texts."""
-    if isinstance(stop, str) or not all(isinstance(text, str) for text in stop):
+    texts = listed("stop", stop, "texts")
+    if not all(isinstance(text, str) for text in texts):
         raise InputError(f"stop must be a list of texts, got {shown(stop)}")
-    return tuple(stop)
+    return texts
+
+
+def listed(name: str, values: Any, what: str) -> list[Any]:
+    """The values as a list. Raises InputError for one text, a mapping, and what is no list."""
+    if not isinstance(values, (str, bytes, Mapping)):
+        with suppress(TypeError):
+            return list(values)
+    raise InputError(f"{name} must be a list of {what}, got {shown(values)}")
+
+
+def path_of(name: str, value: Any) -> Path:
+    """The value as a path. Raises InputError."""
+    try:
+        return Path(value)
+    except TypeError:
+        raise InputError(f"{name} must be a path, got {shown(value)}") from None

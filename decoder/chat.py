@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from costmodel.errors import InputError, shown
+from decoder.arguments import listed
 from decoder.target.chat_template import apply_chat_template
 
 Turn = Mapping[str, Any]  # a role and a content, as transformers' chat templates take them
@@ -57,7 +58,10 @@ def chat_ids(tokenizer: Any, prompt: str | Sequence[Turn], options: ChatOptions)
 
 
 def _turns(prompt: str | Sequence[Turn], system: str | None) -> list[dict[str, Any]]:
-    given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    text = isinstance(prompt, str)
+    given = [{"role": "user", "content": prompt}] if text else listed("prompt", prompt, "turns")
+    if not given:
+        raise InputError("the prompt is empty", hint="Give a turn of the user.")
     for number, turn in enumerate(given, 1):
         named = isinstance(turn, Mapping) and all(
             isinstance(turn.get(name), str) for name in ("role", "content")

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from costmodel.catalog import DeviceFingerprint
-from costmodel.errors import DeviceError
+from costmodel.errors import DeviceError, shown
 from decoder.nvml import driver_facts
 
 
@@ -25,8 +25,10 @@ def select_device(name: str | None = None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError as error:
-        raise DeviceError(f"'{name}' is not a device", hint="Use cpu, cuda or cuda:N.") from error
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise DeviceError(
+            f"{shown(name)} is not a device", hint="Use cpu, cuda or cuda:N."
+        ) from error
     if device.type == "cuda":
         count = torch.cuda.device_count()
         if count == 0:
@@ -62,17 +64,17 @@ DTYPES = {
 }
 
 
-def parse_dtype(name: str | None, device: torch.device) -> torch.dtype:
-    """The torch dtype of a name; for None and `auto` the device's default.
+def parse_dtype(name: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    """The torch dtype, also of a name; for None and `auto` the device's default.
 
     Raises DeviceError for an unknown dtype and for bfloat16 on an old GPU.
     """
     if name is None or name == "auto":
         return default_dtype(device)
-    dtype = DTYPES.get(name)
+    dtype = next((dtype for known, dtype in DTYPES.items() if name in (known, dtype)), None)
     if dtype is None:
         raise DeviceError(
-            f"'{name}' is not a dtype", hint=f"Use one of {', '.join(DTYPES)} or auto."
+            f"{shown(name)} is not a dtype", hint=f"Use one of {', '.join(DTYPES)} or auto."
         )
     if dtype == torch.bfloat16 and device.type == "cuda" and not has_bfloat16(device):
         raise DeviceError(

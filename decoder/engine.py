@@ -15,6 +15,8 @@ from costmodel.errors import InputError, shown
 from costmodel.online.estimator import OnlineEstimator
 from decoder.acceptance.rules import RuleName, parse_rule
 from decoder.arguments import (
+    listed,
+    path_of,
     refuse_unknown,
     sampling_from,
     stop_strings,
@@ -127,7 +129,7 @@ class TreeDecoder:
             acceptance, self.drafter.name, draws=self.drafter.draws != "never"
         )
         self.cost_source: CostSource | None = None
-        self.trace = None if trace is None else RoundTrace(trace)
+        self.trace = None if trace is None else RoundTrace(path_of("trace", trace))
         self.stage_times = stage_times or trace is not None
         self.on_round: Callable[[Round], None] | None = None
         self.timer = forward_timer(target.device, target.ranks)
@@ -173,12 +175,18 @@ class TreeDecoder:
         if target is not None and not isinstance(target, (str, Path)):
             borrowed = borrow_model(target)
             return cls(Target(borrowed, owned=False, runtime=runtime), **options)
+        if not isinstance(ranks, Ranks):
+            raise InputError(f"ranks must be processes that joined, got {shown(ranks)}")
         placed = rank_device(device, ranks)
         runtime_kind(runtime, placed)  # an error before the target is loaded
-        torch_dtype = dtype if isinstance(dtype, torch.dtype) else parse_dtype(dtype, placed)
         name = default_target(placed) if target is None else str(target)
         loaded: LoadedModel = load_model(
-            name, weights=weights, dtype=torch_dtype, device=placed, download=True, ranks=ranks
+            name,
+            weights=weights,
+            dtype=parse_dtype(dtype, placed),
+            device=placed,
+            download=True,
+            ranks=ranks,
         )
         return cls(Target(loaded, runtime=runtime), **options)
 
@@ -245,7 +253,8 @@ class TreeDecoder:
         Options as in `generate`; text i draws with seed + i. At T = 0 each result is the
         one that its prompt gives alone. Raises InputError naming the prompt that is wrong.
         """
-        if isinstance(prompts, str) or not prompts:
+        prompts = listed("prompts", prompts, "one or more prompts")
+        if not prompts:
             raise InputError("there is no prompt: prompts must be a list of one or more")
         with self.target.lock:
             requests = []

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from costmodel.errors import InputError
+from costmodel.errors import InputError, reason_of
 
 DRAFTERS = "rooftree.drafters"
 POLICIES = "rooftree.policies"
@@ -39,7 +39,7 @@ def find_extension(name: str, group: str) -> Factory | None:
             factory: Factory = entry.load()
         except Exception as error:
             raise InputError(
-                f"the entry point '{name}' ({entry.value}) cannot be loaded: {_reason(error)}",
+                f"the entry point '{name}' ({entry.value}) cannot be loaded: {reason_of(error)}",
                 hint=f"Mend or remove the package {entry.dist.name if entry.dist else 'of it'}.",
             ) from error
         return factory
@@ -65,7 +65,7 @@ def build(factory: Factory, kind: type[T], name: str, **available: object) -> T:
         raise
     except Exception as error:
         raise InputError(
-            f"'{name}' cannot be made: {_reason(error)}",
+            f"'{name}' cannot be made: {reason_of(error)}",
             hint=f"It is called with those of {', '.join(available)} that it names.",
         ) from error
     if not isinstance(made, kind):
@@ -103,7 +103,7 @@ def _module(name: str, module: str) -> Any:
 
 
 def _failed(name: str, error: Exception) -> InputError:
-    return InputError(f"'{name}': importing it fails: {_reason(error)}")
+    return InputError(f"'{name}': importing it fails: {reason_of(error)}")
 
 
 def _attribute(name: str, module: Any, attribute: str) -> Factory:
@@ -134,10 +134,6 @@ def _accepted(factory: Factory, available: dict[str, object]) -> dict[str, objec
 
 def _hint(kind: type) -> str:
     return f"Name a subclass of rooftree.{kind.__name__}, or a function that makes one."
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _top(module: str) -> str:

@@ -1,4 +1,9 @@
-"""The whole campaign; stores counts and failures by format as JSON."""
+"""The whole campaign; stores counts and failures by format as JSON.
+
+With `--add`, mutations go on where the output's ones of the same seed ended, and those of another
+seed are counted beside them. A failure is listed as seed/number; `--format F --show SEED/NUMBER`
+uses that input again, with its traceback.
+"""
 
 from __future__ import annotations
 
@@ -6,59 +11,58 @@ import argparse
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import Any
 
 from benchmarks.common import RESULTS, environment
 from benchmarks.faults.commands import Place, made_up_clock
 from benchmarks.faults.endurance import run_long, run_threads
-from benchmarks.faults.inputs import all_formats, run_all
+from benchmarks.faults.inputs import all_formats, format_named, run_all, use_again
 from benchmarks.faults.kills import COMMANDS, run_kills
-from benchmarks.faults.model_formats import tiny, tiny_folder
+from benchmarks.faults.model_formats import target_with_drafter, tiny
 from benchmarks.faults.places import run_places
 from costmodel.io import write_atomic
 
-# Shares of the mutations: formats that are read in a millisecond get most of them.
+# Per cent of the mutations: a file with more to it gets more, one that takes longer fewer.
 SHARES = {
-    "trace": 18, "times": 18, "prompts": 18, "journal": 14, "config": 10, "sweeps": 8,
-    "catalogue": 5, "operators": 1, "result": 2, "acceptance": 0.1, "training": 0.5,
-    "tokenizer": 0.7, "target": 0.5, "drafter-dflash": 0.6, "drafter-eagle3": 0.6,
-    "drafter-pickled": 0.6, "drafter-specblock": 0.5, "drafter-blockpilot": 0.4,
-    "drafter-causal": 0.4,
+    "profile": 15, "journal": 11, "trace": 10, "times": 10, "prompts": 10, "config": 10,
+    "sweeps": 6, "catalogue": 6, "operators": 3, "result": 3, "acceptance": 3, "target": 3,
+    "tokenizer": 2, "training": 2, "features": 0.5, "structure": 0.5, "owner": 0.5,
+    "drafter-dflash": 1, "drafter-eagle3": 0.8, "drafter-pickled": 0.7,
+    "drafter-specblock": 0.8, "drafter-blockpilot": 0.7, "drafter-causal": 0.5,
 }  # fmt: skip
 
 
 def main() -> None:
     given = _arguments()
-    started_s = perf_counter()
+    if given.show:
+        with TemporaryDirectory(prefix="faults-") as work:
+            use_again(format_named(given.format), given.show, Path(work))
+        return
     stored: dict[str, Any] = {}
     if given.add and given.output.exists():
         stored = json.loads(given.output.read_text())
-    stored |= {"environment": environment(), "seed": given.seed}
-    parts = given.parts.split(",")
+    stored["environment"] = environment()
+    parts, target = given.parts.split(","), target_with_drafter()
     with made_up_clock(), TemporaryDirectory(prefix="faults-warm-") as folder:
         if {"kills", "places"} & set(parts):
-            Place(folder=Path(folder), target=tiny_folder()).make().warm_up()
+            Place(folder=Path(folder), target=target).make().warm_up()
         if "kills" in parts:
-            wanted = (given.kills, given.seed, tiny_folder(), given.minutes * 60)
-            commands = (given.command,) if given.command else COMMANDS
-            stored["kills"] = {command: run_kills(command, *wanted, say) for command in commands}
-            store(given.output, stored)
+            kills = stored.setdefault("kills", {})
+            for command in (given.command,) if given.command else COMMANDS:
+                kills[command] = run_kills(command, given.kills, given.seed, target, say)
+                store(given.output, stored)
         if "places" in parts:
-            stored["places"] = run_places(tiny_folder(), say)
+            stored["places"] = run_places(target, say)
     if "endurance" in parts:
         stored["threads"] = run_threads(tiny(), given.calls)
         stored["long"] = run_long(tiny(), given.generations, say)
     if "inputs" in parts:
-
-        def keep(totals: dict[str, Any]) -> None:
-            stored["inputs"] = totals
-            store(given.output, stored)
-
-        run_all(counts_of(given), given.seed, given.workers, say, keep)
-    stored["seconds"] = round(perf_counter() - started_s, 1)
+        totals = stored.setdefault("inputs", {})
+        keep = partial(store, given.output, stored)
+        run_all(counts_of(given), given.seed, given.workers, say, totals, keep)
     store(given.output, stored)
     say(f"{given.output}: {failures_of(stored)} failures")
 
@@ -89,7 +93,6 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
     parser.add_argument("--mutations", type=int, default=100_000, help="of all formats together")
     parser.add_argument("--kills", type=int, default=40, help="of each long command")
-    parser.add_argument("--minutes", type=float, default=60, help="of kills of each command")
     parser.add_argument("--command", choices=COMMANDS, help="kill this one alone")
     parser.add_argument("--calls", type=int, default=400, help="from four threads")
     parser.add_argument("--generations", type=int, default=500, help="in a row")
@@ -97,8 +100,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 1) - 1))
     parser.add_argument("--parts", default="kills,places,endurance,inputs")
     parser.add_argument("--format", choices=sorted(all_formats()), help="mutate this one alone")
+    parser.add_argument("--show", metavar="SEED/NUMBER", help="use this input of --format again")
     parser.add_argument("--output", type=Path, default=RESULTS / "faults.json")
-    parser.add_argument("--add", action="store_true", help="keep other parts of the output")
+    parser.add_argument(
+        "--add",
+        action="store_true",
+        help="keep the other parts of the output, and go on with its mutations",
+    )
     return parser.parse_args()
 
 

@@ -17,6 +17,7 @@ from typing import IO
 
 import pytest
 
+from benchmarks.faults.formats import make_times
 from costmodel.catalog import Peaks
 from profiler import cli
 from profiler.measure.machine import Activity
@@ -150,6 +151,7 @@ class Place:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         prompts = self.folder / "prompts.jsonl"
         prompts.write_text("".join(f'{{"prompt": "count {n} {n} {n}"}}\n' for n in range(5)))
+        make_times(self.folder)
         return self
 
     def warm_up(self) -> None:
@@ -209,5 +211,11 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
         "--target", "{target}", "--device", "cpu", "--output", "{folder}/trained",
         "--texts", "64", "--steps", "8", "--layers", "1", "--block-size", "4",
     ),
+    "train-blockpilot": (
+        "--target", "{target}", "--device", "cpu", "--drafter", "{target}/dflash",
+        "--prompts", "{folder}/prompts.jsonl", "--output", "{folder}/trained",
+        "--max-new-tokens", "24", "--hidden", "8", "--epochs", "30", "--radius", "1",
+    ),
+    "fit": ("{folder}/times.csv", "--target", "qwen3-8b", "--device", "h100-sxm"),
     "generate": (*_ON_CPU, "--prompt", "hello", "--max-new-tokens", "8"),
 }  # fmt: skip

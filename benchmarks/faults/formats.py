@@ -34,6 +34,7 @@ from profiler.bench.store import read_result
 from profiler.calibrate.sweep import _recorded
 from profiler.commands.generate import read_prompts
 from profiler.measure.journal import Journal
+from profiler.measure.lock import _owner
 from profiler.report.fits import read_points
 from profiler.report.plan_tables import print_tables
 
@@ -275,6 +276,16 @@ def use_operators(folder: Path) -> None:
         finite(predict(np.array([rows]), np.array([context]), np.array([1])), "a time")
 
 
+def make_owner(folder: Path) -> None:
+    (folder / "gpu.lock").write_text('{"pid": 4711, "started": "2026-01-02 03:04:05"}')
+
+
+def use_owner(folder: Path) -> None:
+    """The words about who holds a lock; a file that does not say gives none."""
+    if len(_owner(folder / "gpu.lock")) > 80:
+        raise Wrong("too many words about a process")
+
+
 FORMATS = (
     Format(name="prompts", make=make_prompts, kinds={"*.jsonl": "jsonl"}, use=use_prompts),
     Format(name="journal", make=make_journal, kinds={"*.jsonl": "jsonl"}, use=use_journal),
@@ -284,5 +295,6 @@ FORMATS = (
     Format(name="config", make=make_config, kinds={"*.json": "json"}, use=use_config),
     Format(name="trace", make=make_trace, kinds={"*.csv": "csv"}, use=use_trace),
     Format(name="times", make=make_times, kinds={"*.csv": "csv"}, use=use_times),
+    Format(name="owner", make=make_owner, kinds={"*.lock": "json"}, use=use_owner),
     Format(name="operators", make=make_operators, kinds={"*/*.csv": "csv"}, use=use_operators),
 )

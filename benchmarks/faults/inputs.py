@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from random import Random
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 from benchmarks.faults.formats import FORMATS, Format
@@ -29,14 +29,15 @@ CHUNK, MODEL_CHUNK = 5000, 250
 NUMBER = "number"  # the file that says which input is in use, for crashes
 # In memory where the system has such a folder: syncing to a disk would take most of the time.
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-MOST_LISTED = 5  # numbers of inputs listed for one reason
+MOST_LISTED = 5  # inputs listed for one reason, as seed/number
 
 
 def all_formats() -> dict[str, Format]:
     """Every format by name; those with a model are imported here, since torch takes seconds."""
     from benchmarks.faults.model_formats import MODEL_FORMATS
+    from benchmarks.faults.profiles import PROFILE
 
-    return {form.name: form for form in (*FORMATS, *MODEL_FORMATS)}
+    return {form.name: form for form in (*FORMATS, PROFILE, *MODEL_FORMATS)}
 
 
 def format_named(name: str) -> Format:
@@ -55,20 +56,26 @@ def run_inputs(form: Format, seed: int, numbers: Iterable[int], work: Path) -> d
     sound.mkdir()
     form.make(sound)
     counts: dict[str, Any] = {"inputs": 0, "accepted": 0, "refused": 0, "failed": 0}
-    failures: dict[str, list[int]] = {}
-    started_s = perf_counter()
+    failures: dict[str, list[str]] = {}
+    started_s = process_time()
     for number in numbers:
         (work / NUMBER).write_text(str(number))
         verdict = run_input(form, seed, number, sound, work / "mutated")
         counts["inputs"] += 1
         counts[verdict.outcome] += 1
         if verdict.outcome == "failed":
-            failures.setdefault(verdict.reason, []).append(number)
-    return counts | {"failures": failures, "seconds": perf_counter() - started_s}
+            failures.setdefault(verdict.reason, []).append(f"{seed}/{number}")
+    return counts | {"failures": failures, "cpu_s": process_time() - started_s}
 
 
 def run_input(form: Format, seed: int, number: int, sound: Path, place: Path) -> Verdict:
-    """The verdict on one input: a copy of the sound folder with one file mutated."""
+    """The verdict on one input."""
+    write_input(form, seed, number, sound, place)
+    return judge(partial(form.use, place))
+
+
+def write_input(form: Format, seed: int, number: int, sound: Path, place: Path) -> None:
+    """One input: a copy of the sound folder with one file mutated."""
     random = Random(f"{seed}/{form.name}/{number}")
     files = [
         (path, kind)
@@ -81,7 +88,17 @@ def run_input(form: Format, seed: int, number: int, sound: Path, place: Path) ->
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(sound, place)
     (place / path.relative_to(sound)).write_bytes(data)
-    return judge(partial(form.use, place))
+
+
+def use_again(form: Format, name: str, work: Path) -> None:
+    """Use the input that a failure lists as seed/number; raises what it raises."""
+    seed, _, number = name.partition("/")
+    for folder in (work / "sound", work / "mutated"):
+        shutil.rmtree(folder, ignore_errors=True)
+    (work / "sound").mkdir(parents=True)
+    form.make(work / "sound")
+    write_input(form, int(seed), int(number), work / "sound", work / "mutated")
+    form.use(work / "mutated")
 
 
 def run_all(
@@ -89,29 +106,33 @@ def run_all(
     seed: int,
     workers: int,
     say: Callable[[str], None],
-    keep: Callable[[dict[str, Any]], None] = lambda totals: None,
-) -> dict[str, Any]:
-    """So many inputs of each format, in `workers` processes at a time.
+    totals: dict[str, Any],
+    keep: Callable[[], None] = lambda: None,
+) -> None:
+    """Inputs of each format up to these counts, in `workers` processes at a time.
 
-    keep  gets the outcomes so far after every process, to store them
+    totals  outcomes by format, which are added to: inputs of this seed that are counted there
+            are not used again
+    keep    called after every process, to store the totals
     """
     plain = {form.name for form in FORMATS}
     sizes = {name: CHUNK if name in plain else MODEL_CHUNK for name in counts}
+    for name in counts:
+        totals.setdefault(name, _nothing())
     chunks = [
         (name, range(first, min(first + sizes[name], count)))
         for name, count in counts.items()
-        for first in range(0, count, sizes[name])
+        for first in range(totals[name]["seeds"].get(str(seed), 0), count, sizes[name])
     ]
-    totals: dict[str, Any] = {name: _nothing() for name in counts}
     with ThreadPoolExecutor(workers) as pool:
         for (name, numbers), found in zip(
             chunks, pool.map(lambda chunk: run_chunk(*chunk, seed), chunks), strict=True
         ):
             _add(totals[name], found)
-            keep(totals)
+            totals[name]["seeds"][str(seed)] = numbers.stop
+            keep()
             if numbers.stop == counts[name]:
                 say(f"{name}: {_line(totals[name])}")
-    return totals
 
 
 def run_chunk(name: str, numbers: range, seed: int) -> dict[str, Any]:
@@ -129,22 +150,24 @@ def run_chunk(name: str, numbers: range, seed: int) -> dict[str, Any]:
             with suppress(OSError, ValueError):
                 at = int((Path(work) / NUMBER).read_text())
         reason = f"the process ended with {done.returncode}: {done.stderr.strip()[-200:]}"
-        _add(total, {"inputs": at - numbers.start + 1, "failed": 1, "failures": {reason: [at]}})
+        failures = {reason: [f"{seed}/{at}"]}
+        _add(total, {"inputs": at - numbers.start + 1, "failed": 1, "failures": failures})
         numbers = range(at + 1, numbers.stop)
     return total
 
 
 def _nothing() -> dict[str, Any]:
-    return {"inputs": 0, "accepted": 0, "refused": 0, "failed": 0, "seconds": 0.0, "failures": {}}
+    """No outcomes; `seeds` says up to which number the inputs of each seed were used."""
+    counts = {"inputs": 0, "accepted": 0, "refused": 0, "failed": 0, "cpu_s": 0.0}
+    return counts | {"failures": {}, "seeds": {}}
 
 
 def _add(total: dict[str, Any], found: dict[str, Any]) -> None:
-    for key in ("inputs", "accepted", "refused", "failed", "seconds"):
+    for key in ("inputs", "accepted", "refused", "failed", "cpu_s"):
         total[key] += found.get(key, 0)
-    for reason, numbers in found["failures"].items():
-        known = total["failures"].setdefault(reason, {"inputs": 0, "numbers": []})
-        known["inputs"] += len(numbers)
-        known["numbers"] = (known["numbers"] + numbers)[:MOST_LISTED]
+    for reason, names in found["failures"].items():
+        listed = total["failures"].setdefault(reason, [])
+        listed += names[: max(0, MOST_LISTED - len(listed))]
 
 
 def _line(total: dict[str, Any]) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -17,33 +16,33 @@ from benchmarks.faults.commands import Place
 from benchmarks.faults.judge import Wrong
 from costmodel.errors import RooftreeError
 from costmodel.profile.profile import Profile
+from decoder.training.blockpilot.sweeps import read_sweeps
 from decoder.training.corpus import read_corpus
 from profiler.bench.store import read_result
 
-COMMANDS = ("calibrate", "bench", "train-drafter")
+COMMANDS = ("calibrate", "bench", "train-drafter", "train-blockpilot", "fit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What a killed command had stored: whole lines and files that later runs must keep."""
+    """What a killed command had stored: whole lines and files that later runs must keep.
+
+    files  collected texts and sweeps
+    """
 
     journal: bytes
-    texts: dict[str, bytes]
+    files: dict[str, bytes]
     step: int
 
 
 def run_kills(
-    command: str, kills: int, seed: int, target: Path, limit_s: float, say: Callable[[str], None]
+    command: str, kills: int, seed: int, target: Path, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Kill a command so many times, going on in the same place until it ends; then begin anew.
-
-    limit_s  no new place is begun after so many seconds
-    """
-    end_s = perf_counter() + limit_s
+    """Kill a command so many times, going on in the same place until it ends; then begin anew."""
     random = Random(f"{seed}/{command}")
     counts: dict[str, Any] = {"kills": 0, "ended": 0, "resumed": 0, "failures": []}
     whole_s = 0.0
-    while counts["kills"] < kills and perf_counter() < end_s:
+    while counts["kills"] < kills:
         with tempfile.TemporaryDirectory(prefix="faults-kills-") as folder:
             place = Place(folder=Path(folder), target=target).make()
             if not whole_s:
@@ -101,9 +100,10 @@ def _broken(command: str, place: Place, kept: Kept | None) -> str:
         trained = place.folder / "trained"
         if any((trained / "texts").glob("texts-*.jsonl")):
             read_corpus(trained / "texts", 260)
-        for name in ("config.json", "draft_tokens.json"):
-            if (trained / "drafter" / name).exists():
-                json.loads((trained / "drafter" / name).read_text())
+        if any((trained / "sweeps").glob("*.safetensors")):
+            read_sweeps(trained / "sweeps")
+        for path in (*trained.glob("drafter/*.json"), *trained.glob("pilot/*.json")):
+            json.loads(path.read_text())
         if kept is not None:
             _check_kept(command, place, kept)
     except (RooftreeError, Wrong, ValueError, RuntimeError) as error:
@@ -115,10 +115,11 @@ def _kept(place: Place) -> Kept:
     journals = sorted(place.home.glob("**/*.jsonl")) + sorted(place.folder.glob("*.jsonl*"))
     journals = [path for path in journals if path.name != "prompts.jsonl"]
     raw = journals[0].read_bytes() if journals else b""
-    texts = place.folder / "trained" / "texts"
+    texts = place.folder.glob("trained/texts/texts-*.jsonl")
+    sweeps = place.folder.glob("trained/sweeps/*.safetensors")
     return Kept(
         journal=raw[: raw.rfind(b"\n") + 1],
-        texts={path.name: path.read_bytes() for path in texts.glob("texts-*.jsonl")},
+        files={path.name: path.read_bytes() for path in (*texts, *sweeps)},
         step=_step(place),
     )
 
@@ -134,9 +135,9 @@ def _step(place: Place) -> int:
 def _check_kept(command: str, place: Place, kept: Kept) -> None:
     """Raise Wrong for a sample, a text or a step that was there before and is not now."""
     now = _kept(place)
-    for name, content in kept.texts.items():
-        if now.texts.get(name) != content:
-            raise Wrong(f"the texts {name} changed")
+    for name, content in kept.files.items():
+        if now.files.get(name) != content:
+            raise Wrong(f"{name} changed")
     if now.step < kept.step:
         raise Wrong(f"from step {kept.step} back to {now.step}")
     samples = kept.journal.count(b"\n") - 1

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from benchmarks.faults.formats import Format
@@ -21,6 +23,7 @@ from decoder.drafters.dflash.model import DFlashModel, save_dflash
 from decoder.drafters.eagle3.model import Eagle3Config, Eagle3Model, save_eagle3
 from decoder.drafters.specblock.model import save_specblock
 from decoder.engine import TreeDecoder
+from decoder.target import selfcheck
 from decoder.target.loading import LoadedModel, load_model
 from decoder.target.target import Target
 from decoder.training.blockpilot.sweeps import read_sweeps
@@ -108,6 +111,13 @@ def make_dflash(folder: Path) -> None:
     save_dflash(folder / "dflash", dflash_model())
 
 
+@cache
+def target_with_drafter() -> Path:
+    """The folder of the tiny target, with a drafter in its folder `dflash`."""
+    make_dflash(tiny_folder())
+    return tiny_folder()
+
+
 def make_eagle3(folder: Path, pickled: bool = False) -> None:
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
     config = {name: CONFIG[name] for name in names} | {
@@ -189,6 +199,45 @@ def use_sweeps(folder: Path) -> None:
     read_sweeps(folder)
 
 
+def make_structure(folder: Path) -> None:
+    with home(folder):
+        Target(tiny())
+
+
+def use_structure(folder: Path) -> None:
+    """A note that is damaged is not believed."""
+    sound = Target(tiny()).structure
+    with home(folder):
+        if Target(tiny()).structure != sound:
+            raise Wrong("another structure")
+
+
+@contextmanager
+def home(folder: Path) -> Iterator[None]:
+    """A data directory for the body, in which nothing is known from before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROOFTREE_HOME", str(folder))
+        patch.setattr(selfcheck, "_checked", {})
+        yield
+
+
+def make_features(folder: Path) -> None:
+    [*examples(folder)]
+
+
+def use_features(folder: Path) -> None:
+    """Features that cannot be the text's are computed again."""
+    for example in examples(folder):
+        sizes = (example.features.shape[-1], example.final.shape[-1])
+        if sizes != (2 * CONFIG["hidden_size"], CONFIG["hidden_size"]):
+            raise Wrong(f"features of {sizes}")
+
+
+def examples(folder: Path) -> Examples:
+    texts = [TrainingText(tokens=tuple(range(n, n + 9)), prompt_tokens=3) for n in range(2)]
+    return Examples(tiny(), texts, (1, 3), folder)
+
+
 JSON: dict[str, Kind] = {"*.json": "json"}
 FOLDER: dict[str, Kind] = {"*/*.json": "json", "*/*.safetensors": "binary", "*/*.bin": "binary"}
 TRAINING: dict[str, Kind] = {
@@ -219,6 +268,13 @@ MODEL_FORMATS = (
     Format(name="training", make=make_training, kinds=TRAINING, use=use_training),
     Format(
         name="sweeps", make=make_sweeps, kinds=JSON | {"*.safetensors": "binary"}, use=use_sweeps
+    ),
+    Format(name="structure", make=make_structure, kinds={"*/*.json": "json"}, use=use_structure),
+    Format(
+        name="features",
+        make=make_features,
+        kinds={"*/*.safetensors": "binary"},
+        use=use_features,
     ),
     *(
         Format(name=name, make=make, kinds=FOLDER, use=partial(use_drafter, kind))

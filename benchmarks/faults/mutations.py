@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 import yaml
 
-Kind = Literal["json", "jsonl", "yaml", "csv", "text", "binary"]
+from benchmarks.faults.profile_changes import mutated_profile
+
+Kind = Literal["json", "jsonl", "yaml", "csv", "text", "binary", "profile"]
 
 # Values of wrong types, of wrong ranges, and such as break what comes after the reading.
 ODD: tuple[Any, ...] = (
@@ -26,6 +28,8 @@ NUMBER_TEXTS = ("nan", "inf", "-1", "0", "1e999", "1e-320", "", "x", "0x10", "1:
 
 def mutated(raw: bytes, kind: Kind, random: Random) -> bytes:
     """The file's bytes with one to three mutations."""
+    if kind == "profile":
+        return mutated_profile(raw, random)
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         raw = _once(raw, kind, random)
     return raw
@@ -200,7 +204,7 @@ def _text(text: str, random: Random) -> str:
         case 6:
             return _spliced(text, random.choice(("{", "[", "'", '"', ":", "-", "%")), random)
         case 7:
-            return _spliced(text, "z" * random.choice((300, 70_000)), random)
+            return _spliced(text, "z" * random.choice((300, 70_000, 200_000)), random)
         case 8:
             return random.choice(("", "\n", "null", "[]", "{}", "0", '"x"', "---", "[" * 5000))
     return "\n".join(lines)

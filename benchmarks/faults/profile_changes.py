@@ -7,10 +7,14 @@ import copy
 import math
 import random
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
+
+import yaml
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.errors import RooftreeError
+from costmodel.profile.text import dump_yaml
 
 Data = dict[str, Any]
 Place = tuple[Any, ...]
@@ -301,3 +305,25 @@ CONSTRUCTS = (
     b"|\n  text",
     b"{1: 2, 1: 3}", b"{a: 1, a: 2}", b"{" + b"x" * 50_000 + b": 1}", b"{? }", b"@x", b"`x`",
 )  # fmt: skip
+
+
+@lru_cache(maxsize=16)
+def _document(raw: bytes) -> Data:
+    data: Data = yaml.load(raw, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return data
+
+
+def mutated_profile(raw: bytes, draw: random.Random) -> bytes:
+    """A sound profile with up to three changes of its structure, one of its text, or both."""
+    data = copy.deepcopy(_document(raw))
+    count = draw.choice((0, 1, 1, 1, 2, 3))
+    for change in draw.choices(STRUCTURE, k=count):
+        with contextlib.suppress(KeyError, IndexError, TypeError, ValueError, AttributeError):
+            change(data, draw)  # an earlier change may have removed its object
+    if draw.random() < 0.5:
+        rehash(data)
+    with contextlib.suppress(yaml.YAMLError, ValueError, TypeError):  # what no YAML can hold
+        raw = dump_yaml(data).encode("utf-8", "surrogatepass")
+    if not count or draw.random() < 0.25:
+        raw = draw.choice(TEXT)(raw, draw)
+    return raw

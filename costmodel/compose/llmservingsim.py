@@ -24,8 +24,10 @@ from costmodel.compose.attention import Attention, TileForm, fit_tile_rows
 from costmodel.compose.matmul import MatmulTable
 from costmodel.compose.operators import MeasuredSmall, OperatorTables, SmallKind
 from costmodel.errors import InputError, shown
+from costmodel.io import read_table
 
-LARGEST = 1e15  # of a number in a table, whose times may be in nanoseconds
+# Numbers in a table, whose times may be in milliseconds or nanoseconds.
+SMALLEST, LARGEST = 1e-9, 1e15
 Array = NDArray[np.float64]
 Curves = dict[str, tuple[Array, Array]]
 Chunks = list[tuple[int, int, float]]  # rows, cached tokens, seconds
@@ -221,31 +223,36 @@ def _lines(
 ) -> list[tuple[str, list[float]]]:
     """The text of the column `label` and the numbers of `columns` of each line of a CSV file.
 
-    An empty number is NaN; no other is negative or infinite. Raises InputError.
+    An empty number is NaN, where the column's name says that it is a time; no other is negative
+    or infinite. Raises InputError.
     """
+    if not path.exists():
+        raise InputError(f"{path.parent} has no {path.name}")
     try:
-        with path.open(encoding="utf-8", newline="") as stream:
-            reader = csv.DictReader(stream)
-            needed = columns if label is None else (label, *columns)
-            missing = [name for name in needed if name not in (reader.fieldnames or ())]
-            if missing:
-                raise InputError(f"{path} has no column '{missing[0]}'")
-            return [
-                (line[label] or "" if label else "", [_number(line[name]) for name in columns])
-                for line in reader
-            ]
-    except FileNotFoundError:
-        raise InputError(f"{path.parent} has no {path.name}") from None
-    except (OSError, UnicodeDecodeError) as failure:
+        reader = csv.DictReader(read_table(path))
+        needed = columns if label is None else (label, *columns)
+        missing = [name for name in needed if name not in (reader.fieldnames or ())]
+        if missing:
+            raise InputError(f"{path} has no column '{missing[0]}'")
+        return [
+            (
+                line[label] or "" if label else "",
+                [_number(line[name], empty="time" in name) for name in columns],
+            )
+            for line in reader
+        ]
+    except (UnicodeDecodeError, csv.Error) as failure:
         raise InputError(f"{path} cannot be read ({failure})") from None
     except (TypeError, ValueError) as failure:
         raise InputError(f"{path} holds something that is not a number ({failure})") from None
 
 
-def _number(text: str) -> float:
+def _number(text: str | None, empty: bool) -> float:
     if not text:
-        return math.nan
+        if empty:
+            return math.nan
+        raise ValueError("a cell is empty")
     number = float(text)
-    if not 0 <= number < LARGEST:
+    if number != 0 and not SMALLEST <= number < LARGEST:
         raise ValueError(f"{text[:40]!r} is negative or beyond all measure")
     return number

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import Any
 
 import torch
 
@@ -55,20 +57,31 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p"):
-            if not isinstance(getattr(self, name), Real):
-                raise InputError(f"{name} must be a number, got {shown(getattr(self, name))}")
-        for name in ("top_k", "seed"):
-            if not isinstance(getattr(self, name), Integral):
-                raise InputError(f"{name} must be a whole number, got {shown(getattr(self, name))}")
+            object.__setattr__(self, name, _number(name, getattr(self, name)))
+        for name in ("top_k", "seed"):  # torch takes no integers of other libraries
+            object.__setattr__(self, name, _whole(name, getattr(self, name)))
         if not 0.0 <= self.temperature < float("inf"):
             raise InputError(f"temperature must be 0 or more, got {self.temperature}")
         if not 0.0 < self.top_p <= 1.0:
             raise InputError(f"top-p must lie in (0, 1], got {self.top_p}")
         if self.top_k < 0:
-            raise InputError(f"top-k must be 0 (all tokens) or more, got {self.top_k}")
+            raise InputError(f"top-k must be 0 (all tokens) or more, got {shown(self.top_k)}")
         if not 0 <= self.seed < 2**63:
-            raise InputError(f"seed must lie between 0 and 2^63 - 1, got {self.seed}")
-        object.__setattr__(self, "seed", int(self.seed))  # torch takes no other integers
+            raise InputError(f"seed must lie between 0 and 2^63 - 1, got {shown(self.seed)}")
+
+
+def _number(name: str, value: Any) -> float:
+    """The value as a float. Raises InputError."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with suppress(OverflowError):
+            return float(value)
+    raise InputError(f"{name} must be a number, got {shown(value)}")
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    raise InputError(f"{name} must be a whole number, got {shown(value)}")
 
 
 class RunningEntropy:

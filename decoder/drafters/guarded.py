@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from costmodel.errors import DeviceError, DrafterError, shown
+from costmodel.errors import DeviceError, DrafterError, reason_of, shown
 from decoder.acceptance.drawn import DrawnTree
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
 from decoder.target.ranks import ALONE, Ranks
@@ -55,12 +55,10 @@ class GuardedDrafter:
             self, partial(self.drafter.start, read_only(prompt), features, logits)
         )
 
-    def failure(self, what: str, error: Exception) -> DrafterError:
+    def failure(self, what: str, error: BaseException) -> DrafterError:
         """The error of a drafter that failed while it did `what`; logged for the first."""
-        reason = next(iter(str(error).strip().splitlines()), "")
         failed = DrafterError(
-            f"the drafter {self.name} fails in {what}: {type(error).__name__}: {reason}",
-            hint=LAST_HINT,
+            f"the drafter {self.name} fails in {what}: {reason_of(error)}", hint=LAST_HINT
         )
         if not self.ranks.alone:
             raise failed from error
@@ -70,22 +68,22 @@ class GuardedDrafter:
         return failed
 
     def _check_attributes(self) -> None:
-        drafter = self.drafter
-        wrong = [
-            f"{name} is {shown(value)}"
-            for name, value, fits in (
-                ("name", getattr(drafter, "name", None), _is_text),
-                ("max_depth", drafter.max_depth, _is_count),
-                ("feature_layers", drafter.feature_layers, _are_counts),
-                ("draws", drafter.draws, ("never", "whole", "levels").__contains__),
-            )
-            if not fits(value)
-        ]
-        if wrong:
-            raise DrafterError(
-                f"the drafter {type(drafter).__name__} is not usable: its {wrong[0]}",
-                hint="decoder/drafters/base.py says what each attribute is.",
-            )
+        for name, fits in (
+            ("name", _is_text),
+            ("max_depth", _is_count),
+            ("feature_layers", _are_counts),
+            ("draws", ("never", "whole", "levels").__contains__),
+        ):
+            try:
+                value = getattr(self.drafter, name)
+                wrong = "" if fits(value) else f"is {shown(value)}"
+            except Exception as error:
+                wrong = f"fails with {reason_of(error)}"
+            if wrong:
+                raise DrafterError(
+                    f"the drafter {type(self.drafter).__name__} is not usable: its {name} {wrong}",
+                    hint="decoder/drafters/base.py says what each attribute is.",
+                )
 
 
 class GuardedSession:
@@ -141,16 +139,19 @@ class GuardedSession:
             return call()
         except DeviceError:  # of the device or of another rank, not of the drafter
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self.failure = self._guard.failure(what, error)
             return otherwise
 
 
 def read_only(array: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A view of the array that cannot be written to."""
-    view = array.view()
-    view.flags.writeable = False
-    return view
+    """A copy of the array that cannot be written to: torch shares an array's memory all the same.
+
+    A text of 10,000 tokens is copied in some microseconds.
+    """
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy
 
 
 def _sound(drafted: Any, whole_vocab: int | None) -> Candidates:

@@ -18,6 +18,7 @@ from costmodel.online.estimator import Mode, OnlineEstimator
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import DrafterSection
 from costmodel.profile.store import LookupResult, ProfileStore
+from decoder.arguments import path_of
 from decoder.drafters.base import Drafter
 from decoder.extensions import DRAFTERS, is_installed
 from decoder.policies.base import CostKind
@@ -55,6 +56,10 @@ class ProfileChoice:
     estimator: Mode | None = None
     drafts: Mapping[str, DrafterSection] = field(default_factory=dict)
     probed: Profile | None = None
+
+    def __post_init__(self) -> None:
+        if self.path is not None:
+            object.__setattr__(self, "path", path_of("path", self.path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from costmodel.errors import InputError
+from costmodel.errors import InputError, reason_of
 
 MOST_LINES = 1_000_000  # of a template's code in one run; a long chat takes some thousand
 TEMPLATE_FILE = "<template>"  # jinja2's name for a template that comes from a string
@@ -28,9 +28,8 @@ def apply_chat_template(
     except InputError:
         raise
     except Exception as error:  # a template may raise anything
-        reason = next(iter(str(error).strip().splitlines()), "")
         raise InputError(
-            f"the tokenizer's chat template fails: {type(error).__name__}: {reason}",
+            f"the tokenizer's chat template fails: {reason_of(error)}",
             hint="Leave the chat template out, or correct it beside the tokenizer.",
         ) from error
 

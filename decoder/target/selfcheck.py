@@ -10,17 +10,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict, replace
-from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
 
 from costmodel.errors import InputError, RooftreeError
-from costmodel.io import write_atomic
+from costmodel.io import tool_version, write_atomic
 from costmodel.profile.store import user_directory
 from costmodel.strict_json import read_json
 from decoder.target.attention import DenseVisible, RowBlock, TreeVisible
@@ -177,7 +178,7 @@ def _key(step: ModelStep) -> str:
     """A hash of everything that the result may depend on, but not of names and weights."""
     config = {k: v for k, v in step.model.config.to_dict().items() if k not in IGNORED}
     classes = Counter(f"{type(m).__module__}.{type(m).__qualname__}" for m in step.model.modules())
-    versions = (version("rooftree"), torch.__version__, transformers.__version__)
+    versions = (tool_version(), torch.__version__, transformers.__version__)
     whole = [config, classes, versions, step.device.type, str(step.dtype)]
     text = json.dumps(whole, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
@@ -188,21 +189,23 @@ def _path(key: str) -> Path:
 
 
 def _read(key: str) -> Structure | None:
-    """The kept structure; None where there is none that can be read."""
+    """The kept structure; None where there is none, or not as it was written."""
     try:
-        structure = Structure(**read_json(_path(key)))
-    except (RooftreeError, TypeError):
+        stored = read_json(_path(key))
+        fields = dict(stored["structure"])
+        return Structure(**fields) if stored["checksum"] == _checksum(key, fields) else None
+    except (RooftreeError, TypeError, ValueError, LookupError):
         return None
-    sizes = (structure.layers, structure.heads, structure.kv_heads, structure.head_dim)
-    usable = all(type(size) is int and size > 0 for size in sizes)
-    usable &= structure.window is None or type(structure.window) is int
-    return structure if usable and type(structure.plain_head) is bool else None
 
 
 def _keep(key: str, structure: Structure) -> None:
     """Keep what passed, for the next start; without a writable home it is tried again."""
-    try:
-        _path(key).parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(_path(key), json.dumps(asdict(structure)) + "\n")
-    except (OSError, RooftreeError):
-        return
+    fields = asdict(structure)
+    note = {"structure": fields, "checksum": _checksum(key, fields)}
+    with suppress(OSError, RooftreeError):
+        write_atomic(_path(key), json.dumps(note) + "\n")
+
+
+def _checksum(key: str, fields: dict[str, Any]) -> str:
+    """A damaged note would change texts: a cap or a window that is not seen any more."""
+    return hashlib.sha256(f"{key} {json.dumps(fields, sort_keys=True)}".encode()).hexdigest()

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch.nn import functional
 
 from costmodel.errors import InputError
-from costmodel.io import write_atomic
+from costmodel.io import read_bytes, write_atomic
 from decoder.target.loading import LoadedModel
 from decoder.training.corpus import TrainingText
+
+MOST_BYTES = 4_000_000_000  # of one text's features
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +70,21 @@ class Examples(Sequence[Example]):
         text = self._texts[index]
         place = self._folder / f"{_digest(text)}.safetensors"
         tensors = _load_cached(place)
-        if tensors is None:
+        if tensors is None or not self._fits(tensors, len(text.tokens)):
             tensors = self._compute(text)
             write_atomic(place, save(tensors), InputError)
         device = self._loaded.model.device
         tokens = torch.tensor(text.tokens, device=device)
         features, final = tensors["features"].to(device), tensors["final"].to(device)
         return Example(tokens, text.prompt_tokens, features, final)
+
+    def _fits(self, tensors: dict[str, torch.Tensor], rows: int) -> bool:
+        """Whether a file's tensors can be those of a text of so many tokens."""
+        hidden, dtype = self._loaded.architecture.hidden, self._loaded.model.dtype
+        shapes = {"features": (rows, len(self._layers) * hidden), "final": (rows, hidden)}
+        return {name: tuple(tensor.shape) for name, tensor in tensors.items()} == shapes and all(
+            tensor.dtype == dtype and bool(tensor.isfinite().all()) for tensor in tensors.values()
+        )
 
     @torch.no_grad()
     def _compute(self, text: TrainingText) -> dict[str, torch.Tensor]:
@@ -92,8 +102,8 @@ def _digest(text: TrainingText) -> str:
 def _load_cached(place: Path) -> dict[str, torch.Tensor] | None:
     """The tensors of a file; None if it is missing or damaged, and to be computed again."""
     try:
-        return load_file(place)
-    except (OSError, SafetensorError):
+        return load(read_bytes(place, InputError, most_bytes=MOST_BYTES))
+    except (InputError, SafetensorError):
         return None
 
 

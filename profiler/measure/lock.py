@@ -20,6 +20,7 @@ from costmodel.io import file_lock, read_bytes
 from costmodel.profile.store import user_directory
 from costmodel.strict_json import parse_json
 
+MOST_PID = 1 << 31
 OWNER_BYTES = 1000
 
 
@@ -98,6 +99,9 @@ def _owner(place: Path) -> str:
     """The process that holds a lock, in words; empty where its file does not say."""
     try:
         owner = parse_json(read_bytes(place, DeviceError, most_bytes=OWNER_BYTES))
-        return f" (process {int(owner['pid'])}, since {str(owner['started'])[:19]})"
-    except (DeviceError, ValueError, KeyError, TypeError):
+        pid, started = owner["pid"], owner["started"]
+    except (DeviceError, ValueError, LookupError, TypeError):
         return ""
+    if type(pid) is not int or not 0 < pid < MOST_PID or not isinstance(started, str):
+        return ""
+    return f" (process {pid}, since {started[:19]})"

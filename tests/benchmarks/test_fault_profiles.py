@@ -1,57 +1,66 @@
-"""Mutants of profiles: a few of the campaign, and each construct a reader could trip over."""
+"""Profiles as a format of the fault campaign: each construct that a reader could trip over."""
 
 from __future__ import annotations
 
-from itertools import islice
+from pathlib import Path
+from random import Random
 
 import pytest
 
+from benchmarks.faults.judge import judge
+from benchmarks.faults.mutations import mutated
 from benchmarks.faults.profile_changes import CONSTRUCTS, NUMBERS
-from benchmarks.faults.profiles import Fault, Mutant, bases, check, mutants
+from benchmarks.faults.profiles import sound_profiles, use_profile
 from costmodel.profile.text import dump_yaml
 
+SOUND = {name: dump_yaml(data).encode() for name, data in sound_profiles().items()}
 
-@pytest.mark.parametrize("name", [name for name, _ in bases()])
-def test_the_sound_profiles_are_accepted(name: str) -> None:
+
+def outcome(folder: Path, raw: bytes) -> str:
+    (folder / "profile.yaml").write_bytes(raw)
+    verdict = judge(lambda: use_profile(folder))
+    return verdict.reason or verdict.outcome
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_the_sound_profiles_are_accepted(name: str, tmp_path: Path) -> None:
     """Otherwise every refusal might have another reason."""
-    assert check(Mutant(how=name, raw=dump_yaml(dict(bases())[name]).encode())) == "accepted"
-
-
-def test_a_fixed_seed_gives_the_same_mutants() -> None:
-    assert [*islice(mutants(7), 30)] == [*islice(mutants(7), 30)]
-    assert [*islice(mutants(7), 30)] != [*islice(mutants(8), 30)]
+    assert outcome(tmp_path, SOUND[name]) == "accepted"
 
 
 @pytest.mark.parametrize("count", [50, pytest.param(400, marks=pytest.mark.slow)])
-def test_each_mutant_is_refused_or_as_good_as_any_profile(count: int) -> None:
-    verdicts = [check(mutant) for mutant in islice(mutants(count), count)]
-    assert {"refused", "accepted"} == set(verdicts)
+def test_each_mutant_is_refused_or_as_good_as_any_profile(count: int, tmp_path: Path) -> None:
+    names = [*SOUND]
+    found = {
+        outcome(tmp_path, mutated(SOUND[names[i % len(names)]], "profile", Random(i)))
+        for i in range(count)
+    }
+    assert found == {"refused", "accepted"}
 
 
 @pytest.mark.parametrize("part", [*CONSTRUCTS, *NUMBERS], ids=lambda part: repr(part[:24]))
-def test_constructs_in_place_of_a_value(part: bytes) -> None:
-    text = dump_yaml(bases()[0][1]).encode()
+def test_constructs_in_place_of_a_value(part: bytes, tmp_path: Path) -> None:
+    text = SOUND["qwen3-8b"]
     for line in (b"  points: 153", b"    layers: 36", b"  name: Qwen/Qwen3-8B"):
         assert line in text
-        check(Mutant(how="planted", raw=text.replace(line, line.partition(b":")[0] + b": " + part)))
-    check(Mutant(how="appended", raw=text + b"extra: " + part))
+        changed = text.replace(line, line.partition(b":")[0] + b": " + part)
+        assert outcome(tmp_path, changed) in ("refused", "accepted")
+    assert outcome(tmp_path, text + b"extra: " + part) == "refused"
 
 
-def test_what_is_no_refusal_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_refusal_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The check can fail: by a raw exception, and by a time that is none."""
-    sound = Mutant(how="sound", raw=dump_yaml(bases()[0][1]).encode())
 
     def crash(*arguments: object) -> None:
         raise ZeroDivisionError("division by zero")
 
     with monkeypatch.context() as patch:
         patch.setattr("benchmarks.faults.profiles._chooses", crash)
-        with pytest.raises(Fault, match="ZeroDivisionError in test_fault_profiles"):
-            check(sound)
+        assert "ZeroDivisionError" in outcome(tmp_path, SOUND["qwen3-8b"])
     with monkeypatch.context() as patch:
         patch.setattr(
             "costmodel.calibration.linear.LinearCalibration.predict_s",
             lambda self, rows, context, batch=1: 0.0 * rows,
         )
-        with pytest.raises(Fault, match="the linear calibration is not finite and above 0"):
-            check(sound)
+        found = outcome(tmp_path, SOUND["qwen3-8b"])
+        assert found == "wrong: the linear calibration is no finite number above 0"

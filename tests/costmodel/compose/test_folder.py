@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import os
 import shutil
 
 import numpy as np
 import pytest
 
+from benchmarks.faults.formats import OPERATORS, make_operators
 from costmodel.catalog import find_target
 from costmodel.compose.llmservingsim import folder_subject, load_folder
 from costmodel.compose.operators import ComposedForward
@@ -78,6 +80,33 @@ def test_bad_folders_are_refused(tmp_path):
     (empty / "layers.csv").write_text("layer_name,input,latency(ns)\nq_proj,1,fast\n")
     with pytest.raises(InputError, match="not a number"):
         load_folder(empty)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "message"),
+    [
+        ("per_sequence.csv", "lm_head,4,704", "lm_head,4,1e-320", "beyond all measure"),
+        ("attention.csv", "0,0,1,16,8.032", "0,0,1,,8.032", "a cell is empty"),
+        ("attention.csv", "0,0,1,16,8.032", "0,0,1,16", "a time that is empty"),
+        ("attention.csv", "0,0,1,16,8.032", "0,0,1,16," + "9" * 200_000, "cannot be read"),
+    ],
+)
+def test_damaged_cells(tmp_path, name, before, after, message):
+    make_operators(tmp_path)
+    table = tmp_path / OPERATORS / name
+    assert before in table.read_text()
+    table.write_text(table.read_text().replace(before, after))
+    with pytest.raises(InputError, match=message):
+        load_folder(tmp_path / OPERATORS)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    make_operators(tmp_path)
+    table = tmp_path / OPERATORS / "attention.csv"
+    table.unlink()
+    os.mkfifo(table)
+    with pytest.raises(InputError, match="not a regular file"):
+        load_folder(tmp_path / OPERATORS)
 
 
 def test_a_table_of_another_degree_is_refused(shared_data, tmp_path):

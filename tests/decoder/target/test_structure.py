@@ -130,7 +130,7 @@ def test_a_forward_that_fails_is_a_reason():
 def test_what_passed_is_not_tried_again(home, monkeypatch):
     first = target_of(random_model("llama-gqa")).structure
     [path] = kept(home)
-    assert json.loads(path.read_text())["kv_heads"] == 2
+    assert json.loads(path.read_text())["structure"]["kv_heads"] == 2
     monkeypatch.setattr(selfcheck, "_checked", {})
     monkeypatch.setattr(selfcheck, "_try", lambda step: pytest.fail("tried again"))
     assert target_of(random_model("llama-gqa", seed=3)).structure == first
@@ -138,14 +138,22 @@ def test_what_passed_is_not_tried_again(home, monkeypatch):
         target_of(random_model("llama-gqa", rms_norm_eps=1e-4))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"layers": -1}', "\x00", "[" * 9999,
-    '{"layers": 2, "heads": "4", "kv_heads": 2, "head_dim": 8}',
-    '{"layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8, "window": "far"}'])  # fmt: skip
+def damaged(good: str, text: str) -> str:
+    """The text, or the good note with one of its fields changed to it."""
+    note = json.loads(good)
+    name, equals, value = text.partition("=")
+    if not equals:
+        return text
+    return json.dumps(note | {"structure": note["structure"] | {name: json.loads(value)}})
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"structure": 1}', "\x00", "[" * 9999,
+    'heads="4"', "kv_heads=4", "plain_head=false", 'window="far"', "window=99"])  # fmt: skip
 def test_a_damaged_file_is_replaced(home, monkeypatch, text):
     first = target_of(random_model("llama-gqa")).structure
     [path] = kept(home)
     good = path.read_text()
-    path.write_text(text)
+    path.write_text(damaged(good, text))
     monkeypatch.setattr(selfcheck, "_checked", {})
     assert target_of(random_model("llama-gqa")).structure == first
     assert path.read_text() == good
