@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections import Counter
 from dataclasses import asdict, replace
-from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
 
@@ -20,7 +19,7 @@ import torch
 import transformers
 
 from costmodel.errors import InputError, RooftreeError
-from costmodel.io import write_atomic
+from costmodel.io import tool_version, write_atomic
 from costmodel.profile.store import user_directory
 from costmodel.strict_json import read_json
 from decoder.target.attention import DenseVisible, RowBlock, TreeVisible
@@ -177,7 +176,7 @@ def _key(step: ModelStep) -> str:
     """A hash of everything that the result may depend on, but not of names and weights."""
     config = {k: v for k, v in step.model.config.to_dict().items() if k not in IGNORED}
     classes = Counter(f"{type(m).__module__}.{type(m).__qualname__}" for m in step.model.modules())
-    versions = (version("rooftree"), torch.__version__, transformers.__version__)
+    versions = (tool_version(), torch.__version__, transformers.__version__)
     whole = [config, classes, versions, step.device.type, str(step.dtype)]
     text = json.dumps(whole, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
