@@ -189,6 +189,7 @@ def run_round(parts: LoopParts, sequences: Sequence[TextSequence]) -> list[Round
             sequence.processed(tree, rows)
             for sequence, tree, rows in zip(sequences, trees, logits, strict=True)
         ],
+        parts.target.chosen,
     )
     for sequence, outcome in zip(sequences, outcomes, strict=True):
         refuse_no_token(outcome.bonus, len(sequence.context) + len(outcome.rows))

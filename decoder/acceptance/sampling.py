@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from costmodel.errors import InputError, shown
+from decoder.target.runtime.chosen import NO_TOKEN
 
 # Logits reach some thousands, and float32 ends at 3e38; below COLDEST a divisor becomes 0.
 COLD, COLDEST = 1e-30, 1e-37
-# In place of a token where the target's logits are not numbers (NaN, infinite).
-NO_TOKEN = -1
 
 
 def refuse_no_token(token: int, position: int) -> None:
@@ -25,15 +24,6 @@ def refuse_no_token(token: int, position: int) -> None:
             "token) are not numbers: NaN or infinite",
             hint="The weights are damaged, or overflow in this dtype: try --dtype float32.",
         )
-
-
-def greedy_tokens(logits: torch.Tensor) -> torch.Tensor:
-    """The argmax of each row, int64 [...], of logits [..., vocab]; `NO_TOKEN` for no numbers.
-
-    The largest value is NaN if any is, so it tells. Nothing is copied to the host.
-    """
-    tokens = logits.argmax(-1, keepdim=True)
-    return torch.where(logits.gather(-1, tokens).isfinite(), tokens, NO_TOKEN).squeeze(-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from decoder.target.attention import DenseVisible, RowBlock, TreeVisible
 from decoder.target.kv_cache import KVCache
 from decoder.target.loading import LoadedModel
 from decoder.target.runtime.base import Forwarded, Runtime, RuntimeChoice
+from decoder.target.runtime.chosen import ChosenTokens
 from decoder.target.runtime.eager import EagerRuntime, ModelStep
 from decoder.target.runtime.fused import fuse
 from decoder.target.runtime.graphs import make_runtime, runtime_kind
@@ -111,6 +112,7 @@ class Target:
         )
         self.runtime: Runtime = make_runtime(kind, self._step, self._eager, self.ranks)
         self._features: dict[int, torch.Tensor] = {}
+        self._chosen: tuple[ChosenTokens, int] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -187,6 +189,14 @@ class Target:
     def features(self, sequence: int = 0) -> torch.Tensor | None:
         """Features [rows, layers * hidden] of the sequence's last forward; None without capture."""
         return self._features.get(sequence)
+
+    def chosen(self) -> NDArray[np.int64] | None:
+        """The greedy token behind each row of the last verification, on the host.
+
+        The rows of all steps end to end. None where the runtime does not choose them within
+        the forward. Waits for the forward.
+        """
+        return None if self._chosen is None else self._chosen[0].read(self._chosen[1])
 
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -345,6 +355,8 @@ class Target:
     def _forward(self, blocks: Sequence[RowBlock]) -> Forwarded:
         """One forward of all blocks, whose rows become pending."""
         done = self.runtime.forward(self._reserved(), blocks)
+        rows = sum(block.rows for block in blocks)
+        self._chosen = None if done.chosen is None else (done.chosen, rows)
         self._add_pending(blocks, done.features)
         return done
 

@@ -1,9 +1,10 @@
 """Fused decoder layers for a model that the engine owns: fewer and larger operations.
 
 The query, key and value products become one product, and so do gate and up. Residual
-additions are part of the preceding product, and queries and keys are rotated together. On
-CUDA one Triton kernel each computes the norm, the rotary embedding with the store into the
-cache, and SwiGLU: about 10 launches a layer instead of 56.
+additions are part of the preceding product or of the norm behind them, and queries and keys
+are rotated together. On CUDA one Triton kernel each computes the norm, the sum with its norm,
+the rotary embedding with the store into the cache, and SwiGLU: 10 launches a layer instead of
+56. The norm behind the last layer is the same kernel.
 
 No module is replaced. A layer gets its own `forward`, which `unfuse` removes, and its weights
 become views of the joined weights, so the state dict is unchanged.
@@ -24,14 +25,15 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.activations import SiLUActivation
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, rotate_half
-from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
-from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
-from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, rotate_half
+from transformers.models.mistral.modeling_mistral import MistralDecoderLayer, MistralRMSNorm
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
 
 from decoder.target.attention import AttentionPlan, current_plan
 from decoder.target.ranks import SummedLinear
 from decoder.target.runtime.tables import LayerCache, RowTables
+from decoder.target.structure import base_of
 from decoder.tree.draft_tree import WORD
 
 
@@ -136,6 +138,21 @@ def normalise(norm: Any, rows: torch.Tensor) -> torch.Tensor:
     return kernels.rms_norm(rows, norm.weight, norm.variance_epsilon)
 
 
+def add_and_normalise(
+    rows: torch.Tensor, inputs: torch.Tensor, linear: nn.Linear, norm: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """rows + linear(inputs), and its RMSNorm: each [rows, hidden]."""
+    kernels = kernels_for(rows)
+    if kernels is None:
+        rows = add_product(rows, inputs, linear)
+        return rows, norm(rows)
+    # `addmm` would copy the rows first; the sum costs the norm's kernel one more read.
+    summed: tuple[torch.Tensor, torch.Tensor] = kernels.add_rms_norm(
+        rows, linear(inputs), norm.weight, norm.variance_epsilon
+    )
+    return summed
+
+
 def gated(activation: Any, gate_up: torch.Tensor) -> torch.Tensor:
     """activation(gate) * up of [rows, 2 * ffn], gate first: [rows, ffn]."""
     kernels = kernels_for(gate_up)
@@ -148,6 +165,7 @@ def gated(activation: Any, gate_up: torch.Tensor) -> torch.Tensor:
 # Layers whose forward `FusedForward` computes. Not among them: mixtures of experts, and
 # GPT-NeoX, whose query, key and value are one product already.
 FUSIBLE = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
+NORMS = (LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm)
 
 
 def fuse(model: nn.Module) -> int:
@@ -159,14 +177,34 @@ def fuse(model: nn.Module) -> int:
                 if not isinstance(layer.__dict__.get("forward"), FusedForward):
                     layer.forward = FusedForward(layer)
                 fused += 1
+    last = getattr(base_of(model), "norm", None)
+    if fused and type(last) in NORMS:
+        last.forward = LastNorm(last)
     return fused
 
 
 def unfuse(model: nn.Module) -> None:
     """Remove the fused forwards; the weights keep their values."""
     for layer in model.modules():
-        if isinstance(layer.__dict__.get("forward"), FusedForward):
+        if isinstance(layer.__dict__.get("forward"), (FusedForward, LastNorm)):
             del layer.forward
+
+
+class LastNorm:
+    """The norm behind the last layer, as one kernel where there is one."""
+
+    def __init__(self, norm: Any) -> None:
+        self._norm = norm
+
+    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The norm of [..., hidden]."""
+        norm, kernels = self._norm, kernels_for(hidden_states)
+        if kernels is None:
+            plain: torch.Tensor = type(norm).forward(norm, hidden_states)
+            return plain
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        normed: torch.Tensor = kernels.rms_norm(rows, norm.weight, norm.variance_epsilon)
+        return normed.view(hidden_states.shape)
 
 
 class FusedForward:
@@ -201,8 +239,9 @@ class FusedForward:
         normed = normalise(layer.input_layernorm, rows)
         qkv = nn.functional.linear(normed, self._qkv_weight, self._qkv_bias)
         attended = self._attend(qkv, position_embeddings, plan)
-        rows = add_product(rows, attended, layer.self_attn.o_proj)
-        normed = normalise(layer.post_attention_layernorm, rows)
+        rows, normed = add_and_normalise(
+            rows, attended, layer.self_attn.o_proj, layer.post_attention_layernorm
+        )
         gate_up = nn.functional.linear(normed, self._gate_up_weight, self._gate_up_bias)
         return add_product_(rows, gated(layer.mlp.act_fn, gate_up), layer.mlp.down_proj)[None]
 

@@ -24,6 +24,7 @@ from decoder.target.runtime.capture import (
     first_line,
     padded_rows,
 )
+from decoder.target.runtime.chosen import ChosenTokens
 from decoder.target.runtime.eager import EagerRuntime, ModelStep
 from decoder.target.runtime.fused import TablePlan
 from decoder.target.runtime.tables import RowTables, needed_words
@@ -50,6 +51,7 @@ class CapturedStep:
     tables: RowTables
     logits: torch.Tensor  # [rows, vocab]
     features: torch.Tensor | None  # [rows, width]
+    chosen: ChosenTokens
     replay: Callable[[], None]
 
 
@@ -108,8 +110,9 @@ class GraphRuntime:
             return self._eager.forward(cache, blocks)
         step.tables.fill(cache, blocks)
         step.replay()
+        step.chosen.send()
         features = None if step.features is None else step.features[:rows]
-        return Forwarded(step.logits[:rows], features)
+        return Forwarded(step.logits[:rows], features, step.chosen)
 
     @torch.inference_mode()
     def prepare(self, cache: KVCache, rows: int, sequences: int = 1) -> None:
@@ -162,6 +165,7 @@ class GraphRuntime:
         tables.fill(cache, blocks)
         plan = TablePlan(cache.data, tables)
         logits = self._output("logits", shape.rows, step.vocab)
+        chosen = ChosenTokens(shape.rows, step.device)
         features = None
         if step.captured:
             features = self._output("features", shape.rows, step.feature_width)
@@ -169,11 +173,14 @@ class GraphRuntime:
         def run() -> None:
             hidden, states = step.run(tables.tokens, tables.positions, plan)
             step.logits_into(hidden, logits)
+            chosen.choose(logits)
             if features is not None and states is not None:
                 features.copy_(states)
 
         replay = self.capture.record(run)
-        return CapturedStep(tables=tables, logits=logits, features=features, replay=replay)
+        return CapturedStep(
+            tables=tables, logits=logits, features=features, chosen=chosen, replay=replay
+        )
 
     def _output(self, name: str, rows: int, width: int) -> torch.Tensor:
         """The first rows of an output that graphs share, allocated anew where it is too small."""
