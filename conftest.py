@@ -44,6 +44,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    """Let the interpreter free it at its end, or C++ libraries report it as leaked."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def smollm2_folder() -> Path:
     """The folder of SmolLM2-135M-Instruct, fetched and converted once a machine.
