@@ -58,6 +58,19 @@ class TreeVisible:
 
 
 @dataclass(frozen=True, slots=True)
+class CausalVisible:
+    """Visibility in a piece of text: a row sees itself and the rows before it."""
+
+    rows: int
+
+    def dense(self) -> NDArray[np.bool_]:
+        return np.tri(self.rows, dtype=np.bool_)
+
+    def bits(self, words: int) -> NDArray[np.int32]:
+        return pack_bits(self.dense(), words)
+
+
+@dataclass(frozen=True, slots=True)
 class DenseVisible:
     """Visibility as an array, [rows, pending + rows]."""
 

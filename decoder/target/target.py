@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from costmodel.errors import InputError
 from decoder.device import to_device
-from decoder.target.attention import DenseVisible, RowBlock, TreeVisible
+from decoder.target.attention import CausalVisible, DenseVisible, RowBlock, TreeVisible
 from decoder.target.kv_cache import KVCache
 from decoder.target.loading import LoadedModel
 from decoder.target.runtime.base import Forwarded, Runtime, RuntimeChoice
 from decoder.target.runtime.chosen import ChosenTokens
 from decoder.target.runtime.eager import EagerRuntime, ModelStep
 from decoder.target.runtime.fused import fuse
-from decoder.target.runtime.graphs import make_runtime, runtime_kind
+from decoder.target.runtime.graphs import experts_capturable, make_runtime, runtime_kind
 from decoder.target.runtime.packed import (
     PackedRuntime,
     PackedStep,
@@ -92,7 +92,9 @@ class Target:
         kind = runtime_kind(
             runtime,
             self.device,
-            capturable=owned and self.architecture.experts == 0 and self._step.rope is None,
+            capturable=owned
+            and self._step.rope is None
+            and (self.architecture.experts == 0 or experts_capturable(self._step)),
             packable=refused is None,
         )
         if packed_of(loaded.model) is not None and kind != "packed":
@@ -231,7 +233,7 @@ class Target:
         for first in range(0, len(ids), PREFILL_CHUNK):
             chunk = ids[first : first + PREFILL_CHUNK]
             rows = len(chunk)
-            visible = DenseVisible(np.tri(rows, dtype=np.bool_)) if rows > 1 else None
+            visible = CausalVisible(rows) if rows > 1 else None
             block = RowBlock(sequence, chunk, np.arange(rows), visible)
             done = self._eager.forward(cache, [block], last_only=True)
             self._add_pending([block], done.features)

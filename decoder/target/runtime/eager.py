@@ -11,6 +11,7 @@ import torch
 from decoder.target.attention import (
     ATTENTION_NAME,
     AttentionPlan,
+    CausalVisible,
     ForwardPlan,
     RowBlock,
     attending,
@@ -20,7 +21,7 @@ from decoder.target.kv_cache import KVCache
 from decoder.target.rope import rope_by_length
 from decoder.target.runtime.base import Forwarded, RuntimeKind
 from decoder.target.runtime.capture import BudgetedCapture
-from decoder.target.runtime.fused import TablePlan, kernels_usable
+from decoder.target.runtime.fused import TablePlan, TextPiece, kernels_usable
 from decoder.target.runtime.tables import RowTables, needed_words
 from decoder.target.structure import attention_of, base_of
 
@@ -186,7 +187,8 @@ class EagerRuntime:
         words = needed_words(cache, blocks)
         tables = RowTables(rows, cache.sequences, words, self._step.device)
         tables.fill(cache, blocks)
-        return tables.tokens, tables.positions, TablePlan(cache.data, tables)
+        plan = TablePlan(cache.data, tables, _text_piece(cache, blocks))
+        return tables.tokens, tables.positions, plan
 
     def _with_segments(
         self, cache: KVCache, blocks: Sequence[RowBlock]
@@ -230,6 +232,15 @@ def _returning(module: torch.nn.Module, output: _HiddenStates) -> Iterator[None]
         del module.forward
         if before is not None:
             module.forward = before
+
+
+def _text_piece(cache: KVCache, blocks: Sequence[RowBlock]) -> TextPiece | None:
+    """The piece of text that the rows are; None for a tree, and for several sequences."""
+    block = blocks[0]
+    plain = isinstance(block.visible, CausalVisible) and not cache.pending[block.sequence]
+    if len(blocks) > 1 or not plain:
+        return None
+    return TextPiece(block.sequence, cache.end(block.sequence) + block.rows)
 
 
 def _join(parts: list[torch.Tensor]) -> torch.Tensor:

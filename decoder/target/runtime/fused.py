@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention.bias import causal_lower_right
 from transformers.activations import SiLUActivation
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, rotate_half
 from transformers.models.mistral.modeling_mistral import MistralDecoderLayer, MistralRMSNorm
@@ -35,6 +36,9 @@ from decoder.target.ranks import SummedLinear
 from decoder.target.runtime.tables import LayerCache, RowTables
 from decoder.target.structure import base_of
 from decoder.tree.draft_tree import WORD
+
+FLASH_WIDEST = 256  # lanes of a head
+FLASH_CAPABILITY = (8, 0)
 
 
 @cache
@@ -59,14 +63,27 @@ def kernels_for(tensor: torch.Tensor) -> ModuleType | None:
 
 
 @dataclass(frozen=True, slots=True)
+class TextPiece:
+    """Rows that continue one sequence's text, each seeing all before it.
+
+    keys  of the sequence, these rows' included
+    """
+
+    sequence: int
+    keys: int
+
+
+@dataclass(frozen=True, slots=True)
 class TablePlan:
     """Attention of the rows in some tables over a cache's tensor.
 
     data  [layers, 2, sequences, kv_heads, slots, head_dim]
+    text  where the rows are a piece of text, for which PyTorch's kernel is faster
     """
 
     data: torch.Tensor
     tables: RowTables
+    text: TextPiece | None = None
 
     def attend(
         self,
@@ -93,10 +110,41 @@ class TablePlan:
         query, returns  [rows, heads, head_dim]
         """
         keys, values = self.data[layer]
+        if self.text is not None and flash_usable(query):
+            place = (self.text.sequence, slice(None), slice(self.text.keys))
+            return text_attention(query, keys[place], values[place], scale)
         kernels = kernels_for(query)
         fits = kernels is not None and query.shape[-1] <= kernels.WIDEST
         attend = kernels.table_attention if fits else reference_table_attention
         return attend(query, keys, values, self.tables, scale)
+
+
+def flash_usable(query: torch.Tensor) -> bool:
+    """Whether PyTorch's flash attention takes the tensor: 16 bits on compute capability 8.0."""
+    if query.device.type != "cuda" or query.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    capability = torch.cuda.get_device_capability(query.device)
+    return query.shape[-1] <= FLASH_WIDEST and capability >= FLASH_CAPABILITY
+
+
+def text_attention(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Causal attention of the last rows of a text.
+
+    query         [rows, heads, head_dim]
+    keys, values  [kv_heads, keys, head_dim], the rows' own last
+    returns       [rows, heads, head_dim]
+    """
+    output = nn.functional.scaled_dot_product_attention(
+        query.transpose(0, 1)[None],
+        keys[None],
+        values[None],
+        attn_mask=causal_lower_right(len(query), keys.shape[1]),
+        scale=scale,
+        enable_gqa=True,
+    )
+    return output[0].transpose(0, 1)
 
 
 def reference_table_attention(

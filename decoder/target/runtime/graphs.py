@@ -30,6 +30,7 @@ from decoder.target.runtime.fused import TablePlan
 from decoder.target.runtime.tables import RowTables, needed_words
 
 MEMORY_SHARE = 0.1  # of the device, for captured forwards
+GROUPED_CAPABILITIES = ((9, 0), (10, 0))  # on which PyTorch has a kernel for grouped products
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +214,7 @@ def runtime_kind(
     """The runtime of a choice: `auto` is graphs on CUDA and packed on a CPU, where they can be.
 
     capturable  False for a borrowed model, whose weights may move while a graph reads them, and
-                for a mixture of experts, whose routing in transformers waits for the host
+                for experts that need the host (`experts_capturable`)
     packable    whether the weights may be given up for packed ones; without it a choice of packed
                 is eager
     Raises InputError for an unknown choice, DeviceError for a runtime that the device has not.
@@ -233,6 +234,18 @@ def runtime_kind(
     if choice in ("auto", "packed"):
         return "packed" if device.type == "cpu" and packable else "eager"
     return choice
+
+
+def experts_capturable(step: ModelStep) -> bool:
+    """Whether a mixture of experts is computed without asking the host for anything.
+
+    transformers' grouped product does not, where PyTorch has one kernel for it; on other devices
+    and in other dtypes PyTorch copies the sizes of the groups to the host.
+    """
+    if step.device.type != "cuda" or step.dtype != torch.bfloat16:
+        return False
+    grouped = step.model.config.get_text_config()._experts_implementation == "grouped_mm"
+    return grouped and torch.cuda.get_device_capability(step.device) in GROUPED_CAPABILITIES
 
 
 def make_runtime(

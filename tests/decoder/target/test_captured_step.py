@@ -11,7 +11,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from decoder.target.runtime.chosen import greedy_tokens
 from decoder.target.runtime.eager import ModelStep
@@ -132,6 +139,26 @@ def test_what_a_step_starts_beside_its_layers(monkeypatch, family):
     assert beside["argmax"] == beside["embedding"] == 1
     assert beside["mm"] == 1  # the LM head
     assert beside.total() <= 20  # the rotary angles, and the greedy tokens
+
+
+def test_grouped_experts_ask_the_host_for_nothing(monkeypatch):
+    """As transformers computes them by default; `eager` ones loop over the experts in use."""
+    sizes = SIZES | {"hidden_size": 2048, "moe_intermediate_size": 768, "num_hidden_layers": 1}
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "decoder_sparse_step": 1}
+    tables, outcomes = EmptyTables(16), {}
+    for way in ("grouped_mm", "eager"):
+        with torch.device(DEVICE):
+            model = emptied(Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts)))
+        model.set_experts_implementation(way)
+        cache = torch.empty(1, 2, 1, 8, 2048, 128, dtype=torch.bfloat16, device=DEVICE)
+        with recording(monkeypatch), Launches() as seen:
+            try:
+                step = ModelStep(model, owned=True)
+                step.run(tables.tokens, tables.positions, TablePlan(cache, tables))
+                outcomes[way] = list(seen.from_cpu)
+            except (RuntimeError, NotImplementedError):
+                outcomes[way] = ["asked"]
+    assert outcomes == {"grouped_mm": [], "eager": ["asked"]}
 
 
 def test_the_guard_sees_what_a_capture_cannot_hold():

@@ -55,6 +55,17 @@ def test_graphs_give_what_eager_gives(rows, dtype):
     torch.testing.assert_close(found[0], found[1], atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("length", [2, 600, 1025])
+def test_a_prompt_by_flash_attention_is_one_by_our_kernel(length, monkeypatch):
+    target, _ = targets()
+    tokens = (torch.arange(length) * 7 % 97).cuda()
+    target.reserve(1100)
+    ours = target.prefill(tokens).clone()
+    monkeypatch.setattr("decoder.target.runtime.fused.flash_usable", lambda query: False)
+    target.reserve(1100)
+    torch.testing.assert_close(ours, target.prefill(tokens), atol=5e-2, rtol=5e-2)
+
+
 def test_a_padded_batch_gives_plain_decoding():
     model = random_model("llama-gqa", dtype=torch.float32)
     prompts = [PROMPT, PROMPT[:1], PROMPT[2:7] * 6]
