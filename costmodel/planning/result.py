@@ -192,7 +192,12 @@ def plan_notes(request: PlanRequest, options: Sequence[Option]) -> list[str]:
     if not request.prices:
         notes.append("no prices: ranked by the number of GPUs; --price GPU=2.5 is per hour")
     kinds = sorted({option.origin.kind for option in options if option.origin})
-    if borrowed := [kind for kind in kinds if kind != "measured"]:
+    if "imported" in kinds:
+        notes.append(
+            "times are imported from another tool's file; `rooftree profiles show` says what is not"
+            " in them"
+        )
+    if borrowed := [kind for kind in kinds if kind not in ("measured", "imported")]:
         notes.append(
             f"times are {' or '.join(borrowed)}, not measured on the GPU;"
             " `rooftree calibrate` there narrows the intervals"

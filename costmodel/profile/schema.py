@@ -53,11 +53,13 @@ Array = NDArray[np.float64]
 
 ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
-ProvenanceKind = Literal["measured", "quick", "transferred", "composed", "datasheet"]
+ProvenanceKind = Literal["measured", "quick", "imported", "transferred", "composed", "datasheet"]
 PROVENANCE_RANKING: tuple[ProvenanceKind, ...] = get_args(ProvenanceKind)  # the best first
 # Not measured on this device with this runtime: a prior, corrected while decoding.
-BORROWED: tuple[ProvenanceKind, ...] = ("transferred", "composed", "datasheet")
-RuntimeKind = Literal["eager", "packed", "graphs", "kernels"]
+BORROWED: tuple[ProvenanceKind, ...] = ("imported", "transferred", "composed", "datasheet")
+RuntimeKind = Literal[
+    "eager", "packed", "graphs", "kernels", "vllm", "sglang", "trtllm", "llamacpp"
+]
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from profiler.commands.options import PicturePath, json_option
+from profiler.commands.options import EXPORTS, PicturePath, json_option
 
 
 @click.command(name="plan")
@@ -72,7 +72,7 @@ from profiler.commands.options import PicturePath, json_option
     "--max-running", default=256, show_default=True, help="Most requests at once on a server."
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print one line of CSV for each option.")
-@click.option("--export", type=click.Choice(["vllm", "sglang", "transformers"]),
+@click.option("--export", type=click.Choice(EXPORTS),
               help="Print an engine's speculative settings instead.")  # fmt: skip
 @click.option("--why", is_flag=False, flag_value=0, type=int, metavar="[AT_ONCE]",
               help="Explain the rows, or those of so many requests at once, by cause.")  # fmt: skip
@@ -105,6 +105,7 @@ def command(
     from profiler.report.plan_page import write_plan_page
     from profiler.report.plan_pictures import plot_plan
     from profiler.report.plan_reasons import print_pays, print_why
+    from profiler.report.plan_tables import print_settings
 
     if as_csv and as_json:
         raise click.UsageError("--csv and --json are two forms of the same; give one.")
@@ -115,16 +116,7 @@ def command(
     if html is not None:
         note(f"page: {write_plan_page(result, html)}")
     if export is not None:
-        settings = export_plan(result, export)
-        if result.acceptance is None and result.request.policy.kind != "plain":
-            note(
-                "note: no acceptance data, so nothing is drafted;"
-                " --acceptance gsm8k, a rate or a file"
-            )
-        if as_json:
-            print_json({"engine": export, "settings": settings})
-        else:
-            click.echo(settings, nl=False)
+        print_settings(result, export, export_plan(result, export), as_json)
         return
     if as_json:
         print_json(result.as_dict())
