@@ -1,4 +1,4 @@
-"""What runs inside other engines: decisions from a profile, and the engines' own interfaces.
+"""Decisions from a profile inside other engines, and the engines' own interfaces.
 
 The modules here need `costmodel` alone; the folder of an engine imports that engine only when it
 is used. `costmodel` is the only other package that may be imported.

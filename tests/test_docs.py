@@ -18,7 +18,9 @@ PAGES = (
     *sorted((ROOT / "docs").rglob("*.md")),
 )
 HISTORY = "LOG.md"  # may name what was tried and left out
-CODE = ("rooftree", "costmodel", "decoder", "profiler", "benchmarks", "examples", "tests")
+CODE = (
+    "rooftree", "costmodel", "decoder", "integrations", "profiler", "benchmarks", "examples", "tests"
+)  # fmt: skip
 DATA = ("calibrations", "docs")
 FOLDERED = re.compile(rf"(?<![\w./~-])(?:{'|'.join(CODE + DATA)})/[\w./-]*")
 PYTHON_FILE = re.compile(r"(?<![\w/.])\w[\w/]*\.py\b")  # or the last part of its path

@@ -20,7 +20,7 @@ from importlib.util import spec_from_file_location
 class Finder:
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if path is None and name in ("rooftree", "costmodel", "decoder", "profiler"):
+        if path is None and name in ("rooftree", "costmodel", "decoder", "integrations", "profiler"):
             return spec_from_file_location(name, f"{CHECKOUT}/{name}/__init__.py")
 
 sys.meta_path.insert(sys.meta_path.index(PathFinder) + 1, Finder)
