@@ -66,6 +66,8 @@ class DraftPolicy:
 
     def verified(self, sequences: Sequence[RunningSequence]) -> list[int]:
         """How many of its drafted tokens each sequence should verify now."""
+        if not sequences:
+            return []
         drafted = np.array([min(sequence.drafted, self.longest) for sequence in sequences])
         self._note_available(drafted)
         total = int(drafted.sum())
