@@ -9,9 +9,9 @@ import numpy as np
 
 from costmodel.errors import InputError
 from integrations.vllm.engine import SteppedEngine
-from profiler.calibrate.sweep_plan import ROWS
 from profiler.calibrate.workload import Task
 
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)  # few: each comes at every batch and context
 HELD_OUT_SHAPES = 4  # (context, batch) pairs
 HELD_OUT_ROWS = 6
 
