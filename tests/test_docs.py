@@ -18,7 +18,8 @@ PAGES = (
     *sorted((ROOT / "docs").rglob("*.md")),
 )
 HISTORY = "LOG.md"  # may name what was tried and left out
-CODE = ("rooftree", "costmodel", "decoder", "profiler", "benchmarks", "examples", "tests")
+PACKAGES = ("rooftree", "costmodel", "decoder", "integrations", "profiler")
+CODE = (*PACKAGES, "benchmarks", "examples", "tests")
 DATA = ("calibrations", "docs")
 FOLDERED = re.compile(rf"(?<![\w./~-])(?:{'|'.join(CODE + DATA)})/[\w./-]*")
 PYTHON_FILE = re.compile(r"(?<![\w/.])\w[\w/]*\.py\b")  # or the last part of its path

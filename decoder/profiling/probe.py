@@ -16,7 +16,7 @@ from costmodel.profile.schema import DrafterSection
 from costmodel.statistics import mad_s
 from decoder.device import synchronise
 from decoder.drafters.base import Drafter, DraftRequest
-from decoder.profiling.measured_profile import Measurement, find_peaks, make_profile
+from decoder.profiling.measured_profile import Measurement, find_peaks, make_profile, subject_of
 from decoder.target.target import Step, Target
 from decoder.tree.draft_tree import EMPTY, DraftTree
 from decoder.tree.growth import TopPaths
@@ -46,7 +46,7 @@ def quick_profile(
         n=[len(times) for times in samples],
     )
     return make_profile(
-        target,
+        subject_of(target),
         Measurement(
             kind="quick",
             points=points,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,13 @@ from costmodel.profile.schema import PeaksSection
 from decoder.device import dtype_name, fingerprint, parse_dtype
 from decoder.drafters.base import Drafter
 from decoder.drafters.factory import load_drafter
-from decoder.profiling.measured_profile import Measurement, find_peaks, make_profile, roofline_of
+from decoder.profiling.measured_profile import (
+    Measurement,
+    find_peaks,
+    make_profile,
+    roofline_of,
+    subject_of,
+)
 from decoder.profiling.startup import is_storable
 from decoder.target.loading import Weights, default_target, load_model
 from decoder.target.ranks import Ranks, rank_device
@@ -73,13 +79,14 @@ class CalibrationSettings:
     dtype          `bfloat16`, `float16` or `float32`
     contexts       cached tokens at which to measure
     max_nodes      nodes of the largest draft tree
-    batches        batch sizes
+    batches        batch sizes; None: 1, or some of a serving engine
     time_budget_s  time to measure, once the target is loaded
     time_limit_s   most time where choosing by the profile may still cost over 3 % when the budget
                    is spent; None: four times the default budget, or a given budget alone
     output         YAML file of the profile; None: the user's profile directory
     fresh          drop the samples of an interrupted run instead of resuming it
     seed           of the held-out points
+    engine_options arguments of a serving engine (`profiler.calibrate.engines`)
     """
 
     target: str | None = None
@@ -90,12 +97,13 @@ class CalibrationSettings:
     runtime: RuntimeChoice = "auto"
     contexts: tuple[int, ...] | None = None
     max_nodes: int | None = None
-    batches: tuple[int, ...] = (1,)
+    batches: tuple[int, ...] | None = None
     time_budget_s: float | None = None
     time_limit_s: float | None = None
     output: Path | None = None
     fresh: bool = False
     seed: int = 0
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +252,7 @@ def _plan(settings: CalibrationSettings, device: torch.device) -> SweepPlan:
     return SweepPlan(
         contexts=settings.contexts or (CPU_CONTEXTS if cpu else GPU_CONTEXTS),
         max_nodes=settings.max_nodes or (CPU_MAX_NODES if cpu else GPU_MAX_NODES),
-        batches=settings.batches,
+        batches=settings.batches or (1,),
         seed=settings.seed,
         prefill_tokens=PREFILL_TOKENS if cpu else GPU_PREFILL_TOKENS,
         plain_batches=() if cpu else GPU_PLAIN_BATCHES,
@@ -284,7 +292,7 @@ def measure(prepared: Prepared, listener: CalibrationListener) -> Measured:
     settings, plan, workload = prepared.settings, prepared.plan, prepared.workload
     target, ranks = prepared.target, workload.ranks
     roofline = roofline_of(target, prepared.peaks)
-    grid = AdaptiveGrid(plan, roofline, lambda task: not workload.shortfall(task))
+    grid = AdaptiveGrid([task for task in plan.grid() if not workload.shortfall(task)], roofline)
     tools = on_all_ranks(instruments(workload.device), ranks)
     default_s = BUDGETS_S[workload.device.type]
     budget_s = settings.time_budget_s or default_s
@@ -303,11 +311,11 @@ def measure(prepared: Prepared, listener: CalibrationListener) -> Measured:
         lambda: open_journal(target, prepared.drafter, plan, fresh=settings.fresh), ranks
     ) as journal:
         swept = run_sweep(tasks, workload, tools, journal, steering)
-    _report(swept, listener, budget_s)
+    report_sweep(swept, listener, budget_s)
     return Measured(swept=swept, device_state=tools.guard.summary(), journal=journal.path)
 
 
-def _report(swept: SweepResult, listener: CalibrationListener, budget_s: float) -> None:
+def report_sweep(swept: SweepResult, listener: CalibrationListener, budget_s: float) -> None:
     """Report what the profile itself does not show."""
     if swept.spent_s >= (1 + EXTENSION) * budget_s:
         listener.say(
@@ -364,5 +372,5 @@ def _profile(prepared: Prepared, measured: Measured) -> Profile:
             "drafters": drafter_sections(swept, prepared.drafter),
         },
     )
-    profile = make_profile(prepared.target, measurement)
+    profile = make_profile(subject_of(prepared.target), measurement)
     return with_held_out(profile, points_of(swept, "held_out"))

@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
 from costmodel.errors import MeasurementError
 from profiler.calibrate.instruments import Instruments
 from profiler.calibrate.memory import OutOfMemory
-from profiler.calibrate.workload import Task, Workload
+from profiler.calibrate.workload import Task
 from profiler.measure.journal import FollowedJournal, Journal
 from profiler.measure.pace import paces
 from profiler.measure.samples import PointAccumulator, Samples, interleave, take_sample
@@ -89,9 +90,21 @@ class Steering:
     certain: Callable[[SweepResult], bool] = lambda swept: True
 
 
+class Calls(Protocol):
+    """Turns tasks into calls to time."""
+
+    def call(self, task: Task) -> Callable[[], object]:
+        """A function that runs the task once, from the same state each time."""
+        ...
+
+    def shortfall(self, task: Task) -> str:
+        """The reason why the task cannot be run; empty where it can."""
+        ...
+
+
 def run_sweep(
     tasks: Sequence[Task],
-    workload: Workload,
+    workload: Calls,
     instruments: Instruments,
     journal: Journal | FollowedJournal,
     steering: Steering,
@@ -126,7 +139,7 @@ class _Sweep:
 
     def __init__(
         self,
-        workload: Workload,
+        workload: Calls,
         instruments: Instruments,
         journal: Journal | FollowedJournal,
         steering: Steering,

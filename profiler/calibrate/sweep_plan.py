@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -163,13 +163,10 @@ class _HeldOutCheck:
 
 
 class AdaptiveGrid:
-    """Chooses points of a plan's grid until the held-out points are predicted well enough."""
+    """Chooses points of a grid until the held-out points are predicted well enough."""
 
-    def __init__(
-        self, plan: SweepPlan, roofline: Roofline, fits: Callable[[Task], bool] = lambda task: True
-    ) -> None:
-        """fits: whether a point fits into memory."""
-        self._grid = [task for task in plan.grid() if fits(task)]
+    def __init__(self, grid: Sequence[Task], roofline: Roofline) -> None:
+        self._grid = list(grid)
         self._roofline = roofline
         self._design = PointDesign(
             Candidates(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,23 @@ class PicturePath(click.Path):
         path = Path(super().convert(value, param, ctx))
         check_picture(path)
         return path
+
+
+class NamedValue(click.ParamType):
+    """NAME=VALUE, where the value is a JSON value or else a text."""
+
+    name = "name=value"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, Any]:
+        if isinstance(value, tuple):
+            return value
+        name, equals, text = str(value).partition("=")
+        if not equals or not name.isidentifier():
+            self.fail(f"{value!r} is not a name and a value, as enforce_eager=true.", param, ctx)
+        try:
+            return name, json.loads(text)
+        except ValueError:
+            return name, text
 
 
 class Numbers(click.ParamType):

@@ -81,6 +81,17 @@ class CudaTimer:
         return time.perf_counter()
 
 
+class ReportTimer:
+    """For functions that time the part of them that counts, and return its seconds."""
+
+    def time_s(self, function: Callable[[], Any]) -> float:
+        with _without_garbage_collection():
+            return float(function())
+
+    def now_s(self) -> float:
+        return time.perf_counter()
+
+
 class FakeTimer:
     """A timer with given durations, for tests and dry runs.
 
