@@ -30,6 +30,7 @@ class Scale:
     targets: tuple[str, ...] = ("Qwen/Qwen3-8B", "Qwen/Qwen3-4B", "meta-llama/Llama-3.1-8B")
     small: str = "Qwen/Qwen3-0.6B"
     runtimes: tuple[str, ...] = ("graphs", "eager")
+    exact_dtype: str = "float32"
     other_dtype: str = "float16"
     contexts: tuple[int, ...] = (64, 256, 1024, 4096, 16384)
     max_nodes: int = 1024
@@ -112,6 +113,7 @@ def all_parts(scale: Scale) -> list[Part]:
     parts = [Part("smoke", scale.small or first, runtime), Part("kernels")]
     parts += [Part(kind, first, runtime) for kind in ("logits", "calibrate", "forwards")]
     parts += [Part(kind, first, runtime) for kind in ("held-out", "replay", "launches", "drafters")]
+    parts.append(Part("logits", first, runtime, scale.exact_dtype))
     parts += [Part("tests"), Part("peers", first)]
     for target in scale.targets[1:]:
         parts += [Part(kind, target, runtime) for kind in ("logits", "calibrate", "forwards")]

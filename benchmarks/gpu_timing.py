@@ -166,7 +166,7 @@ def run_held_out(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
             workload,
             instruments(workload.device),
             journal,
-            Steering(budget_s=2 * scale.budget_s),
+            Steering(budget_s=2 * scale.brief_budget_s),
         )
     return summary(profile, points_of(swept, "held_out")) | {
         "skipped": {str(task.key()): reason for task, reason in swept.skipped.items()}
