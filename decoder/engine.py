@@ -164,8 +164,8 @@ class TreeDecoder:
     ) -> TreeDecoder:
         """A decoder for a folder, a hub id, a known target, or a transformers model.
 
-        runtime  `graphs` (captured forwards, CUDA only), `eager`, or `auto`: graphs on CUDA
-                 for a model that is not borrowed
+        runtime  `packed` (weights reordered once, CPU only), `graphs` (captured forwards, CUDA
+                 only), `eager`, or `auto`: packed or graphs for a model that is not borrowed
         ranks    the processes that share the target (decoder/target/ranks.py); each decodes the
                  same texts
         options  of the constructor

@@ -143,6 +143,11 @@ def base_of(model: Any) -> Any:
     return getattr(model, "model", model) if base is model else base
 
 
+def device_of(model: torch.nn.Module) -> torch.device:
+    """The device of a model's parameters; those with packed weights have no numbers of theirs."""
+    return next(part.device for part in model.parameters() if not part.is_meta)
+
+
 @torch.inference_mode()
 def read_structure(model: Any) -> Structure:
     """The structure of a causal LM, from a forward of a few rows.
@@ -155,7 +160,7 @@ def read_structure(model: Any) -> Structure:
     if base is model or model.get_output_embeddings() is None:
         raise NotSupportedHere("it has no separate decoder and LM head")
     _notes = notes = _Notes()
-    device = next(part.device for part in model.parameters() if not part.is_meta)
+    device = device_of(model)
     rows = torch.arange(ROWS, device=device)[None]
     with attention_of(model, TRACE_NAME):
         base(input_ids=rows, position_ids=rows, use_cache=False)

@@ -23,12 +23,8 @@ from decoder.target.runtime.chosen import ChosenTokens
 from decoder.target.runtime.eager import EagerRuntime, ModelStep
 from decoder.target.runtime.fused import fuse
 from decoder.target.runtime.graphs import experts_capturable, make_runtime, runtime_kind
-from decoder.target.runtime.packed import (
-    PackedRuntime,
-    PackedStep,
-    packed_of,
-    packing_refused,
-)
+from decoder.target.runtime.linear import packing_refused
+from decoder.target.runtime.packed import PackedRuntime, PackedStep, packed_of
 from decoder.target.selfcheck import checked_structure
 from decoder.target.structure import Structure
 from decoder.tree.draft_tree import EMPTY, DraftTree
@@ -210,6 +206,10 @@ class Target:
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., vocab] of hidden states [..., hidden] after the final norm."""
         return self._step.logits(hidden)
+
+    def head_weight(self) -> torch.Tensor:
+        """The LM head's weight [vocab, hidden]; a copy where weights are packed."""
+        return self._step.head_weight()
 
     def head_rows(self, tokens: NDArray[np.int64]) -> torch.Tensor | None:
         """A copy [tokens, hidden] of the head's weights for tokens; None where logits need more."""

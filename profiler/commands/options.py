@@ -92,10 +92,11 @@ device_option = click.option(
 dtype_option = click.option("--dtype", help="bfloat16, float16, float32 [default: the device's].")
 runtime_option = click.option(
     "--runtime",
-    type=click.Choice(["auto", "graphs", "eager"]),
+    type=click.Choice(["auto", "packed", "graphs", "eager"]),
     default="auto",
     show_default=True,
-    help="graphs captures the forwards (CUDA only); auto: graphs on CUDA.",
+    help="packed reorders the weights once (CPU), graphs captures the forwards (CUDA); auto: "
+    "packed on a CPU, graphs on CUDA.",
 )
 weights_option = click.option(
     "--weights", default="pretrained", help="pretrained, or random to try a shape."

@@ -57,7 +57,7 @@ class SpecBlockDrafter(Drafter):
         else:
             folder = checkpoint_folder(source)
             like = torch.empty(0, dtype=target.dtype, device=target.device)
-            head = target.model.get_output_embeddings().weight
+            head = target.head_weight()
             self.model = load_specblock(folder, read_config(folder), like, head)
         config = self.model.config
         check_fit(config, target)

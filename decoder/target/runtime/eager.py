@@ -23,7 +23,7 @@ from decoder.target.runtime.base import Forwarded, RuntimeKind
 from decoder.target.runtime.capture import BudgetedCapture
 from decoder.target.runtime.fused import TablePlan, TextPiece, kernels_usable
 from decoder.target.runtime.tables import RowTables, needed_words
-from decoder.target.structure import attention_of, base_of
+from decoder.target.structure import attention_of, base_of, device_of
 
 
 class ModelStep:
@@ -51,8 +51,7 @@ class ModelStep:
 
     @property
     def device(self) -> torch.device:
-        # Packed weights leave parameters without storage; norms keep theirs.
-        return next(part.device for part in self.model.parameters() if not part.is_meta)
+        return device_of(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -119,6 +118,11 @@ class ModelStep:
         """Rows [tokens, hidden] of the LM head's weight, copied."""
         rows: torch.Tensor = self.head.weight.detach()[tokens]
         return rows
+
+    def head_weight(self) -> torch.Tensor:
+        """The LM head's weight [vocab, hidden]."""
+        weight: torch.Tensor = self.head.weight.detach()
+        return weight
 
     @contextmanager
     def _hooks(self) -> Iterator[dict[int, torch.Tensor]]:
@@ -205,7 +209,7 @@ class EagerRuntime:
             offsets = torch.from_numpy(block.offsets).to(device)
             positions.append(offsets + cache.lengths[block.sequence])
             first = rows.stop
-        return _join(tokens), _join(positions), ForwardPlan(cache, tuple(segments))
+        return _join(tokens), _join(positions), ForwardPlan(tuple(segments))
 
 
 class _HiddenStates:

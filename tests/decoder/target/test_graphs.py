@@ -239,7 +239,10 @@ def test_more_rows_than_the_largest_bucket_run_eagerly():
 
 def test_which_runtime_a_choice_means():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert runtime_kind("auto", cpu) == "eager"
+    assert runtime_kind("auto", cpu) == "packed"
+    assert runtime_kind("auto", cpu, packable=False) == "eager"
+    assert runtime_kind("packed", cpu, packable=False) == "eager"
+    assert runtime_kind("eager", cpu) == "eager"
     assert runtime_kind("auto", cuda) == "graphs"
     assert runtime_kind("auto", cuda, capturable=False) == "eager"
     assert runtime_kind("graphs", cuda, capturable=False) == "graphs"
