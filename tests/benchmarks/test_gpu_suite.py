@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -60,6 +61,19 @@ def test_the_first_command_holds_what_is_needed_most() -> None:
     assert sum(part.limit_s for part in parts[:3]) < 540
     first = {part.kind for part in parts[:12]}
     assert first == set(KINDS) - {"brief"}
+
+
+def test_the_documented_commands_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three, short enough to be sent as one line, each well within ten minutes."""
+    text = (Path(__file__).parents[2] / "docs" / "gpu-runs.md").read_text(encoding="utf-8")
+    commands = [line for line in text.splitlines() if line.startswith("export ")]
+    assert len(commands) == 3 and max(map(len, commands)) <= 2000
+    for command in commands:
+        arguments = shlex.split(command.partition("benchmarks.gpu_suite")[2])
+        monkeypatch.setattr(sys, "argv", ["gpu_suite", *arguments])
+        options = gpu_suite.parse()
+        assert options.minutes <= 9 and options.archive.name == options.resume.name
+        assert not options.parts and not options.tiny
 
 
 @pytest.mark.slow
