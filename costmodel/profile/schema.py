@@ -57,7 +57,7 @@ ProvenanceKind = Literal["measured", "quick", "imported", "transferred", "compos
 PROVENANCE_RANKING: tuple[ProvenanceKind, ...] = get_args(ProvenanceKind)  # the best first
 # Not measured on this device with this runtime: a prior, corrected while decoding.
 BORROWED: tuple[ProvenanceKind, ...] = ("imported", "transferred", "composed", "datasheet")
-RuntimeKind = Literal["eager", "graphs", "kernels", "vllm", "sglang", "trtllm", "llamacpp"]
+RuntimeKind = Literal["eager", "graphs", "kernels", "external"]
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
 
