@@ -49,7 +49,7 @@ COMMANDS = {
 
 
 # Commands that share a module; each has its own name there.
-TOGETHER = {"support": "catalog", "devices": "catalog", "targets": "catalog"}
+TOGETHER = {"support": "catalog", "devices": "catalog", "targets": "catalog", "export": "plan"}
 
 
 class LazyGroup(click.Group):

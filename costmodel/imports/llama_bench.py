@@ -49,7 +49,7 @@ def read_llama_bench(path: Path, options: ReadOptions) -> ImportedTable:
         points=times.points(),
         tool="llama-bench",
         version=_build(first),
-        runtime="llamacpp",
+        runtime="external",
         lacks=("the LM head of all rows but the last",),
         left_out=times.left_out,
         weights=_weights(first),

@@ -18,7 +18,6 @@ from costmodel.errors import InputError, shown
 from costmodel.fields import MOST
 from costmodel.imports.table import ImportedTable, ReadOptions, ShapeTimes, WeightFormat
 from costmodel.io import MAX_TABLE_BYTES, read_bytes
-from costmodel.profile.schema import RuntimeKind
 
 _HINT = "Give a table of schema aic_fpm_forward_perf, fpm_forward_perf.parquet"
 _TIMES = (
@@ -31,7 +30,6 @@ _SETTINGS = (
     "comm_quant_mode", "kv_cache_dtype", "parallel_strategy", "pp", "dp", "moe_tp", "moe_ep", "cp",
     "attention_backend", "moe_backend", "enable_wideep", "enable_eplb",
 )  # fmt: skip
-_RUNTIMES: dict[str, RuntimeKind] = {"vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm"}
 _WEIGHT_BYTES = {"fp8": 1.0, "fp8_static": 1.0, "fp8_block": 1.0, "int8_wo": 1.0, "int4_wo": 0.5,
                  "nvfp4": 0.5625}  # fmt: skip
 
@@ -43,16 +41,11 @@ def read_nvidia_forward(path: Path, options: ReadOptions) -> ImportedTable:
     for row in rows:
         _add(times, row)
     first = rows[0]
-    backend = str(first["backend"])
-    if backend not in _RUNTIMES:
-        raise InputError(
-            f"{path} is of the backend {shown(backend)}", hint=f"Known: {', '.join(_RUNTIMES)}"
-        )
     return ImportedTable(
         points=times.points(),
         tool="NVIDIA forward table",
-        version=f"{backend} {first['backend_version']}",
-        runtime=_RUNTIMES[backend],
+        version=f"{first['backend']} {first['backend_version']}",
+        runtime="external",
         lacks=("the LM head of all rows of a prompt but the last",),
         left_out=times.left_out,
         weights=_weights(first),

@@ -33,7 +33,7 @@ from costmodel.profile.schema import (
 from costmodel.roofline import Roofline
 
 # Points of larger tables that a profile is fitted to; all others are held out.
-MOST_FITTED = 300
+MOST_FITTED = 120
 # Medians of measured times over the physical roofline: a wrong unit is far outside.
 _TOO_FAST, _VERY_SLOW = 0.5, 300.0
 # A converter may leave out or repeat an embedding, never more.
@@ -41,7 +41,7 @@ _PARAMETER_TOLERANCE = 0.25
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class TimedModel:
     """The device and target that the times are of."""
 
     device: DeviceFingerprint
@@ -82,7 +82,7 @@ def check_times(points: Points, roofline: Roofline, path: Path) -> str:
     return ""
 
 
-def check_subject(table: ImportedTable, subject: Subject, path: Path) -> None:
+def check_subject(table: ImportedTable, subject: TimedModel, path: Path) -> None:
     """Raise InputError where the file names another device, or a model of another size."""
     device = subject.device
     on_cpu = table.threads is not None
@@ -102,7 +102,7 @@ def check_subject(table: ImportedTable, subject: Subject, path: Path) -> None:
 
 
 def imported_profile(
-    table: ImportedTable, subject: Subject, *, path: Path, source: str | None = None
+    table: ImportedTable, subject: TimedModel, *, path: Path, source: str | None = None
 ) -> Profile:
     """The profile of the times in `table`, read from `path`.
 
@@ -162,7 +162,7 @@ def _slug_of(processor: str, *, on_cpu: bool) -> str | None:
         return None
 
 
-def _device(table: ImportedTable, subject: Subject) -> DeviceFingerprint:
+def _device(table: ImportedTable, subject: TimedModel) -> DeviceFingerprint:
     if table.threads is None or subject.device.kind != "cpu":
         return subject.device
     return subject.device.model_copy(update={"threads": table.threads})

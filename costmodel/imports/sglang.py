@@ -45,7 +45,7 @@ def read_one_batch(path: Path, options: ReadOptions) -> ImportedTable:
         points=points,
         tool="SGLang bench_one_batch",
         version=None,
-        runtime="sglang",
+        runtime="external",
         lacks=(
             f"steps of 2 to {int(np.min(points.rows[points.rows > 1])) - 1} rows",
             "the LM head of all rows of a prompt but the last",
@@ -73,7 +73,7 @@ def read_dspark(path: Path, options: ReadOptions) -> ImportedTable:
         points=times.points(),
         tool="SGLang DSpark table",
         version=None,
-        runtime="sglang",
+        runtime="external",
         lacks=(
             f"any context but {options.context} (as told)",
             "the draft, host time and acceptance apart: each step includes them",

@@ -47,7 +47,7 @@ class ImportedTable:
     """Forward times of one tool and setting.
 
     tool        the tool's name; `version` is None where the file does not say it
-    runtime     the engine that was timed; `kernels` where host time is left out or unknown
+    runtime     `external`: steps of an engine; `kernels`: host time is left out, or it is unknown
     lacks       what the times do not hold, for people
     left_out    records that are no forward of equal sequences, by reason
     weights     None where the file does not say

@@ -21,7 +21,6 @@ from costmodel.errors import InputError, ProfileError
 from costmodel.fields import Hash, Section
 from costmodel.io import read_bytes, write_atomic
 from costmodel.profile.schema import (
-    ENGINES,
     CalibrationSection,
     DrafterSection,
     EngineDrafterSection,
@@ -139,9 +138,6 @@ class Profile(Section):
     def _check(self) -> Profile:
         if self.device.kind == "cpu" and self.device.threads is None:
             raise ValueError("device.threads is missing, which a CPU needs")
-        engine = self.runtime.kind in ENGINES and not self.provenance.borrowed
-        if engine and self.runtime.engine is None:
-            raise ValueError("runtime.engine is missing, which a measured engine needs")
         selected = self.calibration.selected
         interpolated = selected in ("surface", "stairs")
         if (interpolated or not self.provenance.borrowed) and self.surface is None:

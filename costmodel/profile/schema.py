@@ -58,9 +58,8 @@ ProvenanceKind = Literal["measured", "quick", "imported", "transferred", "compos
 PROVENANCE_RANKING: tuple[ProvenanceKind, ...] = get_args(ProvenanceKind)  # the best first
 # Not measured on this device with this runtime: a prior, corrected while decoding.
 BORROWED: tuple[ProvenanceKind, ...] = ("imported", "transferred", "composed", "datasheet")
-EngineKind = Literal["vllm", "sglang", "trtllm", "llamacpp"]
-RuntimeKind = Literal["eager", "packed", "graphs", "kernels"] | EngineKind
-ENGINES: tuple[EngineKind, ...] = get_args(EngineKind)  # runtimes of other projects
+RuntimeKind = Literal["eager", "packed", "graphs", "kernels", "external", "vllm"]
+ENGINES: tuple[RuntimeKind, ...] = ("vllm",)  # runtimes that are not this project's own
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
 
@@ -184,7 +183,7 @@ class RuntimeSection(Section):
     @model_validator(mode="after")
     def _check_buckets(self) -> RuntimeSection:
         check_ascending("buckets", self.buckets)
-        if self.engine is not None and self.kind not in ENGINES:
+        if (self.kind in ENGINES) != (self.engine is not None):
             raise ValueError(
                 f"engine belongs to the runtimes {', '.join(ENGINES)}, and to no other"
             )

@@ -9,7 +9,7 @@ from typing import Any
 from costmodel.catalog import DeviceFingerprint, find_device, resolve_target
 from costmodel.errors import InputError
 from costmodel.imports.formats import READERS
-from costmodel.imports.profiles import Subject, check_subject, imported_profile
+from costmodel.imports.profiles import TimedModel, check_subject, imported_profile
 from costmodel.imports.table import ImportedTable, ReadOptions
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import PeaksSection
@@ -54,7 +54,7 @@ def import_file(request: FitRequest) -> Profile:
     return imported_profile(table, subject, path=request.path, source=request.source)
 
 
-def _read(request: FitRequest) -> tuple[ImportedTable, Subject]:
+def _read(request: FitRequest) -> tuple[ImportedTable, TimedModel]:
     degree = request.options.tensor_parallel
     if degree < 1:
         raise InputError(f"--tp must be 1 or more (is {degree})")
@@ -70,7 +70,7 @@ def _read(request: FitRequest) -> tuple[ImportedTable, Subject]:
             flops_per_s=known.peak_flops_per_s,
             bytes_per_s=known.peak_bytes_per_s,
         )
-    return table, Subject(
+    return table, TimedModel(
         device=device, peaks=peaks, architecture=architecture, tensor_parallel=degree
     )
 

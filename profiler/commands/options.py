@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 import click
 
-# What engines' settings are written for (costmodel/planning/exports.py).
+# What engines' settings are written for (costmodel/planning/exports/settings.py).
 EXPORTS = (
     "vllm",
     "sglang",

@@ -12,7 +12,7 @@ from costmodel.calibration.points import Points
 from costmodel.catalog import DeviceFingerprint, find_device, find_target
 from costmodel.errors import InputError, ProfileError
 from costmodel.imports.formats import READERS
-from costmodel.imports.profiles import MOST_FITTED, Subject, imported_profile
+from costmodel.imports.profiles import MOST_FITTED, TimedModel, imported_profile
 from costmodel.imports.table import ReadOptions
 from costmodel.planning import PlanRequest, Traffic, plan
 from costmodel.profile.lookup import find_profile
@@ -32,9 +32,9 @@ from tests.costmodel.imports.files import (
 LLAMA = Path(__file__).parent / "data" / "llama_bench.jsonl"
 
 
-def subject(device: str = "h100-sxm", target: str = "Qwen/Qwen3-8B") -> Subject:
+def subject(device: str = "h100-sxm", target: str = "Qwen/Qwen3-8B") -> TimedModel:
     spec = find_device(device)
-    return Subject(
+    return TimedModel(
         device=DeviceFingerprint(kind="cuda", name=spec.name, memory_bytes=spec.memory_bytes),
         peaks=PeaksSection(
             source="datasheet",
@@ -45,12 +45,12 @@ def subject(device: str = "h100-sxm", target: str = "Qwen/Qwen3-8B") -> Subject:
     )
 
 
-@pytest.fixture
-def path(tmp_path) -> Path:
-    return write_json(tmp_path / "forward.json", vllm_cases())
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    return write_json(tmp_path_factory.mktemp("vllm") / "forward.json", vllm_cases())
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def profile(path) -> Profile:
     table = READERS["vllm-forward"](path, ReadOptions())
     return imported_profile(table, subject(), path=path, source="vLLM 0.33.0")

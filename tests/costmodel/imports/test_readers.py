@@ -144,7 +144,7 @@ def test_prompts_and_steps_of_nvidias_tables(tmp_path):
         (r, c, b): forward_s(r, c, b) for r in (1, 64, 256) for c in CONTEXTS for b in BATCHES
     }
     assert times_of(table) == pytest.approx(expected)
-    assert (table.version, table.runtime) == ("vllm 0.25.1", "vllm")
+    assert (table.version, table.runtime) == ("vllm 0.25.1", "external")
     assert table.left_out == {"of prompts of different lengths": 1}
 
 

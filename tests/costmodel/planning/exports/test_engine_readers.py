@@ -19,7 +19,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from costmodel.planning import PlanRequest, Traffic
-from costmodel.planning.exports import PLANNED_FOR, export_plan
+from costmodel.planning.exports.settings import PLANNED_FOR, export_plan
 from costmodel.planning.forwards import ProfileForward
 from costmodel.planning.search import plan_profile
 from costmodel.profile.lookup import named_profile

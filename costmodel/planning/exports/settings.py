@@ -27,12 +27,12 @@ from costmodel.compose.serving_tables import Precision
 from costmodel.errors import InputError
 from costmodel.planning.acceptance import BLOCK_GAMMA
 from costmodel.planning.drafting import CHECKPOINTS, drafter_kind
+from costmodel.planning.exports.step_tables import StepTable, steps_table, sum_table
 from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import PlanRequest, ServingPolicy
 from costmodel.planning.result import Option, Plan
 from costmodel.planning.search import forward_for, make_server
 from costmodel.planning.servers import OperatingPoint
-from costmodel.planning.step_tables import StepTable, steps_table, sum_table
 from costmodel.profile.store import ProfileStore
 
 # The engine that a plan must be made for, by the name of its export.

@@ -13,7 +13,7 @@ from costmodel.compose.serving_tables import Precision
 from costmodel.errors import InputError
 from costmodel.planning import PlanRequest, ServingPolicy, Traffic
 from costmodel.planning.drafting import Drafting
-from costmodel.planning.exports import batch_table, checkpoint_of, export_plan, served_name
+from costmodel.planning.exports.settings import batch_table, checkpoint_of, export_plan, served_name
 from costmodel.planning.result import Option, Plan
 from costmodel.planning.servers import OperatingPoint
 from costmodel.planning.sizing import Interval, Sizing
