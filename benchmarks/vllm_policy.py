@@ -2,7 +2,9 @@
 
 Cells are a number of requests at once and a prompt length; arms are fixed draft lengths and the
 policy. Each repetition runs all arms of a cell in a new order, with the same prompts and the same
-number of tokens. Results are appended to a file of JSON lines, and a later call goes on from it:
+number of tokens. Beside the measured seconds of decoding stand those that the profile gives for
+the same steps: they tell choices apart where other work on the machine disturbs the times.
+Results are appended to a file of JSON lines, and a later call goes on from it:
 
     python -m benchmarks.vllm_policy run RESULTS --model FOLDER --profile FILE --prompts FOLDER
     python -m benchmarks.vllm_policy texts RESULTS --model FOLDER --profile FILE --prompts FOLDER
@@ -17,16 +19,22 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from costmodel.profile.profile import Profile
+from integrations.costs import StepCosts
+from integrations.vllm.configuration import drafter_key, speculative_options
+
 LENGTHS = {"ngram": (0, 1, 2, 3, 5, 8, 12), "dflash": (0, 1, 2, 3, 5, 7)}
 POLICY = "policy"
 AT_ONCE = (1, 2, 4, 8)
 CONTEXTS = (256, 1024, 2048)
-TOKENS = 96  # of each answer
+TOKENS = 64  # of each answer
+MOST_DRAFTED = 15
 SETS = ("gutenberg_book", "wikitext2")
 BOOTSTRAPS = 2000
 
@@ -53,8 +61,39 @@ class Engine:
         )
         self._scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
         self._pilot = getattr(self._scheduler, "pilot", None)
-        if speculative and self._pilot is None:
+        if not speculative:
+            return
+        if self._pilot is None:
             raise SystemExit("the policy did not start; see the engine's own messages above")
+        profile = Profile.from_yaml(options.profile)
+        self._costs = StepCosts(profile, drafter_key(self.llm.llm_engine.vllm_config))
+        self._steps: list[tuple[int, float, int, int]] = []
+        self._note_steps()
+
+    def _note_steps(self) -> None:
+        """Note batch, mean context, verified and drafted tokens of each step without a prefill."""
+        scheduler, schedule = self._scheduler, self._scheduler.schedule
+
+        def noted(*arguments: Any, **options: Any) -> Any:
+            output = schedule(*arguments, **options)
+            requests = [scheduler.requests[name] for name in output.num_scheduled_tokens]
+            if requests and all(request.num_output_tokens for request in requests):
+                verified = sum(map(len, output.scheduled_spec_decode_tokens.values()))
+                context = sum(request.num_tokens for request in requests) / len(requests)
+                length = output.num_spec_tokens_to_schedule
+                self._steps.append((len(requests), context, verified, length))
+            return output
+
+        scheduler.schedule = noted
+
+    def profile_s(self) -> float:
+        """Seconds of the noted steps by the profile, uncorrected."""
+        total_s = 0.0
+        for batch, context, verified, length in self._steps:
+            verify_s = self._costs.verify_s(batch, context, batch * MOST_DRAFTED)
+            total_s += float(verify_s[verified])
+            total_s += float(self._costs.draft_s(batch, context, MOST_DRAFTED)[length])
+        return total_s
 
     def use(self, arm: int | str) -> None:
         """Let the next steps have a fixed draft length, or that of the policy."""
@@ -70,6 +109,7 @@ class Engine:
         params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
         for index, prompt in enumerate(prompts):
             engine.add_request(str(index), {"prompt_token_ids": list(prompt)}, params)
+        self._steps = []
         start_s, counted, texts, done = None, 0, {}, defaultdict(int)
         while engine.has_unfinished_requests():
             for output in engine.step():
@@ -80,18 +120,17 @@ class Engine:
         seconds = time.perf_counter() - start_s
         return {
             "seconds": seconds,
+            "profile_s": self.profile_s() if self._pilot is not None else None,
             "tokens": sum(done.values()) - counted,
             "texts": [texts[str(index)] for index in range(len(prompts))],
         }
 
 
 def speculative_config(options: argparse.Namespace, drafter: str) -> dict[str, Any] | None:
-    from integrations.vllm.configuration import speculative_options
-
     if drafter == "plain":
         return None
     name = "ngram" if drafter == "ngram" else str(options.drafter)
-    return speculative_options(name, 15)
+    return speculative_options(name, MOST_DRAFTED)
 
 
 def prompts_of(options: argparse.Namespace, tokenizer: Any) -> Iterator[list[int]]:
@@ -142,6 +181,7 @@ def run(options: argparse.Namespace) -> None:
                         "repetition": repetition,
                         "arm": arm,
                         "seconds": round(outcome["seconds"], 5),
+                        "profile_s": round(outcome["profile_s"], 5),
                         "tokens": outcome["tokens"],
                     }
                 )
@@ -175,7 +215,9 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def table(records: Sequence[dict[str, Any]], drafter: str) -> dict[tuple[int, int], np.ndarray]:
+def table(
+    records: Sequence[dict[str, Any]], drafter: str, clock: str
+) -> dict[tuple[int, int], np.ndarray]:
     """Tokens a second by cell: [repetitions, arms], the policy last; whole repetitions only."""
     arms = [*LENGTHS[drafter], POLICY]
     rates: dict[tuple[int, int], dict[int, dict[Any, float]]] = defaultdict(dict)
@@ -183,7 +225,7 @@ def table(records: Sequence[dict[str, Any]], drafter: str) -> dict[tuple[int, in
         if record["kind"] == "run" and record["drafter"] == drafter:
             cell = rates[record["at_once"], record["context"]]
             cell.setdefault(record["repetition"], {})[record["arm"]] = (
-                record["tokens"] / record["seconds"]
+                record["tokens"] / record[clock]
             )
     return {
         cell: np.array(
@@ -204,11 +246,13 @@ def show(options: argparse.Namespace) -> None:
     """Each cell: the rates, the policy over the best fixed length in hindsight, and over plain."""
     records = read(options.results)
     random = np.random.default_rng(0)
-    for drafter, lengths in LENGTHS.items():
-        cells_rates = {cell: rates for cell, rates in table(records, drafter).items() if len(rates)}
+    for drafter, clock in product(LENGTHS, ("seconds", "profile_s")):
+        lengths, every = LENGTHS[drafter], table(records, drafter, clock)
+        cells_rates = {cell: rates for cell, rates in every.items() if len(rates)}
         if not cells_rates:
             continue
-        print(f"{drafter}: tokens/s, medians of repetitions")
+        measured = "measured" if clock == "seconds" else "by the profile's seconds"
+        print(f"{drafter}, {measured}: tokens/s, medians of repetitions")
         print("at once context  n", *(f"K={k:<4}" for k in lengths), "policy /best 95 %  /plain")
         logs = []
         for (at_once, context), rates in cells_rates.items():

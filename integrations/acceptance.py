@@ -20,8 +20,8 @@ class PositionCounts:
     """Discounted trials and successes at each draft position."""
 
     def __init__(self, positions: int, memory: float) -> None:
-        self.tried = np.zeros(positions)
-        self.accepted = np.zeros(positions)
+        self.tried = [0.0] * positions
+        self.accepted = [0.0] * positions
         self._memory = memory
 
     def observe(self, position: int, accepted: bool) -> None:
@@ -51,6 +51,7 @@ class AcceptanceByPosition:
         self._positions = positions
         self._shared = PositionCounts(positions, SHARED_MEMORY)
         self._own: dict[str, PositionCounts] = {}
+        self._none = PositionCounts(positions, OWN_MEMORY)
         self._shadows: dict[str, list[Shadow]] = {}
         self._shared_rates: Array | None = None
 
@@ -60,27 +61,19 @@ class AcceptanceByPosition:
         A position without trials has the rate of the last one before it that has some.
         """
         if self._shared_rates is None:
-            tried, accepted = self._shared.tried, self._shared.accepted
-            rates = np.empty(self._positions)
-            guess = FIRST_GUESS
-            for position in range(self._positions):
-                guess = (accepted[position] + GUESS_WEIGHT * guess) / (
-                    tried[position] + GUESS_WEIGHT
-                )
-                rates[position] = guess
-            self._shared_rates = rates
+            rates, guess = [], FIRST_GUESS
+            for tried, accepted in zip(self._shared.tried, self._shared.accepted, strict=True):
+                guess = (accepted + GUESS_WEIGHT * guess) / (tried + GUESS_WEIGHT)
+                rates.append(guess)
+            self._shared_rates = np.array(rates)
         return self._shared_rates
 
     def survival(self, sequences: Sequence[str]) -> Array:
         """The chance that a draft is accepted up to each position: [sequences, positions]."""
-        shared = self.rates()
-        tried = np.zeros((len(sequences), self._positions))
-        accepted = np.zeros_like(tried)
-        for row, sequence in enumerate(sequences):
-            own = self._own.get(sequence)
-            if own is not None:
-                tried[row], accepted[row] = own.tried, own.accepted
-        rates = (accepted + SHARED_WEIGHT * shared) / (tried + SHARED_WEIGHT)
+        counts = [self._own.get(sequence, self._none) for sequence in sequences]
+        tried = np.array([own.tried for own in counts])
+        accepted = np.array([own.accepted for own in counts])
+        rates = (accepted + SHARED_WEIGHT * self.rates()) / (tried + SHARED_WEIGHT)
         survival: Array = np.cumprod(rates, axis=1)
         return survival
 

@@ -15,7 +15,8 @@ Array = NDArray[np.float64]
 CONTEXT_RANGE = 64  # tokens; the costs at its middle serve the whole range
 MOST_TABLES = 512
 FADING = 0.05
-CLIP = 0.35  # of the logarithm of one observed ratio
+CLIP = 0.1  # of the logarithm of one observed ratio: other work makes single steps much slower
+MOST_DRAFTED = 0.35  # of the logarithm of the factor of steps with drafts
 GAP_SHARE = 0.5  # longer pauses between two steps are no overhead but idleness
 
 
@@ -85,7 +86,7 @@ class StepCosts:
         if drafted:  # which factor is at fault shows once there are plain steps too
             step *= 0.5
             self._log_drafted += weight * step
-            self._log_drafted = min(max(self._log_drafted, -CLIP), CLIP)
+            self._log_drafted = min(max(self._log_drafted, -MOST_DRAFTED), MOST_DRAFTED)
         self._log_factor += weight * step
 
     def observe_gap(self, gap_s: float, step_s: float) -> None:

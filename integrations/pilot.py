@@ -98,7 +98,7 @@ class StepPilot:
         self._ended_s = now_s
         for name, text in texts.items():
             draft = step.drafts.get(name, ())
-            if any(token == UNKNOWN for token in draft):
+            if draft and draft[0] == UNKNOWN:
                 accepted = max(len(text) - 1, 0)
                 self.policy.acceptance.observe_count(name, step.verified.get(name, 0), accepted)
             else:

@@ -62,6 +62,7 @@ class DraftPolicy:
         self.acceptance = AcceptanceByPosition(self.longest)
         self._available: dict[int, float] = {}
         self._rates: dict[int, RunningRate] = {}
+        self._positions = np.arange(self.longest)
         self._credit_s = 0.0
 
     def verified(self, sequences: Sequence[RunningSequence]) -> list[int]:
@@ -73,8 +74,8 @@ class DraftPolicy:
         total = int(drafted.sum())
         if total == 0:
             return [0] * len(sequences)
-        survival = self.acceptance.survival([sequence.name for sequence in sequences])
-        at_hand = np.arange(self.longest)[None, :] < drafted[:, None]
+        survival = self._survival(sequences)
+        at_hand = self._positions < drafted[:, None]
         gains = np.sort(survival[at_hand])[::-1]
         batch, context = len(sequences), _mean_context(sequences)
         step_s = self.costs.verify_s(batch, context, batch * self.longest)[: total + 1]
@@ -92,14 +93,16 @@ class DraftPolicy:
         if batch == 0:
             return 0
         context = _mean_context(sequences)
-        names = [sequence.name for sequence in sequences]
-        survival = self.acceptance.survival(names).sum(axis=0)
+        plain_s = float(self.costs.verify_s(batch, context, batch * self.longest)[0])
+        draft_s = self.costs.draft_s(batch, context, self.longest)[self._allowed]
+        if self.shortens and float(draft_s[-1] - draft_s.min()) <= EXPLORED_SHARE * plain_s:
+            return self.longest  # what it costs is less than a choice is worth
+        survival = self._survival(sequences).sum(axis=0)
         share = self._available.get(batch, 1.0)
         gains = share * np.concatenate([[0.0], np.cumsum(survival)])[self._allowed]
         rows = np.rint(share * batch * self._allowed).astype(np.int64)
         most = batch * self.longest
         step_s = self.costs.verify_s(batch, context, most)[rows] + self.costs.gap_s
-        draft_s = self.costs.draft_s(batch, context, self.longest)[self._allowed]
         best = self._best(batch, gains, step_s + draft_s)
         at_stake_s = draft_s if self.shortens else step_s + draft_s
         extra_s = float(at_stake_s[-1] - at_stake_s[best])
@@ -119,6 +122,10 @@ class DraftPolicy:
     def observe_step(self, batch: int, tokens: int, predicted_s: float) -> None:
         """Learn what the steps of this batch size give."""
         self._rates.setdefault(batch, RunningRate()).observe(tokens, predicted_s + self.costs.gap_s)
+
+    def _survival(self, sequences: Sequence[RunningSequence]) -> Array:
+        """The chance that a draft is accepted up to each position: [sequences, positions]."""
+        return self.acceptance.survival([sequence.name for sequence in sequences])
 
     def _best(self, batch: int, gains: Array, step_s: Array) -> int:
         """The index with the most expected tokens beyond what its seconds usually give."""

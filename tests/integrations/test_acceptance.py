@@ -9,7 +9,7 @@ from integrations.acceptance import FIRST_GUESS, AcceptanceByPosition
 
 
 def tried(acceptance: AcceptanceByPosition) -> list[float]:
-    return acceptance._shared.tried.tolist()
+    return acceptance._shared.tried
 
 
 def test_a_draft_is_compared_beyond_what_was_verified() -> None:
@@ -19,7 +19,7 @@ def test_a_draft_is_compared_beyond_what_was_verified() -> None:
     assert tried(acceptance) == [1, 1, 0, 0]
     acceptance.observe_text("a", [], [7, 9])
     assert tried(acceptance) == [1, 1, 1, 1]
-    assert acceptance._shared.accepted.tolist() == [1, 1, 1, 0]
+    assert acceptance._shared.accepted == [1, 1, 1, 0]
 
 
 def test_a_wrong_token_ends_the_comparison() -> None:
@@ -34,7 +34,7 @@ def test_drafts_of_several_steps_are_compared_side_by_side() -> None:
     acceptance.observe_text("a", [1, 2], [1])
     acceptance.observe_text("a", [2, 3], [2])  # the first draft's second token, and a new draft
     acceptance.observe_text("a", [], [4])
-    assert acceptance._shared.accepted.tolist() == pytest.approx([1 + 0.998, 0.998], abs=1e-9)
+    assert acceptance._shared.accepted == pytest.approx([1 + 0.998, 0.998], abs=1e-9)
     assert tried(acceptance)[0] == pytest.approx(1.998)
 
 
