@@ -124,6 +124,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _report(error.format_message(), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         return _report("interrupted", EXIT_INTERRUPTED)
+    except SystemExit as error:  # click and rich exit so, with 1, where nobody reads any more
+        if isinstance(error.__context__, BrokenPipeError):
+            return _system_error(error.__context__)
+        raise
     except OSError as error:
         return _system_error(error)
     except Exception as error:

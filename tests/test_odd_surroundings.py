@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,16 @@ class TestStreams:
     def test_a_closed_stdout(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "stdout", None)
         assert cli.run(["--help"]) == 0
+
+    @pytest.mark.parametrize("arguments", [["--help"], ["devices"], ["devices", "--json"]])
+    def test_nobody_reads_what_is_printed(self, arguments: list[str]) -> None:
+        """Printed by click, by rich and as JSON; as head does it, without a word."""
+        reader, writer = os.pipe()
+        os.close(reader)
+        command = [sys.executable, "-m", "rooftree", *arguments]
+        ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+        os.close(writer)
+        assert (ended.returncode, ended.stderr) == (cli.EXIT_BROKEN_PIPE, b"")
 
     def test_a_trace_on_a_full_disk(self) -> None:
         from decoder.tree.draft_tree import EMPTY

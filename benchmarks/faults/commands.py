@@ -205,7 +205,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "bench": (
         *_ON_CPU, "--prompts", "{folder}/prompts.jsonl", "--raw", "--drafter", "ngram",
         "--policy", "fixed:4", "--peers", "none", "--new-tokens", "12",
-        "--json", "{folder}/result.json",
+        "--output", "{folder}/result.json",
     ),
     "train-drafter": (
         "--target", "{target}", "--device", "cpu", "--output", "{folder}/trained",

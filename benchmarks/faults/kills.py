@@ -111,10 +111,14 @@ def _broken(command: str, place: Place, kept: Kept | None) -> str:
     return ""
 
 
+def _journals(place: Place) -> list[Path]:
+    """Journals of runs that have not ended."""
+    found = [*place.home.glob("journals/*.jsonl"), *place.folder.glob("*.jsonl*")]
+    return [path for path in found if path.name != "prompts.jsonl"]
+
+
 def _kept(place: Place) -> Kept:
-    journals = sorted(place.home.glob("**/*.jsonl")) + sorted(place.folder.glob("*.jsonl*"))
-    journals = [path for path in journals if path.name != "prompts.jsonl"]
-    raw = journals[0].read_bytes() if journals else b""
+    raw = b"".join(path.read_bytes() for path in _journals(place)[:1])
     texts = place.folder.glob("trained/texts/texts-*.jsonl")
     sweeps = place.folder.glob("trained/sweeps/*.safetensors")
     return Kept(
@@ -141,8 +145,10 @@ def _check_kept(command: str, place: Place, kept: Kept) -> None:
     if now.step < kept.step:
         raise Wrong(f"from step {kept.step} back to {now.step}")
     samples = kept.journal.count(b"\n") - 1
-    if command == "calibrate" and samples > 0 and not now.journal.startswith(kept.journal):
-        raise Wrong(f"{samples} samples of before the kill are not in the journal")
+    if command == "calibrate" and samples > 0:
+        places = [*_journals(place), *place.home.rglob("*.samples.jsonl")]
+        if not any(path.read_bytes().startswith(kept.journal) for path in places):
+            raise Wrong(f"{samples} samples of before the kill are nowhere")
     if command == "bench" and (place.folder / "result.json").exists():
         stored = (place.folder / "result.json").read_text()
         for line in kept.journal.splitlines()[1:]:
