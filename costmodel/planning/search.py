@@ -131,7 +131,7 @@ def forward_for(
     """
     gpu, degree = choice
     if _is_file(gpu):
-        forward = forward_of_profile(Path(gpu), target)
+        forward = forward_of_profile(Path(gpu), target, request.engine)
         if forward.tensor_parallel != degree:
             raise InputError(f"is a profile of tp {forward.tensor_parallel}, not {degree}")
         return forward
@@ -215,13 +215,17 @@ def _planned(
         option,
         choices=tuple(choices),
         points=tuple(choice.best for choice in choices),
-        with_trees=tuple(_with_trees(request, forward, acceptance)),
+        with_trees=tuple(_with_trees(request, target, acceptance, choice, store)),
     )
     return _sized(request, option, server)
 
 
 def _with_trees(
-    request: PlanRequest, forward: TargetForward, acceptance: Acceptance | None
+    request: PlanRequest,
+    target: TargetEntry,
+    acceptance: Acceptance | None,
+    choice: tuple[str, int],
+    store: ProfileStore,
 ) -> list[BatchChoice]:
     """The choices of this project's decoder, where the request's engine verifies no trees."""
     if acceptance is None or engine_rules(request.engine).verifies_trees:
@@ -229,6 +233,7 @@ def _with_trees(
     if request.policy.kind != "auto":
         return []
     decoder = dataclasses.replace(request, engine="rooftree")
+    forward = forward_for(decoder, target, choice, store)
     return make_server(decoder, forward, acceptance).choices(request.traffic, request.most_running)
 
 

@@ -1,8 +1,9 @@
-"""Fixture `invented`: points and profiles made of invented but plausible numbers."""
+"""Fixtures: `invented`, plausible points and profiles, and `shared_data`, measured forwards."""
 
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -171,3 +172,12 @@ def invented() -> SimpleNamespace:
 def profile(invented) -> Profile:
     """One whole measured profile; frozen, so all tests may share it."""
     return invented.profile()
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Measured data that lies beside the checkout."""
+    folder = Path(__file__).parents[3] / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("the folder ../shared is not here")
+    return folder
