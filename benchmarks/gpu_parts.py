@@ -30,10 +30,10 @@ from costmodel.errors import RooftreeError
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import ELEMENT_BYTES
 from costmodel.roofline import Roofline, physical_bytes
-from decoder import TreeDecoder
 from decoder.device import dtype_name, parse_dtype, select_device, synchronise
 from decoder.drafters.ngram import NgramDrafter
 from decoder.drafters.simulated import SimulatedDrafter, Truth
+from decoder.engine import TreeDecoder
 from decoder.profiling.measured_profile import find_peaks
 from decoder.profiling.startup import ProfileChoice
 from decoder.target.loading import load_model

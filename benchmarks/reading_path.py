@@ -28,7 +28,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.common import environment, store
-from decoder import TreeDecoder
+from decoder.engine import TreeDecoder
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("costmodel", "decoder", "profiler")

@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 from costmodel.errors import InputError
 from decoder.acceptance.drawn import DrawnTree, RankExpectation, draw_from_lattice, least_kept
 from decoder.acceptance.sampling import (
-    NO_TOKEN,
     RunningEntropy,
     Sampling,
     entropy_of,
-    greedy_tokens,
     target_distribution,
 )
 from decoder.device import to_device
@@ -30,6 +28,17 @@ RuleName = Literal["walk", "recursive", "traversal", "auto"]
 # Nats; below it deterministic trees accept more. With a poor drafter the rules cross at 0.59 and
 # 0.66, with a good one at 0.15 (benchmarks/results/acceptance_rules.json).
 ENTROPY_THRESHOLD = 0.6
+# In place of a token where the target's logits are not numbers (NaN, infinite).
+NO_TOKEN = -1
+
+
+def greedy_tokens(logits: torch.Tensor) -> torch.Tensor:
+    """The argmax of each row, int64 [...], of logits [..., vocab]; `NO_TOKEN` for no numbers.
+
+    The largest value is NaN if any is, so it tells. Nothing is copied to the host.
+    """
+    tokens = logits.argmax(-1, keepdim=True)
+    return torch.where(logits.gather(-1, tokens).isfinite(), tokens, NO_TOKEN).squeeze(-1)
 
 
 @dataclass(frozen=True, slots=True)

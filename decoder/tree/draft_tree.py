@@ -78,6 +78,13 @@ class DraftTree:
         return int(hits[0]) + 1 if len(hits) else -1
 
 
+def committed_by_size(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[N + 1] A(n) = 1 + the sum of the first n path scores [N] (BASTION eq. 3, root included)."""
+    committed = np.ones(len(scores) + 1)
+    committed[1:] += scores.cumsum()
+    return committed
+
+
 EMPTY = DraftTree(
     np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float64)
 )

@@ -23,8 +23,7 @@ from profiler.commands.options import (
 from profiler.report.console import note, print_json, printable
 
 if TYPE_CHECKING:
-    from decoder import Generation, TreeDecoder
-    from decoder.engine import Prompt
+    from decoder.engine import Generation, Prompt, TreeDecoder
     from decoder.generation import DecodeRun
     from decoder.statistics import Statistics
 
@@ -156,7 +155,7 @@ def _generate_together(
 
 
 def _decoder(options: dict[str, Any]) -> TreeDecoder:
-    from decoder import TreeDecoder
+    from decoder.engine import TreeDecoder
     from decoder.profiling.startup import ProfileChoice
 
     return TreeDecoder.from_pretrained(

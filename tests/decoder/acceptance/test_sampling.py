@@ -5,13 +5,11 @@ import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from costmodel.errors import InputError
-from decoder.acceptance.rules import Picker
+from decoder.acceptance.rules import NO_TOKEN, Picker, greedy_tokens
 from decoder.acceptance.sampling import (
-    NO_TOKEN,
     Sampling,
     _beyond_in_order,
     _beyond_top_p,
-    greedy_tokens,
     target_distribution,
 )
 

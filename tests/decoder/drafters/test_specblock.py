@@ -6,11 +6,11 @@ import torch
 from safetensors.torch import save_file
 
 from costmodel.errors import InputError
-from decoder import TreeDecoder
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.specblock import drafter as specblock
 from decoder.drafters.specblock.drafter import Blocks, SpecBlockDrafter
 from decoder.drafters.specblock.tree import BlockGrowth
+from decoder.engine import TreeDecoder
 from decoder.profiling.probe import steady_draft
 from decoder.profiling.startup import ProfileChoice
 from decoder.tree.draft_tree import DraftTree
