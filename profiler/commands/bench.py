@@ -13,6 +13,7 @@ from profiler.commands.options import (
     json_option,
     profile_option,
     require_profile_option,
+    seed_option,
     target_option,
     weights_option,
 )
@@ -98,13 +99,7 @@ class Names(click.ParamType):
 @click.option("--new-tokens", default=128, show_default=True, type=click.IntRange(min=1))
 @click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(min=0))
 @click.option("--repeat", "repeats", default=1, show_default=True, type=click.IntRange(min=1))
-@click.option(
-    "--seed",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0, 2**31 - 1),
-    help="Seed of the choice of prompts and of sampling.",
-)
+@seed_option(2**31 - 1, "Seed of the choice of prompts and of sampling.")
 @click.option(
     "--same-text",
     is_flag=True,
