@@ -64,10 +64,6 @@ class DraftTree:
     def row_depths(self) -> NDArray[np.int64]:  # [N + 1]
         return np.concatenate((np.zeros(1, dtype=np.int64), self.depths))
 
-    def is_chain(self) -> bool:
-        """True when every row's parent is the row before it (no mask but causality needed)."""
-        return bool(np.array_equal(self.parents, np.arange(len(self.parents))))
-
     def visibility(self) -> NDArray[np.bool_]:
         """[N + 1, N + 1]: row i sees row j when j is i itself or an ancestor of i."""
         return visibility(self.parents)

@@ -497,7 +497,7 @@ class TestSimplePolicies:
     def test_chain_takes_the_first_of_each_position(self):
         tree = Chain(max_nodes=10).choose(lattice(0.5), CONTEXT, Limits(nodes=10, depth=4))
         assert tree.tokens.tolist() == [0, 8, 16, 24]
-        assert tree.is_chain()
+        assert tree.parents.tolist() == list(range(tree.nodes))
 
     def test_plain_never_drafts(self):
         assert not Plain().wants_draft(CONTEXT)

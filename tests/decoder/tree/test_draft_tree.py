@@ -153,7 +153,7 @@ def test_chain_takes_the_top_of_each_position():
     tree = chain(lattice([[0.5, 0.3], [0.4, 0.4], [0.2, 0.1]]), 2)
     assert list(tree.tokens) == [0, 2]
     assert list(tree.scores) == [0.5, 0.2]
-    assert tree.is_chain()
+    assert tree.parents.tolist() == list(range(tree.nodes))
 
 
 def test_chain_of_conditional_candidates_follows_the_likeliest_child():
