@@ -170,7 +170,7 @@ def main() -> None:
     for name, part in counted.items():
         print(f"{name}: {part['files']} files, {part['lines']} lines")
     name = "reading_path" if root == ROOT else "reading_path_before"
-    store(name, {"environment": environment(), "checkout": root.name} | counted)
+    store(name, {"environment": environment()} | counted)
 
 
 if __name__ == "__main__":

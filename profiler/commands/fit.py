@@ -10,7 +10,7 @@ from profiler.commands.options import json_option
 
 
 @click.command(short_help="Fit calibrations to a table of forward times.")
-@click.argument("points", type=click.Path(path_type=Path))
+@click.argument("points", metavar="TABLE", type=click.Path(path_type=Path))
 @click.option(
     "--device", required=True, help="The device by slug, name or alias, such as rtx-a6000."
 )
@@ -26,9 +26,9 @@ from profiler.commands.options import json_option
 def command(
     points: Path, device: str, target: str, tp: int, count: int | None, as_json: bool
 ) -> None:
-    """Fit every calibration to POINTS, a CSV with a header, and report the error of each.
+    """Fit every calibration to TABLE, a CSV with a header, and report the error of each.
 
-    POINTS needs the columns new_tokens and context_tokens, and one column of times: seconds,
+    TABLE needs the columns new_tokens and context_tokens, and one column of times: seconds,
     microseconds, forward_us, or the only name that ends in _s, _ms or _us. batch is optional.
     Rows with an empty time are left out.
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Criterion for the best block size: acceptance length, or that over a cycle's time.",
 )
-@seed_option()
+@seed_option(help="Seed of texts and training.")
 @device_option
 @json_option
 def command(drafter: str, output: Path, as_json: bool, **given: Any) -> None:

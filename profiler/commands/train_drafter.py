@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 )
 @count_option("--steps", "Optimiser steps.", default=3000)
 @learning_rate_option(help="Largest learning rate [default: dflash 2e-3, specblock 1.5e-3].")
-@seed_option()
+@seed_option(help="Seed of texts and training.")
 @device_option
 @json_option
 def command(  # noqa: PLR0913 - one argument an option
