@@ -25,9 +25,9 @@ from benchmarks.gpu_parts import (
     random_texts,
 )
 from costmodel.errors import RooftreeError
-from decoder import TreeDecoder
 from decoder.device import parse_dtype, select_device, synchronise
 from decoder.drafters.ngram import NgramDrafter
+from decoder.engine import TreeDecoder
 from decoder.target.target import Step, Target
 from decoder.tree.draft_tree import DraftTree
 

@@ -28,7 +28,6 @@ from costmodel.acceptance import published
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import ELEMENT_BYTES
 from costmodel.roofline import Roofline, physical_bytes
-from decoder import TreeDecoder
 from decoder.device import dtype_name, synchronise
 from decoder.drafters.base import Drafter
 from decoder.drafters.dflash.drafter import DFlashDrafter
@@ -37,6 +36,7 @@ from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.drafters.eagle3.model import Eagle3Config, Eagle3Model
 from decoder.drafters.ngram import NgramDrafter
 from decoder.drafters.simulated import SimulatedDrafter, Truth
+from decoder.engine import TreeDecoder
 from decoder.profiling.measured_profile import find_peaks
 from decoder.profiling.probe import time_drafter
 from decoder.profiling.startup import ProfileChoice

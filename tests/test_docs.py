@@ -119,12 +119,12 @@ def test_missing_names_are_found() -> None:
     `--no-such-option`; costmodel/roofline.py, `startup.py`, `costmodel.roofline.Roofline`,
     `TreeDecoder`, ~/rooftree/x and `--policy` exist.
 
-    from costmodel.planning import Goals, Absent
+    from costmodel.planning.request import Goals, Absent
     """
     assert missing(text) == {
         "paths": ["costmodel/nowhere.py"],
         "files": ["costmodel/nowhere.py", "gone.py"],
-        "modules": ["decoder.rounds.Nothing", "costmodel.planning.Absent"],
+        "modules": ["decoder.rounds.Nothing", "costmodel.planning.request.Absent"],
         "names": ["OldClass"],
         "options": ["--no-such-option"],
     }

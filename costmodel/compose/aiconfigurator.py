@@ -279,7 +279,7 @@ def measured_products(device: DeviceSpec) -> list[set[tuple[int, int]]]:
         wanted = table["gemm_dtype"] == _BF16
         n, k = (table[name][wanted].astype(int).tolist() for name in ("n", "k"))
         shapes.append(set(zip(n, k, strict=True)))
-    return [known for known in shapes if known]
+    return [of_engine for of_engine in shapes if of_engine]
 
 
 def _experts(data: Path, system: str, engine: str) -> dict[tuple[int, int, int, int], ExpertTable]:

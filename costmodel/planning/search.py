@@ -190,7 +190,11 @@ def _option(
         forward = forward_for(request, target, choice, store)
     except RooftreeError as failure:
         return dataclasses.replace(option, problem=failure.problem, nearest=failure.hint)
-    return _planned(request, option, forward, acceptance)
+    option = _planned(request, option, forward, acceptance)
+    if not option.choices:
+        return option
+    trees = _with_trees(request, target, acceptance, choice, store)
+    return dataclasses.replace(option, with_trees=tuple(trees))
 
 
 def _planned(
@@ -215,7 +219,6 @@ def _planned(
         option,
         choices=tuple(choices),
         points=tuple(choice.best for choice in choices),
-        with_trees=tuple(_with_trees(request, target, acceptance, choice, store)),
     )
     return _sized(request, option, server)
 

@@ -121,9 +121,9 @@ class Picker:
         )
         # uniform < 1, so the place lies below the total, and only weights above 0 can be hit.
         place = uniform.to(weights.device) * cumulative[-1]
-        found = torch.searchsorted(cumulative, place, right=True)
-        index, total = torch.cat((found.double(), cumulative[-1:])).tolist()
-        return int(index) if index < len(weights) and isfinite(total) else NO_TOKEN
+        column = torch.searchsorted(cumulative, place, right=True)
+        token, total = torch.cat((column.double(), cumulative[-1:])).tolist()
+        return int(token) if token < len(weights) and isfinite(total) else NO_TOKEN
 
 
 class LogitRows(Protocol):

@@ -1,4 +1,4 @@
-"""Sampling of tokens from logits: argmax, or temperature, top-k and top-p."""
+"""The distributions that tokens are sampled from: temperature, top-k and top-p."""
 
 from __future__ import annotations
 
@@ -10,20 +10,9 @@ from typing import Any
 import torch
 
 from costmodel.errors import InputError, shown
-from decoder.target.runtime.chosen import NO_TOKEN
 
 # Logits reach some thousands, and float32 ends at 3e38; below COLDEST a divisor becomes 0.
 COLD, COLDEST = 1e-30, 1e-37
-
-
-def refuse_no_token(token: int, position: int) -> None:
-    """Raise InputError for `NO_TOKEN` at this position of a text."""
-    if token == NO_TOKEN:
-        raise InputError(
-            f"the target's logits for position {position} of the text (0 is the prompt's first "
-            "token) are not numbers: NaN or infinite",
-            hint="The weights are damaged, or overflow in this dtype: try --dtype float32.",
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

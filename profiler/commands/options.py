@@ -112,13 +112,44 @@ json_option = click.option(
 )
 
 
+def count_option(
+    name: str,
+    help: str | None = None,
+    *,
+    default: int | None = None,
+    least: int = 1,
+    most: int | None = None,
+) -> Callable[[Decorated], Decorated]:
+    """A whole number from `least` to `most`; None: without a default, without a limit."""
+    return click.option(
+        name, type=click.IntRange(least, most), default=default, show_default=True, help=help
+    )
+
+
 def seed_option(
     largest: int | None = None, help: str | None = None
 ) -> Callable[[Decorated], Decorated]:
     """`--seed`, a whole number from 0 to `largest`."""
-    return click.option(
-        "--seed", type=click.IntRange(0, largest), default=0, show_default=True, help=help
-    )
+    return count_option("--seed", help, default=0, least=0, most=largest)
+
+
+def prompts_option(help: str) -> Callable[[Decorated], Decorated]:
+    """`--prompts` of a training command: JSONL files."""
+    return click.option("--prompts", type=click.Path(path_type=Path), multiple=True, help=help)
+
+
+def output_folder_option(help: str) -> Callable[[Decorated], Decorated]:
+    """`--output` of a training command: a folder, which must be given."""
+    folder = click.Path(file_okay=False, path_type=Path)
+    return click.option("--output", required=True, type=folder, help=help)
+
+
+def learning_rate_option(
+    default: float | None = None, help: str | None = None
+) -> Callable[[Decorated], Decorated]:
+    """`--learning-rate`, above 0 and at most 1."""
+    rate = click.FloatRange(0, 1, min_open=True)
+    return click.option("--learning-rate", type=rate, default=default, show_default=True, help=help)
 
 
 def execution_options(command: Decorated) -> Decorated:

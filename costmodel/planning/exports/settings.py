@@ -307,7 +307,7 @@ def _transformers(request: PlanRequest, best: Option) -> list[str]:
     shape = f"{load.shape} of {load.nodes} tokens" if load.nodes else "plain step"
     return [
         f"# the plan's best with {load.running} at once is a {shape}",
-        "from decoder import TreeDecoder",
+        "from rooftree import TreeDecoder",
         "",
         f"decoder = TreeDecoder.from_pretrained({', '.join(arguments)})",
     ]

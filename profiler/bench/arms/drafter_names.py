@@ -37,7 +37,7 @@ KINDS = (
 
 
 def drafter_labels(drafters: Sequence[str]) -> dict[str, str]:
-    """A short name for each drafter: the last part of a folder or hub id, all parts of a union.
+    """A short name for each drafter: the last part of a folder or hub id, all parts of an ensemble.
 
     Folders of one name get the folder they lie in too: `full/drafter`. Raises InputError for
     no drafter, an empty name, and two drafters with one short name.

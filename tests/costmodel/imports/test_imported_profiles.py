@@ -14,7 +14,9 @@ from costmodel.errors import InputError, ProfileError
 from costmodel.imports.formats import READERS
 from costmodel.imports.profiles import MOST_FITTED, TimedModel, imported_profile
 from costmodel.imports.table import ReadOptions
-from costmodel.planning import PlanRequest, Traffic, plan
+from costmodel.planning.request import PlanRequest
+from costmodel.planning.search import plan
+from costmodel.planning.traffic import Traffic
 from costmodel.profile.lookup import find_profile
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import PROVENANCE_RANKING, PeaksSection

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from decoder import TreeDecoder
 from decoder.drafters.specblock.drafter import SpecBlockDrafter
+from decoder.engine import TreeDecoder
 from decoder.training.updates.adaptation import Trainer, UpdateSettings
 from decoder.training.updates.bandit import AlwaysUpdate, Bandit, BanditSettings
 from decoder.training.updates.recording import RecordingSession, TargetResponse

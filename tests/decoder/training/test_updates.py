@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
-from decoder import TreeDecoder
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.specblock.drafter import SpecBlockDrafter
+from decoder.engine import TreeDecoder
 from decoder.training.updates.bandit import Query
 from decoder.training.updates.specblock import UPDATERS, split_updater, updatable, updated
 from tests.decoder.draft_models import dflash_folder, draft_target

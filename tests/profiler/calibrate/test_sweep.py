@@ -23,8 +23,7 @@ from profiler.calibrate.sweep import (
 from profiler.calibrate.sweep_plan import ROWS, SweepPlan
 from profiler.calibrate.workload import Task
 from profiler.measure.journal import Journal
-from profiler.measure.stopping import CountRule
-from profiler.measure.timers import FakeTimer
+from tests.fake_timing import CountRule, FakeTimer
 
 PLAN = SweepPlan(contexts=(64, 512), max_nodes=15)
 HEADER = {"run": 1}

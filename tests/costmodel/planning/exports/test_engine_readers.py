@@ -18,10 +18,11 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from costmodel.planning import PlanRequest, Traffic
 from costmodel.planning.exports.settings import PLANNED_FOR, export_plan
 from costmodel.planning.forwards import ProfileForward
+from costmodel.planning.request import PlanRequest
 from costmodel.planning.search import plan_profile
+from costmodel.planning.traffic import Traffic
 from costmodel.profile.lookup import named_profile
 
 ENGINES = Path(os.environ.get("ROOFTREE_ENGINES", "/nonexistent"))

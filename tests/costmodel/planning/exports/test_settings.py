@@ -11,12 +11,13 @@ import pytest
 from costmodel.catalog import load_targets
 from costmodel.compose.serving_tables import Precision
 from costmodel.errors import InputError
-from costmodel.planning import PlanRequest, ServingPolicy, Traffic
 from costmodel.planning.drafting import Drafting
 from costmodel.planning.exports.settings import batch_table, checkpoint_of, export_plan, served_name
+from costmodel.planning.request import PlanRequest, ServingPolicy
 from costmodel.planning.result import Option, Plan
 from costmodel.planning.servers import OperatingPoint
 from costmodel.planning.sizing import Interval, Sizing
+from costmodel.planning.traffic import Traffic
 
 QWEN = "Qwen/Qwen3-8B"
 ONE = Interval(value=1.0, low=1.0, high=1.0)

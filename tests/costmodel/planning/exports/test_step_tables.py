@@ -7,10 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from costmodel.planning import PlanRequest, Traffic
 from costmodel.planning.exports.step_tables import doubling, step_s, steps_table, sum_table
 from costmodel.planning.forwards import ProfileForward
+from costmodel.planning.request import PlanRequest
 from costmodel.planning.search import make_server
+from costmodel.planning.traffic import Traffic
 from costmodel.profile.lookup import named_profile
 
 TRAFFIC = Traffic(prompt_tokens=1000, output_tokens=400)
