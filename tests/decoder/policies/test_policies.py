@@ -256,7 +256,7 @@ class TestGate:
 
 
 class TestDraftedRounds:
-    """What the policy tells its gate and its pace of each round."""
+    """What the policy tells its gate and its speed of decoding about each round."""
 
     HOPELESS = Lattice(np.zeros((1, 1), np.int64), np.full((1, 1), 0.01))
 

@@ -257,7 +257,7 @@ class TestDraftCosts:
 
     def test_a_replay_leaves_nothing(self, target, probed, stopwatch):
         path = ProfileStore().save(self.without(probed))
-        replay = SimulatedDrafter(Truth([]), constant(2.0, 3), vocab=9, paced_by=NgramDrafter())
+        replay = SimulatedDrafter(Truth([]), constant(2.0, 3), vocab=9, companion=NgramDrafter())
         source = find_cost(target, replay, ProfileChoice())
         assert source.line.endswith("timed now, not kept: it only stands for a drafter")
         assert Profile.from_yaml(path).drafters == {}
