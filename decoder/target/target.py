@@ -93,6 +93,11 @@ class Target:
             and (self.architecture.experts == 0 or experts_capturable(self._step)),
             packable=refused is None,
         )
+        if loaded.int8 and kind != "packed":
+            raise InputError(
+                f"int8 weights need the packed runtime: {refused or f'this is {kind}'}",
+                hint="Leave out --quantization, or take a CPU, bfloat16 and --runtime packed.",
+            )
         if packed_of(loaded.model) is not None and kind != "packed":
             raise InputError(
                 f"the weights of {loaded.name} were packed, and no {kind} runtime can use them",
@@ -104,7 +109,7 @@ class Target:
         self._step.plain_head = self.structure.plain_head
         notes = (f"runs eagerly: {refused}",) if runtime == "packed" and refused else ()
         if kind == "packed":
-            self._step = PackedStep(self._step)
+            self._step = PackedStep(self._step, int8=loaded.int8)
         self._eager = (PackedRuntime if kind == "packed" else EagerRuntime)(
             self._step, self.structure.group, notes
         )
@@ -305,7 +310,7 @@ class Target:
             return "the weights of a borrowed model stay as they are"
         if not self.ranks.alone:
             return "weights that several processes share are not packed"
-        if self.loaded.quantization is not None:
+        if self.loaded.quantization is not None and not self.loaded.int8:
             return "quantised weights are not packed"
         return packing_refused(self.device, self.dtype)
 

@@ -24,7 +24,13 @@ from decoder.profiling.measured_profile import (
     subject_of,
 )
 from decoder.profiling.startup import is_storable
-from decoder.target.loading import Weights, default_target, load_model
+from decoder.target.loading import (
+    Quantization,
+    Weights,
+    default_target,
+    load_model,
+    quantised,
+)
 from decoder.target.ranks import Ranks, rank_device
 from decoder.target.runtime.base import RuntimeChoice
 from decoder.target.runtime.graphs import runtime_kind
@@ -95,6 +101,7 @@ class CalibrationSettings:
     device: str | None = None
     dtype: str | None = None
     runtime: RuntimeChoice = "auto"
+    quantization: Quantization | None = None
     contexts: tuple[int, ...] | None = None
     max_nodes: int | None = None
     batches: tuple[int, ...] | None = None
@@ -217,7 +224,7 @@ def prepare(subject: Subject, listener: CalibrationListener) -> Prepared:
         device=device,
         ranks=subject.ranks,
     )
-    target = Target(loaded, runtime=settings.runtime)
+    target = Target(quantised(loaded, settings.quantization), runtime=settings.runtime)
     drafter = load_drafter(settings.drafter, target)
     plan = _fit_to_target(_plan(settings, device), settings, target)
     workload = Workload(

@@ -222,7 +222,7 @@ def _options(values: dict[str, Any]) -> BenchOptions:
         profile=ProfileChoice(path=values["profile"], require=values["require_profile"]),
     )
     same = ("target", "files", "per_file", "seed", "chat", "new_tokens", "repeats", "device",
-            "dtype", "weights", "output", "fresh")  # fmt: skip
+            "dtype", "weights", "quantization", "output", "fresh")  # fmt: skip
     return BenchOptions(arms=arms, decoder=decoder, **{name: values[name] for name in same})
 
 

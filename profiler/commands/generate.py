@@ -172,6 +172,7 @@ def _decoder(options: dict[str, Any]) -> TreeDecoder:
         device=options["device"],
         weights=options["weights"],
         runtime=options["runtime"],
+        quantization=options["quantization"],
         drafter=options["drafter"],
         policy=options["policy"],
         acceptance=options["acceptance"],

@@ -98,6 +98,11 @@ runtime_option = click.option(
     help="packed reorders the weights once (CPU), graphs captures the forwards (CUDA); auto: "
     "packed on a CPU, graphs on CUDA.",
 )
+quantization_option = click.option(
+    "--quantization",
+    type=click.Choice(["int8"]),
+    help="Round the weights to int8, one scale an output (runtime packed).",
+)
 weights_option = click.option(
     "--weights", default="pretrained", help="pretrained, or random to try a shape."
 )
@@ -153,5 +158,5 @@ def learning_rate_option(
 
 
 def execution_options(command: Decorated) -> Decorated:
-    """`--device`, `--dtype` and `--runtime`: where and how the target runs."""
-    return device_option(dtype_option(runtime_option(command)))
+    """`--device`, `--dtype`, `--runtime`, `--quantization`: where and how the target runs."""
+    return device_option(dtype_option(runtime_option(quantization_option(command))))

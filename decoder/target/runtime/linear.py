@@ -38,6 +38,12 @@ class JoinedLinear(Protocol):
     ) -> torch.Tensor:
         """rows + outputs of inputs; `overwrite` allows to use the memory of rows."""
 
+    def weight(self) -> torch.Tensor:
+        """The plain weight [out, in], or a copy."""
+
+    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Rows [..., in] of the weight by their numbers [...]."""
+
 
 class PlainLinear(JoinedLinear):
     """Layers with a joined weight, of which the modules' weights are views."""
@@ -60,6 +66,12 @@ class PlainLinear(JoinedLinear):
         out = rows if overwrite else None
         return torch.addmm(rows, inputs, self._weight.t(), out=out)
 
+    def weight(self) -> torch.Tensor:
+        return self._weight
+
+    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
+        return self._weight[numbers]
+
 
 class PackedLinear(JoinedLinear):
     """Layers with a packed weight: in bfloat16 bit for bit `functional.linear` and `addmm`.
@@ -77,11 +89,7 @@ class PackedLinear(JoinedLinear):
         )
         self._product = torch.ops.mkldnn._linear_pointwise.default
         self._product_and_sum = torch.ops.mkldnn._linear_pointwise.binary
-        first = 0
-        for linear in linears:
-            linear.forward = _Part(self, slice(first, first + linear.out_features))
-            linear.weight = nn.Parameter(linear.weight.detach().to("meta"), requires_grad=False)
-            first += linear.out_features
+        release(linears, self)
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         outputs: torch.Tensor = self._product(inputs, self._packed, self._bias, "none", [], "")
@@ -97,11 +105,9 @@ class PackedLinear(JoinedLinear):
         return total
 
     def weight(self) -> torch.Tensor:
-        """A plain copy of the weight [out, in]."""
         return self._packed.to_dense()
 
     def rows(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Rows [..., in] of the weight by their numbers [...], where `blocks` is not None."""
         if self.blocks is None:
             raise InputError("the layout of these packed weights is unknown")
         return _rows(self.blocks, numbers)
@@ -124,14 +130,23 @@ class PackedLinear(JoinedLinear):
         return None
 
 
-class _Part:
+class Part:
     """The forward of one of the joined layers."""
 
-    def __init__(self, joined: PackedLinear, part: slice) -> None:
+    def __init__(self, joined: JoinedLinear, part: slice) -> None:
         self.joined, self.part = joined, part
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.joined(inputs)[..., self.part]
+
+
+def release(linears: Sequence[nn.Linear], joined: JoinedLinear) -> None:
+    """Let the layers compute by `joined`, and give up their weights but for shape and dtype."""
+    first = 0
+    for linear in linears:
+        linear.forward = Part(joined, slice(first, first + linear.out_features))
+        linear.weight = nn.Parameter(linear.weight.detach().to("meta"), requires_grad=False)
+        first += linear.out_features
 
 
 def _rows(blocks: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
@@ -165,8 +180,8 @@ def plain_state(module: nn.Module) -> dict[str, torch.Tensor]:
     state: dict[str, torch.Tensor] = dict(module.state_dict())
     for name, layer in module.named_modules():
         forward = layer.__dict__.get("forward")
-        if isinstance(forward, _Part):
+        if isinstance(forward, Part):
             state[f"{name}.weight"] = forward.joined.weight()[forward.part]
-        elif isinstance(getattr(forward, "__self__", None), PackedLinear):  # a tied embedding
+        elif hasattr(forward, "__self__"):  # a tied embedding
             state[f"{name}.weight"] = forward.__self__.weight()
     return state

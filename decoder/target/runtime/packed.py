@@ -8,7 +8,7 @@ else, so each call that it saves counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,9 +20,11 @@ from decoder.target.attention import AttentionPlan
 from decoder.target.runtime.base import RuntimeKind
 from decoder.target.runtime.eager import EagerRuntime, ModelStep
 from decoder.target.runtime.fused import FUSIBLE, is_plain, plain_linears, unfuse
-from decoder.target.runtime.linear import PackedLinear
+from decoder.target.runtime.int8 import Int8Linear, fits_int8
+from decoder.target.runtime.linear import JoinedLinear, PackedLinear
 from decoder.target.structure import base_of
 
+Join = Callable[[Sequence[nn.Linear]], JoinedLinear]
 FIRST_POSITIONS = 1024  # of the first table of rotary factors
 
 
@@ -43,7 +45,8 @@ class RmsNorm:
 class PackedLayer:
     """One layer of a family in `FUSIBLE`, over rows [rows, hidden]."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, join: Join) -> None:
+        """join: makes a `JoinedLinear`"""
         attention, mlp = layer.self_attn, layer.mlp
         self._attention_norm = RmsNorm.of(layer.input_layernorm)
         self._ffn_norm = RmsNorm.of(layer.post_attention_layernorm)
@@ -52,10 +55,10 @@ class PackedLayer:
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         self._heads = [projection.out_features // width for projection in projections]
         self._head_norms = _head_norms(attention, *self._heads[:2])
-        self._qkv = PackedLinear(projections)
-        self._output = PackedLinear([attention.o_proj])
-        self._gate_up = PackedLinear([mlp.gate_proj, mlp.up_proj])
-        self._down = PackedLinear([mlp.down_proj])
+        self._qkv = join(projections)
+        self._output = join([attention.o_proj])
+        self._gate_up = join([mlp.gate_proj, mlp.up_proj])
+        self._down = join([mlp.down_proj])
         is_silu = isinstance(mlp.act_fn, (nn.SiLU, SiLUActivation))
         self._activation = functional.silu if is_silu else mlp.act_fn
 
@@ -104,8 +107,8 @@ class RopeTable:
 class PackedLayers:
     """All layers of a model, and its final norm."""
 
-    def __init__(self, base: Any) -> None:
-        self._layers = [PackedLayer(layer) for layer in base.layers]
+    def __init__(self, base: Any, join: Join) -> None:
+        self._layers = [PackedLayer(layer, join) for layer in base.layers]
         self._norm = RmsNorm.of(base.norm)
         self._rope = RopeTable(base.rotary_emb, base.norm.weight)
 
@@ -133,27 +136,33 @@ class PackedModel:
     layers  the forward of the layers; None for families whose modules call packed products
     """
 
-    def __init__(self, step: ModelStep) -> None:
+    def __init__(self, step: ModelStep, *, int8: bool) -> None:
         model = step.model
         unfuse(model)
-        self.head = _pack_head(step)
-        layers = list(getattr(base_of(model), "layers", ()))
+        join = _int8 if int8 else PackedLinear
+        self.head = _pack_head(step, join)
+        base = base_of(model)
+        layers = list(getattr(base, "layers", ()))
         known = all(type(layer) in FUSIBLE and plain_linears(layer) for layer in layers)
-        self.layers = PackedLayers(base_of(model)) if layers and known and not step.rope else None
+        self.layers = PackedLayers(base, join) if layers and known and not step.rope else None
         for module in model.modules():
             if type(module) is nn.Linear and module is not step.head and is_plain(module):
-                PackedLinear([module])
+                join([module])
 
 
-def _pack_head(step: ModelStep) -> PackedLinear | None:
-    """Pack the LM head, from whose blocks a tied embedding then takes its rows."""
+def _int8(linears: Sequence[nn.Linear]) -> JoinedLinear:
+    return (Int8Linear if fits_int8(linears[0]) else PackedLinear)(linears)
+
+
+def _pack_head(step: ModelStep, join: Join) -> JoinedLinear | None:
+    """Pack the LM head, from which a tied embedding then takes its rows."""
     head, embedding = step.head, step.embedding
     tied = head.weight is embedding.weight
     if type(head) is not nn.Linear or (tied and type(embedding) is not nn.Embedding):
         return None
-    weight, packed = head.weight, PackedLinear([head])
-    if packed.blocks is None:  # whose rows the embedding could not read
-        head.weight = weight
+    weight, packed = head.weight, join([head])
+    if isinstance(packed, PackedLinear) and packed.blocks is None:
+        head.weight = weight  # a layout whose rows the embedding could not read
         del head.forward
         return None
     if tied:
@@ -165,12 +174,13 @@ def _pack_head(step: ModelStep) -> PackedLinear | None:
 class PackedStep(ModelStep):
     """The forward of an owned causal LM by packed weights."""
 
-    def __init__(self, step: ModelStep) -> None:
+    def __init__(self, step: ModelStep, *, int8: bool = False) -> None:
+        """int8: round the weights to int8"""
         super().__init__(step.model, owned=True)
         self.plain_head = step.plain_head
         if packed_of(self.model) is None:
             with torch.no_grad():
-                self.model.packed_weights = PackedModel(step)
+                self.model.packed_weights = PackedModel(step, int8=int8)
         self._packed: PackedModel = self.model.packed_weights
 
     def run(

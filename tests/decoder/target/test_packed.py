@@ -9,8 +9,10 @@ from costmodel.errors import InputError
 from decoder.drafters.blocks import DraftCache, Rotary
 from decoder.drafters.checkpoint import read_config
 from decoder.drafters.dflash.model import load_dflash
-from decoder.target.loading import borrow_model
+from decoder.profiling.measured_profile import profile_key
+from decoder.target.loading import borrow_model, quantised
 from decoder.target.runtime import linear as linear_module
+from decoder.target.runtime.int8 import Int8Linear
 from decoder.target.runtime.linear import PackedLinear, PlainLinear, join, plain_state
 from decoder.target.runtime.packed import packed_of
 from decoder.target.target import Step, Target
@@ -178,6 +180,76 @@ def test_joined_layers_packed_and_plain(rows, biased, dtype):
             total = joined.added_to(others, inputs)
             torch.testing.assert_close(total, others + wanted, atol=rounded, rtol=0)
         torch.testing.assert_close(linears[1](inputs), wanted[:, 16:])
+
+
+def int8_target(family="qwen3", dtype=torch.bfloat16):
+    return Target(quantised(borrow_model(random_model(family, dtype=dtype)), "int8"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_int8_forwards_are_those_of_the_rounded_weights(family, dtype):
+    target = int8_target(family, dtype)
+    rounded, original = (random_model(family, dtype=dtype) for _ in range(2))
+    rounded.load_state_dict(plain_state(target.model))
+    plain, changed = original.state_dict(), 0
+    for name, weight in rounded.state_dict().items():
+        if not torch.equal(weight, plain[name]):
+            step = plain[name].float().abs().amax(1, keepdim=True) / 127
+            slack = 0.51 if dtype == torch.float32 else 1.1  # the scale and the product round too
+            error = (weight.float() - plain[name].float()).abs()
+            assert bool((error <= slack * step).all()), name
+            changed += 1
+    assert changed >= 9
+    for ours, theirs in zip(outputs(target), outputs(target_of(rounded, "eager")), strict=True):
+        bound = TOLERANCE[dtype] * max(float(theirs.abs().max()), 1.0)
+        torch.testing.assert_close(ours, theirs, atol=bound, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_int8_products_do_not_depend_on_the_number_of_rows(dtype):
+    torch.manual_seed(0)
+    layer = Int8Linear([nn.Linear(64, 101, dtype=dtype)])
+    inputs = torch.randn(64, 64, dtype=dtype)
+    with torch.inference_mode():
+        alone = torch.cat([layer(inputs[i : i + 1]) for i in range(64)])
+        for rows in range(1, 65):
+            assert torch.equal(layer(inputs[:rows]), alone[:rows])
+
+
+def test_int8_has_a_profile_key_and_weights_of_its_own():
+    target, plain = int8_target(), target_of(random_model("qwen3", dtype=torch.bfloat16))
+    key, other = profile_key(target), profile_key(plain)
+    assert (key.quantization, other.quantization) == ("int8", None)
+    assert list(key.differences(other)) == ["quantization"]
+    assert 1.0 < target.loaded.weight_bytes < 1.1
+
+
+def test_int8_needs_the_packed_runtime():
+    with pytest.raises(InputError, match=r"not in torch.float64"):
+        int8_target(dtype=torch.float64)
+    loaded = quantised(borrow_model(random_model("qwen3", dtype=torch.bfloat16)), "int8")
+    with pytest.raises(InputError, match="this is eager"):
+        Target(loaded, runtime="eager")
+    with pytest.raises(InputError, match="quantised already"):
+        quantised(loaded, "int8")
+
+
+def test_packed_memory_is_that_of_the_weights():
+    """In blocks of 64 rows a matrix of other sizes is padded; real ones are multiples."""
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 512}
+    model = random_model("llama-mha-tied", dtype=torch.bfloat16, **sizes)
+    weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    target_of(model)
+    joined = {
+        layer.__dict__["forward"].joined
+        for layer in model.modules()
+        if "forward" in vars(layer) and hasattr(vars(layer)["forward"], "joined")
+    }
+    packed_bytes = sum(torch.ops.mkldnn._nbytes(one._packed) for one in joined)
+    plain_bytes = sum(one.nbytes for one in model.parameters() if not one.is_meta)
+    assert packed_bytes > 0.9 * weights_bytes
+    assert packed_bytes + plain_bytes <= 1.1 * weights_bytes
 
 
 def test_a_dflash_drafter_is_packed_too(tmp_path):
