@@ -25,7 +25,7 @@ from benchmarks.common import environment, store
 from benchmarks.fit_public_data import DATA, LAYERS, WHOLE, read_set
 from costmodel.calibration.points import Points
 from costmodel.catalog import find_device, find_target
-from costmodel.communication import all_reduce_s, fit_protocols, protocols_of
+from costmodel.communication import LinkProtocol, all_reduce_s, protocols_of
 from costmodel.compose.aiconfigurator import (
     ENGINES,
     SYSTEMS,
@@ -47,6 +47,10 @@ HEADER = """\
 
 """
 LEAST_BYTES, MOST_BYTES = 1024, 64 * 2**20
+# Most protocols of one device and degree, and the gain in mean squared error that one must bring.
+MOST_PROTOCOLS = 4
+WORTH_A_PROTOCOL = 1e-4
+LEAST_SIZES = 2
 POINTS = 24
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024)
 CONTEXTS = (64, 256, 1024, 4096, 8192)
@@ -61,6 +65,49 @@ SETS = (
     ("l40s", 4, "vllm", LLAMA, None),
     ("h100-sxm", 8, "vllm", LARGE, None),
 )
+
+
+def fit_protocols(message_bytes: np.ndarray, seconds: np.ndarray) -> list[LinkProtocol]:
+    """The lines of least squared relative error, each over two sizes or more.
+
+    `message_bytes` ascend. All cuts are tried by dynamic programming; another protocol must lower
+    the mean squared error by 1e-4.
+    """
+    count = len(message_bytes)
+    lines = {
+        (i, j): _line(message_bytes[i:j], seconds[i:j])
+        for i in range(count)
+        for j in range(i + LEAST_SIZES, count + 1)
+    }
+    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
+    for j in range(1, count + 1):
+        ends = [
+            (loss + lines[i, j][0] + WORTH_A_PROTOCOL * count, [*starts, i])
+            for i, (loss, starts) in best.items()
+            if (i, j) in lines and len(starts) < MOST_PROTOCOLS
+        ]
+        if ends:
+            best[j] = min(ends)
+    starts = best[count][1]
+    return [
+        LinkProtocol(from_bytes=float(message_bytes[i]) if i else 0.0, latency_s=a, byte_s=b)
+        for i, j in zip(starts, [*starts[1:], count], strict=True)
+        for a, b in [lines[i, j][1]]
+    ]
+
+
+def _line(size: np.ndarray, seconds: np.ndarray) -> tuple[float, tuple[float, float]]:
+    """Squared relative error and (latency, slope), neither negative."""
+    design = np.stack([1 / seconds, size / seconds], axis=1)
+    both = np.linalg.lstsq(design, np.ones(len(size)), rcond=None)[0]
+    flat = float(design[:, 0].sum() / (design[:, 0] ** 2).sum())
+    steep = float(design[:, 1].sum() / (design[:, 1] ** 2).sum())
+    tried = [np.array([flat, 0.0]), np.array([0.0, steep])]
+    if np.all(both >= 0):
+        tried = [both]
+    losses = [float(np.sum((design @ line - 1) ** 2)) for line in tried]
+    line = tried[int(np.argmin(losses))]
+    return min(losses), (float(line[0]), float(line[1]))
 
 
 def curves() -> Iterator[tuple[str, int, np.ndarray, np.ndarray]]:

@@ -154,7 +154,9 @@ def launches(layer: Layer, rows: int, dtype: torch.dtype) -> list[Launched]:
     norm, angles = empty(layer.width), empty(rows, layer.width)
     norms = (norm, norm, 1e-6) if layer.normed else None
     with recorded() as launched:
-        kernels.rms_norm(empty(rows, layer.hidden), empty(layer.hidden), 1e-6)
+        hidden = empty(rows, layer.hidden)
+        kernels.rms_norm(hidden, empty(layer.hidden), 1e-6)
+        kernels.add_rms_norm(hidden, hidden, empty(layer.hidden), 1e-6)
         qkv = empty(rows, (layer.heads + 2 * layer.kv_heads) * layer.width)
         query = kernels.rotate_and_store(qkv, (angles, angles), norms, slots)
         kernels.table_attention(query, keys, values, tables, layer.width**-0.5)

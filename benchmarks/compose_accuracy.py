@@ -113,28 +113,34 @@ def split_form() -> dict[str, Any]:
     """Rows of a verification against measured query heads, by device and engine.
 
     s rows of 4 query heads a key-value head are the work of one row with 4 s of them, which the
-    generation tables hold up to 64 or 128 a key-value head.
+    generation tables hold up to 64 or 128 a key-value head. Of one sequence and of more at once.
     """
     result: dict[str, Any] = {}
     for slug, engine in itertools.product(SYSTEMS, ENGINES[:2]):
-        attention = load_published(find_device(slug), engine).attention
-        split = attention.splitting_keys()
-        taken, measured = [], []
-        for (heads, kv_heads), table in attention.generation.items():
+        split = load_published(find_device(slug), engine).attention.splitting_keys()
+        taken: dict[str, list[float]] = {"one": [], "more": []}
+        measured: dict[str, list[float]] = {"one": [], "more": []}
+        for (heads, kv_heads), table in split.generation.items():
             rows, rest = divmod(heads, 4 * kv_heads)
-            if rest or rows < 2 or (4 * kv_heads, kv_heads) not in attention.generation:
+            if rest or rows < 2 or (4 * kv_heads, kv_heads) not in split.generation:
                 continue
-            tokens = [n for batch, n in table if batch == 1 and n >= 1000]
-            taken.extend(split.seconds(rows, tokens, 1, 4 * kv_heads, kv_heads))
-            measured.extend(table[1, n] for n in tokens)
-        error = ErrorSummary.of(np.array(taken), np.array(measured))
+            for (batch, tokens), seconds in table.items():
+                if tokens >= 1000:
+                    sequences = "one" if batch == 1 else "more"
+                    one = split.seconds(rows, [tokens], batch, 4 * kv_heads, kv_heads)
+                    taken[sequences].append(float(one[0]))
+                    measured[sequences].append(seconds)
         result[f"{slug}, {engine}"] = {
-            "points": error.points,
-            "mape": error.mape,
-            "worst": error.worst,
-            "bias": float(np.mean(np.array(taken) / measured - 1)),
+            sequences: _summary(np.array(taken[sequences]), np.array(measured[sequences]))
+            for sequences in taken
         }
     return result
+
+
+def _summary(taken: np.ndarray, measured: np.ndarray) -> dict[str, Any]:
+    error = ErrorSummary.of(taken, measured)
+    bias = float(np.mean(taken / measured - 1))
+    return {"points": error.points, "mape": error.mape, "worst": error.worst, "bias": bias}
 
 
 def folder_error(shared: Path) -> float:

@@ -29,8 +29,8 @@ from benchmarks.common import environment, read_prompts, store
 from benchmarks.recorded_rounds import Text, hindsight_of, read_trace, summary
 from benchmarks.rounds import pooled_ratio
 from costmodel.acceptance import published
-from decoder import TreeDecoder
 from decoder.drafters.simulated import SimulatedDrafter, Truth
+from decoder.engine import TreeDecoder
 from decoder.generation import DecodeRun
 from decoder.target.demo_model import DEMO_NAME, ensure_demo_model
 from decoder.target.loading import LoadedModel

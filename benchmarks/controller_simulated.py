@@ -31,7 +31,7 @@ from costmodel.profile.profile import Profile
 from costmodel.profile.schema import DrafterSection
 from costmodel.profile.store import user_directory
 from decoder.policies.base import Policy
-from decoder.policies.bastion import Bastion, Pace, PaperBastion, PrintedBastion
+from decoder.policies.bastion import Bastion, DecodingSpeed, PaperBastion, PrintedBastion
 from decoder.policies.shapes import Chain, Plain
 from decoder.target.demo_model import DEMO_NAME
 
@@ -43,10 +43,10 @@ FIXED = (1, 3, 7, 15, 31, 63, 127, 255, 511)
 CHUNK = 25  # rounds that are resampled together
 
 
-class _NoPace(Pace):
-    """A pace without memory of earlier rounds."""
+class _NoMemory(DecodingSpeed):
+    """A speed of decoding without memory of earlier rounds."""
 
-    def speed(self) -> None:
+    def tokens_per_step(self) -> None:
         return None
 
 
@@ -57,7 +57,7 @@ class RatioBastion(Bastion):
 
     def __init__(self, cost: CostAt, max_nodes: int) -> None:
         super().__init__(cost, max_nodes)
-        self._pace = _NoPace()
+        self._speed = _NoMemory()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu_store ARCHIVE
 
-Puts each measured profile into calibrations/<device>/, and the results of all parts into
-benchmarks/results/gpu_<device>.json. A run on a CPU (`--tiny`) is refused.
+Puts each measured profile into calibrations/<device>/, and the results of all parts, with the
+reasons of those that failed, into benchmarks/results/gpu_<device>.json. A run on a CPU (`--tiny`)
+is refused.
 """
 
 from __future__ import annotations
@@ -40,21 +41,20 @@ def store_archive(archive: Path, calibrations: Path) -> list[Path]:
             opened.extractall(folder, filter="data")
         work = Path(folder)
         results = read_results(work)
+        failures = read_parts(work, "failed.json")
         written = []
         for path in sorted(work.glob("calibrate.*/profile.yaml")):
             written.append(ProfileStore([calibrations]).save(Profile.from_yaml(path)))
     device = next(iter(results.values()))["environment"]["device"]
     slug = "_".join(str(device).lower().replace("-", " ").split())
-    written.append(store(f"gpu_{slug}", {"stored_utc": now_utc(), "parts": results}))
+    record = {"stored_utc": now_utc(), "parts": results, "failed": failures}
+    written.append(store(f"gpu_{slug}", record))
     return written
 
 
 def read_results(work: Path) -> dict[str, Any]:
     """The result of each part that has one, by name."""
-    results = {
-        path.parent.name: json.loads(path.read_text(encoding="utf-8"))
-        for path in sorted(work.glob("*/result.json"))
-    }
+    results = read_parts(work, "result.json")
     if not results:
         raise InputError("the archive holds no result", hint="Run the suite again with --resume.")
     on_cpu = [name for name, result in results.items() if result["scale"]["device"] != "cuda"]
@@ -64,6 +64,14 @@ def read_results(work: Path) -> dict[str, Any]:
             hint="Store the archive of a run without --tiny.",
         )
     return results
+
+
+def read_parts(work: Path, name: str) -> dict[str, Any]:
+    """The file of this name of each part that has one, by the part's name."""
+    return {
+        path.parent.name: json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(work.glob(f"*/{name}"))
+    }
 
 
 if __name__ == "__main__":

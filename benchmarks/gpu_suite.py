@@ -4,11 +4,13 @@
     python -m benchmarks.gpu_suite --archive FILE.tar.gz --tiny FOLDER
     python -m benchmarks.gpu_suite --list
 
-Each part runs in its own process, and never beyond `--minutes`. After each, the archive is
-written anew with all that was measured so far: results (result.json), profiles, raw samples,
-and the journals of interrupted calibrations. A part that has a result is skipped, so the same
-command with `--resume` goes on, also on another machine. `--tiny` runs the whole suite on a
-CPU with the model of a folder; its numbers mean nothing. docs/gpu-runs.md has the commands.
+Each part runs in its own process, under its own limit and never beyond `--minutes`. After each,
+the archive is written anew with all that was measured so far: results (result.json), reasons of
+failures (failed.json), what the part printed, profiles, raw samples, and the journals of
+interrupted calibrations. A part that has a result is skipped, and one that failed is tried again
+behind those not yet tried, so the same command with `--resume` goes on, also on another machine.
+`--tiny` runs the whole suite on a CPU with the model of a folder; its numbers mean nothing.
+docs/gpu-runs.md has the commands.
 """
 
 from __future__ import annotations
@@ -20,18 +22,37 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 
-from benchmarks.gpu_parts import TINY, Part, Scale, all_parts, run_part
+from benchmarks import gpu_checks, gpu_timing
+from benchmarks.common import environment
+from benchmarks.gpu_parts import TINY, Part, Scale, all_parts
 from costmodel.errors import RooftreeError
 from costmodel.io import replacing
 
-LEAST_S = 20.0  # a part is not started with less time left
+KINDS: dict[str, Callable[[Part, Scale, Path], dict[str, Any]]] = {
+    "smoke": gpu_checks.run_smoke,
+    "kernels": gpu_checks.run_kernels,
+    "logits": gpu_checks.run_logits,
+    "tests": gpu_checks.run_tests,
+    "calibrate": gpu_timing.run_calibration,
+    "brief": gpu_timing.run_calibration,
+    "forwards": gpu_timing.run_forwards,
+    "held-out": gpu_timing.run_held_out,
+    "replay": gpu_timing.run_replay,
+    "launches": gpu_timing.run_launches,
+    "drafters": gpu_timing.run_drafters,
+    "peers": gpu_timing.run_peers,
+}
+LEAST_SHARE = 0.4  # of its limit: a part is not started with less time left
 PACKING_S = 10.0  # kept for the last archive
+LAST_CHARACTERS = 1500  # of a failed part's output that are printed
 
 
 def main() -> None:
@@ -41,7 +62,7 @@ def main() -> None:
         scale = replace(scale, targets=tuple(options.targets))
     parts = all_parts(scale)
     if options.list:
-        print("\n".join(part.name for part in parts))
+        print("\n".join(f"{part.name}  at most {part.limit_s:.0f} s" for part in parts))
         return
     if scale.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit(
@@ -53,10 +74,10 @@ def main() -> None:
     if options.archive is None:
         raise SystemExit("name the file that the results go to: --archive FILE.tar.gz")
     wanted = [part for part in parts if not options.parts or matches(part, options.parts)]
-    failed = run_all(wanted, options)
-    if failed:
+    missing = run_all(wanted, options)
+    if missing:
         raise SystemExit(
-            f"not measured: {', '.join(failed)}; the same command with --resume tries them again"
+            f"not measured: {', '.join(missing)}; the same command with --resume tries them again"
         )
 
 
@@ -73,7 +94,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", help="only parts whose names begin so")
     parser.add_argument("--targets", nargs="+", help="known targets or folders with a config")
     parser.add_argument("--minutes", type=float, default=float("inf"))
-    parser.add_argument("--list", action="store_true", help="print the parts' names")
+    parser.add_argument("--list", action="store_true", help="print the parts' names and limits")
     parser.add_argument("--tiny", type=Path, help="try it on a CPU with this folder's config")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -86,22 +107,25 @@ def matches(part: Part, beginnings: list[str]) -> bool:
 def run_all(parts: list[Part], options: argparse.Namespace) -> list[str]:
     """Run the parts without a result; returns the names of those that have none afterwards."""
     deadline_s = perf_counter() + 60 * options.minutes - PACKING_S
-    options.work.mkdir(parents=True, exist_ok=True)
+    work: Path = options.work
+    work.mkdir(parents=True, exist_ok=True)
     if options.resume is not None and options.resume.is_file():
         with tarfile.open(options.resume) as archive:
-            archive.extractall(options.work, filter="data")
-    failed = []
-    for part in parts:
+            archive.extractall(work, filter="data")
+    left = [part for part in parts if not result_path(work, part.name).is_file()]
+    left.sort(key=lambda part: failure_path(work, part.name).is_file())  # stable: untried first
+    for part in left:
         left_s = deadline_s - perf_counter()
-        if result_path(options.work, part.name).is_file():
-            print(f"{part.name}: done before")
+        if left_s < LEAST_SHARE * part.limit_s:
+            print(f"{part.name}: no time left", flush=True)
             continue
-        reason = "no time left" if left_s < LEAST_S else run_limited(part, options, left_s)
-        print(f"{part.name}: {reason or 'measured'}", flush=True)
-        if reason:
-            failed.append(part.name)
-        pack(options.work, options.archive)
-    return failed
+        start_s = perf_counter()
+        reason = run_limited(part, options, min(part.limit_s, left_s))
+        note(work, part, reason)
+        took_s = perf_counter() - start_s
+        print(f"{part.name}: {reason or 'measured'} ({took_s:.0f} s)", flush=True)
+        pack(work, options.archive)
+    return [part.name for part in parts if not result_path(work, part.name).is_file()]
 
 
 def run_limited(part: Part, options: argparse.Namespace, limit_s: float) -> str:
@@ -111,13 +135,38 @@ def run_limited(part: Part, options: argparse.Namespace, limit_s: float) -> str:
     command += ["--tiny", str(options.tiny)] if options.tiny else []
     command += ["--targets", *options.targets] if options.targets else []
     # Journals lie beside the results, so that an interrupted calibration resumes.
-    home = os.environ | {"ROOFTREE_HOME": str((options.work / "home").absolute())}
-    timeout = None if limit_s == float("inf") else limit_s
-    try:
-        done = subprocess.run(command, env=home, timeout=timeout, check=False)
-    except subprocess.TimeoutExpired:
-        return f"stopped after {limit_s:.0f} s"
-    return "" if done.returncode == 0 else f"failed with exit code {done.returncode}"
+    variables = {"ROOFTREE_HOME": str((options.work / "home").absolute())}
+    if options.tiny:
+        variables["TRITON_INTERPRET"] = "1"  # the kernels' part runs on the CPU too
+    (options.work / part.name).mkdir(exist_ok=True)
+    log = options.work / part.name / "log.txt"
+    with log.open("w", encoding="utf-8") as printed:
+        try:
+            done = subprocess.run(
+                command,
+                env=os.environ | variables | {"PYTHONUNBUFFERED": "1"},
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                timeout=None if limit_s == float("inf") else limit_s,
+                check=False,
+            )
+            reason = f"failed with exit code {done.returncode}" if done.returncode else ""
+        except subprocess.TimeoutExpired:
+            reason = f"stopped after {limit_s:.0f} s"
+    if reason:
+        print(log.read_text(encoding="utf-8", errors="replace")[-LAST_CHARACTERS:], flush=True)
+    return reason
+
+
+def note(work: Path, part: Part, reason: str) -> None:
+    """Write down a failure with the end of what the part printed; drop an earlier one's note."""
+    path, log = failure_path(work, part.name), work / part.name / "log.txt"
+    path.unlink(missing_ok=True)
+    if reason:
+        last = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+        failure = {"part": asdict(part), "reason": reason, "output": last[-LAST_CHARACTERS:]}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(failure, indent=1) + "\n", encoding="utf-8")
 
 
 def run_child(part: Part, scale: Scale, work: Path) -> None:
@@ -130,8 +179,27 @@ def run_child(part: Part, scale: Scale, work: Path) -> None:
     result_path(work, part.name).write_text(text, encoding="utf-8")
 
 
+def run_part(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
+    """Measure one part; its files go into `folder`/<name of the part>."""
+    part_folder = folder / part.name
+    part_folder.mkdir(parents=True, exist_ok=True)
+    start_s = perf_counter()
+    result = KINDS[part.kind](part, scale, part_folder)
+    return {
+        "part": asdict(part),
+        "scale": asdict(scale),
+        "environment": environment(scale.device),
+        "wall_s": round(perf_counter() - start_s, 2),
+        "result": result,
+    }
+
+
 def result_path(work: Path, name: str) -> Path:
     return work / name / "result.json"
+
+
+def failure_path(work: Path, name: str) -> Path:
+    return work / name / "failed.json"
 
 
 def pack(work: Path, path: Path) -> None:

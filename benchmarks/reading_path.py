@@ -28,7 +28,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.common import environment, store
-from decoder import TreeDecoder
+from decoder.engine import TreeDecoder
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("costmodel", "decoder", "profiler")
@@ -170,7 +170,7 @@ def main() -> None:
     for name, part in counted.items():
         print(f"{name}: {part['files']} files, {part['lines']} lines")
     name = "reading_path" if root == ROOT else "reading_path_before"
-    store(name, {"environment": environment(), "checkout": root.name} | counted)
+    store(name, {"environment": environment()} | counted)
 
 
 if __name__ == "__main__":

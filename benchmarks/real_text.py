@@ -29,10 +29,10 @@ from transformers import AutoModelForCausalLM
 from benchmarks.common import environment, read_prompts, store
 from benchmarks.rounds import pooled_ratio
 from costmodel.acceptance import published
-from decoder import TreeDecoder
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.ngram import NgramDrafter, NgramSession
 from decoder.drafters.simulated import SimulatedDrafter, Truth
+from decoder.engine import TreeDecoder
 from decoder.target.demo_model import DEMO_NAME, ensure_demo_model
 from decoder.tree.draft_tree import CandidateTree
 from profiler.bench.analysis.ratios import rate_ratios

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.optimize import nnls
 
 from benchmarks.common import environment, store
 from benchmarks.compose_accuracy import TARGET, read_set
 from costmodel.calibration.points import Points
 from costmodel.catalog import find_device
 from costmodel.compose.transfer import scaled_points
-from costmodel.compose.transfer_errors import TransferErrors, transfer_errors
+from costmodel.compose.transfer_errors import LEAST_ERROR, TransferErrors, transfer_errors
 from costmodel.io import shipped_directory, write_atomic
 from costmodel.profile.profile import Profile
 from costmodel.roofline import Roofline
@@ -40,6 +41,8 @@ MEASURED = {
     "rtx-a6000": "rtx-a6000",
 }
 ONLY_MEASURED = "rtx-4090"
+# Least other chips that a device needs in the study for a deviation of its own.
+LEAST_CHIPS = 4
 # An error bar is a mean absolute error; 80 % of normal errors lie below this many of them.
 COVERED = 1.606
 
@@ -145,6 +148,32 @@ def pair_errors(cases: Iterable[Case], fixed_us: int) -> dict[Pair, float]:
     return {pair: round(float(np.mean(values)), 3) for pair, values in sorted(errors.items())}
 
 
+def fit_deviations(
+    pairs: Mapping[Pair, float], chips: Mapping[str, tuple[str, str]]
+) -> dict[str, float]:
+    """The deviation of each device, whose squares add up to those of the pairs' errors.
+
+    By least squares relative to the errors. Pairs with fewer than LEAST_CHIPS other chips say too
+    little of a device, which takes the largest deviation.
+    """
+    devices = sorted({slug for pair in pairs for slug in pair})
+    weights = [1 / max(error, LEAST_ERROR) for error in pairs.values()]
+    design = [[float(slug in pair) for slug in devices] for pair in pairs]
+    squares = [error**2 for error in pairs.values()]
+    fitted, _ = nnls(
+        np.array(design) * np.array(weights)[:, None], np.array(squares) * np.array(weights)
+    )
+    few = set()
+    for slug in devices:
+        partners = {other for pair in pairs if slug in pair for other in pair}
+        if len({chips[other][1] for other in partners - {slug}}) < LEAST_CHIPS:
+            few.add(slug)
+    return {
+        slug: round(float(np.sqrt(max(fitted) if slug in few else square)), 3)
+        for slug, square in zip(devices, fitted, strict=True)
+    }
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
     """Errors to and from a device, and what the pairs without it would have said of them."""
@@ -177,7 +206,9 @@ def left_out(composed: list[Case], cases: list[Case], study: TransferErrors) -> 
     for device in sorted({slug for case in cases for slug in case.pair}):
         fixed_us = best_fixed_us(case for case in composed if device not in case.pair)
         rest = [case for case in cases if device not in case.pair]
-        known = dataclasses.replace(study, pairs=pair_errors(rest, fixed_us))
+        pairs = pair_errors(rest, fixed_us)
+        deviations = fit_deviations(pairs, study.chips)
+        known = dataclasses.replace(study, pairs=pairs, deviations=deviations)
         actual = pair_errors([case for case in cases if device in case.pair], fixed_us)
         result[device] = LeftOut(
             fixed_us=fixed_us,
@@ -201,6 +232,8 @@ def write_table(study: TransferErrors) -> None:
     head, _, _ = path.read_text(encoding="utf-8").partition("fixed_us_per_layer:")
     lines = [
         f"fixed_us_per_layer: {1e6 * study.fixed_s_per_layer:.0f}",
+        "deviations:",
+        *(f"  {slug}: {deviation:.3f}" for slug, deviation in study.deviations.items()),
         "errors:",
     ]
     for source in sorted({source for source, _ in study.pairs}):
@@ -217,9 +250,11 @@ def main() -> None:
     composed = composed_cases(shipped_directory())
     cases = composed + measured_cases(shared)
     fixed_us = best_fixed_us(composed)
+    pairs, shipped = pair_errors(cases, fixed_us), transfer_errors()
     study = dataclasses.replace(
-        transfer_errors(),
-        pairs=pair_errors(cases, fixed_us),
+        shipped,
+        pairs=pairs,
+        deviations=fit_deviations(pairs, shipped.chips),
         fixed_s_per_layer=1e-6 * fixed_us,
     )
     devices = left_out(composed, cases, study)
@@ -233,6 +268,7 @@ def main() -> None:
         "fixed_us_per_layer": fixed_us,
         "covered_by_chip": round(chip_share(devices, study), 3),
         "pairs": {" to ".join(pair): error for pair, error in study.pairs.items()},
+        "deviations": dict(study.deviations),
         "mean": round(float(errors.mean()), 4),
         "worst": round(float(errors.max()), 4),
         "without_fixed_time": {

@@ -151,9 +151,9 @@ def find_device(query: str) -> DeviceSpec:
     A part of a name finds nothing, since it may be the name of another device. Raises InputError
     that lists the nearest names.
     """
-    found = _by_label().get(_label(query))
-    if found is not None:
-        return found
+    spec = _by_label().get(_label(query))
+    if spec is not None:
+        return spec
     near = nearest_names(_label(query), {label: spec.slug for label, spec in _by_label().items()})
     raise InputError(
         f"no known device is called '{query}'",

@@ -22,11 +22,6 @@ from costmodel.io import input_yaml, shipped_directory
 
 Array = NDArray[np.float64]
 
-# Most protocols of one device and degree, and the gain in mean squared error that one must bring.
-MOST_PROTOCOLS = 4
-_WORTH_A_PROTOCOL = 1e-4
-_LEAST_SIZES = 2
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LinkProtocol:
@@ -47,51 +42,6 @@ def all_reduce_s(protocols: Sequence[LinkProtocol], message_bytes: ArrayLike) ->
         for name in ("latency_s", "byte_s")
     )
     return np.asarray(latency + slope * size, dtype=np.float64)
-
-
-def fit_protocols(message_bytes: Array, seconds: Array) -> list[LinkProtocol]:
-    """The lines of least squared relative error, each over two sizes or more.
-
-    `message_bytes` ascend. All cuts are tried by dynamic programming; another protocol must lower
-    the mean squared error by 1e-4. Raises InputError for fewer than two sizes.
-    """
-    count = len(message_bytes)
-    if count < _LEAST_SIZES:
-        raise InputError(f"protocols need at least {_LEAST_SIZES} sizes (there are {count})")
-    lines = {
-        (i, j): _line(message_bytes[i:j], seconds[i:j])
-        for i in range(count)
-        for j in range(i + _LEAST_SIZES, count + 1)
-    }
-    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
-    for j in range(1, count + 1):
-        ends = [
-            (loss + lines[i, j][0] + _WORTH_A_PROTOCOL * count, [*starts, i])
-            for i, (loss, starts) in best.items()
-            if (i, j) in lines and len(starts) < MOST_PROTOCOLS
-        ]
-        if ends:
-            best[j] = min(ends)
-    starts = best[count][1]
-    return [
-        LinkProtocol(from_bytes=float(message_bytes[i]) if i else 0.0, latency_s=a, byte_s=b)
-        for i, j in zip(starts, [*starts[1:], count], strict=True)
-        for a, b in [lines[i, j][1]]
-    ]
-
-
-def _line(size: Array, seconds: Array) -> tuple[float, tuple[float, float]]:
-    """Squared relative error and (latency, slope), neither negative."""
-    design = np.stack([1 / seconds, size / seconds], axis=1)
-    both = np.linalg.lstsq(design, np.ones(len(size)), rcond=None)[0]
-    flat = float(design[:, 0].sum() / (design[:, 0] ** 2).sum())
-    steep = float(design[:, 1].sum() / (design[:, 1] ** 2).sum())
-    tried = [np.array([flat, 0.0]), np.array([0.0, steep])]
-    if np.all(both >= 0):
-        tried = [both]
-    losses = [float(np.sum((design @ line - 1) ** 2)) for line in tried]
-    line = tried[int(np.argmin(losses))]
-    return min(losses), (float(line[0]), float(line[1]))
 
 
 def protocols_of(slug: str, devices: int) -> tuple[LinkProtocol, ...]:

@@ -1,4 +1,4 @@
-"""From acceptance to speed: expected committed length, speedup, best tree size, regret."""
+"""From acceptance to speed: acceptance curves, speedup, best tree size, decision regret."""
 
 from __future__ import annotations
 
@@ -11,22 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 from costmodel.errors import InputError
 
 Array = NDArray[np.float64]
-
-
-def expected_committed(scores: ArrayLike) -> Array:
-    """A(N) = 1 + sum of the first N path scores, for N = 0 .. len(scores) (paper, eq. 3).
-
-    scores [N] in the order in which nodes join the tree; returns [N + 1], where the first is
-    the root alone. Raises InputError unless scores are probabilities.
-    """
-    path_scores = np.asarray(scores, dtype=np.float64)
-    if path_scores.ndim != 1:
-        raise InputError("path scores must be one list")
-    if len(path_scores) and not (path_scores.min() >= 0 and path_scores.max() <= 1):
-        raise InputError("path scores must be probabilities between 0 and 1")
-    committed = np.ones(len(path_scores) + 1)
-    committed[1:] += path_scores.cumsum()
-    return committed
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,15 +1,22 @@
-"""Prompts as turns of a chat, in a tokenizer's chat template."""
+"""Prompts as turns of a chat, and chat templates, which make tokens of them.
+
+A chat template is a program that comes with a checkpoint, so it runs under a limit.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, TypedDict
 
-from costmodel.errors import InputError, shown
+from costmodel.errors import InputError, reason_of, shown
 from decoder.arguments import listed
-from decoder.target.chat_template import apply_chat_template
 
+MOST_LINES = 1_000_000  # of a template's code in one run; a long chat takes some thousand
+TEMPLATE_FILE = "<template>"  # jinja2's name for a template that comes from a string
 Turn = Mapping[str, Any]  # a role and a content, as transformers' chat templates take them
 
 
@@ -83,3 +90,53 @@ def _turns(prompt: str | Sequence[Turn], system: str | None) -> list[dict[str, A
     if given[0]["role"] == "system":
         raise InputError("the prompt has a system turn already", hint="Leave the other one out.")
     return [{"role": "system", "content": system}, *(dict(turn) for turn in given)]
+
+
+def apply_chat_template(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any
+) -> Any:
+    """What the tokenizer's `apply_chat_template` gives, up to where the answer begins.
+
+    transformers runs templates in jinja2's sandbox, which stops neither loops inside loops nor
+    macros that call themselves. Raises InputError where the template fails or does not end.
+    """
+    try:
+        with _most_lines(MOST_LINES):
+            return tokenizer.apply_chat_template(messages, add_generation_prompt=True, **options)
+    except InputError:
+        raise
+    except Exception as error:  # a template may raise anything
+        raise InputError(
+            f"the tokenizer's chat template fails: {reason_of(error)}",
+            hint="Leave the chat template out, or correct it beside the tokenizer.",
+        ) from error
+
+
+@contextmanager
+def _most_lines(most: int) -> Iterator[None]:
+    """Raise InputError in a template that runs more than so many of its lines in the body.
+
+    Python's tracing is per thread and asks once for each function called; only the code of
+    templates is followed line by line.
+    """
+    lines = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        return count if frame.f_code.co_filename == TEMPLATE_FILE else None
+
+    def count(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal lines
+        lines += 1
+        if lines > most:
+            raise InputError(
+                f"the tokenizer's chat template does not end within {most} lines",
+                hint="Leave the chat template out, or correct it beside the tokenizer.",
+            )
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)

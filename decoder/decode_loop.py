@@ -12,15 +12,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from costmodel.errors import InputError
 from costmodel.online.estimator import OnlineEstimator
 from decoder.acceptance.rules import AcceptanceRule, LogitRows, accept_together
-from decoder.acceptance.sampling import refuse_no_token
 from decoder.device import to_device
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.guarded import GuardedDrafter, GuardedSession
 from decoder.policies.base import Limits, Offer, Policy
 from decoder.processors import ProcessedRows
 from decoder.statistics import ForwardTimer, Round, StageTimer, Statistics, TimedForward
+from decoder.target.runtime.chosen import NO_TOKEN
 from decoder.target.target import Step, Target
 from decoder.text import TextRequest
 from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, Lattice, usable
@@ -156,7 +157,7 @@ def prefill(parts: LoopParts, sequence: TextSequence) -> int:
     target, prompt = parts.target, sequence.context
     logits = target.prefill(torch.from_numpy(prompt).to(target.device), sequence.place)
     bonus = sequence.rule.pick(sequence.processed(EMPTY, logits[None])[0])
-    refuse_no_token(bonus, len(prompt))
+    _refuse_no_token(bonus, len(prompt))
     sequence.session = parts.drafter.start(prompt, target.features(sequence.place), logits)
     sequence.stats.prefill_s = perf_counter() - started_s
     return bonus
@@ -189,9 +190,10 @@ def run_round(parts: LoopParts, sequences: Sequence[TextSequence]) -> list[Round
             sequence.processed(tree, rows)
             for sequence, tree, rows in zip(sequences, trees, logits, strict=True)
         ],
+        parts.target.chosen,
     )
     for sequence, outcome in zip(sequences, outcomes, strict=True):
-        refuse_no_token(outcome.bonus, len(sequence.context) + len(outcome.rows))
+        _refuse_no_token(outcome.bonus, len(sequence.context) + len(outcome.rows))
     timer.end("accept_s")
     if parts.cost is not None:
         _learn_cost(parts, parts.cost, sequences[0])
@@ -217,6 +219,16 @@ def run_round(parts: LoopParts, sequences: Sequence[TextSequence]) -> list[Round
         for observe in parts.observers:
             observe(finished)
     return rounds
+
+
+def _refuse_no_token(token: int, position: int) -> None:
+    """Raise InputError for `NO_TOKEN` at this position of a text."""
+    if token == NO_TOKEN:
+        raise InputError(
+            f"the target's logits for position {position} of the text (0 is the prompt's first "
+            "token) are not numbers: NaN or infinite",
+            hint="The weights are damaged, or overflow in this dtype: try --dtype float32.",
+        )
 
 
 def _choose_trees(

@@ -36,7 +36,15 @@ from decoder.policies.parse import parse_policy
 from decoder.processors import checkpoint_settings
 from decoder.profiling.startup import CostSource, ProfileChoice, find_cost
 from decoder.statistics import Round, RoundTrace, Statistics, forward_timer
-from decoder.target.loading import LoadedModel, Weights, borrow_model, default_target, load_model
+from decoder.target.loading import (
+    LoadedModel,
+    Quantization,
+    Weights,
+    borrow_model,
+    default_target,
+    load_model,
+    quantised,
+)
 from decoder.target.ranks import ALONE, Ranks, rank_device
 from decoder.target.runtime.base import RuntimeChoice
 from decoder.target.runtime.graphs import runtime_kind
@@ -151,7 +159,7 @@ class TreeDecoder:
         self._tokenizer: Any = None
 
     @classmethod
-    def from_pretrained(
+    def from_pretrained(  # noqa: PLR0913
         cls,
         target: str | Path | Any | None = None,
         *,
@@ -159,13 +167,15 @@ class TreeDecoder:
         device: str | None = None,
         weights: Weights = "pretrained",
         runtime: RuntimeChoice = "auto",
+        quantization: Quantization | None = None,
         ranks: Ranks = ALONE,
         **options: Unpack[DecoderOptions],
     ) -> TreeDecoder:
         """A decoder for a folder, a hub id, a known target, or a transformers model.
 
-        runtime  `graphs` (captured forwards, CUDA only), `eager`, or `auto`: graphs on CUDA
-                 for a model that is not borrowed
+        runtime  `packed` (weights reordered once, CPU only), `graphs` (captured forwards, CUDA
+                 only), `eager`, or `auto`: packed or graphs for a model that is not borrowed
+        quantization  `int8` rounds the weights to int8, one scale an output (packed runtime)
         ranks    the processes that share the target (decoder/target/ranks.py); each decodes the
                  same texts
         options  of the constructor
@@ -188,7 +198,7 @@ class TreeDecoder:
             download=True,
             ranks=ranks,
         )
-        return cls(Target(loaded, runtime=runtime), **options)
+        return cls(Target(quantised(loaded, quantization), runtime=runtime), **options)
 
     @property
     def tokenizer(self) -> Any:

@@ -44,7 +44,7 @@ def clock_reasons(mask: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """A GPU's clock, heat and power at one moment; None where the driver does not tell.
+    """A GPU's clock, temperature and power at one moment; None where the driver does not tell.
 
     reasons  bits of NVML's clocks-event-reasons mask
     """
@@ -58,7 +58,7 @@ class Reading:
 class Gpu:
     """One GPU (or MIG slice) that NVML has opened.
 
-    board   the whole GPU, which has the clocks, heat and power; the same without MIG
+    board   the whole GPU, which has clocks, temperature and power; the same without MIG
     sliced  whether `handle` is a MIG slice
     """
 
@@ -190,9 +190,9 @@ def open_handle(cuda_index: int) -> tuple[Any, Any]:
 def board_of(nvml: Any, handle: Any) -> tuple[Any, bool]:
     """The handle of the whole GPU, and whether `handle` is a MIG slice of it.
 
-    Clocks, heat and power belong to the whole GPU; of a slice NVML tells only name, memory and
-    processes. Where the driver hides the GPU around a slice, as in some containers, the slice's
-    own handle is returned.
+    Clocks, temperature and power belong to the whole GPU; of a slice NVML tells only name,
+    memory and processes. Where the driver hides the GPU around a slice, as in some containers,
+    the slice's own handle is returned.
     """
     try:
         if not nvml.nvmlDeviceIsMigDeviceHandle(handle):

@@ -18,6 +18,7 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from costmodel.errors import InputError
 from decoder.acceptance.sampling import Sampling
+from decoder.target.structure import device_of
 from decoder.tree.draft_tree import DraftTree
 
 # From the tokens of a text and the logits [vocab] of the next one to the processed logits.
@@ -113,7 +114,7 @@ def checkpoint_settings(
     config.max_length = len(prompt) + max_new_tokens
     if config.pad_token_id is None:
         config.pad_token_id = 0  # or transformers speaks of it at every text
-    ids = torch.tensor([list(prompt)], device=model.device)
+    ids = torch.tensor([list(prompt)], device=device_of(model))
     model._prepare_special_tokens(config, True, device=ids.device)
     processors = model._get_logits_processor(
         generation_config=config,

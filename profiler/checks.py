@@ -19,6 +19,7 @@ from decoder.profiling.measured_profile import ATTENTION
 from decoder.target.demo_model import demo_model_folder, has_demo_model
 from decoder.target.loading import default_target
 from decoder.target.runtime.graphs import runtime_kind
+from decoder.target.runtime.linear import packing_refused
 from profiler.measure.machine import Metadata, collect, observe, warnings
 
 Status = Literal["ok", "warn", "missing"]
@@ -119,6 +120,7 @@ def _target(device: torch.device) -> list[Check]:
 
 def _profile(target: str, device: torch.device) -> Check:
     here = fingerprint(device)
+    packable = packing_refused(device, default_dtype(device)) is None
     key = ProfileKey(
         device_name=here.name,
         memory_bytes=here.memory_bytes,
@@ -127,7 +129,7 @@ def _profile(target: str, device: torch.device) -> Check:
         instruction_set=here.instruction_set,
         architecture_hash=find_target(target).architecture.hash,
         dtype=_dtype(device),
-        runtime=runtime_kind("auto", device),
+        runtime=runtime_kind("auto", device, packable=packable),
         attention=ATTENTION,
     )
     measure = "`rooftree calibrate` measures this device (about a minute)."

@@ -41,14 +41,15 @@ COMMANDS = {
     "train-drafter": "Train a drafter for a target on its own texts.",
     "train-blockpilot": "Train a choice of block sizes for a DFlash drafter.",
     "plan": "Plan GPUs, tree size and cost for traffic and goals.",
-    "fit": "Fit calibrations to a table of forward times.",
+    "export": "Write an engine's speculative settings from a profile.",
+    "fit": "Fit calibrations to forward times, and import them.",
     "doctor": "Say what was found, what is missing and what to do.",
     "demo-model": "Fetch a small real model without a model hub.",
 }
 
 
 # Commands that share a module; each has its own name there.
-TOGETHER = {"support": "catalog", "devices": "catalog", "targets": "catalog"}
+TOGETHER = {"support": "catalog", "devices": "catalog", "targets": "catalog", "export": "plan"}
 
 
 class LazyGroup(click.Group):

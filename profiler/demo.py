@@ -9,10 +9,10 @@ from typing import Any, cast
 import click
 
 from costmodel.errors import InputError
-from decoder import Generation, TreeDecoder
 from decoder.drafters.ensemble.drafter import EnsembleDrafter
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.ngram import NgramDrafter
+from decoder.engine import Generation, TreeDecoder
 from decoder.target.target import Target
 from profiler.measure.samples import in_turn
 from profiler.report.console import print_table

@@ -11,7 +11,7 @@ import os
 import sys
 from types import ModuleType
 
-PACKAGES = ("costmodel", "decoder", "profiler")
+PACKAGES = ("costmodel", "decoder", "integrations", "profiler")
 
 
 class ShadowedPackageError(ImportError):

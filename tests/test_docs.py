@@ -18,7 +18,8 @@ PAGES = (
     *sorted((ROOT / "docs").rglob("*.md")),
 )
 HISTORY = "LOG.md"  # may name what was tried and left out
-CODE = ("rooftree", "costmodel", "decoder", "profiler", "benchmarks", "examples", "tests")
+PACKAGES = ("rooftree", "costmodel", "decoder", "integrations", "profiler")
+CODE = (*PACKAGES, "benchmarks", "examples", "tests")
 DATA = ("calibrations", "docs")
 FOLDERED = re.compile(rf"(?<![\w./~-])(?:{'|'.join(CODE + DATA)})/[\w./-]*")
 PYTHON_FILE = re.compile(r"(?<![\w/.])\w[\w/]*\.py\b")  # or the last part of its path
@@ -118,12 +119,12 @@ def test_missing_names_are_found() -> None:
     `--no-such-option`; costmodel/roofline.py, `startup.py`, `costmodel.roofline.Roofline`,
     `TreeDecoder`, ~/rooftree/x and `--policy` exist.
 
-    from costmodel.planning import Goals, Absent
+    from costmodel.planning.request import Goals, Absent
     """
     assert missing(text) == {
         "paths": ["costmodel/nowhere.py"],
         "files": ["costmodel/nowhere.py", "gone.py"],
-        "modules": ["decoder.rounds.Nothing", "costmodel.planning.Absent"],
+        "modules": ["decoder.rounds.Nothing", "costmodel.planning.request.Absent"],
         "names": ["OldClass"],
         "options": ["--no-such-option"],
     }

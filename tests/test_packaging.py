@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("costmodel", "decoder", "profiler", "rooftree")
+PACKAGES = ("costmodel", "decoder", "integrations", "profiler", "rooftree")
 METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = METADATA["project"]
 

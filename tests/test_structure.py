@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("costmodel", "decoder", "profiler", "rooftree")
+PACKAGES = ("costmodel", "decoder", "integrations", "profiler", "rooftree")
 MOST_FILES = 15
 MOST_LINES = 500
 

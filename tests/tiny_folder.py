@@ -19,8 +19,7 @@ from costmodel.catalog import Peaks
 from profiler.calibrate.instruments import Instruments
 from profiler.measure.guards import NoGuard
 from profiler.measure.machine import Activity
-from profiler.measure.stopping import CountRule
-from profiler.measure.timers import FakeTimer
+from tests.fake_timing import CountRule, FakeTimer
 
 POSITIONS = 256
 CONFIG: dict[str, Any] = {

@@ -21,6 +21,7 @@ from benchmarks.faults.judge import Wrong
 from benchmarks.faults.mutations import Kind
 from costmodel.catalog import find_target, load_devices, load_targets, resolve_target
 from costmodel.compose.profiles import ComposeOptions, compose
+from costmodel.imports.csv_points import read_points
 from costmodel.io import read_yaml, shipped_directory
 from costmodel.planning.acceptance import find_acceptance
 from costmodel.planning.options import PlanOptions, request_from_options
@@ -35,7 +36,6 @@ from profiler.calibrate.sweep import _recorded
 from profiler.commands.generate import read_prompts
 from profiler.measure.journal import Journal
 from profiler.measure.lock import _owner
-from profiler.report.fits import read_points
 from profiler.report.plan_tables import print_tables
 
 RESULTS = Path(__file__).parents[1] / "results"

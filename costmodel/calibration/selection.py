@@ -72,17 +72,6 @@ def fit_surface(
     return build_surface(points, roofline, options)
 
 
-def cross_validate(
-    points: Points, fit: Callable[[Points], Calibration], folds: int = 10
-) -> ErrorSummary:
-    """Error on points left out, every point once, in `folds` random groups (fixed seed).
-
-    Raises InputError where the points are too few to leave some out.
-    """
-    predicted = _left_out_predictions(points, fit, folds)
-    return ErrorSummary.of(predicted, points.seconds)
-
-
 def regret_at_contexts(points: Points, predicted_s: ArrayLike) -> Regret | None:
     """Decision regret over the standard curves, choosing among each context's row counts.
 

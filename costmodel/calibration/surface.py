@@ -219,13 +219,13 @@ def _smoothed(log_ratio: Array, contexts: Array, how: str) -> Array:
     """Each column (row count) over its measured contexts: its median, or a Theil-Sen line."""
     result = log_ratio.copy()
     for index in range(log_ratio.shape[1]):
-        known = np.isfinite(log_ratio[:, index])
-        x, y = contexts[known], log_ratio[known, index]
+        measured = np.isfinite(log_ratio[:, index])
+        x, y = contexts[measured], log_ratio[measured, index]
         slope = 0.0
         if how == "line" and len(x) > 2:
             first, second = np.triu_indices(len(x), 1)
             slope = float(np.median((y[second] - y[first]) / (x[second] - x[first])))
-        result[known, index] = slope * x + np.median(y - slope * x)
+        result[measured, index] = slope * x + np.median(y - slope * x)
     return result
 
 
@@ -245,18 +245,18 @@ def _filled(log_ratio: Array, log_rows: Array, contexts: Array) -> Array:
         result[inside, index] = np.interp(
             contexts[inside], contexts[places], log_ratio[places, index]
         )
-    known = np.isfinite(result)
-    for index in np.flatnonzero(~known.all(axis=0)).tolist():
-        others = known.copy()
+    finite = np.isfinite(result)
+    for index in np.flatnonzero(~finite.all(axis=0)).tolist():
+        others = finite.copy()
         others[:, index] = False
         guess = _across(result, others, log_rows, index)
-        measured = known[:, index]
+        of_row = finite[:, index]
         shift = result[:, index] - guess  # NaN where this or every other row count is missing
         usable = np.isfinite(shift)
         if usable.any():
             guess = guess + np.interp(contexts, contexts[usable], shift[usable])
-        nearest = np.interp(contexts, contexts[measured], result[measured, index])
-        missing = ~measured
+        nearest = np.interp(contexts, contexts[of_row], result[of_row, index])
+        missing = ~of_row
         result[missing, index] = np.where(np.isfinite(guess), guess, nearest)[missing]
     return result
 

@@ -16,7 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.catalog import DeviceSpec
-from costmodel.compose.attention import Attention, AttentionTable, TileForm, measure_keys
+from costmodel.compose.attention import (
+    Attention,
+    AttentionTable,
+    TileForm,
+    measure_keys,
+    rising,
+)
 from costmodel.compose.matmul import MatmulTable
 from costmodel.compose.operators import BytesAtBandwidth, ExpertTable, OperatorTables
 from costmodel.compose.transfer_errors import transfer_errors
@@ -225,7 +231,7 @@ def attention_table(
         cell = tables.setdefault(pair, {})
         seconds = float(table["latency"][index]) * 1e-3
         cell[place] = min(seconds, cell.get(place, seconds))
-    return tables, kernel
+    return {pair: rising(cell) for pair, cell in tables.items()}, kernel
 
 
 def _attention_rows(table: Columns, head_dim: int, dtypes: tuple[str, str]) -> NDArray[np.bool_]:
@@ -273,7 +279,7 @@ def measured_products(device: DeviceSpec) -> list[set[tuple[int, int]]]:
         wanted = table["gemm_dtype"] == _BF16
         n, k = (table[name][wanted].astype(int).tolist() for name in ("n", "k"))
         shapes.append(set(zip(n, k, strict=True)))
-    return [known for known in shapes if known]
+    return [of_engine for of_engine in shapes if of_engine]
 
 
 def _experts(data: Path, system: str, engine: str) -> dict[tuple[int, int, int, int], ExpertTable]:

@@ -12,9 +12,14 @@ tables of the device itself, where few heads over long prompts leave one wave of
 
 A verification of few rows leaves most multiprocessors idle in that form. Kernels made for it
 (FlashAttention 3, Flash-Decoding, TensorRT-LLM's decoding kernels, this decoder's own) pack the
-query heads of one key-value head into tiles and split a tile's keys over the idle multiprocessors,
-so that floor(SMs / tiles) of them share one: `Attention.splitting_keys`. Generation tables show it:
-64 query heads on one key-value head are 16 rows of a group of 4, and take as long as 4 heads.
+query heads of one key-value head into tiles of few rows and split the keys over all multiprocessors
+(`Attention.splitting_keys`), so that attention takes the longer of one row's time, which reads the
+same keys, and
+
+    seconds(s, c) = one row's start + context(s) - context(1) + c x busy_key_s x filled tiles / SMs
+
+where a tile is filled by fragments of 64 rows. Generation tables show it, at every batch: 64 query
+heads on one key-value head are 16 rows of a group of 4, and take about as long as 4 heads.
 """
 
 from __future__ import annotations
@@ -31,12 +36,15 @@ Array = NDArray[np.float64]
 # (heads, kv_heads) -> {(batch, tokens): seconds}
 AttentionTable = Mapping[tuple[int, int], Mapping[tuple[int, int], float]]
 
+# Rows that a kernel for few rows computes at a time.
+FRAGMENT_ROWS = 64
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TileForm:
     """Tiling of an attention kernel.
 
-    `tile_rows`: rows of a tile; `splits_keys`: idle multiprocessors share a tile's keys;
+    `tile_rows`: rows of a tile; `splits_keys`: all multiprocessors share the keys of all tiles;
     `packs_groups`: the query heads of one key-value head share tiles.
     """
 
@@ -52,6 +60,12 @@ class TileForm:
                 batch * kv_heads * np.ceil(s * (heads / kv_heads) / self.tile_rows), dtype=float
             )
         return np.asarray(batch * heads * np.ceil(s / self.tile_rows), dtype=np.float64)
+
+    def filled_tiles(self, rows: int, heads: int, kv_heads: int, batch: int) -> float:
+        """Number of full tiles that take as long as those of a call, filled by fragments."""
+        fragment = min(FRAGMENT_ROWS, self.tile_rows)
+        packed, groups = (rows * heads / kv_heads, kv_heads) if self.packs_groups else (rows, heads)
+        return batch * groups * float(np.ceil(packed / fragment)) * fragment / self.tile_rows
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,10 +98,12 @@ class Attention:
         if rows == 1:
             return one_row
         empty = self.on_nothing(rows, batch, heads, kv_heads)
-        first = self.on_nothing(1, batch, heads, kv_heads)
+        more = max(empty - self.on_nothing(1, batch, heads, kv_heads), 0.0)
+        if self.form.splits_keys:  # the kernel of one row, whose start is not that of prompts
+            empty = float(self._one_row(np.ones(1), batch, heads, kv_heads)[0]) + more
         walked = empty + self.per_key_s(rows, batch, heads, kv_heads) * cached
         # Keys and values are read at least once, as for one row.
-        return np.maximum(walked, one_row + max(empty - first, 0.0))
+        return np.maximum(walked, one_row + more)
 
     def on_nothing(self, rows: int, batch: int, heads: int, kv_heads: int) -> float:
         """Seconds of `rows` rows a sequence with an empty cache."""
@@ -96,13 +112,11 @@ class Attention:
 
     def per_key_s(self, rows: int, batch: int, heads: int, kv_heads: int) -> float:
         """Seconds that each cached token adds for more than one row."""
-        tiles = float(self.form.tiles(rows, heads, kv_heads, batch))
-        waves = float(np.ceil(tiles / self.sm_count))
-        alone = self.key_s
         if self.form.splits_keys:
-            alone /= max(1.0, float(np.floor(self.sm_count / tiles)))
-            return max(alone, self.busy_key_s * tiles / self.sm_count)
-        return max(alone, self.busy_key_s * waves)
+            filled = self.form.filled_tiles(rows, heads, kv_heads, batch)
+            return self.busy_key_s * filled / self.sm_count
+        tiles = float(self.form.tiles(rows, heads, kv_heads, batch))
+        return max(self.key_s, self.busy_key_s * float(np.ceil(tiles / self.sm_count)))
 
     def _one_row(self, cached: Array, batch: int, heads: int, kv_heads: int) -> Array:
         table = _pick(self.generation, heads, kv_heads, "generation")
@@ -121,6 +135,20 @@ class Attention:
         first, last = min(lengths), max(lengths)
         slope_s = (table[1, last] - table[1, first]) / (last - first)
         return slope_s > 0.5 * self.key_s
+
+
+def rising(table: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+    """{(batch, tokens): seconds} in which none exceeds that of more tokens or sequences.
+
+    Where a table falls, the longer time is the noise: a kernel is delayed, never hurried.
+    """
+    risen: dict[tuple[int, int], float] = {}
+    of_batch: dict[int, float] = {}
+    of_tokens: dict[int, float] = {}
+    for (batch, tokens), measured_s in sorted(table.items(), reverse=True):
+        seconds = min(measured_s, of_batch.get(batch, np.inf), of_tokens.get(tokens, np.inf))
+        risen[batch, tokens] = of_batch[batch] = of_tokens[tokens] = seconds
+    return risen
 
 
 def measure_keys(

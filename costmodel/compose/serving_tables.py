@@ -128,9 +128,17 @@ class ServingTables:
 
 
 def load_serving(
-    device: DeviceSpec, engine: str, precision: Precision, *, head_dim: int = 128
+    device: DeviceSpec,
+    engine: str,
+    precision: Precision,
+    *,
+    head_dim: int = 128,
+    splits_keys: bool = True,
 ) -> ServingTables:
     """The newest sound tables of one device.
+
+    With `splits_keys` all processors share the keys of a verification; otherwise its attention
+    takes the form of the tables' kernel for prompts.
 
     Raises InputError for an engine or precision, and DeviceError for a device, without tables.
     """
@@ -138,6 +146,7 @@ def load_serving(
     data = data_folder() / system
     folder = data / "attention" / engine / newest_version(data, system, engine)
     curves = [all_reduce_curves(data, name) for name in ENGINES]
+    attention = _attention(folder, device, head_dim, precision.cache)
     return ServingTables(
         device=device,
         source=f"aiconfigurator-core (NVIDIA, Apache-2.0), {system}, {folder.name} of {engine}",
@@ -145,7 +154,7 @@ def load_serving(
         head_dim=head_dim,
         products=_products(data, device, precision.weights),
         head=_products(data, device, "bfloat16"),
-        attention=_attention(folder, device, head_dim, precision.cache),
+        attention=attention.splitting_keys() if splits_keys else attention,
         all_reduce={
             count: tuple(
                 _rising(*engine_curves[count]) for engine_curves in curves if count in engine_curves
@@ -225,10 +234,10 @@ def _without_scales(shapes: Shapes, scale_s: dict[int, Curve]) -> Shapes:
 
 
 def _attention(folder: Path, device: DeviceSpec, head_dim: int, cache: Cache) -> Attention:
-    """Attention of decoding steps and verifications, and of prompts without cached tokens."""
+    """Attention of decoding steps, and of prompts without cached tokens."""
     generation, _ = attention_table(folder, "generation", head_dim, ("bfloat16", cache))
     context, kernel = _context(folder, head_dim, cache)
-    return attention_of(generation, context, kernel, device, head_dim).splitting_keys()
+    return attention_of(generation, context, kernel, device, head_dim)
 
 
 def _context(

@@ -40,7 +40,7 @@ class MeasuredShapes:
             (a.vocab // degree, a.hidden),
         )
         return any(h >= heads and kv >= kv_heads for h, kv in self.heads.get(a.head_dim, ())) and (
-            all(reaches(known, n, k) for known in self.products for n, k in shapes)
+            all(reaches(measured, n, k) for measured in self.products for n, k in shapes)
         )
 
 

@@ -22,30 +22,36 @@ class TransferErrors:
     """Mean relative errors of forwards scaled from one device to another.
 
     pairs              {(source, device): error}, by slug
+    deviations         {slug: how far its times are from what its data sheet says of others'}
     chips              {slug: (generation with its vendor, chip)}
     fixed_s_per_layer  seconds of a layer that no peak shortens: launches, ramps, waits
     """
 
     pairs: Mapping[tuple[str, str], float]
+    deviations: Mapping[str, float]
     chips: Mapping[str, tuple[str, str]]
     fixed_s_per_layer: float
 
     def expected(self, source: str, device: str) -> tuple[float, str]:
         """The expected error of a transfer, at least LEAST_ERROR, and what it rests on.
 
-        A pair of the study has its own error. Devices of one chip have the mean of such pairs,
-        devices of one vendor the mean of the source's pairs with other chips, each counted once.
-        Where no pair tells, as between vendors, it is the largest error of all.
+        A pair of the study has its own error, and devices of one chip have the mean of such pairs.
+        Other devices of one vendor have both deviations, added in squares; that of a device that
+        the study does not know is the largest of all. Between vendors it is the largest error.
         """
         relation = self._relation(source, device)
         if (source, device) in self.pairs:
             errors, basis = [self.pairs[source, device]], "measured for this pair"
         elif relation == "chip":
-            errors = self._of("chip")
+            errors = self._within_chips()
             basis = f"the mean over pairs within {len(errors)} chips"
         elif relation == "vendor":
-            errors = self._of("vendor", source) or self._of("vendor")
-            basis = f"the mean over pairs with {len(errors)} other chips"
+            largest = max(self.deviations.values())
+            first, second = (self.deviations.get(slug, largest) for slug in (source, device))
+            errors, basis = (
+                [float(np.hypot(first, second))],
+                "from how far devices are from data sheets",
+            )
         else:
             errors, basis = [max(self.pairs.values())], "the largest of all pairs"
         return max(LEAST_ERROR, float(np.mean(errors))), basis
@@ -74,16 +80,13 @@ class TransferErrors:
             return "chip"
         return "vendor" if first[0].split()[0] == second[0].split()[0] else "unknown"
 
-    def _of(self, relation: str, source: str | None = None) -> list[float]:
-        """Mean errors of the study's pairs of one relation, by the device's chip.
-
-        Those of all pairs where there is none, unless of a `source`.
-        """
+    def _within_chips(self) -> list[float]:
+        """Mean errors of the study's pairs of one chip, by chip; of all pairs without any."""
         chips: dict[str, list[float]] = {}
         for (first, second), error in self.pairs.items():
-            if self._relation(first, second) == relation and source in (None, first):
+            if self._relation(first, second) == "chip":
                 chips.setdefault(self.chips[second][1], []).append(error)
-        if not chips and source is None:
+        if not chips:
             return list(self.pairs.values())
         return [float(np.mean(errors)) for errors in chips.values()]
 
@@ -103,6 +106,9 @@ def load_transfer_errors(path: Path) -> TransferErrors:
                 (str(source), str(device)): float(error)
                 for source, errors in table["errors"].items()
                 for device, error in errors.items()
+            },
+            deviations={
+                str(slug): float(deviation) for slug, deviation in table["deviations"].items()
             },
             chips={
                 str(slug): (str(generation), str(chip))

@@ -249,11 +249,15 @@ def _measured(key: str, section: DrafterSection) -> MeasuredDrafter:
 
 
 def drafter_kind(name: str) -> str:
-    """The kind of a drafter's name: `dflash@block=4` and a published checkpoint are `dflash`."""
+    """The kind of a drafter's name: `dflash@block=4` and a published checkpoint are `dflash`.
+
+    The same for `eagle3`, and `EAGLE3` or `EAGLE-3` in a checkpoint's name.
+    """
     if "+" in name:
         return "combined"
-    if "dflash" in name.lower():
-        return "dflash"
+    for kind in ("dflash", "eagle3"):
+        if kind in name.lower().replace("-", ""):
+            return kind
     return name.partition("@")[0].partition(":")[0]
 
 

@@ -10,10 +10,11 @@ import numpy as np
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.base import Calibration
-from costmodel.catalog import device_by_name
+from costmodel.catalog import DeviceSpec, device_by_name
 from costmodel.communication import LinkProtocol, all_reduce_s
 from costmodel.compose.operators import prompt_attention_s
 from costmodel.compose.serving_tables import Precision, ServingTables
+from costmodel.compose.unsplit import unsplit_attention_s
 from costmodel.errors import InputError
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import PlainSection
@@ -94,10 +95,12 @@ class ProfileForward:
     sequences with r rows each is composed: the forward of r x B rows over the shortest context,
     plus attention over the cache. That attention is the one of B plain steps, scaled by the ratio
     of r rows to one row at batch 1, and at most B times that of one sequence. Verifications
-    measured at larger batches are used as they are.
+    measured at larger batches are used as they are. With `unsplit`, attention of several rows takes
+    at least what it takes in an engine that does not split its keys.
     """
 
     profile: Profile
+    unsplit: bool = False
 
     def __post_init__(self) -> None:
         if self.profile.runtime.element_bytes != 2 or self.profile.runtime.quantization:
@@ -125,8 +128,7 @@ class ProfileForward:
     def device(self) -> DeviceLimits:
         """The device, with the profile's power limit, else the TDP of the data sheet."""
         device = self.profile.device
-        spec = device_by_name(device.name)
-        power_w = device.power_limit_w or (spec.tdp_w if spec else None)
+        power_w = device.power_limit_w or (self._device.tdp_w if self._device else None)
         return DeviceLimits(name=device.name, memory_bytes=device.memory_bytes, power_w=power_w)
 
     @property
@@ -149,6 +151,12 @@ class ProfileForward:
         The part of all-reduces is estimated from published ones; without any it is in the products.
         """
         whole = self._decode(batch, context, self._bucket(rows) if rows > 1 else rows)
+        if self.unsplit and rows > 1 and self._device is not None:
+            shape = batch, context, rows
+            walk_s = unsplit_attention_s(
+                self._device, self.architecture, shape, self.tensor_parallel
+            )
+            whole = dataclasses.replace(whole, attention=max(whole.attention, walk_s))
         if not self._protocols:
             return whole
         message_bytes = 2.0 * batch * rows * self.architecture.hidden
@@ -177,6 +185,10 @@ class ProfileForward:
         return ForwardSeconds(
             products=chunks * max(added, 0.0), attention=self._prompt_square_s * tokens**2
         )
+
+    @cached_property
+    def _device(self) -> DeviceSpec | None:
+        return device_by_name(self.profile.device.name)
 
     @cached_property
     def _protocols(self) -> tuple[LinkProtocol, ...]:
@@ -231,11 +243,10 @@ class ProfileForward:
 
     def _busy_share(self, rows: int) -> float:
         """Share of the processors that one sequence's attention keeps busy; 1 if not known."""
-        spec = device_by_name(self.profile.device.name)
-        if spec is None:
+        if self._device is None:
             return 1.0
         tiles = self.architecture.heads / self.tensor_parallel * np.ceil(rows / _TILE_ROWS)
-        return float(min(tiles / spec.sm_count, 1.0))
+        return float(min(tiles / self._device.sm_count, 1.0))
 
     def _cached_s(self, rows: int, context: float) -> float:
         """Seconds that cached tokens add to a verification at batch 1."""

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from costmodel.catalog import device_by_name
+from costmodel.compose.unsplit import leaves_keys_unsplit
 from costmodel.planning.acceptance import Acceptance, Shape
 from costmodel.planning.drafting import Drafting
 from costmodel.planning.forwards import Origin
@@ -192,7 +194,12 @@ def plan_notes(request: PlanRequest, options: Sequence[Option]) -> list[str]:
     if not request.prices:
         notes.append("no prices: ranked by the number of GPUs; --price GPU=2.5 is per hour")
     kinds = sorted({option.origin.kind for option in options if option.origin})
-    if borrowed := [kind for kind in kinds if kind != "measured"]:
+    if "imported" in kinds:
+        notes.append(
+            "times are imported from another tool's file; `rooftree profiles show` says what is not"
+            " in them"
+        )
+    if borrowed := [kind for kind in kinds if kind not in ("measured", "imported")]:
         notes.append(
             f"times are {' or '.join(borrowed)}, not measured on the GPU;"
             " `rooftree calibrate` there narrows the intervals"
@@ -208,10 +215,31 @@ def plan_notes(request: PlanRequest, options: Sequence[Option]) -> list[str]:
             "percentiles leave out the first and last tenth of the requests; their intervals are"
             " those of the whole simulation with all times shorter and longer"
         )
+    if unsplit := _unsplit(request, options):
+        notes.append(
+            f"chains on {', '.join(unsplit)}: vLLM's FlashAttention 2 splits no keys of several"
+            " rows over processors, which long contexts pay for (docs/method.md)"
+        )
     notes += dict.fromkeys(doubt for option in options for doubt in option.doubts)
     if request.acceptance is not None:
         notes.append("drafting for many requests at once was not checked against measured servers")
     return notes
+
+
+def _unsplit(request: PlanRequest, options: Sequence[Option]) -> list[str]:
+    """The GPUs on which the engine's verifications do not split their keys."""
+    if request.acceptance is None:
+        return []
+    return list(
+        dict.fromkeys(
+            option.gpu
+            for option in options
+            if option.choices
+            and leaves_keys_unsplit(
+                request.engine, device_by_name(option.device), request.precision.cache
+            )
+        )
+    )
 
 
 def _simulation_record(plan: Plan) -> dict[str, Any] | None:

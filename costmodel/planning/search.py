@@ -13,7 +13,7 @@ from costmodel.planning.acceptance import Acceptance, find_acceptance
 from costmodel.planning.batching import Overheads, engine_overheads
 from costmodel.planning.drafting import acceptance_for, find_drafter
 from costmodel.planning.engines import engine_rules
-from costmodel.planning.forwards import Origin, TargetForward
+from costmodel.planning.forwards import Origin, ProfileForward, TargetForward
 from costmodel.planning.request import DEGREES, PlanRequest
 from costmodel.planning.result import Option, Plan, SimulatedOption, plan_notes
 from costmodel.planning.servers import BatchChoice, Server
@@ -25,6 +25,7 @@ from costmodel.planning.sources import (
     forward_of_profile,
 )
 from costmodel.planning.traffic import Traffic
+from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
 
 
@@ -54,6 +55,27 @@ def plan(request: PlanRequest, store: ProfileStore | None = None) -> Plan:
         notes=tuple(plan_notes(request, options)),
         simulated=tuple(_simulated(request, target, acceptance, options, profiles)),
     )
+
+
+def plan_profile(request: PlanRequest, profile: Profile, running: int) -> Plan:
+    """The plan of one profile alone, loaded with `running` requests at once.
+
+    The request's target and GPU are labels; its rate is not used. Raises InputError.
+    """
+    acceptance = _acceptance(request)
+    option = Option(
+        gpu=request.gpus[0],
+        device=profile.device.name,
+        tensor_parallel=profile.runtime.tensor_parallel,
+    )
+    forward = ProfileForward(profile=profile)
+    option = _planned(request, option, forward, acceptance)
+    if not option.points:
+        raise InputError(option.problem, hint=option.nearest)
+    loaded = next((p for p in option.points if p.running >= running), option.points[-1])
+    request = dataclasses.replace(request, rate=loaded.requests_per_s, utilisation=1.0)
+    option = _sized(request, option, make_server(request, forward, acceptance))
+    return Plan(request=request, options=(option,), acceptance=acceptance, notes=())
 
 
 def make_server(
@@ -109,7 +131,7 @@ def forward_for(
     """
     gpu, degree = choice
     if _is_file(gpu):
-        forward = forward_of_profile(Path(gpu), target)
+        forward = forward_of_profile(Path(gpu), target, request.engine)
         if forward.tensor_parallel != degree:
             raise InputError(f"is a profile of tp {forward.tensor_parallel}, not {degree}")
         return forward
@@ -140,6 +162,10 @@ def _checked_inputs(
     for gpu in request.gpus:
         if not _is_file(gpu):
             find_device(gpu)
+    return _acceptance(request)
+
+
+def _acceptance(request: PlanRequest) -> Acceptance | None:
     if request.acceptance is None:
         return None
     acceptance = find_acceptance(request.acceptance, request.target, request.temperature)
@@ -162,6 +188,20 @@ def _option(
     option = Option(gpu=choice[0], device=choice[0], tensor_parallel=choice[1])
     try:
         forward = forward_for(request, target, choice, store)
+    except RooftreeError as failure:
+        return dataclasses.replace(option, problem=failure.problem, nearest=failure.hint)
+    option = _planned(request, option, forward, acceptance)
+    if not option.choices:
+        return option
+    trees = _with_trees(request, target, acceptance, choice, store)
+    return dataclasses.replace(option, with_trees=tuple(trees))
+
+
+def _planned(
+    request: PlanRequest, option: Option, forward: TargetForward, acceptance: Acceptance | None
+) -> Option:
+    """The option with its choices and sizing, or with the problem."""
+    try:
         server = make_server(request, forward, acceptance)
         option = dataclasses.replace(
             option,
@@ -179,13 +219,16 @@ def _option(
         option,
         choices=tuple(choices),
         points=tuple(choice.best for choice in choices),
-        with_trees=tuple(_with_trees(request, forward, acceptance)),
     )
     return _sized(request, option, server)
 
 
 def _with_trees(
-    request: PlanRequest, forward: TargetForward, acceptance: Acceptance | None
+    request: PlanRequest,
+    target: TargetEntry,
+    acceptance: Acceptance | None,
+    choice: tuple[str, int],
+    store: ProfileStore,
 ) -> list[BatchChoice]:
     """The choices of this project's decoder, where the request's engine verifies no trees."""
     if acceptance is None or engine_rules(request.engine).verifies_trees:
@@ -193,6 +236,7 @@ def _with_trees(
     if request.policy.kind != "auto":
         return []
     decoder = dataclasses.replace(request, engine="rooftree")
+    forward = forward_for(decoder, target, choice, store)
     return make_server(decoder, forward, acceptance).choices(request.traffic, request.most_running)
 
 

@@ -6,11 +6,12 @@ import importlib.util
 from pathlib import Path
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.catalog import DeviceSpec, TargetEntry, slugify
+from costmodel.catalog import DeviceSpec, TargetEntry, device_by_name, slugify
 from costmodel.compose.aiconfigurator import SYSTEMS
 from costmodel.compose.serving_tables import Precision, load_serving
 from costmodel.compose.transfer import transferred_error
 from costmodel.compose.transfer_errors import transfer_errors
+from costmodel.compose.unsplit import leaves_keys_unsplit
 from costmodel.errors import InputError, ProfileError
 from costmodel.io import read_bytes
 from costmodel.planning.engines import weight_bytes
@@ -33,16 +34,18 @@ def find_forward(
     Raises InputError, DeviceError, or ProfileError with the command that makes a profile.
     """
     precision = precision or Precision()
+    unsplit = leaves_keys_unsplit(engine, device, precision.cache)
     if precision == Precision():
         profile = _profile(device, target.architecture, store, tensor_parallel)
         if profile is not None:
-            return ProfileForward(profile=profile)
+            return ProfileForward(profile=profile, unsplit=unsplit)
     if device.slug in SYSTEMS and operators_installed():
         tables = load_serving(
             device,
             engine if engine != "rooftree" else "vllm",
             precision,
             head_dim=target.architecture.head_dim,
+            splits_keys=not unsplit,
         )
         return ServingForward(
             architecture=target.architecture, tables=tables, tensor_parallel=tensor_parallel
@@ -50,12 +53,13 @@ def find_forward(
     raise _missing(device, target, (tensor_parallel, precision), store)
 
 
-def forward_of_profile(path: Path, target: TargetEntry) -> ProfileForward:
+def forward_of_profile(path: Path, target: TargetEntry, engine: str = "vllm") -> ProfileForward:
     """Forwards from the profile at a path. Raises InputError for a profile of another target."""
     profile = Profile.from_yaml(path)
     if profile.target.architecture_hash != target.architecture.hash:
         raise InputError(f"{path} is a profile of {profile.target.name}, another target")
-    return ProfileForward(profile=profile)
+    unsplit = leaves_keys_unsplit(engine, device_by_name(profile.device.name))
+    return ProfileForward(profile=profile, unsplit=unsplit)
 
 
 def operators_installed() -> bool:

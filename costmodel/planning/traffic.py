@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -129,22 +128,6 @@ class LognormalLength:
         return np.clip(np.rint(drawn), 1, self.most_tokens).astype(np.int64)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class EmpiricalLength:
-    """Lengths drawn from measured ones, each equally likely."""
-
-    tokens: Sequence[int]
-
-    def __post_init__(self) -> None:
-        if not len(self.tokens):
-            raise InputError("an empirical distribution needs at least one length")
-        for value in self.tokens:
-            FixedLength(tokens=value)
-
-    def draw(self, count: int, generator: np.random.Generator) -> NDArray[np.int64]:
-        return generator.choice(np.asarray(self.tokens, dtype=np.int64), count)
-
-
 def poisson_trace(
     rate_per_s: float,
     count: int,
@@ -161,18 +144,6 @@ def poisson_trace(
         arrival_s=np.cumsum(generator.exponential(1 / rate_per_s, count)),
         prompt_tokens=prompt.draw(count, generator),
         output_tokens=output.draw(count, generator),
-    )
-
-
-def resampled(trace: Trace, rate_per_s: float, count: int, generator: np.random.Generator) -> Trace:
-    """Poisson arrivals with pairs of prompt and answer length drawn from a trace."""
-    chosen = generator.integers(len(trace), size=count)
-    one = FixedLength(tokens=1)
-    arrivals = poisson_trace(rate_per_s, count, one, one, generator)
-    return dataclasses.replace(
-        arrivals,
-        prompt_tokens=trace.prompt_tokens[chosen],
-        output_tokens=trace.output_tokens[chosen],
     )
 
 

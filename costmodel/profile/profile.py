@@ -23,6 +23,7 @@ from costmodel.io import read_bytes, write_atomic
 from costmodel.profile.schema import (
     CalibrationSection,
     DrafterSection,
+    EngineDrafterSection,
     HeldOutSection,
     PeaksSection,
     ProvenanceKind,
@@ -46,7 +47,7 @@ class ProfileKey:
     """Hard keys: a profile whose key differs is never used silently.
 
     `threads` and `instruction_set` are those of a CPU, else None. `quantization` is None for
-    weights that are not quantised.
+    weights that are not quantised. The last four are those of a serving engine, else None.
     """
 
     device_name: str
@@ -60,6 +61,10 @@ class ProfileKey:
     instruction_set: str | None = None
     quantization: str | None = None
     tensor_parallel: int = 1
+    engine_version: str | None = None
+    compilation: str | None = None
+    graphs: str | None = None
+    max_num_seqs: int | None = None
 
     def differences(self, other: ProfileKey) -> list[str]:
         """Names of the fields that differ; memory agrees within 8 %, a device by any known name."""
@@ -127,6 +132,7 @@ class Profile(Section):
     regret: RegretSection | None = None
     stages: StagesSection = Field(default_factory=StagesSection)
     drafters: dict[Hash, DrafterSection] = Field(default_factory=dict)
+    engine_drafters: dict[Hash, EngineDrafterSection] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check(self) -> Profile:
@@ -196,6 +202,7 @@ class Profile(Section):
     @property
     def key(self) -> ProfileKey:
         """The hard keys of the lookup."""
+        engine = self.runtime.engine
         return ProfileKey(
             device_name=self.device.name,
             memory_bytes=self.device.memory_bytes,
@@ -208,6 +215,10 @@ class Profile(Section):
             runtime=self.runtime.kind,
             attention=self.runtime.attention,
             tensor_parallel=self.runtime.tensor_parallel,
+            engine_version=None if engine is None else engine.version,
+            compilation=None if engine is None else engine.compilation,
+            graphs=None if engine is None else engine.graphs,
+            max_num_seqs=None if engine is None else engine.max_num_seqs,
         )
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
@@ -53,11 +54,12 @@ Array = NDArray[np.float64]
 
 ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
-ProvenanceKind = Literal["measured", "quick", "transferred", "composed", "datasheet"]
+ProvenanceKind = Literal["measured", "quick", "imported", "transferred", "composed", "datasheet"]
 PROVENANCE_RANKING: tuple[ProvenanceKind, ...] = get_args(ProvenanceKind)  # the best first
 # Not measured on this device with this runtime: a prior, corrected while decoding.
-BORROWED: tuple[ProvenanceKind, ...] = ("transferred", "composed", "datasheet")
-RuntimeKind = Literal["eager", "graphs", "kernels"]
+BORROWED: tuple[ProvenanceKind, ...] = ("imported", "transferred", "composed", "datasheet")
+RuntimeKind = Literal["eager", "packed", "graphs", "kernels", "external", "vllm"]
+ENGINES: tuple[RuntimeKind, ...] = ("vllm",)  # runtimes that are not this project's own
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
 
@@ -139,11 +141,26 @@ class TargetSection(Section):
         return self
 
 
+class EngineSection(Section):
+    """A serving engine, as far as its configuration decides what a step costs.
+
+    compilation, graphs  the engine's own names of its modes
+    host_s               the host's part of a step, where the surface holds the device's alone
+    """
+
+    version: Text
+    compilation: Text
+    graphs: Text
+    max_num_seqs: Count
+    host_s: SecondsOrZero | None = None
+
+
 class RuntimeSection(Section):
     """The runtime.
 
     weight_bytes  bytes of one weight of the layers' matrices, where they are quantised
     buckets       row counts that forwards are padded to; empty: not padded
+    engine        the serving engine, where the runtime is one
     """
 
     kind: RuntimeKind
@@ -156,6 +173,7 @@ class RuntimeSection(Section):
     torch: Text | None = None
     transformers: Text | None = None
     python: Text | None = None
+    engine: EngineSection | None = None
 
     @property
     def element_bytes(self) -> int:
@@ -165,6 +183,10 @@ class RuntimeSection(Section):
     @model_validator(mode="after")
     def _check_buckets(self) -> RuntimeSection:
         check_ascending("buckets", self.buckets)
+        if (self.kind in ENGINES) != (self.engine is not None):
+            raise ValueError(
+                f"engine belongs to the runtimes {', '.join(ENGINES)}, and to no other"
+            )
         return self
 
 
@@ -384,6 +406,40 @@ class DrafterSection(SampledSection):
         return self
 
 
+class EngineDrafterSection(Section):
+    """Cost of one draft inside an engine: a full grid over batch, draft length and context.
+
+    Ascending by batch, then tokens, then context. With 0 tokens it is what the drafter costs in
+    a step that drafts nothing.
+    """
+
+    name: Text
+    batch: Counts
+    tokens: CountsOrZero
+    context: CountsOrZero
+    median_s: SecondsList
+    mad_s: SpreadList
+    n: Counts
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_lengths(self, ("batch", "tokens", "context", "median_s", "mad_s", "n"))
+        check_spread(self.median_s, self.mad_s)
+        check_ascending("batch, then tokens, then context", self.batch, self.tokens, self.context)
+        shape = [len(set(axis)) for axis in (self.batch, self.tokens, self.context)]
+        if np.prod(shape) != len(self.batch):
+            raise ValueError("batch, tokens and context are not a full grid")
+        return self
+
+    def seconds(self, tokens: float, context: float, batch: float) -> float:
+        """Linear interpolation along each axis, beyond its end as `extend_linear`."""
+        axes = [np.unique(axis) for axis in (self.batch, self.tokens, self.context)]
+        values = np.reshape(self.median_s, [len(axis) for axis in axes])
+        for axis, at in zip(reversed(axes), (context, tokens, batch), strict=True):
+            values = np.apply_along_axis(partial(_extended, axis, at), -1, values)
+        return float(values)
+
+
 class PlainSection(Section):
     """The decoder's plain step: one row a sequence; ascending by batch, then context."""
 
@@ -422,6 +478,10 @@ class StagesSection(Section):
     accept: NodesSection | None = None
     accept_sampled: NodesSection | None = None
     commit: TokensSection | None = None
+
+
+def _extended(axis: Array, at: float, values: Array) -> Array:
+    return extend_linear(axis, values, at)
 
 
 def extend_linear(axis: ArrayLike, values: ArrayLike, at: ArrayLike) -> Array:

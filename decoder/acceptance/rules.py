@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 from costmodel.errors import InputError
 from decoder.acceptance.drawn import DrawnTree, RankExpectation, draw_from_lattice, least_kept
 from decoder.acceptance.sampling import (
-    NO_TOKEN,
     RunningEntropy,
     Sampling,
     entropy_of,
-    greedy_tokens,
     target_distribution,
 )
 from decoder.device import to_device
+from decoder.target.runtime.chosen import NO_TOKEN, greedy_tokens
 from decoder.tree.draft_tree import DraftTree, Lattice
 
 RuleName = Literal["walk", "recursive", "traversal", "auto"]
@@ -122,9 +121,9 @@ class Picker:
         )
         # uniform < 1, so the place lies below the total, and only weights above 0 can be hit.
         place = uniform.to(weights.device) * cumulative[-1]
-        found = torch.searchsorted(cumulative, place, right=True)
-        index, total = torch.cat((found.double(), cumulative[-1:])).tolist()
-        return int(index) if index < len(weights) and isfinite(total) else NO_TOKEN
+        column = torch.searchsorted(cumulative, place, right=True)
+        token, total = torch.cat((column.double(), cumulative[-1:])).tolist()
+        return int(token) if token < len(weights) and isfinite(total) else NO_TOKEN
 
 
 class LogitRows(Protocol):
@@ -413,9 +412,14 @@ class AcceptanceRule:
 
 
 def accept_together(
-    rules: Sequence[AcceptanceRule], trees: Sequence[DraftTree], logits: Sequence[LogitRows]
+    rules: Sequence[AcceptanceRule],
+    trees: Sequence[DraftTree],
+    logits: Sequence[LogitRows],
+    chosen: Callable[[], NDArray[np.int64] | None] | None = None,
 ) -> list[Accepted]:
     """The outcome of each tree; logits [rows, vocab] of each verification.
+
+    chosen  gives the greedy tokens of all rows, if the forward has chosen them
 
     At T = 0 an accelerator copies the argmax of all rows to the host at once, and the trees
     are walked there. At T > 0 only visited rows are processed, with one copy each in a walk,
@@ -423,8 +427,10 @@ def accept_together(
     """
     tensors = [rows for rows in logits if isinstance(rows, torch.Tensor)]
     together = len(tensors) == len(logits) and all(rule.greedy for rule in rules)
-    if together and argmax_at_once(tensors[0].device):
+    tokens = chosen() if together and chosen is not None else None
+    if together and tokens is None and argmax_at_once(tensors[0].device):
         tokens = torch.cat([greedy_tokens(rows) for rows in tensors]).cpu().numpy()
+    if tokens is not None:
         ends = np.cumsum([len(rows) for rows in tensors])[:-1]
         parts = np.split(tokens, ends)
         return [walk_tokens(tree, part) for tree, part in zip(trees, parts, strict=True)]

@@ -1,4 +1,4 @@
-"""Sampling of tokens from logits: argmax, or temperature, top-k and top-p."""
+"""The distributions that tokens are sampled from: temperature, top-k and top-p."""
 
 from __future__ import annotations
 
@@ -13,27 +13,6 @@ from costmodel.errors import InputError, shown
 
 # Logits reach some thousands, and float32 ends at 3e38; below COLDEST a divisor becomes 0.
 COLD, COLDEST = 1e-30, 1e-37
-# In place of a token where the target's logits are not numbers (NaN, infinite).
-NO_TOKEN = -1
-
-
-def refuse_no_token(token: int, position: int) -> None:
-    """Raise InputError for `NO_TOKEN` at this position of a text."""
-    if token == NO_TOKEN:
-        raise InputError(
-            f"the target's logits for position {position} of the text (0 is the prompt's first "
-            "token) are not numbers: NaN or infinite",
-            hint="The weights are damaged, or overflow in this dtype: try --dtype float32.",
-        )
-
-
-def greedy_tokens(logits: torch.Tensor) -> torch.Tensor:
-    """The argmax of each row, int64 [...], of logits [..., vocab]; `NO_TOKEN` for no numbers.
-
-    The largest value is NaN if any is, so it tells. Nothing is copied to the host.
-    """
-    tokens = logits.argmax(-1, keepdim=True)
-    return torch.where(logits.gather(-1, tokens).isfinite(), tokens, NO_TOKEN).squeeze(-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,8 +33,8 @@ from decoder.drafters.checkpoint import (
     checkpoint_folder,
     find_config,
     load_weights,
-    read_config,
     save_checkpoint,
+    stored_model,
 )
 from decoder.drafters.dflash.drafter import DFlashDrafter, DFlashSession
 from decoder.drafters.dflash.model import is_dflash
@@ -65,8 +65,7 @@ class BlockPilotDrafter(Drafter):
     def from_pretrained(cls, name: str, target: Target) -> BlockPilotDrafter:
         """The predictor in a folder or of a hub id, with the DFlash drafter named in its config."""
         folder = checkpoint_folder(name)
-        like = torch.empty(0, dtype=target.dtype, device=target.device)
-        predictor = load_predictor(folder, read_config(folder), like)
+        predictor = stored_model(folder, target, load_predictor)
         name = predictor.config.drafter
         source = str(folder_of(folder / expanded(name)) or name)
         if not is_dflash(find_config(source)):

@@ -1,4 +1,4 @@
-"""KV caches of a drafter's sessions, and forwards over them that are captured as graphs.
+"""The state of drafting sessions: waiting features, KV caches, and captured forwards over them.
 
 A captured forward takes lengths, slots, positions and visibility from `RowTables`, as the
 target's do. Padding rows write to a slot that is never read, and their results are cut off.
@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary, finalize
 
 import torch
 
+from costmodel.errors import InputError
 from decoder.drafters.blocks import RowCache, Span
 from decoder.target.attention import RowBlock, attend, tail_mask
 from decoder.target.kv_cache import CacheShape, KVCache
@@ -22,6 +23,7 @@ from decoder.target.runtime.graphs import GraphShape
 from decoder.target.runtime.tables import RowTables, needed_words
 from decoder.target.target import CAPACITY_STEP, Target
 
+WAITING_ROWS = 256  # features of plain rounds that are kept as the target gave them
 HEADROOM = 256  # rows of a draft behind as many tokens as the target has reserved
 
 
@@ -55,6 +57,46 @@ class DraftCacheShape:
     layers: int
     kv_heads: int
     head_dim: int
+
+
+class WaitingFeatures:
+    """The target's features of committed rows that a session has not taken in yet.
+
+    drafter  as a message names it, such as `an EAGLE-3 drafter`
+    """
+
+    def __init__(self, drafter: str) -> None:
+        self._drafter = drafter
+        self._parts: list[torch.Tensor] = []
+
+    @property
+    def many(self) -> bool:
+        """Whether to take them in before the next draft, so that few are kept."""
+        return sum(len(part) for part in self._parts) >= WAITING_ROWS
+
+    def add(self, features: torch.Tensor | None) -> None:
+        """Keep the features [rows, width] of further rows. Raises InputError for None."""
+        if features is None:
+            raise InputError(f"{self._drafter} needs the target's features, and got none")
+        self._parts.append(features)
+
+    def take(self) -> torch.Tensor | None:
+        """All of them [rows, width], which then wait no more; None if there are none."""
+        features = torch.cat(self._parts) if self._parts else None
+        self.clear()
+        return features
+
+    def clear(self) -> None:
+        self._parts.clear()
+
+
+def check_observed(known: int, context: int) -> None:
+    """Raise InputError unless the features of all `context` tokens but the last are known."""
+    if known != context - 1:
+        raise InputError(
+            f"the drafter has features of {known} tokens and the context has {context}",
+            hint="Every round must be observed, a plain step too.",
+        )
 
 
 class Caches(Protocol):

@@ -215,7 +215,7 @@ class PendingRows:
 
     def __init__(self, text: NDArray[np.int64]) -> None:
         self.text_rows = len(text)
-        self.tokens = text
+        self.tokens = text.copy()  # the context is read-only
         self.parents = np.arange(len(text)) - 1
         self.offsets = np.arange(len(text))
         self.visible = np.tri(len(text), dtype=np.bool_)

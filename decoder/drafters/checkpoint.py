@@ -7,11 +7,11 @@ nothing that a file contains is executed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from huggingface_hub import hf_hub_download, snapshot_download
@@ -33,6 +33,7 @@ LARGEST = 1 << 22  # of a field: far larger vocabularies and layers are damage
 MOST_LAYERS, MOST_BLOCK = 1000, 10_000
 LISTED = 6  # names in an error before the rest are only counted
 Shape = tuple[int, ...]
+Model = TypeVar("Model")
 
 
 def checkpoint_folder(name: str | Path) -> Path:
@@ -49,6 +50,20 @@ def checkpoint_folder(name: str | Path) -> Path:
         except LocalEntryNotFoundError:
             pass
         return Path(snapshot_download(str(name), allow_patterns=FILES))
+
+
+def stored_model(
+    name: str | Path,
+    target: Target,
+    load: Callable[[Path, Mapping[str, Any], torch.Tensor], Model],
+) -> Model:
+    """The model of a folder or hub id, on the target's device and in its dtype.
+
+    load  reads it from the folder, its config.json and a tensor of that device and dtype
+    """
+    folder = checkpoint_folder(name)
+    like = torch.empty(0, dtype=target.dtype, device=target.device)
+    return load(folder, read_config(folder), like)
 
 
 def find_config(name: str | Path) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""A drafter at arm's length: where it fails, its text goes on without drafts.
+"""Isolation of a drafter's failures: where it fails, its text goes on without drafts.
 
-A drafter may be somebody else's code. Whatever it does, the decoded text is the target's: what it
-gives is checked, what it gets it cannot write to, and an exception ends its part of the text.
+A drafter may be somebody else's code. Whatever it does, the decoded text is the target's. Its
+candidates are checked, its arguments are read-only, and after an exception it drafts no more in
+that text.
 """
 
 from __future__ import annotations

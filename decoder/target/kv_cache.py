@@ -84,18 +84,13 @@ class KVCache:
                 hint="Use a smaller tree (--max-nodes), a shorter prompt or fewer new tokens.",
             )
 
-    def write(
-        self, layer: int, sequence: int, start: int, key: torch.Tensor, value: torch.Tensor
-    ) -> None:
-        """Write a layer's keys and values, [1, kv_heads, rows, head_dim] each, at slot `start`."""
-        end = start + key.shape[2]
-        self.data[layer, 0, sequence, :, start:end] = key[0]
-        self.data[layer, 1, sequence, :, start:end] = value[0]
+    def views(self, sequence: int, start: int, end: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each layer's keys and values in slots start..end, [1, kv_heads, end - start, head_dim].
 
-    def read(self, layer: int, sequence: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of a layer's first keys and values, [1, kv_heads, tokens, head_dim] each."""
-        keys, values = self.data[layer, :, sequence : sequence + 1, :, :tokens]
-        return keys, values
+        Taken once a forward: an index into the cache costs as much as a small product.
+        """
+        keys, values = self.data[:, :, sequence, None, :, start:end].unbind(1)
+        return list(zip(keys, values, strict=True))
 
     def copy_from(self, other: KVCache, source: int, sequence: int) -> None:
         """Copy sequence `source` of a smaller cache to `sequence`."""

@@ -38,6 +38,7 @@ from decoder.target.ranks import ALONE, Ranks
 from decoder.target.sharding import Checkpoint, RandomWeights, build_shard, local_architecture
 
 Weights = Literal["auto", "random", "pretrained"]
+Quantization = Literal["int8"]
 
 CPU_TARGET = DEMO_NAME
 GPU_TARGETS = ("Qwen/Qwen3-8B", "Qwen/Qwen3-4B", "Qwen/Qwen3-1.7B")  # largest first
@@ -51,6 +52,7 @@ KERNELS = {
     "_experts_implementation": ("eager", "batched_mm", "grouped_mm"),
 }  # fmt: skip
 
+INT8_SCALE_BYTES = 2  # one scale for each output of a layer
 MOST_TOKENS = 1 << 24  # of a vocabulary; the largest have some 260,000
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 
@@ -74,6 +76,7 @@ class LoadedModel:
 
     source        the folder or hub id of weights and tokenizer; empty for random weights
     architecture  of the whole target, also where `ranks` share it
+    int8          whether a decoder is to round the weights to int8
     """
 
     model: PreTrainedModel
@@ -82,6 +85,7 @@ class LoadedModel:
     weights: Literal["pretrained", "random"]
     architecture: ModelArchitecture
     ranks: Ranks = ALONE
+    int8: bool = False
 
     @property
     def local(self) -> ModelArchitecture:
@@ -91,13 +95,15 @@ class LoadedModel:
     @property
     def quantization(self) -> str | None:
         """The label of the weights' quantisation; None for weights in the model's dtype."""
-        return quantization_of(self.model.config)
+        return "int8" if self.int8 else quantization_of(self.model.config)
 
     @property
     def weight_bytes(self) -> float | None:
         """Bytes of one weight of the layers, scales included; None where not quantised."""
         if self.quantization is None:
             return None
+        if self.int8:
+            return 1.0 + INT8_SCALE_BYTES / self.architecture.hidden
         ends = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
         outside = {id(tensor) for end in ends for tensor in _tensors(end)}
         stored_bytes = sum(t.nbytes for t in _tensors(self.model) if id(t) not in outside)
@@ -191,6 +197,23 @@ def load_model(
                 "reached, or run `rooftree demo-model` for a small real model.",
             )
         return _build_random(name, dtype, device, ranks)
+
+
+def quantised(loaded: LoadedModel, quantization: Quantization | None) -> LoadedModel:
+    """The model whose weights a decoder rounds when it packs them; None leaves them.
+
+    Raises InputError for an unknown quantisation, and for weights that have one.
+    """
+    if quantization is None:
+        return loaded
+    if quantization != "int8":
+        raise InputError(f"'{quantization}' is not a quantisation", hint="Use int8.")
+    if loaded.quantization is not None:
+        raise InputError(
+            f"{loaded.name} is quantised already ({loaded.quantization})",
+            hint="Leave out --quantization.",
+        )
+    return replace(loaded, int8=True)
 
 
 def borrow_model(model: Any) -> LoadedModel:

@@ -69,15 +69,15 @@ def rope_by_length(model: nn.Module, config: Any) -> RopeByLength | None:
 
     Raises InputError for a kind of rotary factors that is not known.
     """
-    found: dict[str, list[nn.Module]] = {}
+    modules_of: dict[str, list[nn.Module]] = {}
     for module in model.modules():
         for kind in _kinds(getattr(module, "rope_type", None)):
-            found.setdefault(kind, []).append(module)
-    unknown = sorted(kind for kind in found if kind not in (*FIXED, *BY_LENGTH))
-    by_length = [kind for kind in found if kind in BY_LENGTH]
-    if unknown or len(by_length) > 1 or (by_length and _is_mixed(found, by_length[0])):
+            modules_of.setdefault(kind, []).append(module)
+    unknown = sorted(kind for kind in modules_of if kind not in (*FIXED, *BY_LENGTH))
+    by_length = [kind for kind in modules_of if kind in BY_LENGTH]
+    if unknown or len(by_length) > 1 or (by_length and _is_mixed(modules_of, by_length[0])):
         raise InputError(
-            f"rotary factors of the kind '{', '.join(unknown or found)}' are not supported",
+            f"rotary factors of the kind '{', '.join(unknown or modules_of)}' are not supported",
             hint=f"Supported in `rope_scaling`: {', '.join((*FIXED, *BY_LENGTH))}, one for all "
             "layers where it depends on the length.",
         )
@@ -87,7 +87,7 @@ def rope_by_length(model: nn.Module, config: Any) -> RopeByLength | None:
     switch = config.max_position_embeddings
     if beyond:
         switch = config.rope_parameters["original_max_position_embeddings"]
-    return RopeByLength(modules=tuple(found[by_length[0]]), switch=int(switch), beyond=beyond)
+    return RopeByLength(modules=tuple(modules_of[by_length[0]]), switch=int(switch), beyond=beyond)
 
 
 def _kinds(kind: object) -> tuple[str, ...]:
@@ -97,9 +97,11 @@ def _kinds(kind: object) -> tuple[str, ...]:
     return (kind,) if isinstance(kind, str) else ()
 
 
-def _is_mixed(found: Mapping[str, list[nn.Module]], kind: str) -> bool:
+def _is_mixed(modules_of: Mapping[str, list[nn.Module]], kind: str) -> bool:
     """Whether a module has this kind for some types of layers only."""
-    return any(isinstance(getattr(module, "rope_type", None), Mapping) for module in found[kind])
+    return any(
+        isinstance(getattr(module, "rope_type", None), Mapping) for module in modules_of[kind]
+    )
 
 
 def _add_position(switch: int, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:

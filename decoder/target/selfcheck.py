@@ -28,8 +28,8 @@ from decoder.target.attention import DenseVisible, RowBlock, TreeVisible
 from decoder.target.kv_cache import KVCache
 from decoder.target.runtime.eager import EagerRuntime, ModelStep
 from decoder.target.structure import (
-    NotSupportedHere,
     Structure,
+    UnsupportedModelError,
     attention_of,
     read_structure,
 )
@@ -69,7 +69,7 @@ def checked_structure(step: ModelStep, name: str) -> Structure:
         try:
             with _one_at_a_time:
                 structure, exact = _try(step)
-        except NotSupportedHere as error:
+        except UnsupportedModelError as error:
             raise _refused(name, step, error.problem) from error
         except FAILURES as error:
             raise _refused(name, step, _failure(step, error)) from error
@@ -101,7 +101,7 @@ def _try(step: ModelStep) -> tuple[Structure, bool]:
     structure = read_structure(step.model)
     longest = min(structure.window or TOKENS, step.positions)
     if longest < TOKENS:
-        raise NotSupportedHere(f"it sees {longest} tokens, too few to try it")
+        raise UnsupportedModelError(f"it sees {longest} tokens, too few to try it")
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, step.vocab, (TOKENS + len(PARENTS),), generator=generator)
     prompt, tree, last = tokens.split((PROMPT_ROWS, len(PARENTS) + 1, TOKENS - PROMPT_ROWS - 1))
@@ -116,7 +116,7 @@ def _try(step: ModelStep) -> tuple[Structure, bool]:
     step.plain_head = _has_plain_head(step, hidden)
     distance = _distance(step.logits(hidden), wanted)
     if not distance <= BOUNDS.get(step.dtype, ROUNDED_BOUND):
-        raise NotSupportedHere(
+        raise UnsupportedModelError(
             f"the logits of a tree differ from transformers' own by {min(distance, 9.99):.1%}"
         )
     return replace(structure, plain_head=step.plain_head), True

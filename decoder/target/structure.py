@@ -47,7 +47,7 @@ NAMES = {
 }
 
 
-class NotSupportedHere(InputError):
+class UnsupportedModelError(InputError):
     """A model whose draft trees cannot be verified exactly; the problem says why."""
 
 
@@ -143,19 +143,24 @@ def base_of(model: Any) -> Any:
     return getattr(model, "model", model) if base is model else base
 
 
+def device_of(model: torch.nn.Module) -> torch.device:
+    """The device of a model's parameters; those with packed weights have no numbers of theirs."""
+    return next(part.device for part in model.parameters() if not part.is_meta)
+
+
 @torch.inference_mode()
 def read_structure(model: Any) -> Structure:
     """The structure of a causal LM, from a forward of a few rows.
 
-    Raises NotSupportedHere with the reason where draft trees cannot be verified by it. That it
+    Raises UnsupportedModelError with the reason where draft trees cannot be verified by it. That it
     raises nothing does not yet say that they can: see `decoder.target.selfcheck`.
     """
     global _notes
     base = base_of(model)
     if base is model or model.get_output_embeddings() is None:
-        raise NotSupportedHere("it has no separate decoder and LM head")
+        raise UnsupportedModelError("it has no separate decoder and LM head")
     _notes = notes = _Notes()
-    device = model.get_input_embeddings().weight.device
+    device = device_of(model)
     rows = torch.arange(ROWS, device=device)[None]
     with attention_of(model, TRACE_NAME):
         base(input_ids=rows, position_ids=rows, use_cache=False)
@@ -170,30 +175,30 @@ def _layers(config: Any) -> int:
 
 def _one_shape(calls: Sequence[AttentionCall], layers: int) -> Structure:
     if not calls:
-        raise NotSupportedHere("its attention does not go through transformers' interface")
+        raise UnsupportedModelError("its attention does not go through transformers' interface")
     attending = [call.layer for call in calls]
     if sorted(set(attending), key=str) != sorted(range(layers), key=str):
-        raise NotSupportedHere(
+        raise UnsupportedModelError(
             f"{len(set(attending))} of its {layers} layers attend over the text: others keep a "
             "state or share keys"
         )
     if len(attending) != layers:
-        raise NotSupportedHere("its layers attend more than once in a forward")
+        raise UnsupportedModelError("its layers attend more than once in a forward")
     first = calls[0]
     if any((c.query, c.key, c.value) != (first.query, first.key, first.value) for c in calls):
-        raise NotSupportedHere("its layers have attention of different shapes")
+        raise UnsupportedModelError("its layers have attention of different shapes")
     if first.key != first.value or first.query[-1] != first.key[-1]:
-        raise NotSupportedHere("its keys and values have different widths (latent attention)")
+        raise UnsupportedModelError("its keys and values have different widths (latent attention)")
     (_, heads, rows, width), kv_heads = first.query, first.key[1]
     if rows != ROWS or first.key[2] != ROWS or heads % kv_heads:
-        raise NotSupportedHere("its attention does not read one key a token")
+        raise UnsupportedModelError("its attention does not read one key a token")
     return Structure(layers=layers, heads=heads, kv_heads=kv_heads, head_dim=width)
 
 
 def _check_options(calls: Sequence[AttentionCall]) -> None:
     others = sorted(frozenset().union(*(call.options for call in calls)) - HARMLESS)
     if others:
-        raise NotSupportedHere(
+        raise UnsupportedModelError(
             "its attention has " + " and ".join(NAMES.get(name, f"'{name}'") for name in others)
         )
 
@@ -217,6 +222,6 @@ def _seen(mask: Callable[..., Any], positions: int) -> int:
     rows = torch.arange(positions)
     first = torch.zeros_like(rows)
     if bool(torch.as_tensor(mask(0, 0, first[:1], first[:1] + 1)).any()):
-        raise NotSupportedHere("its rows see later tokens")
+        raise UnsupportedModelError("its rows see later tokens")
     visible = torch.as_tensor(mask(0, 0, rows, first)).expand(positions)
     return positions if bool(visible.all()) else int((~visible).int().argmax())

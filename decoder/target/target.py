@@ -15,13 +15,16 @@ from numpy.typing import NDArray
 
 from costmodel.errors import InputError
 from decoder.device import to_device
-from decoder.target.attention import DenseVisible, RowBlock, TreeVisible
+from decoder.target.attention import CausalVisible, DenseVisible, RowBlock, TreeVisible
 from decoder.target.kv_cache import KVCache
 from decoder.target.loading import LoadedModel
 from decoder.target.runtime.base import Forwarded, Runtime, RuntimeChoice
+from decoder.target.runtime.chosen import ChosenTokens
 from decoder.target.runtime.eager import EagerRuntime, ModelStep
 from decoder.target.runtime.fused import fuse
-from decoder.target.runtime.graphs import make_runtime
+from decoder.target.runtime.graphs import experts_capturable, make_runtime, runtime_kind
+from decoder.target.runtime.linear import packing_refused
+from decoder.target.runtime.packed import PackedRuntime, PackedStep, packed_of
 from decoder.target.selfcheck import checked_structure
 from decoder.target.structure import Structure
 from decoder.tree.draft_tree import EMPTY, DraftTree
@@ -68,9 +71,10 @@ class Target:
     ) -> None:
         """
         owned    whether the model may be changed for good
-        runtime  `graphs` captures forwards, `eager` does not, `auto` chooses (`runtime_kind`)
-        fused    fuse the layers of an owned model
-        Raises InputError for an unknown runtime, DeviceError for graphs on a CPU.
+        runtime  `graphs` captures forwards, `packed` gives the weights up for packed ones,
+                 `eager` does neither, `auto` chooses (`runtime_kind`)
+        fused    fuse the layers of an owned model that is not packed
+        Raises InputError for an unknown runtime, DeviceError for one that the device has not.
         """
         self.loaded = loaded
         self.architecture = loaded.architecture
@@ -80,19 +84,38 @@ class Target:
         self.cache: KVCache | None = None
         self.reservations = 0  # calls of `reserve`, by which a caller sees that its cache was taken
         self._step = ModelStep(loaded.model, owned=owned)
-        if owned and fused:
+        refused = self._packing_refused(owned)
+        kind = runtime_kind(
+            runtime,
+            self.device,
+            capturable=owned
+            and self._step.rope is None
+            and (self.architecture.experts == 0 or experts_capturable(self._step)),
+            packable=refused is None,
+        )
+        if loaded.int8 and kind != "packed":
+            raise InputError(
+                f"int8 weights need the packed runtime: {refused or f'this is {kind}'}",
+                hint="Leave out --quantization, or take a CPU, bfloat16 and --runtime packed.",
+            )
+        if packed_of(loaded.model) is not None and kind != "packed":
+            raise InputError(
+                f"the weights of {loaded.name} were packed, and no {kind} runtime can use them",
+                hint="Load the model again.",
+            )
+        if owned and fused and kind != "packed":
             fuse(loaded.model)
         self.structure = self._structure()
         self._step.plain_head = self.structure.plain_head
-        self._eager = EagerRuntime(self._step, self.structure.group)
-        self.runtime: Runtime = make_runtime(
-            runtime,
-            self._step,
-            self._eager,
-            capturable=owned and self.architecture.experts == 0 and self._step.rope is None,
-            ranks=self.ranks,
+        notes = (f"runs eagerly: {refused}",) if runtime == "packed" and refused else ()
+        if kind == "packed":
+            self._step = PackedStep(self._step, int8=loaded.int8)
+        self._eager = (PackedRuntime if kind == "packed" else EagerRuntime)(
+            self._step, self.structure.group, notes
         )
+        self.runtime: Runtime = make_runtime(kind, self._step, self._eager, self.ranks)
         self._features: dict[int, torch.Tensor] = {}
+        self._chosen: tuple[ChosenTokens, int] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -170,6 +193,14 @@ class Target:
         """Features [rows, layers * hidden] of the sequence's last forward; None without capture."""
         return self._features.get(sequence)
 
+    def chosen(self) -> NDArray[np.int64] | None:
+        """The greedy token behind each row of the last verification, on the host.
+
+        The rows of all steps end to end. None where the runtime does not choose them within
+        the forward. Waits for the forward.
+        """
+        return None if self._chosen is None else self._chosen[0].read(self._chosen[1])
+
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The target's embeddings [..., hidden] of tokens [...]."""
@@ -181,13 +212,17 @@ class Target:
         """Logits [..., vocab] of hidden states [..., hidden] after the final norm."""
         return self._step.logits(hidden)
 
+    def head_weight(self) -> torch.Tensor:
+        """The LM head's weight [vocab, hidden]; a copy where weights are packed."""
+        return self._step.head_weight()
+
     def head_rows(self, tokens: NDArray[np.int64]) -> torch.Tensor | None:
         """A copy [tokens, hidden] of the head's weights for tokens; None where logits need more."""
         head = self._step.head
         plain = self._step.plain_head and type(head) is torch.nn.Linear
         if not plain or head.bias is not None:
             return None
-        return head.weight.detach()[to_device(tokens, self.device)]
+        return self._step.head_rows(to_device(tokens, self.device))
 
     @torch.inference_mode()
     def prefill(self, token_ids: torch.Tensor, sequence: int = 0) -> torch.Tensor:
@@ -203,7 +238,7 @@ class Target:
         for first in range(0, len(ids), PREFILL_CHUNK):
             chunk = ids[first : first + PREFILL_CHUNK]
             rows = len(chunk)
-            visible = DenseVisible(np.tri(rows, dtype=np.bool_)) if rows > 1 else None
+            visible = CausalVisible(rows) if rows > 1 else None
             block = RowBlock(sequence, chunk, np.arange(rows), visible)
             done = self._eager.forward(cache, [block], last_only=True)
             self._add_pending([block], done.features)
@@ -269,6 +304,16 @@ class Target:
         finally:
             self.runtime = runtime
 
+    def _packing_refused(self, owned: bool) -> str | None:
+        """The reason why the weights cannot be packed; None where they can."""
+        if not owned:
+            return "the weights of a borrowed model stay as they are"
+        if not self.ranks.alone:
+            return "weights that several processes share are not packed"
+        if self.loaded.quantization is not None and not self.loaded.int8:
+            return "quantised weights are not packed"
+        return packing_refused(self.device, self.dtype)
+
     def _structure(self) -> Structure:
         """The structure of the model; that of a shard is known, since few families are shared."""
         if self.ranks.alone:
@@ -317,6 +362,8 @@ class Target:
     def _forward(self, blocks: Sequence[RowBlock]) -> Forwarded:
         """One forward of all blocks, whose rows become pending."""
         done = self.runtime.forward(self._reserved(), blocks)
+        rows = sum(block.rows for block in blocks)
+        self._chosen = None if done.chosen is None else (done.chosen, rows)
         self._add_pending(blocks, done.features)
         return done
 

@@ -22,7 +22,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from costmodel.errors import InputError
 from costmodel.io import read_bytes, write_atomic
 from costmodel.strict_json import MOST_BYTES, json_lines, read_json
-from decoder.target.chat_template import apply_chat_template
+from decoder.chat import apply_chat_template
 from decoder.target.loading import LoadedModel
 from decoder.text import end_tokens
 from decoder.training.prompts import Kinds, Opening, is_evaluation, make_opening, refuse

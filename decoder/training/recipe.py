@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from costmodel.errors import InputError
+from decoder.device import parse_dtype, select_device
 from decoder.drafters.dflash.drafter import DFlashDrafter, check_fit
 from decoder.drafters.dflash.model import DFlashConfig, DFlashModel, save_dflash
 from decoder.drafters.factory import load_drafter
-from decoder.target.loading import LoadedModel
+from decoder.target.loading import LoadedModel, default_target, load_model
 from decoder.target.target import Target
 from decoder.training.corpus import Collecting, TrainingText, collect, read_corpus, split
 from decoder.training.dflash import (
@@ -63,6 +64,21 @@ class Trained:
     history: list[dict[str, float]]
 
 
+def load_target(name: str | None, device: str | None) -> LoadedModel:
+    """A target with pretrained weights, downloaded if needed; None: the default of the device.
+
+    Raises InputError or DeviceError.
+    """
+    place = select_device(device)
+    return load_model(
+        name or default_target(place),
+        weights="pretrained",
+        dtype=parse_dtype(None, place),
+        device=place,
+        download=True,
+    )
+
+
 def train_dflash(
     loaded: LoadedModel,
     folder: Path,
@@ -102,11 +118,11 @@ def _first_model(loaded: LoadedModel, recipe: Recipe) -> DFlashModel:
     return model.requires_grad_()
 
 
-def begun(loaded: LoadedModel, start: str, kind: type[Kind], called: str) -> Kind:
+def begun(loaded: LoadedModel, start: str, kind: type[Kind], label: str) -> Kind:
     """The trained drafter to continue from. Raises InputError if it is of another kind."""
     drafter = load_drafter(start, Target(loaded, owned=False))
     if not isinstance(drafter, kind):
-        raise InputError(f"{start} is no {called} drafter", hint="Choose its --kind.")
+        raise InputError(f"{start} is no {label} drafter", hint="Choose its --kind.")
     return drafter
 
 

@@ -64,10 +64,6 @@ class DraftTree:
     def row_depths(self) -> NDArray[np.int64]:  # [N + 1]
         return np.concatenate((np.zeros(1, dtype=np.int64), self.depths))
 
-    def is_chain(self) -> bool:
-        """True when every row's parent is the row before it (no mask but causality needed)."""
-        return bool(np.array_equal(self.parents, np.arange(len(self.parents))))
-
     def visibility(self) -> NDArray[np.bool_]:
         """[N + 1, N + 1]: row i sees row j when j is i itself or an ancestor of i."""
         return visibility(self.parents)
@@ -76,6 +72,13 @@ class DraftTree:
         """The row of the child of `row` with this token, or -1."""
         hits = np.flatnonzero((self.parents == row) & (self.tokens == token))
         return int(hits[0]) + 1 if len(hits) else -1
+
+
+def committed_by_size(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[N + 1] A(n) = 1 + the sum of the first n path scores [N] (BASTION eq. 3, root included)."""
+    committed = np.ones(len(scores) + 1)
+    committed[1:] += scores.cumsum()
+    return committed
 
 
 EMPTY = DraftTree(

@@ -100,8 +100,8 @@ def grow(source: LevelSource, growth: Growth, depth: int) -> CandidateTree:
     tokens, probabilities = source.root(growth.width)
     for level in range(1, deepest + 1):
         probabilities = np.where(probabilities >= 0.0, probabilities, NO_CHILD)
-        kept = growth.keep(level, scores, probabilities) & (probabilities >= 0.0)
-        above, ranks = (index[: growth.max_nodes - nodes] for index in np.nonzero(kept))
+        selected = growth.keep(level, scores, probabilities) & (probabilities >= 0.0)
+        above, ranks = (index[: growth.max_nodes - nodes] for index in np.nonzero(selected))
         if len(above) == 0:
             break
         level_probabilities = probabilities[above, ranks]

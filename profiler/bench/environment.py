@@ -29,12 +29,12 @@ _IDENTITY = ("torch_version", "transformers_version", "numba_version", "torch_th
 def machine(device: torch.device) -> tuple[Environment, tuple[str, ...]]:
     """The machine as it is now, and warnings about its state."""
     metadata, activity = collect(device.index or 0 if device.type == "cuda" else None), observe()
-    found = fingerprint(device)
+    keys = fingerprint(device)
     environment = Environment(
         created_utc=now_utc(),
-        device=found.name,
-        threads=found.threads,
-        instruction_set=found.instruction_set,
+        device=keys.name,
+        threads=keys.threads,
+        instruction_set=keys.instruction_set,
         fields={
             key: value
             for key, value in metadata.fields.items()

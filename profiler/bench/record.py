@@ -79,6 +79,7 @@ class BenchSettings:
     stage_times: bool = False
     same_text: bool = False
     by_round: bool = False
+    quantization: Name | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

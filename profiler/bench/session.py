@@ -12,7 +12,13 @@ from pathlib import Path
 from costmodel.errors import InputError
 from decoder.acceptance.sampling import Sampling
 from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
-from decoder.target.loading import Weights, default_target, load_model
+from decoder.target.loading import (
+    Quantization,
+    Weights,
+    default_target,
+    load_model,
+    quantised,
+)
 from decoder.target.runtime.graphs import runtime_kind
 from profiler.bench.analysis.summary import derived
 from profiler.bench.analysis.warnings import result_warnings
@@ -76,6 +82,7 @@ class BenchOptions:
     device: str | None = None
     dtype: str | None = None
     weights: Weights = "pretrained"
+    quantization: Quantization | None = None
     output: Path | None = None
     fresh: bool = False
 
@@ -111,8 +118,13 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
         environment, machine_warnings = machine(device)
         name = default_target(device) if options.target is None else options.target
         loaded = load_model(
-            name, weights=options.weights, dtype=dtype, device=device, download=True
+            name,
+            weights=options.weights,
+            dtype=dtype,
+            device=device,
+            download=True,
         )
+        loaded = quantised(loaded, options.quantization)
         builder = ArmBuilder(loaded, labels, options.decoder, options.seed)
         chat = _chat(options.chat, builder)
         prompts = encode_texts(texts, builder.encoder, chat=chat, new_tokens=options.new_tokens)
@@ -247,6 +259,7 @@ def _settings(
         stage_times=decoder.stage_times,
         same_text=decoder.same_text,
         by_round=decoder.by_round,
+        quantization=target.loaded.quantization,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,21 @@ from costmodel.profile.schema import PeaksSection
 from decoder.device import dtype_name, fingerprint, parse_dtype
 from decoder.drafters.base import Drafter
 from decoder.drafters.factory import load_drafter
-from decoder.profiling.measured_profile import Measurement, find_peaks, make_profile, roofline_of
+from decoder.profiling.measured_profile import (
+    Measurement,
+    find_peaks,
+    make_profile,
+    roofline_of,
+    subject_of,
+)
 from decoder.profiling.startup import is_storable
-from decoder.target.loading import Weights, default_target, load_model
+from decoder.target.loading import (
+    Quantization,
+    Weights,
+    default_target,
+    load_model,
+    quantised,
+)
 from decoder.target.ranks import Ranks, rank_device
 from decoder.target.runtime.base import RuntimeChoice
 from decoder.target.runtime.graphs import runtime_kind
@@ -40,8 +52,13 @@ from profiler.calibrate.sections import (
     stages_section,
     with_held_out,
 )
-from profiler.calibrate.sweep import Steering, SweepProgress, SweepResult, run_sweep
-from profiler.calibrate.sweep_plan import PREFILL_TOKENS, AdaptiveGrid, SweepPlan
+from profiler.calibrate.sweep import EXTENSION, Steering, SweepProgress, SweepResult, run_sweep
+from profiler.calibrate.sweep_plan import (
+    PREFILL_TOKENS,
+    TOLERATED_REGRET,
+    AdaptiveGrid,
+    SweepPlan,
+)
 from profiler.calibrate.workload import Task, Workload
 from profiler.measure.lock import device_lock
 from profiler.measure.machine import Activity, Metadata, collect, observe, warnings
@@ -49,6 +66,7 @@ from profiler.measure.machine import Activity, Metadata, collect, observe, warni
 CPU_CONTEXTS = (64, 256, 1024, 2048)
 GPU_CONTEXTS = (64, 256, 1024, 4096, 16384)
 BUDGETS_S = {"cuda": 30.0, "cpu": 45.0}  # a CPU is noisier and needs more samples
+LIMIT_BUDGETS = 4  # default budgets after which a calibration ends on the noisiest machine
 UNSTEADY = 0.05  # spread of the machine's pace above which it is reported
 CPU_MAX_NODES = 127
 GPU_MAX_NODES = 1024
@@ -67,11 +85,14 @@ class CalibrationSettings:
     dtype          `bfloat16`, `float16` or `float32`
     contexts       cached tokens at which to measure
     max_nodes      nodes of the largest draft tree
-    batches        batch sizes
+    batches        batch sizes; None: 1, or some of a serving engine
     time_budget_s  time to measure, once the target is loaded
+    time_limit_s   most time where choosing by the profile may still cost over 3 % when the budget
+                   is spent; None: four times the default budget, or a given budget alone
     output         YAML file of the profile; None: the user's profile directory
     fresh          drop the samples of an interrupted run instead of resuming it
     seed           of the held-out points
+    engine_options arguments of a serving engine (`profiler.calibrate.engines`)
     """
 
     target: str | None = None
@@ -80,13 +101,16 @@ class CalibrationSettings:
     device: str | None = None
     dtype: str | None = None
     runtime: RuntimeChoice = "auto"
+    quantization: Quantization | None = None
     contexts: tuple[int, ...] | None = None
     max_nodes: int | None = None
-    batches: tuple[int, ...] = (1,)
+    batches: tuple[int, ...] | None = None
     time_budget_s: float | None = None
+    time_limit_s: float | None = None
     output: Path | None = None
     fresh: bool = False
     seed: int = 0
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +224,7 @@ def prepare(subject: Subject, listener: CalibrationListener) -> Prepared:
         device=device,
         ranks=subject.ranks,
     )
-    target = Target(loaded, runtime=settings.runtime)
+    target = Target(quantised(loaded, settings.quantization), runtime=settings.runtime)
     drafter = load_drafter(settings.drafter, target)
     plan = _fit_to_target(_plan(settings, device), settings, target)
     workload = Workload(
@@ -235,7 +259,7 @@ def _plan(settings: CalibrationSettings, device: torch.device) -> SweepPlan:
     return SweepPlan(
         contexts=settings.contexts or (CPU_CONTEXTS if cpu else GPU_CONTEXTS),
         max_nodes=settings.max_nodes or (CPU_MAX_NODES if cpu else GPU_MAX_NODES),
-        batches=settings.batches,
+        batches=settings.batches or (1,),
         seed=settings.seed,
         prefill_tokens=PREFILL_TOKENS if cpu else GPU_PREFILL_TOKENS,
         plain_batches=() if cpu else GPU_PLAIN_BATCHES,
@@ -275,28 +299,43 @@ def measure(prepared: Prepared, listener: CalibrationListener) -> Measured:
     settings, plan, workload = prepared.settings, prepared.plan, prepared.workload
     target, ranks = prepared.target, workload.ranks
     roofline = roofline_of(target, prepared.peaks)
-    grid = AdaptiveGrid(plan, roofline, lambda task: not workload.shortfall(task))
+    grid = AdaptiveGrid([task for task in plan.grid() if not workload.shortfall(task)], roofline)
     tools = on_all_ranks(instruments(workload.device), ranks)
+    default_s = BUDGETS_S[workload.device.type]
+    budget_s = settings.time_budget_s or default_s
+    limit_s = settings.time_limit_s or (
+        LIMIT_BUDGETS * default_s if settings.time_budget_s is None else budget_s
+    )
     steering = Steering(
-        budget_s=settings.time_budget_s or BUDGETS_S[workload.device.type],
+        budget_s=budget_s,
+        limit_s=limit_s,
         on_progress=listener.progress,
         more=lambda swept: ranks.decide(lambda: grid.more(swept)),
+        certain=lambda swept: ranks.decide(lambda: grid.certain(swept)),
     )
     tasks = grid.first() + plan.held_out() + plan.stages()
     with shared_journal(
         lambda: open_journal(target, prepared.drafter, plan, fresh=settings.fresh), ranks
     ) as journal:
         swept = run_sweep(tasks, workload, tools, journal, steering)
-    _report(swept, listener)
+    report_sweep(swept, listener, budget_s)
     return Measured(swept=swept, device_state=tools.guard.summary(), journal=journal.path)
 
 
-def _report(swept: SweepResult, listener: CalibrationListener) -> None:
+def report_sweep(swept: SweepResult, listener: CalibrationListener, budget_s: float) -> None:
     """Report what the profile itself does not show."""
+    if swept.spent_s >= (1 + EXTENSION) * budget_s:
+        listener.say(
+            f"measured for {swept.spent_s:.0f} s instead of {budget_s:.0f} s: by the samples of "
+            f"the first {budget_s:.0f} s a choice of tree size could cost over "
+            f"{TOLERATED_REGRET:.0%}"
+        )
     if swept.resumed_samples:
         listener.say(f"went on from {swept.resumed_samples} samples of an unfinished run")
     if swept.damaged_lines:
-        listener.say(f"left out {swept.damaged_lines} damaged lines of that run's journal")
+        listener.say(
+            f"left out {swept.damaged_lines} damaged samples in the journal of an unfinished run"
+        )
     if swept.pace_spread > UNSTEADY:
         listener.say(
             f"the machine's pace varied by {swept.pace_spread:.0%}: times are corrected to its "
@@ -340,5 +379,5 @@ def _profile(prepared: Prepared, measured: Measured) -> Profile:
             "drafters": drafter_sections(swept, prepared.drafter),
         },
     )
-    profile = make_profile(prepared.target, measurement)
+    profile = make_profile(subject_of(prepared.target), measurement)
     return with_held_out(profile, points_of(swept, "held_out"))

@@ -89,7 +89,8 @@ def with_stored_drafters(profile: Profile, output: Path | None) -> Profile:
         if architecture_hash not in profile.drafters and kind not in BORROWED:
             dated = drafter.model_copy(update={"kind": kind, "created_utc": created_utc})
             profile = profile.with_drafter(architecture_hash, dated)
-    return profile
+    merged = stored.engine_drafters | profile.engine_drafters
+    return profile.model_copy(update={"engine_drafters": merged})
 
 
 def store(profile: Profile, output: Path | None = None) -> tuple[Path, Path]:

@@ -44,7 +44,7 @@ def instruments(device: torch.device) -> Instruments:
 
 
 def gpu_guard(cuda_index: int) -> Guard:
-    """A guard of clocks and heat; one that accepts everything where NVML is not available.
+    """A guard of clocks and temperature; one that accepts everything where NVML is not available.
 
     `machine.warnings` reports that case.
     """

@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
 from costmodel.errors import MeasurementError
 from profiler.calibrate.instruments import Instruments
 from profiler.calibrate.memory import OutOfMemory
-from profiler.calibrate.workload import Task, Workload
+from profiler.calibrate.workload import Task
 from profiler.measure.journal import FollowedJournal, Journal
 from profiler.measure.pace import paces
 from profiler.measure.samples import PointAccumulator, Samples, interleave, take_sample
@@ -26,6 +27,7 @@ from profiler.measure.samples import PointAccumulator, Samples, interleave, take
 SAMPLES_A_ROUND = 3  # of every point before an adaptive sweep chooses further points
 LEAST_SAMPLES = 6  # of every point when an adaptive sweep needs no further points
 PACED = ("verify", "held_out", "plain", "prefill", "draft")  # forwards, which a busy machine slows
+EXTENSION = 0.25  # of the budget, by which a sweep goes on where its samples do not suffice
 MIN_GRID_SHARE = 0.75  # with fewer points measured, a profile would have hidden gaps
 
 
@@ -74,21 +76,40 @@ class Steering:
     `more` is called each time every point has a few samples, and returns further tasks. An
     empty sequence means that none are left; the rest of the budget then goes into more
     samples. None means that no further points are needed.
+
+    limit_s  the sweep goes on after its budget, at most until then, while `certain` says no;
+             None: the budget
+    certain  whether the samples suffice; asked when the budget is spent, and every `EXTENSION`
+             of the budget after that
     """
 
     budget_s: float
+    limit_s: float | None = None
     on_progress: Callable[[SweepProgress], None] = lambda progress: None
     more: Callable[[SweepResult], Sequence[Task] | None] = lambda swept: ()
+    certain: Callable[[SweepResult], bool] = lambda swept: True
+
+
+class Calls(Protocol):
+    """Turns tasks into calls to time."""
+
+    def call(self, task: Task) -> Callable[[], object]:
+        """A function that runs the task once, from the same state each time."""
+        ...
+
+    def shortfall(self, task: Task) -> str:
+        """The reason why the task cannot be run; empty where it can."""
+        ...
 
 
 def run_sweep(
     tasks: Sequence[Task],
-    workload: Workload,
+    workload: Calls,
     instruments: Instruments,
     journal: Journal | FollowedJournal,
     steering: Steering,
 ) -> SweepResult:
-    """Measure the tasks in mixed order until all are done or the budget is spent.
+    """Measure the tasks in mixed order until all are done or the time is spent.
 
     One call of each task before its first sample is outside the budget. Samples of the journal
     count, and so does their time; what is no sample in it is left out. Raises MeasurementError
@@ -96,16 +117,21 @@ def run_sweep(
     """
     sweep = _Sweep(workload, instruments, journal, steering)
     sweep.add(tasks)
+    while not _finish(sweep, steering) and sweep.extend():
+        pass
+    return sweep.result()
+
+
+def _finish(sweep: _Sweep, steering: Steering) -> bool:
+    """Measure all points, further ones included; False when the time is spent before."""
     while sweep.measure(SAMPLES_A_ROUND):
         further = steering.more(sweep.result())
         if further is None:
-            sweep.measure(LEAST_SAMPLES)
-            break
+            return sweep.measure(LEAST_SAMPLES)
         if not further:
-            sweep.measure(None)
-            break
+            return sweep.measure(None)
         sweep.add(further)
-    return sweep.result()
+    return False
 
 
 class _Sweep:
@@ -113,7 +139,7 @@ class _Sweep:
 
     def __init__(
         self,
-        workload: Workload,
+        workload: Calls,
         instruments: Instruments,
         journal: Journal | FollowedJournal,
         steering: Steering,
@@ -128,6 +154,7 @@ class _Sweep:
         self._calls: dict[Task, Callable[[], object]] = {}
         self._skipped: dict[Task, str] = {}
         self._random = np.random.default_rng(0)
+        self._until_s = steering.budget_s
         self._spent_s = 0.0
         self._resumed = 0
 
@@ -167,9 +194,24 @@ class _Sweep:
             self._next_number += 1
             self._spent_s = timer.now_s() - start_s
             self._report()
-            if self._spent_s >= self._steering.budget_s:
+            if self._spent_s >= self._until_s:
                 return False
         return True
+
+    def extend(self) -> bool:
+        """Allow more time if the samples do not suffice; False where they do, or at the limit."""
+        budget_s = self._steering.budget_s
+        limit_s = max(self._steering.limit_s or budget_s, budget_s)
+        if self._until_s >= limit_s or self._suffices():
+            return False
+        self._until_s = min(max(self._until_s, self._spent_s) + EXTENSION * budget_s, limit_s)
+        return True
+
+    def _suffices(self) -> bool:
+        try:
+            return self._steering.certain(self.result())
+        except MeasurementError:  # too few points so far
+            return False
 
     def result(self) -> SweepResult:
         samples, unmeasured = _collect(self._points)
@@ -214,7 +256,7 @@ class _Sweep:
                 points_done=sum(point.done for point in self._points.values()),
                 points=len(self._points),
                 spent_s=self._spent_s,
-                budget_s=self._steering.budget_s,
+                budget_s=self._until_s,
             )
         )
 

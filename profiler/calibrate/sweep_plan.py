@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from costmodel.calibration.selection import regret_at_contexts
 from costmodel.calibration.stairs import fit_stairs
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline
+from costmodel.speculation import Regret
 from profiler.calibrate.sections import points_of
 from profiler.calibrate.sweep import SweepResult
 from profiler.calibrate.workload import Task
@@ -149,16 +150,23 @@ LEAST_POINTS = 24  # fewer may meet the goals by chance
 GOAL_MEDIAN_ERROR = 0.01
 GOAL_WORST_ERROR = 0.05
 GOAL_WORST_REGRET = 0.01
+TOLERATED_REGRET = 0.03  # of the worst choice, above which a calibration goes on after its budget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HeldOutCheck:
+    """Errors and decision regret at the held-out points, and the points' own noise."""
+
+    error: ErrorSummary
+    regret: Regret | None
+    noise: float
 
 
 class AdaptiveGrid:
-    """Chooses points of a plan's grid until the held-out points are predicted well enough."""
+    """Chooses points of a grid until the held-out points are predicted well enough."""
 
-    def __init__(
-        self, plan: SweepPlan, roofline: Roofline, fits: Callable[[Task], bool] = lambda task: True
-    ) -> None:
-        """fits: whether a point fits into memory."""
-        self._grid = [task for task in plan.grid() if fits(task)]
+    def __init__(self, grid: Sequence[Task], roofline: Roofline) -> None:
+        self._grid = list(grid)
         self._roofline = roofline
         self._design = PointDesign(
             Candidates(
@@ -181,18 +189,30 @@ class AdaptiveGrid:
         chosen = [self._grid[index] for index in self._design.next(points, STEP_POINTS)]
         return [task for task in chosen if task not in swept.skipped]
 
+    def certain(self, swept: SweepResult) -> bool:
+        """Whether no choice of a tree size costs more than is tolerated, by the samples so far."""
+        check = self._check(points_of(swept, "verify"), swept)
+        return check is None or check.regret is None or check.regret.worst <= TOLERATED_REGRET
+
     def _meets_goals(self, points: Points, swept: SweepResult) -> bool:
         """Whether the held-out error and the decision regret meet the goals."""
+        check = self._check(points, swept)
+        return (
+            check is not None
+            and check.error.median <= max(GOAL_MEDIAN_ERROR, check.noise)
+            and check.error.worst <= GOAL_WORST_ERROR
+            and (check.regret is None or check.regret.worst <= GOAL_WORST_REGRET)
+        )
+
+    def _check(self, points: Points, swept: SweepResult) -> _HeldOutCheck | None:
+        """The held-out points against a fit to `points`; None where none are held out."""
         held_out = points_of(swept, "held_out")
         if len(held_out) == 0:
-            return False
+            return None
         calibration = fit_stairs(points, fit_physical(points, self._roofline))
         predicted_s = calibration.predict_s(held_out.rows, held_out.context, held_out.batch)
-        error = ErrorSummary.of(predicted_s, held_out.seconds)
-        regret = regret_at_contexts(held_out, predicted_s)
-        noise = float(np.median(held_out.median_error))
-        return (
-            error.median <= max(GOAL_MEDIAN_ERROR, noise)
-            and error.worst <= GOAL_WORST_ERROR
-            and (regret is None or regret.worst <= GOAL_WORST_REGRET)
+        return _HeldOutCheck(
+            error=ErrorSummary.of(predicted_s, held_out.seconds),
+            regret=regret_at_contexts(held_out, predicted_s),
+            noise=float(np.median(held_out.median_error)),
         )

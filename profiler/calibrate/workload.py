@@ -17,6 +17,7 @@ from decoder.drafters.base import Drafter
 from decoder.profiling.probe import steady_draft
 from decoder.target.kv_cache import KVCache
 from decoder.target.ranks import Ranks
+from decoder.target.runtime.chosen import greedy_tokens
 from decoder.target.target import PREFILL_CHUNK, Step, Target
 from decoder.tree.draft_tree import EMPTY, DraftTree, Lattice, best_first
 from profiler.calibrate.memory import (
@@ -184,7 +185,10 @@ class Workload:
             logits[row, int(tree.tokens[children[0]])] = CERTAIN
             row = int(children[0]) + 1
         rule = AcceptanceRule("walk", sampling, target.device)
-        return lambda: accept_together([rule], [tree], [logits])
+        chosen = None
+        if target.runtime.kind == "graphs":  # whose forwards choose the greedy tokens
+            chosen = greedy_tokens(logits).cpu().numpy().copy
+        return lambda: accept_together([rule], [tree], [logits], chosen)
 
     def _commit(self, task: Task) -> Callable[[], object]:
         target = self._target

@@ -9,10 +9,12 @@ import click
 
 from profiler.commands.options import (
     Numbers,
+    count_option,
     execution_options,
     json_option,
     profile_option,
     require_profile_option,
+    seed_option,
     target_option,
     weights_option,
 )
@@ -61,11 +63,7 @@ class Names(click.ParamType):
     type=click.Path(path_type=Path),
     help="JSONL file with id, category and prompt. May be repeated [default: five built in].",
 )
-@click.option(
-    "--per-file",
-    type=click.IntRange(min=1),
-    help="Number of prompts of each file, drawn by --seed [default: all].",
-)
+@count_option("--per-file", "Number of prompts of each file, drawn by --seed [default: all].")
 @click.option(
     "--policy",
     "policies",
@@ -95,16 +93,23 @@ class Names(click.ParamType):
 @click.option(
     "--chat/--raw", default=None, help="Use the chat template [default: where there is one]."
 )
-@click.option("--new-tokens", default=128, show_default=True, type=click.IntRange(min=1))
-@click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(min=0))
-@click.option("--repeat", "repeats", default=1, show_default=True, type=click.IntRange(min=1))
+@count_option("--new-tokens", "New tokens of each text.", default=128)
 @click.option(
-    "--seed",
-    default=0,
+    "--temperature",
+    default=0.0,
     show_default=True,
-    type=click.IntRange(0, 2**31 - 1),
-    help="Seed of the choice of prompts and of sampling.",
+    type=click.FloatRange(min=0),
+    help="0 takes the argmax.",
 )
+@click.option(
+    "--repeat",
+    "repeats",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Times that each arm decodes each prompt.",
+)
+@seed_option(2**31 - 1, "Seed of the choice of prompts and of sampling.")
 @click.option(
     "--same-text",
     is_flag=True,
@@ -116,7 +121,7 @@ class Names(click.ParamType):
     help="Let all arms but the peers decode a prompt together, a round each in turn, so that slow "
     "moments of the machine affect all alike.",
 )
-@click.option("--max-nodes", type=click.IntRange(min=1), help="Largest adaptive tree.")
+@count_option("--max-nodes", "Nodes of the largest adaptive tree.")
 @click.option("--acceptance", default="auto", show_default=True, help="As in generate.")
 @execution_options
 @weights_option
@@ -217,7 +222,7 @@ def _options(values: dict[str, Any]) -> BenchOptions:
         profile=ProfileChoice(path=values["profile"], require=values["require_profile"]),
     )
     same = ("target", "files", "per_file", "seed", "chat", "new_tokens", "repeats", "device",
-            "dtype", "weights", "output", "fresh")  # fmt: skip
+            "dtype", "weights", "quantization", "output", "fresh")  # fmt: skip
     return BenchOptions(arms=arms, decoder=decoder, **{name: values[name] for name in same})
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +11,7 @@ import click
 
 from profiler.commands.options import (
     Duration,
+    NamedValue,
     Numbers,
     execution_options,
     json_option,
@@ -17,7 +20,11 @@ from profiler.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from profiler.calibrate.calibrate import CalibrationResult
+    from profiler.calibrate.calibrate import (
+        CalibrationListener,
+        CalibrationResult,
+        CalibrationSettings,
+    )
 
 
 @click.command(name="calibrate")
@@ -40,23 +47,46 @@ if TYPE_CHECKING:
 @click.option("--contexts", type=Numbers(), help="Cached tokens to measure at.")
 @click.option("--max-nodes", type=click.IntRange(min=3), help="Nodes of the largest draft tree.")
 @click.option(
-    "--batch", "batches", type=Numbers(), default="1", show_default=True, help="Batch sizes."
+    "--batch",
+    "batches",
+    type=Numbers(),
+    help="Batch sizes [default: 1; with --engine 1,2,4,8].",
 )
 @click.option(
     "--time-budget",
     "time_budget_s",
     type=Duration(),
-    help="Time to measure [default: 30s, on a CPU 45s].",
+    help="Time to measure [default: 30s, on a CPU 45s, with --engine 60s].",
+)
+@click.option(
+    "--time-limit",
+    "time_limit_s",
+    type=Duration(),
+    help="Most time, where a choice of tree size may still cost over 3% when the budget is spent "
+    "[default: 2m, on a CPU 3m; with --time-budget that alone].",
 )
 @click.option("--output", type=click.Path(path_type=Path), help="Write the profile to this file.")
 @click.option("--fresh", is_flag=True, help="Drop the samples of an interrupted run.")
 @seed_option(help="Seed of the held-out points.")
+@click.option(
+    "--engine", type=click.Choice(["vllm"]), help="Measure the steps of this engine instead."
+)
+@click.option(
+    "--engine-option",
+    "engine_options",
+    type=NamedValue(),
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Argument of the engine, as enforce_eager=true; may be repeated.",
+)
 @click.option("--fleet", is_flag=True, help="Measure each kind of GPU of a Ray cluster.")
 @click.option(
     "--fleet-address", help="Address of the cluster's head, host:port [default: the running one]."
 )
 @json_option
-def command(as_json: bool, fleet: bool, fleet_address: str | None, **settings: Any) -> None:
+def command(
+    as_json: bool, fleet: bool, fleet_address: str | None, engine: str | None, **settings: Any
+) -> None:
     """Measure what a verification step costs on this device and write a profile.
 
     Times the decoder's own functions over rows x contexts, fits the calibrations,
@@ -69,7 +99,12 @@ def command(as_json: bool, fleet: bool, fleet_address: str | None, **settings: A
 
     With `torchrun --no-python --nproc-per-node N rooftree calibrate` N GPUs share the
     target (tensor parallelism); the profile is valid for that degree alone.
+
+    With --engine vllm the steps of vLLM itself are measured, in this process, and the
+    cost of its drafter: none, ngram, demo, or a folder. Needs vLLM (docs/engines.md).
     """
+    settings["engine_options"] = dict(settings["engine_options"])
+    _check_engine(engine, fleet, settings)
     if fleet_address is not None and not fleet:
         raise click.UsageError("--fleet-address needs --fleet.")
     if fleet:
@@ -77,7 +112,7 @@ def command(as_json: bool, fleet: bool, fleet_address: str | None, **settings: A
 
         run_fleet(settings, fleet_address or "auto", as_json=as_json)
         return
-    result = _run(settings)
+    result = _run(settings, engine)
     if result is None:
         return
     if as_json:
@@ -88,7 +123,21 @@ def command(as_json: bool, fleet: bool, fleet_address: str | None, **settings: A
         _show(result)
 
 
-def _run(settings: dict[str, Any]) -> CalibrationResult | None:
+def _check_engine(engine: str | None, fleet: bool, settings: dict[str, Any]) -> None:
+    """Refuse options that do not go together."""
+    if engine is None:
+        if settings["engine_options"]:
+            raise click.UsageError("--engine-option needs --engine.")
+        return
+    if fleet:
+        raise click.UsageError("--engine and --fleet exclude each other.")
+    if settings["runtime"] != "auto" or settings["weights"] != "auto":
+        raise click.UsageError(
+            "--runtime and --weights are the decoder's own; for the engine's see --engine-option."
+        )
+
+
+def _run(settings: dict[str, Any], engine: str | None) -> CalibrationResult | None:
     """Calibrate with a progress bar; None on a rank that prints nothing."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
@@ -110,10 +159,21 @@ def _run(settings: dict[str, Any]) -> CalibrationResult | None:
             ),
         )
         try:
-            result = calibrate(CalibrationSettings(**settings), listener)
+            if engine is None:
+                result = calibrate(CalibrationSettings(**settings), listener)
+            else:
+                result = _in_engine(CalibrationSettings(**settings), listener)
         except EndedElsewhere as ended:
             raise click.exceptions.Exit(ended.exit_code) from ended
     return result if first else None
+
+
+def _in_engine(settings: CalibrationSettings, listener: CalibrationListener) -> CalibrationResult:
+    """Calibrate vLLM; what it prints on stdout, which belongs to the result, goes to stderr."""
+    from profiler.calibrate.engines.calibration import calibrate_engine
+
+    with contextlib.redirect_stdout(sys.stderr):
+        return calibrate_engine(settings, listener)
 
 
 def to_record(result: CalibrationResult) -> dict[str, Any]:

@@ -76,4 +76,8 @@ def save_and_show(profile: Profile, output: Path | None, as_json: bool) -> None:
     print_profile(path, profile)
     click.echo(f"\nprofile: {path}")
     if error_bar is not None:
-        click.echo(f"error bar: {error_bar:.1%} (to 256 rows and 16384 cached tokens)")
+        imported = profile.provenance.kind == "imported"
+        where = (
+            "at points left out of the fit" if imported else "to 256 rows and 16384 cached tokens"
+        )
+        click.echo(f"error bar: {error_bar:.1%} ({where})")

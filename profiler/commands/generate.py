@@ -13,6 +13,7 @@ from costmodel.errors import InputError
 from costmodel.io import read_bytes
 from costmodel.strict_json import MOST_BYTES, NotJson, json_lines, parse_json
 from profiler.commands.options import (
+    count_option,
     execution_options,
     profile_option,
     require_profile_option,
@@ -23,8 +24,7 @@ from profiler.commands.options import (
 from profiler.report.console import note, print_json, printable
 
 if TYPE_CHECKING:
-    from decoder import Generation, TreeDecoder
-    from decoder.engine import Prompt
+    from decoder.engine import Generation, Prompt, TreeDecoder
     from decoder.generation import DecodeRun
     from decoder.statistics import Statistics
 
@@ -42,7 +42,7 @@ GENERATION_OPTIONS = (
     type=click.Path(path_type=Path),
     help="JSONL file with a `prompt`, or the `messages` of a chat (and an `id`), on each line.",
 )
-@click.option("--limit", type=click.IntRange(min=1), help="Take only the first prompts.")
+@count_option("--limit", "Take only the first prompts.")
 @click.option("--chat", is_flag=True, help="Wrap each prompt in the chat template.")
 @click.option("--system", help="System prompt; implies --chat.")
 @click.option(
@@ -56,11 +56,18 @@ GENERATION_OPTIONS = (
     metavar="NAME=VALUE",
     help="Another option of the chat template, its value as JSON or text; may be repeated.",
 )
-@click.option("--max-new-tokens", default=128, show_default=True, type=click.IntRange(min=1))
+@count_option("--max-new-tokens", "Most new tokens of a text.", default=128)
 @click.option("--temperature", default=0.0, show_default=True, help="0 takes the argmax.")
-@click.option("--top-p", default=1.0, show_default=True)
-@click.option("--top-k", default=0, show_default=True)
-@seed_option(2**63 - 1)
+@click.option(
+    "--top-p",
+    default=1.0,
+    show_default=True,
+    help="Keep the most probable tokens that sum to this; 1 keeps all.",
+)
+@click.option(
+    "--top-k", default=0, show_default=True, help="Keep so many most probable tokens; 0 keeps all."
+)
+@seed_option(2**63 - 1, "Seed of sampling.")
 @click.option("--stop", multiple=True, help="End the text at this string; may be repeated.")
 @click.option(
     "--drafter",
@@ -89,7 +96,7 @@ GENERATION_OPTIONS = (
     type=click.Choice(["static", "ema", "ema+calib"]),
     help="How measured times correct the profile [default: as the profile needs].",
 )
-@click.option("--together", type=click.IntRange(min=1), help="Prompts to decode in one batch.")
+@count_option("--together", "Prompts to decode in one batch.")
 @click.option(
     "--trace", type=click.Path(path_type=Path), help="Append every round to this JSONL file."
 )
@@ -156,7 +163,7 @@ def _generate_together(
 
 
 def _decoder(options: dict[str, Any]) -> TreeDecoder:
-    from decoder import TreeDecoder
+    from decoder.engine import TreeDecoder
     from decoder.profiling.startup import ProfileChoice
 
     return TreeDecoder.from_pretrained(
@@ -165,6 +172,7 @@ def _decoder(options: dict[str, Any]) -> TreeDecoder:
         device=options["device"],
         weights=options["weights"],
         runtime=options["runtime"],
+        quantization=options["quantization"],
         drafter=options["drafter"],
         policy=options["policy"],
         acceptance=options["acceptance"],

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import click
+
+# What engines' settings are written for (costmodel/planning/exports/settings.py).
+EXPORTS = (
+    "vllm",
+    "sglang",
+    "sglang-dspark",
+    "sglang-dspark-steps",
+    "tensorrt-llm",
+    "transformers",
+)
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -41,6 +52,23 @@ class PicturePath(click.Path):
         return path
 
 
+class NamedValue(click.ParamType):
+    """NAME=VALUE, where the value is a JSON value or else a text."""
+
+    name = "name=value"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, Any]:
+        if isinstance(value, tuple):
+            return value
+        name, equals, text = str(value).partition("=")
+        if not equals or not name.isidentifier():
+            self.fail(f"{value!r} is not a name and a value, as enforce_eager=true.", param, ctx)
+        try:
+            return name, json.loads(text)
+        except ValueError:
+            return name, text
+
+
 class Numbers(click.ParamType):
     """Whole numbers separated by commas."""
 
@@ -64,10 +92,16 @@ device_option = click.option(
 dtype_option = click.option("--dtype", help="bfloat16, float16, float32 [default: the device's].")
 runtime_option = click.option(
     "--runtime",
-    type=click.Choice(["auto", "graphs", "eager"]),
+    type=click.Choice(["auto", "packed", "graphs", "eager"]),
     default="auto",
     show_default=True,
-    help="graphs captures the forwards (CUDA only); auto: graphs on CUDA.",
+    help="packed reorders the weights once (CPU), graphs captures the forwards (CUDA); auto: "
+    "packed on a CPU, graphs on CUDA.",
+)
+quantization_option = click.option(
+    "--quantization",
+    type=click.Choice(["int8"]),
+    help="Round the weights to int8, one scale an output (runtime packed).",
 )
 weights_option = click.option(
     "--weights", default="pretrained", help="pretrained, or random to try a shape."
@@ -83,15 +117,46 @@ json_option = click.option(
 )
 
 
+def count_option(
+    name: str,
+    help: str | None = None,
+    *,
+    default: int | None = None,
+    least: int = 1,
+    most: int | None = None,
+) -> Callable[[Decorated], Decorated]:
+    """A whole number from `least` to `most`; None: without a default, without a limit."""
+    return click.option(
+        name, type=click.IntRange(least, most), default=default, show_default=True, help=help
+    )
+
+
 def seed_option(
     largest: int | None = None, help: str | None = None
 ) -> Callable[[Decorated], Decorated]:
     """`--seed`, a whole number from 0 to `largest`."""
-    return click.option(
-        "--seed", type=click.IntRange(0, largest), default=0, show_default=True, help=help
-    )
+    return count_option("--seed", help, default=0, least=0, most=largest)
+
+
+def prompts_option(help: str) -> Callable[[Decorated], Decorated]:
+    """`--prompts` of a training command: JSONL files."""
+    return click.option("--prompts", type=click.Path(path_type=Path), multiple=True, help=help)
+
+
+def output_folder_option(help: str) -> Callable[[Decorated], Decorated]:
+    """`--output` of a training command: a folder, which must be given."""
+    folder = click.Path(file_okay=False, path_type=Path)
+    return click.option("--output", required=True, type=folder, help=help)
+
+
+def learning_rate_option(
+    default: float | None = None, help: str | None = None
+) -> Callable[[Decorated], Decorated]:
+    """`--learning-rate`, above 0 and at most 1."""
+    rate = click.FloatRange(0, 1, min_open=True)
+    return click.option("--learning-rate", type=rate, default=default, show_default=True, help=help)
 
 
 def execution_options(command: Decorated) -> Decorated:
-    """`--device`, `--dtype` and `--runtime`: where and how the target runs."""
-    return device_option(dtype_option(runtime_option(command)))
+    """`--device`, `--dtype`, `--runtime`, `--quantization`: where and how the target runs."""
+    return device_option(dtype_option(runtime_option(quantization_option(command))))

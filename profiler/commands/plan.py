@@ -1,4 +1,4 @@
-"""`rooftree plan`: GPUs, tree sizes and cost for traffic and goals."""
+"""`rooftree plan`: GPUs, tree sizes and cost; `rooftree export`: an engine's settings alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from profiler.commands.options import PicturePath, json_option
+from profiler.commands.options import EXPORTS, PicturePath, json_option
 
 
 @click.command(name="plan")
@@ -72,7 +72,7 @@ from profiler.commands.options import PicturePath, json_option
     "--max-running", default=256, show_default=True, help="Most requests at once on a server."
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print one line of CSV for each option.")
-@click.option("--export", type=click.Choice(["vllm", "sglang", "transformers"]),
+@click.option("--export", type=click.Choice(EXPORTS),
               help="Print an engine's speculative settings instead.")  # fmt: skip
 @click.option("--why", is_flag=False, flag_value=0, type=int, metavar="[AT_ONCE]",
               help="Explain the rows, or those of so many requests at once, by cause.")  # fmt: skip
@@ -97,7 +97,7 @@ def command(
     `pip install 'rooftree[operators]'` adds. If no option holds the goals, the nearest
     is named and the exit code is 2.
     """
-    from costmodel.planning.exports import PLANNED_FOR, export_plan
+    from costmodel.planning.exports.settings import PLANNED_FOR, export_plan
     from costmodel.planning.options import PlanOptions, request_from_options
     from costmodel.planning.search import plan
     from profiler.report import plan_tables
@@ -105,6 +105,7 @@ def command(
     from profiler.report.plan_page import write_plan_page
     from profiler.report.plan_pictures import plot_plan
     from profiler.report.plan_reasons import print_pays, print_why
+    from profiler.report.plan_tables import print_settings
 
     if as_csv and as_json:
         raise click.UsageError("--csv and --json are two forms of the same; give one.")
@@ -115,16 +116,7 @@ def command(
     if html is not None:
         note(f"page: {write_plan_page(result, html)}")
     if export is not None:
-        settings = export_plan(result, export)
-        if result.acceptance is None and result.request.policy.kind != "plain":
-            note(
-                "note: no acceptance data, so nothing is drafted;"
-                " --acceptance gsm8k, a rate or a file"
-            )
-        if as_json:
-            print_json({"engine": export, "settings": settings})
-        else:
-            click.echo(settings, nl=False)
+        print_settings(result, export, export_plan(result, export), as_json)
         return
     if as_json:
         print_json(result.as_dict())
@@ -136,3 +128,57 @@ def command(
         if why is not None:
             print_why(result, why)
     plan_tables.refuse_infeasible(result)
+
+
+@click.command(name="export")
+@click.argument("name", metavar="PROFILE")
+@click.option("--engine", type=click.Choice(EXPORTS), required=True,
+              help="Engine, and for SGLang's DSpark the form of its table.")  # fmt: skip
+@click.option(
+    "--acceptance", help="Acceptance: a bench result, a published data set, or a rate such as 0.8."
+)
+@click.option("--temperature", type=click.Choice(["0", "1"]), default="0", show_default=True,
+              help="Temperature of published acceptance.")  # fmt: skip
+@click.option("--drafter", help="Drafter: dflash, ngram, or one timed in the profile "
+              "[default: the acceptance's].")  # fmt: skip
+@click.option("--prompt-tokens", default=1000.0, show_default=True,
+              help="Mean tokens of a prompt.")  # fmt: skip
+@click.option("--output-tokens", default=500.0, show_default=True,
+              help="Mean tokens of an answer.")  # fmt: skip
+@click.option("--running", default=8, show_default=True, type=click.IntRange(min=1),
+              help="Requests at once, for engines with one size for all.")  # fmt: skip
+@click.option("--max-running", default=256, show_default=True, type=click.IntRange(min=1),
+              help="Most requests at once on a server.")  # fmt: skip
+@json_option
+def export(name: str, engine: str, running: int, as_json: bool, **options: Any) -> None:
+    """Write an engine's speculative settings from a profile.
+
+    PROFILE is a path, or DEVICE/TARGET such as h100-sxm/qwen3-8b. The drafted tokens for each
+    number of requests at once are those of the highest throughput at the given lengths; the text
+    is that of `rooftree plan --export`.
+    """
+    from costmodel.planning.exports.settings import PLANNED_FOR, export_plan
+    from costmodel.planning.forwards import ProfileForward
+    from costmodel.planning.request import PlanRequest
+    from costmodel.planning.search import plan_profile
+    from costmodel.planning.traffic import Traffic
+    from costmodel.profile.lookup import named_profile
+    from profiler.report.plan_tables import print_settings
+
+    path, profile = named_profile(name)
+    request = PlanRequest(
+        target=profile.target.name,
+        gpus=(f"{profile.device.slug} ({path.name})",),
+        traffic=Traffic(
+            prompt_tokens=options["prompt_tokens"], output_tokens=options["output_tokens"]
+        ),
+        rate=1.0,
+        acceptance=options["acceptance"],
+        temperature=int(options["temperature"]),
+        engine=PLANNED_FOR[engine],
+        drafter=options["drafter"],
+        most_running=options["max_running"],
+    )
+    result = plan_profile(request, profile, running)
+    text = export_plan(result, engine, ProfileForward(profile=profile))
+    print_settings(result, engine, text, as_json)

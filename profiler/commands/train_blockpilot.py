@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from profiler.commands.options import device_option, json_option, seed_option, target_option
+from profiler.commands.options import (
+    count_option,
+    device_option,
+    json_option,
+    learning_rate_option,
+    output_folder_option,
+    prompts_option,
+    seed_option,
+    target_option,
+)
 
 if TYPE_CHECKING:
     from decoder.training.blockpilot.recipe import Corpus
@@ -21,59 +30,19 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="The folder `texts` of a train-drafter run, on which acceptance is counted.",
 )
-@click.option(
-    "--prompts",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    help="JSONL files of prompts to decode, instead of --texts.",
-)
-@click.option(
-    "--output",
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for the sweeps and the predictor.",
-)
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    default=1000,
-    show_default=True,
-    help="Most prompts to use.",
-)
-@click.option(
-    "--max-new-tokens",
-    type=click.IntRange(min=2),
-    default=256,
-    show_default=True,
-    help="Most new tokens of a text.",
-)
-@click.option(
+@prompts_option("JSONL files of prompts to decode, instead of --texts.")
+@output_folder_option("Folder for the sweeps and the predictor.")
+@count_option("--limit", "Most prompts to use.", default=1000)
+@count_option("--max-new-tokens", "Most new tokens of a text.", default=256, least=2)
+@count_option(
     "--radius",
-    type=click.IntRange(1, 64),
+    "Candidates are the trained block size and so many on each side.",
     default=2,
-    show_default=True,
-    help="Candidates are the trained block size and so many on each side.",
+    most=64,
 )
-@click.option(
-    "--hidden",
-    type=click.IntRange(min=1),
-    default=2048,
-    show_default=True,
-    help="Width of the predictor's layers.",
-)
-@click.option(
-    "--epochs",
-    type=click.IntRange(min=1),
-    default=100,
-    show_default=True,
-    help="Passes over the samples.",
-)
-@click.option(
-    "--learning-rate",
-    type=click.FloatRange(0, 1, min_open=True),
-    default=1e-5,
-    show_default=True,
-)
+@count_option("--hidden", "Width of the predictor's layers.", default=2048)
+@count_option("--epochs", "Passes over the samples.", default=100)
+@learning_rate_option(default=1e-5, help="Constant learning rate.")
 @click.option(
     "--best",
     type=click.Choice(["length", "rate"]),
@@ -81,7 +50,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Criterion for the best block size: acceptance length, or that over a cycle's time.",
 )
-@seed_option()
+@seed_option(help="Seed of texts and training.")
 @device_option
 @json_option
 def command(drafter: str, output: Path, as_json: bool, **given: Any) -> None:
@@ -94,24 +63,15 @@ def command(drafter: str, output: Path, as_json: bool, **given: Any) -> None:
     """
     from dataclasses import asdict
 
-    from decoder.device import parse_dtype, select_device
     from decoder.drafters.factory import shipped
-    from decoder.target.loading import default_target, load_model
     from decoder.target.target import Target
     from decoder.training.blockpilot.recipe import PilotRecipe, PilotTraining, train_blockpilot
     from decoder.training.blockpilot.sweeps import Sweep
+    from decoder.training.recipe import load_target
     from profiler.bench.environment import machine
     from profiler.report.console import note, print_json
 
-    where = select_device(given["device"])
-    loaded = load_model(
-        given["target"] or default_target(where),
-        weights="pretrained",
-        dtype=parse_dtype(None, where),
-        device=where,
-        download=True,
-    )
-    target, seed = Target(loaded), given["seed"]
+    target, seed = Target(load_target(given["target"], given["device"])), given["seed"]
     recipe = PilotRecipe(
         sweep=Sweep(radius=given["radius"], max_new_tokens=given["max_new_tokens"], seed=seed),
         training=PilotTraining(

@@ -9,8 +9,12 @@ import click
 
 from profiler.commands.options import (
     Numbers,
+    count_option,
     device_option,
     json_option,
+    learning_rate_option,
+    output_folder_option,
+    prompts_option,
     seed_option,
     target_option,
 )
@@ -21,18 +25,8 @@ if TYPE_CHECKING:
 
 @click.command(name="train-drafter")
 @target_option
-@click.option(
-    "--prompts",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    help="JSONL files of prompts to train on [default: generated prompts].",
-)
-@click.option(
-    "--output",
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for texts, features, checkpoints and the drafter.",
-)
+@prompts_option("JSONL files of prompts to train on [default: generated prompts].")
+@output_folder_option("Folder for texts, features, checkpoints and the drafter.")
 @click.option(
     "--kind",
     type=click.Choice(["dflash", "specblock"]),
@@ -45,20 +39,15 @@ if TYPE_CHECKING:
     type=click.Choice(["free", "templates"]),
     default="free",
     show_default=True,
-    help="Of generated prompts: templates alone, or as many of hardly more than a word as well.",
+    help="Generated prompts: from templates alone, or half of them from a word or two that the "
+    "target continues.",
 )
 @click.option(
     "--from", "start", help="Trained drafter to continue from: its folder, hub id, or demo."
 )
-@click.option(
-    "--layers",
-    type=click.IntRange(1, 16),
-    help="Layers of the drafter [default: dflash 3, specblock 2].",
-)
-@click.option(
-    "--block-size",
-    type=click.IntRange(2, 64),
-    help="Tokens of a block [default: dflash 8, specblock 4].",
+@count_option("--layers", "Layers of the drafter [default: dflash 3, specblock 2].", most=16)
+@count_option(
+    "--block-size", "Tokens of a block [default: dflash 8, specblock 4].", least=2, most=64
 )
 @click.option(
     "--feature-layers",
@@ -71,26 +60,15 @@ if TYPE_CHECKING:
     multiple=True,
     help="Parts of SpecBlock to leave out, as its paper's table 2 does.",
 )
-@click.option(
+@count_option(
     "--texts",
-    type=click.IntRange(min=64),
+    "Number of training texts that the target writes, in batches of 64.",
     default=2688,
-    show_default=True,
-    help="Number of training texts that the target writes, in batches of 64.",
+    least=64,
 )
-@click.option(
-    "--steps",
-    type=click.IntRange(min=1),
-    default=3000,
-    show_default=True,
-    help="Optimiser steps.",
-)
-@click.option(
-    "--learning-rate",
-    type=click.FloatRange(0, 1, min_open=True),
-    help="Largest learning rate [default: dflash 2e-3, specblock 1.5e-3].",
-)
-@seed_option()
+@count_option("--steps", "Optimiser steps.", default=3000)
+@learning_rate_option(help="Largest learning rate [default: dflash 2e-3, specblock 1.5e-3].")
+@seed_option(help="Seed of texts and training.")
 @device_option
 @json_option
 def command(  # noqa: PLR0913 - one argument an option
@@ -119,11 +97,9 @@ def command(  # noqa: PLR0913 - one argument an option
     """
     from dataclasses import asdict, replace
 
-    from decoder.device import parse_dtype, select_device
-    from decoder.target.loading import default_target, load_model
     from decoder.training.corpus import Collecting
     from decoder.training.dflash import DFlashTraining
-    from decoder.training.recipe import Recipe, train_dflash
+    from decoder.training.recipe import Recipe, load_target, train_dflash
     from decoder.training.specblock.objective import SpecBlockSettings
     from decoder.training.specblock.recipe import SpecBlockRecipe, train_specblock
     from profiler.bench.environment import machine
@@ -134,7 +110,6 @@ def command(  # noqa: PLR0913 - one argument an option
         raise click.UsageError("--without names parts of a SpecBlock drafter.")
     if start is not None and any((layers, block_size, feature_layers, without)):
         raise click.UsageError("--from brings its own layers, block, features and parts.")
-    where = select_device(device)
     given_prompts = [text.prompt for text in read_files(prompts, None, seed)[0]]
     batches = -(-(len(given_prompts) or texts) // Collecting().batch)
     collecting = Collecting(batches=batches, openings=openings, seed=seed)
@@ -146,13 +121,7 @@ def command(  # noqa: PLR0913 - one argument an option
     )
     if learning_rate is not None:
         settings = replace(settings, learning_rate=learning_rate)
-    loaded = load_model(
-        target or default_target(where),
-        weights="pretrained",
-        dtype=parse_dtype(None, where),
-        device=where,
-        download=True,
-    )
+    loaded = load_target(target, device)
     if kind == "dflash":
         drafter = DFlashTraining(
             layers=layers or 3,

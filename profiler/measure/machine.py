@@ -207,7 +207,7 @@ def warnings(metadata: Metadata, activity: Activity | None = None) -> tuple[str,
         messages.append(f"only {free_mib} MiB of memory are free, the machine may swap: free some")
     if "gpu" in metadata.absent:
         messages.append(
-            "the GPU's clocks, heat and other processes cannot be watched: "
+            "the GPU's clocks, temperature and other processes cannot be watched: "
             f"{metadata.absent['gpu']}"
         )
     return tuple(messages + _gpu_warnings(fields))

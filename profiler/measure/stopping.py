@@ -10,7 +10,6 @@ from costmodel.statistics import MIN_FOR_MAD, relative_error, relative_spread
 
 NOISE_TARGET_MET = "noise target met"
 NOISE_SETTLED = "noise settled"
-COUNT_REACHED = "count reached"
 LIMIT = "limit"
 RUNNING = "running"
 
@@ -89,20 +88,3 @@ class NoiseRule:
         if error is None or len(seconds) < self.min_samples:
             return f"{len(seconds)} steady samples of at least {self.min_samples}"
         return f"error of the median {error:.2%}, target {self.target:.2%}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CountRule:
-    """Stop after `samples` accepted samples, or after `max_attempts` in all."""
-
-    samples: int
-    max_attempts: int | None = None
-
-    def check(self, seconds: Sequence[float], *, attempts: int, spent_s: float) -> Verdict:
-        if len(seconds) >= self.samples:
-            return Verdict(done=True, reason=COUNT_REACHED)
-        unmet = f"{len(seconds)} steady samples of {self.samples}"
-        most = 3 * self.samples if self.max_attempts is None else self.max_attempts
-        if attempts >= most:
-            return Verdict(done=True, reason=LIMIT, unmet=unmet)
-        return Verdict(done=False, unmet=unmet)

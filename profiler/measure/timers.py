@@ -1,16 +1,14 @@
-"""Timers: wall clock, CUDA events, and one with given durations for tests."""
+"""Timers: by the wall clock, and by CUDA events."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
-
-from costmodel.errors import MeasurementError
 
 L2_BYTES = 128 << 20  # assumed where the device does not report its L2 cache; above all known sizes
 
@@ -81,38 +79,15 @@ class CudaTimer:
         return time.perf_counter()
 
 
-class FakeTimer:
-    """A timer with given durations, for tests and dry runs.
+class ReportTimer:
+    """For functions that time the part of them that counts, and return its seconds."""
 
-    `durations_s` is an iterable, or a function of the timed function. The clock advances by
-    each duration. An exhausted iterable raises MeasurementError.
-    """
-
-    def __init__(
-        self, durations_s: Iterable[float] | Callable[[Callable[[], object]], float]
-    ) -> None:
-        self._duration_of = durations_s if callable(durations_s) else None
-        self._durations_s = iter(()) if callable(durations_s) else iter(durations_s)
-        self._now_s = 0.0
-
-    def time_s(self, function: Callable[[], object]) -> float:
-        function()
-        if self._duration_of is not None:
-            duration_s = self._duration_of(function)
-        else:
-            next_s = next(self._durations_s, None)
-            if next_s is None:
-                raise MeasurementError("the fake timer has no duration left")
-            duration_s = next_s
-        self._now_s += duration_s
-        return duration_s
+    def time_s(self, function: Callable[[], Any]) -> float:
+        with _without_garbage_collection():
+            return float(function())
 
     def now_s(self) -> float:
-        return self._now_s
-
-    def advance(self, seconds: float) -> None:
-        """Let time pass without a call."""
-        self._now_s += seconds
+        return time.perf_counter()
 
 
 def l2_flush(device: Any) -> Callable[[], object]:

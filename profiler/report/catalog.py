@@ -18,6 +18,7 @@ from profiler.report.console import print_table
 ORIGINS = {
     "measured": "m",
     "quick": "q",
+    "imported": "i",
     "composed": "c",
     "transferred": "t",
     "datasheet": "d",
@@ -26,6 +27,7 @@ ORIGINS = {
 MEANINGS = {
     "m": "measured here",
     "q": "quick probe here",
+    "i": "imported from another tool's file",
     "c": "composed from operator tables",
     "t": "transferred from another device",
     "d": "data sheet",

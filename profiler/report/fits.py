@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
@@ -18,55 +16,26 @@ from costmodel.calibration.physical import COEFFICIENTS, PhysicalCalibration
 from costmodel.calibration.points import Points
 from costmodel.calibration.selection import Selection, regret_at_contexts, select_calibration
 from costmodel.calibration.two_branch import TwoBranchCalibration
-from costmodel.catalog import find_device, resolve_target
-from costmodel.communication import protocols_of
 from costmodel.errors import InputError
-from costmodel.io import read_table
+from costmodel.imports.profiles import check_times
 from costmodel.roofline import Roofline
 from profiler.report.console import note, print_table
 
 Array = NDArray[np.float64]
 
 MIN_CHOSEN = 10
-_TOO_FAST, _VERY_SLOW = 0.5, 300.0
-_TIMES = {
-    "seconds": 1.0,
-    "milliseconds": 1e-3,
-    "microseconds": 1e-6,
-    "forward_s": 1.0,
-    "forward_ms": 1e-3,
-    "forward_us": 1e-6,
-}
-_UNITS = {"_s": 1.0, "_ms": 1e-3, "_us": 1e-6}
-_HINT = "Give a CSV with the columns new_tokens, context_tokens and seconds or microseconds"
-MOST_ROWS = 200_000
 
 
 def fit_table(
-    path: Path, *, device: str, target: str, tensor_parallel: int = 1, count: int | None = None
+    points: Points, roofline: Roofline, *, path: Path, count: int | None = None
 ) -> dict[str, Any]:
-    """Fit all calibrations to the table at `path`, or to `count` points chosen from it.
+    """Fit all calibrations to the points read from `path`, or to `count` points chosen from them.
 
     Returns a report of plain values. Raises InputError.
     """
-    if tensor_parallel < 1:
-        raise InputError(f"--tp must be 1 or more (is {tensor_parallel})")
-    spec = find_device(device)
-    entry = resolve_target(target, hub=True)
-    points = read_points(path)
-    roofline = Roofline(
-        architecture=entry.architecture,
-        peaks=spec.peaks,
-        tensor_parallel=tensor_parallel,
-        protocols=protocols_of(spec.slug, tensor_parallel),
-    )
-    report = {
-        **unit_check(points, roofline, path),
-        "points": len(points),
-        "device": spec.name,
-        "target": entry.architecture.name,
-        "tensor_parallel": tensor_parallel,
-    }
+    warning = check_times(points, roofline, path)
+    report = {"warning": warning} if warning else {}
+    report |= {"points": len(points)}
     if count is None:
         return report | cross_validated(points, roofline)
     if not MIN_CHOSEN <= count < len(points):
@@ -75,26 +44,6 @@ def fit_table(
             f" (is {count})"
         )
     return report | chosen(points, roofline, count)
-
-
-def unit_check(points: Points, roofline: Roofline, path: Path) -> dict[str, str]:
-    """A warning for times that are very long for the device. Raises InputError for impossible ones.
-
-    A median below half the physical roofline, or above 300 times it, comes more often from a wrong
-    unit, device or target than from a measurement.
-    """
-    bound = roofline.with_count("physical")
-    ratio = float(
-        np.median(points.seconds / bound.seconds(points.rows, points.context, points.batch))
-    )
-    if ratio < _TOO_FAST:
-        raise InputError(
-            f"the times in {path} are {1 / ratio:.3g} times faster than this device can be",
-            hint="Check the unit of the times, --device, --target and --tp",
-        )
-    if ratio > _VERY_SLOW:
-        return {"warning": f"times are {ratio:.3g} times the physical bound: is the unit right?"}
-    return {}
 
 
 def cross_validated(points: Points, roofline: Roofline) -> dict[str, Any]:
@@ -196,94 +145,3 @@ def print_fit(result: dict[str, Any]) -> None:
         rows.append([name, *(None if x is None else f"{100 * x:.2f}%" for x in values)])
     print_table(("calibration", "mean", "p95", "worst", "regret", "worst regret"), rows)
     note(f"selected: {result['selected']}")
-
-
-def read_points(path: Path) -> Points:
-    """Points from a CSV with `new_tokens`, `context_tokens`, a time, and optionally `batch`.
-
-    Rows with an empty time are left out; repeats of a shape are averaged. The time is the column
-    `seconds`, `milliseconds`, `microseconds` or `forward_(s|ms|us)`, else the only column whose
-    name ends in a unit. Raises InputError with the line and the problem.
-    """
-    try:
-        return _parse(csv.DictReader(read_table(path)), path)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path} is not a CSV table ({error})", hint=_HINT) from None
-
-
-def _parse(table: csv.DictReader[str], path: Path) -> Points:
-    names = {(name or "").strip().lower(): name for name in table.fieldnames or ()}
-    missing = [name for name in ("new_tokens", "context_tokens") if name not in names]
-    if missing:
-        raise InputError(f"{path} has no column {' and no column '.join(missing)}", hint=_HINT)
-    time, unit = _time_column(names, path)
-    shapes: dict[tuple[int, int, int], list[float]] = {}
-    for row in table:
-        if len(shapes) > MOST_ROWS:
-            raise InputError(f"{path} has more than {MOST_ROWS} shapes", hint=_HINT)
-        cell = (row.get(names[time]) or "").strip()
-        if not cell:
-            continue
-        at = f"{path}, line {table.line_num}"
-        shape = (
-            _whole(row, names, "new_tokens", 1, at),
-            _whole(row, names, "context_tokens", 0, at),
-            _whole(row, names, "batch", 1, at) if "batch" in names else 1,
-        )
-        shapes.setdefault(shape, []).append(_seconds(cell, names[time], unit, at))
-    if not shapes:
-        raise InputError(f"{path} has no rows with a time in the column {names[time]}", hint=_HINT)
-    seconds = [sum(times) / len(times) for times in shapes.values()]
-    rows, context, batch = zip(*shapes, strict=True)
-    points = Points(rows=rows, context=context, batch=batch, seconds=seconds)
-    _check(points, path)
-    return points
-
-
-def _time_column(names: dict[str, str], path: Path) -> tuple[str, float]:
-    for name, unit in _TIMES.items():
-        if name in names:
-            return name, unit
-    times = [(n, unit) for n in names for end, unit in _UNITS.items() if n.endswith(end)]
-    if len(times) == 1:
-        return times[0]
-    problem = "no column of times" if not times else "several columns of times: "
-    raise InputError(f"{path} has {problem}{', '.join(name for name, _ in times)}", hint=_HINT)
-
-
-def _whole(row: dict[str, str], names: dict[str, str], name: str, least: int, at: str) -> int:
-    cell = (row.get(names[name]) or "").strip()
-    try:
-        value = float(cell)
-    except ValueError:
-        raise InputError(f"{at}: {name} must be a whole number (is {cell!r})") from None
-    if not math.isfinite(value) or value != int(value) or not least <= value < 1e9:
-        raise InputError(f"{at}: {name} must be a whole number of {least} or more (is {cell})")
-    return int(value)
-
-
-def _seconds(cell: str, name: str, unit: float, at: str) -> float:
-    try:
-        value = float(cell)
-    except ValueError:
-        raise InputError(f"{at}: {name} must be a number (is {cell!r})") from None
-    if not math.isfinite(value) or value <= 0:
-        raise InputError(f"{at}: {name} must be a finite number above 0 (is {cell})")
-    return value * unit
-
-
-def _check(points: Points, path: Path) -> None:
-    if len(points) < 4:
-        raise InputError(
-            f"{path} has {len(points)} shapes with a time, and a fit needs 4 or more", hint=_HINT
-        )
-    if len(set(points.seconds.tolist())) == 1:
-        raise InputError(
-            f"all times in {path} are the same, which no measurement gives",
-            hint="Check where the times come from",
-        )
-    if len(set(points.rows.tolist())) < 2:
-        raise InputError(
-            f"{path} has one row count only (new_tokens = {points.rows[0]:g})",
-            hint="Measure several row counts",
-        )

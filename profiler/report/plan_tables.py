@@ -13,7 +13,7 @@ from costmodel.planning.request import seconds_text
 from costmodel.planning.result import Fleet, Option, Plan, SimulatedOption, Spread
 from costmodel.planning.servers import OperatingPoint
 from costmodel.planning.sizing import Interval
-from profiler.report.console import note, print_table
+from profiler.report.console import note, print_json, print_table
 
 SERVER_COLUMNS = ("at once", "tree", "tokens a cycle", "tpot ms", "ttft ms", "requests/s")
 
@@ -249,3 +249,16 @@ def _cell(spread: Spread | None, percent: str, fleet: Fleet, form: str = ".0f") 
         return middle
     high = "grows" if value.high is None else f"{value.high * 1e3:{form}}"
     return middle if low == middle == high else f"{middle} ({low} to {high})"
+
+
+def print_settings(plan: Plan, engine: str, settings: str, as_json: bool) -> None:
+    """Print an engine's settings, and note where nothing is drafted for want of acceptance."""
+    needless = engine.startswith("sglang-dspark") or plan.request.policy.kind == "plain"
+    if plan.acceptance is None and not needless:
+        note(
+            "note: no acceptance data, so nothing is drafted; --acceptance gsm8k, a rate or a file"
+        )
+    if as_json:
+        print_json({"engine": engine, "settings": settings})
+    else:
+        click.echo(settings, nl=False)

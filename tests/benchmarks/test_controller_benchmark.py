@@ -15,6 +15,7 @@ from decoder.drafters.simulated import SimulatedDrafter, Truth
 from decoder.engine import TreeDecoder
 from profiler.bench.arms.given_text import GivenTextTarget
 from tests.decoder.models import greedy, random_model, target_of
+from tests.decoder.target.test_graphs import graph_target
 
 VOCAB, PROMPT, NEW = 97, [3, 1, 4, 1, 5], 60
 
@@ -43,10 +44,11 @@ class TenthANode:
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["plain", "chain", "fixed:7"])
 @pytest.mark.parametrize("make", [replay, lambda text: NgramDrafter()], ids=["replay", "ngram"])
-def test_every_arm_writes_the_forced_text(policy, make):
+@pytest.mark.parametrize("open_target", [target_of, lambda model: graph_target(model)[0]])
+def test_every_arm_writes_the_forced_text(policy, make, open_target):
     model, text = random_model("llama-gqa"), forced_text()
     assert greedy(model, PROMPT, 8) != text[len(PROMPT) :][:8]
-    target = GivenTextTarget(target_of(model))
+    target = GivenTextTarget(open_target(model))
     target.follow(text)
     decoder = TreeDecoder(target, policy=policy, drafter=make(text), max_nodes=16)
     result = decoder.generate(PROMPT, max_new_tokens=60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -12,18 +13,22 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_suite
-from benchmarks.gpu_parts import KINDS, TINY, Part, Scale, all_parts, replay_result, run_part
+from benchmarks import gpu_checks, gpu_suite
+from benchmarks.gpu_parts import LIMITS_S, TINY, Part, Scale, all_parts
 from benchmarks.gpu_store import store_archive
+from benchmarks.gpu_suite import KINDS, run_part
+from benchmarks.gpu_timing import replay_result
 from costmodel.errors import InputError, RooftreeError
 from costmodel.io import shipped_directory
 from costmodel.profile.profile import Profile
 from tests.tiny_folder import fake_clock, isolate, write_config
 
+TINY_OF_ONE = replace(TINY, targets=("tiny",))
+
 
 @pytest.fixture
 def scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scale:
-    write_config(tmp_path / "tiny")
+    write_config(tmp_path / "tiny", num_hidden_layers=6)  # EAGLE-3 reads three of them
     isolate(monkeypatch, tmp_path)
     fake_clock(monkeypatch)
     return replace(TINY, targets=(str(tmp_path / "tiny"),))
@@ -31,24 +36,55 @@ def scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scale:
 
 def test_every_part_has_a_kind_and_a_name_of_its_own() -> None:
     parts = all_parts(Scale())
-    assert {part.kind for part in parts} == set(KINDS)
+    assert {part.kind for part in parts} == set(KINDS) == set(LIMITS_S)
     names = [part.name for part in parts]
-    assert len(set(names)) == len(names) == 1 + 3 * (2 * 5 + 2)
-    assert "calibrate.qwen3-8b.graphs" in names
+    assert len(set(names)) == len(names)
+    assert names[:5] == [
+        "smoke.qwen3-0.6b.graphs",
+        "kernels",
+        "logits.qwen3-8b.graphs",
+        "calibrate.qwen3-8b.graphs",
+        "forwards.qwen3-8b.graphs",
+    ]
     for part in parts:  # a profile is there before what reads it
         if part.kind in ("held-out", "replay"):
             needed = replace(part, kind="calibrate").name
             assert names.index(needed) < names.index(part.name)
 
 
+def test_the_first_command_holds_what_is_needed_most() -> None:
+    """Its parts, each at its own limit, fit into ten minutes but for what comes last in it."""
+    parts = [part for part in all_parts(Scale()) if part.target != "meta-llama/Llama-3.1-8B"]
+    assert max(part.limit_s for part in parts) <= 300
+    assert Scale().budget_s < LIMITS_S["calibrate"] / 2  # loading, compiling and captures beside
+    assert 2 * Scale().brief_budget_s < LIMITS_S["held-out"] / 2
+    assert sum(part.limit_s for part in parts[:3]) < 540
+    first = {part.kind for part in parts[:12]}
+    assert first == set(KINDS) - {"brief"}
+
+
+def test_the_documented_commands_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three, short enough to be sent as one line, each well within ten minutes."""
+    text = (Path(__file__).parents[2] / "docs" / "gpu-runs.md").read_text(encoding="utf-8")
+    commands = [line for line in text.splitlines() if line.startswith("export ")]
+    assert len(commands) == 3 and max(map(len, commands)) <= 2000
+    for command in commands:
+        arguments = shlex.split(command.partition("benchmarks.gpu_suite")[2])
+        monkeypatch.setattr(sys, "argv", ["gpu_suite", *arguments])
+        options = gpu_suite.parse()
+        assert options.minutes <= 9 and options.archive.name == options.resume.name
+        assert not options.parts and not options.tiny
+
+
 @pytest.mark.slow
 def test_every_measuring_part_in_tiny(scale: Scale, tmp_path: Path) -> None:
     found = {}
     for part in all_parts(scale):
-        if part.kind != "tests":
+        if part.kind not in ("tests", "kernels") and not part.dtype:
             record = run_part(part, scale, tmp_path / "work")
             found[part.kind] = json.loads(json.dumps(record, allow_nan=False))["result"]
-    assert found["calibrate"]["points"] > 0
+    assert found["smoke"]["policies"] == ["plain", "chain", "fixed:15", "bastion"]
+    assert found["calibrate"]["points"] > 0 and found["brief"]["points"] > 0
     assert (tmp_path / "work" / "calibrate.tiny.eager" / "profile.yaml").is_file()
     rows = {(row["rows"], row["context"]) for row in found["forwards"]["forwards"]}
     assert rows == {(1, 16), (1, 64), (1, 32), (8, 32)}
@@ -59,10 +95,50 @@ def test_every_measuring_part_in_tiny(scale: Scale, tmp_path: Path) -> None:
     }  # fmt: skip
     assert found["replay"]["acceptance"].startswith("simulated")
     assert sum(found["replay"]["bastion_stages_s"].values()) > 0
-    assert [row["rows"] for row in found["logits"]["compared"]] == [1, 8]
+    assert [row["rows"] for row in found["logits"]["compared"]] == [0, 1, 8]
     assert all(row["same_argmax"] == 1.0 for row in found["logits"]["compared"])
-    assert found["peers"]["tokens_per_s"]["eager"] > 0
-    assert any("mm" in event["name"] for event in found["launches"]["rows"]["1"])
+    assert all(row["against_eager"] == 0.0 for row in found["logits"]["compared"][1:])
+    assert found["peers"]["tokens_per_s"]["eager"] > 0 and found["peers"]["errors"] == {}
+    table = found["launches"]["rows"]["1"]
+    assert any("mm" in event["name"] for event in table["kernels"])
+    assert table["launches"] >= len(table["kernels"]) and table["kernels_s"] > 0
+    assert set(found["drafters"]["drafters"]) == {"dflash", "eagle3"}
+    for drafter in found["drafters"]["drafters"].values():
+        assert drafter["draft_s"][0] > 0 and drafter["rounds"] > 1
+
+
+def test_logits_that_are_wrong_are_no_result(scale: Scale, tmp_path: Path, monkeypatch) -> None:
+    real = gpu_checks.transformers_logits
+    monkeypatch.setattr(gpu_checks, "transformers_logits", lambda *sources: real(*sources) + 0.1)
+    part = Part("logits", scale.targets[0], "eager")
+    with pytest.raises(RooftreeError, match=r"logits of \[0, 1, 8\] rows differ"):
+        run_part(part, scale, tmp_path)
+    assert (tmp_path / part.name / "logits.json").is_file()
+
+
+def test_a_peer_that_fails_is_recorded(scale: Scale, tmp_path: Path, monkeypatch) -> None:
+    def broken(*arguments: object) -> float:
+        raise ValueError("no compiler")
+
+    monkeypatch.setattr("benchmarks.gpu_timing.decoding_rate", broken)
+    record = run_part(Part("peers", scale.targets[0]), scale, tmp_path)
+    assert record["result"]["errors"] == {"eager": "ValueError: no compiler"}
+
+
+@pytest.mark.slow
+def test_the_kernels_of_a_layer_in_the_interpreter(tmp_path: Path) -> None:
+    """In a process of its own, because importing the kernels chooses the interpreter."""
+    write_config(tmp_path / "tiny")
+    archive, work = tmp_path / "suite.tar.gz", tmp_path / "work"
+    command = [sys.executable, "-m", "benchmarks.gpu_suite", "--archive", str(archive)]
+    command += ["--tiny", str(tmp_path / "tiny"), "--work", str(work), "--parts", "kernels"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((work / "kernels" / "result.json").read_text())["result"]["kernels"]
+    assert [row["kernel"] for row in rows] == [
+        "rms_norm", "add_rms_norm", "swiglu", "table_attention", "rotate_and_store",
+    ]  # fmt: skip
+    assert all(row["relative_error"] < 1e-5 and row["deterministic"] for row in rows)
 
 
 def test_a_part_without_its_profile_says_so(scale: Scale, tmp_path: Path) -> None:
@@ -108,7 +184,7 @@ class TestResuming:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "log.txt").write_text("so far")
             if part.name in broken:
-                return "stopped after 530 s"
+                return "stopped after 120 s"
             (folder / "result.json").write_text(part.name)
             return ""
 
@@ -130,14 +206,26 @@ class TestResuming:
         run.broken.add("forwards.tiny.eager")
         with pytest.raises(SystemExit, match=r"not measured: forwards\.tiny\.eager;"):
             run("one")
-        assert len(run.done) == 8
+        assert len(run.done) == len(all_parts(TINY_OF_ONE))
         with tarfile.open(tmp_path / "suite.tar.gz") as archive:
             names = archive.getnames()
         assert "forwards.tiny.eager/log.txt" in names  # what a failed part left helps to mend it
         assert "forwards.tiny.eager/result.json" not in names
+        assert "forwards.tiny.eager/failed.json" in names
         run.broken.clear()
         assert run("one") == ["forwards.tiny.eager"]
         assert run("one") == []
+
+    def test_what_failed_is_tried_again_behind_what_was_not_tried(self, run, tmp_path) -> None:
+        """So that a part that always fails cannot take the time of the others twice."""
+        run.broken.add("smoke.tiny.eager")
+        with pytest.raises(SystemExit):
+            run("one", "--parts", "smoke")
+        failed = tmp_path / "one" / "smoke.tiny.eager" / "failed.json"
+        assert json.loads(failed.read_text())["reason"] == "stopped after 120 s"
+        run.broken.clear()
+        assert run("one")[-1] == "smoke.tiny.eager"
+        assert not failed.exists()
 
     def test_another_machine_goes_on(self, run, tmp_path: Path) -> None:
         run("one", "--parts", "calibrate")
@@ -146,14 +234,14 @@ class TestResuming:
         assert sorted(path.name for path in tmp_path.glob("*.tar.gz*")) == ["suite.tar.gz"]
 
     def test_no_part_begins_after_the_time(self, run) -> None:
-        with pytest.raises(SystemExit, match="not measured: logits"):
+        with pytest.raises(SystemExit, match="not measured: smoke"):
             run("one", "--minutes", "0")
         assert run.done == []
 
 
 def test_failing_tests_are_no_result(scale: Scale, tmp_path: Path, monkeypatch) -> None:
     failed = subprocess.CompletedProcess([], 1, stdout="E assert\n1 failed, 3 passed\n", stderr="")
-    monkeypatch.setattr("benchmarks.gpu_parts.subprocess.run", lambda *_, **__: failed)
+    monkeypatch.setattr("benchmarks.gpu_checks.subprocess.run", lambda *_, **__: failed)
     with pytest.raises(RooftreeError, match="tests fail: 1 failed, 3 passed"):
         run_part(Part("tests"), scale, tmp_path)
     assert "E assert" in (tmp_path / "tests" / "pytest.txt").read_text()
@@ -168,6 +256,7 @@ class TestStoring:
         (part / "result.json").write_text(
             json.dumps({"scale": {"device": device}, "environment": {"device": "NVIDIA H100"}})
         )
+        gpu_suite.note(folder / "work", Part("peers", "tiny"), "stopped after 240 s")
         gpu_suite.pack(folder / "work", folder / "gpu.tar.gz")
         return folder / "gpu.tar.gz"
 
@@ -176,7 +265,9 @@ class TestStoring:
         written = store_archive(self.archive(tmp_path, "cuda"), tmp_path / "calibrations")
         assert [path.parent.name for path in written] == ["h100-sxm", "results"]
         assert Profile.from_yaml(written[0]).device.name
-        assert list(json.loads(written[1].read_text())["parts"]) == ["calibrate.tiny.eager"]
+        stored = json.loads(written[1].read_text())
+        assert list(stored["parts"]) == ["calibrate.tiny.eager"]
+        assert stored["failed"]["peers.tiny"]["reason"] == "stopped after 240 s"
 
     def test_numbers_of_a_cpu_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"calibrate\.tiny\.eager ran on a CPU"):

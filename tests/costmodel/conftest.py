@@ -1,7 +1,9 @@
-"""Fixture `invented`: points and profiles made of invented but plausible numbers."""
+"""Fixtures: `invented`, plausible points and profiles, and `shared_data`, measured forwards."""
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.points import ErrorSummary, Points
-from costmodel.calibration.selection import select_calibration
+from costmodel.calibration.selection import Selection, select_calibration
 from costmodel.catalog import DeviceFingerprint, Peaks, find_target
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import (
@@ -73,10 +75,16 @@ def cpu_points(noise: float = 0.0, seed: int = 0, rows=ROWS, contexts=CONTEXTS) 
     )
 
 
+@cache
+def usual_selection() -> Selection:
+    """The calibrations of the usual points, fitted once."""
+    return select_calibration(cpu_points(0.01), cpu_roofline())
+
+
 def make_profile(points: Points | None = None, **changes) -> Profile:
     """A whole profile; `changes` replace sections."""
-    points = cpu_points(0.01) if points is None else points
-    selection = select_calibration(points, cpu_roofline())
+    selection = select_calibration(points, cpu_roofline()) if points else usual_selection()
+    points = points or cpu_points(0.01)
     nodes, tokens = [1, 15, 63, 255], [1, 4, 16]
     three, four = ([1e-6] * 3, [5] * 3), ([2e-6, None, 3e-6, 1e-6], [5, 1, 5, 5])
     sections = {
@@ -155,6 +163,7 @@ def invented() -> SimpleNamespace:
         roofline=cpu_roofline(),
         seconds=cpu_seconds,
         points=cpu_points,
+        selection=usual_selection,
         profile=make_profile,
     )
 
@@ -163,3 +172,12 @@ def invented() -> SimpleNamespace:
 def profile(invented) -> Profile:
     """One whole measured profile; frozen, so all tests may share it."""
     return invented.profile()
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Measured data that lies beside the checkout."""
+    folder = Path(__file__).parents[3] / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("the folder ../shared is not here")
+    return folder

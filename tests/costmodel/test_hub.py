@@ -13,7 +13,9 @@ from costmodel.catalog import find_target, resolve_target
 from costmodel.errors import InputError
 from costmodel.hub import hub_config, is_hub_id
 from costmodel.io import shipped_directory
-from costmodel.planning import PlanRequest, Traffic, plan
+from costmodel.planning.request import PlanRequest
+from costmodel.planning.search import plan
+from costmodel.planning.traffic import Traffic
 from costmodel.profile.store import ProfileStore
 
 # Qwen3-8B's config.json, as far as it says sizes.

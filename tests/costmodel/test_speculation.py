@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,25 +12,9 @@ from costmodel.speculation import (
     AcceptanceCurve,
     best_nodes,
     decision_regret,
-    expected_committed,
     speedup,
     standard_curves,
 )
-
-
-def test_expected_committed_against_the_oracle(shared_dir):
-    for case in json.loads((shared_dir / "oracles/trees.json").read_text()):
-        committed = expected_committed(np.minimum(case["sorted_scores"], 1.0))
-        for nodes, surrogate in zip(case["nodes"], case["surrogate"], strict=True):
-            assert committed[nodes] == pytest.approx(surrogate, rel=1e-9)
-
-
-def test_expected_committed_by_hand():
-    assert expected_committed([0.5, 0.25, 0.125]).tolist() == [1, 1.5, 1.75, 1.875]
-    assert expected_committed([]).tolist() == [1]
-    for wrong in ([1.5], [-0.1], [float("nan")], [[0.5]]):
-        with pytest.raises(InputError):
-            expected_committed(wrong)
 
 
 def test_curves_are_what_they_say():

@@ -8,13 +8,17 @@ from hypothesis import strategies as st
 from costmodel.errors import InputError
 from decoder.target.runtime.kernels import (
     Launch,
+    add_rms_norm,
     rms_norm,
     rotate_and_store,
     swiglu,
     table_attention,
 )
 from decoder.target.runtime.tables import LayerCache
+from decoder.target.target import Step, Target
+from tests.decoder.models import random_model, target_of
 from tests.decoder.table_cases import TableCase, assert_finite_padding, cases
+from tests.decoder.target.test_graphs import PROMPT, random_tree
 
 LAUNCHES = st.builds(
     Launch,
@@ -73,6 +77,40 @@ def test_rms_norm(columns):
         norm.weight.normal_(generator=torch.Generator().manual_seed(0))
         rows = torch.randn(5, columns, generator=torch.Generator().manual_seed(1))
         torch.testing.assert_close(rms_norm(rows, norm.weight, 1e-5), norm(rows))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])  # bfloat16 is cut off there
+@pytest.mark.parametrize("columns", [24, 576])
+def test_a_sum_and_its_norm(columns, dtype):
+    """The sum is rounded before the norm, as where transformers adds the residual."""
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    norm, generator = LlamaRMSNorm(columns, eps=1e-5).to(dtype), torch.Generator().manual_seed(1)
+    wide = torch.randn(5, 2 * columns, generator=generator).to(dtype)
+    rows, added = wide[:, :columns], torch.randn(5, columns, generator=generator).to(dtype)
+    with torch.no_grad():
+        norm.weight.normal_(generator=generator)
+        total, normed = add_rms_norm(rows, added, norm.weight, 1e-5)
+        torch.testing.assert_close(total, rows + added, rtol=0, atol=0)
+        torch.testing.assert_close(normed, norm(rows + added))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama-gqa", "mistral"])
+@pytest.mark.parametrize("rows", [1, 3, 17])
+def test_a_model_of_kernels_is_the_model(family, rows, monkeypatch):
+    """Prompt, tree and features, with all kernels of the fused layers, against the model's own."""
+    model, found = random_model(family, dtype=torch.float32), []
+    tree = random_tree(rows, 0)
+    for target in (target_of(model), Target(target_of(model).loaded, runtime="eager")):
+        target.capture((0, 1))
+        target.reserve(60)
+        prompt = target.prefill(torch.tensor(PROMPT)).clone()
+        logits = target.verify([Step(5, tree)])[0].clone()
+        found.append((prompt, logits, target.features().clone()))
+        for module in ("fused", "eager"):
+            name = f"decoder.target.runtime.{module}.kernels_usable"
+            monkeypatch.setattr(name, lambda device: True)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("width", [24, 1500])

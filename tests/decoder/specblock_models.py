@@ -116,8 +116,8 @@ class Reference:
             name: tensor.double() for name, tensor in tensors.items() if tensor.is_floating_point()
         }
         self.tokens = tensors["tokens"].tolist()
-        self.table = target.model.get_input_embeddings().weight.detach().double()
-        head = target.model.get_output_embeddings().weight.detach().double()
+        self.table = target.embed(torch.arange(target.architecture.vocab)).double()
+        head = target.head_weight().double()
         self.head = self.parts.get("lm_head.weight", head[self.tokens])
         states = plain_states(target, context[:-1])
         features = torch.cat([states[i] for i in config["feature_layers"]], dim=-1).double()

@@ -139,7 +139,7 @@ def test_texts_end_at_different_times():
 
 
 def test_one_text_stops_at_a_string(tmp_path):
-    from decoder import TreeDecoder
+    from decoder.engine import TreeDecoder
 
     decoder = TreeDecoder.from_pretrained(
         str(write_all(tmp_path)), dtype="float64", device="cpu", policy="fixed:9"

@@ -26,10 +26,10 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from costmodel.errors import InputError
-from decoder import TreeDecoder
 from decoder.acceptance.sampling import Sampling
 from decoder.custom_generate import CustomGenerate, sampling_of
 from decoder.drafters.ngram import NgramDrafter
+from decoder.engine import TreeDecoder
 from tests.decoder.models import FAMILIES, WholeDrafter, random_model
 from tests.tiny_folder import write_all
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
-from decoder import TreeDecoder
 from decoder.drafters.ngram import NgramDrafter
+from decoder.engine import TreeDecoder
 from decoder.policies.base import Policy
 from decoder.policies.shapes import Fixed
 from decoder.target.target import Step

@@ -26,12 +26,12 @@ from transformers import (
 
 from costmodel.acceptance import AcceptanceProcess
 from costmodel.errors import InputError
-from decoder import TreeDecoder
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.drafters.simulated import SimulatedDrafter, Truth
+from decoder.engine import TreeDecoder
 from decoder.policies.parse import parse_policy
 from decoder.tree.draft_tree import CandidateTree, Lattice, usable
 from tests.decoder.adversaries import ADVERSARIES, MASK

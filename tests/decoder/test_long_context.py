@@ -11,8 +11,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from decoder import TreeDecoder
 from decoder.drafters.ngram import NgramDrafter
+from decoder.engine import TreeDecoder
 from decoder.target.target import PREFILL_CHUNK, Step
 from decoder.tree.draft_tree import best_first
 from tests.decoder.models import (

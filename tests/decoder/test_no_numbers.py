@@ -11,7 +11,8 @@ import torch
 from costmodel.errors import InputError
 from decoder.acceptance.drawn import DrawnTree
 from decoder.acceptance.rules import Picker, recursive_rejection, traversal
-from decoder.acceptance.sampling import NO_TOKEN, Sampling
+from decoder.acceptance.sampling import Sampling
+from decoder.target.runtime.chosen import NO_TOKEN
 from tests.decoder.models import WholeDrafter, decoder_of, random_model
 
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]

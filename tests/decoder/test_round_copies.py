@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from decoder.decode_loop import run_round
 from decoder.engine import TreeDecoder
-from tests.decoder.drafters.test_graphed_drafters import CASES, PROMPT, captured, pair
+from tests.decoder.drafters.test_graphed_drafters import CASES, PROMPT, pair
 from tests.decoder.models import (
     LatticeDrafter,
     OracleDrafter,
@@ -22,6 +22,7 @@ from tests.decoder.models import (
     random_model,
     target_of,
 )
+from tests.decoder.target.test_graphs import graph_target
 
 ASKS = {
     "cpu", "tolist", "item", "__int__", "__float__", "__bool__", "__index__",
@@ -96,10 +97,25 @@ def test_accepted_tokens_come_in_one_copy(monkeypatch, accelerator, texts, polic
     truths = [greedy(model, prompt, 20) for prompt in prompts]
     drafter = OracleDrafter(prompts[0] + truths[0], 97)
     decoder = TreeDecoder(target_of(model), policy=policy, drafter=drafter)
-    captured(decoder.target)
     rounds, found = questions_of_rounds(monkeypatch, decoder, prompts, 20)
     assert found == truths
     assert [asked for asked, _ in rounds] == [["cpu"]] * len(rounds)
+    assert policy == "plain" or max(accepted[0] for _, accepted in rounds) > 1
+
+
+@pytest.mark.parametrize("texts", [1, 3])
+@pytest.mark.parametrize("policy", ["plain", "fixed:9"])
+def test_captured_forwards_choose_their_tokens(monkeypatch, accelerator, texts, policy):
+    """So that a round asks for none."""
+    model = random_model("llama-gqa")
+    prompts = [PROMPT, PROMPT[:2], PROMPT[3:]][:texts]
+    truths = [greedy(model, prompt, 20) for prompt in prompts]
+    drafter = OracleDrafter(prompts[0] + truths[0], 97)
+    decoder = TreeDecoder(graph_target(model)[0], policy=policy, drafter=drafter)
+    decoder.generate(prompts[0], max_new_tokens=20)  # captures what is needed
+    rounds, found = questions_of_rounds(monkeypatch, decoder, prompts, 20)
+    assert found == truths
+    assert [asked for asked, _ in rounds] == [[]] * len(rounds)
     assert policy == "plain" or max(accepted[0] for _, accepted in rounds) > 1
 
 
@@ -173,6 +189,6 @@ def test_a_drafter_asks_once_a_forward(monkeypatch, accelerator, tmp_path, case)
     for asked, (accepted,) in rounds:
         levels.append(min(drafter.max_depth, wanted - 1))
         drafts = min(levels[-1], 1) if case.startswith("dflash") else levels[-1]
-        assert asked == ["cpu"] * (drafts + 1)
+        assert asked == ["cpu"] * drafts  # the forward itself chooses the accepted tokens
         wanted -= accepted + 1
     assert max(levels) > 3

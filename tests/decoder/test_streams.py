@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
-from decoder import TreeDecoder
 from decoder.drafters.causal_lm import CausalLMDrafter
+from decoder.engine import TreeDecoder
 from tests.decoder.models import decoder_of, greedy, random_model, target_of
 from tests.tiny_folder import write_all
 

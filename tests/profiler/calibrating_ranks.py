@@ -24,7 +24,7 @@ from profiler import cli
 from profiler.calibrate.instruments import Instruments
 from profiler.calibrate.workload import Task, Workload
 from profiler.measure.stopping import NoiseRule
-from profiler.measure.timers import FakeTimer
+from tests.fake_timing import FakeTimer
 from tests.tiny_folder import isolate
 
 RANK = int(os.environ.get("RANK", "0"))

@@ -25,13 +25,10 @@ from decoder.drafters.caches import (
     RowForwards,
     SharedCaches,
     TableCache,
+    WaitingFeatures,
+    check_observed,
 )
-from decoder.drafters.checkpoint import (
-    checkpoint_folder,
-    differences,
-    read_config,
-    refuse_misfit,
-)
+from decoder.drafters.checkpoint import differences, refuse_misfit, stored_model
 from decoder.drafters.dflash.model import DFlashConfig, DFlashModel, DFlashPasses, load_dflash
 from decoder.drafters.vocabulary import DraftHead, most_probable, softmax
 from decoder.target.attention import DenseVisible, RowBlock
@@ -39,8 +36,6 @@ from decoder.target.runtime.capture import BudgetedCapture, Tensors
 from decoder.target.runtime.tables import RowTables
 from decoder.target.target import Target
 from decoder.tree.draft_tree import Lattice
-
-WAITING_ROWS = 256  # features kept of plain rounds before they are put into the cache
 
 
 class DFlashDrafter(Drafter):
@@ -62,9 +57,7 @@ class DFlashDrafter(Drafter):
         if isinstance(source, DFlashModel):
             self.model = source
         else:
-            folder = checkpoint_folder(source)
-            like = torch.empty(0, dtype=target.dtype, device=target.device)
-            self.model = load_dflash(folder, read_config(folder), like)
+            self.model = stored_model(source, target, load_dflash)
         config = self.model.config
         check_fit(config, target)
         self.target = target
@@ -121,10 +114,10 @@ class DFlashSession(DraftSession):
         """features: of the prompt, [tokens, layers * hidden]"""
         config = drafter.model.config
         self._forward, self._head = drafter.forward(), drafter.head
-        self._waiting: list[torch.Tensor] = []
+        self._waiting = WaitingFeatures("a DFlash drafter")
         self._mask = config.mask_token_id
         self.set_block_size(drafter.block_size)
-        self._add(features)
+        self._waiting.add(features)
         self._take_in()
 
     def set_block_size(self, size: int) -> None:
@@ -138,12 +131,7 @@ class DFlashSession(DraftSession):
         The forward always covers the whole block: a shorter block is another computation.
         """
         self._take_in()
-        length = self._forward.length
-        if length != len(context) - 1:
-            raise InputError(
-                f"the drafter has features of {length} tokens and the context has {len(context)}",
-                hint="Every round must be observed, a plain step too.",
-            )
+        check_observed(self._forward.length, len(context))
         self._block[0] = context[-1]
         logits = self._forward.block(self._block, request.depth)
         probabilities = softmax(logits, request.temperature)
@@ -153,8 +141,8 @@ class DFlashSession(DraftSession):
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
         """Keep the features of the committed rows for the next draft."""
-        self._add(features)
-        if sum(len(rows) for rows in self._waiting) >= WAITING_ROWS:
+        self._waiting.add(features)
+        if self._waiting.many:
             self._take_in()
 
     def rewind(self, tokens: int) -> None:
@@ -162,18 +150,11 @@ class DFlashSession(DraftSession):
         self._forward.cut(tokens)
         self._waiting.clear()
 
-    def _add(self, features: torch.Tensor | None) -> None:
-        if features is None:
-            raise InputError("a DFlash drafter needs the target's features, and got none")
-        self._waiting.append(features)
-
     @torch.inference_mode()
     def _take_in(self) -> None:
-        if not self._waiting:
-            return
-        rows = torch.cat(self._waiting)
-        self._waiting.clear()
-        self._forward.take_in(rows)
+        features = self._waiting.take()
+        if features is not None:
+            self._forward.take_in(features)
 
 
 def check_fit(config: DFlashConfig, target: Target) -> None:

@@ -46,7 +46,7 @@ from decoder.drafters.checkpoint import (
     save_checkpoint,
 )
 from decoder.drafters.vocabulary import read_tokens, write_tokens
-from decoder.target.runtime.fused import add_product, add_product_, join_linears
+from decoder.target.runtime.linear import join
 
 ARCHITECTURE = "DFlashDraftModel"
 DEFAULT_BLOCK_SIZE = 16
@@ -218,7 +218,7 @@ class DFlashModel(nn.Module):
     def passes(self) -> DFlashPasses:
         """The passes over these weights, made once; the model cannot be trained any more.
 
-        The weights become views of joined ones, so the state dict stays the same.
+        The weights become views of joined ones, or are packed (`plain_state`).
         """
         self._passes = self._passes or DFlashPasses(self)
         return self._passes
@@ -230,24 +230,24 @@ class _JoinedLayer:
     def __init__(self, layer: DFlashLayer, shape: DraftShape) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self._layer, self._shape = layer, shape
-        self._qkv = join_linears((attention.q_proj, attention.k_proj, attention.v_proj))
-        self._gate_up, _ = join_linears((mlp.gate_proj, mlp.up_proj))
+        self._qkv = join([attention.q_proj, attention.k_proj, attention.v_proj])
+        self._output = join([attention.o_proj])
+        self._gate_up = join([mlp.gate_proj, mlp.up_proj])
+        self._down = join([mlp.down_proj])
         norms = (attention.q_norm, shape.heads), (attention.k_norm, shape.kv_heads)
         weights = [norm.weight.detach().expand(heads, 1, -1) for norm, heads in norms]
         self._norms = torch.cat(weights)  # [heads + kv_heads, 1, head_dim]
 
     def keys_values(self, rows: torch.Tensor) -> torch.Tensor:
         """Unnormed keys, and values, [rows, 2 * kv_heads * head_dim], of rows [rows, hidden]."""
-        weight, bias = self._qkv
-        first = self._shape.heads * self._shape.head_dim
-        return functional.linear(rows, weight[first:], None if bias is None else bias[first:])
+        return self._qkv.outputs_from(self._shape.heads * self._shape.head_dim, rows)
 
     def __call__(
         self, block: torch.Tensor, rope: Rope, cache: RowCache, layer: int, seen: Span
     ) -> torch.Tensor:
         """Outputs [rows, hidden] of rows [rows, hidden]; `layer` is this layer's number."""
         module, shape = self._layer, self._shape
-        heads = functional.linear(module.input_layernorm(block), *self._qkv)
+        heads = self._qkv(module.input_layernorm(block))
         heads = heads.unflatten(-1, (-1, shape.head_dim)).transpose(0, 1)
         rotated, value = heads.split((shape.heads + shape.kv_heads, shape.kv_heads))
         rotated = rotate(_over_rms(rotated, shape.norm_eps) * self._norms, rope)
@@ -255,10 +255,10 @@ class _JoinedLayer:
         cache.write(layer, cache.length, key, value)
         mixed = cache.attend(layer, query, seen, shape.head_dim**-0.5)
         mixed = mixed.transpose(0, 1).reshape(len(block), -1)
-        block = add_product(block, mixed, module.self_attn.o_proj)
-        both = functional.linear(module.post_attention_layernorm(block), self._gate_up)
+        block = self._output.added_to(block, mixed)
+        both = self._gate_up(module.post_attention_layernorm(block))
         gate, up = both.chunk(2, dim=-1)
-        return add_product_(block, functional.silu(gate) * up, module.mlp.down_proj)
+        return self._down.added_to(block, functional.silu(gate) * up, overwrite=True)
 
 
 class DFlashPasses:
@@ -269,6 +269,7 @@ class DFlashPasses:
         shape = model.config.shape
         with torch.no_grad():
             self._layers = [_JoinedLayer(layer, shape) for layer in model.layers]
+            self._project = join([model.fc])
             norms = [layer.self_attn.k_norm.weight for layer in model.layers]
             self._key_norms = torch.stack(norms)[:, None, None]  # [layers, 1, 1, head_dim]
 
@@ -281,7 +282,7 @@ class DFlashPasses:
     def store_context(self, features: torch.Tensor, rope: Rope, cache: RowCache) -> None:
         """Write the rows of `add_context` after every layer's context, without counting them."""
         model, shape = self.model, self.config.shape
-        context = model.hidden_norm(model.fc(features))
+        context = model.hidden_norm(self._project(features))
         projected = torch.stack([layer.keys_values(context) for layer in self._layers])
         heads = projected.unflatten(-1, (-1, shape.head_dim)).transpose(1, 2)
         keys, values = heads.chunk(2, dim=1)  # [layers, kv_heads, rows, head_dim]

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from costmodel.errors import InputError
 from decoder.acceptance.drawn import draw_levels
 from decoder.device import to_device
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
@@ -26,13 +25,10 @@ from decoder.drafters.caches import (
     RowForwards,
     SharedCaches,
     TableCache,
+    WaitingFeatures,
+    check_observed,
 )
-from decoder.drafters.checkpoint import (
-    checkpoint_folder,
-    differences,
-    read_config,
-    refuse_misfit,
-)
+from decoder.drafters.checkpoint import differences, refuse_misfit, stored_model
 from decoder.drafters.eagle3.model import Eagle3Config, Eagle3Model, load_eagle3, token_ids
 from decoder.drafters.vocabulary import TopChildren, over_vocabulary, softmax
 from decoder.target.attention import DenseVisible, RowBlock
@@ -45,7 +41,6 @@ from decoder.tree.growth import Frontier, grow
 # The published default: the root's children, then as many expansions, one forward each.
 EXPANSIONS = 7
 CHUNK_ROWS = 512  # of a prompt in one forward
-WAITING_ROWS = 256  # features kept of plain rounds before they are made narrower
 
 
 class Eagle3Drafter(Drafter):
@@ -63,9 +58,7 @@ class Eagle3Drafter(Drafter):
         if isinstance(source, Eagle3Model):
             self.model = source
         else:
-            folder = checkpoint_folder(source)
-            like = torch.empty(0, dtype=target.dtype, device=target.device)
-            self.model = load_eagle3(folder, read_config(folder), like)
+            self.model = stored_model(source, target, load_eagle3)
         config = self.model.config
         check_fit(config, target)
         self.target = target
@@ -112,7 +105,7 @@ class Eagle3Session(DraftSession):
         """
         self._drafter = drafter
         self._forward = drafter.forward()
-        self._waiting: list[torch.Tensor] = []  # as the target gives them
+        self._waiting = WaitingFeatures("an EAGLE-3 drafter")
         self._narrow: list[torch.Tensor] = []  # of the drafter's width, before the others
         self.observe(prompt.tolist(), features)
         self._take_in(prompt)
@@ -140,10 +133,8 @@ class Eagle3Session(DraftSession):
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
         """Keep the features of the committed rows for the next draft."""
-        if features is None:
-            raise InputError("an EAGLE-3 drafter needs the target's features, and got none")
-        self._waiting.append(features)
-        if sum(len(rows) for rows in self._waiting) >= WAITING_ROWS:
+        self._waiting.add(features)
+        if self._waiting.many:
             self._make_narrow()
 
     def rewind(self, tokens: int) -> None:
@@ -155,19 +146,14 @@ class Eagle3Session(DraftSession):
     def _tree(self, context: NDArray[np.int64]) -> Eagle3Forward:
         """The forward with all of the context taken in, ready for a new tree."""
         self._take_in(context)
-        if self._forward.length != len(context) - 1:
-            raise InputError(
-                f"the drafter has features of {self._forward.length} tokens and the context has "
-                f"{len(context)}",
-                hint="Every round must be observed, a plain step too.",
-            )
+        check_observed(self._forward.length, len(context))
         return self._forward
 
     @torch.inference_mode()
     def _make_narrow(self) -> None:
-        if self._waiting:
-            self._narrow.append(self._drafter.model.fc(torch.cat(self._waiting)))
-            self._waiting.clear()
+        features = self._waiting.take()
+        if features is not None:
+            self._narrow.append(self._drafter.model.fc(features))
 
     @torch.inference_mode()
     def _take_in(self, context: NDArray[np.int64]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -19,12 +20,8 @@ from costmodel.errors import InputError
 from decoder.acceptance.drawn import draw_levels
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
 from decoder.drafters.blocks import DraftCache, Rotary, Span, span
-from decoder.drafters.checkpoint import (
-    checkpoint_folder,
-    differences,
-    read_config,
-    refuse_misfit,
-)
+from decoder.drafters.caches import WaitingFeatures, check_observed
+from decoder.drafters.checkpoint import differences, refuse_misfit, stored_model
 from decoder.drafters.specblock.model import SpecBlockConfig, SpecBlockModel, Wanted, load_specblock
 from decoder.drafters.specblock.tree import UNIFORM_WIDTH, BlockGrowth, BlockTree, uniform
 from decoder.drafters.vocabulary import softmax
@@ -33,7 +30,6 @@ from decoder.tree.draft_tree import CandidateTree, DraftTree
 from decoder.tree.growth import Frontier
 
 CHUNK_ROWS = 512  # of a prompt in one forward
-WAITING_ROWS = 256  # features kept of plain rounds before they are made narrower
 
 
 class SpecBlockDrafter(Drafter):
@@ -55,10 +51,8 @@ class SpecBlockDrafter(Drafter):
         if isinstance(source, SpecBlockModel):
             self.model = source
         else:
-            folder = checkpoint_folder(source)
-            like = torch.empty(0, dtype=target.dtype, device=target.device)
-            head = target.model.get_output_embeddings().weight
-            self.model = load_specblock(folder, read_config(folder), like, head)
+            load = partial(load_specblock, head=target.head_weight())
+            self.model = stored_model(source, target, load)
         config = self.model.config
         check_fit(config, target)
         self.growth = growth or default_growth(self.model)
@@ -106,7 +100,7 @@ class SpecBlockSession(DraftSession):
         self._cache = DraftCache(
             config.shape, config.layers, self._like.dtype, drafter.target.device
         )
-        self._waiting: list[torch.Tensor] = []  # features as the target gives them
+        self._waiting = WaitingFeatures("a SpecBlock drafter")
         self._conditions = torch.empty_like(self._like[:0])  # those of the drafter's width before
         self._drafted = 0  # prefix rows after the cache's length that the last draft wrote
         self.observe(prompt.tolist(), features)
@@ -151,25 +145,19 @@ class SpecBlockSession(DraftSession):
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
         """Keep the features of the committed rows for the next draft."""
-        if features is None:
-            raise InputError("a SpecBlock drafter needs the target's features, and got none")
+        self._waiting.add(features)
         # Prefix rows that the draft has run belong to committed tokens now, the bonus included.
         self._cache.length += self._drafted
         self._conditions = self._conditions[self._drafted :]
         self._drafted = 0
-        self._waiting.append(features)
-        if sum(len(rows) for rows in self._waiting) >= WAITING_ROWS:
+        if self._waiting.many:
             self._make_narrow()
 
     def _blocks(self, context: NDArray[np.int64]) -> Blocks:
         """The forwards of one draft after the context, whose last token is the bonus."""
         self._take_in(context, most=CHUNK_ROWS)
-        rows, length = len(self._conditions), self._cache.length + len(self._conditions)
-        if rows == 0 or length != len(context) - 1:
-            raise InputError(
-                f"the drafter has features of {length} tokens and the context has {len(context)}",
-                hint="Every round must be observed, a plain step too.",
-            )
+        rows = len(self._conditions)
+        check_observed(self._cache.length + rows, len(context))
         self._drafted = rows
         drafter = self._drafter
         embeddings = drafter.embed(context[-rows:])
@@ -177,11 +165,10 @@ class SpecBlockSession(DraftSession):
 
     @torch.inference_mode()
     def _make_narrow(self) -> None:
-        if self._waiting:
-            waiting = torch.cat(self._waiting).to(self._like.dtype)
-            narrow = self._drafter.model.condition(waiting)
+        features = self._waiting.take()
+        if features is not None:
+            narrow = self._drafter.model.condition(features.to(self._like.dtype))
             self._conditions = torch.cat((self._conditions, narrow))
-            self._waiting.clear()
 
     @torch.inference_mode()
     def _take_in(self, context: NDArray[np.int64], most: int) -> None:

@@ -11,9 +11,10 @@ import torch
 from decoder.target.attention import RowBlock
 from decoder.target.kv_cache import KVCache
 from decoder.target.runtime.capture import BudgetedCapture
+from decoder.target.runtime.chosen import ChosenTokens
 
-RuntimeKind = Literal["eager", "graphs"]
-RuntimeChoice = Literal["auto", "eager", "graphs"]
+RuntimeKind = Literal["eager", "packed", "graphs"]
+RuntimeChoice = Literal["auto", "eager", "packed", "graphs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +23,14 @@ class Forwarded:
 
     logits    [rows, vocab], or [1, vocab] where only the last row's were requested
     features  [rows, width], None where no layer is captured
+    chosen    the rows' greedy tokens on their way to the host, where the forward chose them
 
     A graph runtime returns views of its static buffers, which the next forward overwrites.
     """
 
     logits: torch.Tensor
     features: torch.Tensor | None
+    chosen: ChosenTokens | None = None
 
 
 class Runtime(Protocol):

@@ -176,11 +176,6 @@ class GraphedFunction:
         self._captured: dict[_Key, _Captured] = {}
         self.refused: str | None = None
 
-    @classmethod
-    def on(cls, device: torch.device, function: Callable[..., Tensors]) -> GraphedFunction:
-        """Captured on CUDA, called directly elsewhere."""
-        return cls(function, CudaCapture(device) if device.type == "cuda" else None)
-
     @torch.inference_mode()
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
         if self._capture is None or self.refused is not None:

@@ -11,6 +11,7 @@ import torch
 from decoder.target.attention import (
     ATTENTION_NAME,
     AttentionPlan,
+    CausalVisible,
     ForwardPlan,
     RowBlock,
     attending,
@@ -20,9 +21,9 @@ from decoder.target.kv_cache import KVCache
 from decoder.target.rope import rope_by_length
 from decoder.target.runtime.base import Forwarded, RuntimeKind
 from decoder.target.runtime.capture import BudgetedCapture
-from decoder.target.runtime.fused import TablePlan, kernels_usable
+from decoder.target.runtime.fused import TablePlan, TextPiece, kernels_usable
 from decoder.target.runtime.tables import RowTables, needed_words
-from decoder.target.structure import attention_of, base_of
+from decoder.target.structure import attention_of, base_of, device_of
 
 
 class ModelStep:
@@ -50,8 +51,7 @@ class ModelStep:
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = self.model.device
-        return device
+        return device_of(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -114,6 +114,16 @@ class ModelStep:
         else:
             out.copy_(self.logits(hidden))
 
+    def head_rows(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Rows [tokens, hidden] of the LM head's weight, copied."""
+        rows: torch.Tensor = self.head.weight.detach()[tokens]
+        return rows
+
+    def head_weight(self) -> torch.Tensor:
+        """The LM head's weight [vocab, hidden]."""
+        weight: torch.Tensor = self.head.weight.detach()
+        return weight
+
     @contextmanager
     def _hooks(self) -> Iterator[dict[int, torch.Tensor]]:
         """The captured hidden states [1, rows, hidden] of one forward, by layer."""
@@ -144,10 +154,10 @@ class EagerRuntime:
     kind: RuntimeKind = "eager"
     capture: BudgetedCapture | None = None
     buckets: tuple[int, ...] = ()
-    warnings: tuple[str, ...] = ()
 
-    def __init__(self, step: ModelStep, group: int) -> None:
+    def __init__(self, step: ModelStep, group: int, warnings: tuple[str, ...] = ()) -> None:
         """group: query heads per KV head."""
+        self.warnings = warnings
         self._step = step
         self._group = group
 
@@ -181,7 +191,8 @@ class EagerRuntime:
         words = needed_words(cache, blocks)
         tables = RowTables(rows, cache.sequences, words, self._step.device)
         tables.fill(cache, blocks)
-        return tables.tokens, tables.positions, TablePlan(cache.data, tables)
+        plan = TablePlan(cache.data, tables, _text_piece(cache, blocks))
+        return tables.tokens, tables.positions, plan
 
     def _with_segments(
         self, cache: KVCache, blocks: Sequence[RowBlock]
@@ -198,7 +209,7 @@ class EagerRuntime:
             offsets = torch.from_numpy(block.offsets).to(device)
             positions.append(offsets + cache.lengths[block.sequence])
             first = rows.stop
-        return _join(tokens), _join(positions), ForwardPlan(cache, tuple(segments))
+        return _join(tokens), _join(positions), ForwardPlan(tuple(segments))
 
 
 class _HiddenStates:
@@ -225,6 +236,15 @@ def _returning(module: torch.nn.Module, output: _HiddenStates) -> Iterator[None]
         del module.forward
         if before is not None:
             module.forward = before
+
+
+def _text_piece(cache: KVCache, blocks: Sequence[RowBlock]) -> TextPiece | None:
+    """The piece of text that the rows are; None for a tree, and for several sequences."""
+    block = blocks[0]
+    plain = isinstance(block.visible, CausalVisible) and not cache.pending[block.sequence]
+    if len(blocks) > 1 or not plain:
+        return None
+    return TextPiece(block.sequence, cache.end(block.sequence) + block.rows)
 
 
 def _join(parts: list[torch.Tensor]) -> torch.Tensor:

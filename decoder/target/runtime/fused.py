@@ -1,9 +1,10 @@
 """Fused decoder layers for a model that the engine owns: fewer and larger operations.
 
 The query, key and value products become one product, and so do gate and up. Residual
-additions are part of the preceding product, and queries and keys are rotated together. On
-CUDA one Triton kernel each computes the norm, the rotary embedding with the store into the
-cache, and SwiGLU: about 10 launches a layer instead of 56.
+additions are part of the preceding product or of the norm behind them, and queries and keys
+are rotated together. On CUDA one Triton kernel each computes the norm, the sum with its norm,
+the rotary embedding with the store into the cache, and SwiGLU: 10 launches a layer instead of
+56. The norm behind the last layer is the same kernel.
 
 No module is replaced. A layer gets its own `forward`, which `unfuse` removes, and its weights
 become views of the joined weights, so the state dict is unchanged.
@@ -23,16 +24,21 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention.bias import causal_lower_right
 from transformers.activations import SiLUActivation
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, rotate_half
-from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
-from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
-from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, rotate_half
+from transformers.models.mistral.modeling_mistral import MistralDecoderLayer, MistralRMSNorm
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
 
 from decoder.target.attention import AttentionPlan, current_plan
 from decoder.target.ranks import SummedLinear
 from decoder.target.runtime.tables import LayerCache, RowTables
+from decoder.target.structure import base_of
 from decoder.tree.draft_tree import WORD
+
+FLASH_WIDEST = 256  # lanes of a head
+FLASH_CAPABILITY = (8, 0)
 
 
 @cache
@@ -57,14 +63,27 @@ def kernels_for(tensor: torch.Tensor) -> ModuleType | None:
 
 
 @dataclass(frozen=True, slots=True)
+class TextPiece:
+    """Rows that continue one sequence's text, each seeing all before it.
+
+    keys  of the sequence, these rows' included
+    """
+
+    sequence: int
+    keys: int
+
+
+@dataclass(frozen=True, slots=True)
 class TablePlan:
     """Attention of the rows in some tables over a cache's tensor.
 
     data  [layers, 2, sequences, kv_heads, slots, head_dim]
+    text  where the rows are a piece of text, for which PyTorch's kernel is faster
     """
 
     data: torch.Tensor
     tables: RowTables
+    text: TextPiece | None = None
 
     def attend(
         self,
@@ -91,10 +110,41 @@ class TablePlan:
         query, returns  [rows, heads, head_dim]
         """
         keys, values = self.data[layer]
+        if self.text is not None and flash_usable(query):
+            place = (self.text.sequence, slice(None), slice(self.text.keys))
+            return text_attention(query, keys[place], values[place], scale)
         kernels = kernels_for(query)
         fits = kernels is not None and query.shape[-1] <= kernels.WIDEST
         attend = kernels.table_attention if fits else reference_table_attention
         return attend(query, keys, values, self.tables, scale)
+
+
+def flash_usable(query: torch.Tensor) -> bool:
+    """Whether PyTorch's flash attention takes the tensor: 16 bits on compute capability 8.0."""
+    if query.device.type != "cuda" or query.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    capability = torch.cuda.get_device_capability(query.device)
+    return query.shape[-1] <= FLASH_WIDEST and capability >= FLASH_CAPABILITY
+
+
+def text_attention(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Causal attention of the last rows of a text.
+
+    query         [rows, heads, head_dim]
+    keys, values  [kv_heads, keys, head_dim], the rows' own last
+    returns       [rows, heads, head_dim]
+    """
+    output = nn.functional.scaled_dot_product_attention(
+        query.transpose(0, 1)[None],
+        keys[None],
+        values[None],
+        attn_mask=causal_lower_right(len(query), keys.shape[1]),
+        scale=scale,
+        enable_gqa=True,
+    )
+    return output[0].transpose(0, 1)
 
 
 def reference_table_attention(
@@ -136,6 +186,21 @@ def normalise(norm: Any, rows: torch.Tensor) -> torch.Tensor:
     return kernels.rms_norm(rows, norm.weight, norm.variance_epsilon)
 
 
+def add_and_normalise(
+    rows: torch.Tensor, inputs: torch.Tensor, linear: nn.Linear, norm: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """rows + linear(inputs), and its RMSNorm: each [rows, hidden]."""
+    kernels = kernels_for(rows)
+    if kernels is None:
+        rows = add_product(rows, inputs, linear)
+        return rows, norm(rows)
+    # `addmm` would copy the rows first; the sum costs the norm's kernel one more read.
+    summed: tuple[torch.Tensor, torch.Tensor] = kernels.add_rms_norm(
+        rows, linear(inputs), norm.weight, norm.variance_epsilon
+    )
+    return summed
+
+
 def gated(activation: Any, gate_up: torch.Tensor) -> torch.Tensor:
     """activation(gate) * up of [rows, 2 * ffn], gate first: [rows, ffn]."""
     kernels = kernels_for(gate_up)
@@ -148,6 +213,7 @@ def gated(activation: Any, gate_up: torch.Tensor) -> torch.Tensor:
 # Layers whose forward `FusedForward` computes. Not among them: mixtures of experts, and
 # GPT-NeoX, whose query, key and value are one product already.
 FUSIBLE = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
+NORMS = (LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm)
 
 
 def fuse(model: nn.Module) -> int:
@@ -155,18 +221,38 @@ def fuse(model: nn.Module) -> int:
     fused = 0
     with torch.no_grad():
         for layer in model.modules():
-            if type(layer) in FUSIBLE and _plain_linears(layer):
+            if type(layer) in FUSIBLE and plain_linears(layer):
                 if not isinstance(layer.__dict__.get("forward"), FusedForward):
                     layer.forward = FusedForward(layer)
                 fused += 1
+    last = getattr(base_of(model), "norm", None)
+    if fused and type(last) in NORMS:
+        last.forward = LastNorm(last)
     return fused
 
 
 def unfuse(model: nn.Module) -> None:
     """Remove the fused forwards; the weights keep their values."""
     for layer in model.modules():
-        if isinstance(layer.__dict__.get("forward"), FusedForward):
+        if isinstance(layer.__dict__.get("forward"), (FusedForward, LastNorm)):
             del layer.forward
+
+
+class LastNorm:
+    """The norm behind the last layer, as one kernel where there is one."""
+
+    def __init__(self, norm: Any) -> None:
+        self._norm = norm
+
+    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The norm of [..., hidden]."""
+        norm, kernels = self._norm, kernels_for(hidden_states)
+        if kernels is None:
+            plain: torch.Tensor = type(norm).forward(norm, hidden_states)
+            return plain
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        normed: torch.Tensor = kernels.rms_norm(rows, norm.weight, norm.variance_epsilon)
+        return normed.view(hidden_states.shape)
 
 
 class FusedForward:
@@ -201,8 +287,9 @@ class FusedForward:
         normed = normalise(layer.input_layernorm, rows)
         qkv = nn.functional.linear(normed, self._qkv_weight, self._qkv_bias)
         attended = self._attend(qkv, position_embeddings, plan)
-        rows = add_product(rows, attended, layer.self_attn.o_proj)
-        normed = normalise(layer.post_attention_layernorm, rows)
+        rows, normed = add_and_normalise(
+            rows, attended, layer.self_attn.o_proj, layer.post_attention_layernorm
+        )
         gate_up = nn.functional.linear(normed, self._gate_up_weight, self._gate_up_bias)
         return add_product_(rows, gated(layer.mlp.act_fn, gate_up), layer.mlp.down_proj)[None]
 
@@ -272,11 +359,16 @@ def _norms(attention: Any) -> tuple[torch.Tensor, torch.Tensor, float] | None:
     return query.weight, key.weight, query.variance_epsilon
 
 
-def _plain_linears(layer: Any) -> bool:
-    """Whether all products are `nn.Linear` or `SummedLinear`, not quantised or adapted."""
+def plain_linears(layer: Any) -> bool:
+    """Whether all products are plain (`is_plain`)."""
     attention, mlp = layer.self_attn, layer.mlp
     linears = (
         attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj,
         mlp.gate_proj, mlp.up_proj, mlp.down_proj,
     )  # fmt: skip
-    return all(type(linear) in (nn.Linear, SummedLinear) for linear in linears)
+    return all(is_plain(linear) for linear in linears)
+
+
+def is_plain(linear: nn.Module) -> bool:
+    """Whether it is an `nn.Linear` or `SummedLinear`: not quantised, adapted or packed."""
+    return type(linear) in (nn.Linear, SummedLinear) and "forward" not in linear.__dict__

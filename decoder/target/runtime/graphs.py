@@ -24,11 +24,13 @@ from decoder.target.runtime.capture import (
     first_line,
     padded_rows,
 )
+from decoder.target.runtime.chosen import ChosenTokens
 from decoder.target.runtime.eager import EagerRuntime, ModelStep
 from decoder.target.runtime.fused import TablePlan
 from decoder.target.runtime.tables import RowTables, needed_words
 
 MEMORY_SHARE = 0.1  # of the device, for captured forwards
+GROUPED_CAPABILITIES = ((9, 0), (10, 0))  # on which PyTorch has a kernel for grouped products
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,7 @@ class CapturedStep:
     tables: RowTables
     logits: torch.Tensor  # [rows, vocab]
     features: torch.Tensor | None  # [rows, width]
+    chosen: ChosenTokens
     replay: Callable[[], None]
 
 
@@ -108,8 +111,9 @@ class GraphRuntime:
             return self._eager.forward(cache, blocks)
         step.tables.fill(cache, blocks)
         step.replay()
+        step.chosen.send()
         features = None if step.features is None else step.features[:rows]
-        return Forwarded(step.logits[:rows], features)
+        return Forwarded(step.logits[:rows], features, step.chosen)
 
     @torch.inference_mode()
     def prepare(self, cache: KVCache, rows: int, sequences: int = 1) -> None:
@@ -162,6 +166,7 @@ class GraphRuntime:
         tables.fill(cache, blocks)
         plan = TablePlan(cache.data, tables)
         logits = self._output("logits", shape.rows, step.vocab)
+        chosen = ChosenTokens(shape.rows, step.device)
         features = None
         if step.captured:
             features = self._output("features", shape.rows, step.feature_width)
@@ -169,11 +174,14 @@ class GraphRuntime:
         def run() -> None:
             hidden, states = step.run(tables.tokens, tables.positions, plan)
             step.logits_into(hidden, logits)
+            chosen.choose(logits)
             if features is not None and states is not None:
                 features.copy_(states)
 
         replay = self.capture.record(run)
-        return CapturedStep(tables=tables, logits=logits, features=features, replay=replay)
+        return CapturedStep(
+            tables=tables, logits=logits, features=features, chosen=chosen, replay=replay
+        )
 
     def _output(self, name: str, rows: int, width: int) -> torch.Tensor:
         """The first rows of an output that graphs share, allocated anew where it is too small."""
@@ -197,38 +205,54 @@ def _chain_block(sequence: int, rows: int) -> RowBlock:
 
 
 def runtime_kind(
-    choice: RuntimeChoice, device: torch.device, *, capturable: bool = True
+    choice: RuntimeChoice,
+    device: torch.device,
+    *,
+    capturable: bool = True,
+    packable: bool = True,
 ) -> RuntimeKind:
-    """The runtime of a choice: `auto` is graphs on CUDA for a capturable model, else eager.
+    """The runtime of a choice: `auto` is graphs on CUDA and packed on a CPU, where they can be.
 
     capturable  False for a borrowed model, whose weights may move while a graph reads them, and
-                for a mixture of experts, whose routing in transformers waits for the host
-    Raises InputError for an unknown choice, DeviceError for graphs on a device that has none.
+                for experts that need the host (`experts_capturable`)
+    packable    whether the weights may be given up for packed ones; without it a choice of packed
+                is eager
+    Raises InputError for an unknown choice, DeviceError for a runtime that the device has not.
     """
     if choice not in get_args(RuntimeChoice):
         raise InputError(
             f"'{choice}' is not a runtime", hint=f"Use one of {', '.join(get_args(RuntimeChoice))}."
         )
-    if choice == "graphs" and device.type != "cuda":
+    needs = {"graphs": "cuda", "packed": "cpu"}.get(choice, device.type)
+    if needs != device.type:
         raise DeviceError(
-            f"the graphs runtime needs a CUDA device, and this is {device}",
+            f"the {choice} runtime needs a {needs.upper()} device, and this is {device}",
             hint="Use --runtime eager, or leave it out.",
         )
-    if choice == "auto":
-        return "graphs" if device.type == "cuda" and capturable else "eager"
+    if choice == "auto" and device.type == "cuda":
+        return "graphs" if capturable else "eager"
+    if choice in ("auto", "packed"):
+        return "packed" if device.type == "cpu" and packable else "eager"
     return choice
 
 
+def experts_capturable(step: ModelStep) -> bool:
+    """Whether a mixture of experts is computed without asking the host for anything.
+
+    transformers' grouped product does not, where PyTorch has one kernel for it; on other devices
+    and in other dtypes PyTorch copies the sizes of the groups to the host.
+    """
+    if step.device.type != "cuda" or step.dtype != torch.bfloat16:
+        return False
+    grouped = step.model.config.get_text_config()._experts_implementation == "grouped_mm"
+    return grouped and torch.cuda.get_device_capability(step.device) in GROUPED_CAPABILITIES
+
+
 def make_runtime(
-    choice: RuntimeChoice,
-    step: ModelStep,
-    eager: EagerRuntime,
-    *,
-    capturable: bool = True,
-    ranks: Ranks = ALONE,
+    kind: RuntimeKind, step: ModelStep, eager: EagerRuntime, ranks: Ranks = ALONE
 ) -> Runtime:
-    """The runtime of one model; errors as in `runtime_kind`."""
-    if runtime_kind(choice, step.device, capturable=capturable) == "eager":
+    """The runtime of one model: `eager`, which may be packed, or graphs beside it."""
+    if kind != "graphs":
         return eager
     _, total_bytes = torch.cuda.mem_get_info(step.device)
     budget_bytes = int(MEMORY_SHARE * total_bytes)

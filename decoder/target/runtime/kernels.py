@@ -36,6 +36,9 @@ MERGED_PARTS = 16  # parts that the merge reads at a time
 WAVES = 2  # programs a processor, so that a short one does not leave it idle
 PROCESSORS_WITHOUT_GPU = 4  # in the interpreter, to have several parts there too
 GATED_COLUMNS = 1024  # columns of one program of `swiglu`
+TURNED_HEADS = 8  # heads of one row in one program of `rotate_and_store`
+COLUMNS_A_WARP = 512  # of a norm: more warps have more loads in flight
+MOST_WARPS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,13 +269,31 @@ def rms_norm(rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.
 
     Rounded before the weight is applied, as in transformers.
     """
+    return _normed(rows, None, weight, epsilon)[1]
+
+
+def add_rms_norm(
+    rows: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of two [rows, hidden], rounded as in transformers, and the norm of the sum."""
+    return _normed(rows, added, weight, epsilon)
+
+
+def _normed(
+    rows: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`rows` or their sum with `added`, and the norm of it."""
     columns = rows.shape[1]
     output = torch.empty(len(rows), columns, dtype=rows.dtype, device=rows.device)
+    total = rows if added is None else torch.empty_like(output)
+    block = triton.next_power_of_2(columns)
     _rms_norm[(len(rows),)](
-        rows, weight, output, rows.stride(0), columns, epsilon,
-        BLOCK=triton.next_power_of_2(columns),
+        rows, rows if added is None else added, weight, total, output,
+        rows.stride(0), columns, epsilon,
+        BLOCK=block, ADDED=added is not None,
+        num_warps=min(max(block // COLUMNS_A_WARP, 1), MOST_WARPS),
     )  # fmt: skip
-    return output
+    return total, output
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
@@ -300,24 +321,31 @@ def rotate_and_store(
     heads = qkv.shape[1] // width - 2 * kv_heads
     query = torch.empty(len(qkv), heads, width, dtype=qkv.dtype, device=qkv.device)
     query_norm, key_norm, epsilon = norms or (angles[0], angles[0], 0.0)  # not read without norms
-    _rotate_and_store[(len(qkv), heads + 2 * kv_heads)](
+    _rotate_and_store[(len(qkv), triton.cdiv(heads + 2 * kv_heads, TURNED_HEADS))](
         qkv, angles[0], angles[1], query_norm, key_norm, epsilon,
         query, cache.keys, cache.values, cache.owners, cache.slots,
         cache.keys.stride(0), cache.keys.stride(1), cache.keys.stride(2),
         heads, kv_heads,
-        HALF=width // 2, BLOCK=triton.next_power_of_2(width // 2), NORMED=norms is not None,
+        HALF=width // 2, BLOCK=triton.next_power_of_2(width // 2), HEADS=TURNED_HEADS,
+        NORMED=norms is not None,
     )  # fmt: skip
     return query
 
 
 @triton.jit
 def _rms_norm(  # noqa: PLR0913 - a kernel takes its tensors one by one
-    rows, weight, output, row_stride, columns, epsilon, BLOCK: tl.constexpr
+    rows, added, weight, total, output, row_stride, columns, epsilon,
+    BLOCK: tl.constexpr, ADDED: tl.constexpr,
 ):  # fmt: skip
+    """The norm of one row; with ADDED of its sum with a contiguous row, which is stored too."""
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
     inside = lanes < columns
     raw = tl.load(rows + row * row_stride + lanes, mask=inside, other=0.0)
+    if ADDED:
+        more = tl.load(added + row * columns + lanes, mask=inside, other=0.0)
+        raw = (raw.to(tl.float32) + more.to(tl.float32)).to(raw.dtype)
+        tl.store(total + row * columns + lanes, raw, mask=inside)
     x = raw.to(tl.float32)
     scaled = x * tl.rsqrt(tl.sum(x * x, 0) / columns + epsilon)
     rounded = scaled.to(raw.dtype).to(tl.float32)
@@ -343,49 +371,49 @@ def _rotate_and_store(  # noqa: PLR0913 - a kernel takes its tensors one by one
     query, keys, values, owners, slots,
     key_sequence, key_head, key_slot,
     heads, kv_heads,
-    HALF: tl.constexpr, BLOCK: tl.constexpr, NORMED: tl.constexpr,
+    HALF: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row, in halves: query heads first, then key heads, then value heads."""
-    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    lanes = tl.arange(0, BLOCK)
-    inside = lanes < HALF
+    """HEADS heads of one row, in halves: query heads first, then key heads, then value heads."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    lanes = tl.arange(0, BLOCK)[None, :]
+    lane = lanes < HALF
+    inside = lane & (part < heads + 2 * kv_heads)
     source = qkv + (row * (heads + 2 * kv_heads) + part) * 2 * HALF + lanes
-    raw = tl.load(source, mask=inside, other=0.0)
-    low = raw.to(tl.float32)
-    high = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
-    if part < heads + kv_heads:
-        if NORMED:
-            mean = (tl.sum(low * low, 0) + tl.sum(high * high, 0)) / (2 * HALF)
-            shrink = tl.rsqrt(mean + epsilon)
-            low = (low * shrink).to(raw.dtype).to(tl.float32)
-            high = (high * shrink).to(raw.dtype).to(tl.float32)
-            if part < heads:
-                low *= tl.load(query_norm + lanes, mask=inside, other=0.0).to(tl.float32)
-                high *= tl.load(query_norm + HALF + lanes, mask=inside, other=0.0).to(tl.float32)
-            else:
-                low *= tl.load(key_norm + lanes, mask=inside, other=0.0).to(tl.float32)
-                high *= tl.load(key_norm + HALF + lanes, mask=inside, other=0.0).to(tl.float32)
-        angle = row * 2 * HALF + lanes
-        low_cos = tl.load(cosines + angle, mask=inside, other=0.0).to(tl.float32)
-        low_sin = tl.load(sines + angle, mask=inside, other=0.0).to(tl.float32)
-        high_cos = tl.load(cosines + angle + HALF, mask=inside, other=0.0).to(tl.float32)
-        high_sin = tl.load(sines + angle + HALF, mask=inside, other=0.0).to(tl.float32)
-        turned = low * low_cos - high * low_sin
-        high = high * high_cos + low * high_sin
-        low = turned
+    raw_low = tl.load(source, mask=inside, other=0.0)
+    raw_high = tl.load(source + HALF, mask=inside, other=0.0)
+    low, high = raw_low.to(tl.float32), raw_high.to(tl.float32)
+    is_query, is_value = part < heads, part >= heads + kv_heads
+    if NORMED:
+        mean = (tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * HALF)
+        shrink = tl.rsqrt(mean + epsilon)[:, None]
+        low = (low * shrink).to(raw_low.dtype).to(tl.float32)
+        high = (high * shrink).to(raw_low.dtype).to(tl.float32)
+        low_query = tl.load(query_norm + lanes, mask=lane, other=0.0).to(tl.float32)
+        high_query = tl.load(query_norm + HALF + lanes, mask=lane, other=0.0).to(tl.float32)
+        low_key = tl.load(key_norm + lanes, mask=lane, other=0.0).to(tl.float32)
+        high_key = tl.load(key_norm + HALF + lanes, mask=lane, other=0.0).to(tl.float32)
+        low *= tl.where(is_query, low_query, low_key)
+        high *= tl.where(is_query, high_query, high_key)
+    angle = row * 2 * HALF + lanes
+    low_cos = tl.load(cosines + angle, mask=lane, other=0.0).to(tl.float32)
+    low_sin = tl.load(sines + angle, mask=lane, other=0.0).to(tl.float32)
+    high_cos = tl.load(cosines + angle + HALF, mask=lane, other=0.0).to(tl.float32)
+    high_sin = tl.load(sines + angle + HALF, mask=lane, other=0.0).to(tl.float32)
+    turned_low = (low * low_cos - high * low_sin).to(raw_low.dtype)
+    turned_high = (high * high_cos + low * high_sin).to(raw_low.dtype)
+
+    goal = query + (row * heads + part) * 2 * HALF + lanes
+    tl.store(goal, turned_low, mask=inside & is_query)
+    tl.store(goal + HALF, turned_high, mask=inside & is_query)
     place = (
         tl.load(owners + row) * key_sequence
         + (part - heads) % kv_heads * key_head
         + tl.load(slots + row) * key_slot
         + lanes
     )
-    if part < heads:
-        goal = query + (row * heads + part) * 2 * HALF + lanes
-        tl.store(goal, low.to(raw.dtype), mask=inside)
-        tl.store(goal + HALF, high.to(raw.dtype), mask=inside)
-    elif part < heads + kv_heads:
-        tl.store(keys + place, low.to(raw.dtype), mask=inside)
-        tl.store(keys + place + HALF, high.to(raw.dtype), mask=inside)
-    else:
-        tl.store(values + place, low.to(raw.dtype), mask=inside)
-        tl.store(values + place + HALF, high.to(raw.dtype), mask=inside)
+    is_key = (part >= heads) & (part < heads + kv_heads)
+    tl.store(keys + place, turned_low, mask=inside & is_key)
+    tl.store(keys + place + HALF, turned_high, mask=inside & is_key)
+    tl.store(values + place, raw_low, mask=inside & is_value)
+    tl.store(values + place + HALF, raw_high, mask=inside & is_value)

@@ -75,16 +75,16 @@ class DecodingSource:
         return BlockSizeSample(
             prompt=torch.tensor(ids),
             logits=logits,
-            decoded=torch.tensor([own.new_tokens - 1 for own in stats]),
-            rounds=torch.tensor([own.rounds for own in stats]),
-            decode_s=torch.tensor([own.decode_s for own in stats], dtype=torch.float64),
+            decoded=torch.tensor([counts.new_tokens - 1 for counts in stats]),
+            rounds=torch.tensor([counts.rounds for counts in stats]),
+            decode_s=torch.tensor([counts.decode_s for counts in stats], dtype=torch.float64),
         )
 
     def cycle_s(self, prompt: Sequence[int], new_tokens: int) -> torch.Tensor:
         """Seconds of a cycle after one prompt with each candidate [candidates]."""
         stats = self._stats(prompt, new_tokens, self._sweep.seed)
         return torch.tensor(
-            [own.decode_s / max(own.rounds, 1) for own in stats], dtype=torch.float64
+            [counts.decode_s / max(counts.rounds, 1) for counts in stats], dtype=torch.float64
         )
 
     def _stats(self, prompt: Sequence[int], new_tokens: int, seed: int) -> list[Statistics]:

@@ -21,6 +21,7 @@ from decoder.drafters.factory import ADAPT, BLOCK, JOINT
 from decoder.drafters.ngram import NgramDrafter
 from decoder.drafters.specblock.drafter import SpecBlockDrafter
 from decoder.drafters.specblock.model import SpecBlockModel
+from decoder.target.runtime.linear import plain_state
 from decoder.training.updates.specblock import split_updater
 from profiler.bench.record import Model
 
@@ -36,7 +37,7 @@ KINDS = (
 
 
 def drafter_labels(drafters: Sequence[str]) -> dict[str, str]:
-    """A short name for each drafter: the last part of a folder or hub id, all parts of a union.
+    """A short name for each drafter: the last part of a folder or hub id, all parts of an ensemble.
 
     Folders of one name get the folder they lie in too: `full/drafter`. Raises InputError for
     no drafter, an empty name, and two drafters with one short name.
@@ -117,7 +118,7 @@ def _same_weights(drafter: Drafter, other: Drafter) -> bool:
     module, other_module = _module(drafter), _module(other)
     if module is None or other_module is None or module.config != other_module.config:
         return False
-    first, second = module.state_dict(), other_module.state_dict()
+    first, second = plain_state(module), plain_state(other_module)
     return first.keys() == second.keys() and all(
         torch.equal(tensor, second[name]) for name, tensor in first.items()
     )

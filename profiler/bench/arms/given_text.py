@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from decoder.engine import TreeDecoder
 from decoder.target.target import Step, Target
@@ -26,6 +28,7 @@ class GivenTextTarget:
         self._target = target
         self._text: Sequence[int] = ()
         self._cached = 0
+        self._forced: dict[int, int] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
@@ -50,6 +53,13 @@ class GivenTextTarget:
         self._force_path(logits, steps[0].tree)
         return [logits]
 
+    def chosen(self) -> NDArray[np.int64] | None:
+        """As `Target.chosen`, with the text's tokens on its path."""
+        tokens = self._target.chosen()
+        if tokens is not None:
+            tokens[list(self._forced)] = list(self._forced.values())
+        return tokens
+
     def commit(self, rows: Sequence[int], sequence: int = 0) -> None:
         self._target.commit(rows, sequence)
         self._cached += len(rows)
@@ -57,7 +67,9 @@ class GivenTextTarget:
     def _force_path(self, logits: torch.Tensor, tree: DraftTree) -> None:
         """Force the text's next token in each row on the text's path through the tree."""
         row, depth = 0, 0
+        self._forced.clear()
         while row >= 0 and self._force(logits[row], depth + 1):
+            self._forced[row] = self._text[self._cached + depth + 1]
             row = tree.child(row, self._text[self._cached + depth + 1])
             depth += 1
 

@@ -35,12 +35,15 @@ def share_weights(model: Any, ends: frozenset[int]) -> Any:
 def tie_weights(shared: Any, model: Any) -> None:
     """Point the shared model at the weights of `model` again, after fusing has replaced some.
 
+    It keeps its own where those of `model` are packed.
+
     Raises KeyError where the two are not the same architecture.
     """
     modules = dict(model.named_modules())
     for name, module in shared.named_modules():
         for key, weight in modules[name].named_parameters(recurse=False):
-            setattr(module, key, weight)
+            if not weight.is_meta:
+                setattr(module, key, weight)
 
 
 class PeerArm:

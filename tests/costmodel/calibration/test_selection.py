@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 
 from costmodel.calibration.linear import fit_linear
 from costmodel.calibration.points import ErrorSummary, Points
-from costmodel.calibration.selection import cross_validate, fit_surface, select_calibration
+from costmodel.calibration.selection import (
+    _left_out_predictions,
+    fit_surface,
+    select_calibration,
+)
 from costmodel.calibration.surface import EXACT, SurfaceOptions, build_surface
 from costmodel.catalog import find_device, find_target
 from costmodel.errors import InputError
@@ -347,21 +351,40 @@ def test_cross_validation_uses_every_point_once(invented):
         seen.append(len(part))
         return fit_linear(part, invented.roofline)
 
-    summary = cross_validate(points, fit, folds=7)
-    assert summary.points == len(points)
+    predicted_s = _left_out_predictions(points, fit, 7)
+    assert np.isfinite(predicted_s).all() and len(predicted_s) == len(points)
     assert sum(len(points) - size for size in seen) == len(points)
     assert len(seen) == 7
 
 
 @pytest.mark.slow
 def test_selection_prefers_what_predicts_better(invented):
-    curved = select_calibration(invented.points(0.01), invented.roofline)
+    curved = invented.selection()
     assert curved.selected in ("surface", "stairs")
     assert curved.calibration is getattr(curved, curved.selected)
     assert curved.cross_validated[curved.selected].mape < curved.cross_validated["linear"].mape
     straight = line_points(invented.roofline, 1.8, 0.02, noise=0.05)
     chosen = select_calibration(straight, invented.roofline)
     assert chosen.selected == "linear" and chosen.calibration is chosen.linear
+
+
+@pytest.mark.slow
+@settings(max_examples=15, deadline=None)
+@given(rows=row_sets, contexts=context_sets, keep=st.integers(4, 12), seed=st.integers(0, 99))
+def test_any_points_have_a_selection(rows, contexts, keep, seed, invented):
+    """Times without any order, down to fewer points than some calibrations have coefficients."""
+    grid_rows, context = (x.ravel() for x in np.meshgrid(sorted(rows), sorted(contexts)))
+    random = np.random.default_rng(seed)
+    chosen = random.permutation(len(grid_rows))[:keep]
+    points = Points(
+        rows=grid_rows[chosen],
+        context=context[chosen],
+        batch=random.integers(1, 9, len(chosen)),
+        seconds=10 ** random.uniform(-4, 1, len(chosen)),
+    )
+    selection = select_calibration(points, invented.roofline)
+    predicted = selection.calibration.predict_s(np.array([1, 7, 300]), 500)
+    assert np.all(np.isfinite(predicted)) and np.all(predicted > 0)
 
 
 def test_a_handful_of_points_is_enough_for_a_line(invented):

@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from costmodel.compose.attention import Attention, TileForm, fit_tile_rows, measure_keys
+from costmodel.compose.attention import Attention, TileForm, fit_tile_rows, measure_keys, rising
 from costmodel.errors import InputError
 
 KEY_S = 20e-9
@@ -38,10 +38,12 @@ def test_many_rows_walk_over_the_cache_in_waves():
     assert made.seconds(512, [10000], 1, 32, 8)[0] == pytest.approx(40e-6 + 3 * 10000 * KEY_S)
 
 
-def test_idle_processors_share_the_keys_where_the_kernel_splits():
+def test_all_processors_share_the_keys_where_the_kernel_splits():
     made = attention(TileForm(tile_rows=128, splits_keys=True, packs_groups=True))
-    # 8 key-value heads x ceil(64 x 4 / 128) = 16 tiles, so 6 processors share each.
-    assert made.per_key_s(64, 1, 32, 8) == pytest.approx(KEY_S / 6)
+    # 8 key-value heads x ceil(64 x 4 / 128) = 16 tiles among 100 processors.
+    assert made.per_key_s(64, 1, 32, 8) == pytest.approx(0.16 * KEY_S)
+    # 2 rows x 4 heads of a group fill one fragment of 64 rows, half a tile.
+    assert made.per_key_s(2, 1, 32, 8) == pytest.approx(0.04 * KEY_S)
 
 
 def test_a_verification_splits_the_keys_that_the_prompts_kernel_walks():
@@ -52,8 +54,8 @@ def test_a_verification_splits_the_keys_that_the_prompts_kernel_walks():
     split = made.splitting_keys()
     assert split.seconds(1, [10000], 1, 32, 8)[0] == one
     assert split.seconds(2, [10000], 1, 32, 8)[0] <= 1.1 * one
-    # 64 rows x 4 heads of a group are 4 tiles of each key-value head: 32 tiles, 3 processors each.
-    assert split.per_key_s(64, 1, 32, 8) == pytest.approx(KEY_S / 3)
+    # 64 rows x 4 heads of a group are 4 tiles of each key-value head: 32 tiles, 100 processors.
+    assert split.per_key_s(64, 1, 32, 8) == pytest.approx(0.32 * KEY_S)
 
 
 def test_one_row_splits_too_where_the_tables_kernel_did_not():
@@ -61,9 +63,22 @@ def test_one_row_splits_too_where_the_tables_kernel_did_not():
     walking = {(1, 1): 8e-6, (1, 10001): 8e-6 + 10000 * KEY_S}
     made = dataclasses.replace(attention(TileForm(tile_rows=64)), generation={pair: walking})
     assert made.seconds(1, [10001], 1, *pair)[0] == pytest.approx(208e-6)
-    # 8 tiles share 100 multiprocessors: 12 each.
+    # 8 tiles share 100 multiprocessors.
     split_s = made.splitting_keys().seconds(1, [10001], 1, *pair)[0]
-    assert split_s == pytest.approx(8e-6 + 10001 * KEY_S / 12, rel=1e-3)
+    assert split_s == pytest.approx(8e-6 + 10001 * KEY_S * 0.08, rel=1e-3)
+
+
+def test_two_rows_of_many_sequences_cost_about_one():
+    """However many sequences: their keys are read once either way."""
+    split = attention(TileForm(tile_rows=256), busy_key_s=KEY_S / 10).splitting_keys()
+    for batch in (1, 4, 16, 64):
+        one, two = (split.seconds(rows, [5000], batch, 32, 8)[0] for rows in (1, 2))
+        assert one <= two <= 1.1 * one
+
+
+def test_a_table_rises_with_tokens_and_sequences():
+    noisy = {(1, 1): 3.0, (1, 8): 2.0, (2, 1): 2.5, (2, 8): 6.0, (4, 8): 5.0}
+    assert rising(noisy) == {(1, 1): 2.0, (1, 8): 2.0, (2, 1): 2.5, (2, 8): 5.0, (4, 8): 5.0}
 
 
 def test_never_less_than_one_row_reading_the_cache():

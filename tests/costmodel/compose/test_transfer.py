@@ -79,7 +79,7 @@ def test_the_fixed_time_brings_siblings_nearer_than_the_ratio_alone(slug, other)
     truth = np.array(there.surface.median_s)[few]
     moved = np.array(transfer_profile(here, find_device(other)).surface.median_s)[few]
     ratio = there.peaks.bytes_per_s / here.peaks.bytes_per_s
-    assert np.mean(np.abs(moved / truth - 1)) < 0.06
+    assert np.mean(np.abs(moved / truth - 1)) < 0.075
     assert np.mean(np.abs(np.array(here.surface.median_s)[few] / ratio / truth - 1)) > 0.08
 
 
@@ -101,17 +101,23 @@ def study(**pairs):
         "h1": ("NVIDIA Hopper", "GH100"), "h2": ("NVIDIA Hopper", "GH100"),
         "h3": ("NVIDIA Hopper", "GH100"), "m1": ("AMD CDNA 3", "MI300X"),
     }  # fmt: skip
-    return TransferErrors(pairs=table, chips=chips, fixed_s_per_layer=4e-5)
+    return TransferErrors(
+        pairs=table,
+        deviations={"a1": 0.12, "h1": 0.09, "h2": 0.05},
+        chips=chips,
+        fixed_s_per_layer=4e-5,
+    )
 
 
 def test_the_error_of_a_pair_is_its_own_else_that_of_its_likes():
     errors = study(a1_h1=0.2, h1_a1=0.3, h1_h2=0.06, h2_h1=0.08, h2_a1=0.4)
     assert errors.expected("a1", "h1") == (0.2, "measured for this pair")
-    # One chip: h1_h2 and h2_h1. From h1 to another chip: h1_a1. From a2: none, so all of them, to
-    # GH100 0.2, to GA100 0.3 and 0.4.
+    # One chip: h1_h2 and h2_h1. Else both deviations in squares; of a2 and h3 the largest known.
     assert errors.expected("h1", "h3")[0] == pytest.approx(0.07)
-    assert errors.expected("h1", "a2")[0] == pytest.approx(0.3)
-    assert errors.expected("a2", "h3")[0] == pytest.approx((0.2 + 0.35) / 2)
+    assert errors.expected("h2", "a1")[0] == pytest.approx(0.4)
+    assert errors.expected("h1", "a2")[0] == pytest.approx(0.15)
+    assert errors.expected("a1", "h2")[0] == pytest.approx(0.13)
+    assert errors.expected("a2", "h3")[0] == pytest.approx(0.12 * 2**0.5)
     assert errors.expected("h1", "m1") == (0.4, "the largest of all pairs")
     assert errors.expected("h1", "my-gpu")[0] == 0.4
     assert "across vendors, NVIDIA Hopper to AMD CDNA 3, which nobody" in errors.text("h1", "m1")
@@ -126,18 +132,19 @@ def test_the_shipped_table_is_the_stored_study_and_knows_every_device():
     stored = json.loads(RESULT.read_text(encoding="utf-8"))
     shipped = transfer_errors()
     assert {" to ".join(pair): error for pair, error in shipped.pairs.items()} == stored["pairs"]
+    assert dict(shipped.deviations) == stored["deviations"]
     assert shipped.fixed_s_per_layer == pytest.approx(1e-6 * stored["fixed_us_per_layer"])
     assert set(shipped.chips) == set(load_devices())
 
 
-def test_the_study_holds_for_devices_left_out():
+def test_the_study_holds_for_every_device_left_out():
     """Four in five errors of a device that the study did not see lie in its 80 % interval."""
     stored = json.loads(RESULT.read_text(encoding="utf-8"))
-    devices = stored["devices_left_out"].values()
-    pairs = sum(device["pairs"] for device in devices)
-    covered = sum(device["covered"] * device["pairs"] for device in devices) / pairs
-    assert len(devices) >= 8 and covered >= 0.8
-    assert stored["covered_by_chip"] >= 0.75
+    devices = stored["devices_left_out"]
+    assert len(devices) >= 8 and stored["covered_by_chip"] >= 0.9
+    for device, row in devices.items():
+        assert row["covered"] >= (0.8 if row["pairs"] > 4 else 0.75), device
+    devices = devices.values()
     # The fixed time does not hang on any one device.
     assert max(d["fixed_us_per_layer"] for d in devices) <= 1.3 * min(
         d["fixed_us_per_layer"] for d in devices
@@ -169,5 +176,6 @@ def test_the_page_has_the_stored_study():
     stored = json.loads(RESULT.read_text(encoding="utf-8"))
     page = (RESULT.parents[2] / "docs" / "method.md").read_text(encoding="utf-8")
     for device, row in stored["devices_left_out"].items():
-        shares = [f"{row[name]:.1%}".replace("%", " %") for name in ("error", "worst", "expected")]
-        assert f"| {device} | {row['pairs']} | {' | '.join(shares)} |" in page
+        shares = [f"{row[name]:.1%}" for name in ("error", "worst", "expected")]
+        cells = " | ".join([device, str(row["pairs"]), *shares, f"{row['covered']:.0%}"])
+        assert f"| {cells.replace('%', ' %')} |" in page

@@ -9,9 +9,11 @@ import pytest
 
 from costmodel.catalog import find_target
 from costmodel.errors import InputError
-from costmodel.planning import PlanRequest, ServingPolicy, Traffic, plan
 from costmodel.planning.acceptance import OTHER_TARGET_SPREAD, find_acceptance
 from costmodel.planning.drafting import NGRAM_S, BlockDrafter, LookupDrafter, acceptance_for
+from costmodel.planning.request import PlanRequest, ServingPolicy
+from costmodel.planning.search import plan
+from costmodel.planning.traffic import Traffic
 
 NAME = "Qwen/Qwen3-8B"
 QWEN = find_target(NAME).architecture

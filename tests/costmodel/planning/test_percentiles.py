@@ -14,10 +14,10 @@ from benchmarks.queueing import md1_waiting_quantile_s
 from costmodel.catalog import find_target
 from costmodel.errors import InputError
 from costmodel.io import shipped_directory
-from costmodel.planning import Goals, PlanRequest, SimulationSettings, Traffic, plan
 from costmodel.planning.batching import Overheads
 from costmodel.planning.engines import engine_rules
-from costmodel.planning.request import ServingPolicy
+from costmodel.planning.request import Goals, PlanRequest, ServingPolicy, SimulationSettings
+from costmodel.planning.search import plan
 from costmodel.planning.servers import OperatingPoint, Server
 from costmodel.planning.simulation.engine import SimulationResult
 from costmodel.planning.simulation.percentiles import (
@@ -27,7 +27,7 @@ from costmodel.planning.simulation.percentiles import (
     simulate_option,
     smallest,
 )
-from costmodel.planning.traffic import Trace
+from costmodel.planning.traffic import Trace, Traffic
 from costmodel.profile.store import ProfileStore
 
 LLAMA = find_target("llama-3.1-8b-instruct").architecture

@@ -15,20 +15,21 @@ from costmodel.catalog import find_device, resolve_target
 from costmodel.compose.serving_tables import Precision
 from costmodel.errors import InputError
 from costmodel.io import shipped_directory
-from costmodel.planning import Goals, PlanRequest, ServingPolicy, Traffic, plan
 from costmodel.planning.acceptance import find_acceptance
 from costmodel.planning.forwards import Origin
 from costmodel.planning.options import parse_degrees, parse_prices, parse_rate
-from costmodel.planning.request import parse_seconds
+from costmodel.planning.request import Goals, PlanRequest, ServingPolicy, parse_seconds
 from costmodel.planning.result import shape_ranges
 from costmodel.planning.search import (
     forward_for,
     make_server,
+    plan,
     relative_error,
     server_overheads,
 )
 from costmodel.planning.servers import OperatingPoint
 from costmodel.planning.sizing import Group, choose, nearest, size
+from costmodel.planning.traffic import Traffic
 from costmodel.profile.store import ProfileStore
 
 SHIPPED = ProfileStore([shipped_directory()])

@@ -10,13 +10,11 @@ import pytest
 
 from costmodel.errors import InputError
 from costmodel.planning.traffic import (
-    EmpiricalLength,
     FixedLength,
     LognormalLength,
     Trace,
     poisson_trace,
     read_trace,
-    resampled,
 )
 
 HEADER = "arrival_s,prompt_tokens,output_tokens"
@@ -57,20 +55,6 @@ def test_lognormal_lengths_stay_in_their_range() -> None:
     assert list(exact) == [40, 40, 40]
 
 
-def test_empirical_lengths_are_drawn_evenly() -> None:
-    drawn = EmpiricalLength(tokens=(5, 5, 9)).draw(30_000, np.random.default_rng(2))
-    assert set(drawn) == {5, 9}
-    assert np.mean(drawn == 5) == pytest.approx(2 / 3, abs=0.01)
-
-
-def test_resampling_keeps_prompts_and_answers_together() -> None:
-    trace = made([0, 1, 2], [10, 20, 30], [1, 2, 3])
-    found = resampled(trace, 2.0, 1000, np.random.default_rng(3))
-    assert np.array_equal(found.prompt_tokens, 10 * found.output_tokens)
-    assert set(found.output_tokens) == {1, 2, 3}
-    assert found.rate_per_s == pytest.approx(2.0, rel=0.1)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -87,8 +71,6 @@ def test_resampling_keeps_prompts_and_answers_together() -> None:
         (lambda: LognormalLength(mean_tokens=5, variation=-1), "variation must be 0 or more"),
         (lambda: LognormalLength(mean_tokens=5, variation=1, most_tokens=4), "mean_tokens must be"),
         (lambda: LognormalLength(mean_tokens=5, variation=1, most_tokens=0), "most_tokens must"),
-        (lambda: EmpiricalLength(tokens=()), "at least one length"),
-        (lambda: EmpiricalLength(tokens=(4, -4)), "tokens must be from 1"),
     ],
 )
 def test_bad_requests_are_named(call, message: str) -> None:

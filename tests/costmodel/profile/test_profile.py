@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from costmodel.calibration.linear import LinearCalibration
+from costmodel.calibration.linear import LinearCalibration, fit_linear
 from costmodel.calibration.points import Points
-from costmodel.calibration.selection import select_calibration
 from costmodel.calibration.surface import SurfaceCalibration
 from costmodel.errors import ProfileError
 from costmodel.fields import Section
@@ -105,13 +104,11 @@ def surfaces(draw):
     )
 
 
-@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(points=surfaces())
 def test_any_measured_surface_round_trips_and_predicts_the_same(points, profile, invented):
-    selection = select_calibration(points, invented.roofline)
     sections = profile.calibration.model_dump() | {
-        "linear": selection.linear.model_dump(),
+        "linear": fit_linear(points, invented.roofline).model_dump(),
         "selected": "surface",
     }
     made = Profile.model_validate(
@@ -166,13 +163,10 @@ def selecting(profile, name) -> Profile:
     return Profile.model_validate(fields)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["two_branch", "physical", "stairs"])
-def test_a_stored_calibration_predicts_what_the_fitted_one_did(invented, tmp_path, name):
-    points = invented.points(0.01)
-    fitted = getattr(select_calibration(points, invented.roofline), name)
-    stored = selecting(invented.profile(points), name)
-    stored.to_yaml(tmp_path / "profile.yaml")
+def test_a_stored_calibration_predicts_what_the_fitted_one_did(invented, profile, tmp_path, name):
+    fitted = getattr(invented.selection(), name)
+    selecting(profile, name).to_yaml(tmp_path / "profile.yaml")
     rows, context = np.arange(1, 300), 700
     again = Profile.from_yaml(tmp_path / "profile.yaml").verify_calibration()
     assert again.predict_s(rows, context) == pytest.approx(

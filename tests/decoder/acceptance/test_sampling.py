@@ -7,13 +7,12 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 from costmodel.errors import InputError
 from decoder.acceptance.rules import Picker
 from decoder.acceptance.sampling import (
-    NO_TOKEN,
     Sampling,
     _beyond_in_order,
     _beyond_top_p,
-    greedy_tokens,
     target_distribution,
 )
+from decoder.target.runtime.chosen import NO_TOKEN, greedy_tokens
 
 
 def transformers_distribution(logits, sampling):

@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from costmodel.errors import InputError
-from decoder import TreeDecoder
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.blockpilot import (
     BlockPilotDrafter,
@@ -19,6 +18,7 @@ from decoder.drafters.blockpilot import (
 )
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.factory import load_drafter
+from decoder.engine import TreeDecoder
 from decoder.profiling.probe import steady_draft
 from decoder.profiling.startup import ProfileChoice
 from decoder.tree.growth import TopPaths

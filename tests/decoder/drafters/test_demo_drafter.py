@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from decoder import TreeDecoder
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.factory import DEMO_DRAFTER
+from decoder.engine import TreeDecoder
 from decoder.profiling.startup import ProfileChoice
 
 PROMPTS = ("List the days of the week.", "What is 12 times 7? Explain step by step.")

@@ -81,7 +81,7 @@ def reference(config, tensors, target, context, offset=1):
     features = torch.cat([states[i + offset] for i in inner["target_layer_ids"]], dim=-1)
     past = rms(features @ tensors["fc.weight"].T, tensors["hidden_norm.weight"], eps)
     masks = [inner["mask_token_id"]] * (config["block_size"] - 1)
-    hidden = target.model.get_input_embeddings().weight[[int(context[-1]), *masks]]
+    hidden = target.embed(torch.tensor([int(context[-1]), *masks]))
     cached, size = len(past), len(hidden)
     positions = torch.arange(cached + size)
     for i, kind in enumerate(config["layer_types"]):
@@ -118,7 +118,7 @@ def reference(config, tensors, target, context, offset=1):
         up = rows @ part["mlp.up_proj.weight"].T
         hidden = hidden + (gate * gate.sigmoid() * up) @ part["mlp.down_proj.weight"].T
     normed = rms(hidden, tensors["norm.weight"], eps)
-    return (normed[1:] @ target.model.get_output_embeddings().weight.T).softmax(-1)
+    return (normed[1:] @ target.head_weight().T).softmax(-1)
 
 
 VARIANTS = {

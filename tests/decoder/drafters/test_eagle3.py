@@ -95,7 +95,7 @@ class Reference:
         features = torch.cat([states[i] for i in layers], dim=-1)
         self.hidden = features @ tensors["fc.weight"].T
         self.next = [int(token) for token in context[1:]]
-        table = target.model.get_input_embeddings().weight
+        table = target.embed(torch.arange(VOCAB))
         self.table = tensors.get("embed_tokens.weight", table)
 
     def q(self, path=(), temperature=1.0):

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.errors import InputError
-from decoder import TreeDecoder
 from decoder.drafters.base import Drafter, DraftSession
 from decoder.drafters.blockpilot import BlockPilotDrafter
 from decoder.drafters.dflash.drafter import DFlashDrafter
@@ -29,6 +28,7 @@ from decoder.drafters.ensemble.mixture import join_drafts
 from decoder.drafters.ensemble.search import best_paths
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.ngram import NgramDrafter
+from decoder.engine import TreeDecoder
 from decoder.policies.shapes import Fixed
 from decoder.profiling.probe import steady_draft
 from decoder.target.ranks import Ranks

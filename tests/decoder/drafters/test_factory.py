@@ -7,13 +7,13 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from costmodel.errors import InputError
-from decoder import TreeDecoder
 from decoder.drafters import checkpoint
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.ngram import NgramDrafter
+from decoder.engine import TreeDecoder
 from decoder.profiling.startup import ProfileChoice
 from tests.decoder.draft_models import VOCAB, dflash_folder, draft_target, eagle3_folder
 from tests.decoder.models import greedy

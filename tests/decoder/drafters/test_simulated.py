@@ -231,7 +231,7 @@ class Pacer(Drafter, DraftSession):
 
 def test_a_pacing_drafter_runs_beside_it():
     pacer, text = Pacer(), text_of(50)
-    drafter = SimulatedDrafter(Truth([text]), given_process(), vocab=VOCAB, paced_by=pacer)
+    drafter = SimulatedDrafter(Truth([text]), given_process(), vocab=VOCAB, companion=pacer)
     assert (drafter.architecture_hash, drafter.feature_layers) == ("pacer", (1,))
     session = drafter.start(text[:5], "prompt features")
     paced = session.draft(text[:9], request())

@@ -6,11 +6,12 @@ import torch
 from safetensors.torch import save_file
 
 from costmodel.errors import InputError
-from decoder import TreeDecoder
+from decoder.drafters import caches
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.specblock import drafter as specblock
 from decoder.drafters.specblock.drafter import Blocks, SpecBlockDrafter
 from decoder.drafters.specblock.tree import BlockGrowth
+from decoder.engine import TreeDecoder
 from decoder.profiling.probe import steady_draft
 from decoder.profiling.startup import ProfileChoice
 from decoder.tree.draft_tree import DraftTree
@@ -152,7 +153,7 @@ class TestAgainstTheReference:
     def test_prompts_in_chunks_and_many_plain_rounds(self, tmp_path, monkeypatch):
         """Prompts go in by chunks, features wait for long, and then go in by chunks too."""
         monkeypatch.setattr(specblock, "CHUNK_ROWS", 5)
-        monkeypatch.setattr(specblock, "WAITING_ROWS", 4)
+        monkeypatch.setattr(caches, "WAITING_ROWS", 4)
         prompt = np.random.default_rng(0).integers(VOCAB, size=12).tolist()
         _, session, context, reference = drafting(tmp_path, prompt, [0] * 13)
         expected = reference_tree(reference, branching=BRANCHING)

@@ -28,7 +28,7 @@ class TestCheckpoints:
 
     def test_the_head_is_the_target_s_unless_there_is_one(self, tmp_path):
         target = draft_target()
-        head = target.model.get_output_embeddings().weight
+        head = target.head_weight()
         folder, _, tensors = specblock_folder(tmp_path / "lent")
         lent = SpecBlockDrafter(target, folder).model.lm_head.weight
         torch.testing.assert_close(lent, head[tensors["tokens"]], atol=0, rtol=0)

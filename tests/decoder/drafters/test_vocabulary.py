@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
-from decoder import TreeDecoder
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.vocabulary import FILE, DraftHead
+from decoder.engine import TreeDecoder
 from tests.decoder.draft_models import VOCAB, dflash_folder, draft_target
 from tests.decoder.models import request
 

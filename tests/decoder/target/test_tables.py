@@ -8,10 +8,14 @@ from hypothesis import strategies as st
 
 from costmodel.errors import InputError
 from decoder.target.attention import RowBlock
-from decoder.target.runtime.fused import reference_table_attention
+from decoder.target.runtime import fused
+from decoder.target.runtime.fused import reference_table_attention, text_attention
 from decoder.target.runtime.tables import RowTables
+from decoder.target.target import Step
 from decoder.tree.draft_tree import CandidateTree, ancestor_bits, best_first, pack_bits
+from tests.decoder.models import random_model, target_of
 from tests.decoder.table_cases import TableCase, assert_finite_padding, cases
+from tests.decoder.target.test_graphs import random_tree
 
 
 @given(case=cases)
@@ -83,3 +87,44 @@ def test_a_lone_row_sees_the_prefix_and_itself():
     made.tables.fill(made.cache, [bare])
     output = reference_table_attention(made.query, made.keys, made.values, made.tables, 8**-0.5)
     torch.testing.assert_close(output.double(), made.truth(), atol=1e-5, rtol=1e-5)
+
+
+@given(rows=st.integers(1, 9), before=st.integers(0, 20), group=st.integers(1, 3))
+@settings(max_examples=25, deadline=None)
+def test_a_piece_of_text_sees_what_is_before_each_row(rows, before, group):
+    random = torch.Generator().manual_seed(rows)
+    query = torch.randn(rows, 2 * group, 8, generator=random, dtype=torch.float64)
+    keys, values = torch.randn(2, 2, before + rows, 8, generator=random, dtype=torch.float64)
+    output = text_attention(query, keys, values, 0.3)
+    for row in range(rows):
+        seen = slice(before + row + 1)
+        for head in range(2 * group):
+            weights = (keys[head // group, seen] @ query[row, head] * 0.3).softmax(0)
+            torch.testing.assert_close(output[row, head], weights @ values[head // group, seen])
+
+
+def test_a_prompt_on_a_gpu_is_a_piece_of_text_and_a_tree_is_none(monkeypatch):
+    """Two chunks and a single row, then a tree, by tables as on a GPU."""
+    model, pieces = random_model("qwen3"), []
+    target, eager = target_of(model), target_of(model)
+    prompt, tree = torch.arange(33) % 97, Step(5, random_tree(7, 0))
+    monkeypatch.setattr("decoder.target.target.PREFILL_CHUNK", 16)
+    eager.reserve(60)
+    truth = eager.prefill(prompt), eager.verify([tree])[0]
+    monkeypatch.setattr("decoder.target.runtime.eager.kernels_usable", lambda device: True)
+    monkeypatch.setattr(fused, "flash_usable", lambda query: True)
+    monkeypatch.setattr(
+        fused,
+        "text_attention",
+        lambda query, keys, values, scale: (
+            pieces.append((len(query), keys.shape[1])) or text_attention(query, keys, values, scale)
+        ),
+    )
+    target.reserve(60)
+    torch.testing.assert_close((target.prefill(prompt), target.verify([tree])[0]), truth)
+    assert pieces == 2 * [(16, 16)] + 2 * [(16, 32)]  # by both layers
+
+
+def test_flash_attention_is_left_to_the_gpu():
+    for dtype in (torch.float32, torch.bfloat16):
+        assert not fused.flash_usable(torch.zeros(2, 2, 8, dtype=dtype))

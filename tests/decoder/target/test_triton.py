@@ -3,6 +3,7 @@
 CUDA builds of PyTorch bring Triton; beside a CPU build it comes with the `dev` extra.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from decoder.target.runtime.fused import kernels_usable, triton_installed
 from tests.decoder.table_cases import TableCase
 
 ROOT = Path(__file__).parents[3]
+MOST_SPILLED_BYTES = 128  # of a thread
 needs_triton = pytest.mark.skipif(
     not triton_installed(), reason="triton is not installed (the dev extra brings it)"
 )
@@ -82,7 +84,23 @@ def test_every_kernel_compiles_for_every_architecture(capability, name):
     for launched in made:
         used = assemble(launched, capability)
         assert used["shared_bytes"] <= SHARED_BYTES[capability], launched.kernel.__name__
-        assert used["registers"] <= 255
+        assert used["registers"] <= 255 and used["spilled_bytes"] <= MOST_SPILLED_BYTES
+
+
+@needs_triton
+def test_the_stored_table_has_every_kernel_on_every_architecture():
+    """`python -m benchmarks.compiled_kernels` writes it anew where a kernel has changed."""
+    from benchmarks.compiled_kernels import KERNELS, LAYERS, SHARED_BYTES
+
+    path = ROOT / "benchmarks" / "results" / "compiled_kernels.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["kernels"]
+    compiled = {(row["kernel"], row["capability"]) for row in rows}
+    assert compiled == {(name, capability) for name in KERNELS for capability in SHARED_BYTES}
+    assert {row["layer"] for row in rows} == set(LAYERS)
+    assert {row["dtype"] for row in rows} == {"bfloat16", "float32"}
+    for row in rows:
+        assert row["shared_bytes"] <= SHARED_BYTES[row["capability"]]
+        assert row["registers"] <= 255 and row["spilled_bytes"] <= MOST_SPILLED_BYTES
 
 
 def test_no_kernel_is_used_on_a_cpu():

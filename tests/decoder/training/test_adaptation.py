@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from costmodel.errors import InputError
-from decoder import TreeDecoder
 from decoder.acceptance.drawn import DrawnTree
 from decoder.drafters.base import Drafter, DraftSession
 from decoder.drafters.vocabulary import most_probable
+from decoder.engine import TreeDecoder
 from decoder.training.updates.adaptation import AdaptiveDrafter, Redrafted, Trainer, UpdateSettings
 from decoder.training.updates.bandit import AlwaysUpdate, Bandit, BanditSettings, Decision
 from decoder.training.updates.recording import (

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from costmodel.errors import InputError
-from decoder import TreeDecoder
 from decoder.drafters.blockpilot import BlockPilotDrafter, save_predictor
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.factory import load_drafter
+from decoder.engine import TreeDecoder
 from decoder.training import prompts as refused
 from decoder.training.blockpilot.recipe import (
     Corpus,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from decoder import TreeDecoder
 from decoder.drafters.specblock.drafter import SpecBlockDrafter
+from decoder.engine import TreeDecoder
 from decoder.training.updates.adaptation import Trainer, UpdateSettings
 from decoder.training.updates.bandit import AlwaysUpdate, Bandit, BanditSettings
 from decoder.training.updates.recording import RecordingSession, TargetResponse
@@ -65,7 +65,7 @@ class TestRedraft:
     def test_which_weights_move(self, tmp_path):
         target = draft_target()
         folder = specblock_folder(tmp_path / "draft")[0]
-        head = target.model.get_output_embeddings().weight.clone()
+        head = target.head_weight().clone()
         for action in ("heads", "full"):
             drafter = SpecBlockDrafter(target, folder)
             first = SpecBlockDrafter(target, folder).model
@@ -86,7 +86,7 @@ class TestRedraft:
             heads = {"lm_head", "rank"}
             trunk = {"condition", "fuse", "layers", "norm", "queries"}
             assert moved & (heads | trunk) == (heads if action == "heads" else heads | trunk)
-        assert torch.equal(head, target.model.get_output_embeddings().weight)
+        assert torch.equal(head, target.head_weight())
 
 
 def bucket_loss(reference, row, token):
@@ -122,7 +122,7 @@ class TestServing:
             blocked_queries=0,
             interval_queries=2,
         )
-        head = target.model.get_output_embeddings().weight.clone()
+        head = target.head_weight().clone()
         for updater in (Bandit(settings, np.random.default_rng(0)), AlwaysUpdate(2)):
             drafter = SpecBlockDrafter(target, folder)
             before = drafter.model.lm_head.weight.clone()
@@ -136,7 +136,7 @@ class TestServing:
                 adaptive.finish(result)
             assert len(adaptive.updates) > 2
             assert not torch.equal(before, drafter.model.lm_head.weight)
-        assert torch.equal(head, target.model.get_output_embeddings().weight)
+        assert torch.equal(head, target.head_weight())
 
     def test_sampled_texts_are_recorded_too(self, tmp_path):
         target = draft_target()

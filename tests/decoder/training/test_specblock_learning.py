@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from decoder import TreeDecoder
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.specblock.drafter import SpecBlockDrafter
 from decoder.drafters.specblock.model import save_specblock
+from decoder.engine import TreeDecoder
 from decoder.target.loading import load_model
 from decoder.training.corpus import Collecting
 from decoder.training.loop import TrainingSettings, train

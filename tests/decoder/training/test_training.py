@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file
 
 from costmodel.errors import InputError
-from decoder import TreeDecoder
 from decoder.drafters.blocks import DraftCache, Rotary
 from decoder.drafters.dflash.drafter import DFlashDrafter
+from decoder.engine import TreeDecoder
 from decoder.target.loading import load_model
 from decoder.target.target import Target
 from decoder.training import corpus

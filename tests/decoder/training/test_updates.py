@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
-from decoder import TreeDecoder
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.specblock.drafter import SpecBlockDrafter
+from decoder.engine import TreeDecoder
 from decoder.training.updates.bandit import Query
 from decoder.training.updates.specblock import UPDATERS, split_updater, updatable, updated
 from tests.decoder.draft_models import dflash_folder, draft_target
@@ -77,7 +77,7 @@ class TestCopies:
         target = draft_target(dtype=torch.float64)
         drafter = SpecBlockDrafter(target, specblock_folder(tmp_path / "draft")[0])
         before = weights(drafter.model)
-        head = target.model.get_output_embeddings().weight.clone()
+        head = target.head_weight().clone()
         first, second = (updated(drafter, "no-bandit", np.random.default_rng(0)) for _ in range(2))
         assert first.architecture_hash == drafter.architecture_hash
         untouched = weights(second._serving)
@@ -89,7 +89,7 @@ class TestCopies:
         assert not equal(weights(first._serving), before)
         assert equal(weights(drafter.model), before)
         assert equal(weights(second._serving), untouched)
-        assert torch.equal(target.model.get_output_embeddings().weight, head)
+        assert torch.equal(target.head_weight(), head)
 
     def test_a_rehearsal_leaves_nothing(self, tmp_path):
         target = draft_target()

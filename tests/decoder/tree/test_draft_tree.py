@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.errors import InputError
-from decoder.tree.draft_tree import EMPTY, CandidateTree, DraftTree, Lattice, best_first, chain
+from decoder.tree.draft_tree import (
+    EMPTY,
+    CandidateTree,
+    DraftTree,
+    Lattice,
+    best_first,
+    chain,
+    committed_by_size,
+)
 
 
 def lattice(marginals):
@@ -145,7 +153,7 @@ def test_chain_takes_the_top_of_each_position():
     tree = chain(lattice([[0.5, 0.3], [0.4, 0.4], [0.2, 0.1]]), 2)
     assert list(tree.tokens) == [0, 2]
     assert list(tree.scores) == [0.5, 0.2]
-    assert tree.is_chain()
+    assert tree.parents.tolist() == list(range(tree.nodes))
 
 
 def test_chain_of_conditional_candidates_follows_the_likeliest_child():
@@ -191,3 +199,16 @@ def test_no_nodes_is_the_empty_tree():
 def test_mismatched_lattice_is_an_error():
     with pytest.raises(InputError, match="one shape"):
         Lattice(np.zeros((2, 3), np.int64), np.zeros((2, 2)))
+
+
+def test_committed_by_size_against_the_oracle(shared_dir):
+    for case in json.loads((shared_dir / "oracles/trees.json").read_text()):
+        committed = committed_by_size(np.minimum(case["sorted_scores"], 1.0))
+        for nodes, surrogate in zip(case["nodes"], case["surrogate"], strict=True):
+            assert committed[nodes] == pytest.approx(surrogate, rel=1e-9)
+
+
+def test_committed_by_size_by_hand():
+    scores = np.array([0.5, 0.25, 0.125])
+    assert committed_by_size(scores).tolist() == [1, 1.5, 1.75, 1.875]
+    assert committed_by_size(scores[:0]).tolist() == [1]

@@ -283,7 +283,7 @@ class TestRealArms:
         assert weights[0].data_ptr() != weights[1].data_ptr()
         assert not torch.equal(weights[0], weights[1])
         fixed = own[1]._decoder.drafter.model.lm_head.weight
-        first = builder.target.model.get_output_embeddings().weight[own[1]._decoder.drafter.tokens]
+        first = builder.target.head_weight()[own[1]._decoder.drafter.tokens]
         assert torch.equal(fixed, first)
         assert [one.fixed for one in update_figures(found)] == names[1:3]
         full, updated = found.drafters

@@ -55,7 +55,7 @@ class Measured:
 
 def run(true_s) -> tuple[Measured, list[Task] | None]:
     """All rounds of an adaptive sweep without a budget."""
-    grid, measured = AdaptiveGrid(PLAN, ROOFLINE), Measured(true_s)
+    grid, measured = AdaptiveGrid(PLAN.grid(), ROOFLINE), Measured(true_s)
     swept = measured.add(grid.first() + PLAN.held_out())
     while further := grid.more(swept):
         assert not set(further) & set(measured.tasks)
@@ -64,7 +64,7 @@ def run(true_s) -> tuple[Measured, list[Task] | None]:
 
 
 def test_the_first_points_hold_the_plain_step_and_the_largest_tree() -> None:
-    first = AdaptiveGrid(PLAN, ROOFLINE).first()
+    first = AdaptiveGrid(PLAN.grid(), ROOFLINE).first()
     assert len(set(first)) == FIRST_POINTS
     assert {task.size for task in first} >= {1, max(PLAN.rows)}
     assert {task.context for task in first} >= {64, 4096}
@@ -86,7 +86,7 @@ def test_it_measures_the_whole_grid_where_they_are_not() -> None:
 
 @pytest.mark.slow
 def test_nothing_held_out_means_the_whole_grid() -> None:
-    grid, measured = AdaptiveGrid(PLAN, ROOFLINE), Measured(smooth_s)
+    grid, measured = AdaptiveGrid(PLAN.grid(), ROOFLINE), Measured(smooth_s)
     swept = measured.add(grid.first())
     while further := grid.more(swept):
         swept = measured.add(further)
@@ -94,9 +94,24 @@ def test_nothing_held_out_means_the_whole_grid() -> None:
     assert len(measured.grid()) == len(PLAN.grid())
 
 
+def test_samples_suffice_once_choices_cost_little() -> None:
+    measured, _ = run(smooth_s)
+    assert AdaptiveGrid(PLAN.grid(), ROOFLINE).certain(measured.add([]))
+
+
+def test_samples_do_not_suffice_where_no_neighbour_tells_of_a_point() -> None:
+    swept = Measured(rough_s).add(PLAN.grid() + PLAN.held_out())
+    assert not AdaptiveGrid(PLAN.grid(), ROOFLINE).certain(swept)
+
+
+def test_nothing_held_out_asks_for_no_more_samples() -> None:
+    grid, measured = AdaptiveGrid(PLAN.grid(), ROOFLINE), Measured(rough_s)
+    assert grid.certain(measured.add(grid.first()))
+
+
 @pytest.mark.parametrize("batches", [(1,), (1, 4)])
 def test_batches_are_candidates_too(batches: tuple[int, ...]) -> None:
     plan = SweepPlan(contexts=(64, 512), max_nodes=15, batches=batches)
-    first = AdaptiveGrid(plan, ROOFLINE).first()
+    first = AdaptiveGrid(plan.grid(), ROOFLINE).first()
     assert {task.batch for task in first} <= set(batches)
     assert set(first) <= set(plan.grid())

@@ -23,8 +23,7 @@ from profiler.calibrate.sweep import (
 from profiler.calibrate.sweep_plan import ROWS, SweepPlan
 from profiler.calibrate.workload import Task
 from profiler.measure.journal import Journal
-from profiler.measure.stopping import CountRule
-from profiler.measure.timers import FakeTimer
+from tests.fake_timing import CountRule, FakeTimer
 
 PLAN = SweepPlan(contexts=(64, 512), max_nodes=15)
 HEADER = {"run": 1}
@@ -78,6 +77,7 @@ class Run:
         self.path = folder / "run.jsonl"
         self.options = {"every": 0, "samples": 5, "budget_s": 1e9}
         self.options |= {"tasks": PLAN.tasks(), "more": lambda swept: ()}
+        self.options |= {"limit_s": None, "certain": lambda swept: True}
         self.options |= changed
         self.workload = FakeWorkload()
         self.timer = FakeTimer(lambda work: true_s(work.task))
@@ -95,6 +95,8 @@ class Run:
                 journal,
                 Steering(
                     budget_s=self.options["budget_s"],
+                    limit_s=self.options["limit_s"],
+                    certain=self.options["certain"],
                     on_progress=self.progress.append,
                     more=self.options["more"],
                 ),
@@ -276,6 +278,36 @@ class TestBudget:
     def test_a_machine_that_is_always_disturbed_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(MeasurementError, match="only 0 of 16 verification points"):
             Run(tmp_path, every=1)()
+
+    def test_it_is_passed_until_the_samples_suffice(self, tmp_path: Path) -> None:
+        """Asked at the budget and after each further quarter of it."""
+        asked_at_s = []
+
+        def certain(swept) -> bool:
+            asked_at_s.append(swept.spent_s)
+            return len(asked_at_s) == 3
+
+        run = Run(tmp_path, budget_s=10.0, limit_s=100.0, samples=1000, certain=certain)
+        swept = run()
+        longest_s = max(true_s(task) for task in PLAN.tasks())
+        assert asked_at_s == pytest.approx([10.0, 12.5, 15.0], abs=2 * longest_s)
+        assert swept.spent_s == asked_at_s[-1]
+
+    def test_it_is_passed_to_the_limit_at_most(self, tmp_path: Path) -> None:
+        swept = Run(
+            tmp_path, budget_s=1.0, limit_s=1.6, samples=1000, certain=lambda swept: False
+        )()
+        assert 1.6 <= swept.spent_s < 1.6 + max(true_s(task) for task in PLAN.tasks())
+
+    def test_it_is_passed_where_points_are_missing(self, tmp_path: Path) -> None:
+        """Which is an error without a higher limit."""
+        whole_s = sum(true_s(task) for task in PLAN.tasks())
+        swept = Run(tmp_path, samples=1, budget_s=0.2 * whole_s, limit_s=2 * whole_s)()
+        assert sum(task.kind == "verify" for task in swept.samples) >= 0.75 * len(PLAN.grid())
+
+    def test_points_that_are_done_end_it_however_uncertain(self, tmp_path: Path) -> None:
+        swept = Run(tmp_path, budget_s=1e3, limit_s=1e4, certain=lambda swept: False)()
+        assert {samples.n for samples in swept.samples.values()} == {5}
 
     def test_first_calls_are_outside_of_it(self, tmp_path: Path) -> None:
         """Compiling may take longer than all samples; no sample may contain it."""

@@ -149,16 +149,20 @@ def test_an_interrupted_run_goes_on(clocked: Place, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_a_damaged_journal_is_one_line(clocked: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("damaged", [1, 5])
+def test_damaged_samples_are_measured_again_and_said_once(
+    clocked: Place, monkeypatch: pytest.MonkeyPatch, damaged: int
+) -> None:
     with monkeypatch.context() as patch:
         fake_clock(patch, interrupt_after=5)
         clocked.run()
     (journal,) = clocked.home.glob("journals/*.jsonl")
-    journal.write_text(journal.read_text().replace('"seconds":', '"minutes":'))
-    exit_code, _, lines = clocked.run()
-    assert exit_code == 2
-    assert re.search(r"line 2 is not a sample.*--fresh", lines[-1])
-    assert clocked.run("--fresh")[0] == 0
+    journal.write_text(journal.read_text().replace('"seconds":', '"minutes":', damaged))
+    exit_code, out, lines = clocked.run("--json")
+    assert exit_code == 0
+    assert json.loads(out)["resumed_samples"] == 5 - damaged
+    (said,) = [line for line in lines if "damaged" in line]
+    assert said == f"left out {damaged} damaged samples in the journal of an unfinished run"
 
 
 def test_json_on_stdout_is_stable(clocked: Place) -> None:

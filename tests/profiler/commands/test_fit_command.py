@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from costmodel.errors import InputError
+from costmodel.imports.csv_points import read_points
 from profiler.cli import run
-from profiler.report.fits import read_points
 
 KNOWN = ["--device", "rtx-a6000", "--target", "Llama-3.1-8B-Instruct"]
 

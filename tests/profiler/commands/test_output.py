@@ -30,6 +30,7 @@ from tests.profiler.made_profile import make_profile
 from tests.tiny_folder import isolate, write_all
 
 ROOT = Path(__file__).parents[3]
+TIMES = ROOT / "tests/costmodel/imports/data/times.csv"
 SHIPPED = str(shipped_directory() / "h100-sxm" / "qwen3-8b.bfloat16.kernels.tp1.yaml")
 LONG = "a-long-name-of-a-folder/" * 4
 TRAFFIC = ["--prompt-tokens", "1000", "--output-tokens", "400", "--rate", "5/s"]
@@ -75,7 +76,8 @@ class Place:
             "demo-model": ["--output", str(self.folder / "demo"), "--run"],
             "devices": [],
             "doctor": [],
-            "fit": ["times.csv", "--device", "rtx-a6000", "--target", "Llama-3.1-8B-Instruct"],
+            "export": [SHIPPED, "--engine", "vllm", "--acceptance", "0.7", "--max-running", "2"],
+            "fit": [str(TIMES), "--device", "rtx-a6000", "--target", "Llama-3.1-8B-Instruct"],
             "generate": [*here, "--prompt", "a", "--prompt", "b", "--policy", "plain",
                          "--max-new-tokens", "2"],
             "plan": ["--target", "Qwen/Qwen3-8B", "--gpus", f"l40s,{SHIPPED}", *TRAFFIC,

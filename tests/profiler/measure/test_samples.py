@@ -19,14 +19,13 @@ from profiler.measure.samples import (
     take_sample,
 )
 from profiler.measure.stopping import (
-    COUNT_REACHED,
     LIMIT,
     NOISE_SETTLED,
     NOISE_TARGET_MET,
-    CountRule,
     NoiseRule,
 )
-from profiler.measure.timers import FakeTimer, WallTimer
+from profiler.measure.timers import WallTimer
+from tests.fake_timing import COUNT_REACHED, CountRule, FakeTimer
 
 
 def nothing() -> None:

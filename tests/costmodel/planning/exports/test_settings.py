@@ -8,14 +8,16 @@ import re
 
 import pytest
 
+from costmodel.catalog import load_targets
 from costmodel.compose.serving_tables import Precision
 from costmodel.errors import InputError
-from costmodel.planning import PlanRequest, ServingPolicy, Traffic
 from costmodel.planning.drafting import Drafting
-from costmodel.planning.exports import batch_table, checkpoint_of, export_plan
+from costmodel.planning.exports.settings import batch_table, checkpoint_of, export_plan, served_name
+from costmodel.planning.request import PlanRequest, ServingPolicy
 from costmodel.planning.result import Option, Plan
 from costmodel.planning.servers import OperatingPoint
 from costmodel.planning.sizing import Interval, Sizing
+from costmodel.planning.traffic import Traffic
 
 QWEN = "Qwen/Qwen3-8B"
 ONE = Interval(value=1.0, low=1.0, high=1.0)
@@ -96,7 +98,7 @@ def test_vllm_gets_a_config_that_it_can_read():
         "num_speculative_tokens_per_batch_size": [[1, 3, 9], [4, 7, 5], [8, 64, 0]],
     }
     assert "--tensor-parallel-size 2" in text and "--max-num-seqs 64" in text
-    assert "vLLM 0.25" in text
+    assert "vLLM 0.32" in text
 
 
 def test_the_gpu_is_named_and_so_are_those_that_it_is_not_for():
@@ -104,9 +106,10 @@ def test_the_gpu_is_named_and_so_are_those_that_it_is_not_for():
     assert "planned for h100-sxm tp 2, the best; not for l40s tp 1" in first
 
 
-def test_an_ngram_plan_exports_ngrams_of_the_size_at_the_load():
+def test_an_ngram_plan_exports_ngrams_of_the_size_of_each_batch():
     config = config_of(export_plan(made(drafter="ngram", load=2), "vllm"))
-    assert (config["method"], config["num_speculative_tokens"]) == ("ngram", 5)
+    assert (config["method"], config["num_speculative_tokens"]) == ("ngram", 9)
+    assert config["num_speculative_tokens_per_batch_size"] == [[1, 3, 9], [4, 7, 5], [8, 64, 0]]
     assert "model" not in config
     text = export_plan(made("rooftree", "ngram", tp=1), "transformers")
     assert 'drafter="ngram"' in text and "DFlash" not in text
@@ -116,16 +119,51 @@ def test_sglang_counts_the_root():
     text = export_plan(made("sglang", load=2), "sglang")
     assert "--speculative-num-draft-tokens 6" in text
     assert "--speculative-algorithm DFLASH" in text and "--max-running-requests 64" in text
-    assert "SGLang 0.5.11" in text
+    assert "SGLang 0.5.23" in text
 
 
 @pytest.mark.parametrize(
     ("engine", "drafter"),
-    [("sglang", "ngram"), ("vllm", "ngram+dflash"), ("vllm", "eagle3"), ("sglang", "specblock")],
+    [("sglang", "ngram"), ("vllm", "ngram+dflash"), ("sglang", "specblock")],
 )
 def test_drafters_that_an_engine_cannot_run_as_planned_are_refused(engine, drafter):
     with pytest.raises(InputError, match=re.escape(f"with the drafter {drafter}")):
         export_plan(made(engine, drafter, load=2), engine)
+
+
+def test_the_drafter_that_was_planned_is_the_one_that_is_named():
+    for name in ("me/my-eagle3", "EAGLE3-LLaMA3.1-Instruct-8B"):
+        assert config_of(export_plan(made(drafter=name), "vllm"))["model"] == name
+        assert f"--speculative-draft-model-path {name}" in export_plan(
+            made("sglang", name), "sglang"
+        )
+    assert checkpoint_of("my-dflash-demo", QWEN) == "my-dflash-demo"
+
+
+def test_a_name_in_part_becomes_the_hub_id(tmp_path):
+    assert served_name("qwen3-8b") == QWEN
+    assert served_name("me/my-model") == "me/my-model"
+    known = load_targets()["HuggingFaceTB/SmolLM2-135M-Instruct"]
+    folder = tmp_path / "SmolLM2-135M-Instruct"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(known.hf_config))
+    assert served_name(str(folder)) == known.name
+    (folder / "config.json").write_text(json.dumps(known.hf_config | {"num_hidden_layers": 7}))
+    assert served_name(str(folder)) == str(folder)
+
+
+def test_tensorrt_llm_gets_both_ends_of_each_range():
+    text = export_plan(made("trtllm", "ngram"), "tensorrt-llm")
+    assert "  draft_len_schedule: {1: 9, 3: 9, 4: 5, 7: 5, 8: 0, 64: 0}" in text
+    assert "decoding_type: NGram" in text and "--tp_size 2" in text
+    rising = made("trtllm", "ngram", points=(point(1, 3), point(2, 5), point(4, 1)))
+    assert "{1: 3, 3: 3, 4: 1}" in export_plan(rising, "tensorrt-llm")
+    late = made("trtllm", "ngram", points=(point(1, 0), point(8, 3)))
+    assert "a single request drafts nothing" in export_plan(late, "tensorrt-llm")
+    with pytest.raises(InputError, match="with the drafter dflash"):
+        export_plan(made("trtllm"), "tensorrt-llm")
+    cached = made("trtllm", "ngram", precision=Precision(cache="fp8"))
+    assert "kv_cache_config:\n  dtype: fp8\n" in export_plan(cached, "tensorrt-llm")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,204 @@
+"""A CPU's forwards by runtime: eager, packed and torch.compile, beside the memory's read bandwidth.
+
+    python -m benchmarks.packed_steps [--rows 1,8,64] [--contexts 256,1024] [--compiled] [--tiny]
+
+Each repeat times every arm once, in turn, and a read of a large tensor before them, so that what
+slows the machine slows all alike. A step's floor is the time its weights take at the bandwidth of
+these reads. `--compiled` adds the same layers on plain weights under torch.compile (Inductor with
+freezing, which packs the weights too), whose start-up counts its compilation of one row and of
+several.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.common import environment, store
+from decoder.device import default_dtype, parse_dtype
+from decoder.target.attention import partial_attention
+from decoder.target.loading import CPU_TARGET, load_model
+from decoder.target.runtime.base import RuntimeChoice
+from decoder.target.target import Step, Target
+from decoder.tree.draft_tree import EMPTY, DraftTree
+
+READ_BYTES = 1 << 28
+WARM_UPS = 3
+CPU = torch.device("cpu")
+
+
+class CompiledLayers(nn.Module):
+    """The layers of a Llama over a cache of its own, written for torch.compile."""
+
+    def __init__(self, model: Any, capacity: int) -> None:
+        super().__init__()
+        self.base, self.head = model.model, model.lm_head
+        config = model.config
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.width = self.base.layers[0].self_attn.head_dim
+        size = (config.num_hidden_layers, 2, self.kv_heads, capacity, self.width)
+        self.register_buffer("cache", torch.zeros(size, dtype=model.dtype), persistent=False)
+
+    def forward(self, tokens: torch.Tensor, slots: torch.Tensor, mask: torch.Tensor) -> Any:
+        """Logits [rows, vocab]; mask [rows, keys] of the first slots."""
+        rows = self.base.embed_tokens(tokens)
+        cosine, sine = self.base.rotary_emb(rows, slots[None])
+        for number, layer in enumerate(self.base.layers):
+            rows = self._layer(number, layer, rows, (cosine, sine, slots, mask))
+        return self.head(self.base.norm(rows))
+
+    def _layer(self, number: int, layer: Any, rows: torch.Tensor, shared: Any) -> torch.Tensor:
+        cosine, sine, slots, mask = shared
+        attention, mlp = layer.self_attn, layer.mlp
+        normed = layer.input_layernorm(rows)
+        query, key, value = (
+            product(normed).unflatten(-1, (-1, self.width)).transpose(0, 1)
+            for product in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        query, key = (
+            heads * cosine + torch.cat((-heads.chunk(2, -1)[1], heads.chunk(2, -1)[0]), -1) * sine
+            for heads in (query, key)
+        )
+        self.cache[number, 0].index_copy_(1, slots, key)
+        self.cache[number, 1].index_copy_(1, slots, value)
+        keys, values = self.cache[number, :, None, :, : mask.shape[1]]
+        packed = query.reshape(1, self.kv_heads, -1, self.width)
+        repeated = mask.repeat(self.heads // self.kv_heads, 1)[None, None]
+        mixed, _ = partial_attention(packed, keys, values, repeated, attention.scaling)
+        mixed = mixed.view(self.heads, -1, self.width).transpose(0, 1).flatten(1)
+        rows = rows + attention.o_proj(mixed)
+        normed = layer.post_attention_layernorm(rows)
+        return rows + mlp.down_proj(functional.silu(mlp.gate_proj(normed)) * mlp.up_proj(normed))
+
+
+def tree_of(rows: int) -> DraftTree:
+    """A binary tree of so many rows."""
+    if rows == 1:
+        return EMPTY
+    nodes = np.arange(1, rows)
+    parents = (nodes - 1) // 2
+    depths = np.floor(np.log2(nodes + 1)).astype(np.int64)
+    return DraftTree(nodes % 97, parents, depths, np.full(rows - 1, 0.5))
+
+
+def target_arm(runtime: RuntimeChoice, name: str, dtype: torch.dtype) -> tuple[Target, Any]:
+    """A target, and its start-up: seconds and resident bytes."""
+    process, start_s = psutil.Process(), perf_counter()
+    before_bytes = process.memory_info().rss
+    target = Target(load_model(name, dtype=dtype, device=CPU), runtime=runtime)
+    target.reserve(8)
+    target.prefill(torch.zeros(1, dtype=torch.long))
+    start_up_s = perf_counter() - start_s
+    return target, {
+        "start_up_s": start_up_s,
+        "grown_bytes": process.memory_info().rss - before_bytes,
+    }
+
+
+def verification(target: Target, context: int, rows: int) -> Callable[[], object]:
+    cache, steps = target.reserve(context + rows), [Step(5, tree_of(rows))]
+    cache.lengths[0] = context
+
+    def run() -> None:
+        target.verify(steps)
+        cache.pending[0] = 0
+
+    return run
+
+
+def compiled_forward(compiled: Any, context: int, rows: int) -> Callable[[], object]:
+    tokens = torch.full((rows,), 5)
+    slots = torch.arange(context, context + rows)
+    mask = torch.zeros(rows, context + rows, dtype=compiled.dtype)
+    return torch.inference_mode()(lambda: compiled.run(tokens, slots, mask))
+
+
+class Compiled:
+    """The compiled layers, and the seconds that their compilation took."""
+
+    def __init__(self, name: str, dtype: torch.dtype, capacity: int) -> None:
+        import torch._inductor.config as inductor
+
+        inductor.freezing, inductor.cpp_wrapper = True, True
+        start_s = perf_counter()
+        loaded = load_model(name, dtype=dtype, device=CPU)
+        self.dtype = dtype
+        self.run = torch.compile(CompiledLayers(loaded.model, capacity).eval(), dynamic=True)
+        for rows in (1, 2, 9):
+            compiled_forward(self, 40, rows)()
+        self.start_up_s = perf_counter() - start_s
+
+
+def timed_s(function: Callable[[], object]) -> float:
+    start_s = perf_counter()
+    function()
+    return perf_counter() - start_s
+
+
+def measure(arms: dict[str, Callable[[], object]], repeats: int) -> dict[str, Any]:
+    """Seconds of each arm, and of reading a large tensor beside them."""
+    large = torch.ones(READ_BYTES // 4)
+    for _ in range(WARM_UPS):
+        for arm in arms.values():
+            arm()
+    times: dict[str, list[float]] = {name: [] for name in ("read", *arms)}
+    for _ in range(repeats):
+        times["read"].append(timed_s(large.sum))
+        for name, arm in arms.items():
+            times[name].append(timed_s(arm))
+    return {name: {"median_s": median(v), "min_s": min(v)} for name, v in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", default="1,2,4,8,16,32,64")
+    parser.add_argument("--contexts", default="256,1024,4000")
+    parser.add_argument("--dtype")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--target", default=CPU_TARGET)
+    options = parser.parse_args()
+    dtype = parse_dtype(options.dtype, CPU) if options.dtype else default_dtype(CPU)
+    contexts = [int(context) for context in options.contexts.split(",")]
+    start_up: dict[str, Any] = {}
+    targets: dict[str, Target] = {}
+    for runtime in ("eager", "packed"):
+        targets[runtime], start_up[runtime] = target_arm(runtime, options.target, dtype)
+    compiled = Compiled(options.target, dtype, max(contexts) + 65) if options.compiled else None
+    if compiled is not None:
+        start_up["compiled"] = {"start_up_s": compiled.start_up_s}
+    weight_bytes = targets["eager"].architecture.parameters * dtype.itemsize
+    result: dict[str, Any] = {
+        "environment": environment("cpu"),
+        "target": options.target,
+        "dtype": str(dtype),
+        "weight_bytes": weight_bytes,
+        "start_up": start_up,
+        "forwards": [],
+    }
+    for context in contexts:
+        for rows in map(int, options.rows.split(",")):
+            arms = {name: verification(target, context, rows) for name, target in targets.items()}
+            if compiled is not None:
+                arms["compiled"] = compiled_forward(compiled, context, rows)
+            times = measure(arms, options.repeats)
+            floor_s = weight_bytes / READ_BYTES * times["read"]["median_s"]
+            shown = "  ".join(f"{name} {1e3 * one['median_s']:.2f}" for name, one in times.items())
+            print(
+                f"context {context} rows {rows} ms: {shown}  floor {1e3 * floor_s:.2f}", flush=True
+            )
+            result["forwards"].append({"context": context, "rows": rows, **times})
+    store("packed_steps", result)
+
+
+if __name__ == "__main__":
+    main()

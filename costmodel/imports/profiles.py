@@ -1,0 +1,237 @@
+"""Profiles made from another tool's forward times, and checks that these are what is claimed."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from costmodel.architecture import ModelArchitecture
+from costmodel.calibration.design import design_points
+from costmodel.calibration.points import ErrorSummary, Points
+from costmodel.calibration.selection import Selection, select_calibration
+from costmodel.catalog import DeviceFingerprint, device_slug, find_device
+from costmodel.communication import protocols_of
+from costmodel.errors import InputError
+from costmodel.imports.table import ImportedTable, WeightFormat
+from costmodel.io import now_utc, tool_version
+from costmodel.profile.profile import Profile
+from costmodel.profile.schema import (
+    ELEMENT_BYTES,
+    CalibrationSection,
+    HeldOutSection,
+    PeaksSection,
+    PlainSection,
+    ProvenanceSection,
+    RuntimeSection,
+    StagesSection,
+    SurfaceSection,
+    TargetSection,
+    TokensSection,
+)
+from costmodel.roofline import Roofline
+
+# Points of larger tables that a profile is fitted to; all others are held out.
+MOST_FITTED = 120
+# Medians of measured times over the physical roofline: a wrong unit is far outside.
+_TOO_FAST, _VERY_SLOW = 0.5, 300.0
+# A converter may leave out or repeat an embedding, never more.
+_PARAMETER_TOLERANCE = 0.25
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TimedModel:
+    """The device and target that the times are of."""
+
+    device: DeviceFingerprint
+    peaks: PeaksSection
+    architecture: ModelArchitecture
+    tensor_parallel: int = 1
+
+    def roofline(self, weights: WeightFormat | None = None) -> Roofline:
+        """The paper's roofline, for weights of this format."""
+        weights = weights or WeightFormat()
+        return Roofline(
+            architecture=self.architecture,
+            peaks=self.peaks.peaks(),
+            element_bytes=ELEMENT_BYTES[weights.dtype],
+            weight_bytes=weights.weight_bytes,
+            tensor_parallel=self.tensor_parallel,
+            protocols=protocols_of(self.device.slug, self.tensor_parallel),
+        )
+
+
+def check_times(points: Points, roofline: Roofline, path: Path) -> str:
+    """A warning for times that are very long for the device; empty where they are not.
+
+    A median below half the physical roofline, or above 300 times it, comes more often from a wrong
+    unit, device or target than from a measurement. Raises InputError for impossible times.
+    """
+    bound = roofline.with_count("physical")
+    ratio = float(
+        np.median(points.seconds / bound.seconds(points.rows, points.context, points.batch))
+    )
+    if ratio < _TOO_FAST:
+        raise InputError(
+            f"the times in {path} are {1 / ratio:.3g} times faster than this device can be",
+            hint="Check the unit of the times, --device, --target and --tp",
+        )
+    if ratio > _VERY_SLOW:
+        return f"times are {ratio:.3g} times the physical bound: is the unit right?"
+    return ""
+
+
+def check_subject(table: ImportedTable, subject: TimedModel, path: Path) -> None:
+    """Raise InputError where the file names another device, or a model of another size."""
+    device = subject.device
+    on_cpu = table.threads is not None
+    slug = _slug_of(table.processor, on_cpu=on_cpu) if table.processor else None
+    if (slug is not None and slug != device.slug) or (on_cpu and device.kind != "cpu"):
+        raise InputError(
+            f"{path} was measured on {table.processor}, not on {device.name}",
+            hint="Run this on that machine, with --device cpu" if on_cpu else "Check --device",
+        )
+    wanted = subject.architecture.parameters
+    if table.parameters and abs(table.parameters / wanted - 1) > _PARAMETER_TOLERANCE:
+        raise InputError(
+            f"{path} is of {table.model}, {table.parameters / 1e9:.3g} billion parameters, and"
+            f" {subject.architecture.name} has {wanted / 1e9:.3g}",
+            hint="Check --target",
+        )
+
+
+def imported_profile(
+    table: ImportedTable, subject: TimedModel, *, path: Path, source: str | None = None
+) -> Profile:
+    """The profile of the times in `table`, read from `path`.
+
+    source  tool and version, where the file does not say the version
+    Raises InputError where neither says it, and for times that cannot be right.
+    """
+    if table.version is None and not source:
+        raise InputError(
+            f"{path} does not say which version measured it",
+            hint="Give --source, such as --source 'vLLM 0.33.0, run of 2026-11-20'",
+        )
+    check_subject(table, subject, path)
+    weights = table.weights or WeightFormat()
+    roofline = subject.roofline(weights)
+    warning = check_times(table.points, roofline, path)
+    if warning:
+        raise InputError(f"{path}: {warning}", hint="Check it, --device, --target and --tp")
+    fitted, held_out = _split(table.points, roofline)
+    selection = select_calibration(fitted, roofline)
+    section = _held_out(selection, held_out)
+    return Profile(
+        provenance=ProvenanceSection(
+            kind="imported",
+            created_utc=now_utc(),
+            tool_version=tool_version(),
+            source=_source(table, path, source),
+            points=len(table.points),
+            samples=int(table.points.n.sum()),
+            error_bar=_error_bar(selection, section),
+            note=_note(table, section),
+        ),
+        device=_device(table, subject),
+        target=TargetSection.of(subject.architecture),
+        runtime=RuntimeSection(
+            kind=table.runtime,
+            dtype=weights.dtype,
+            quantization=weights.quantization,
+            weight_bytes=weights.weight_bytes if weights.quantization else None,
+            attention=table.tool,
+            tensor_parallel=subject.tensor_parallel,
+        ),
+        peaks=subject.peaks,
+        calibration=CalibrationSection.of(selection),
+        surface=SurfaceSection.of(fitted),
+        held_out=section,
+        stages=StagesSection(plain=_plain(table.points), prefill=_prompts(table.points)),
+    )
+
+
+def _slug_of(processor: str, *, on_cpu: bool) -> str | None:
+    """The slug of the device that a file names; None for a GPU that is not known."""
+    if on_cpu:
+        return device_slug(processor)
+    try:
+        return find_device(processor).slug
+    except InputError:
+        return None
+
+
+def _device(table: ImportedTable, subject: TimedModel) -> DeviceFingerprint:
+    if table.threads is None or subject.device.kind != "cpu":
+        return subject.device
+    return subject.device.model_copy(update={"threads": table.threads})
+
+
+def _split(points: Points, roofline: Roofline) -> tuple[Points, Points | None]:
+    """The points to fit, chosen without looking at their times, and all others."""
+    if len(points) <= MOST_FITTED:
+        return points, None
+    index = design_points(points, roofline, MOST_FITTED)
+    left = np.ones(len(points), dtype=bool)
+    left[index] = False
+    return points.take(index), points.take(left)
+
+
+def _held_out(selection: Selection, points: Points | None) -> HeldOutSection | None:
+    if points is None:
+        return None
+    predicted_s = selection.calibration.predict_s(points.rows, points.context, points.batch)
+    linear_s = selection.linear.predict_s(points.rows, points.context, points.batch)
+    return HeldOutSection(
+        error=ErrorSummary.of(predicted_s, points.seconds),
+        linear_error=ErrorSummary.of(linear_s, points.seconds),
+    )
+
+
+def _error_bar(selection: Selection, held_out: HeldOutSection | None) -> float | None:
+    """The mean error of points that were left out; None where they were too few for that."""
+    if held_out is not None:
+        return min(held_out.error.mape, 10.0)
+    error = selection.cross_validated.get(selection.selected)
+    return None if error is None else min(error.mape, 10.0)
+
+
+def _source(table: ImportedTable, path: Path, source: str | None) -> str:
+    parts = [table.tool, table.version, source, table.model, f"file {path.name}"]
+    return ", ".join(part for part in parts if part)[:2000]
+
+
+def _note(table: ImportedTable, held_out: HeldOutSection | None) -> str:
+    points = table.points
+    parts = [
+        f"not in the times: {'; '.join(table.lacks)}",
+        "no draft and no acceptance was timed",
+        f"up to {int(points.rows.max())} rows, {int(points.context.max())} cached tokens and batch"
+        f" {int(points.batch.max())}: anything beyond is extrapolated",
+        *(f"left out, {count} records {why}" for why, count in table.left_out.items()),
+        "error bar: mean error of points "
+        + ("held out of the fit" if held_out else "left out by cross-validation"),
+    ]
+    return "; ".join(parts)[:2000]
+
+
+def _plain(points: Points) -> PlainSection | None:
+    one = points.take(points.rows == 1).sorted()
+    if not len(one):
+        return None
+    return PlainSection.model_validate(
+        {"context": one.context.astype(int), "batch": one.batch.astype(int), **_columns(one)}
+    )
+
+
+def _prompts(points: Points) -> TokensSection | None:
+    """Whole prompts of one sequence; None where fewer than two lengths were timed."""
+    whole = points.take((points.context == 0) & (points.batch == 1) & (points.rows > 1)).sorted()
+    if len(whole) < 2:
+        return None
+    return TokensSection.model_validate({"tokens": whole.rows.astype(int), **_columns(whole)})
+
+
+def _columns(points: Points) -> dict[str, object]:
+    return {"median_s": points.seconds, "mad_s": points.mad_s, "n": points.n.astype(int)}

@@ -1,0 +1,210 @@
+"""A table of forward times of another tool, and the checks that its readers share."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from costmodel.calibration.points import Points
+from costmodel.errors import InputError, shown
+from costmodel.fields import LEAST_S, MOST, MOST_S
+from costmodel.profile.schema import Dtype, RuntimeKind
+from costmodel.statistics import mad_s
+
+LEAST_POINTS = 4
+MOST_SHAPES = 200_000
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What a file may not say.
+
+    tensor_parallel  devices that shared the target
+    context          cached tokens of each request while a table without contexts was measured
+    where            for tables of several settings: the value of each column to read
+    """
+
+    tensor_parallel: int = 1
+    context: int | None = None
+    where: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormat:
+    """Weights as the file says: `dtype`, or the quantisation and the mean bytes of a weight."""
+
+    dtype: Dtype = "bfloat16"
+    quantization: str | None = None
+    weight_bytes: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ImportedTable:
+    """Forward times of one tool and setting.
+
+    tool        the tool's name; `version` is None where the file does not say it
+    runtime     `external`: steps of an engine; `kernels`: host time is left out, or it is unknown
+    lacks       what the times do not hold, for people
+    left_out    records that are no forward of equal sequences, by reason
+    weights     None where the file does not say
+    processor   the device as the file names it; `threads` of a CPU
+    parameters  of the model; 0 where the file does not say
+    model       the model as the file names it
+    """
+
+    points: Points
+    tool: str
+    version: str | None
+    runtime: RuntimeKind
+    lacks: tuple[str, ...]
+    left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    weights: WeightFormat | None = None
+    processor: str | None = None
+    threads: int | None = None
+    parameters: int = 0
+    model: str | None = None
+
+
+class ShapeTimes:
+    """Times by shape (rows, context, batch) while a file is read; repeats of a shape are averaged.
+
+    `leave_out` counts records that give no point, by reason.
+    """
+
+    def __init__(self, path: Path, *, hint: str) -> None:
+        self.path, self.hint = path, hint
+        self.left_out: Counter[str] = Counter()
+        self._times: dict[tuple[int, int, int], list[tuple[float, float, int]]] = {}
+
+    def add(
+        self, shape: tuple[int, int, int], seconds: float, *, samples_s: Sequence[float] = ()
+    ) -> None:
+        """Add one median; `samples_s` are the times behind it. Raises InputError."""
+        if not LEAST_S <= seconds <= MOST_S:
+            raise InputError(
+                f"{self.path}: {seconds:g} s for {shape[0]} rows is no time of a forward",
+                hint="Check the unit of the times",
+            )
+        if len(self._times) > MOST_SHAPES:
+            raise InputError(f"{self.path} has more than {MOST_SHAPES} shapes", hint=self.hint)
+        spread_s = mad_s(samples_s)
+        entry = (seconds, math.nan if spread_s is None else spread_s, max(len(samples_s), 1))
+        self._times.setdefault(shape, []).append(entry)
+
+    def leave_out(self, reason: str) -> None:
+        """Count a record that gives no point."""
+        self.left_out[reason] += 1
+
+    def points(self) -> Points:
+        """All points. Raises InputError where they are too few for a fit, or no measurement."""
+        if not self._times:
+            raise InputError(f"{self.path} has no times that can be used", hint=self._reasons())
+        shapes, entries = list(self._times), list(self._times.values())
+        rows, context, batch = zip(*shapes, strict=True)
+        points = Points(
+            rows=rows,
+            context=context,
+            batch=batch,
+            seconds=[sum(time for time, _, _ in one) / len(one) for one in entries],
+            mad_s=[max(spread for _, spread, _ in one) for one in entries],
+            n=[sum(count for _, _, count in one) for one in entries],
+        )
+        self._check(points)
+        return points
+
+    def _reasons(self) -> str:
+        left = "; ".join(f"{count} left out: {why}" for why, count in self.left_out.items())
+        return left or self.hint
+
+    def _check(self, points: Points) -> None:
+        if len(points) < LEAST_POINTS:
+            raise InputError(
+                f"{self.path} has {len(points)} shapes with a time, and a fit needs"
+                f" {LEAST_POINTS} or more",
+                hint=self._reasons(),
+            )
+        if len(set(points.seconds.tolist())) == 1:
+            raise InputError(
+                f"all times in {self.path} are the same, which no measurement gives",
+                hint="Check where the times come from",
+            )
+        if len(set(points.rows.tolist())) < 2:
+            raise InputError(
+                f"{self.path} has one row count only ({points.rows[0]:g} new tokens a sequence)",
+                hint="Measure several row counts",
+            )
+
+
+class Record:
+    """One mapping of a file; errors name the file, the record and the field."""
+
+    def __init__(self, value: Any, at: str, *, hint: str) -> None:
+        self.at, self.hint = at, hint
+        if not isinstance(value, Mapping):
+            raise self._error(f"is not a mapping of fields (is {shown(value)})")
+        self.fields = value
+
+    def _error(self, problem: str) -> InputError:
+        return InputError(f"{self.at} {problem}", hint=self.hint)
+
+    def get(self, name: str) -> Any:
+        """The value of a field that must be there."""
+        if name not in self.fields:
+            raise self._error(f"has no field {name}")
+        return self.fields[name]
+
+    def whole(self, name: str, least: int = 0) -> int:
+        """A whole number of `least` or more."""
+        value = self.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
+            raise self._error(f"{name} must be a whole number from {least} (is {shown(value)})")
+        return value
+
+    def positive(self, name: str) -> float:
+        """A finite number above 0."""
+        return self._positive(name, self.get(name))
+
+    def numbers(self, name: str) -> list[float]:
+        """A list of finite numbers above 0."""
+        return [self._positive(name, value) for value in self._list(name)]
+
+    def wholes(self, name: str) -> list[int]:
+        """A list of ascending whole numbers above 0."""
+        values = self._list(name)
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+                raise self._error(f"{name} must hold whole numbers above 0 (has {shown(value)})")
+        if values != sorted(set(values)) or not values:
+            raise self._error(f"{name} must ascend, with one number or more")
+        return values
+
+    def text(self, name: str) -> str:
+        """A text that is not empty."""
+        value = self.get(name)
+        if not isinstance(value, str) or not value.strip():
+            raise self._error(f"{name} must be a text (is {shown(value)})")
+        return value.strip()
+
+    def records(self, name: str) -> list[Record]:
+        """A list of mappings."""
+        return [
+            Record(value, f"{self.at}, {name}[{index}]", hint=self.hint)
+            for index, value in enumerate(self._list(name))
+        ]
+
+    def _list(self, name: str) -> list[Any]:
+        value = self.get(name)
+        if not isinstance(value, list):
+            raise self._error(f"{name} must be a list (is {shown(value)})")
+        return value
+
+    def _positive(self, name: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._error(f"{name} must be a number (is {shown(value)})")
+        if not 0 < value < math.inf:
+            raise self._error(f"{name} must be a finite number above 0 (is {shown(value)})")
+        return float(value)

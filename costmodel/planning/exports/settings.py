@@ -1,0 +1,375 @@
+"""Speculative settings of serving engines, from a plan, as text to type in.
+
+Names of options are those of the engines' own sources:
+
+- vLLM 0.32 and 0.33: `--speculative-config` with `method`, `model`, `num_speculative_tokens` and
+  `num_speculative_tokens_per_batch_size`, a list of [first batch, last batch, tokens]
+  (v1/spec_decode/dynamic/utils.py; not with data parallelism).
+- SGLang 0.5.23: DFLASH has one size for all batches, `--speculative-num-draft-tokens`, the rows of
+  a verification. EAGLE3 takes `--speculative-adaptive-config`, the sizes from each batch on
+  (speculative/adaptive_spec_params.py; top-k 1). DSPARK takes a table of costs (`step_tables`).
+- TensorRT-LLM 1.2: `draft_len_schedule`, by batch (llmapi/llm_args.py). A length holds from its
+  batch on in 1.2, and up to its batch in later sources; both ends of each range are written, so
+  that both readings are the same.
+- transformers: this project's decoder, which chooses the tree at each step from a profile.
+
+All but the last verify chains only. A plan is exported to the engine that it was made for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from costmodel.catalog import find_target, resolve_target
+from costmodel.compose.serving_tables import Precision
+from costmodel.errors import InputError
+from costmodel.planning.acceptance import BLOCK_GAMMA
+from costmodel.planning.drafting import CHECKPOINTS, drafter_kind
+from costmodel.planning.exports.step_tables import StepTable, steps_table, sum_table
+from costmodel.planning.forwards import TargetForward
+from costmodel.planning.request import PlanRequest, ServingPolicy
+from costmodel.planning.result import Option, Plan
+from costmodel.planning.search import forward_for, make_server
+from costmodel.planning.servers import OperatingPoint
+from costmodel.profile.store import ProfileStore
+
+# The engine that a plan must be made for, by the name of its export.
+PLANNED_FOR = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "sglang-dspark": "sglang",
+    "sglang-dspark-steps": "sglang",
+    "tensorrt-llm": "trtllm",
+    "transformers": "rooftree",
+}
+VERSIONS = {
+    "vllm": "vLLM 0.32",
+    "sglang": "SGLang 0.5.23",
+    "sglang-dspark": "SGLang 0.5.23",
+    "sglang-dspark-steps": "SGLang 0.5.23",
+    "tensorrt-llm": "TensorRT-LLM 1.2",
+    "transformers": "rooftree 0.1",
+}
+_NO_DRAFTER = "PATH_OF_A_DFLASH_DRAFTER"
+# Longest n-gram that is looked up, as in vLLM's own example.
+_NGRAM = 4
+
+
+def export_plan(plan: Plan, engine: str, forward: TargetForward | None = None) -> str:
+    """Settings of an engine for the plan's best option.
+
+    forward  the best option's times, of which tables of costs are made [default: looked up again]
+    Raises InputError where there is none, and where the engine cannot run what was planned.
+    """
+    if engine not in PLANNED_FOR:
+        raise InputError(
+            f"no export is for '{engine}'", hint=f"Use one of: {', '.join(PLANNED_FOR)}"
+        )
+    if plan.request.engine != PLANNED_FOR[engine]:
+        raise InputError(
+            f"the plan is for {plan.request.engine}, whose times and sizes are not those of"
+            f" {engine}",
+            hint=f"Plan with --engine {PLANNED_FOR[engine]}",
+        )
+    best = plan.best
+    if best is None or best.sizing is None:
+        raise InputError(
+            "there is nothing to export: no option holds the goals",
+            hint="; ".join(option.describe_problem() for option in plan.options),
+        )
+    lines = [f"# {VERSIONS[engine]} and later; planned for {_place(plan, best)}"]
+    if plan.request.precision.weights not in ("bfloat16", "fp8_dynamic"):
+        lines.append(f"# serve a checkpoint whose weights are {plan.request.precision.weights}")
+    if engine.startswith("sglang-dspark"):
+        steps = engine.endswith("steps")
+        lines += _dspark(plan, forward or _forward(plan.request, best), steps=steps)
+    else:
+        write = {
+            "vllm": _vllm,
+            "sglang": _sglang,
+            "tensorrt-llm": _tensorrt_llm,
+            "transformers": _transformers,
+        }[engine]
+        lines += write(plan.request, best)
+    return "\n".join(lines) + "\n"
+
+
+def served_name(target: str) -> str:
+    """The hub id of a target that is named in part or by a folder; else the name as it is.
+
+    A folder is known by its name and the sizes of its model. A fine-tune keeps its path.
+    """
+    try:
+        known = find_target(target.rstrip("/").rpartition("/")[2])
+        same = resolve_target(target).architecture.hash == known.architecture.hash
+    except InputError:
+        return target
+    return known.name if same else target
+
+
+def _place(plan: Plan, best: Option) -> str:
+    """The GPUs and traffic that the settings are for, and the GPUs that they are not for."""
+    others = [f"{o.gpu} tp {o.tensor_parallel}" for o in plan.options if o is not best]
+    place = f"{best.gpu} tp {best.tensor_parallel}"
+    place += f", the best; not for {', '.join(others)}" if others else ""
+    traffic = plan.request.traffic
+    context = traffic.prompt_tokens + traffic.output_tokens / 2
+    return f"{place}; at about {context:.0f} cached tokens a request"
+
+
+def batch_table(points: Sequence[OperatingPoint]) -> list[list[int]]:
+    """Rows of [first batch, last batch, drafted tokens]; neighbours of equal size are joined.
+
+    A size holds up to the batch before the next point.
+    """
+    ordered = sorted(points, key=lambda point: point.running)
+    table: list[list[int]] = []
+    for i, point in enumerate(ordered):
+        last = ordered[i + 1].running - 1 if i + 1 < len(ordered) else point.running
+        if table and table[-1][2] == point.nodes:
+            table[-1][1] = last
+        else:
+            table.append([point.running if table else 1, last, point.nodes])
+    return table
+
+
+def checkpoint_of(drafter: str, target: str) -> str:
+    """The checkpoint of a drafter: `dflash` is the published one of this target, else a gap."""
+    if drafter.partition("@")[0] != "dflash":
+        return drafter
+    published = CHECKPOINTS.get(target.lower().rpartition("/")[2], _NO_DRAFTER)
+    return published + drafter.removeprefix("dflash")
+
+
+def _vllm(request: PlanRequest, best: Option) -> list[str]:
+    table = batch_table(best.points)
+    target = served_name(request.target)
+    options = [
+        f"vllm serve {target}",
+        f"--tensor-parallel-size {best.tensor_parallel}",
+        f"--max-num-seqs {table[-1][1]}",
+        *_precision(request.precision),
+    ]
+    most = max(tokens for _, _, tokens in table)
+    if not most:
+        return [*_joined(options), f"# no --speculative-config: {_nothing(request)}"]
+    config: dict[str, Any] = {"method": _kind(best, "vLLM", ("dflash", "eagle3", "ngram"))}
+    if config["method"] == "ngram":
+        config["prompt_lookup_max"] = _NGRAM
+    else:
+        config["model"] = checkpoint_of(_drafter(best), target)
+    config["num_speculative_tokens"] = most
+    config["num_speculative_tokens_per_batch_size"] = table
+    return _joined([*options, f"--speculative-config '{json.dumps(config)}'"])
+
+
+def _sglang(request: PlanRequest, best: Option) -> list[str]:
+    load, target = _at_load(best), served_name(request.target)
+    options = _sglang_server(request, best)
+    table = batch_table(best.points)
+    if not max(tokens for _, _, tokens in table):
+        return [*_joined(options), f"# no --speculative-algorithm: {_nothing(request)}"]
+    kind = _kind(best, "SGLang", ("dflash", "eagle3"))
+    drafter = f"--speculative-draft-model-path {checkpoint_of(_drafter(best), target)}"
+    if kind == "eagle3":
+        return _sglang_adaptive([*options, drafter], table)
+    if not load.nodes:
+        return [*_joined(options), f"# no --speculative-algorithm: {_nothing(request)}"]
+    options += [
+        "--speculative-algorithm DFLASH",
+        drafter,
+        f"--speculative-num-draft-tokens {load.nodes + 1}",
+    ]
+    return [
+        f"# one size for all batches, that of {load.running} requests at once",
+        *_joined(options),
+    ]
+
+
+def _sglang_server(request: PlanRequest, best: Option) -> list[str]:
+    return [
+        "python -m sglang.launch_server",
+        f"--model-path {served_name(request.target)}",
+        f"--tp-size {best.tensor_parallel}",
+        f"--max-running-requests {max(point.running for point in best.points)}",
+        *_precision(request.precision),
+    ]
+
+
+def _sglang_adaptive(options: list[str], table: list[list[int]]) -> list[str]:
+    """One size from each batch on: among several, SGLang chooses by acceptance and not by cost."""
+    most = max(tokens for _, _, tokens in table)
+    config = {str(first): {"candidate_steps": [tokens]} for first, _, tokens in table}
+    options = [
+        *options,
+        "--speculative-algorithm EAGLE3",
+        f"--speculative-num-steps {most}",
+        "--speculative-eagle-topk 1",
+        f"--speculative-num-draft-tokens {most + 1}",
+        "--speculative-adaptive",
+        "--speculative-adaptive-config adaptive.json",
+    ]
+    return [*_file("adaptive.json", json.dumps(config)), *_joined(options)]
+
+
+def _forward(request: PlanRequest, best: Option) -> TargetForward:
+    target = resolve_target(request.target, hub=True)
+    return forward_for(request, target, (best.gpu, best.tensor_parallel), ProfileStore())
+
+
+def _dspark(plan: Plan, forward: TargetForward, *, steps: bool) -> list[str]:
+    """A table of costs, and the options that take it. The DSpark drafter is the user's."""
+    request, best = plan.request, plan.options[0]
+    server = make_server(request, forward, plan.acceptance)
+    drafted = len(server.acceptance.chain) - 1 if server.acceptance else BLOCK_GAMMA
+    make = steps_table if steps else sum_table
+    most = max(point.running for point in best.points)
+    table: StepTable = make(server, request.traffic, most_running=most, drafted=drafted)
+    label = server.drafting.label if server.drafting else "none"
+    options = [
+        *_sglang_server(request, best),
+        "--speculative-algorithm DSPARK",
+        "--speculative-draft-model-path PATH_OF_A_DSPARK_DRAFTER",
+        "--speculative-dspark-sps-table-path dspark.json",
+    ]
+    return [
+        f"# seconds of a step with up to {drafted} drafted tokens a request; drafts: {label}",
+        *([f"# the sum is within {table.worst_error:.1%} of every step"] if not steps else []),
+        *_file("dspark.json", json.dumps(table.values)),
+        *_joined(options),
+    ]
+
+
+def _tensorrt_llm(request: PlanRequest, best: Option) -> list[str]:
+    table, target = batch_table(best.points), served_name(request.target)
+    options = [
+        f"trtllm-serve {target}",
+        f"--tp_size {best.tensor_parallel}",
+        f"--max_batch_size {table[-1][1]}",
+    ]
+    config = ["kv_cache_config:", "  dtype: fp8"] if request.precision.cache == "fp8" else []
+    notes, most = [], table[0][2]
+    if most:
+        kind = _kind(best, "TensorRT-LLM", ("eagle3", "ngram"))
+        config.append("speculative_config:")
+        if kind == "ngram":
+            config += ["  decoding_type: NGram", f"  max_matching_ngram_size: {_NGRAM}"]
+        else:
+            config += ["  decoding_type: Eagle3", f"  speculative_model: {_drafter(best)}"]
+        schedule = ", ".join(f"{batch}: {size}" for batch, size in _ends(table, most).items())
+        config += [f"  max_draft_len: {most}", f"  draft_len_schedule: {{{schedule}}}"]
+    else:
+        drafts_later = any(size for _, _, size in table)
+        why = "a single request drafts nothing" if drafts_later else _nothing(request)
+        notes = [f"# no speculative_config: {why}"]
+    if not config:
+        return [*_joined(options), *notes]
+    options.append("--extra_llm_api_options options.yaml")
+    return [*_file("options.yaml", *config), *_joined(options), *notes]
+
+
+def _ends(table: list[list[int]], most: int) -> dict[int, int]:
+    """The size at both ends of each range; none may exceed that of one request, `most`."""
+    joined: list[list[int]] = []
+    for first, last, size in table:
+        if joined and joined[-1][2] == min(size, most):
+            joined[-1][1] = last
+        else:
+            joined.append([first, last, min(size, most)])
+    return {batch: size for first, last, size in joined for batch in (first, last)}
+
+
+def _transformers(request: PlanRequest, best: Option) -> list[str]:
+    if request.precision != Precision():
+        raise InputError(
+            f"this decoder cannot be told to use {request.precision.weights} weights and a"
+            f" {request.precision.cache} cache",
+            hint="Leave out --weights and --cache, and name a quantised checkpoint as --target",
+        )
+    if best.tensor_parallel > 1:
+        raise InputError(
+            f"settings of {best.tensor_parallel} devices a target are not exported: each of this"
+            " decoder's processes needs its `ranks` (decoder/target/ranks.py)",
+            hint="Plan with --tp 1, or export to vllm or sglang",
+        )
+    load, policy = _at_load(best), _decoder_policy(request.policy)
+    if best.drafter is None:
+        policy = "plain"
+    target = served_name(request.target)
+    arguments = [f'"{target}"']
+    if policy != "plain" and best.drafter is not None:
+        arguments.append(f'drafter="{_decoder_drafter(best.drafter.name, target)}"')
+    arguments.append(f'policy="{policy}"')
+    if policy == "chain" and load.nodes:
+        arguments.append(f"max_nodes={load.nodes}")
+    shape = f"{load.shape} of {load.nodes} tokens" if load.nodes else "plain step"
+    return [
+        f"# the plan's best with {load.running} at once is a {shape}",
+        "from rooftree import TreeDecoder",
+        "",
+        f"decoder = TreeDecoder.from_pretrained({', '.join(arguments)})",
+    ]
+
+
+def _decoder_policy(policy: ServingPolicy) -> str:
+    """This decoder's policy for the plan's: `auto` chooses the size at each step."""
+    return {"auto": "bastion", "fixed": f"fixed:{policy.nodes}"}.get(policy.kind, policy.kind)
+
+
+def _decoder_drafter(name: str, target: str) -> str:
+    """The name that this decoder loads; a part `dflash` stands for the target's checkpoint."""
+    parts = [
+        checkpoint_of(part, target) if part.startswith("dflash") else part
+        for part in name.split("+")
+    ]
+    return "+".join(parts)
+
+
+def _drafter(best: Option) -> str:
+    return best.drafter.name if best.drafter else "dflash"
+
+
+def _kind(best: Option, engine: str, known: Sequence[str]) -> str:
+    """The planned drafter's kind. Raises InputError for one that the engine does not run."""
+    name = _drafter(best)
+    kind = drafter_kind(name)
+    if kind not in known or "@" in name:
+        raise InputError(
+            f"{engine} cannot run the chains that were planned with the drafter {name}",
+            hint=f"It runs {', '.join(known)}: plan with one by --drafter, or with --engine"
+            " rooftree --export transformers",
+        )
+    return kind
+
+
+def _file(name: str, *lines: str) -> list[str]:
+    """Shell lines that write a file."""
+    return [f"cat > {name} <<'END'", *lines, "END"]
+
+
+def _at_load(best: Option) -> OperatingPoint:
+    return best.sizing.at_load if best.sizing else best.points[0]
+
+
+def _precision(precision: Precision) -> list[str]:
+    """Options of both engines for quantised weights and cache; stored scales need no option."""
+    options = ["--quantization fp8"] if precision.weights == "fp8_dynamic" else []
+    return options + (["--kv-cache-dtype fp8"] if precision.cache == "fp8" else [])
+
+
+def _joined(options: Sequence[str]) -> list[str]:
+    """One option a line, each but the last continued."""
+    return [
+        ("  " if i else "") + option + (" \\" if i + 1 < len(options) else "")
+        for i, option in enumerate(options)
+    ]
+
+
+def _nothing(request: PlanRequest) -> str:
+    if request.policy.kind == "plain":
+        return "the policy is plain"
+    if request.acceptance is None:
+        return "there is no acceptance data"
+    return "the plan drafts nothing at this load"

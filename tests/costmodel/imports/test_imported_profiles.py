@@ -1,0 +1,184 @@
+"""Profiles of other tools' times: what they say, what they refuse, and who takes them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from costmodel.calibration.points import Points
+from costmodel.catalog import DeviceFingerprint, find_device, find_target
+from costmodel.errors import InputError, ProfileError
+from costmodel.imports.formats import READERS
+from costmodel.imports.profiles import MOST_FITTED, TimedModel, imported_profile
+from costmodel.imports.table import ReadOptions
+from costmodel.planning.request import PlanRequest
+from costmodel.planning.search import plan
+from costmodel.planning.traffic import Traffic
+from costmodel.profile.lookup import find_profile
+from costmodel.profile.profile import Profile
+from costmodel.profile.schema import PROVENANCE_RANKING, PeaksSection
+from costmodel.profile.store import ProfileStore
+from tests.costmodel.imports.files import (
+    BATCHES,
+    CONTEXTS,
+    ROWS,
+    forward_s,
+    vllm_case,
+    vllm_cases,
+    write_json,
+)
+
+LLAMA = Path(__file__).parent / "data" / "llama_bench.jsonl"
+
+
+def subject(device: str = "h100-sxm", target: str = "Qwen/Qwen3-8B") -> TimedModel:
+    spec = find_device(device)
+    return TimedModel(
+        device=DeviceFingerprint(kind="cuda", name=spec.name, memory_bytes=spec.memory_bytes),
+        peaks=PeaksSection(
+            source="datasheet",
+            flops_per_s=spec.peak_flops_per_s,
+            bytes_per_s=spec.peak_bytes_per_s,
+        ),
+        architecture=find_target(target).architecture,
+    )
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    return write_json(tmp_path_factory.mktemp("vllm") / "forward.json", vllm_cases())
+
+
+@pytest.fixture(scope="module")
+def profile(path) -> Profile:
+    table = READERS["vllm-forward"](path, ReadOptions())
+    return imported_profile(table, subject(), path=path, source="vLLM 0.33.0")
+
+
+def test_it_says_where_it_is_from_and_what_it_lacks(profile, tmp_path):
+    made = profile.provenance
+    assert made.kind == "imported" and made.points == len(vllm_cases())
+    assert made.source == "vLLM bench forward, vLLM 0.33.0, file forward.json"
+    for words in ("host time", "the LM head", "no draft and no acceptance", "32 rows", "batch 4"):
+        assert words in made.note
+    assert (profile.runtime.kind, profile.runtime.dtype) == ("kernels", "bfloat16")
+    assert not profile.drafters and profile.stages.accept is None
+    again = Profile.from_bytes(profile.to_yaml(tmp_path / "p.yaml").encode(), "p")
+    assert again.to_yaml() == profile.to_yaml()
+
+
+def test_its_times_are_those_of_the_file(profile):
+    assert profile.surface is not None and profile.stages.plain is not None
+    calibration = profile.verify_calibration()
+    for batch in BATCHES:
+        for context in CONTEXTS:
+            predicted = calibration.predict_s(ROWS, context, batch)
+            expected = [forward_s(rows, context, batch) for rows in ROWS]
+            assert predicted == pytest.approx(expected, rel=0.03)
+            assert profile.stages.plain.seconds(context, batch) == pytest.approx(expected[0])
+    assert profile.provenance.error_bar is not None and profile.provenance.error_bar < 0.03
+
+
+def test_it_stands_between_probes_and_transfers():
+    place = PROVENANCE_RANKING.index("imported")
+    assert PROVENANCE_RANKING[place - 1 : place + 2] == ("quick", "imported", "transferred")
+
+
+def test_it_is_stored_found_and_never_replaces_a_measured_one(profile, tmp_path):
+    store = ProfileStore([tmp_path])
+    stored = store.save(profile)
+    assert stored.name == "qwen3-8b.bfloat16.kernels.tp1.yaml"
+    found = find_profile("h100-sxm", "qwen3-8b", store=store)
+    assert found.to_yaml() == profile.to_yaml()
+    measured = profile.model_copy(
+        update={"provenance": profile.provenance.model_copy(update={"kind": "measured"})}
+    )
+    measured.to_yaml(stored)
+    assert store.save(profile) != stored
+    with pytest.raises(ProfileError, match="is imported"):
+        ProfileStore.write(profile, stored)
+
+
+def test_a_decoder_takes_it_as_a_prior(profile, tmp_path):
+    store = ProfileStore([tmp_path])
+    store.save(profile)
+    key = dataclasses.replace(profile.key, runtime="graphs", attention="sdpa")
+    found = store.find(key)
+    assert found.online_correction and not found.same
+    assert "is imported, not measured here" in found.warnings[0]
+
+
+def test_a_plan_takes_it(profile, tmp_path):
+    path = tmp_path / "mine.yaml"
+    profile.to_yaml(path)
+    request = PlanRequest(
+        target="Qwen/Qwen3-8B",
+        gpus=(str(path),),
+        traffic=Traffic(prompt_tokens=800, output_tokens=200),
+        rate=1.0,
+        acceptance="0.8",
+    )
+    result = plan(request, ProfileStore([tmp_path]))
+    assert result.best is not None and result.best.origin is not None
+    assert result.best.origin.kind == "imported"
+    assert any("imported from another tool" in note for note in result.notes)
+    assert not any("not measured on the GPU" in note for note in result.notes)
+
+
+def test_a_version_is_asked_for(path):
+    table = READERS["vllm-forward"](path, ReadOptions())
+    with pytest.raises(InputError, match="does not say which version") as raised:
+        imported_profile(table, subject(), path=path)
+    assert "--source" in raised.value.hint
+
+
+@pytest.mark.parametrize(("factor", "message"), [(1e-3, "times faster than"), (1e3, "unit right")])
+def test_a_wrong_unit_is_refused(tmp_path, factor, message):
+    cases = [
+        vllm_case(r, c, 1, median_us=forward_s(r, c, 1) * 1e6 * factor)
+        for c in CONTEXTS
+        for r in ROWS
+    ]
+    path = write_json(tmp_path / "f.json", cases)
+    table = READERS["vllm-forward"](path, ReadOptions())
+    with pytest.raises(InputError, match=message):
+        imported_profile(table, subject(), path=path, source="vLLM 0.33.0")
+
+
+def test_another_device_or_model_is_refused():
+    table = READERS["llama-bench"](LLAMA, ReadOptions())
+    with pytest.raises(InputError, match="was measured on AMD EPYC, not on NVIDIA H100"):
+        imported_profile(table, subject(), path=LLAMA, source="a build")
+    on_cpu = dataclasses.replace(
+        subject(),
+        device=DeviceFingerprint(
+            kind="cpu", name="AMD EPYC", memory_bytes=2**34, threads=8, instruction_set="avx512"
+        ),
+    )
+    with pytest.raises(InputError, match=r"0\.135 billion parameters, and Qwen/Qwen3-8B has 8"):
+        imported_profile(table, on_cpu, path=LLAMA, source="a build")
+    table = dataclasses.replace(table, processor="h200_sxm", threads=None)
+    with pytest.raises(InputError, match="measured on h200_sxm"):
+        imported_profile(table, subject(), path=LLAMA, source="a build")
+
+
+@pytest.mark.slow
+def test_a_large_table_is_fitted_to_a_part_and_checked_on_the_rest():
+    rows, contexts = np.meshgrid(np.arange(1, 33), np.arange(1, 14) * 512)
+    points = Points(
+        rows=rows.ravel(),
+        context=contexts.ravel(),
+        seconds=[forward_s(*shape, 1) for shape in zip(rows.flat, contexts.flat, strict=True)],
+    )
+    table = dataclasses.replace(
+        READERS["llama-bench"](LLAMA, ReadOptions()),
+        points=points, processor=None, threads=None, parameters=0,
+    )  # fmt: skip
+    profile = imported_profile(table, subject(), path=LLAMA, source="made up")
+    assert profile.surface is not None and len(profile.surface.rows) == MOST_FITTED
+    assert profile.held_out is not None
+    assert profile.held_out.error.points == len(points) - MOST_FITTED
+    assert profile.held_out.error.worst < 0.02

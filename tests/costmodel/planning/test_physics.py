@@ -1,0 +1,89 @@
+"""What no plan may say, over devices, degrees, precisions and engines with operator tables."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from costmodel.catalog import find_device, find_target
+from costmodel.compose.serving_tables import Precision
+from costmodel.errors import RooftreeError
+from costmodel.io import shipped_directory
+from costmodel.planning.sources import find_forward
+from costmodel.profile.store import ProfileStore
+from costmodel.roofline import Roofline
+
+SHIPPED = ProfileStore([shipped_directory()])
+QWEN = find_target("Qwen/Qwen3-8B")
+GPUS = ("a100-sxm-80gb", "h100-sxm", "h200", "b200", "gb300", "rtx-pro-6000-server")
+BATCHES, CONTEXTS, ROWS = (1, 4, 24), (64, 1000, 32000), (1, 2, 8)
+FP8 = Precision(weights="fp8", cache="fp8")
+
+
+@pytest.fixture(scope="module")
+def steps():
+    """{(gpu, degree, precision, engine): seconds [batches, contexts, rows]}."""
+    pytest.importorskip("aiconfigurator_core", reason="the extra 'operators' is not installed")
+    pytest.importorskip("pyarrow", reason="the extra 'operators' is not installed")
+    times = {}
+    for gpu, degree, precision, engine in itertools.product(
+        GPUS, (1, 2), (Precision(), FP8), ("vllm", "sglang")
+    ):
+        try:
+            forward = find_forward(
+                find_device(gpu), QWEN, SHIPPED,
+                tensor_parallel=degree, precision=precision, engine=engine,
+            )  # fmt: skip
+        except RooftreeError:
+            continue
+        times[gpu, degree, precision, engine] = np.array(
+            [[[forward.decode(b, c, r).total for r in ROWS] for c in CONTEXTS] for b in BATCHES]
+        )
+    assert len(times) > 30
+    return times
+
+
+def test_no_step_is_faster_than_its_bytes_and_flops(steps):
+    place = np.meshgrid(BATCHES, CONTEXTS, ROWS, indexing="ij")
+    for (gpu, degree, precision, engine), seconds in steps.items():
+        if precision == FP8:
+            continue
+        bound = Roofline(
+            architecture=QWEN.architecture, peaks=find_device(gpu).peaks, count="physical",
+            tensor_parallel=degree,
+        )  # fmt: skip
+        batch, context, rows = place
+        assert np.all(seconds >= 0.98 * bound.seconds(rows, context, batch)), (gpu, degree, engine)
+
+
+def test_more_context_or_more_sequences_never_take_less_time(steps):
+    """But for products: another kernel for more rows may be faster, by up to a tenth."""
+    for place, seconds in steps.items():
+        assert np.all(np.diff(seconds, axis=1) >= -1e-3 * seconds[:, 1:]), place
+        assert np.all(seconds[1:] >= 0.9 * seconds[:-1]), place
+        assert np.all(np.diff(seconds, axis=2) >= -0.1 * seconds[:, :, 1:]), place
+
+
+def test_two_rows_cost_at_most_half_more_than_one_at_any_batch(steps):
+    """Where keys are split; both read weights and cached keys once."""
+    for (gpu, degree, precision, engine), seconds in steps.items():
+        unsplit = engine == "vllm" and precision != FP8 and gpu[0] in "ar"
+        if not unsplit:
+            assert np.all(seconds[:, :, 1] <= 1.5 * seconds[:, :, 0]), (gpu, degree, engine)
+
+
+def test_a_stronger_device_is_not_slower(steps):
+    """Than one that is weaker in every peak, beyond 15 %; fp8 tables are of different kernels."""
+    compared = 0
+    for strong, weak in itertools.permutations(GPUS, 2):
+        a, b = find_device(strong), find_device(weak)
+        if a.peak_flops_per_s < b.peak_flops_per_s or a.peak_bytes_per_s < b.peak_bytes_per_s:
+            continue
+        for degree, engine in itertools.product((1, 2), ("vllm", "sglang")):
+            pair = [(gpu, degree, Precision(), engine) for gpu in (strong, weak)]
+            if all(place in steps for place in pair):
+                compared += 1
+                assert np.all(steps[pair[0]] <= 1.15 * steps[pair[1]]), (strong, weak, degree)
+    assert compared >= 20

@@ -1,0 +1,63 @@
+"""Greedy texts of a vLLM engine as JSON: plain, or with draft lengths chosen from a profile."""
+
+import json
+import os
+import sys
+from collections import Counter
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+from vllm import LLM, SamplingParams
+
+from integrations.vllm.configuration import speculative_options
+
+PROMPTS = [
+    "one two three four one two three four one two",
+    "The cat sat on the mat. The cat sat on the",
+    "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return",
+]
+
+
+def main(folder: str, arm: str) -> None:
+    options = {}
+    if arm != "plain":
+        options = {
+            "speculative_config": speculative_options("ngram", 7),
+            "scheduler_cls": "integrations.vllm.CostScheduler",
+        }
+    llm = LLM(
+        model=folder,
+        dtype="float32",
+        max_model_len=288,
+        max_num_seqs=2,
+        enforce_eager=True,
+        enable_prefix_caching=False,
+        **options,
+    )
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    verified: Counter[int] = Counter()
+    pilot = getattr(scheduler, "pilot", None)
+    if pilot is not None:
+        choose = pilot.choose
+
+        def noted(decoding):
+            choice = choose(decoding)
+            verified.update(choice.verified.values())
+            return choice
+
+        pilot.choose = noted
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    print(
+        json.dumps(
+            {
+                "texts": [list(output.outputs[0].token_ids) for output in outputs],
+                "verified": sum(length * count for length, count in verified.items()),
+                "piloted": getattr(scheduler, "pilot", None) is not None,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,62 @@
+"""A timer with given durations, and a stopping rule that counts samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from costmodel.errors import MeasurementError
+from profiler.measure.stopping import LIMIT, Verdict
+
+COUNT_REACHED = "count reached"
+
+
+class FakeTimer:
+    """A timer with given durations.
+
+    `durations_s` is an iterable, or a function of the timed function. The clock advances by
+    each duration. An exhausted iterable raises MeasurementError.
+    """
+
+    def __init__(
+        self, durations_s: Iterable[float] | Callable[[Callable[[], object]], float]
+    ) -> None:
+        self._duration_of = durations_s if callable(durations_s) else None
+        self._durations_s = iter(()) if callable(durations_s) else iter(durations_s)
+        self._now_s = 0.0
+
+    def time_s(self, function: Callable[[], object]) -> float:
+        function()
+        if self._duration_of is not None:
+            duration_s = self._duration_of(function)
+        else:
+            next_s = next(self._durations_s, None)
+            if next_s is None:
+                raise MeasurementError("the fake timer has no duration left")
+            duration_s = next_s
+        self._now_s += duration_s
+        return duration_s
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass without a call."""
+        self._now_s += seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountRule:
+    """Stop after `samples` accepted samples, or after `max_attempts` in all."""
+
+    samples: int
+    max_attempts: int | None = None
+
+    def check(self, seconds: Sequence[float], *, attempts: int, spent_s: float) -> Verdict:
+        if len(seconds) >= self.samples:
+            return Verdict(done=True, reason=COUNT_REACHED)
+        unmet = f"{len(seconds)} steady samples of {self.samples}"
+        most = 3 * self.samples if self.max_attempts is None else self.max_attempts
+        if attempts >= most:
+            return Verdict(done=True, reason=LIMIT, unmet=unmet)
+        return Verdict(done=False, unmet=unmet)

@@ -1,0 +1,74 @@
+"""Acceptance by position: against texts compared by hand and against the rates they came from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from integrations.acceptance import FIRST_GUESS, AcceptanceByPosition
+
+
+def tried(acceptance: AcceptanceByPosition) -> list[float]:
+    return acceptance._shared.tried
+
+
+def test_a_draft_is_compared_beyond_what_was_verified() -> None:
+    acceptance = AcceptanceByPosition(4)
+    # One token of the draft was verified and kept; the text then goes on as drafted, but for 9.
+    acceptance.observe_text("a", [5, 6, 7, 8], [5, 6])
+    assert tried(acceptance) == [1, 1, 0, 0]
+    acceptance.observe_text("a", [], [7, 9])
+    assert tried(acceptance) == [1, 1, 1, 1]
+    assert acceptance._shared.accepted == [1, 1, 1, 0]
+
+
+def test_a_wrong_token_ends_the_comparison() -> None:
+    acceptance = AcceptanceByPosition(3)
+    acceptance.observe_text("a", [5, 6, 7], [4])
+    acceptance.observe_text("a", [], [6, 7])
+    assert tried(acceptance) == [1, 0, 0]
+
+
+def test_drafts_of_several_steps_are_compared_side_by_side() -> None:
+    acceptance = AcceptanceByPosition(2)
+    acceptance.observe_text("a", [1, 2], [1])
+    acceptance.observe_text("a", [2, 3], [2])  # the first draft's second token, and a new draft
+    acceptance.observe_text("a", [], [4])
+    assert acceptance._shared.accepted == pytest.approx([1 + 0.998, 0.998], abs=1e-9)
+    assert tried(acceptance)[0] == pytest.approx(1.998)
+
+
+def test_sequences_are_told_apart_and_forgotten() -> None:
+    acceptance = AcceptanceByPosition(1)
+    for _ in range(60):
+        acceptance.observe_text("good", [1], [1])
+        acceptance.observe_text("bad", [1], [2])
+    good, bad = acceptance.survival(["good", "bad"])[:, 0]
+    assert good > 0.85 and bad < 0.15
+    acceptance.forget("good")
+    assert acceptance.survival(["good"])[0, 0] == pytest.approx(acceptance.rates()[0])
+
+
+def test_counts_of_a_verification() -> None:
+    acceptance = AcceptanceByPosition(4)
+    acceptance.observe_count("a", drafted=3, accepted=1)
+    assert tried(acceptance) == [1, 1, 0, 0]
+    acceptance.observe_count("a", drafted=3, accepted=3)
+    assert tried(acceptance)[2] == 1
+
+
+def test_before_anything_is_seen() -> None:
+    assert AcceptanceByPosition(3).rates().tolist() == [FIRST_GUESS] * 3
+
+
+def test_the_rates_of_drawn_texts_are_found() -> None:
+    """A draft token at each position is right at its own rate, however few are verified."""
+    rates = np.array([0.4, 0.7, 0.9])
+    random = np.random.default_rng(0)
+    acceptance = AcceptanceByPosition(3)
+    for _ in range(4000):
+        right = random.random(3) < rates
+        text = [position if right[position] else 99 for position in range(3)]
+        acceptance.observe_text("a", [0, 1, 2], text[:1])  # a plain step
+        acceptance.observe_text("a", [], text[1:])
+    assert acceptance.rates() == pytest.approx(rates, abs=0.06)

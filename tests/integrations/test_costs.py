@@ -1,0 +1,81 @@
+"""Costs of an engine's steps: the profile's, and what observed times make of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from costmodel.errors import ProfileError
+from integrations.costs import CONTEXT_RANGE, StepCosts
+from tests.integrations.made_engine_profile import DRAFTER, make_engine_profile, step_s
+
+CONTEXT = 2048 - CONTEXT_RANGE / 2  # the middle of a range of contexts
+
+
+def costs(**options) -> StepCosts:
+    return StepCosts(make_engine_profile(**options), DRAFTER)
+
+
+def test_steps_are_those_of_the_profile() -> None:
+    seconds = costs().verify_s(2, CONTEXT, 6)
+    drafted = np.arange(7)
+    assert seconds == pytest.approx(step_s(1 + drafted / 2, CONTEXT, 2), rel=0.01)
+
+
+def test_drafts_are_interpolated() -> None:
+    seconds = costs(draft_s=0.002, a_token_s=0.0001).draft_s(4, CONTEXT, 8)
+    assert seconds[:2] == pytest.approx([0.002, 0.0024])
+    assert seconds[8] == pytest.approx(0.002 + 0.0001 * 8 * 4)
+
+
+def test_an_unknown_drafter_is_named() -> None:
+    with pytest.raises(ProfileError, match=r"no cost of the drafter other \(it has vllm-ngram"):
+        StepCosts(make_engine_profile(), "other")
+
+
+def test_a_slower_machine_is_learnt() -> None:
+    slow = costs()
+    before = slow.verify_s(1, CONTEXT, 4)
+    for _ in range(300):
+        for drafted in (0, 4):
+            predicted_s = float(slow.verify_s(1, CONTEXT, 4)[drafted])
+            slow.observe(predicted_s, 1.3 * float(before[drafted]), drafted=drafted > 0)
+    assert slow.verify_s(1, CONTEXT, 4) == pytest.approx(1.3 * before, rel=0.01)
+
+
+def test_drafts_that_cost_more_than_the_profile_says_are_learnt() -> None:
+    wrong = costs()
+    before = wrong.verify_s(1, CONTEXT, 4)
+    for _ in range(400):
+        for drafted, factor in ((0, 1.0), (4, 1.25)):
+            predicted_s = float(wrong.verify_s(1, CONTEXT, 4)[drafted])
+            wrong.observe(predicted_s, factor * float(before[drafted]), drafted=drafted > 0)
+    after = wrong.verify_s(1, CONTEXT, 4)
+    assert after[0] == pytest.approx(before[0], rel=0.02)
+    assert after[4] == pytest.approx(1.25 * before[4], rel=0.02)
+
+
+@pytest.mark.parametrize("measured_s", [0.0, -1.0, float("nan"), float("inf")])
+def test_times_that_are_none_change_nothing(measured_s: float) -> None:
+    same = costs()
+    before = same.verify_s(1, CONTEXT, 4)
+    same.observe(0.02, measured_s, drafted=True)
+    assert same.verify_s(1, CONTEXT, 4) == pytest.approx(before)
+
+
+def test_one_wild_time_changes_little() -> None:
+    steady = costs()
+    for _ in range(50):
+        steady.observe(0.02, 0.02, drafted=False)
+    before = steady.verify_s(1, CONTEXT, 4)
+    steady.observe(0.02, 20.0, drafted=False)
+    assert steady.verify_s(1, CONTEXT, 4) == pytest.approx(before, rel=0.02)
+
+
+def test_idleness_is_no_overhead() -> None:
+    idle = costs()
+    idle.observe_gap(5.0, 0.02)
+    assert idle.gap_s == 0
+    for _ in range(200):
+        idle.observe_gap(0.002, 0.02)
+    assert idle.gap_s == pytest.approx(0.002, rel=0.01)

