@@ -47,20 +47,17 @@ def format_named(name: str) -> Format:
 
 def run_inputs(form: Format, seed: int, numbers: Iterable[int], work: Path) -> dict[str, Any]:
     """Use these inputs of a format in this process; returns the counts of outcomes."""
-    sound = work / "sound"
-    shutil.rmtree(sound, ignore_errors=True)
-    sound.mkdir(parents=True)
-    form.make(sound)
-    form.use(sound)  # or all refusals below might have another reason
-    shutil.rmtree(sound)
-    sound.mkdir()
-    form.make(sound)
+    sound, place = work / "sound", work / "mutated"
+    _make(form, sound)
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(sound, place)
+    form.use(place)  # or all refusals below might have another reason
     counts: dict[str, Any] = {"inputs": 0, "accepted": 0, "refused": 0, "failed": 0}
     failures: dict[str, list[str]] = {}
     started_s = process_time()
     for number in numbers:
         (work / NUMBER).write_text(str(number))
-        verdict = run_input(form, seed, number, sound, work / "mutated")
+        verdict = run_input(form, seed, number, sound, place)
         counts["inputs"] += 1
         counts[verdict.outcome] += 1
         if verdict.outcome == "failed":
@@ -93,12 +90,15 @@ def write_input(form: Format, seed: int, number: int, sound: Path, place: Path) 
 def use_again(form: Format, name: str, work: Path) -> None:
     """Use the input that a failure lists as seed/number; raises what it raises."""
     seed, _, number = name.partition("/")
-    for folder in (work / "sound", work / "mutated"):
-        shutil.rmtree(folder, ignore_errors=True)
-    (work / "sound").mkdir(parents=True)
-    form.make(work / "sound")
+    _make(form, work / "sound")
     write_input(form, int(seed), int(number), work / "sound", work / "mutated")
     form.use(work / "mutated")
+
+
+def _make(form: Format, folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    form.make(folder)
 
 
 def run_all(

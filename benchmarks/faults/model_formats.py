@@ -60,6 +60,12 @@ def tiny() -> LoadedModel:
 
 
 @cache
+def trainable() -> LoadedModel:
+    """The same for training, never given to a `Target`, which may pack the weights elsewhere."""
+    return load_model(str(tiny_folder()), weights="pretrained", dtype=torch.float32, device=CPU)
+
+
+@cache
 def plain_tokens() -> list[int]:
     """The target's own text after `PROMPT`."""
     decoder = TreeDecoder(Target(tiny()), policy="plain")
@@ -102,7 +108,7 @@ def use_drafter(kind: str, folder: Path) -> None:
 
 
 def dflash_model() -> DFlashModel:
-    model = fresh_model(tiny(), fresh_config(tiny(), WANTED, mask_token=259), seed=0)
+    model = fresh_model(trainable(), fresh_config(trainable(), WANTED, mask_token=259), seed=0)
     model.head_tokens = np.arange(0, 260, 4)
     return model
 
@@ -135,7 +141,7 @@ def make_eagle3(folder: Path, pickled: bool = False) -> None:
 
 def make_specblock(folder: Path) -> None:
     settings = SpecBlockSettings(layers=1, block_length=3, tokens=tuple(range(0, 260, 5)))
-    model = first_model(tiny(), settings, torch.Generator().manual_seed(0))
+    model = first_model(trainable(), settings, torch.Generator().manual_seed(0))
     save_specblock(folder / "specblock", model)
 
 
@@ -165,11 +171,11 @@ def make_training(folder: Path) -> None:
 
 def run_training(folder: Path) -> list[TrainingText]:
     """Go on with the training in a folder as `rooftree train-drafter` does; returns its texts."""
-    collect(tiny(), folder / "texts", COLLECTING)
-    texts = read_corpus(folder / "texts", tiny().architecture.vocab)
-    model = fresh_model(tiny(), fresh_config(tiny(), WANTED, mask_token=259), seed=0)
-    objective = DFlashObjective(tiny(), model, WANTED, torch.arange(0, 260, 4))
-    examples = Examples(tiny(), texts, objective.layers, folder)
+    collect(trainable(), folder / "texts", COLLECTING)
+    texts = read_corpus(folder / "texts", trainable().architecture.vocab)
+    model = fresh_model(trainable(), fresh_config(trainable(), WANTED, mask_token=259), seed=0)
+    objective = DFlashObjective(trainable(), model, WANTED, torch.arange(0, 260, 4))
+    examples = Examples(trainable(), texts, objective.layers, folder)
     train(objective, examples, [], SETTINGS, folder)
     return texts
 
@@ -235,7 +241,7 @@ def use_features(folder: Path) -> None:
 
 def examples(folder: Path) -> Examples:
     texts = [TrainingText(tokens=tuple(range(n, n + 9)), prompt_tokens=3) for n in range(2)]
-    return Examples(tiny(), texts, (1, 3), folder)
+    return Examples(trainable(), texts, (1, 3), folder)
 
 
 JSON: dict[str, Kind] = {"*.json": "json"}

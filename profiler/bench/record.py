@@ -196,6 +196,9 @@ class Rounds:
         for index, (accepted, depth) in enumerate(zip(self.accepted, self.depths, strict=True)):
             if accepted > depth:
                 raise ValueError(f"accepted[{index}] is {accepted}, of a tree {depth} deep")
+        for index, (nodes, depth) in enumerate(zip(self.nodes, self.depths, strict=True)):
+            if not min(nodes, 1) <= depth <= nodes:
+                raise ValueError(f"depths[{index}] is {depth}, of a tree of {nodes} nodes")
 
     @property
     def count(self) -> int:

@@ -17,7 +17,7 @@ from profiler.bench.analysis.hindsight import hindsight
 from profiler.bench.analysis.ratios import Tally, paired_ratio
 from profiler.bench.analysis.summary import acceptance_of, derived
 from profiler.bench.analysis.warnings import result_warnings
-from profiler.bench.record import Environment, ProfileInfo, Prompt, Result
+from profiler.bench.record import Environment, ProfileInfo, Prompt, Result, Rounds
 from profiler.bench.store import write_result
 from tests.profiler.fake_bench import arm, prompt, response, result, rounds, settings
 
@@ -422,3 +422,18 @@ class TestWarnings:
         assert costs.startswith("the costs come from a composed profile")
         assert "of 12: chain+d 1" in texts
         assert drift == "it drifts"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "depths", "message"),
+    [
+        ([3, 0], [2, 1], r"depths\[1\] is 1, of a tree of 0 nodes"),
+        ([3, 4], [2, 0], r"depths\[1\] is 0, of a tree of 4 nodes"),
+        ([3, 1], [2, 2], r"depths\[1\] is 2, of a tree of 1 nodes"),
+    ],
+)
+def test_rounds_that_cannot_be(nodes: list[int], depths: list[int], message: str) -> None:
+    one = dict.fromkeys(("accepted", "expected", "verify_s", "cycle_s"), (0,) * 2)
+    by_depth = (0.0,) * max(depths)
+    with pytest.raises(ValueError, match=message):
+        Rounds(nodes=tuple(nodes), depths=tuple(depths), expected_by_depth=by_depth, **one)
