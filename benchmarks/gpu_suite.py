@@ -16,8 +16,10 @@ docs/gpu-runs.md has the commands.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -113,6 +115,7 @@ def run_all(parts: list[Part], options: argparse.Namespace) -> list[str]:
         with tarfile.open(options.resume) as archive:
             archive.extractall(work, filter="data")
     left = [part for part in parts if not result_path(work, part.name).is_file()]
+    pack(work, options.archive)
     left.sort(key=lambda part: failure_path(work, part.name).is_file())  # stable: untried first
     for part in left:
         left_s = deadline_s - perf_counter()
@@ -130,10 +133,6 @@ def run_all(parts: list[Part], options: argparse.Namespace) -> list[str]:
 
 def run_limited(part: Part, options: argparse.Namespace, limit_s: float) -> str:
     """Run a part in its own process; returns the reason of a failure, or an empty text."""
-    command = [sys.executable, "-m", "benchmarks.gpu_suite", "--work", str(options.work)]
-    command += ["--child", part.name]
-    command += ["--tiny", str(options.tiny)] if options.tiny else []
-    command += ["--targets", *options.targets] if options.targets else []
     # Journals lie beside the results, so that an interrupted calibration resumes.
     variables = {"ROOFTREE_HOME": str((options.work / "home").absolute())}
     if options.tiny:
@@ -141,21 +140,32 @@ def run_limited(part: Part, options: argparse.Namespace, limit_s: float) -> str:
     (options.work / part.name).mkdir(exist_ok=True)
     log = options.work / part.name / "log.txt"
     with log.open("w", encoding="utf-8") as printed:
+        child = subprocess.Popen(
+            child_command(part, options),
+            env=os.environ | variables | {"PYTHONUNBUFFERED": "1"},
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # with what it starts, so that nothing of it stays on the device
+        )
         try:
-            done = subprocess.run(
-                command,
-                env=os.environ | variables | {"PYTHONUNBUFFERED": "1"},
-                stdout=printed,
-                stderr=subprocess.STDOUT,
-                timeout=None if limit_s == float("inf") else limit_s,
-                check=False,
-            )
-            reason = f"failed with exit code {done.returncode}" if done.returncode else ""
+            child.wait(None if limit_s == float("inf") else limit_s)
+            reason = f"failed with exit code {child.returncode}" if child.returncode else ""
         except subprocess.TimeoutExpired:
             reason = f"stopped after {limit_s:.0f} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
     if reason:
         print(log.read_text(encoding="utf-8", errors="replace")[-LAST_CHARACTERS:], flush=True)
     return reason
+
+
+def child_command(part: Part, options: argparse.Namespace) -> list[str]:
+    command = [sys.executable, "-m", "benchmarks.gpu_suite", "--work", str(options.work)]
+    command += ["--child", part.name]
+    command += ["--tiny", str(options.tiny)] if options.tiny else []
+    return command + (["--targets", *options.targets] if options.targets else [])
 
 
 def note(work: Path, part: Part, reason: str) -> None:

@@ -239,6 +239,19 @@ class TestResuming:
         assert run.done == []
 
 
+def test_a_part_that_takes_too_long_leaves_no_process(tmp_path: Path, monkeypatch) -> None:
+    """What it started, too, would hold the device's memory."""
+    child = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True)"
+    monkeypatch.setattr(gpu_suite, "child_command", lambda part, options: [
+        sys.executable, "-c", f"{child}; time.sleep(600)",
+    ])  # fmt: skip
+    options = argparse.Namespace(work=tmp_path, tiny=None)
+    assert gpu_suite.run_limited(Part("tests"), options, 5.0) == "stopped after 5 s"
+    grandchild = int((tmp_path / "tests" / "log.txt").read_text())
+    status = Path(f"/proc/{grandchild}/stat")
+    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
 def test_failing_tests_are_no_result(scale: Scale, tmp_path: Path, monkeypatch) -> None:
     failed = subprocess.CompletedProcess([], 1, stdout="E assert\n1 failed, 3 passed\n", stderr="")
     monkeypatch.setattr("benchmarks.gpu_checks.subprocess.run", lambda *_, **__: failed)
