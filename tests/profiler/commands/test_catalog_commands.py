@@ -90,9 +90,8 @@ def test_plans_from_operator_tables_are_counted() -> None:
     rows = {(row.device, row.target): row for row in supported()}
     dense = rows["h100-sxm", "Qwen/Qwen3-32B"]
     assert (dense.provenance, dense.degrees) == ("operators", (1, 2, 4, 8))
-    # No table of the B300 has 128 heads of size 128 (the most are 96); with two, each has 64.
-    # Whether the weights fit is the plan's question: on each of two, 203 GB in fp8 do, and 406 GB
-    # in bf16 do not.
+    # The B300's tables have at most 96 heads of size 128, so 128 heads need two devices. Whether
+    # the weights fit is left to the plan: on two, 203 GB each in fp8 do, 406 GB in bfloat16 not.
     assert rows["b300", "meta-llama/Llama-3.1-405B"].degrees == (2, 4, 8)
     assert rows["a100-sxm-80gb", "google/gemma-3-1b-it"].provenance is None
     assert rows["h100-sxm", "openai/gpt-oss-20b"].provenance is None
