@@ -37,6 +37,7 @@ from decoder.drafters.eagle3.model import Eagle3Config, Eagle3Model, load_eagle3
 from decoder.drafters.vocabulary import TopChildren, over_vocabulary, softmax
 from decoder.target.attention import DenseVisible, RowBlock
 from decoder.target.runtime.capture import BUCKETS, BudgetedCapture, Tensors
+from decoder.target.runtime.linear import pack_layers
 from decoder.target.runtime.tables import RowTables
 from decoder.target.target import Target
 from decoder.tree.draft_tree import CandidateTree, DraftTree
@@ -66,6 +67,7 @@ class Eagle3Drafter(Drafter):
             folder = checkpoint_folder(source)
             like = torch.empty(0, dtype=target.dtype, device=target.device)
             self.model = load_eagle3(folder, read_config(folder), like)
+            pack_layers(self.model)
         config = self.model.config
         check_fit(config, target)
         self.target = target
