@@ -58,6 +58,7 @@ PROVENANCE_RANKING: tuple[ProvenanceKind, ...] = get_args(ProvenanceKind)  # the
 # Not measured on this device with this runtime: a prior, corrected while decoding.
 BORROWED: tuple[ProvenanceKind, ...] = ("transferred", "composed", "datasheet")
 RuntimeKind = Literal["eager", "packed", "graphs", "kernels"]
+UNCAPTURED: tuple[RuntimeKind, ...] = ("eager", "packed")  # times include the host's of each call
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
 
