@@ -1,12 +1,13 @@
-"""A CPU's forwards by runtime: eager, packed and torch.compile, beside the memory's read bandwidth.
+"""A CPU's forwards by runtime: eager, packed, int8 and torch.compile, beside the read bandwidth.
 
-    python -m benchmarks.packed_steps [--rows 1,8,64] [--contexts 256,1024] [--compiled] [--tiny]
+    python -m benchmarks.packed_steps [--rows 1,8] [--contexts 256] [--compiled] [--texts 20]
 
 Each repeat times every arm once, in turn, and a read of a large tensor before them, so that what
 slows the machine slows all alike. A step's floor is the time its weights take at the bandwidth of
 these reads. `--compiled` adds the same layers on plain weights under torch.compile (Inductor with
 freezing, which packs the weights too), whose start-up counts its compilation of one row and of
-several.
+several. `--texts` adds the perplexity of bfloat16 and int8 weights on so many passages of
+wikitext2, from ../shared/prompts.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.common import environment, store
+from benchmarks.common import environment, read_prompts, store
 from decoder.device import default_dtype, parse_dtype
-from decoder.target.attention import partial_attention
-from decoder.target.loading import CPU_TARGET, load_model
+from decoder.target.attention import DenseVisible, RowBlock, partial_attention
+from decoder.target.loading import CPU_TARGET, load_model, quantised
 from decoder.target.runtime.base import RuntimeChoice
 from decoder.target.target import Step, Target
 from decoder.tree.draft_tree import EMPTY, DraftTree
 
 READ_BYTES = 1 << 28
 WARM_UPS = 3
+MOST_TOKENS = 512  # of a passage
 CPU = torch.device("cpu")
 
 
@@ -90,11 +92,16 @@ def tree_of(rows: int) -> DraftTree:
     return DraftTree(nodes % 97, parents, depths, np.full(rows - 1, 0.5))
 
 
-def target_arm(runtime: RuntimeChoice, name: str, dtype: torch.dtype) -> tuple[Target, Any]:
-    """A target, and its start-up: seconds and resident bytes."""
+def target_arm(kind: str, name: str, dtype: torch.dtype) -> tuple[Target, Any]:
+    """A target, and its start-up: seconds and resident bytes.
+
+    kind  eager, packed, or int8
+    """
     process, start_s = psutil.Process(), perf_counter()
     before_bytes = process.memory_info().rss
-    target = Target(load_model(name, dtype=dtype, device=CPU), runtime=runtime)
+    loaded = load_model(name, dtype=dtype, device=CPU)
+    runtime: RuntimeChoice = "eager" if kind == "eager" else "packed"
+    target = Target(quantised(loaded, "int8" if kind == "int8" else None), runtime=runtime)
     target.reserve(8)
     target.prefill(torch.zeros(1, dtype=torch.long))
     start_up_s = perf_counter() - start_s
@@ -120,6 +127,18 @@ def compiled_forward(compiled: Any, context: int, rows: int) -> Callable[[], obj
     slots = torch.arange(context, context + rows)
     mask = torch.zeros(rows, context + rows, dtype=compiled.dtype)
     return torch.inference_mode()(lambda: compiled.run(tokens, slots, mask))
+
+
+@torch.inference_mode()
+def perplexity(target: Target, texts: list[np.ndarray]) -> float:
+    """Over the tokens of all texts but their first."""
+    losses = []
+    for ids in texts:
+        cache, rows = target.reserve(len(ids)), len(ids) - 1
+        block = RowBlock(0, ids[:-1], np.arange(rows), DenseVisible(np.tri(rows, dtype=np.bool_)))
+        logits = target.runtime.forward(cache, [block]).logits.float()
+        losses.append(functional.cross_entropy(logits, torch.from_numpy(ids[1:]), reduction="none"))
+    return float(torch.cat(losses).mean().exp())
 
 
 class Compiled:
@@ -165,14 +184,15 @@ def main() -> None:
     parser.add_argument("--dtype")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--texts", type=int, default=0)
     parser.add_argument("--target", default=CPU_TARGET)
     options = parser.parse_args()
     dtype = parse_dtype(options.dtype, CPU) if options.dtype else default_dtype(CPU)
     contexts = [int(context) for context in options.contexts.split(",")]
     start_up: dict[str, Any] = {}
     targets: dict[str, Target] = {}
-    for runtime in ("eager", "packed"):
-        targets[runtime], start_up[runtime] = target_arm(runtime, options.target, dtype)
+    for kind in ("eager", "packed", "int8"):
+        targets[kind], start_up[kind] = target_arm(kind, options.target, dtype)
     compiled = Compiled(options.target, dtype, max(contexts) + 65) if options.compiled else None
     if compiled is not None:
         start_up["compiled"] = {"start_up_s": compiled.start_up_s}
@@ -197,6 +217,12 @@ def main() -> None:
                 f"context {context} rows {rows} ms: {shown}  floor {1e3 * floor_s:.2f}", flush=True
             )
             result["forwards"].append({"context": context, "rows": rows, **times})
+    if options.texts:
+        texts = [text["prompt"] for text in read_prompts("wikitext2", options.texts)]
+        tokenizer = targets["packed"].loaded.tokenizer()
+        ids = [np.array(tokenizer(text)["input_ids"][:MOST_TOKENS]) for text in texts]
+        result["perplexity"] = {kind: perplexity(targets[kind], ids) for kind in ("packed", "int8")}
+        print(result["perplexity"])
     store("packed_steps", result)
 
 

@@ -60,6 +60,7 @@ PROVENANCE_RANKING: tuple[ProvenanceKind, ...] = get_args(ProvenanceKind)  # the
 BORROWED: tuple[ProvenanceKind, ...] = ("imported", "transferred", "composed", "datasheet")
 RuntimeKind = Literal["eager", "packed", "graphs", "kernels", "external", "vllm"]
 ENGINES: tuple[RuntimeKind, ...] = ("vllm",)  # runtimes that are not this project's own
+UNCAPTURED: tuple[RuntimeKind, ...] = ("eager", "packed")  # times include the host's of each call
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
 

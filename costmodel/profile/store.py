@@ -17,7 +17,7 @@ from costmodel.catalog import device_slug, slugify
 from costmodel.errors import ProfileError
 from costmodel.io import expanded, folder_lock, read_bytes, shipped_directory
 from costmodel.profile.profile import Profile, ProfileKey, SoftKey
-from costmodel.profile.schema import DrafterSection
+from costmodel.profile.schema import UNCAPTURED, DrafterSection
 
 
 def user_directory() -> Path:
@@ -218,7 +218,7 @@ def _mentions(path: Path, architecture_hash: str) -> bool:
 def _hard_differences(profile: Profile, key: ProfileKey) -> Sequence[str]:
     """Hard keys that differ; a borrowed profile fits any runtime and attention but eager."""
     different = profile.key.differences(key)
-    borrowed = profile.provenance.borrowed and profile.runtime.kind != "eager"
+    borrowed = profile.provenance.borrowed and profile.runtime.kind not in UNCAPTURED
     return [name for name in different if not (borrowed and name in ("runtime", "attention"))]
 
 
@@ -241,7 +241,7 @@ def _result(
         path=path,
         warnings=(*warnings, *unusable),
         online_correction=bool(warnings),
-        needs_floor_probe=borrowed and key.runtime == "eager",
+        needs_floor_probe=borrowed and key.runtime in UNCAPTURED,
         same=not profile.differences(key, soft),
     )
 

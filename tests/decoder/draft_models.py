@@ -54,7 +54,7 @@ EAGLE3 = COMMON | {
 }
 
 
-def draft_target(family="qwen3", dtype=torch.float32, seed=0):
+def draft_target(family="qwen3", dtype=torch.float32, seed=0, runtime="auto"):
     """A target of six layers with attention and logits that are spread enough to tell apart."""
     torch.manual_seed(seed)
     sizes = SIZES | {"num_hidden_layers": LAYERS, "num_key_value_heads": 2}
@@ -65,7 +65,7 @@ def draft_target(family="qwen3", dtype=torch.float32, seed=0):
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(8.0 if weight.dim() > 1 else 1.0)
-    return target_of(model.to(dtype).eval())
+    return target_of(model.to(dtype).eval(), runtime)
 
 
 def plain_states(target, ids):

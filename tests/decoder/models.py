@@ -82,7 +82,7 @@ def random_model(family, *, dtype=torch.float64, scale=6.0, seed=0, **sizes):
     return model
 
 
-def target_of(model) -> Target:
+def target_of(model, runtime="auto") -> Target:
     return Target(
         LoadedModel(
             model=model,
@@ -92,7 +92,8 @@ def target_of(model) -> Target:
             architecture=ModelArchitecture.from_hf_config(
                 model.config, name="random", approximate=True
             ),
-        )
+        ),
+        runtime=runtime,
     )
 
 

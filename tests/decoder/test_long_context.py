@@ -60,7 +60,7 @@ def peak_bytes(call, *args, **options):
 def flat(value):
     """The tensors in nested tuples, lists and dictionaries."""
     if isinstance(value, torch.Tensor):
-        return [value]
+        return [] if value.is_mkldnn else [value]  # packed weights have no storage to look at
     if isinstance(value, dict):
         value = list(value.values())
     return [t for part in value for t in flat(part)] if isinstance(value, (list, tuple)) else []

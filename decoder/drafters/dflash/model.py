@@ -46,7 +46,7 @@ from decoder.drafters.checkpoint import (
     save_checkpoint,
 )
 from decoder.drafters.vocabulary import read_tokens, write_tokens
-from decoder.target.runtime.linear import join
+from decoder.target.runtime.linear import join, plain_state
 
 ARCHITECTURE = "DFlashDraftModel"
 DEFAULT_BLOCK_SIZE = 16
@@ -354,6 +354,6 @@ def load_dflash(folder: Path, published: Mapping[str, Any], like: torch.Tensor) 
 
 def save_dflash(folder: Path, model: DFlashModel) -> None:
     """Write a model in the published format, and the tokens of a reduced head beside it."""
-    save_checkpoint(folder, model.config.published, model.state_dict())
+    save_checkpoint(folder, model.config.published, plain_state(model))
     if model.head_tokens is not None:
         write_tokens(folder, model.head_tokens)

@@ -33,6 +33,7 @@ from decoder.drafters.eagle3.model import Eagle3Config, Eagle3Model, load_eagle3
 from decoder.drafters.vocabulary import TopChildren, over_vocabulary, softmax
 from decoder.target.attention import DenseVisible, RowBlock
 from decoder.target.runtime.capture import BUCKETS, BudgetedCapture, Tensors
+from decoder.target.runtime.linear import pack_layers
 from decoder.target.runtime.tables import RowTables
 from decoder.target.target import Target
 from decoder.tree.draft_tree import CandidateTree, DraftTree
@@ -59,6 +60,7 @@ class Eagle3Drafter(Drafter):
             self.model = source
         else:
             self.model = stored_model(source, target, load_eagle3)
+            pack_layers(self.model)
         config = self.model.config
         check_fit(config, target)
         self.target = target

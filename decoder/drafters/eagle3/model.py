@@ -26,6 +26,7 @@ from decoder.drafters.blocks import (
     hash_of,
 )
 from decoder.drafters.checkpoint import Fields, Weights, load_weights, read_shape, save_checkpoint
+from decoder.target.runtime.linear import plain_state
 
 FEATURES = 3  # hidden states of the target that are read
 OWN_EMBEDDING = "embed_tokens.weight"
@@ -186,7 +187,7 @@ def load_eagle3(folder: Path, published: Mapping[str, Any], like: torch.Tensor) 
 
 def save_eagle3(folder: Path, model: Eagle3Model) -> None:
     """Write a model in the published format."""
-    config, tensors = model.config, model.state_dict()
+    config, tensors = model.config, plain_state(model)
     if config.mapped:
         drafted = torch.zeros(config.vocab, dtype=torch.bool)
         drafted[token_ids(model.d2t).cpu()] = True

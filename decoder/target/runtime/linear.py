@@ -162,6 +162,14 @@ def join(linears: Sequence[nn.Linear]) -> JoinedLinear:
     return PlainLinear(linears)
 
 
+def pack_layers(module: nn.Module) -> None:
+    """Pack every linear layer of a module that can be, each for itself."""
+    for layer in module.modules():
+        plain = type(layer) is nn.Linear and "forward" not in layer.__dict__
+        if plain and packing_refused(layer.weight.device, layer.weight.dtype) is None:
+            PackedLinear([layer])
+
+
 def packing_refused(device: torch.device, dtype: torch.dtype) -> str | None:
     """The reason why weights of this dtype cannot be packed on the device; None where they can."""
     if device.type != "cpu":

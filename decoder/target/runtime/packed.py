@@ -25,7 +25,6 @@ from decoder.target.runtime.linear import JoinedLinear, PackedLinear
 from decoder.target.structure import base_of
 
 Join = Callable[[Sequence[nn.Linear]], JoinedLinear]
-FIRST_POSITIONS = 1024  # of the first table of rotary factors
 
 
 class RmsNorm:
@@ -65,7 +64,7 @@ class PackedLayer:
     def __call__(
         self, rows: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, plan: AttentionPlan
     ) -> torch.Tensor:
-        """The layer's output; cosine and sine are [rows, head_dim], see `RopeTable`."""
+        """The layer's output; cosine and sine are [rows, head_dim], see `RopeFactors`."""
         qkv = self._qkv(self._attention_norm(rows))
         qkv = qkv.view(len(rows), -1, self._head_dim).transpose(0, 1)
         queries, keys, values = self._heads
@@ -80,28 +79,22 @@ class PackedLayer:
         return self._down.added_to(rows, self._activation(gate).mul_(up), overwrite=True)
 
 
-class RopeTable:
-    """Rotary factors of all positions, in a table that grows by doubling.
+class RopeFactors:
+    """Rotary factors of positions, by the arithmetic of transformers' rotary modules.
 
     The first half of the sines is negated: with it, heads are rotated by their halves swapped.
     """
 
-    def __init__(self, rotary: nn.Module, like: torch.Tensor) -> None:
-        self._rotary, self._like = rotary, like
-        self._table = self._make(FIRST_POSITIONS)  # [positions, 2, head_dim]
+    def __init__(self, rotary: Any, dtype: torch.dtype) -> None:
+        self._frequencies, self._scaling = rotary.inv_freq.float(), rotary.attention_scaling
+        self._dtype = dtype
 
     def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines [rows, head_dim] of positions [rows]."""
-        last = int(positions.max())
-        if last >= len(self._table):
-            self._table = self._make(2 * last)
-        cosine, sine = self._table[positions].unbind(1)
-        return cosine, sine
-
-    def _make(self, positions: int) -> torch.Tensor:
-        cosine, sine = self._rotary(self._like, torch.arange(positions)[None])
-        half = sine.shape[-1] // 2
-        return torch.stack((cosine[0], torch.cat((-sine[0, :, :half], sine[0, :, half:]), -1)), 1)
+        angles = positions.float()[:, None] * self._frequencies
+        cosine, sine = angles.cos() * self._scaling, angles.sin() * self._scaling
+        factors = torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
+        return factors[0].to(self._dtype), factors[1].to(self._dtype)
 
 
 class PackedLayers:
@@ -110,7 +103,7 @@ class PackedLayers:
     def __init__(self, base: Any, join: Join) -> None:
         self._layers = [PackedLayer(layer, join) for layer in base.layers]
         self._norm = RmsNorm.of(base.norm)
-        self._rope = RopeTable(base.rotary_emb, base.norm.weight)
+        self._rope = RopeFactors(base.rotary_emb, base.norm.weight.dtype)
 
     def run(
         self,
@@ -190,6 +183,9 @@ class PackedStep(ModelStep):
         if layers is None:
             return super().run(tokens, positions, plan)
         return layers.run(self.embedding(tokens), positions, plan, self.captured)
+
+    def logits_into(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(self.logits(hidden))
 
     def head_rows(self, tokens: torch.Tensor) -> torch.Tensor:
         head = self._packed.head

@@ -16,6 +16,7 @@ from costmodel.errors import InputError
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.dflash.model import default_layer_ids, save_dflash
+from decoder.target.runtime.linear import plain_state
 from decoder.tree.growth import TopPaths
 from tests.decoder.draft_models import (
     DFLASH,
@@ -301,7 +302,7 @@ class TestCheckpoints:
         )
         assert len(tensors) == 58
         drafter = DFlashDrafter(draft_target(), folder)
-        loaded = drafter.model.state_dict()
+        loaded = plain_state(drafter.model)
         assert set(loaded) == set(tensors)
         for name, tensor in tensors.items():
             torch.testing.assert_close(loaded[name], tensor, atol=0, rtol=0)
@@ -310,7 +311,7 @@ class TestCheckpoints:
     def test_shards_hold_the_same(self, tmp_path):
         folder, _, tensors = dflash_folder(tmp_path / "draft", shards=3)
         assert len(list(folder.glob("model-*.safetensors"))) == 3
-        loaded = DFlashDrafter(draft_target(), folder).model.state_dict()
+        loaded = plain_state(DFlashDrafter(draft_target(), folder).model)
         for name, tensor in tensors.items():
             torch.testing.assert_close(loaded[name], tensor, atol=0, rtol=0)
 

@@ -9,6 +9,7 @@ from costmodel.errors import InputError
 from decoder.drafters.blocks import DraftCache, Rotary
 from decoder.drafters.checkpoint import read_config
 from decoder.drafters.dflash.model import load_dflash
+from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.profiling.measured_profile import profile_key
 from decoder.target.loading import borrow_model, quantised
 from decoder.target.runtime import linear as linear_module
@@ -17,7 +18,7 @@ from decoder.target.runtime.linear import PackedLinear, PlainLinear, join, plain
 from decoder.target.runtime.packed import packed_of
 from decoder.target.target import Step, Target
 from decoder.tree.draft_tree import EMPTY
-from tests.decoder.draft_models import dflash_folder
+from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder
 from tests.decoder.models import FAMILIES, greedy, plain_logits, random_model
 from tests.decoder.target.test_fused import FUSIBLE, with_biases
 from tests.decoder.target.test_graphs import PROMPT, random_tree
@@ -250,6 +251,14 @@ def test_packed_memory_is_that_of_the_weights():
     plain_bytes = sum(one.nbytes for one in model.parameters() if not one.is_meta)
     assert packed_bytes > 0.9 * weights_bytes
     assert packed_bytes + plain_bytes <= 1.1 * weights_bytes
+
+
+def test_an_eagle3_drafter_is_packed_too(tmp_path):
+    folder, _, tensors = eagle3_folder(tmp_path)
+    drafter = Eagle3Drafter(draft_target(), folder)
+    assert drafter.model.fc.weight.is_meta
+    state = plain_state(drafter.model)
+    assert all(torch.equal(state[name].float(), tensors[name]) for name in ("fc.weight",))
 
 
 def test_a_dflash_drafter_is_packed_too(tmp_path):

@@ -33,7 +33,7 @@ class TestLearning:
     @pytest.mark.slow
     def test_a_tiny_drafter_learns_and_then_saves_rounds(self, tmp_path):
         """Its losses fall, its chain and rank head get better, and decoding stays exact."""
-        target = draft_target()
+        target = draft_target(runtime="eager")
         with torch.no_grad():
             target.model.lm_head.weight.mul_(12.0)  # a target that is sure of its tokens
         prompts = [[5, 17, 3, 88], [9, 9, 41], [60, 2, 7, 7]]
@@ -74,7 +74,7 @@ class TestLearning:
     def test_the_reported_length_is_that_of_fresh_drafts(self, monkeypatch):
         """A session at every place anew, and what of the text its tree holds."""
         monkeypatch.setattr(specblock_tree, "STRIDE", 1)
-        target = draft_target()
+        target = draft_target(runtime="eager")
         objective = specblock_objective(target.loaded, settings(), seeded())
         examples = [example_of(target, some_text(20, seed), 6) for seed in (1, 2)]
         drafter, lengths = SpecBlockDrafter(target, objective.model), []

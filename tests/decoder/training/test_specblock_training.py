@@ -59,7 +59,7 @@ class TestRows:
         config = SPECBLOCK | {part: False}
         tensors = random_tensors(specblock_shapes(config))
         tensors |= {"tokens": drafted_tokens(41), "examples": torch.tensor([1, 1])}
-        target, text = draft_target(), some_text()
+        target, text = draft_target(runtime="eager"), some_text()
         parsed = SpecBlockConfig.parse(config)
         model = SpecBlockModel(parsed)
         model.load_state_dict(tensors, strict=False)
@@ -98,7 +98,7 @@ class TestRows:
 
     def test_starts_behind_the_text_are_not_supervised(self):
         """Near the end of a text, what would be predicted behind it counts for nothing."""
-        target = draft_target()
+        target = draft_target(runtime="eager")
         objective = specblock_objective(target.loaded, settings(), seeded())
         text = some_text(12)
         [first, second] = objective._rounds(
@@ -168,7 +168,7 @@ class TestValidPrefix:
 
 class TestObjective:
     def objective(self, **changed):
-        target = draft_target()
+        target = draft_target(runtime="eager")
         return target, specblock_objective(target.loaded, settings(**changed), seeded(1))
 
     def gradients(self, objective, example, step):
@@ -284,7 +284,7 @@ class TestObjective:
 
 class TestStart:
     def test_the_target_s_last_layers(self):
-        target = draft_target()
+        target = draft_target(runtime="eager")
         model = first_model(target.loaded, settings(layers=2), seeded())
         theirs = target.model.model.layers[-2:]
         for ours, source in zip(model.layers, theirs, strict=True):
@@ -297,7 +297,7 @@ class TestStart:
 
     def test_other_names_and_shapes_are_left_alone(self):
         """GPT-NeoX names everything but a layer's norms in its own way."""
-        target = target_of(random_model("gpt-neox", dtype=torch.float32))
+        target = target_of(random_model("gpt-neox", dtype=torch.float32), "eager")
         model = first_model(target.loaded, SpecBlockSettings(), seeded())
         copied = copy_from(target.model, model)
         assert {name.split(".", 2)[2] for name in copied} == {
@@ -308,7 +308,7 @@ class TestStart:
 
     def test_features_begin_in_their_own_size(self):
         """The layers that are copied add to the target's states of that size."""
-        target = draft_target()
+        target = draft_target(runtime="eager")
         tokens = torch.tensor(TOKENS)
         picks = torch.randint(len(tokens), (64,), generator=seeded(3))
         states = plain_states(target, tokens[picks].tolist())[5]
@@ -320,7 +320,7 @@ class TestStart:
         assert 0.5 * size < float(rows.min()) <= float(rows.max()) < 2 * size
 
     def test_the_shift_begins_as_none(self):
-        model = first_model(draft_target().loaded, settings(), seeded())
+        model = first_model(draft_target(runtime="eager").loaded, settings(), seeded())
         rows = torch.randn(3, 2 * HIDDEN)
         torch.testing.assert_close(model.layers[1].shift(rows), rows[:, :HIDDEN])
 
@@ -337,13 +337,16 @@ class TestStart:
         assert eagle_layers(2) == (1, 1, 1)
 
     def test_the_same_seed_gives_the_same_weights(self):
-        models = [first_model(draft_target().loaded, settings(), seeded(s)) for s in (5, 5, 6)]
+        models = [
+            first_model(draft_target(runtime="eager").loaded, settings(), seeded(s))
+            for s in (5, 5, 6)
+        ]
         first, same, other = (model.state_dict() for model in models)
         assert all(torch.equal(first[name], same[name]) for name in first)
         assert not torch.equal(first["queries"], other["queries"])
 
     def test_bad_settings(self):
-        loaded = draft_target().loaded
+        loaded = draft_target(runtime="eager").loaded
         with pytest.raises(InputError, match="no ablation 'no-tree'"):
             first_model(loaded, settings(without=frozenset({"no-tree"})), seeded())
         with pytest.raises(InputError, match="needs 10 tokens or more, got 3"):

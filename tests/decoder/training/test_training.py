@@ -371,6 +371,7 @@ def test_a_drafter_for_a_target_of_two_layers_is_one_that_drafts(tmp_path):
     decoder = TreeDecoder(Target(loaded), drafter=str(trained.folder), policy="fixed:4")
     assert len(decoder.generate([3, 4, 5], max_new_tokens=5).token_ids) == 5
     beyond = replace(RECIPE, drafter=replace(WANTED, target_layers=(0, 1)))
+    loaded = load_model(str(folder), weights="pretrained", dtype=torch.float32, device=CPU)
     with pytest.raises(InputError, match="reads layer 1 of a target of 2 layers"):
         train_dflash(loaded, tmp_path / "other", beyond)
 
