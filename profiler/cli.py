@@ -124,10 +124,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _report(error.format_message(), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         return _report("interrupted", EXIT_INTERRUPTED)
-    except SystemExit as error:  # click and rich exit so, with 1, where nobody reads any more
-        if isinstance(error.__context__, BrokenPipeError):
-            return _system_error(error.__context__)
-        raise
     except OSError as error:
         return _system_error(error)
     except Exception as error:
@@ -169,6 +165,8 @@ def _system_error(error: OSError) -> int:
         )
     if error.filename is not None:
         return _report(f"{error.filename}: {error.strerror}. Check the path", EXIT_USAGE)
+    if error.errno == errno.ENOENT:  # os.getcwd names no file
+        return _report("the current folder is gone. Change to another one", EXIT_USAGE)
     return _unexpected(error)
 
 

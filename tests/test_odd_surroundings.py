@@ -6,7 +6,6 @@ import errno
 import io
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -128,19 +127,21 @@ class TestStreams:
         assert cli.run(["doctor"]) == (2 if number == errno.ENAMETOOLONG else cli.EXIT_OUTPUT)
         assert capsys.readouterr().err.startswith("rooftree: a/file: ")
 
+    def test_a_current_folder_that_is_gone(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        monkeypatch.chdir(gone)
+        gone.rmdir()
+        (tmp_path / "prompts.jsonl").write_text('{"prompt": "count"}\n')
+        command = ["bench", "--target", str(tmp_path), "--prompts", str(tmp_path / "prompts.jsonl")]
+        assert cli.run([*command, "--output", "result.json"]) == cli.EXIT_USAGE
+        assert "the current folder is gone" in capsys.readouterr().err
+
     def test_a_closed_stdout(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "stdout", None)
         assert cli.run(["--help"]) == 0
-
-    @pytest.mark.parametrize("arguments", [["--help"], ["devices"], ["devices", "--json"]])
-    def test_nobody_reads_what_is_printed(self, arguments: list[str]) -> None:
-        """Printed by click, by rich and as JSON; as head does it, without a word."""
-        reader, writer = os.pipe()
-        os.close(reader)
-        command = [sys.executable, "-m", "rooftree", *arguments]
-        ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
-        os.close(writer)
-        assert (ended.returncode, ended.stderr) == (cli.EXIT_BROKEN_PIPE, b"")
 
     def test_a_trace_on_a_full_disk(self) -> None:
         from decoder.tree.draft_tree import EMPTY
