@@ -251,6 +251,18 @@ def plain_summary(logits):
     return [*logs[:10], *gaps, np.exp(logs[0]), entropy]
 
 
+def nodes_of(tree):
+    """Nodes of a candidate tree by path, with their probabilities."""
+    paths, nodes = [()], {}
+    for token, parent, q in zip(
+        tree.tokens.tolist(), tree.parents.tolist(), tree.probabilities.tolist(), strict=True
+    ):
+        paths.append((*paths[parent], token))
+        assert paths[-1] not in nodes
+        nodes[paths[-1]] = q
+    return nodes
+
+
 def reference_tree(reference, *, branching, starts=4, nodes=60, blocks=2, **limits):
     """Algorithm 2 by paths: probability given the parent of every node that is kept.
 

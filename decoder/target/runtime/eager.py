@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from decoder.device import to_device
 from decoder.target.attention import (
     ATTENTION_NAME,
     AttentionPlan,
@@ -206,8 +205,9 @@ class EagerRuntime:
                 visible = torch.from_numpy(block.visible.dense()).to(device)
             rows = slice(first, first + block.rows)
             segments.append(plan_segment(cache, block.sequence, rows, visible, self._group))
-            tokens.append(to_device(block.tokens, device))
-            positions.append(to_device(block.offsets, device) + cache.lengths[block.sequence])
+            tokens.append(torch.from_numpy(block.tokens).to(device))
+            offsets = torch.from_numpy(block.offsets).to(device)
+            positions.append(offsets + cache.lengths[block.sequence])
             first = rows.stop
         return _join(tokens), _join(positions), ForwardPlan(tuple(segments))
 

@@ -370,7 +370,7 @@ def test_selection_prefers_what_predicts_better(invented):
 
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None)
-@given(rows=row_sets, contexts=context_sets, keep=st.integers(4, 12), seed=st.integers(0, 99))
+@given(rows=row_sets, contexts=context_sets, keep=st.integers(4, 16), seed=st.integers(0, 99))
 def test_any_points_have_a_selection(rows, contexts, keep, seed, invented):
     """Times without any order, down to fewer points than some calibrations have coefficients."""
     grid_rows, context = (x.ravel() for x in np.meshgrid(sorted(rows), sorted(contexts)))

@@ -29,7 +29,6 @@ from tests.decoder.draft_models import (
     rounds,
     write_checkpoint,
 )
-from tests.decoder.models import as_paths
 
 PROMPT = [5, 17, 3, 88, 41, 2, 2, 60]
 ACCEPTED = [3, 0, 1, 0, 0, 4, 2]  # 0: a plain round, or one where nothing was accepted
@@ -129,8 +128,20 @@ class Reference:
         return nodes
 
 
+def paths_of(tree):
+    """The nodes of a candidate tree by path, with their probabilities."""
+    paths, nodes = [()], {}
+    for token, parent, probability in zip(
+        tree.tokens.tolist(), tree.parents.tolist(), tree.probabilities.tolist(), strict=True
+    ):
+        paths.append((*paths[parent], token))
+        assert paths[-1] not in nodes
+        nodes[paths[-1]] = probability
+    return nodes
+
+
 def assert_same(tree, expected):
-    drafted = as_paths(tree)
+    drafted = paths_of(tree)
     assert drafted.keys() == expected.keys()
     for path, probability in expected.items():
         assert drafted[path] == pytest.approx(probability, abs=1e-5)
@@ -168,7 +179,7 @@ class TestAgainstTheReference:
         drafter = Eagle3Drafter(target, folder)
         *_, (session, context) = rounds(target, drafter, PROMPT, [2])
         drafted = session.draft(context, asked(TopPaths(width=VOCAB, max_depth=1)))
-        drafted = np.array([as_paths(drafted)[(token,)] for token in range(VOCAB)])
+        drafted = np.array([paths_of(drafted)[(token,)] for token in range(VOCAB)])
         right = Reference(config, tensors, target, context).q()
         wrong = Reference(config, tensors, target, context, layers=(3, 4, 4)).q()
         assert np.abs(drafted - np.array([right[t] for t in range(VOCAB)])).max() < 1e-5
@@ -208,7 +219,7 @@ class TestAgainstTheReference:
         reference = Reference(config, tensors, target, context)
         every = session.draft(context, asked(EveryChild(width=2, max_depth=3)))
         assert_same(every, reference.tree(2, 8, 3))
-        beam = as_paths(session.draft(context, asked(Beam(width=2, max_depth=3))))
+        beam = paths_of(session.draft(context, asked(Beam(width=2, max_depth=3))))
         assert len(beam) == 6
         for path, probability in beam.items():
             assert probability == pytest.approx(reference.q(path[:-1])[path[-1]], abs=1e-5)

@@ -16,12 +16,13 @@ from decoder.profiling.probe import steady_draft
 from decoder.profiling.startup import ProfileChoice
 from decoder.tree.draft_tree import DraftTree
 from tests.decoder.draft_models import VOCAB, draft_target, rounds
-from tests.decoder.models import as_paths, greedy
+from tests.decoder.models import greedy
 from tests.decoder.specblock_models import (
     LENGTH,
     SPECBLOCK,
     Reference,
     asked,
+    nodes_of,
     reference_tree,
     specblock_folder,
 )
@@ -65,7 +66,7 @@ class TestAgainstTheReference:
             tree = session.draft(context, asked())
             reference = Reference(config, tensors, target, context)
             expected = reference_tree(reference, branching=config["branching"])
-            assert as_paths(tree) == pytest.approx(expected, abs=1e-6)
+            assert nodes_of(tree) == pytest.approx(expected, abs=1e-6)
             again = session.draft(context, asked())
             np.testing.assert_array_equal(again.tokens, tree.tokens)
             np.testing.assert_array_equal(again.probabilities, tree.probabilities)
@@ -130,7 +131,7 @@ class TestAgainstTheReference:
                 reference, branching=growth.branching, blocks=3, starts=2, nodes=23, **limits
             )
             tree = session.draft(context, asked(**limits))
-            assert as_paths(tree) == pytest.approx(expected, abs=1e-6)
+            assert nodes_of(tree) == pytest.approx(expected, abs=1e-6)
 
     @pytest.mark.parametrize("untrained", [False, True])
     def test_without_a_rank_head_the_tree_is_uniform(self, tmp_path, untrained):
@@ -144,10 +145,10 @@ class TestAgainstTheReference:
         assert drafter.name == "specblock:no-rank-head"
         *_, (session, context) = rounds(target, drafter, PROMPT, [1])
         tree = session.draft(context, asked())
-        assert len(tree.tokens) == 60 and max(map(len, as_paths(tree))) > LENGTH
+        assert len(tree.tokens) == 60 and max(map(len, nodes_of(tree))) > LENGTH
         reference = Reference(config, tensors, target, context)
         expected = reference_tree(reference, branching=(3, 3, 3, 3), uncertain=(0, 1, 2, 3))
-        assert as_paths(tree) == pytest.approx(expected, abs=1e-6)
+        assert nodes_of(tree) == pytest.approx(expected, abs=1e-6)
 
     def test_prompts_in_chunks_and_many_plain_rounds(self, tmp_path, monkeypatch):
         """Prompts go in by chunks, features wait for long, and then go in by chunks too."""
@@ -157,7 +158,7 @@ class TestAgainstTheReference:
         _, session, context, reference = drafting(tmp_path, prompt, [0] * 13)
         expected = reference_tree(reference, branching=BRANCHING)
         for _ in range(2):
-            assert as_paths(session.draft(context, asked())) == pytest.approx(expected, abs=1e-6)
+            assert nodes_of(session.draft(context, asked())) == pytest.approx(expected, abs=1e-6)
 
     def test_drawn_trees_are_drawn_from_q(self, tmp_path):
         """Children come from the block's next position, and behind its end from a new block."""

@@ -17,8 +17,7 @@ from decoder.drafters.specblock.model import (
     summary,
 )
 from decoder.drafters.specblock.tree import UNIFORM_WIDTH, BlockGrowth, BlockTree, uniform
-from tests.decoder.models import as_paths
-from tests.decoder.specblock_models import plain_summary, reference_tree
+from tests.decoder.specblock_models import nodes_of, plain_summary, reference_tree
 
 
 class TestSummary:
@@ -96,7 +95,7 @@ class TestByHand:
 
     def test_sure_positions_give_two_children_and_one_start(self):
         tree = self.grown((0, 0))
-        assert as_paths(tree.candidates()) == {
+        assert nodes_of(tree.candidates()) == {
             (10,): 0.5,
             (11,): 0.2,
             (10, 20): 0.4,
@@ -117,14 +116,14 @@ class TestByHand:
 
     def test_a_position_given_up_ends_the_chain(self):
         tree = self.grown((0, 3))
-        assert set(as_paths(tree.candidates())) == {(10,), (11,)}
+        assert set(nodes_of(tree.candidates())) == {(10,), (11,)}
         assert self.starts(tree) == [(10, 0, 1, 0.5)]
         nothing = self.grown((3, 0))
         assert len(nothing.candidates().tokens) == 0 and nothing.starts == []
 
     def test_the_fallback_keeps_candidates_but_starts_nothing_from_them(self):
         tree = self.grown((3, 0), BlockGrowth(branching=FALLBACK))
-        assert set(as_paths(tree.candidates())) == {
+        assert set(nodes_of(tree.candidates())) == {
             *((10,), (11,), (12,), (13,)),
             *((10, 20), (10, 21)),
         }
@@ -132,10 +131,10 @@ class TestByHand:
 
     def test_depth_and_width_of_the_request(self):
         shallow = self.grown((1, 1), depth=1)
-        assert set(as_paths(shallow.candidates())) == {(10,), (11,), (12,), (13,)}
+        assert set(nodes_of(shallow.candidates())) == {(10,), (11,), (12,), (13,)}
         assert shallow.starts == []
         narrow = self.grown((1, 1), width=1)
-        assert set(as_paths(narrow.candidates())) == {(10,), (10, 20)}
+        assert set(nodes_of(narrow.candidates())) == {(10,), (10, 20)}
         even = self.grown((1, 1), depth=2)
         assert {s.depth for s in even.starts} == {1}
 
@@ -144,7 +143,7 @@ class TestByHand:
         tree = self.grown((1, 1), growth)
         assert self.starts(tree) == [(11, 0, 1, 0.2), (20, 1, 2, 0.2)]
         # Path scores 0.5, 0.2, 0.2 (0.5 * 0.4): the earlier one first among equals.
-        assert set(as_paths(tree.candidates())) == {(10,), (11,), (10, 20)}
+        assert set(nodes_of(tree.candidates())) == {(10,), (11,), (10, 20)}
 
     def test_a_second_block_hangs_below_its_start(self):
         tree = self.grown((1, 0), BlockGrowth(branching=(2, 4, 4, 0), starts=2))
@@ -153,7 +152,7 @@ class TestByHand:
         tree.attach(
             np.array([second, third]), np.array([self.Q, self.Q]), np.array([[0, 3], [0, 0]])
         )
-        nodes = as_paths(tree.candidates())
+        nodes = nodes_of(tree.candidates())
         assert {path for path in nodes if len(path) > 1 and path[0] == 11} == {(11, 30), (11, 31)}
         assert {path for path in nodes if len(path) > 2} == {
             *((10, 20, 50), (10, 20, 51)),
@@ -237,4 +236,4 @@ class TestAgainstStraightLines:
             depth=depth,
             width=width,
         )
-        assert as_paths(tree.candidates()) == pytest.approx(expected)
+        assert nodes_of(tree.candidates()) == pytest.approx(expected)

@@ -17,10 +17,11 @@ from decoder.training.specblock import objective as specblock_tree
 from decoder.training.specblock.objective import SpecBlockSettings
 from decoder.training.specblock.recipe import SpecBlockRecipe, train_specblock
 from tests.decoder.draft_models import draft_target
-from tests.decoder.models import as_paths, greedy, target_of
+from tests.decoder.models import greedy, target_of
 from tests.decoder.specblock_models import (
     asked,
     example_of,
+    nodes_of,
     seeded,
     settings,
     some_text,
@@ -82,7 +83,7 @@ class TestLearning:
             text = example.tokens.tolist()
             for at in range(6, 19):
                 session = drafter.start(np.array(text[:at]), example.features[:at])
-                nodes = as_paths(session.draft(np.array(text[: at + 1]), asked()))
+                nodes = nodes_of(session.draft(np.array(text[: at + 1]), asked()))
                 rest = text[at + 1 :]
                 lengths.append(sum(tuple(rest[:k]) in nodes for k in range(1, len(rest) + 1)))
         found = specblock_tree.tree_tokens(target.loaded, objective.model, examples)
