@@ -153,8 +153,7 @@ class ComposedForward:
             )
         if a.ffn % tp:
             raise InputError(f"tensor_parallel {tp} does not divide the FFN width {a.ffn}")
-        if a.latent_rank:
-            raise InputError(f"no forward of {a.name} is composed: {a.beyond_tables}")
+        refuse_latent_attention(a)
         if a.shared_ffn % tp:
             raise InputError(f"tensor_parallel {tp} does not divide the FFN width {a.shared_ffn}")
         if self.tables.head_dim != a.head_dim:
@@ -314,6 +313,14 @@ class ComposedForward:
             peaks=self.tables.device.peaks,
             count="physical",
             tensor_parallel=self.tensor_parallel,
+        )
+
+
+def refuse_latent_attention(architecture: ModelArchitecture) -> None:
+    """Raise InputError for a target whose attention no table holds."""
+    if architecture.latent_rank:
+        raise InputError(
+            f"no forward of {architecture.name} is composed: {architecture.beyond_tables}"
         )
 
 

@@ -18,7 +18,7 @@ from costmodel.catalog import DeviceFingerprint, DeviceSpec, find_device
 from costmodel.compose.aiconfigurator import ENGINES, load_published
 from costmodel.compose.attention import TileForm
 from costmodel.compose.llmservingsim import folder_subject, load_folder
-from costmodel.compose.operators import ComposedForward
+from costmodel.compose.operators import ComposedForward, refuse_latent_attention
 from costmodel.errors import InputError, RooftreeError
 from costmodel.io import now_utc, tool_version
 from costmodel.profile.profile import Profile
@@ -102,6 +102,7 @@ def compose(options: ComposeOptions) -> Profile:
     if options.device_name is None:
         raise InputError("say which GPU", hint="Give --device, such as --device h100-sxm")
     device, target = find_device(options.device_name), options.target
+    refuse_latent_attention(target)
 
     def forward(engine: str) -> ComposedForward:
         tables = load_published(

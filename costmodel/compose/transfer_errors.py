@@ -10,11 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from costmodel.catalog import load_devices
 from costmodel.errors import InputError
 from costmodel.io import input_yaml, shipped_directory
 
 # Least error of a transfer: the clocks under another power limit are not in a data sheet.
 LEAST_ERROR = 0.05
+# Least ratio of the 16-bit rates of devices of one chip that are taken as alike: an L40S scaled to
+# an RTX 4090, at 0.46 of its rate, is 18 % off.
+_EQUAL_RATES = 0.7
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +39,10 @@ class TransferErrors:
     def expected(self, source: str, device: str) -> tuple[float, str]:
         """The expected error of a transfer, at least LEAST_ERROR, and what it rests on.
 
-        A pair of the study has its own error, and devices of one chip have the mean of such pairs.
-        Other devices of one vendor have both deviations, added in squares; that of a device that
-        the study does not know is the largest of all. Between vendors it is the largest error.
+        A pair of the study has its own error, and devices of one chip at about the same rate have
+        the mean of such pairs. Other devices of one vendor have both deviations, added in squares;
+        that of a device that the study does not know is the largest of all. Between vendors it is
+        the largest error.
         """
         relation = self._relation(source, device)
         if (source, device) in self.pairs:
@@ -64,6 +69,7 @@ class TransferErrors:
         )
         if chip == other:
             crossing = f"one chip, {chip}"
+            crossing += "" if _equal_rates(source, device) else " at another 16-bit rate"
         elif old == new:
             crossing = f"within {old}, {chip} to {other}"
         else:
@@ -76,7 +82,7 @@ class TransferErrors:
         first, second = self.chips.get(source), self.chips.get(device)
         if first is None or second is None:
             return "unknown"
-        if first[1] == second[1]:
+        if first[1] == second[1] and _equal_rates(source, device):
             return "chip"
         return "vendor" if first[0].split()[0] == second[0].split()[0] else "unknown"
 
@@ -89,6 +95,15 @@ class TransferErrors:
         if not chips:
             return list(self.pairs.values())
         return [float(np.mean(errors)) for errors in chips.values()]
+
+
+def _equal_rates(source: str, device: str) -> bool:
+    """Whether the 16-bit rates differ by less than 30 %, or either is not known."""
+    first, second = (load_devices().get(slug) for slug in (source, device))
+    if first is None or second is None:
+        return True
+    rates = sorted((first.peak_flops_per_s, second.peak_flops_per_s))
+    return rates[0] > _EQUAL_RATES * rates[1]
 
 
 @cache

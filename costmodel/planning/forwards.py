@@ -276,6 +276,12 @@ class ProfileForward:
         return max(float(fitted[0]), 0.0)
 
 
+def refuse_beyond_tables(architecture: ModelArchitecture) -> None:
+    """Raise InputError for a target whose operators no table for servers holds."""
+    if reason := architecture.beyond_tables:
+        raise InputError(f"no plan of {architecture.name} from operator tables: {reason}")
+
+
 def _split(fixed: float, total: float) -> ForwardSeconds:
     return ForwardSeconds(products=min(fixed, total), attention=max(total - fixed, 0.0))
 
@@ -307,8 +313,7 @@ class ServingForward:
                 f"tensor_parallel {tp} does not divide {a.heads} heads, {a.kv_heads} key-value"
                 f" heads and the FFN width {a.ffn}"
             )
-        if a.beyond_tables:
-            raise InputError(f"no plan of {a.name} from operator tables: {a.beyond_tables}")
+        refuse_beyond_tables(a)
         if self.tables.head_dim != a.head_dim:
             raise InputError(
                 f"the attention tables are for heads of size {self.tables.head_dim},"

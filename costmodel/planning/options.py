@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from costmodel.catalog import find_device
 from costmodel.compose.serving_tables import Cache, Precision, Weights
 from costmodel.errors import InputError
 from costmodel.planning.request import (
@@ -120,9 +121,23 @@ def parse_degrees(text: str) -> tuple[int, ...]:
 
 
 def _prices(texts: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
-    """Prices keyed by the names in `gpus`, compared without regard to case."""
-    names = {gpu.lower(): gpu for gpu in gpus}
-    return {names.get(name.lower(), name): price for name, price in parse_prices(texts).items()}
+    """Prices keyed by the names in `gpus`: a device may have another of its names in each."""
+    names = {_slug(gpu): gpu for gpu in gpus}
+    prices: dict[str, float] = {}
+    for name, price in parse_prices(texts).items():
+        gpu = names.get(_slug(name), name)
+        if gpu in prices:
+            raise InputError(f"the price of {gpu} is given twice")
+        prices[gpu] = price
+    return prices
+
+
+def _slug(gpu: str) -> str:
+    """The slug of a known device's name; any other text as it is."""
+    try:
+        return find_device(gpu).slug
+    except InputError:
+        return gpu
 
 
 def _traffic(options: PlanOptions, trace: Trace | None) -> tuple[Traffic, float]:

@@ -159,9 +159,9 @@ def _checked_inputs(
     if request.simulation is not None:
         import_simpy()
         request.simulation.check_window(target.architecture.name, target.positions)
-    for gpu in request.gpus:
-        if not _is_file(gpu):
-            find_device(gpu)
+    slugs = [find_device(gpu).slug for gpu in request.gpus if not _is_file(gpu)]
+    if twice := next((slug for slug in slugs if slugs.count(slug) > 1), None):
+        raise InputError(f"{twice} is named twice in --gpus", hint="Name each GPU once")
     return _acceptance(request)
 
 

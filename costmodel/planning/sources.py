@@ -15,7 +15,12 @@ from costmodel.compose.unsplit import leaves_keys_unsplit
 from costmodel.errors import InputError, ProfileError
 from costmodel.io import read_bytes
 from costmodel.planning.engines import weight_bytes
-from costmodel.planning.forwards import ProfileForward, ServingForward, TargetForward
+from costmodel.planning.forwards import (
+    ProfileForward,
+    ServingForward,
+    TargetForward,
+    refuse_beyond_tables,
+)
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
 
@@ -40,6 +45,7 @@ def find_forward(
         if profile is not None:
             return ProfileForward(profile=profile, unsplit=unsplit)
     if device.slug in SYSTEMS and operators_installed():
+        refuse_beyond_tables(target.architecture)
         tables = load_serving(
             device,
             engine if engine != "rooftree" else "vllm",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import string
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,7 +34,6 @@ MEANINGS = {
     "d": "data sheet",
     "o": "no profile; plans take operator tables",
 }
-MATRIX_WIDTH = 80
 
 
 def device_record(spec: DeviceSpec) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def print_matrix(rows: Sequence[Support]) -> None:
     ]
     labels = dict(zip(devices, string.ascii_uppercase + string.digits, strict=False))
     width = max(len(target.rpartition("/")[2]) for target in targets) + 1
-    room = (MATRIX_WIDTH - width) // 2
+    room = max((shutil.get_terminal_size().columns - width) // 2, 1)
     for start in range(0, len(devices), room):
         block = devices[start : start + room]
         click.echo(f"{'target':<{width}}" + "".join(f" {labels[slug]}" for slug in block))
@@ -189,9 +189,9 @@ def print_matrix(rows: Sequence[Support]) -> None:
 
 def _lines(names: Sequence[str]) -> list[str]:
     """The names, as many a line as fit."""
-    lines = [""]
+    lines, width = [""], shutil.get_terminal_size().columns
     for name in names:
-        if len(lines[-1]) + len(name) + 2 > MATRIX_WIDTH:
+        if len(lines[-1]) + len(name) + 2 > width:
             lines.append("")
         lines[-1] += f"{', ' if lines[-1] else ''}{name}"
     return lines

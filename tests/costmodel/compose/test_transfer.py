@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 from pathlib import Path
@@ -122,6 +123,32 @@ def test_the_error_of_a_pair_is_its_own_else_that_of_its_likes():
     assert errors.expected("h1", "my-gpu")[0] == 0.4
     assert "across vendors, NVIDIA Hopper to AMD CDNA 3, which nobody" in errors.text("h1", "m1")
     assert "across generations, NVIDIA Hopper to NVIDIA Ampere" in errors.text("h1", "a2")
+
+
+@pytest.mark.parametrize(("source", "device"), [("l40s", "rtx-4090"), ("h100-sxm", "h20")])
+def test_one_chip_at_another_rate_is_not_taken_as_alike(source, device):
+    errors = transfer_errors()
+    assert errors.expected(source, device)[0] > 0.12
+    assert "at another 16-bit rate" in errors.text(source, device)
+    assert errors.expected("h100-sxm", "h100-pcie")[0] < 0.06
+
+
+@pytest.mark.parametrize("source", ["l40s", "h100-sxm", "a100-sxm-80gb", "rtx-pro-6000-server"])
+def test_the_measured_rtx_4090_lies_within_the_interval(shared_data, source):
+    """Mean error of a transfer to it against its measured forwards; the study has no such pair."""
+    name = "llama-3.1-8b-instruct.bfloat16.kernels.tp1.yaml"
+    profile = Profile.from_yaml(shipped_directory() / source / name)
+    moved = transfer_profile(profile, find_device("rtx-4090"))
+    errors = []
+    path = shared_data / "forward_latency" / "rtx4090_llama-3.1-8b_tp1.csv"
+    with path.open(encoding="utf-8", newline="") as stream:
+        for line in csv.DictReader(stream):
+            rows, context = int(line["new_tokens"]), int(line["context_tokens"])
+            if line["forward_us"] and rows <= 256 and context <= 2048:
+                predicted_s = float(moved.verify_calibration().predict_s(rows, context))
+                errors.append(abs(predicted_s * 1e6 / float(line["forward_us"]) - 1))
+    assert len(errors) > 40
+    assert np.mean(errors) < np.exp(1.606 * moved.provenance.error_bar) - 1
 
 
 def test_no_transfer_is_trusted_below_the_least_error():

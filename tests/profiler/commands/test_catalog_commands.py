@@ -132,3 +132,14 @@ def test_one_target_may_be_a_config(run, tmp_path: Path) -> None:
     _, out, _ = run("targets", str(path), "--json")
     (record,) = json.loads(out)["targets"]
     assert (record["layers"], record["kind"]) == (2, "llama")
+
+
+@pytest.mark.parametrize("columns", ["40", "60"])
+def test_the_matrix_fits_a_narrow_terminal(run, no_tables, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    exit_code, out, _ = run("support")
+    assert exit_code == 0
+    matrix = out.partition("\nA ")[0].splitlines()
+    assert len(matrix) >= 59 and max(map(len, matrix)) <= int(columns)
+    blocks = sum(line.startswith("Qwen3-8B ") for line in matrix)
+    assert blocks >= 2 if columns == "40" else blocks >= 1

@@ -257,6 +257,29 @@ def test_capitals_of_gpus_do_not_matter_to_prices(capsys):
     assert re.search(r"H100-SXM .* 2\.50 ", capsys.readouterr().out)
 
 
+def test_a_gpu_and_its_price_may_have_different_names_of_one_device(capsys):
+    asked = [word.replace("h100-sxm,l40s", "h100") for word in ASKED]
+    assert run([*asked, "--price", "NVIDIA H100 80GB HBM3=2.5"]) == 0
+    assert re.search(r"h100 .* 2\.50 ", capsys.readouterr().out)
+    assert run([*asked, "--price", "h100-sxm=2.5,h100=2"]) == 2
+    assert "the price of h100 is given twice" in capsys.readouterr().err
+
+
+def test_two_names_of_one_device_are_not_two_gpus(capsys):
+    asked = [word.replace("h100-sxm,l40s", "h100-sxm,l40s,h100") for word in ASKED]
+    assert run(asked) == 2
+    assert "h100-sxm is named twice in --gpus" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("degree", ["1", "8"])
+def test_latent_attention_is_the_reason_at_any_degree(capsys, degree):
+    asked = ["--target", "DeepSeek-V3", "--gpus", "b200", "--tp", degree]
+    assert run([*ASKED, *asked]) == 2
+    assert "latent attention, whose operator tables are not read" in capsys.readouterr().err
+    assert run(["compose", "--device", "b200", "--target", "DeepSeek-V3", "--tp", degree]) == 2
+    assert "latent attention, whose operator tables are not read" in capsys.readouterr().err
+
+
 def test_an_export_without_acceptance_says_that_nothing_is_drafted(capsys):
     assert run([*ASKED, "--export", "vllm"]) == 0
     shown = capsys.readouterr()
