@@ -27,9 +27,9 @@ from torch.nn import functional
 from benchmarks.common import environment, read_prompts, store
 from decoder.device import default_dtype, parse_dtype
 from decoder.target.attention import DenseVisible, RowBlock, partial_attention
-from decoder.target.loading import CPU_TARGET, load_model, quantised
+from decoder.target.loading import CPU_TARGET, load_model
 from decoder.target.runtime.base import RuntimeChoice
-from decoder.target.target import Step, Target
+from decoder.target.target import Step, Target, quantised
 from decoder.tree.draft_tree import EMPTY, DraftTree
 
 READ_BYTES = 1 << 28

@@ -36,19 +36,11 @@ from decoder.policies.parse import parse_policy
 from decoder.processors import checkpoint_settings
 from decoder.profiling.startup import CostSource, ProfileChoice, find_cost
 from decoder.statistics import Round, RoundTrace, Statistics, forward_timer
-from decoder.target.loading import (
-    LoadedModel,
-    Quantization,
-    Weights,
-    borrow_model,
-    default_target,
-    load_model,
-    quantised,
-)
+from decoder.target.loading import LoadedModel, Weights, borrow_model, default_target, load_model
 from decoder.target.ranks import ALONE, Ranks, rank_device
 from decoder.target.runtime.base import RuntimeChoice
 from decoder.target.runtime.graphs import runtime_kind
-from decoder.target.target import Target
+from decoder.target.target import Quantization, Target, quantised
 from decoder.text import StopStrings, TextRequest, TextStream, end_tokens
 
 

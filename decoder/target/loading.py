@@ -38,7 +38,6 @@ from decoder.target.ranks import ALONE, Ranks
 from decoder.target.sharding import Checkpoint, RandomWeights, build_shard, local_architecture
 
 Weights = Literal["auto", "random", "pretrained"]
-Quantization = Literal["int8"]
 
 CPU_TARGET = DEMO_NAME
 GPU_TARGETS = ("Qwen/Qwen3-8B", "Qwen/Qwen3-4B", "Qwen/Qwen3-1.7B")  # largest first
@@ -197,23 +196,6 @@ def load_model(
                 "reached, or run `rooftree demo-model` for a small real model.",
             )
         return _build_random(name, dtype, device, ranks)
-
-
-def quantised(loaded: LoadedModel, quantization: Quantization | None) -> LoadedModel:
-    """The model whose weights a decoder rounds when it packs them; None leaves them.
-
-    Raises InputError for an unknown quantisation, and for weights that have one.
-    """
-    if quantization is None:
-        return loaded
-    if quantization != "int8":
-        raise InputError(f"'{quantization}' is not a quantisation", hint="Use int8.")
-    if loaded.quantization is not None:
-        raise InputError(
-            f"{loaded.name} is quantised already ({loaded.quantization})",
-            hint="Leave out --quantization.",
-        )
-    return replace(loaded, int8=True)
 
 
 def borrow_model(model: Any) -> LoadedModel:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock, RLock
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -29,6 +29,8 @@ from decoder.target.selfcheck import checked_structure
 from decoder.target.structure import Structure
 from decoder.tree.draft_tree import EMPTY, DraftTree
 
+Quantization = Literal["int8"]
+
 PREFILL_CHUNK = 512
 CAPACITY_STEP = 1024  # tokens: captured forwards belong to a cache, so it should seldom change
 
@@ -41,6 +43,23 @@ def lock_of(model: Any) -> RLock:
     """The lock of a model: targets around one model share its attention and its hooks."""
     with _LOCKS_LOCK:
         return _LOCKS.setdefault(model, RLock())
+
+
+def quantised(loaded: LoadedModel, quantization: Quantization | None) -> LoadedModel:
+    """The model whose weights a decoder rounds when it packs them; None leaves them.
+
+    Raises InputError for an unknown quantisation, and for weights that have one.
+    """
+    if quantization is None:
+        return loaded
+    if quantization != "int8":
+        raise InputError(f"'{quantization}' is not a quantisation", hint="Use int8.")
+    if loaded.quantization is not None:
+        raise InputError(
+            f"{loaded.name} is quantised already ({loaded.quantization})",
+            hint="Leave out --quantization.",
+        )
+    return replace(loaded, int8=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,9 @@ from pathlib import Path
 from costmodel.errors import InputError
 from decoder.acceptance.sampling import Sampling
 from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
-from decoder.target.loading import (
-    Quantization,
-    Weights,
-    default_target,
-    load_model,
-    quantised,
-)
+from decoder.target.loading import Weights, default_target, load_model
 from decoder.target.runtime.graphs import runtime_kind
+from decoder.target.target import Quantization, quantised
 from profiler.bench.analysis.summary import derived
 from profiler.bench.analysis.warnings import result_warnings
 from profiler.bench.arms.base import ArmRunner

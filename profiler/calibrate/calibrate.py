@@ -24,17 +24,11 @@ from decoder.profiling.measured_profile import (
     subject_of,
 )
 from decoder.profiling.startup import is_storable
-from decoder.target.loading import (
-    Quantization,
-    Weights,
-    default_target,
-    load_model,
-    quantised,
-)
+from decoder.target.loading import Weights, default_target, load_model
 from decoder.target.ranks import Ranks, rank_device
 from decoder.target.runtime.base import RuntimeChoice
 from decoder.target.runtime.graphs import runtime_kind
-from decoder.target.target import Target
+from decoder.target.target import Quantization, Target, quantised
 from profiler.calibrate.files import (
     check_writable,
     device_label,

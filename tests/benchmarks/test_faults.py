@@ -48,13 +48,14 @@ def fails(error: BaseException) -> None:
     raise error
 
 
-def test_verdicts() -> None:
+def test_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a campaign without failures might have another reason."""
     assert judge(lambda: None).outcome == "accepted"
     assert judge(lambda: fails(InputError("no"))).outcome == "refused"
     for error in (ValueError("x"), RecursionError(), MemoryError(), Wrong("text"), SystemExit(1)):
         assert judge(lambda error=error: fails(error)).outcome == "failed"
-    assert "message of" in judge(lambda: fails(InputError("x", hint="y" * 800))).reason
+    monkeypatch.setattr(judging, "LONGEST_MESSAGE", 20)
+    assert "message of" in judge(lambda: fails(InputError("x", hint="y" * 20))).reason
 
 
 def test_a_hang_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

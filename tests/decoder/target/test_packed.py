@@ -11,12 +11,12 @@ from decoder.drafters.checkpoint import read_config
 from decoder.drafters.dflash.model import load_dflash
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.profiling.measured_profile import profile_key
-from decoder.target.loading import borrow_model, quantised
+from decoder.target.loading import borrow_model
 from decoder.target.runtime import linear as linear_module
 from decoder.target.runtime.int8 import Int8Linear
 from decoder.target.runtime.linear import PackedLinear, PlainLinear, join, plain_state
 from decoder.target.runtime.packed import packed_of
-from decoder.target.target import Step, Target
+from decoder.target.target import Step, Target, quantised
 from decoder.tree.draft_tree import EMPTY
 from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder
 from tests.decoder.models import FAMILIES, greedy, plain_logits, random_model

@@ -72,7 +72,7 @@ class TestPeers:
         own = loaded(folder)
         before = own.model.config._attn_implementation
         model = share_weights(own.model, frozenset())
-        target = Target(own, fused=False)
+        target = Target(own, fused=False, runtime="eager")
         assert own.model.config._attn_implementation != before
         assert model.config._attn_implementation == before
         theirs = dict(model.named_parameters())
@@ -86,13 +86,21 @@ class TestPeers:
     def test_fused_layers_leave_one_copy_of_the_weights(self, folder: Path, expected) -> None:
         own = loaded(folder)
         model = share_weights(own.model, frozenset())
-        Target(own, fused=True)
+        Target(own, fused=True, runtime="eager")
         theirs = dict(model.named_parameters())
         moved = [n for n, w in own.model.named_parameters() if w is not theirs[n]]
         assert moved  # the layers have joined theirs
         tie_weights(model, own.model)
         theirs = dict(model.named_parameters())
         assert all(weight is theirs[name] for name, weight in own.model.named_parameters())
+        assert tokens_of(self.peer(model)) == expected
+
+    def test_peers_keep_their_weights_where_ours_are_packed(self, folder: Path, expected) -> None:
+        own = loaded(folder)
+        model = share_weights(own.model, frozenset())
+        target = Target(own)
+        tie_weights(model, own.model)
+        assert target.runtime.kind == "packed"
         assert tokens_of(self.peer(model)) == expected
 
     def test_no_default_of_a_generation_config_stays(self, folder: Path, expected) -> None:

@@ -78,7 +78,7 @@ def done(tmp_path_factory: pytest.TempPathFactory):
 class TestReal:
     def test_three_files_and_no_more(self, done: Calibrated) -> None:
         path = done.result.path
-        assert path.name == "tiny.float32.eager.tp1.yaml"
+        assert path.name == "tiny.float32.packed.tp1.yaml"
         assert sorted(listing(done.home)) == sorted(
             str(path.with_suffix(suffix).relative_to(done.home))
             for suffix in (".yaml", ".png", ".samples.jsonl")

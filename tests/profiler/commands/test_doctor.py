@@ -67,7 +67,7 @@ def test_a_profile_that_fits_is_found(home: Path, kind: str, status: str) -> Non
         update={
             "device": HERE,
             "target": TargetSection.of(target),
-            "runtime": RuntimeSection(kind="eager", dtype="float32", attention=checks.ATTENTION),
+            "runtime": RuntimeSection(kind="packed", dtype="float32", attention=checks.ATTENTION),
             "provenance": base.provenance.model_copy(update={"kind": kind}),
         }
     )
