@@ -54,10 +54,13 @@ def words() -> set[str]:
     return set(re.findall(r"\w+", code()))
 
 
+OF_PIP = {"--implementation", "--platform", "--python-version"}
+
+
 @cache
 def options() -> set[str]:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    return set(OPTION.findall(code() + makefile))
+    return set(OPTION.findall(code() + makefile)) | OF_PIP
 
 
 def has_file(name: str) -> bool:

@@ -68,6 +68,10 @@ HARD = {
     "instruction_set": "avx2",
     "quantization": "awq",
     "tensor_parallel": 2,
+    "engine_version": "0.32.0",
+    "compilation": "none",
+    "graphs": "full",
+    "max_num_seqs": 8,
 }
 
 
