@@ -28,7 +28,8 @@ def heading(result: Result) -> str:
     return (
         f"{', '.join([machine.device, f'{machine.threads} threads', *versions])}, "
         f"{machine.created_utc[:10]}; {result.target.name}, {settings.dtype}, "
-        f"runtime {settings.runtime}, T = {settings.temperature:g}, up to {settings.new_tokens} new tokens"
+        f"runtime {settings.runtime}, "
+        f"T = {settings.temperature:g}, up to {settings.new_tokens} new tokens"
         f"{', our arms writing the text of plain decoding' if settings.same_text else ''}"
         f"{', round by round in turn' if settings.by_round else ''}; "
         f"prompts: {prompts}; decoding alone, ratios pooled over prompts with 95 % bootstrap "

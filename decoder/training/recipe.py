@@ -10,7 +10,12 @@ from typing import Protocol, TypeVar
 from costmodel.errors import InputError
 from decoder.device import parse_dtype, select_device
 from decoder.drafters.dflash.drafter import DFlashDrafter, check_fit
-from decoder.drafters.dflash.model import DFlashConfig, DFlashModel, save_dflash
+from decoder.drafters.dflash.model import (
+    DFlashConfig,
+    DFlashModel,
+    save_dflash,
+    trainable_copy,
+)
 from decoder.drafters.factory import load_drafter
 from decoder.target.loading import LoadedModel, default_target, load_model
 from decoder.target.target import Target
@@ -109,13 +114,13 @@ def _first_model(loaded: LoadedModel, recipe: Recipe) -> DFlashModel:
         published = fresh_config(loaded, recipe.drafter, mask_token(loaded))
         check_fit(DFlashConfig.parse(published), Target(loaded, owned=False))
         return fresh_model(loaded, published, recipe.settings.seed)
-    model = begun(loaded, recipe.start, DFlashDrafter, "DFlash").model.float()
+    model = trainable_copy(begun(loaded, recipe.start, DFlashDrafter, "DFlash").model)
     if set(model.config.kinds) != {(None, False)}:
         raise InputError(
             f"the drafter {recipe.start} has layers with windows or causal attention",
             hint="Training knows full attention within a block; begin without --from.",
         )
-    return model.requires_grad_()
+    return model
 
 
 def begun(loaded: LoadedModel, start: str, kind: type[Kind], label: str) -> Kind:

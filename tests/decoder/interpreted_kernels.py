@@ -15,7 +15,7 @@ from decoder.target.runtime.kernels import (
     table_attention,
 )
 from decoder.target.runtime.tables import LayerCache
-from decoder.target.target import Step, Target
+from decoder.target.target import Step
 from tests.decoder.models import random_model, target_of
 from tests.decoder.table_cases import TableCase, assert_finite_padding, cases
 from tests.decoder.target.test_graphs import PROMPT, random_tree
@@ -101,7 +101,7 @@ def test_a_model_of_kernels_is_the_model(family, rows, monkeypatch):
     """Prompt, tree and features, with all kernels of the fused layers, against the model's own."""
     model, found = random_model(family, dtype=torch.float32), []
     tree = random_tree(rows, 0)
-    for target in (target_of(model), Target(target_of(model).loaded, runtime="eager")):
+    for target in (target_of(model, "eager"), target_of(model, "eager")):
         target.capture((0, 1))
         target.reserve(60)
         prompt = target.prefill(torch.tensor(PROMPT)).clone()

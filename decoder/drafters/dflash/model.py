@@ -224,6 +224,15 @@ class DFlashModel(nn.Module):
         return self._passes
 
 
+def trainable_copy(model: DFlashModel) -> DFlashModel:
+    """A model in float32 with the weights of one whose passes may have been made."""
+    state = plain_state(model)
+    copy = DFlashModel(model.config).to(state["fc.weight"].device)
+    copy.load_state_dict(state)
+    copy.head_tokens = model.head_tokens
+    return copy.float()
+
+
 class _JoinedLayer:
     """A layer's pass over block rows, with its products joined."""
 

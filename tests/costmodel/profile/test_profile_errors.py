@@ -220,7 +220,11 @@ def test_each_section_as_something_else(path):
         (("provenance", "kind"), "guessed", "must be 'measured', 'quick'"),
         (("provenance", "created_utc"), "yesterday", "provenance.created_utc"),
         (("device", "kind"), "tpu", "must be 'cuda' or 'cpu'"),
-        (("runtime", "kind"), "magic", "must be 'eager', 'graphs' or 'kernels'"),
+        (
+            ("runtime", "kind"),
+            "magic",
+            "must be 'eager', 'packed', 'graphs', 'kernels', 'external' or 'vllm'",
+        ),
         (("runtime", "dtype"), "int4", "runtime.dtype"),
         (("target", "name"), "", "target.name"),
         (("target", "name"), "x" * 501, "target.name"),
