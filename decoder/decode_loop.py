@@ -21,7 +21,7 @@ from decoder.drafters.guarded import GuardedDrafter, GuardedSession
 from decoder.policies.base import Limits, Offer, Policy
 from decoder.processors import ProcessedRows
 from decoder.statistics import ForwardTimer, Round, StageTimer, Statistics, TimedForward
-from decoder.target.runtime.chosen import NO_TOKEN
+from decoder.target.runtime.base import NO_TOKEN
 from decoder.target.target import Step, Target
 from decoder.text import TextRequest
 from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, Lattice, usable

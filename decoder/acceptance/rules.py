@@ -21,7 +21,8 @@ from decoder.acceptance.sampling import (
     target_distribution,
 )
 from decoder.device import to_device
-from decoder.target.runtime.chosen import NO_TOKEN, greedy_tokens
+from decoder.target.runtime.base import NO_TOKEN
+from decoder.target.runtime.eager import greedy_tokens
 from decoder.tree.draft_tree import DraftTree, Lattice
 
 RuleName = Literal["walk", "recursive", "traversal", "auto"]

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -345,6 +345,17 @@ def attending(plan: AttentionPlan) -> Iterator[None]:
         yield
     finally:
         _PLAN.reset(token)
+
+
+@contextmanager
+def attention_of(model: Any, name: str) -> Iterator[None]:
+    """The model attends by the registered function of this name."""
+    before = model.config._attn_implementation
+    model.config._attn_implementation = name
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before
 
 
 def split_attention_forward(

@@ -24,13 +24,12 @@ from costmodel.errors import InputError, RooftreeError
 from costmodel.io import tool_version, write_atomic
 from costmodel.profile.store import user_directory
 from costmodel.strict_json import read_json
-from decoder.target.attention import DenseVisible, RowBlock, TreeVisible
+from decoder.target.attention import DenseVisible, RowBlock, TreeVisible, attention_of
 from decoder.target.kv_cache import KVCache
 from decoder.target.runtime.eager import EagerRuntime, ModelStep
 from decoder.target.structure import (
     Structure,
     UnsupportedModelError,
-    attention_of,
     read_structure,
 )
 

@@ -7,8 +7,7 @@ that notes every call, and a mask function that notes every mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from costmodel.errors import InputError
+from decoder.target.attention import attention_of
 
 TRACE_NAME = "rooftree_trace"
 ROWS = 3
@@ -124,17 +124,6 @@ def _note_mask(*_: object, mask_function: Callable[..., Any], **__: object) -> N
 
 AttentionInterface.register(TRACE_NAME, _note_attention)
 AttentionMaskInterface.register(TRACE_NAME, _note_mask)
-
-
-@contextmanager
-def attention_of(model: Any, name: str) -> Iterator[None]:
-    """The model attends by the registered function of this name."""
-    before = model.config._attn_implementation
-    model.config._attn_implementation = name
-    try:
-        yield
-    finally:
-        model.config._attn_implementation = before
 
 
 def base_of(model: Any) -> Any:

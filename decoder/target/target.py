@@ -18,8 +18,7 @@ from decoder.device import to_device
 from decoder.target.attention import CausalVisible, DenseVisible, RowBlock, TreeVisible
 from decoder.target.kv_cache import KVCache
 from decoder.target.loading import LoadedModel
-from decoder.target.runtime.base import Forwarded, Runtime, RuntimeChoice
-from decoder.target.runtime.chosen import ChosenTokens
+from decoder.target.runtime.base import ChosenTokens, Forwarded, Runtime, RuntimeChoice
 from decoder.target.runtime.eager import EagerRuntime, ModelStep
 from decoder.target.runtime.fused import fuse
 from decoder.target.runtime.graphs import experts_capturable, make_runtime, runtime_kind

@@ -17,7 +17,7 @@ from decoder.drafters.base import Drafter
 from decoder.profiling.probe import steady_draft
 from decoder.target.kv_cache import KVCache
 from decoder.target.ranks import Ranks
-from decoder.target.runtime.chosen import greedy_tokens
+from decoder.target.runtime.eager import greedy_tokens
 from decoder.target.target import PREFILL_CHUNK, Step, Target
 from decoder.tree.draft_tree import EMPTY, DraftTree, Lattice, best_first
 from profiler.calibrate.memory import (

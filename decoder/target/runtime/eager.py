@@ -15,15 +15,27 @@ from decoder.target.attention import (
     ForwardPlan,
     RowBlock,
     attending,
+    attention_of,
     plan_segment,
 )
 from decoder.target.kv_cache import KVCache
 from decoder.target.rope import rope_by_length
-from decoder.target.runtime.base import Forwarded, RuntimeKind
+from decoder.target.runtime.base import NO_TOKEN, Forwarded, RuntimeKind
 from decoder.target.runtime.capture import BudgetedCapture
 from decoder.target.runtime.fused import TablePlan, TextPiece, kernels_usable
 from decoder.target.runtime.tables import RowTables, needed_words
-from decoder.target.structure import attention_of, base_of, device_of
+from decoder.target.structure import base_of, device_of
+
+
+def greedy_tokens(logits: torch.Tensor) -> torch.Tensor:
+    """The argmax of each row, int64 [...], of logits [..., vocab]; `NO_TOKEN` for no numbers.
+
+    The largest value is NaN if any is, so it tells. Nothing is copied to the host.
+    """
+    tokens = logits.argmax(-1, keepdim=True)
+    largest = logits.gather(-1, tokens)
+    # NaN - NaN and inf - inf are not 0; the fewest launches that tell.
+    return tokens.masked_fill_(largest - largest != 0, NO_TOKEN).squeeze(-1)
 
 
 class ModelStep:
@@ -38,6 +50,7 @@ class ModelStep:
 
     def __init__(self, model: Any, *, owned: bool) -> None:
         self.model = model
+        self.device = device_of(model)
         self.owned = owned
         self.captured: tuple[int, ...] = ()
         self.rope = rope_by_length(model, model.config)
@@ -48,10 +61,6 @@ class ModelStep:
         self._base = base_of(model)
         if owned:
             model.config._attn_implementation = ATTENTION_NAME
-
-    @property
-    def device(self) -> torch.device:
-        return device_of(self.model)
 
     @property
     def dtype(self) -> torch.dtype:

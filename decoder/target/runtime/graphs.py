@@ -15,7 +15,7 @@ from costmodel.errors import DeviceError, InputError
 from decoder.target.attention import RowBlock, TreeVisible
 from decoder.target.kv_cache import KVCache
 from decoder.target.ranks import ALONE, Ranks
-from decoder.target.runtime.base import Forwarded, Runtime, RuntimeChoice, RuntimeKind
+from decoder.target.runtime.base import ChosenTokens, Forwarded, Runtime, RuntimeChoice, RuntimeKind
 from decoder.target.runtime.capture import (
     BUCKETS,
     BudgetedCapture,
@@ -24,8 +24,7 @@ from decoder.target.runtime.capture import (
     first_line,
     padded_rows,
 )
-from decoder.target.runtime.chosen import ChosenTokens
-from decoder.target.runtime.eager import EagerRuntime, ModelStep
+from decoder.target.runtime.eager import EagerRuntime, ModelStep, greedy_tokens
 from decoder.target.runtime.fused import TablePlan
 from decoder.target.runtime.tables import RowTables, needed_words
 
@@ -174,7 +173,7 @@ class GraphRuntime:
         def run() -> None:
             hidden, states = step.run(tables.tokens, tables.positions, plan)
             step.logits_into(hidden, logits)
-            chosen.choose(logits)
+            chosen.put(greedy_tokens(logits))
             if features is not None and states is not None:
                 features.copy_(states)
 

@@ -20,8 +20,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from decoder.target.runtime.chosen import greedy_tokens
-from decoder.target.runtime.eager import ModelStep
+from decoder.target.runtime.eager import ModelStep, greedy_tokens
 from decoder.target.runtime.fused import TablePlan, fuse, triton_installed
 
 pytestmark = pytest.mark.skipif(
