@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -50,7 +51,6 @@ class ModelStep:
 
     def __init__(self, model: Any, *, owned: bool) -> None:
         self.model = model
-        self.device = device_of(model)
         self.owned = owned
         self.captured: tuple[int, ...] = ()
         self.rope = rope_by_length(model, model.config)
@@ -61,6 +61,10 @@ class ModelStep:
         self._base = base_of(model)
         if owned:
             model.config._attn_implementation = ATTENTION_NAME
+
+    @cached_property
+    def device(self) -> torch.device:
+        return device_of(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
