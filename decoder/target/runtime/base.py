@@ -1,4 +1,4 @@
-"""The protocol of a runtime, which runs forwards of rows behind a cache's tokens."""
+"""The protocol of a runtime: forwards of rows behind a cache's tokens, and their outputs."""
 
 from __future__ import annotations
 
