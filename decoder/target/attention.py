@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,7 +28,7 @@ from decoder.tree.draft_tree import ancestor_bits, pack_bits, visibility
 
 ATTENTION_NAME = "rooftree_split"
 BLOCK_SCORES = 1 << 20  # scores held at once by `blocked_attention`, to fit a CPU's cache
-BLOCKED_FROM = 1 << 13  # rows x keys from which `blocked_attention` is fastest on a CPU
+BLOCKED_FROM = 2560  # rows x keys from which `blocked_attention` is fastest on a CPU
 KEY_MULTIPLE = 128  # its key counts are rounded up: a product of a new shape costs 0.6 ms to set up
 
 
@@ -105,12 +106,12 @@ class RowBlock:
         return len(self.tokens)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Segment:
     """The rows of one sequence in a forward.
 
     rows       the sequence's slice of the forward's rows
-    written    each layer's cache slots of these rows
+    start      the cache slot of its first row
     read       each layer's keys and values: prefix, pending rows, these rows, and padding
                where blocked
     tail_mask  additive mask [1, 1, group * rows, tail] over the last `tail` keys (0 where a row
@@ -120,10 +121,28 @@ class Segment:
     """
 
     rows: slice
-    written: LayerViews
+    cache: KVCache
+    sequence: int
+    start: int
     read: LayerViews
     tail_mask: torch.Tensor | None
     blocked: bool
+
+    @cached_property
+    def written(self) -> LayerViews:
+        """Each layer's cache slots of these rows."""
+        end = self.start + self.rows.stop - self.rows.start
+        return self.cache.views(self.sequence, self.start, end)
+
+    def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Write the layer's keys and values [1, kv_heads, rows, head_dim] to the cache."""
+        keys, values = self.written[layer]
+        keys.copy_(key)
+        values.copy_(value)
+
+    def attend(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
+        """Attention of stored rows: queries and result [1, heads, rows, head_dim]."""
+        return attend(query, *self.read[layer], self.tail_mask, scale, self.blocked)
 
 
 class AttentionPlan(Protocol):
@@ -159,31 +178,13 @@ class ForwardPlan:
         scale: float,
     ) -> torch.Tensor:
         """See `AttentionPlan.attend`; each sequence attends over its own keys."""
-        if len(self.segments) == 1:
-            output = _attend_segment(self.segments[0], layer, query, key, value, scale)
-            return output.transpose(1, 2)
-        parts = [
-            _attend_segment(
-                part, layer, *(heads[:, :, part.rows] for heads in (query, key, value)), scale
-            )
-            for part in self.segments
-        ]
-        return torch.cat(parts, dim=2).transpose(1, 2)
-
-
-def _attend_segment(
-    part: Segment,
-    layer: int,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-) -> torch.Tensor:
-    """Store a segment's keys and values and attend: [1, heads, rows, head_dim]."""
-    keys, values = part.written[layer]
-    keys.copy_(key)
-    values.copy_(value)
-    return attend(query, *part.read[layer], part.tail_mask, scale, part.blocked)
+        parts = []
+        for part in self.segments:
+            rows, *stored = (heads[:, :, part.rows] for heads in (query, key, value))
+            part.store(layer, *stored)
+            parts.append(part.attend(layer, rows, scale))
+        mixed = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+        return mixed.transpose(1, 2)
 
 
 def plan_segment(
@@ -196,9 +197,9 @@ def plan_segment(
     prefix, start = cache.lengths[sequence], cache.end(sequence)
     count = rows.stop - rows.start
     keys = start + count
-    written = cache.views(sequence, start, keys)
     if visible is None:
-        return Segment(rows, written, cache.views(sequence, 0, keys), None, blocked=False)
+        read = cache.views(sequence, 0, keys)
+        return Segment(rows, cache, sequence, start, read, None, blocked=False)
     data = cache.data
     blocked = (
         data.device.type == "cpu" and data.dtype == torch.bfloat16 and count * keys >= BLOCKED_FROM
@@ -209,7 +210,7 @@ def plan_segment(
     whole = data.device.type == "cpu" and count * keys < BLOCKED_FROM
     seen = prefix if whole else 0
     mask = tail_mask(visible, group, keys - prefix, data.dtype, seen)
-    return Segment(rows, written, cache.views(sequence, 0, keys), mask, blocked)
+    return Segment(rows, cache, sequence, start, cache.views(sequence, 0, keys), mask, blocked)
 
 
 def tail_mask(

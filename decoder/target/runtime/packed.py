@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 from transformers.activations import SiLUActivation
 
-from decoder.target.attention import AttentionPlan
+from decoder.target.attention import AttentionPlan, ForwardPlan
 from decoder.target.runtime.base import RuntimeKind
 from decoder.target.runtime.eager import EagerRuntime, ModelStep
+from decoder.target.runtime.few_rows import NO_NORM, FewNorm, FewRows, are_few
 from decoder.target.runtime.fused import FUSIBLE, is_plain, plain_linears, unfuse
 from decoder.target.runtime.int8 import Int8Linear, fits_int8
 from decoder.target.runtime.linear import JoinedLinear, PackedLinear
@@ -32,6 +34,7 @@ class RmsNorm:
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         self._weight, self._eps = weight.detach(), eps
+        self.few = FewNorm(weight.detach().squeeze().float().numpy(), np.float32(eps))
 
     @classmethod
     def of(cls, norm: Any) -> RmsNorm:
@@ -61,7 +64,16 @@ class PackedLayer:
         is_silu = isinstance(mlp.act_fn, (nn.SiLU, SiLUActivation))
         self._activation = functional.silu if is_silu else mlp.act_fn
 
-    def __call__(
+    def few(self, rows: torch.Tensor, few: FewRows) -> torch.Tensor:
+        """The layer's output, for few rows in bfloat16."""
+        qkv = self._qkv(few.norm(rows, self._attention_norm.few))
+        qkv = qkv.view(len(rows), -1, self._head_dim)
+        norms = NO_NORM if self._head_norms is None else self._head_norms.few
+        mixed = few.attend(self._index, qkv, norms, self._scale)
+        rows = self._output.added_to(rows, mixed)
+        return self._with_ffn(rows, few.norm(rows, self._ffn_norm.few))
+
+    def many(
         self, rows: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, plan: AttentionPlan
     ) -> torch.Tensor:
         """The layer's output; cosine and sine are [rows, head_dim], see `RopeFactors`."""
@@ -75,7 +87,10 @@ class PackedLayer:
         query, key = turned.split((queries, keys))
         mixed = plan.attend(self._index, query[None], key[None], value[None], self._scale)
         rows = self._output.added_to(rows, mixed.reshape(len(rows), -1))
-        gate, up = self._gate_up(self._ffn_norm(rows)).chunk(2, -1)
+        return self._with_ffn(rows, self._ffn_norm(rows))
+
+    def _with_ffn(self, rows: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
+        gate, up = self._gate_up(normed).chunk(2, -1)
         return self._down.added_to(rows, self._activation(gate).mul_(up), overwrite=True)
 
 
@@ -114,9 +129,15 @@ class PackedLayers:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `ModelStep.run`; rows [rows, hidden] are embeddings."""
         cosine, sine = self._rope(positions)
+        few = None
+        if isinstance(plan, ForwardPlan) and are_few(rows):
+            few = FewRows(rows, cosine, sine, plan)
         states = [rows]
         for layer in self._layers:
-            rows = layer(rows, cosine, sine, plan)
+            if few is not None:
+                rows = layer.few(rows, few)
+            else:
+                rows = layer.many(rows, cosine, sine, plan)
             states.append(rows)
         features = torch.cat([states[i] for i in captured], -1) if captured else None
         return self._norm(rows), features
