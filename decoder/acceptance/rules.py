@@ -23,6 +23,7 @@ from decoder.acceptance.sampling import (
 from decoder.device import to_device
 from decoder.target.runtime.base import NO_TOKEN
 from decoder.target.runtime.eager import greedy_tokens
+from decoder.target.runtime.few_rows import greedy_token
 from decoder.tree.draft_tree import DraftTree, Lattice
 
 RuleName = Literal["walk", "recursive", "traversal", "auto"]
@@ -85,8 +86,9 @@ class Picker:
         exponential noise, as in torch.multinomial, which needs two more copies.
         """
         if self.sampling.temperature == 0.0:
-            # Twice as fast in float32 on a CPU, which has no vector argmax for bfloat16.
-            return int(greedy_tokens(logits.float()))
+            if logits.device.type == "cpu" and logits.dtype == torch.bfloat16:
+                return greedy_token(logits)
+            return int(greedy_tokens(logits))
         probabilities = target_distribution(logits, self.sampling)
         noise = torch.empty_like(probabilities).exponential_(1.0, generator=self.generator)
         token = (probabilities / noise).argmax()

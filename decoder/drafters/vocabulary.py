@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional
+from torch import nn
 
 from costmodel.errors import InputError
 from costmodel.io import write_atomic
@@ -25,6 +25,7 @@ from decoder.acceptance.sampling import cooled
 from decoder.device import to_device
 from decoder.drafters.checkpoint import TOKENS as FILE
 from decoder.target.loading import LoadedModel
+from decoder.target.runtime.linear import join
 from decoder.target.target import Target
 from decoder.tree.growth import Children, Frontier
 
@@ -46,7 +47,7 @@ class DraftHead:
             )
         # A head that is more than one matrix is used whole.
         weight = None if tokens is None else target.head_rows(tokens)
-        self._weight = weight
+        self._product = None if weight is None else join([_linear(weight)])
         self.tokens = None if weight is None else tokens
 
     @property
@@ -56,9 +57,7 @@ class DraftHead:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [rows, size] of hidden states [rows, hidden] after the drafter's norm."""
-        if self._weight is None:
-            return self._target.head(hidden)
-        return functional.linear(hidden, self._weight)
+        return self._target.head(hidden) if self._product is None else self._product(hidden)
 
     def ids(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """The target's token ids for column numbers of the logits."""
@@ -67,6 +66,18 @@ class DraftHead:
     def whole(self, probabilities: torch.Tensor) -> torch.Tensor:
         """Probabilities [rows, vocab] of [rows, size]; zero for tokens without a row."""
         return over_vocabulary(probabilities, self.tokens, self._vocab)
+
+
+def _linear(weight: torch.Tensor) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    return layer
+
+
+def _linear(weight: torch.Tensor) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    return layer
 
 
 def read_tokens(folder: Path) -> NDArray[np.int64] | None:

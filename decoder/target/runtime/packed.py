@@ -134,10 +134,7 @@ class PackedLayers:
             few = FewRows(rows, cosine, sine, plan)
         states = [rows]
         for layer in self._layers:
-            if few is not None:
-                rows = layer.few(rows, few)
-            else:
-                rows = layer.many(rows, cosine, sine, plan)
+            rows = layer.few(rows, few) if few else layer.many(rows, cosine, sine, plan)
             states.append(rows)
         features = torch.cat([states[i] for i in captured], -1) if captured else None
         return self._norm(rows), features
