@@ -13,7 +13,7 @@ wikitext2, from ../shared/prompts.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -38,48 +38,68 @@ MOST_TOKENS = 512  # of a passage
 CPU = torch.device("cpu")
 
 
+class CompiledLayer(nn.Module):
+    """A layer of a Llama over a cache of its own, with joined products, for torch.compile."""
+
+    def __init__(self, layer: Any, capacity: int) -> None:
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        self.norms = nn.ModuleList((layer.input_layernorm, layer.post_attention_layernorm))
+        self.qkv = joined((attention.q_proj, attention.k_proj, attention.v_proj))
+        self.gate_up = joined((mlp.gate_proj, mlp.up_proj))
+        self.output, self.down = attention.o_proj, mlp.down_proj
+        self.width, self.scale = attention.head_dim, attention.scaling
+        self.kv_heads = attention.k_proj.out_features // self.width
+        self.heads = attention.q_proj.out_features // self.width
+        # One buffer each: writes to a part of a larger one are compiled to copies of the whole.
+        for name in ("keys", "values"):
+            memory = self.qkv.weight.new_zeros(self.kv_heads, capacity, self.width)
+            self.register_buffer(name, memory, persistent=False)
+
+    def forward(self, rows: torch.Tensor, shared: Any) -> torch.Tensor:
+        cosine, sine, slots, mask = shared
+        heads = self.qkv(self.norms[0](rows)).unflatten(-1, (-1, self.width)).transpose(0, 1)
+        turned, value = heads.split((self.heads + self.kv_heads, self.kv_heads))
+        first, second = turned.chunk(2, -1)
+        turned = turned * cosine + torch.cat((-second, first), -1) * sine
+        query, key = turned.split((self.heads, self.kv_heads))
+        self.keys.index_copy_(1, slots, key)
+        self.values.index_copy_(1, slots, value)
+        keys, values = (part[None, :, : mask.shape[1]] for part in (self.keys, self.values))
+        packed = query.reshape(1, self.kv_heads, -1, self.width)
+        repeated = mask.repeat(self.heads // self.kv_heads, 1)[None, None]
+        mixed, _ = partial_attention(packed, keys, values, repeated, self.scale)
+        mixed = mixed.view(self.heads, -1, self.width).transpose(0, 1).flatten(1)
+        rows = rows + self.output(mixed)
+        gate, up = self.gate_up(self.norms[1](rows)).chunk(2, -1)
+        return rows + self.down(functional.silu(gate) * up)
+
+
 class CompiledLayers(nn.Module):
-    """The layers of a Llama over a cache of its own, written for torch.compile."""
+    """The forward of a Llama, written for torch.compile."""
 
     def __init__(self, model: Any, capacity: int) -> None:
         super().__init__()
-        self.base, self.head = model.model, model.lm_head
-        config = model.config
-        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.width = self.base.layers[0].self_attn.head_dim
-        size = (config.num_hidden_layers, 2, self.kv_heads, capacity, self.width)
-        self.register_buffer("cache", torch.zeros(size, dtype=model.dtype), persistent=False)
+        base = model.model
+        self.embedding, self.rotary, self.norm = base.embed_tokens, base.rotary_emb, base.norm
+        self.layers = nn.ModuleList(CompiledLayer(layer, capacity) for layer in base.layers)
+        self.head = model.lm_head
 
     def forward(self, tokens: torch.Tensor, slots: torch.Tensor, mask: torch.Tensor) -> Any:
         """Logits [rows, vocab]; mask [rows, keys] of the first slots."""
-        rows = self.base.embed_tokens(tokens)
-        cosine, sine = self.base.rotary_emb(rows, slots[None])
-        for number, layer in enumerate(self.base.layers):
-            rows = self._layer(number, layer, rows, (cosine, sine, slots, mask))
-        return self.head(self.base.norm(rows))
+        rows = self.embedding(tokens)
+        cosine, sine = self.rotary(rows, slots[None])
+        for layer in self.layers:
+            rows = layer(rows, (cosine, sine, slots, mask))
+        return self.head(self.norm(rows))
 
-    def _layer(self, number: int, layer: Any, rows: torch.Tensor, shared: Any) -> torch.Tensor:
-        cosine, sine, slots, mask = shared
-        attention, mlp = layer.self_attn, layer.mlp
-        normed = layer.input_layernorm(rows)
-        query, key, value = (
-            product(normed).unflatten(-1, (-1, self.width)).transpose(0, 1)
-            for product in (attention.q_proj, attention.k_proj, attention.v_proj)
-        )
-        query, key = (
-            heads * cosine + torch.cat((-heads.chunk(2, -1)[1], heads.chunk(2, -1)[0]), -1) * sine
-            for heads in (query, key)
-        )
-        self.cache[number, 0].index_copy_(1, slots, key)
-        self.cache[number, 1].index_copy_(1, slots, value)
-        keys, values = self.cache[number, :, None, :, : mask.shape[1]]
-        packed = query.reshape(1, self.kv_heads, -1, self.width)
-        repeated = mask.repeat(self.heads // self.kv_heads, 1)[None, None]
-        mixed, _ = partial_attention(packed, keys, values, repeated, attention.scaling)
-        mixed = mixed.view(self.heads, -1, self.width).transpose(0, 1).flatten(1)
-        rows = rows + attention.o_proj(mixed)
-        normed = layer.post_attention_layernorm(rows)
-        return rows + mlp.down_proj(functional.silu(mlp.gate_proj(normed)) * mlp.up_proj(normed))
+
+def joined(linears: Sequence[nn.Linear]) -> nn.Linear:
+    """One layer with the outputs of all, none of which has a bias."""
+    weight = torch.cat([linear.weight for linear in linears])
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    return layer
 
 
 def tree_of(rows: int) -> DraftTree:
