@@ -1,18 +1,19 @@
 """Norms, rotations and greedy tokens of few bfloat16 rows on a CPU, each in one compiled call.
 
 torch composes them of six to nine calls, which take longer than the numbers do where rows are
-few. Results are rounded as transformers' modules round.
+few. Results are torch's bit for bit: rounded in the same places, and summed in the same order.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from decoder.jit import jit, jit_sums
+from decoder.jit import jit
 from decoder.target.attention import ForwardPlan, Segment
 from decoder.target.runtime.base import NO_TOKEN
 
@@ -21,8 +22,12 @@ MOST_NUMBERS = 1 << 16  # in rows; for more of them torch's several threads are 
 Bits = NDArray[np.uint16]  # bfloat16 numbers, which NumPy does not have
 Numbers = NDArray[np.float32]
 
+LANES = (16, 8, 4, 1)
+CHECKED_ROWS = 200
+
 _UPPER = np.uint32(16)  # a bfloat16 number is the upper half of a float32 one
 _INFINITY = 0x7F80
+_LEVELS = 4  # of sums of sums
 _BLOCK = 512  # numbers of which the largest is found at once
 
 
@@ -37,19 +42,42 @@ def bits_of(tensor: torch.Tensor) -> Bits:
     return bits
 
 
+@cache
+def sum_lanes(width: int) -> int:
+    """The numbers in a vector of this CPU, as torch's sums over `width` tell; 0 if none fits.
+
+    They decide the order in which a row is summed.
+    """
+    rows = torch.randn(CHECKED_ROWS, width, generator=torch.Generator().manual_seed(width))
+    wanted = rows.pow(2).mean(-1).tolist()
+    for lanes in LANES:
+        if [_mean_square(row, lanes) for row in rows.numpy()] == wanted:
+            return lanes
+    return 0
+
+
 def greedy_token(logits: torch.Tensor) -> int:
     """The first argmax of logits [vocab] in bfloat16; `NO_TOKEN` where the largest is no number."""
     return int(_greedy(bits_of(logits)))
 
 
 class FewNorm(NamedTuple):
-    """An RMSNorm: its weight [width], or one a head [heads, width], and its eps."""
+    """An RMSNorm: its weight [width], or one a head [heads, width], and its eps.
+
+    lanes  of torch's sums of this width, see `sum_lanes`
+    """
 
     weight: Numbers
     eps: np.float32
+    lanes: int
+
+    @classmethod
+    def of(cls, weight: torch.Tensor, eps: float) -> FewNorm:
+        numbers: Numbers = weight.detach().float().numpy()
+        return cls(numbers, np.float32(eps), sum_lanes(numbers.shape[-1]))
 
 
-NO_NORM = FewNorm(np.empty((0, 0), np.float32), np.float32(0))
+NO_NORM = FewNorm(np.empty((0, 0), np.float32), np.float32(0), 1)
 
 
 class FewRows:
@@ -137,19 +165,54 @@ def _rounded(bits):  # type: ignore[no-untyped-def]
     return (bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)
 
 
-@jit_sums
-def _over_rms(numbers, eps):  # type: ignore[no-untyped-def]
-    """What a row is multiplied by, one over its root mean square."""
+@jit
+def _mean_square(numbers, lanes):  # type: ignore[no-untyped-def]
+    """The mean of squares in the order of torch's sums (ATen/native/cpu/SumKernel.cpp).
+
+    Four vectors are summed side by side; sums of 16 or more of them go to a next level.
+    """
+    wide, size = 4 * lanes, len(numbers) // lanes // 4
+    sums = np.zeros((_LEVELS, wide), np.float32)
+    power = max(4, int(np.ceil(np.log2(max(size, 1)))) // _LEVELS)
+    step = 0
+    while step + (1 << power) <= size:
+        for _ in range(1 << power):
+            for c in range(wide):
+                number = numbers[step * wide + c]
+                sums[0, c] += number * number
+            step += 1
+        for level in range(1, _LEVELS):
+            for c in range(wide):
+                sums[level, c] += sums[level - 1, c]
+                sums[level - 1, c] = 0
+            if step & (((1 << power) - 1) << (level * power)):
+                break
+    for i in range(step, size):
+        for c in range(wide):
+            number = numbers[i * wide + c]
+            sums[0, c] += number * number
+    for level in range(1, _LEVELS):
+        for c in range(wide):
+            sums[0, c] += sums[level, c]
+    vectors = len(numbers) // lanes
+    for i in range(4 * size, vectors):
+        for c in range(lanes):
+            number = numbers[i * lanes + c]
+            sums[0, c] += number * number
+    for c in range(lanes, wide):
+        sums[0, c % lanes] += sums[0, c]
     total = np.float32(0)
-    for i in range(len(numbers)):
+    for i in range(vectors * lanes, len(numbers)):
         total += numbers[i] * numbers[i]
-    return np.float32(1) / np.sqrt(total / np.float32(len(numbers)) + eps)
+    for c in range(lanes):
+        total += sums[0, c]
+    return total / np.float32(len(numbers))
 
 
 @jit
-def _norm(bits, numbers, weight, eps):  # type: ignore[no-untyped-def]
+def _norm(bits, numbers, weight, eps, lanes):  # type: ignore[no-untyped-def]
     """RMSNorm, in place, of a row as bits and as numbers, which share memory."""
-    factor = _over_rms(numbers, eps)
+    factor = np.float32(1) / np.sqrt(_mean_square(numbers, lanes) + eps)
     for i in range(len(bits)):
         numbers[i] *= factor
     for i in range(len(bits)):
@@ -165,7 +228,7 @@ def _norm_rows(rows, norm, out):  # type: ignore[no-untyped-def]
     for r in range(len(rows)):
         for i in range(len(bits)):
             bits[i] = np.uint32(rows[r, i]) << _UPPER
-        _norm(bits, numbers, norm.weight, norm.eps)
+        _norm(bits, numbers, norm.weight, norm.eps, norm.lanes)
         for i in range(len(bits)):
             out[r, i] = np.uint16(_rounded(bits[i]) >> _UPPER)
 
@@ -191,7 +254,7 @@ def _rotate_rows(qkv, rotation, norms, queries, cache, start):  # type: ignore[n
             for i in range(width):
                 bits[i] = np.uint32(qkv[r, h, i]) << _UPPER
             if len(norms.weight):
-                _norm(bits, numbers, norms.weight[h], norms.eps)
+                _norm(bits, numbers, norms.weight[h], norms.eps, norms.lanes)
                 for i in range(width):
                     bits[i] = _rounded(bits[i])
             for i in range(half):

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -34,7 +33,7 @@ class RmsNorm:
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         self._weight, self._eps = weight.detach(), eps
-        self.few = FewNorm(weight.detach().squeeze().float().numpy(), np.float32(eps))
+        self.few = FewNorm.of(weight[:, 0] if weight.ndim == 3 else weight, eps)
 
     @classmethod
     def of(cls, norm: Any) -> RmsNorm:
@@ -61,6 +60,8 @@ class PackedLayer:
         self._output = join([attention.o_proj])
         self._gate_up = join([mlp.gate_proj, mlp.up_proj])
         self._down = join([mlp.down_proj])
+        norms = (self._attention_norm, self._ffn_norm, self._head_norms)
+        self.sums_known = all(norm is None or norm.few.lanes for norm in norms)
         is_silu = isinstance(mlp.act_fn, (nn.SiLU, SiLUActivation))
         self._activation = functional.silu if is_silu else mlp.act_fn
 
@@ -119,6 +120,7 @@ class PackedLayers:
         self._layers = [PackedLayer(layer, join) for layer in base.layers]
         self._norm = RmsNorm.of(base.norm)
         self._rope = RopeFactors(base.rotary_emb, base.norm.weight.dtype)
+        self._few = all(layer.sums_known for layer in self._layers)
 
     def run(
         self,
@@ -130,7 +132,7 @@ class PackedLayers:
         """See `ModelStep.run`; rows [rows, hidden] are embeddings."""
         cosine, sine = self._rope(positions)
         few = None
-        if isinstance(plan, ForwardPlan) and are_few(rows):
+        if self._few and isinstance(plan, ForwardPlan) and are_few(rows):
             few = FewRows(rows, cosine, sine, plan)
         states = [rows]
         for layer in self._layers:

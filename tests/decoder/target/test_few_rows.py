@@ -10,12 +10,14 @@ from decoder.target.kv_cache import KVCache
 from decoder.target.runtime.base import NO_TOKEN
 from decoder.target.runtime.eager import greedy_tokens
 from decoder.target.runtime.few_rows import (
+    LANES,
     MOST_NUMBERS,
     NO_NORM,
     FewNorm,
     FewRows,
     are_few,
     greedy_token,
+    sum_lanes,
 )
 from decoder.target.structure import Structure
 from decoder.tree.draft_tree import visibility
@@ -51,10 +53,15 @@ def torch_norm(rows, weight):
 
 
 def few_norm(weight):
-    return FewNorm(weight.float().numpy(), np.float32(EPS))
+    return FewNorm.of(weight, EPS)
 
 
-@pytest.mark.parametrize("width", [1, 7, 576])
+@pytest.mark.parametrize("width", [1, 7, 64, 128, 576, 1000, 4096, 11008])
+def test_rows_are_summed_in_the_order_of_torch(width):
+    assert sum_lanes(width) in LANES
+
+
+@pytest.mark.parametrize("width", [1, 7, 576, 4096])
 @pytest.mark.parametrize("rows", [1, 5])
 def test_a_norm_is_that_of_torch(rows, width):
     torch.manual_seed(width)
