@@ -114,6 +114,7 @@ class TestRuns:
         assert failed.prompt is None and failed.answered == 0
         assert failed.reason.endswith("exit code 1: RuntimeError: cannot load the model")
 
+    @pytest.mark.slow
     def test_a_failed_arm_stays_failed_when_the_run_is_resumed(
         self, place: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -136,6 +137,7 @@ class TestRuns:
         (failed,) = read_result(place.output).failed
         assert (failed.prompt, failed.answered) == ("p2", 1)
 
+    @pytest.mark.slow
     def test_the_page_tells_engines_and_failures(self, place: Place) -> None:
         page = place.folder / "page.html"
         assert place.bench("--engine-option", "llama.cpp:fails=exits", "--html", str(page)) == 0
