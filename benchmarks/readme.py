@@ -20,6 +20,7 @@ from benchmarks.bench_tables import (
     family_tables,
     heading,
     main_arms,
+    markdown,
     set_table,
     sweep_table,
 )
@@ -27,6 +28,7 @@ from benchmarks.common import RESULTS
 from benchmarks.trained import blockpilot_table, demo_table, specblock_table
 from profiler.bench.analysis.ratios import compare_arms
 from profiler.bench.record import PLAIN, Result
+from profiler.bench.report.engine_table import engine_tables
 from profiler.bench.store import read_result
 
 ROOT = Path(__file__).parents[1]
@@ -184,6 +186,13 @@ def bench_arms(name: str) -> str:
     return "\n".join([heading(result), "", *arms])
 
 
+def bench_engines() -> str:
+    """The stored run beside other engines: the engines, then every arm."""
+    result = bench_result("peers")
+    tables = [markdown(table.columns, table.rows) for table in engine_tables(result)]
+    return "\n\n".join(["\n".join(lines) for lines in tables] + [bench_arms("peers")])
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "headline": headline,
     "numbers": numbers,
@@ -195,6 +204,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "bench-drafters": lambda: bench_families("bench_drafters"),
     "bench-updates": lambda: bench_families("bench_updates"),
     "bench-studies": lambda: bench_arms("bench_studies"),
+    "bench-engines": bench_engines,
     "trained-demo": demo_table,
     "trained-specblock": specblock_table,
     "trained-blockpilot": blockpilot_table,

@@ -93,7 +93,8 @@ def _steps(table: Record) -> Iterator[tuple[int, int, float]]:
 def _sums(table: Record) -> Iterator[tuple[int, int, float]]:
     """Seconds by (rows, batch) where both functions were probed."""
     bias_s = table.positive("bias_seconds")
-    requests, rows = table.wholes("bs_probes"), table.wholes("m_probes")
+    # The tool rounds tokens to multiples of 64, few ones to 0.
+    requests, rows = table.wholes("bs_probes"), table.wholes("m_probes", 0)
     alpha_s, theta_s = _terms(table, "alpha_seconds"), _terms(table, "theta_seconds")
     _same_length(table, requests, alpha_s, "bs_probes and alpha_seconds")
     _same_length(table, rows, theta_s, "m_probes and theta_seconds")

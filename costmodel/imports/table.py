@@ -172,12 +172,14 @@ class Record:
         """A list of finite numbers above 0."""
         return [self._positive(name, value) for value in self._list(name)]
 
-    def wholes(self, name: str) -> list[int]:
-        """A list of ascending whole numbers above 0."""
+    def wholes(self, name: str, least: int = 1) -> list[int]:
+        """A list of ascending whole numbers of `least` or more."""
         values = self._list(name)
         for value in values:
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-                raise self._error(f"{name} must hold whole numbers above 0 (has {shown(value)})")
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
+                raise self._error(
+                    f"{name} must hold whole numbers from {least} (has {shown(value)})"
+                )
         if values != sorted(set(values)) or not values:
             raise self._error(f"{name} must ascend, with one number or more")
         return values

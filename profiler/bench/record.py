@@ -134,6 +134,7 @@ class Arm:
     estimator  mode of the online correction of the cost model; None without a cost model
     cost       one line about the source of the cost model
     options    arguments of a peer's `generate`
+    engine     name of one of the result's engines; None for an arm in the run's own process
     """
 
     name: Name
@@ -147,6 +148,39 @@ class Arm:
     estimator: str | None = None
     cost: str = ""
     options: dict[str, str | int | float | bool | None] = field(default_factory=dict)
+    engine: Name | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """Another inference engine.
+
+    versions   by distribution
+    precision  of weights and computation
+    model      name of the file or folder in the engine's format; empty for the target's own, and
+               for one that was converted for the run
+    options    arguments of the engine
+    """
+
+    name: Name
+    versions: dict[str, str]
+    precision: Name
+    model: str = ""
+    options: dict[str, str | int | float | bool | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedArm:
+    """An arm of an engine that ended before the run did; its texts are left out.
+
+    prompt    that it had then; None at its start
+    answered  texts until then
+    """
+
+    name: Name
+    prompt: Name | None
+    answered: Count
+    reason: Name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,6 +327,7 @@ class Response:
 class Result:
     """A finished run: every arm has answered every prompt in every repeat.
 
+    failed    arms that did not; they are not among `arms`
     warnings  reasons to doubt the figures, each with a remedy
     """
 
@@ -305,11 +340,14 @@ class Result:
     arms: tuple[Arm, ...]
     prompts: tuple[Prompt, ...]
     responses: tuple[Response, ...]
+    engines: tuple[EngineInfo, ...] = ()
+    failed: tuple[FailedArm, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for kind, names in (
-            ("arms", [arm.name for arm in self.arms]),
+            ("arms", [one.name for one in (*self.arms, *self.failed)]),
+            ("engines", [engine.name for engine in self.engines]),
             ("prompts", [prompt.id for prompt in self.prompts]),
             ("drafters", [drafter.name for drafter in self.drafters]),
         ):
@@ -320,6 +358,10 @@ class Result:
         for arm in self.arms:
             if arm.drafter not in drafters:
                 raise ValueError(f"arms: '{arm.name}' has an unknown drafter '{arm.drafter}'")
+        engines = {None, *(engine.name for engine in self.engines)}
+        for arm in self.arms:
+            if arm.engine not in engines:
+                raise ValueError(f"arms: '{arm.name}' has an unknown engine '{arm.engine}'")
         if PLAIN not in {arm.name for arm in self.arms}:
             raise ValueError(f"arms: '{PLAIN}' is missing")
         self._check_responses()

@@ -11,14 +11,20 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from costmodel.errors import InputError, MeasurementError
-from profiler.bench.arms.base import ArmDecoding, ArmRunner, SteppedArmDecoding, UpdatingArmDecoding
+from profiler.bench.arms.base import (
+    ArmDecoding,
+    ArmRunner,
+    PeerFailure,
+    SteppedArmDecoding,
+    UpdatingArmDecoding,
+)
 from profiler.bench.prompts import Encoded
-from profiler.bench.record import Environment, Response
+from profiler.bench.record import Environment, FailedArm, Response
 from profiler.bench.response_timer import Clock, MemoryGauge, NoGauge, ResponseTimer
-from profiler.bench.store import environment_from, response_from
+from profiler.bench.store import environment_from, failed_arm_from, response_from
 from profiler.measure.journal import Journal
 from profiler.measure.samples import in_turn
 
@@ -28,6 +34,7 @@ LOST = (
     "the texts before that again, not in turn with the other arms; --fresh runs all in turn"
 )
 ResponseKey = tuple[str, str, int]  # arm, prompt, repeat
+Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,19 +101,31 @@ class BenchProgress:
 Listener = Callable[[BenchProgress], None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The responses of a run in the order of its schedule, and the arms of engines that failed.
+
+    Responses of those are left out.
+    """
+
+    responses: tuple[Response, ...]
+    failed: tuple[FailedArm, ...] = ()
+
+
 def run_schedule(
     runners: Sequence[ArmRunner],
     schedule: Schedule,
     journal: Journal | None,
     tools: Tools,
     listener: Listener = lambda progress: None,
-) -> tuple[Response, ...]:
+) -> Outcome:
     """All responses in the order of the schedule; those in the journal are not made again.
 
-    An arm whose drafter learns begins anew unless all its responses are in the journal. Raises
+    An arm whose drafter learns begins anew unless all its responses are in the journal. An arm
+    whose engine fails is left out from there on, also when the run is resumed. Raises
     MeasurementError naming arm and prompt where a decoder stops before its end.
     """
-    run = _Run(runners, schedule, tools)
+    run = _Run(runners, schedule, tools, journal, _recorded_failures(journal))
     turns = list(schedule.turns(len(runners)))
     recorded = _recorded_responses(journal)
     lost = run.lost_arms(turns, recorded)
@@ -120,10 +139,16 @@ def run_schedule(
             group = turns[turn.place : turn.place + len(runners)]
             together = run.respond_together([one for one in group if run.key(one) not in done])
         key = run.key(turn)
+        if key[0] in run.failed:
+            continue
         response = done.get(key)
         made = None
         if response is None:
-            response = made = together.get(turn) or run.respond(turn)
+            try:
+                response = made = together.get(turn) or run.respond(turn)
+            except PeerFailure as failure:
+                run.fail(key[0], failure, prompt=key[1], answered=_count(responses, key[0]))
+                continue
             if key in recorded:
                 again = LOST.format(arm=response.arm)
                 response = made = replace(response, warnings=(*response.warnings, again))
@@ -131,16 +156,25 @@ def run_schedule(
                 journal.append({"response": asdict(response)})
         responses.append(response)
         listener(BenchProgress(done=len(responses), of=len(turns), response=made))
-    return tuple(responses)
+    return Outcome(
+        responses=tuple(one for one in responses if one.arm not in run.failed),
+        failed=tuple(run.failed.values()),
+    )
+
+
+def _count(responses: Sequence[Response], arm: str) -> int:
+    return sum(response.arm == arm for response in responses)
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The arms of a run with its schedule and tools."""
+    """The arms of a run with its schedule, tools and journal, and those that failed."""
 
     runners: Sequence[ArmRunner]
     schedule: Schedule
     tools: Tools
+    journal: Journal | None
+    failed: dict[str, FailedArm]
 
     def key(self, turn: Turn) -> ResponseKey:
         return self._runner(turn).arm.name, self._encoded(turn).prompt.id, turn.repeat
@@ -160,19 +194,43 @@ class _Run:
         longest = max(schedule.prompts, key=lambda encoded: len(encoded.ids))
         largest = max(runner.largest_tree for runner in self.runners)
         tokens = len(longest.ids) + schedule.new_tokens + largest + 2
-        for runner in self.runners:
-            runner.prepare(tokens)
+        for runner in self._usable():
+            with self._starting(runner):
+                runner.prepare(tokens)
+        for runner in self._usable():
+            with self._starting(runner):
+                self._rehearse(runner, longest)
+
+    def fail(self, arm: str, failure: PeerFailure, *, prompt: str | None, answered: int) -> None:
+        """Leave an arm out from here on."""
+        failed = FailedArm(name=arm, prompt=prompt, answered=answered, reason=failure.problem)
+        self.failed[arm] = failed
+        if self.journal is not None:
+            self.journal.append({"failed": asdict(failed)})
+
+    def _usable(self) -> list[ArmRunner]:
+        return [runner for runner in self.runners if runner.arm.name not in self.failed]
+
+    @contextmanager
+    def _starting(self, runner: ArmRunner) -> Iterator[None]:
+        try:
+            yield
+        except PeerFailure as failure:
+            self.fail(runner.arm.name, failure, prompt=None, answered=0)
+
+    def _rehearse(self, runner: ArmRunner, encoded: Encoded) -> None:
+        """Decode the beginning of a text that does not count."""
+        schedule = self.schedule
         new_tokens = min(schedule.new_tokens, WARM_UP_TOKENS)
-        for runner in self.runners:
-            timer = ResponseTimer(self.tools.clock, new_tokens, schedule.ends)
-            decoding = runner.start(longest.ids, new_tokens, schedule.seed)
-            with _naming(runner, longest):
-                timer.time(decoding)
-            if isinstance(decoding, UpdatingArmDecoding):
-                decoding.rehearse()
+        timer = ResponseTimer(self.tools.clock, new_tokens, schedule.ends)
+        decoding = runner.start(encoded.ids, new_tokens, schedule.seed)
+        with _naming(runner, encoded):
+            timer.time(decoding)
+        if isinstance(decoding, UpdatingArmDecoding):
+            decoding.rehearse()
 
     def respond(self, turn: Turn) -> Response:
-        """One response, decoded without interruption."""
+        """One response, decoded without interruption. Raises PeerFailure."""
         timer = self._timer()
         gc.collect()  # garbage of earlier arms is not collected in this one's time
         self.tools.memory.start()
@@ -180,7 +238,9 @@ class _Run:
         with _naming(self._runner(turn), self._encoded(turn)):
             timer.time(decoding)
         update = timer.update(decoding)
-        peak_bytes = self.tools.memory.peak_bytes()
+        # The gauge is of this process, and an engine has its own.
+        own = self._runner(turn).arm.engine is None
+        peak_bytes = self.tools.memory.peak_bytes() if own else None
         response = self._response(turn, timer, decoding)
         return replace(response, update=update, peak_memory_bytes=peak_bytes)
 
@@ -217,7 +277,7 @@ class _Run:
             prompt=encoded.prompt.id,
             repeat=turn.repeat,
             place=turn.place,
-            tokens=tuple(timer.tokens),
+            tokens=(details.text or tuple(timer.tokens))[: len(timer.tokens)],
             finish=timer.finish or "length",
             first_token_s=timer.first_token_s,
             total_s=timer.total_s,
@@ -244,9 +304,11 @@ class _Run:
 
 @contextmanager
 def _naming(runner: ArmRunner, encoded: Encoded) -> Iterator[None]:
-    """Put arm and prompt before the message of a MeasurementError."""
+    """Put arm and prompt before the message of a MeasurementError; a PeerFailure passes."""
     try:
         yield
+    except PeerFailure:
+        raise
     except MeasurementError as error:
         raise MeasurementError(
             f"{runner.arm.name}, prompt '{encoded.prompt.id}': {error.problem}"
@@ -269,16 +331,23 @@ def recorded_environment(journal: Journal, current: Environment) -> Environment:
 
 def _recorded_responses(journal: Journal | None) -> dict[ResponseKey, Response]:
     """The responses of a journal; one that is damaged counts as such and is made again."""
-    responses: dict[ResponseKey, Response] = {}
-    if journal is None:
-        return responses
-    for record in journal.records:
-        if "response" not in record:
-            continue
-        try:
-            response = response_from(record["response"])
-        except InputError:
-            journal.damaged += 1
-            continue
-        responses[response.key] = response
-    return responses
+    read = _recorded(journal, "response", response_from)
+    return {response.key: response for response in read}
+
+
+def _recorded_failures(journal: Journal | None) -> dict[str, FailedArm]:
+    """The failed arms of a journal by name."""
+    return {failed.name: failed for failed in _recorded(journal, "failed", failed_arm_from)}
+
+
+def _recorded(journal: Journal | None, kind: str, read: Callable[[Any], Entry]) -> list[Entry]:
+    """What one kind of a journal's records holds; a damaged one only counts."""
+    entries = []
+    for record in () if journal is None else journal.records:
+        if kind in record:
+            try:
+                entries.append(read(record[kind]))
+            except InputError:
+                assert journal is not None
+                journal.damaged += 1
+    return entries

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import torch
+
 from costmodel.errors import InputError
 from decoder.acceptance.sampling import Sampling
 from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
@@ -21,6 +23,13 @@ from profiler.bench.arms.base import ArmRunner
 from profiler.bench.arms.builder import ArmBuilder, DecoderChoice
 from profiler.bench.arms.choice import ArmChoice, plan_arms
 from profiler.bench.arms.drafter_names import drafter_labels
+from profiler.bench.engines.arm import (
+    CheckedEngine,
+    EngineSubject,
+    check_engines,
+    engine_runners,
+)
+from profiler.bench.engines.choice import EngineChoice
 from profiler.bench.environment import (
     bandwidth_limit,
     describe_profile,
@@ -34,12 +43,12 @@ from profiler.bench.record import (
     Environment,
     ProfileInfo,
     PromptFile,
-    Response,
     Result,
 )
 from profiler.bench.response_timer import memory_gauge
 from profiler.bench.schedule import (
     Listener,
+    Outcome,
     Schedule,
     Tools,
     open_journal,
@@ -60,6 +69,7 @@ BUILT_IN = "built-in"  # name of the prompt set that is used without a file
 class BenchOptions:
     """The options of a run. None takes the default of the device, target or tokenizer.
 
+    engines other engines as peers
     chat    wrap prompts in the chat template; None: where the tokenizer has one
     output  path of the result; the journal of an unfinished run lies beside it
     fresh   drop the journal of an unfinished run
@@ -67,6 +77,7 @@ class BenchOptions:
 
     target: str | None = None
     arms: ArmChoice = field(default_factory=ArmChoice)
+    engines: Sequence[EngineChoice] = ()
     decoder: DecoderChoice = field(default_factory=DecoderChoice)
     files: Sequence[Path] = ()
     per_file: int | None = None
@@ -109,9 +120,16 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
     labels = drafter_labels(options.arms.drafters)
     plan_arms(options.arms, causal_drafters=labels.values())
     _check_output(options.output)
+    name = default_target(device) if options.target is None else options.target
+    engines = check_engines(
+        options.engines,
+        name,
+        greedy=not options.decoder.temperature,
+        pretrained=options.weights == "pretrained" and options.quantization is None,
+        device=device.type,
+    )
     with device_lock(f"{fingerprint(device).name} {device_label(device)}"):
         environment, machine_warnings = machine(device)
-        name = default_target(device) if options.target is None else options.target
         loaded = load_model(
             name,
             weights=options.weights,
@@ -125,15 +143,17 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
         prompts = encode_texts(texts, builder.encoder, chat=chat, new_tokens=options.new_tokens)
         arms = plan_arms(options.arms, causal_drafters=builder.causal_drafters)
         runners = builder.runners(arms)
-        run = _LoadedRun(
-            options=options,
-            builder=builder,
-            runners=runners,
-            prompts=prompts,
-            settings=_settings(options, builder, files, chat),
-            warnings=(*machine_warnings, *builder.warnings),
-        )
-        return run.finish(environment, listeners)
+        with engine_runners(engines, _subject(builder), listeners.say) as others:
+            run = _LoadedRun(
+                options=options,
+                builder=builder,
+                runners=[*runners, *others],
+                engines=engines,
+                prompts=prompts,
+                settings=_settings(options, builder, files, chat),
+                warnings=(*machine_warnings, *builder.warnings),
+            )
+            return run.finish(environment, listeners)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +163,7 @@ class _LoadedRun:
     options: BenchOptions
     builder: ArmBuilder
     runners: Sequence[ArmRunner]
+    engines: Sequence[CheckedEngine]
     prompts: Sequence[Encoded]
     settings: BenchSettings
     warnings: tuple[str, ...]
@@ -170,10 +191,10 @@ class _LoadedRun:
                 environment = recorded_environment(journal, environment)
                 if journal.resumed:
                     listeners.say(f"going on with the unfinished run in {journal.path}")
-            responses = run_schedule(self.runners, schedule, journal, tools, listeners.progress)
+            outcome = run_schedule(self.runners, schedule, journal, tools, listeners.progress)
             if journal is not None and journal.damaged:
                 listeners.say(f"left out {journal.damaged} damaged lines of {journal.path}")
-            result = self._result(environment, profile, responses)
+            result = self._result(environment, profile, outcome)
             if journal is not None and self.options.output is not None:
                 write_result(result, self.options.output, **derived(result))
                 journal.delete()
@@ -183,17 +204,20 @@ class _LoadedRun:
         self,
         environment: Environment,
         profile: ProfileInfo | None,
-        responses: tuple[Response, ...],
+        outcome: Outcome,
     ) -> Result:
+        failed = {one.name for one in outcome.failed}
         result = Result(
             environment=environment,
             settings=self.settings,
             target=self.builder.described,
             drafters=self.builder.drafters(),
             profile=profile,
-            arms=tuple(runner.arm for runner in self.runners),
+            arms=tuple(runner.arm for runner in self.runners if runner.arm.name not in failed),
             prompts=tuple(encoded.prompt for encoded in self.prompts),
-            responses=responses,
+            responses=outcome.responses,
+            engines=tuple(one.info(self.settings.dtype) for one in self.engines),
+            failed=outcome.failed,
         )
         return replace(result, warnings=(*self.warnings, *result_warnings(result)))
 
@@ -209,6 +233,7 @@ class _LoadedRun:
             "drafters": ", ".join(f"{d.name} {d.hash}" for d in self.builder.drafters()),
             "profile": None if profile is None else profile.sha256,
             "arms": ", ".join(runner.arm.name for runner in self.runners),
+            "engines": ", ".join(str(one.info(self.settings.dtype)) for one in self.engines),
             "prompts": hash_tokens([token for one in self.prompts for token in one.ids]),
             **{f"setting {key}": value for key, value in asdict(self.settings).items()},
         }
@@ -225,6 +250,16 @@ def _texts(options: BenchOptions) -> tuple[list[PromptText], tuple[PromptFile, .
     ][: options.per_file]
     digest = hashlib.sha256("".join(PROMPTS.values()).encode()).hexdigest()
     return texts, (PromptFile(name=BUILT_IN, sha256=digest, prompts=len(PROMPTS)),)
+
+
+def _subject(builder: ArmBuilder) -> EngineSubject:
+    return EngineSubject(
+        name=builder.loaded.name,
+        source=builder.loaded.source,
+        dtype=dtype_name(builder.target.dtype),
+        ends=builder.ends,
+        threads=torch.get_num_threads(),
+    )
 
 
 def _chat(chosen: bool | None, builder: ArmBuilder) -> bool:

@@ -12,13 +12,14 @@ from costmodel.errors import InputError
 from costmodel.io import write_atomic
 from costmodel.profile.text import describe_error
 from costmodel.strict_json import read_json
-from profiler.bench.record import SCHEMA_VERSION, Environment, Response, Result
+from profiler.bench.record import SCHEMA_VERSION, Environment, FailedArm, Response, Result
 
 _HINT = "Give a file that `rooftree bench --output` of this version wrote."
 
 _RESULT = TypeAdapter(Result)
 _RESPONSE = TypeAdapter(Response)
 _ENVIRONMENT = TypeAdapter(Environment)
+_FAILED = TypeAdapter(FailedArm)
 T = TypeVar("T")
 
 
@@ -50,6 +51,11 @@ def write_result(result: Result, path: str | Path, **derived: Any) -> None:
 def response_from(data: Any) -> Response:
     """A response from the JSON values of a journal. Raises InputError."""
     return _checked(_RESPONSE, data, "a response")
+
+
+def failed_arm_from(data: Any) -> FailedArm:
+    """A failed arm from the JSON values of a journal. Raises InputError."""
+    return _checked(_FAILED, data, "a failed arm")
 
 
 def environment_from(data: Any) -> Environment:

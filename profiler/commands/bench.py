@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from profiler.commands.options import (
+    NamedValue,
     Numbers,
     count_option,
     execution_options,
@@ -45,6 +46,34 @@ class Names(click.ParamType):
             return value
         names = [part.strip() for part in str(value).split(",")]
         return tuple(name for name in names if name and name != "none")
+
+
+class EngineName(click.ParamType):
+    """NAME or NAME=PYTHON."""
+
+    name = "name[=python]"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, str | None]:
+        if isinstance(value, tuple):
+            return value
+        name, _, python = str(value).partition("=")
+        return name, python or None
+
+
+class EngineOption(NamedValue):
+    """ENGINE:NAME=VALUE."""
+
+    name = "engine:name=value"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, str, Any]:
+        if isinstance(value, tuple):
+            return value
+        engine, colon, rest = str(value).partition(":")
+        if not colon:
+            self.fail(
+                f"{value!r} does not name an engine, as vllm:enforce_eager=false.", param, ctx
+            )
+        return engine, *super().convert(rest, param, ctx)
 
 
 @click.group(invoke_without_command=True)
@@ -89,6 +118,22 @@ class Names(click.ParamType):
     type=Names(),
     help="Arms of transformers' generate: plain, prompt-lookup, assisted, or none "
     "[default: all that can run].",
+)
+@click.option(
+    "--engine",
+    "engines",
+    multiple=True,
+    type=EngineName(),
+    help="Another engine as a peer: vllm, openvino or llama.cpp, and the Python that has it "
+    "[default: this one]. May be repeated.",
+)
+@click.option(
+    "--engine-option",
+    "engine_options",
+    multiple=True,
+    type=EngineOption(),
+    help="Option of an engine, as vllm:modes=ngram-3,ngram-5 or openvino:model=FOLDER. May be "
+    "repeated.",
 )
 @click.option(
     "--chat/--raw", default=None, help="Use the chat template [default: where there is one]."
@@ -142,7 +187,7 @@ class Names(click.ParamType):
 def command(
     ctx: click.Context, html: Path | None, plot: Path | None, as_json: bool, **values: Any
 ) -> None:
-    """Decode the same prompts with every policy and with transformers' generate.
+    """Decode the same prompts with every policy, transformers' generate and other engines.
 
     Arms take turns prompt by prompt after a warm-up. All are timed by one clock, and
     their tokens are counted alike. Plain decoding always runs; ratios to it come with
@@ -201,6 +246,7 @@ def _options(values: dict[str, Any]) -> BenchOptions:
     from decoder.profiling.startup import ProfileChoice
     from profiler.bench.arms.builder import DecoderChoice
     from profiler.bench.arms.choice import DEFAULT_POLICIES, ArmChoice
+    from profiler.bench.engines.choice import engine_choices
     from profiler.bench.session import BenchOptions
 
     arms = ArmChoice(
@@ -223,7 +269,12 @@ def _options(values: dict[str, Any]) -> BenchOptions:
     )
     same = ("target", "files", "per_file", "seed", "chat", "new_tokens", "repeats", "device",
             "dtype", "weights", "quantization", "output", "fresh")  # fmt: skip
-    return BenchOptions(arms=arms, decoder=decoder, **{name: values[name] for name in same})
+    return BenchOptions(
+        arms=arms,
+        decoder=decoder,
+        engines=engine_choices(values["engines"], values["engine_options"]),
+        **{name: values[name] for name in same},
+    )
 
 
 def _run(options: BenchOptions) -> Result:

@@ -192,8 +192,10 @@ def run(
     own: Sequence[FakeArm], plan: Schedule, journal: Journal | None = None, **changed: Any
 ) -> Result:
     """All responses of a schedule, on the first runner's clock, as a result."""
-    responses = run_schedule(own, plan, journal, Tools(clock=own[0].clock))
+    outcome = run_schedule(own, plan, journal, Tools(clock=own[0].clock))
     usual = {"settings": settings(new_tokens=plan.new_tokens, repeats=plan.repeats)}
-    return result(
-        [one.arm for one in own], [one.prompt for one in plan.prompts], responses, **usual | changed
-    )
+    usual["failed"] = outcome.failed
+    lost = {one.name for one in outcome.failed}
+    arms = [one.arm for one in own if one.arm.name not in lost]
+    prompts = [one.prompt for one in plan.prompts]
+    return result(arms, prompts, outcome.responses, **usual | changed)

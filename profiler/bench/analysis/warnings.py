@@ -15,6 +15,7 @@ NOISY = 0.05
 def result_warnings(result: Result) -> tuple[str, ...]:
     """Each warning says what to do about it. Those of the responses come last."""
     warnings = [
+        *_failed(result),
         *_few_prompts(result),
         *_noise(result),
         *_profile(result),
@@ -23,6 +24,15 @@ def result_warnings(result: Result) -> tuple[str, ...]:
     ]
     drift = (warning for response in result.responses for warning in response.warnings)
     return tuple(warnings + list(dict.fromkeys(drift)))
+
+
+def _failed(result: Result) -> list[str]:
+    return [
+        f"{one.name} failed "
+        + ("at its start" if one.prompt is None else f"at prompt '{one.prompt}'")
+        + f", after {one.answered} texts, which are left out: {one.reason}"
+        for one in result.failed
+    ]
 
 
 def _few_prompts(result: Result) -> list[str]:

@@ -9,16 +9,25 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from costmodel.errors import MeasurementError
 from profiler.bench.record import Arm, Rounds, Update
 
 # Takes tokens as they come; returns false once no more are wanted.
 Put = Callable[[Sequence[int]], bool]
 
 
+class PeerFailure(MeasurementError):
+    """An engine that ended or does not answer; the run goes on without its arm."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Details:
-    """What an arm reports of a text after the clock has stopped."""
+    """What an arm reports of a text after the clock has stopped.
 
+    text  token ids in place of those that were put; None where those are the text's
+    """
+
+    text: tuple[int, ...] | None = None
     rounds: Rounds | None = None
     stages: dict[str, float] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()

@@ -134,7 +134,10 @@ def _check_names(choice: ArmChoice) -> None:
     ):
         for name in names:
             if name not in valid:
-                raise InputError(f"'{name}' is not a {kind}", hint=f"Use {', '.join(valid)}.")
+                others = "; other engines come with --engine" if kind == "peer" else ""
+                raise InputError(
+                    f"'{name}' is not a {kind}", hint=f"Use {', '.join(valid)}{others}."
+                )
     if "sweep" in choice.studies and not choice.sweep:
         raise InputError("the sweep has no tree size", hint="Give --sweep 1,3,7,15,31.")
 

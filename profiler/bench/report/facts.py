@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from profiler.bench.record import Arm, Model, Result
+from profiler.bench.record import Arm, EngineInfo, Model, Result
 
 Facts = dict[str, str]
 
@@ -44,9 +44,10 @@ def arm_facts(result: Result) -> Facts:
 
 
 def model_facts(result: Result) -> Facts:
-    """Target, drafters, and the profile with its hash."""
+    """Target, drafters, engines, and the profile with its hash."""
     facts = {"target": _model(result.target)}
     facts |= {f"drafter {number}": _model(one) for number, one in enumerate(result.drafters, 1)}
+    facts |= {f"engine {engine.name}": _engine(engine) for engine in result.engines}
     profile = result.profile
     if profile is None:
         return facts | {"profile": "none was read"}
@@ -89,6 +90,13 @@ def _model(model: Model) -> str:
     }
     details = "".join(f", {words}{value}" for words, value in parts.items() if value)
     return f"{model.name}, architecture {model.hash}, {model.weights} weights{source}{details}"
+
+
+def _engine(engine: EngineInfo) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in engine.versions.items())
+    model = f", from {engine.model}" if engine.model else ""
+    options = "".join(f"; {name}: {_value(value)}" for name, value in engine.options.items())
+    return f"{versions}; {engine.precision}{model}{options}"
 
 
 def _arm(arm: Arm) -> str:

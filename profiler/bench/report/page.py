@@ -11,6 +11,7 @@ from profiler.bench.analysis.ratios import Ratio
 from profiler.bench.analysis.summary import ResultFigures
 from profiler.bench.record import Result
 from profiler.bench.report.drafter_tables import drafter_tables
+from profiler.bench.report.engine_table import engine_tables
 from profiler.bench.report.facts import (
     arm_facts,
     environment_facts,
@@ -62,7 +63,7 @@ def page(result: Result) -> str:
         verdicts=verdicts(figures),
         arms=[arms_table(figures), *([sets_table(figures)] if len(result.sets) > 1 else [])],
         more=more_table(figures),
-        drafters=drafter_tables(result),
+        drafters=[*engine_tables(result), *drafter_tables(result)],
         sections=_sections(figures),
         how=HOW,
         settings=settings_facts(result),

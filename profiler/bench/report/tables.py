@@ -51,7 +51,10 @@ def arms_table(figures: ResultFigures) -> Table:
     return Table(
         name="arms",
         columns=ARMS,
-        rows=[_arm_cells(figures.of(arm.name)) for arm in figures.result.arms],
+        rows=[
+            *(_arm_cells(figures.of(arm.name)) for arm in figures.result.arms),
+            *([one.name, "failed", *[None] * (len(ARMS) - 2)] for one in figures.result.failed),
+        ],
         caption="Decoding alone but for 'end to end'. First token and per token are medians over "
         "texts; 'drafting' is its share of the time of all stages; 'differing' counts texts that "
         "are not those of plain decoding. End to end holds the updates of drafters that learn, "

@@ -9,13 +9,14 @@ from profiler.bench.analysis.hindsight import Hindsight
 from profiler.bench.analysis.summary import ResultFigures
 from profiler.bench.record import Result
 from profiler.bench.report.drafter_tables import drafter_tables
+from profiler.bench.report.engine_table import engine_tables
 from profiler.bench.report.facts import heading
 from profiler.bench.report.tables import arms_table, number_text, ratio_text, with_interval
 from profiler.report.console import note, print_table
 
 
 def print_result(result: Result) -> None:
-    """The tables of arms, prompt sets, sweeps and related drafters, then accuracy lines."""
+    """The tables of arms, prompt sets, sweeps and related drafters and engines, then accuracy."""
     figures = ResultFigures(result)
     click.echo(heading(result))
     if result.profile is not None:
@@ -26,7 +27,7 @@ def print_result(result: Result) -> None:
         _print_sets(figures)
     for sweep in figures.hindsight.values():
         _print_sweep(sweep)
-    for table in drafter_tables(result):
+    for table in (*engine_tables(result), *drafter_tables(result)):
         print_table(table.columns, table.rows, title=table.title)
     for line in _accuracy_lines(figures):
         click.echo(line)

