@@ -32,10 +32,14 @@ from profiler.calibrate.instruments import Instruments
 from profiler.calibrate.sections import points_of, provenance_fields, stages_section, with_held_out
 from profiler.calibrate.served.client import Address, ServedModel, Server
 from profiler.calibrate.served.times import ForwardTimes, forward_times
-from profiler.calibrate.served.workload import ServedPlan, ServedWorkload, draw_contexts
+from profiler.calibrate.served.workload import (
+    ArrivalGuard,
+    ServedPlan,
+    ServedWorkload,
+    draw_contexts,
+)
 from profiler.calibrate.sweep import Steering, SweepResult, run_sweep
 from profiler.calibrate.sweep_plan import AdaptiveGrid
-from profiler.measure.guards import NoGuard
 from profiler.measure.journal import Journal
 from profiler.measure.lock import device_lock
 from profiler.measure.machine import Activity, observe
@@ -46,7 +50,7 @@ BATCHES = (1, 2, 4, 8)
 GPU_CONTEXTS = (128, 512, 2048, 8192)
 MAX_NODES = 15
 BUDGET_S = 90.0
-MIN_SAMPLES = 6  # fewer than in this process: a sample of a plain step is the mean of eight
+MIN_SAMPLES = 6  # fewer than in this process: a sample of a plain step is of several steps
 LOCAL_DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -293,7 +297,9 @@ def _measure(
     plan, settings = prepared.plan, prepared.settings
     roofline = prepared.subject.roofline(prepared.peaks)
     tools = Instruments(
-        timer=ReportTimer(), guard=NoGuard(), rule=NoiseRule(min_samples=MIN_SAMPLES)
+        timer=ReportTimer(),
+        guard=ArrivalGuard(prepared.workload),
+        rule=NoiseRule(min_samples=MIN_SAMPLES),
     )
     grid = AdaptiveGrid(plan.grid(), roofline)
     budget_s = settings.time_budget_s or BUDGET_S

@@ -124,9 +124,9 @@ class Server:
         owners = {str(entry.get("owned_by")) for entry in entries}
         return models, self._version(owners.pop() if len(owners) == 1 else "")
 
-    def complete(self, prompt: Sequence[int]) -> Completion:
-        """One token after a prompt of token ids."""
-        body = self._body(prompt, 1)
+    def complete(self, prompt: Sequence[int], tokens: int = 1) -> Completion:
+        """So many tokens after a prompt of token ids."""
+        body = self._body(prompt, tokens)
         with self._connection() as connection:
             start_s = self._now_s()
             response = self._send(connection, "POST", "/v1/completions", body)
@@ -134,7 +134,7 @@ class Server:
             seconds = self._now_s() - start_s
         answer = self._json(response, content)
         usage = answer.get("usage") if isinstance(answer, dict) else None
-        self._check_usage(usage, len(prompt), 1)
+        self._check_usage(usage, len(prompt), tokens)
         details = usage.get("prompt_tokens_details")
         cached = details.get("cached_tokens") if isinstance(details, dict) else None
         return Completion(seconds=seconds, cached_tokens=cached if _is_count(cached) else None)

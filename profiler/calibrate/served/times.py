@@ -1,11 +1,11 @@
 """From times of requests to times of verifications: floor, LM head, and how certain they are.
 
 A request of s new tokens behind c cached ones, with one token out, takes the forward of s rows and
-a floor: HTTP, queue, tokens to text. A stream shows the plain step without that floor, so the
-request of one new token less the plain step at the same context is the floor.
+a floor: HTTP, queue, tokens to text. With n tokens out it takes n - 1 plain steps more, so two
+requests of one new token show the plain step and the floor.
 
 The server computes logits of the last row only, a verification of all: the LM head's further rows
-are added from the physical roofline.
+are added from the physical roofline. Steps of several sequences come from streams.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from profiler.calibrate.sweep import SweepResult
 from profiler.calibrate.workload import Task
 from profiler.measure.samples import Samples
 
+ANSWER_TOKENS = 9  # of one sample of a plain step
 LEAST_PIECES = 0.75  # of a stream's tokens that come one by one; a few wait for a whole character
+EVEN = 0.6  # least median of the intervals between tokens over their mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,26 +78,33 @@ class ForwardTimes:
 
 
 def forward_times(swept: SweepResult, roofline: Roofline) -> ForwardTimes:
-    """The forwards' times from a sweep's of requests (`verify`, `held_out`) and streams (`plain`).
+    """The forwards' times from a sweep's of requests; none is below the physical bound.
 
-    Plain steps become the points of one row; requests of one row only give the floor. A time stays
-    at or above the physical bound. Raises MeasurementError where the floor cannot be known.
+    `plain` and `held_out` of one row and one sequence are requests with ANSWER_TOKENS out, `plain`
+    of several sequences is a step of streams. They become the points of one row; requests of one
+    row with one token out only give the floor. Raises MeasurementError where it cannot be known.
     """
     floor = _floor(swept)
+    physical = roofline.with_count("physical")
     samples: dict[Task, Samples] = {}
     shares = [0.0]
     for task, measured in swept.samples.items():
-        if task.kind == "plain":
-            samples[replace(task, kind="verify")] = measured
-        elif task.size > 1:
+        if task.kind == "verify" and task.size == 1:
+            continue
+        taken_s, added_s, forwards = floor.seconds(task.context), 0.0, 1
+        if task.size > 1:
             added_s = lm_head_s(roofline, task.size) - lm_head_s(roofline, 1)
-            bound_s = float(roofline.with_count("physical").seconds(task.size, task.context))
-            taken_s = floor.seconds(task.context)
-            seconds = tuple(max(s - taken_s + added_s, bound_s) for s in measured.seconds)
-            samples[task] = replace(measured, seconds=seconds)
-            shares.append(added_s / samples[task].median_s)
-        elif task.kind == "held_out":
-            samples[task] = measured
+        elif task.batch > 1:
+            taken_s = 0.0
+        else:
+            forwards = ANSWER_TOKENS
+        bound_s = float(physical.seconds(task.size, task.context, task.batch))
+        seconds = tuple(
+            max((sample_s - taken_s) / forwards + added_s, bound_s) for sample_s in measured.seconds
+        )
+        forward = replace(task, kind="verify") if task.kind == "plain" else task
+        samples[forward] = replace(measured, seconds=seconds)
+        shares.append(added_s / samples[forward].median_s)
     return ForwardTimes(
         swept=replace(swept, samples=samples), floor=floor, lm_head_share=max(shares)
     )
@@ -104,10 +113,11 @@ def forward_times(swept: SweepResult, roofline: Roofline) -> ForwardTimes:
 def _floor(swept: SweepResult) -> Floor:
     contexts, seconds = [], []
     for task, samples in sorted(swept.samples.items()):
-        plain = swept.samples.get(replace(task, kind="plain"))
-        if task.kind == "verify" and task.size == 1 and plain is not None:
+        longer = swept.samples.get(replace(task, kind="plain"))
+        if task.kind == "verify" and task.size == 1 and longer is not None:
+            step_s = (longer.median_s - samples.median_s) / (ANSWER_TOKENS - 1)
             contexts.append(task.context)
-            seconds.append(samples.median_s - plain.median_s)
+            seconds.append(samples.median_s - step_s)
     return Floor.fit(contexts, seconds)
 
 
@@ -124,6 +134,15 @@ def lm_head_s(roofline: Roofline, rows: int) -> float:
 def ran_together(arrivals: Sequence[Sequence[float]]) -> bool:
     """Whether streams, by the arrival times of their tokens, have a time at which all ran."""
     return max(times[0] for times in arrivals) < min(times[-1] for times in arrivals)
+
+
+def bunched(arrivals: Sequence[Sequence[float]]) -> bool:
+    """Whether tokens of a stream arrived in bunches: this machine or the network delayed them.
+
+    Then the first one's time may be late, and the steps seem too short.
+    """
+    intervals = [np.diff(times) for times in arrivals if len(times) > 1]
+    return any(float(np.median(gaps)) < EVEN * float(np.mean(gaps)) for gaps in intervals)
 
 
 def step_seconds(arrivals: Sequence[Sequence[float]], tokens: int) -> float:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from costmodel.errors import InputError, MeasurementError
 from profiler.calibrate.served.client import Completion
-from profiler.calibrate.served.times import ran_together, step_seconds
+from profiler.calibrate.served.times import ANSWER_TOKENS, bunched, ran_together, step_seconds
 from profiler.calibrate.workload import Task
 
 ROWS = (2, 4, 8, 16, 32, 64, 128)
 HELD_OUT_CONTEXTS = 3
 HELD_OUT_ROWS = 4
-STREAM_TOKENS = 9  # of one sample of a plain step: eight steps
+STREAM_TOKENS = 17  # of one sample of a step of several sequences
 BLOCK_TOKENS = 128  # a multiple of the usual blocks of prefix caches, of 16, 32, 64 or 128 tokens
 CACHE_TRIES = 3
 MOST_REPEATED = 0.7  # of a first request's time, for its repeat to count as cached
@@ -30,7 +30,7 @@ NO_CACHE = (
 class Requests(Protocol):
     """What the workload asks of a server (`client.Server`)."""
 
-    def complete(self, prompt: list[int]) -> Completion: ...
+    def complete(self, prompt: list[int], tokens: int = 1) -> Completion: ...
 
     def stream(self, prompts: list[list[int]], tokens: int) -> list[list[float]]: ...
 
@@ -67,7 +67,7 @@ class ServedPlan:
         ]
 
     def plain(self) -> list[Task]:
-        """Streams at several concurrencies, and the requests of one row that give the floor.
+        """Requests of one row, with one token out and with several, and streams of sequences.
 
         Several sequences run at the shortest and the middle context, which fit into most caches.
         """
@@ -120,11 +120,14 @@ class ServedWorkload:
         self._fresh = np.random.default_rng((seed, 1))
         self._prefixes: dict[tuple[int, int], list[int]] = {}
         self._cached = (0, 0)  # context and sequences of the last request
+        self.late = False  # whether the tokens of the last streams came in bunches
 
     def call(self, task: Task) -> Callable[[], float]:
-        if task.kind == "plain" or (task.kind == "held_out" and task.size == 1):
-            return lambda: self._plain(task.context, task.batch)
-        return lambda: self._request(task.context, task.size).seconds
+        if task.batch > 1:
+            return lambda: self._step(task.context, task.batch)
+        plain = task.kind == "plain" or (task.kind == "held_out" and task.size == 1)
+        tokens = ANSWER_TOKENS if plain else 1
+        return lambda: self._request(task.context, task.size, tokens).seconds
 
     def shortfall(self, task: Task) -> str:
         """The reason why the server cannot take the task; empty where it can."""
@@ -181,27 +184,32 @@ class ServedWorkload:
 
     def find_most_together(self, batches: tuple[int, ...]) -> int:
         """The largest of the batches whose requests the server runs at once."""
-        for batch in sorted(batches, reverse=True):
+        for batch in sorted({1, *batches}, reverse=True):
             prompts = [self._draw(BLOCK_TOKENS) for _ in range(batch)]
-            if batch == 1 or ran_together(self._server.stream(prompts, 2 * STREAM_TOKENS)):
+            arrivals = self._server.stream(prompts, STREAM_TOKENS)
+            if ran_together(arrivals):
+                step_seconds(arrivals, STREAM_TOKENS)  # an error where a step has several tokens
                 break
         self._cached = (0, 0)
         return batch
 
-    def _request(self, context: int, rows: int) -> Completion:
+    def _request(self, context: int, rows: int, tokens: int = 1) -> Completion:
         if self._cached[0] != context:
             self._server.complete(self._prefix(context, 0) + self._draw(1))
         self._cached = (context, 1)
-        return self._server.complete(self._prefix(context, 0) + self._draw(rows))
+        return self._server.complete(self._prefix(context, 0) + self._draw(rows), tokens)
 
-    def _plain(self, context: int, batch: int) -> float:
+    def _step(self, context: int, batch: int) -> float:
         prefixes = [self._prefix(context, index) for index in range(batch)]
         if self._cached[0] != context or self._cached[1] < batch:
             for prefix in prefixes:
                 self._server.complete(prefix + self._draw(1))
         self._cached = (context, batch)
-        prompts = [prefix + self._draw(1) for prefix in prefixes]
-        return step_seconds(self._server.stream(prompts, STREAM_TOKENS), STREAM_TOKENS)
+        arrivals = self._server.stream(
+            [prefix + self._draw(1) for prefix in prefixes], STREAM_TOKENS
+        )
+        self.late = bunched(arrivals)
+        return step_seconds(arrivals, STREAM_TOKENS)
 
     def _prefix(self, context: int, index: int) -> list[int]:
         key = (context, index)
@@ -213,6 +221,23 @@ class ServedWorkload:
     def _draw(self, count: int) -> list[int]:
         drawn: list[int] = self._fresh.integers(*self._range, count).tolist()
         return drawn
+
+
+class ArrivalGuard:
+    """Rejects steps of streams whose tokens came in bunches."""
+
+    def __init__(self, workload: ServedWorkload) -> None:
+        self._workload = workload
+
+    def start(self) -> None:
+        self._workload.late = False
+
+    def disturbance(self) -> str:
+        return "tokens arrived in bunches" if self._workload.late else ""
+
+    def summary(self) -> dict[str, Any]:
+        """Empty: nothing is kept beside the rejections."""
+        return {}
 
 
 def _in_blocks(contexts: tuple[int, ...]) -> tuple[int, ...]:
