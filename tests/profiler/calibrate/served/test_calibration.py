@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -84,49 +85,68 @@ class LawfulServer:
 
 
 @pytest.fixture(autouse=True)
-def _surroundings(monkeypatch, tmp_path) -> None:
+def _home(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path / "home"))
+
+
+def calibrated(monkeypatch, folder: Path, **law) -> tuple[Profile, list[str], LawfulServer]:
+    """The profile of a lawful server, what was said, and the server."""
+    server, said = LawfulServer(**law), []
     monkeypatch.setattr(calibration, "peaks_of", lambda device, dtype: PEAKS)
-
-
-def calibrated(monkeypatch, tmp_path: Path, **law) -> tuple[Profile, list[str], LawfulServer]:
-    servers: list[LawfulServer] = []
-    monkeypatch.setattr(
-        calibration,
-        "Server",
-        lambda *given, **named: servers.append(LawfulServer(**law)) or servers[-1],
+    monkeypatch.setattr(calibration, "Server", lambda *given, **named: server)
+    result = calibrate_server(
+        CalibrationSettings(
+            device="cpu", dtype="bfloat16", output=folder / "served.yaml", seed=3, fresh=True
+        ),
+        ServerSettings(url=URL),
+        CalibrationListener(say=said.append),
     )
-    said: list[str] = []
-    settings = CalibrationSettings(
-        device="cpu", dtype="bfloat16", output=tmp_path / "served.yaml", seed=3
-    )
-    listener = CalibrationListener(say=said.append)
-    result = calibrate_server(settings, ServerSettings(url=URL), listener)
-    return Profile.from_yaml(result.path), said, servers[0]
+    return Profile.from_yaml(result.path), said, server
 
 
-@pytest.mark.parametrize("law", [{}, {"tells": True}, {"kept": 1}])
-def test_the_profile_follows_the_law(monkeypatch, tmp_path, law) -> None:
-    if law.get("kept") == 1:  # then several sequences cannot be cached at once
-        monkeypatch.setattr(calibration, "BATCHES", (1,))
-    profile, said, server = calibrated(monkeypatch, tmp_path, **law)
+@pytest.fixture(scope="module")
+def lawful(tmp_path_factory) -> Iterator[tuple[Profile, list[str], LawfulServer]]:
+    folder = tmp_path_factory.mktemp("lawful")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("ROOFTREE_HOME", str(folder / "home"))
+        yield calibrated(monkeypatch, folder)
+
+
+def check_law(profile: Profile) -> set[tuple[int, int, int]]:
+    """Every point has the law's time; returns the shapes."""
     surface = profile.surface
     shapes = list(zip(surface.rows, surface.context, surface.batch, strict=True))
     for shape, seconds in zip(shapes, surface.median_s, strict=True):
         assert seconds == pytest.approx(forward_s(*shape), rel=2e-3), shape
-    assert {rows for rows, _, _ in shapes} >= {1, 2, 16}
-    if not law:
-        assert set(surface.context) == {128, 256, 1024, 2048}
-        assert {batch for rows, _, batch in shapes if rows == 1} == {1, 2, 4, 8}
-    if law.get("tells"):
-        assert set(surface.context) == {64, 256, 1024, 2048}
     assert profile.held_out.error.median < 0.02
-    assert any("6.0" in line and "ms" in line for line in said)
+    return set(shapes)
+
+
+def test_the_profile_follows_the_law(lawful) -> None:
+    profile, said, server = lawful
+    shapes = check_law(profile)
+    assert {rows for rows, _, _ in shapes} >= {1, 2, 16}
+    assert {context for _, context, _ in shapes} == {128, 256, 1024, 2048}
+    assert {batch for rows, _, batch in shapes if rows == 1} == {1, 2, 4, 8}
+    assert any(line.startswith("taken out of each request: 6.0") for line in said)
     assert server.requests < 3000
 
 
-def test_the_profile_says_where_it_is_from(monkeypatch, tmp_path) -> None:
-    profile, said, _ = calibrated(monkeypatch, tmp_path)
+@pytest.mark.slow
+def test_a_server_that_tells_its_blocks(monkeypatch, tmp_path) -> None:
+    profile, _, _ = calibrated(monkeypatch, tmp_path, tells=True)
+    assert {context for _, context, _ in check_law(profile)} == {64, 256, 1024, 2048}
+
+
+@pytest.mark.slow
+def test_a_server_that_keeps_one_sequence(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(calibration, "BATCHES", (1,))  # several cannot be cached at once
+    profile, _, _ = calibrated(monkeypatch, tmp_path, kept=1)
+    assert {batch for _, _, batch in check_law(profile)} == {1}
+
+
+def test_the_profile_says_where_it_is_from(lawful) -> None:
+    profile, said, _ = lawful
     runtime, provenance = profile.runtime, profile.provenance
     assert (runtime.kind, runtime.attention, runtime.engine) == ("url", "vllm-0.32.0", None)
     assert provenance.kind == "measured"
@@ -138,10 +158,12 @@ def test_the_profile_says_where_it_is_from(monkeypatch, tmp_path) -> None:
     assert profile.stages.plain.seconds(128, 4) == pytest.approx(forward_s(1, 128, 4), rel=2e-3)
 
 
-def test_batches_that_do_not_run_at_once_are_left_out(monkeypatch, tmp_path) -> None:
-    profile, said, _ = calibrated(monkeypatch, tmp_path, at_once=3)
-    assert set(profile.surface.batch) == {1, 2}
-    assert "it runs 2 requests at once: larger batches are left out" in said
+def test_the_most_requests_that_run_at_once() -> None:
+    def most(at_once: int) -> int:
+        server = LawfulServer(at_once=at_once)
+        return ServedWorkload(server, vocab=49152, seed=0).find_most_together((1, 2, 4, 8))
+
+    assert [most(at_once) for at_once in (8, 3, 1)] == [8, 2, 1]
 
 
 def test_a_server_without_a_prefix_cache(monkeypatch, tmp_path) -> None:
