@@ -30,7 +30,7 @@ from profiler.calibrate.calibrate import (
 from profiler.calibrate.files import check_writable, keep_samples, store
 from profiler.calibrate.instruments import Instruments
 from profiler.calibrate.sections import points_of, provenance_fields, stages_section, with_held_out
-from profiler.calibrate.served.client import Address, ServedModel, Server
+from profiler.calibrate.served.client import Address, ServedModel, ServerClient
 from profiler.calibrate.served.times import ForwardTimes, forward_times
 from profiler.calibrate.served.workload import (
     ArrivalGuard,
@@ -139,7 +139,7 @@ def _prepare(
     """Ask the server what it serves and caches, measure the peaks, and plan the sweep."""
     activity = observe()
     address = Address.parse(given.url)
-    server = Server(address, api_key=_api_key(given.api_key))
+    server = ServerClient(address, api_key=_api_key(given.api_key))
     models, version = server.models()
     model = _choose(models, given.model or settings.target, address, named=bool(given.model))
     server.model = model.name

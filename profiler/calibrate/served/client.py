@@ -67,7 +67,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RequestLimits:
     """Bounds of all requests to a server together, and the longest silence within one."""
 
     requests: int = 20_000
@@ -92,7 +92,7 @@ class Completion:
     cached_tokens: int | None = None
 
 
-class Server:
+class ServerClient:
     """Timed requests to one server."""
 
     def __init__(
@@ -100,7 +100,7 @@ class Server:
         address: Address,
         *,
         api_key: str | None = None,
-        limits: Limits = Limits(),
+        limits: RequestLimits = RequestLimits(),
         now_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.address, self.model = address, ""

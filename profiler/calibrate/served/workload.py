@@ -28,7 +28,7 @@ NO_CACHE = (
 
 
 class Requests(Protocol):
-    """What the workload asks of a server (`client.Server`)."""
+    """What the workload asks of a server (`client.ServerClient`)."""
 
     def complete(self, prompt: list[int], tokens: int = 1) -> Completion: ...
 

@@ -93,7 +93,7 @@ def calibrated(monkeypatch, folder: Path, **law) -> tuple[Profile, list[str], La
     """The profile of a lawful server, what was said, and the server."""
     server, said = LawfulServer(**law), []
     monkeypatch.setattr(calibration, "peaks_of", lambda device, dtype: PEAKS)
-    monkeypatch.setattr(calibration, "Server", lambda *given, **named: server)
+    monkeypatch.setattr(calibration, "ServerClient", lambda *given, **named: server)
     result = calibrate_server(
         CalibrationSettings(
             device="cpu", dtype="bfloat16", output=folder / "served.yaml", seed=3, fresh=True

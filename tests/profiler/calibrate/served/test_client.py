@@ -9,12 +9,12 @@ import threading
 import pytest
 
 from costmodel.errors import InputError, MeasurementError
-from profiler.calibrate.served.client import Address, Limits, Server
+from profiler.calibrate.served.client import Address, RequestLimits, ServerClient
 from tests.profiler.openai_server import MODEL, OpenAIServer
 
 
-def connected(server: OpenAIServer, **options) -> Server:
-    client = Server(Address.parse(server.url), **options)
+def connected(server: OpenAIServer, **options) -> ServerClient:
+    client = ServerClient(Address.parse(server.url), **options)
     client.model = MODEL
     return client
 
@@ -115,7 +115,7 @@ def test_nothing_listens() -> None:
         free.bind(("127.0.0.1", 0))
         address = Address(scheme="http", host="127.0.0.1", port=free.getsockname()[1])
     with pytest.raises(InputError, match="nothing listens at http://127"):
-        Server(address).models()
+        ServerClient(address).models()
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,9 @@ def test_a_server_that_is_silent_or_speaks_something_else(reply, message) -> Non
         thread.start()
         address = Address(scheme="http", host="127.0.0.1", port=listening.getsockname()[1])
         with pytest.raises(MeasurementError, match=message):
-            Server(address, limits=Limits(silence_s=0.05 if reply is None else 30.0)).models()
+            ServerClient(
+                address, limits=RequestLimits(silence_s=0.05 if reply is None else 30.0)
+            ).models()
         ended.set()
         thread.join()
 
@@ -148,9 +150,9 @@ def test_a_server_that_is_silent_or_speaks_something_else(reply, message) -> Non
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        (Limits(requests=1), "more than 1 requests"),
-        (Limits(prompt_tokens=5), "more than 5 tokens"),
-        (Limits(seconds=-1.0), "more than -1 s"),
+        (RequestLimits(requests=1), "more than 1 requests"),
+        (RequestLimits(prompt_tokens=5), "more than 5 tokens"),
+        (RequestLimits(seconds=-1.0), "more than -1 s"),
     ],
 )
 def test_requests_are_bounded(limits, message) -> None:
