@@ -120,7 +120,7 @@ class ServedWorkload:
         self._fresh = np.random.default_rng((seed, 1))
         self._prefixes: dict[tuple[int, int], list[int]] = {}
         self._cached = (0, 0)  # context and sequences of the last request
-        self.late = False  # whether the tokens of the last streams came in bunches
+        self.late = False  # whether the last streams ran apart, or their tokens came in bunches
 
     def call(self, task: Task) -> Callable[[], float]:
         if task.batch > 1:
@@ -208,8 +208,12 @@ class ServedWorkload:
         arrivals = self._server.stream(
             [prefix + self._draw(1) for prefix in prefixes], STREAM_TOKENS
         )
-        self.late = bunched(arrivals)
-        return step_seconds(arrivals, STREAM_TOKENS)
+        together = ran_together(arrivals)
+        self.late = not together or bunched(arrivals)
+        if together:
+            return step_seconds(arrivals, STREAM_TOKENS)
+        whole_s = max(times[-1] for times in arrivals) - min(times[0] for times in arrivals)
+        return whole_s / STREAM_TOKENS  # rejected by the guard
 
     def _prefix(self, context: int, index: int) -> list[int]:
         key = (context, index)
@@ -224,7 +228,7 @@ class ServedWorkload:
 
 
 class ArrivalGuard:
-    """Rejects steps of streams whose tokens came in bunches."""
+    """Rejects steps of streams that did not run together or whose tokens came in bunches."""
 
     def __init__(self, workload: ServedWorkload) -> None:
         self._workload = workload
@@ -233,7 +237,7 @@ class ArrivalGuard:
         self._workload.late = False
 
     def disturbance(self) -> str:
-        return "tokens arrived in bunches" if self._workload.late else ""
+        return "streams apart or in bunches" if self._workload.late else ""
 
     def summary(self) -> dict[str, Any]:
         """Empty: nothing is kept beside the rejections."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,12 @@ from profiler.calibrate.served import calibration
 from profiler.calibrate.served.calibration import ServerSettings, calibrate_server
 from profiler.calibrate.served.client import Completion, ServedModel
 from profiler.calibrate.served.times import lm_head_s
-from profiler.calibrate.served.workload import ServedPlan, ServedWorkload, draw_contexts
+from profiler.calibrate.served.workload import (
+    ArrivalGuard,
+    ServedPlan,
+    ServedWorkload,
+    draw_contexts,
+)
 from profiler.calibrate.workload import Task
 from tests.profiler.openai_server import MODEL, OpenAIServer
 
@@ -105,11 +109,11 @@ def calibrated(monkeypatch, folder: Path, **law) -> tuple[Profile, list[str], La
 
 
 @pytest.fixture(scope="module")
-def lawful(tmp_path_factory) -> Iterator[tuple[Profile, list[str], LawfulServer]]:
+def lawful(tmp_path_factory) -> tuple[Profile, list[str], LawfulServer]:
     folder = tmp_path_factory.mktemp("lawful")
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("ROOFTREE_HOME", str(folder / "home"))
-        yield calibrated(monkeypatch, folder)
+        return calibrated(monkeypatch, folder)
 
 
 def check_law(profile: Profile) -> set[tuple[int, int, int]]:
@@ -164,6 +168,18 @@ def test_the_most_requests_that_run_at_once() -> None:
         return ServedWorkload(server, vocab=49152, seed=0).find_most_together((1, 2, 4, 8))
 
     assert [most(at_once) for at_once in (8, 3, 1)] == [8, 2, 1]
+
+
+def test_streams_that_ran_apart_are_rejected() -> None:
+    server = LawfulServer()
+    workload = ServedWorkload(server, vocab=49152, seed=0)
+    guard = ArrivalGuard(workload)
+    step = workload.call(Task(kind="plain", size=1, context=256, batch=2))
+    for at_once, disturbed in ((8, False), (1, True), (8, False)):
+        server.at_once = at_once
+        guard.start()
+        assert step() > 0
+        assert bool(guard.disturbance()) == disturbed
 
 
 def test_a_server_without_a_prefix_cache(monkeypatch, tmp_path) -> None:
