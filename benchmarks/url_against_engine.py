@@ -53,6 +53,7 @@ def main() -> None:
             target=model,
             device="cpu",
             dtype=engine.runtime.dtype,
+            contexts=tuple(sorted(set(engine.surface.context))),
             max_nodes=max(engine.surface.rows) - 1,
             batches=tuple(sorted(set(engine.surface.batch))),
             time_budget_s=options.time_budget,
