@@ -58,7 +58,7 @@ ProvenanceKind = Literal["measured", "quick", "imported", "transferred", "compos
 PROVENANCE_RANKING: tuple[ProvenanceKind, ...] = get_args(ProvenanceKind)  # the best first
 # Not measured on this device with this runtime: a prior, corrected while decoding.
 BORROWED: tuple[ProvenanceKind, ...] = ("imported", "transferred", "composed", "datasheet")
-RuntimeKind = Literal["eager", "packed", "graphs", "kernels", "external", "vllm"]
+RuntimeKind = Literal["eager", "packed", "graphs", "kernels", "external", "vllm", "url"]
 ENGINES: tuple[RuntimeKind, ...] = ("vllm",)  # runtimes that are not this project's own
 UNCAPTURED: tuple[RuntimeKind, ...] = ("eager", "packed")  # times include the host's of each call
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]

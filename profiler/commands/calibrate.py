@@ -50,13 +50,13 @@ if TYPE_CHECKING:
     "--batch",
     "batches",
     type=Numbers(),
-    help="Batch sizes [default: 1; with --engine 1,2,4,8].",
+    help="Batch sizes [default: 1; with --engine or --url 1,2,4,8].",
 )
 @click.option(
     "--time-budget",
     "time_budget_s",
     type=Duration(),
-    help="Time to measure [default: 30s, on a CPU 45s, with --engine 60s].",
+    help="Time to measure [default: 30s, on a CPU 45s, with --engine 60s, with --url 90s].",
 )
 @click.option(
     "--time-limit",
@@ -78,6 +78,17 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="NAME=VALUE",
     help="Argument of the engine, as enforce_eager=true; may be repeated.",
+)
+@click.option("--url", help="Measure the OpenAI-compatible server at http://HOST:PORT instead.")
+@click.option("--model", help="With --url: the model's name at the server [default: its only one].")
+@click.option(
+    "--api-key", metavar="VARIABLE", help="With --url: environment variable that holds the key."
+)
+@click.option(
+    "--tp",
+    "tensor_parallel",
+    type=click.IntRange(min=1),
+    help="With --url: devices that share the target there [default: 1].",
 )
 @click.option("--fleet", is_flag=True, help="Measure each kind of GPU of a Ray cluster.")
 @click.option(
@@ -102,8 +113,14 @@ def command(
 
     With --engine vllm the steps of vLLM itself are measured, in this process, and the
     cost of its drafter: none, ngram, demo, or a folder. Needs vLLM (docs/engines.md).
+
+    With --url a server is measured from outside, by its answers' times: vLLM, SGLang,
+    llama.cpp or another with a prefix cache and without other work. --device names its
+    device where that is not this machine's, as h100-sxm (docs/engines.md).
     """
     settings["engine_options"] = dict(settings["engine_options"])
+    server = {name: settings.pop(name) for name in ("url", "model", "api_key", "tensor_parallel")}
+    _check_server(server, engine, fleet, settings)
     _check_engine(engine, fleet, settings)
     if fleet_address is not None and not fleet:
         raise click.UsageError("--fleet-address needs --fleet.")
@@ -112,7 +129,7 @@ def command(
 
         run_fleet(settings, fleet_address or "auto", as_json=as_json)
         return
-    result = _run(settings, engine)
+    result = _run(settings, engine, server)
     if result is None:
         return
     if as_json:
@@ -121,6 +138,24 @@ def command(
         print_json(to_record(result))
     else:
         _show(result)
+
+
+def _check_server(
+    server: dict[str, Any], engine: str | None, fleet: bool, settings: dict[str, Any]
+) -> None:
+    """Refuse options that do not go together with a server, or without one."""
+    if server["url"] is None:
+        given = [name for name, value in server.items() if value is not None]
+        if given:
+            option = {"tensor_parallel": "tp"}.get(given[0], given[0]).replace("_", "-")
+            raise click.UsageError(f"--{option} needs --url.")
+        return
+    if engine is not None or fleet:
+        raise click.UsageError("--url excludes --engine and --fleet.")
+    own = {"runtime": "auto", "weights": "auto", "drafter": "ngram", "quantization": None}
+    for name, usual in own.items():
+        if settings[name] != usual:
+            raise click.UsageError(f"--{name} cannot be set for a server (--url).")
 
 
 def _check_engine(engine: str | None, fleet: bool, settings: dict[str, Any]) -> None:
@@ -137,7 +172,9 @@ def _check_engine(engine: str | None, fleet: bool, settings: dict[str, Any]) -> 
         )
 
 
-def _run(settings: dict[str, Any], engine: str | None) -> CalibrationResult | None:
+def _run(
+    settings: dict[str, Any], engine: str | None, server: dict[str, Any]
+) -> CalibrationResult | None:
     """Calibrate with a progress bar; None on a rank that prints nothing."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
@@ -159,7 +196,9 @@ def _run(settings: dict[str, Any], engine: str | None) -> CalibrationResult | No
             ),
         )
         try:
-            if engine is None:
+            if server["url"] is not None:
+                result = _at_server(CalibrationSettings(**settings), server, listener)
+            elif engine is None:
                 result = calibrate(CalibrationSettings(**settings), listener)
             else:
                 result = _in_engine(CalibrationSettings(**settings), listener)
@@ -174,6 +213,15 @@ def _in_engine(settings: CalibrationSettings, listener: CalibrationListener) -> 
 
     with contextlib.redirect_stdout(sys.stderr):
         return calibrate_engine(settings, listener)
+
+
+def _at_server(
+    settings: CalibrationSettings, server: dict[str, Any], listener: CalibrationListener
+) -> CalibrationResult:
+    from profiler.calibrate.served.calibration import ServerSettings, calibrate_server
+
+    given = {name: value for name, value in server.items() if value is not None}
+    return calibrate_server(settings, ServerSettings(**given), listener)
 
 
 def to_record(result: CalibrationResult) -> dict[str, Any]:

@@ -223,7 +223,7 @@ def test_each_section_as_something_else(path):
         (
             ("runtime", "kind"),
             "magic",
-            "must be 'eager', 'packed', 'graphs', 'kernels', 'external' or 'vllm'",
+            "must be 'eager', 'packed', 'graphs', 'kernels', 'external', 'vllm' or 'url'",
         ),
         (("runtime", "dtype"), "int4", "runtime.dtype"),
         (("target", "name"), "", "target.name"),

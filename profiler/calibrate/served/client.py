@@ -1,0 +1,332 @@
+"""A client of an OpenAI-compatible server: timed completions of token ids, whole or streamed.
+
+It talks to the given address only: redirects are refused, and proxies are not used. Requests,
+prompt tokens and time are bounded. Every fault is a MeasurementError or InputError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Barrier, Lock
+from typing import Any
+from urllib.parse import urlsplit
+
+from costmodel.errors import InputError, MeasurementError, RooftreeError, reason_of, shown
+from costmodel.strict_json import NotJson, parse_json
+
+MOST_ANSWER_BYTES = 8_000_000
+MOST_LINES = 10_000  # of one stream
+# Where servers tell their version, by the owner that they give their models.
+VERSIONS = {
+    "vllm": ("vllm", "/version", "version"),
+    "sglang": ("sglang", "/get_server_info", "version"),
+    "llamacpp": ("llama.cpp", "/props", "build_info"),
+}
+NO_API = (
+    "Give the address of an OpenAI-compatible server, without a path, as http://127.0.0.1:8000."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Scheme, host and port of a server."""
+
+    scheme: str
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """The address in http://HOST:PORT, with or without /v1. Raises InputError."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise InputError(f"--url {shown(url)} is no address: {error}", hint=NO_API) from None
+        known = parts.scheme in ("http", "https") and parts.hostname
+        if not known or parts.path.rstrip("/") not in ("", "/v1") or "@" in parts.netloc:
+            raise InputError(f"--url {shown(url)} is no address of a server", hint=NO_API)
+        usual = 443 if parts.scheme == "https" else 80
+        return cls(scheme=parts.scheme, host=str(parts.hostname), port=port or usual)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+    @property
+    def local(self) -> bool:
+        """Whether it is this machine."""
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """Bounds of all requests to a server together, and the longest silence within one."""
+
+    requests: int = 20_000
+    prompt_tokens: int = 50_000_000
+    seconds: float = 3600.0
+    silence_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model that a server offers; `most_tokens` of a prompt with its answer, where told."""
+
+    name: str
+    most_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """Seconds from the request to the whole answer, and the prompt's cached tokens where told."""
+
+    seconds: float
+    cached_tokens: int | None = None
+
+
+class ServerClient:
+    """Timed requests to one server."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        api_key: str | None = None,
+        limits: RequestLimits = RequestLimits(),
+        now_s: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.address, self.model = address, ""
+        self._api_key, self._limits, self._now_s = api_key, limits, now_s
+        self._lock = Lock()
+        self._requests = self._prompt_tokens = 0
+        self._end_s = now_s() + limits.seconds
+
+    @property
+    def requests(self) -> int:
+        """Requests so far."""
+        return self._requests
+
+    def models(self) -> tuple[list[ServedModel], str]:
+        """The models on offer, and the server's name and version as far as it tells them."""
+        answer = self._get("/v1/models")
+        entries = answer.get("data") if isinstance(answer, dict) else None
+        if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
+            raise InputError(f"{self.address} does not speak the OpenAI API", hint=NO_API)
+        models = [_model(entry) for entry in entries if isinstance(entry.get("id"), str)]
+        owners = {str(entry.get("owned_by")) for entry in entries}
+        return models, self._version(owners.pop() if len(owners) == 1 else "")
+
+    def complete(self, prompt: Sequence[int], tokens: int = 1) -> Completion:
+        """So many tokens after a prompt of token ids."""
+        body = self._body(prompt, tokens)
+        with self._connection() as connection:
+            start_s = self._now_s()
+            response = self._send(connection, "POST", "/v1/completions", body)
+            content = response.read(MOST_ANSWER_BYTES)
+            seconds = self._now_s() - start_s
+        answer = self._json(response, content)
+        usage = answer.get("usage") if isinstance(answer, dict) else None
+        self._check_usage(usage, len(prompt), tokens)
+        details = usage.get("prompt_tokens_details")
+        cached = details.get("cached_tokens") if isinstance(details, dict) else None
+        return Completion(seconds=seconds, cached_tokens=cached if _is_count(cached) else None)
+
+    def stream(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[float]]:
+        """The times at which each prompt's tokens arrive, all prompts sent at once."""
+        together = Barrier(len(prompts))
+
+        def one(prompt: Sequence[int]) -> list[float]:
+            try:
+                return self._stream(prompt, tokens, together)
+            except BaseException:
+                together.abort()
+                raise
+
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            running = [pool.submit(one, prompt) for prompt in prompts]
+            errors = [error for future in running if (error := future.exception())]
+        for error in sorted(errors, key=lambda error: not isinstance(error, RooftreeError)):
+            raise error  # a broken barrier is only the others' answer to the first fault
+        return [future.result() for future in running]
+
+    def _stream(self, prompt: Sequence[int], tokens: int, together: Barrier) -> list[float]:
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        body = self._body(prompt, tokens, options)
+        arrivals: list[float] = []
+        usage = None
+        with self._connection() as connection:
+            together.wait(self._limits.silence_s)
+            response = self._send(connection, "POST", "/v1/completions", body)
+            if response.status != http.client.OK:
+                self._json(response, response.read(MOST_ANSWER_BYTES))
+            for event in self._events(response):
+                if event.get("choices"):
+                    arrivals.append(self._now_s())
+                usage = event.get("usage") or usage
+        self._check_usage(usage, len(prompt), tokens)
+        return arrivals[:tokens]  # some servers end with an empty one
+
+    def _events(self, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+        """The objects of a stream of server-sent events."""
+        for _ in range(MOST_LINES):
+            line = response.readline(MOST_ANSWER_BYTES)
+            if not line or line.strip() == b"data: [DONE]":
+                return
+            if line.startswith(b"data:"):
+                event = self._parsed(line[len(b"data:") :])
+                if isinstance(event, dict):
+                    yield event
+        raise MeasurementError(f"{self.address} sends a stream without an end")
+
+    def _body(
+        self, prompt: Sequence[int], tokens: int, options: Mapping[str, Any] | None = None
+    ) -> bytes:
+        self._count(len(prompt))
+        fields = {"model": self.model, "prompt": list(prompt), "max_tokens": tokens}
+        fields |= {"temperature": 0, "ignore_eos": True} | dict(options or {})
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    def _count(self, prompt_tokens: int = 0) -> None:
+        """Count a request. Raises MeasurementError at a limit."""
+        limits = self._limits
+        with self._lock:
+            self._requests += 1
+            self._prompt_tokens += prompt_tokens
+            over = (
+                f"{limits.requests} requests" * (self._requests > limits.requests)
+                or f"{limits.prompt_tokens} tokens" * (self._prompt_tokens > limits.prompt_tokens)
+                or f"{limits.seconds:.0f} s" * (self._now_s() > self._end_s)
+            )
+        if over:
+            raise MeasurementError(
+                f"the calibration would send {self.address} more than {over}",
+                hint="Give fewer --contexts and --batch; the samples so far are kept.",
+            )
+
+    def _version(self, owner: str) -> str:
+        """`vllm-0.32.0` or the like; `unknown` where the server does not tell."""
+        name, path, field = VERSIONS.get(owner, ("", "", ""))
+        if not name:
+            return "unknown"
+        with contextlib.suppress(InputError, MeasurementError):
+            answer = self._get(path)
+            if isinstance(answer, dict) and isinstance(answer.get(field), str):
+                return f"{name}-{answer[field]}"[:80]
+        return name
+
+    def _get(self, path: str) -> Any:
+        self._count()
+        with self._connection() as connection:
+            response = self._send(connection, "GET", path, None)
+            return self._json(response, response.read(MOST_ANSWER_BYTES))
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[http.client.HTTPConnection]:
+        """An open connection, so that its set-up is in no time."""
+        kind = http.client.HTTPConnection
+        if self.address.scheme == "https":
+            kind = http.client.HTTPSConnection
+        connection = kind(self.address.host, self.address.port, timeout=self._limits.silence_s)
+        try:
+            connection.connect()
+            yield connection
+        except TimeoutError:
+            raise MeasurementError(
+                f"{self.address} did not answer for {self._limits.silence_s:.0f} s",
+                hint="Is it overloaded? The samples so far are kept.",
+            ) from None
+        except ConnectionRefusedError:
+            raise InputError(
+                f"nothing listens at {self.address}", hint="Start the server, or correct --url."
+            ) from None
+        except ssl.SSLError as error:
+            raise InputError(
+                f"no secure connection to {self.address}: {reason_of(error)}",
+                hint="Is it http:// instead of https://?",
+            ) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise MeasurementError(
+                f"the connection to {self.address} failed: {reason_of(error)}",
+                hint="Is it an HTTP server, and does it still run?",
+            ) from None
+        finally:
+            connection.close()
+
+    def _send(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
+    ) -> http.client.HTTPResponse:
+        headers = {"Content-Type": "application/json"}
+        if self._api_key is not None:
+            headers["Authorization"] = f"Bearer {self._api_key}"
+        connection.request(method, path, body, headers)
+        return connection.getresponse()
+
+    def _json(self, response: http.client.HTTPResponse, content: bytes) -> Any:
+        """The object in a good answer; the error that the status of any other means."""
+        status = response.status
+        if status == http.client.OK:
+            return self._parsed(content)
+        said = shown(content[:300].decode("utf-8", "replace"))
+        if status in (401, 403):
+            raise InputError(
+                f"{self.address} wants an API key, or another one",
+                hint="Put it into an environment variable and name that: --api-key VARIABLE.",
+            )
+        if 300 <= status < 400:
+            place = shown(response.getheader("Location", ""))
+            raise InputError(
+                f"{self.address} redirects to {place}, which is not followed",
+                hint="Give that address with --url if it is the right one.",
+            )
+        if status in (429, 503):
+            raise MeasurementError(
+                f"{self.address} is too busy ({status})",
+                hint="Run again when it is idle; the samples so far are kept.",
+            )
+        if status == 404 and self.model:
+            raise InputError(f"{self.address} has no model {self.model!r}, or no completions")
+        if status == 404:
+            raise InputError(f"{self.address} does not speak the OpenAI API", hint=NO_API)
+        raise MeasurementError(f"{self.address} answers {status}: {said}")
+
+    def _parsed(self, content: bytes) -> Any:
+        try:
+            return parse_json(content)
+        except NotJson:
+            raise InputError(
+                f"{self.address} does not speak the OpenAI API: its answer is not JSON", hint=NO_API
+            ) from None
+
+    def _check_usage(self, usage: Any, prompt_tokens: int, tokens: int) -> None:
+        """Raise MeasurementError where the server counts other tokens than it was asked for."""
+        if not isinstance(usage, dict):
+            raise MeasurementError(
+                f"{self.address} does not tell how many tokens it computed (usage)",
+                hint="Without that no time can be trusted.",
+            )
+        told = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
+        if told != (prompt_tokens, tokens):
+            raise MeasurementError(
+                f"{self.address} was sent {prompt_tokens} tokens and asked for {tokens}, "
+                f"and counts {shown(told[0])} and {shown(told[1])}",
+                hint="It must take token ids as prompts, and ignore_eos.",
+            )
+
+
+def _model(entry: dict[str, Any]) -> ServedModel:
+    """The entry of a model list; vLLM and SGLang tell `max_model_len`, llama.cpp `meta.n_ctx`."""
+    meta = entry.get("meta")
+    told = entry.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else None)
+    return ServedModel(name=entry["id"], most_tokens=told if _is_count(told) else None)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

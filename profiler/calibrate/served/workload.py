@@ -1,0 +1,248 @@
+"""The points of a server's calibration, and the requests that measure them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Protocol
+
+import numpy as np
+
+from costmodel.errors import InputError, MeasurementError
+from profiler.calibrate.served.client import Completion
+from profiler.calibrate.served.times import ANSWER_TOKENS, bunched, ran_together, step_seconds
+from profiler.calibrate.workload import Task
+
+ROWS = (2, 4, 8, 16, 32, 64, 128)
+HELD_OUT_CONTEXTS = 3
+HELD_OUT_ROWS = 4
+STREAM_TOKENS = 17  # of one sample of a step of several sequences
+BLOCK_TOKENS = 128  # a multiple of the usual blocks of prefix caches, of 16, 32, 64 or 128 tokens
+CACHE_TRIES = 3
+MOST_REPEATED = 0.7  # of a first request's time, for its repeat to count as cached
+NO_CACHE = (
+    "Start it with prefix caching (vLLM --enable-prefix-caching, SGLang without "
+    "--disable-radix-cache, llama.cpp with cache_prompt)."
+)
+
+
+class Requests(Protocol):
+    """What the workload asks of a server (`client.ServerClient`)."""
+
+    def complete(self, prompt: list[int], tokens: int = 1) -> Completion: ...
+
+    def stream(self, prompts: list[list[int]], tokens: int) -> list[list[float]]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedPlan:
+    """The points that a server's calibration may measure; validated on construction.
+
+    held_out_contexts  contexts of the held-out points (`draw_contexts`)
+    """
+
+    contexts: tuple[int, ...]
+    batches: tuple[int, ...]
+    most_rows: int
+    held_out_contexts: tuple[int, ...]
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if len(set(self.contexts)) < 2:
+            raise InputError(
+                "a calibration needs two contexts or more, in whole blocks of the prefix cache",
+                hint="As 256,1024.",
+            )
+        if self.most_rows < 4:
+            raise InputError(f"max nodes must be 3 or more, got {self.most_rows - 1}")
+
+    def grid(self) -> list[Task]:
+        """Requests of one sequence."""
+        rows = sorted({rows for rows in ROWS if rows < self.most_rows} | {self.most_rows})
+        return [
+            Task(kind="verify", size=size, context=context)
+            for context in self.contexts
+            for size in rows
+        ]
+
+    def plain(self) -> list[Task]:
+        """Requests of one row, with one token out and with several, and streams of sequences.
+
+        Several sequences run at the shortest and the middle context, which fit into most caches.
+        """
+        ordered = sorted(self.contexts)
+        few = sorted({ordered[0], ordered[len(ordered) // 2]})
+        tasks = [Task(kind="verify", size=1, context=context) for context in ordered]
+        for batch in sorted({1, *self.batches}):
+            at = ordered if batch == 1 else few
+            tasks += [Task(kind="plain", size=1, context=c, batch=batch) for c in at]
+        return tasks
+
+    def held_out(self) -> list[Task]:
+        """Points that no fit uses: at each context the plain step, and log-uniform row counts."""
+        fitted = {(task.size, task.context) for task in self.grid()}
+        random = np.random.default_rng((self.seed, 7919))
+        edges = np.linspace(np.log(2), np.log(self.most_rows), HELD_OUT_ROWS + 1)
+        tasks = set()
+        for context in self.held_out_contexts:
+            drawn = np.rint(np.exp(random.uniform(edges[:-1], edges[1:]))).astype(int).tolist()
+            sizes = {1} | {rows for rows in drawn if (rows, context) not in fitted}
+            tasks |= {Task(kind="held_out", size=rows, context=context) for rows in sizes}
+        return sorted(tasks)
+
+
+def draw_contexts(contexts: tuple[int, ...], seed: int) -> tuple[int, ...]:
+    """Log-uniform contexts for the held-out points, one in each third of the range."""
+    random = np.random.default_rng((seed, 7907))
+    edges = np.linspace(np.log(min(contexts)), np.log(max(contexts)), HELD_OUT_CONTEXTS + 1)
+    return tuple(np.rint(np.exp(random.uniform(edges[:-1], edges[1:]))).astype(int).tolist())
+
+
+class ServedWorkload:
+    """Turns tasks into requests of random tokens; each call returns the seconds that count.
+
+    Each context has its own random prefix, for each of several sequences. It is cached before the
+    clock starts: by an untimed request where the last one had another prefix, since a server may
+    keep few. Then come tokens drawn anew, which no cache can hold.
+    """
+
+    def __init__(
+        self, server: Requests, *, vocab: int, seed: int, most_tokens: int | None = None
+    ) -> None:
+        """
+        vocab        tokens of the vocabulary; its ends, where special tokens are, are not drawn
+        most_tokens  of a prompt and its answer, where the server tells
+        """
+        self._server, self._most_tokens = server, most_tokens
+        self._range = (vocab // 8, vocab - vocab // 8)
+        self._seed = seed
+        self._fresh = np.random.default_rng((seed, 1))
+        self._prefixes: dict[tuple[int, int], list[int]] = {}
+        self._cached = (0, 0)  # context and sequences of the last request
+        self.late = False  # whether the last streams ran apart, or their tokens came in bunches
+
+    def call(self, task: Task) -> Callable[[], float]:
+        if task.batch > 1:
+            return lambda: self._step(task.context, task.batch)
+        plain = task.kind == "plain" or (task.kind == "held_out" and task.size == 1)
+        tokens = ANSWER_TOKENS if plain else 1
+        return lambda: self._request(task.context, task.size, tokens).seconds
+
+    def shortfall(self, task: Task) -> str:
+        """The reason why the server cannot take the task; empty where it can."""
+        room = self.most_context(task.size)
+        if room is not None and task.context > room:
+            return f"the server takes {self._most_tokens} tokens"
+        return ""
+
+    def most_context(self, rows: int) -> int | None:
+        """The longest context that the server takes before `rows` rows; None: it does not tell."""
+        if self._most_tokens is None:
+            return None
+        return self._most_tokens - max(rows, STREAM_TOKENS + 1) - 1
+
+    def aligned(self, contexts: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
+        """The contexts in whole blocks of the server's cache, and whether it tells what it caches.
+
+        Where it does not, blocks are assumed to divide 128 tokens. Raises MeasurementError where
+        nothing is cached.
+        """
+        whole = set()
+        for context in contexts:
+            self._request(context, 1)
+            told = self._request(context, 1).cached_tokens
+            if told is None:
+                return _in_blocks(contexts), False
+            if told == 0:
+                raise MeasurementError(
+                    f"the server caches nothing of {context} repeated tokens, so no rows behind a "
+                    "context can be timed",
+                    hint=NO_CACHE,
+                )
+            whole.add(min(told, context))
+        return tuple(sorted(whole)), True
+
+    def check_cache(self, context: int) -> None:
+        """Raise MeasurementError where a prompt's repeat is hardly faster than its first request.
+
+        Without a prefix cache every request computes its whole prompt, and rows behind a context
+        cannot be timed.
+        """
+        first, repeated = [], []
+        for _ in range(CACHE_TRIES):
+            prefix = self._draw(context)
+            first.append(self._server.complete(prefix + self._draw(1)).seconds)
+            repeated.append(self._server.complete(prefix + self._draw(1)).seconds)
+        self._cached = (0, 0)
+        if median(repeated) > MOST_REPEATED * median(first):
+            raise MeasurementError(
+                f"the server has no prefix cache: {context} tokens take {median(first):.3g} s, and "
+                f"{median(repeated):.3g} s when repeated, so no rows behind a context can be timed",
+                hint=NO_CACHE,
+            )
+
+    def find_most_together(self, batches: tuple[int, ...]) -> int:
+        """The largest of the batches whose requests the server runs at once."""
+        for batch in sorted({1, *batches}, reverse=True):
+            prompts = [self._draw(BLOCK_TOKENS) for _ in range(batch)]
+            arrivals = self._server.stream(prompts, STREAM_TOKENS)
+            if ran_together(arrivals):
+                step_seconds(arrivals, STREAM_TOKENS)  # an error where a step has several tokens
+                break
+        self._cached = (0, 0)
+        return batch
+
+    def _request(self, context: int, rows: int, tokens: int = 1) -> Completion:
+        if self._cached[0] != context:
+            self._server.complete(self._prefix(context, 0) + self._draw(1))
+        self._cached = (context, 1)
+        return self._server.complete(self._prefix(context, 0) + self._draw(rows), tokens)
+
+    def _step(self, context: int, batch: int) -> float:
+        prefixes = [self._prefix(context, index) for index in range(batch)]
+        if self._cached[0] != context or self._cached[1] < batch:
+            for prefix in prefixes:
+                self._server.complete(prefix + self._draw(1))
+        self._cached = (context, batch)
+        arrivals = self._server.stream(
+            [prefix + self._draw(1) for prefix in prefixes], STREAM_TOKENS
+        )
+        together = ran_together(arrivals)
+        self.late = not together or bunched(arrivals)
+        if together:
+            return step_seconds(arrivals, STREAM_TOKENS)
+        whole_s = max(times[-1] for times in arrivals) - min(times[0] for times in arrivals)
+        return whole_s / STREAM_TOKENS  # rejected by the guard
+
+    def _prefix(self, context: int, index: int) -> list[int]:
+        key = (context, index)
+        if key not in self._prefixes:
+            random = np.random.default_rng((self._seed, *key))
+            self._prefixes[key] = random.integers(*self._range, context).tolist()
+        return self._prefixes[key]
+
+    def _draw(self, count: int) -> list[int]:
+        drawn: list[int] = self._fresh.integers(*self._range, count).tolist()
+        return drawn
+
+
+class ArrivalGuard:
+    """Rejects steps of streams that did not run together or whose tokens came in bunches."""
+
+    def __init__(self, workload: ServedWorkload) -> None:
+        self._workload = workload
+
+    def start(self) -> None:
+        self._workload.late = False
+
+    def disturbance(self) -> str:
+        return "streams apart or in bunches" if self._workload.late else ""
+
+    def summary(self) -> dict[str, Any]:
+        """Empty: nothing is kept beside the rejections."""
+        return {}
+
+
+def _in_blocks(contexts: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted({max(c // BLOCK_TOKENS, 1) * BLOCK_TOKENS for c in contexts}))
