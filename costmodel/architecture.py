@@ -165,12 +165,17 @@ class ModelArchitecture:
         return self.common_ffn + self.sparse_layers * self.active_experts * self.expert_ffn
 
     @property
+    def expert_shape(self) -> tuple[int, int, int, int]:
+        """Hidden size, width, experts of a token and experts: the key of an operator table."""
+        return self.hidden, self.expert_ffn, self.active_experts, self.experts
+
+    @property
     def beyond_tables(self) -> str:
         """The reason why no plan is made from operator tables; empty where one is."""
         if self.latent_rank:
             return "latent attention, whose operator tables are not read"
         if self.experts:
-            return "a mixture of experts needs a profile: `rooftree compose`, or measure it"
+            return "a mixture of experts needs a profile"
         return ""
 
     @property

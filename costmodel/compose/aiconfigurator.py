@@ -282,6 +282,13 @@ def measured_products(device: DeviceSpec) -> list[set[tuple[int, int]]]:
     return [of_engine for of_engine in shapes if of_engine]
 
 
+def measured_experts(device: DeviceSpec) -> set[tuple[int, int, int, int]]:
+    """The shapes of experts that `rooftree compose` can use. Raises as `measured_heads`."""
+    engine = ENGINES[0]
+    system = find_system(device, engine)
+    return set(_experts(data_folder() / system, system, engine))
+
+
 def _experts(data: Path, system: str, engine: str) -> dict[tuple[int, int, int, int], ExpertTable]:
     """The newest bfloat16 table of each shape on one device, a balanced one where it exists."""
     experts: dict[tuple[int, int, int, int], ExpertTable] = {}

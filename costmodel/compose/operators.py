@@ -117,14 +117,13 @@ class OperatorTables:
     def expert_table(self, architecture: ModelArchitecture) -> ExpertTable:
         """The table of this target's experts. Raises InputError where there is none."""
         a = architecture
-        key = (a.hidden, a.expert_ffn, a.active_experts, a.experts)
-        if key not in self.experts:
+        if a.expert_shape not in self.experts:
             raise InputError(
                 f"the {self.engine} tables of {self.device.name} have no experts of"
                 f" {a.hidden} x {a.expert_ffn}, {a.active_experts} of {a.experts}",
                 hint="Measure the target with `rooftree calibrate`",
             )
-        return self.experts[key]
+        return self.experts[a.expert_shape]
 
 
 # Profiles keep six digits; this factor keeps a time at the roofline from being rounded below it.

@@ -8,7 +8,12 @@ from typing import Literal
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import DeviceSpec, device_slug, load_devices, load_targets
-from costmodel.compose.aiconfigurator import SYSTEMS, measured_heads, measured_products
+from costmodel.compose.aiconfigurator import (
+    SYSTEMS,
+    measured_experts,
+    measured_heads,
+    measured_products,
+)
 from costmodel.compose.matmul import reaches
 from costmodel.errors import RooftreeError
 from costmodel.profile.profile import Profile
@@ -20,10 +25,11 @@ DEGREES = (1, 2, 4, 8)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredShapes:
-    """What was measured of a device: attention heads by size, and products by engine."""
+    """What was measured of a device: attention heads by size, products by engine, and experts."""
 
     heads: Mapping[int, set[tuple[int, int]]]
     products: Sequence[set[tuple[int, int]]]
+    experts: set[tuple[int, int, int, int]] = dataclasses.field(default_factory=set)
 
     def cover(self, architecture: ModelArchitecture, degree: int) -> bool:
         """Whether they hold, or nearly, what one of `degree` devices runs."""
@@ -49,7 +55,8 @@ class Support:
     """One target on one device.
 
     provenance  that of the best profile; `operators` where there is none, but operator tables
-                give a plan its times; None without either
+                give a plan its times; `composable` where a plan needs a profile that `rooftree
+                compose` makes from them; None without any
     degrees     tensor-parallel degrees of the profiles, or those that the tables cover
     error_bar   relative, of the best profile, where it states one
     reason      why there are no times, and what gives some
@@ -57,7 +64,7 @@ class Support:
 
     device: str
     target: str
-    provenance: ProvenanceKind | Literal["operators"] | None
+    provenance: ProvenanceKind | Literal["operators", "composable"] | None
     degrees: tuple[int, ...] = ()
     error_bar: float | None = None
     reason: str = ""
@@ -105,6 +112,19 @@ def _rows(
             continue
         reason = architecture.beyond_tables or problem
         degrees: tuple[int, ...] = ()
+        if tables and architecture.experts and not architecture.latent_rank:
+            composable = architecture.expert_shape in tables.experts
+            command = f"`rooftree compose --device {slug} --target {name}`"
+            yield Support(
+                device=slug,
+                target=name,
+                provenance="composable" if composable else None,
+                degrees=(1,) if composable else (),
+                reason=f"{command} makes a profile"
+                if composable
+                else "its experts were not measured",
+            )
+            continue
         if tables and not reason:
             degrees = tuple(n for n in DEGREES if tables.cover(architecture, n))
             reason = "" if degrees else f"nothing as large as {name} was measured"
@@ -122,6 +142,10 @@ def _tables(device: DeviceSpec | None) -> tuple[MeasuredShapes | None, str]:
     if device is None or device.slug not in SYSTEMS:
         return None, "no operator tables of this device; scale a profile with `rooftree transfer`"
     try:
-        return MeasuredShapes(heads=measured_heads(device), products=measured_products(device)), ""
+        return MeasuredShapes(
+            heads=measured_heads(device),
+            products=measured_products(device),
+            experts=measured_experts(device),
+        ), ""
     except RooftreeError as failure:
         return None, failure.problem

@@ -6,13 +6,13 @@ import importlib.util
 from pathlib import Path
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.catalog import DeviceSpec, TargetEntry, device_by_name, slugify
-from costmodel.compose.aiconfigurator import SYSTEMS
+from costmodel.catalog import DeviceSpec, TargetEntry, device_by_name, find_device, slugify
+from costmodel.compose.aiconfigurator import SYSTEMS, measured_experts
 from costmodel.compose.serving_tables import Precision, load_serving
 from costmodel.compose.transfer import transferred_error
 from costmodel.compose.transfer_errors import transfer_errors
 from costmodel.compose.unsplit import leaves_keys_unsplit
-from costmodel.errors import InputError, ProfileError
+from costmodel.errors import InputError, ProfileError, RooftreeError
 from costmodel.io import read_bytes
 from costmodel.planning.engines import weight_bytes
 from costmodel.planning.forwards import (
@@ -44,7 +44,8 @@ def find_forward(
         profile = _profile(device, target.architecture, store, tensor_parallel)
         if profile is not None:
             return ProfileForward(profile=profile, unsplit=unsplit)
-    if device.slug in SYSTEMS and operators_installed():
+    needs_profile = target.architecture.experts and not target.architecture.latent_rank
+    if device.slug in SYSTEMS and operators_installed() and not needs_profile:
         refuse_beyond_tables(target.architecture)
         tables = load_serving(
             device,
@@ -118,6 +119,13 @@ def _missing(
         )
     if device.slug not in SYSTEMS:
         return ProfileError(problem, hint=_transfer_hint(device, target.architecture, store))
+    if target.architecture.experts:
+        composable = (degree, precision) == (1, Precision())
+        if composable and _composable(device.slug, target.architecture):
+            return ProfileError(
+                problem, hint=f"Run `rooftree compose --device {device.slug} --target {name}`"
+            )
+        return ProfileError(problem, hint=f"Measure it with `rooftree calibrate` on {device.name}")
     hint = "`pip install 'rooftree[operators]'` is enough"
     if precision == Precision():
         hint += f", or `rooftree compose --device {device.slug} --target {name} --tp {degree}`"
@@ -140,15 +148,28 @@ def _transfer_hint(device: DeviceSpec, architecture: ModelArchitecture, store: P
 
 def _compose_hint(device: DeviceSpec, architecture: ModelArchitecture) -> str:
     """How to get a first profile of a target: composed where it can be, and then scaled."""
-    if architecture.latent_rank:
+    slugs = [slug for slug in SYSTEMS if _composable(slug, architecture)]
+    if not slugs:
         return f"Measure it with `rooftree calibrate` on {device.name}"
     errors, name = transfer_errors(), architecture.name
-    best = min(SYSTEMS, key=lambda slug: errors.expected(slug, device.slug)[0])
+    best = min(slugs, key=lambda slug: errors.expected(slug, device.slug)[0])
     return (
         f"Compose one for a GPU with operator tables, `rooftree compose --device {best} --target"
         f" {name}`, and scale it: `rooftree transfer {best}/{slugify(name.rpartition('/')[2])} --to"
         f" {device.slug}`"
     )
+
+
+def _composable(slug: str, architecture: ModelArchitecture) -> bool:
+    """Whether `rooftree compose` has the operators of a target, as far as can be told here."""
+    if architecture.latent_rank:
+        return False
+    if not architecture.experts or not operators_installed():
+        return True
+    try:
+        return architecture.expert_shape in measured_experts(find_device(slug))
+    except RooftreeError:
+        return False  # the device has tables of other engines only
 
 
 def _transfer_sources(

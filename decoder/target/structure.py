@@ -153,9 +153,10 @@ def read_structure(model: Any) -> Structure:
     rows = torch.arange(ROWS, device=device)[None]
     with attention_of(model, TRACE_NAME):
         base(input_ids=rows, position_ids=rows, use_cache=False)
-    structure = _one_shape(notes.calls, _layers(model.config))
+    config = model.config.get_text_config(decoder=True)
+    structure = _one_shape(notes.calls, _layers(config))
     _check_options(notes.calls)
-    return _with_window(structure, notes, model.config)
+    return _with_window(structure, notes, config)
 
 
 def _layers(config: Any) -> int:

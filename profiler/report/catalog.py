@@ -24,6 +24,7 @@ ORIGINS = {
     "transferred": "t",
     "datasheet": "d",
     "operators": "o",
+    "composable": "x",
 }
 MEANINGS = {
     "m": "measured here",
@@ -33,6 +34,7 @@ MEANINGS = {
     "t": "transferred from another device",
     "d": "data sheet",
     "o": "no profile; plans take operator tables",
+    "x": "no profile; `rooftree compose` makes one",
 }
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 
 from benchmarks import families
@@ -29,7 +30,7 @@ REFUSED = {
     "deepseek_v3": "latent attention",
     "bloom": "does not go through transformers' interface",
 }
-QUICK = ("phi3", "granite", "cohere", "nemotron")
+QUICK = ("phi3", "granite", "cohere", "nemotron", "gemma3")
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +64,19 @@ def test_a_wrong_text_is_seen(monkeypatch):
     """The walk itself would notice a window that is not kept."""
     monkeypatch.setattr("decoder.target.target.checked_structure", unchecked)
     assert try_kind("mistral").result == "wrong"
+
+
+def test_a_model_of_the_decoder_runs_by_packed_weights_too(monkeypatch):
+    tried = []
+
+    class Noted(families.Target):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            tried.append((self.model.dtype, self.runtime.kind))
+
+    monkeypatch.setattr(families, "Target", Noted)
+    assert try_kind("llama").result == "exact"
+    assert set(tried) == {(torch.float64, "eager"), (torch.float32, "packed")}
 
 
 def unchecked(step, name):

@@ -58,3 +58,13 @@ def test_without_the_tables_the_reason_is_given(monkeypatch):
 def test_blackwell_devices_have_composed_profiles(device):
     for target in ("qwen3-4b", "qwen3-8b", "llama-3.1-8b-instruct", "qwen3-30b-a3b"):
         assert find_profile(device, target, store=SHIPPED).provenance.kind == "composed"
+
+
+def test_a_mixture_is_composable_where_its_experts_were_measured():
+    pytest.importorskip("aiconfigurator_core")
+    rows = {(row.device, row.target): row for row in supported(SHIPPED)}
+    mixtral = rows["b200", "mistralai/Mixtral-8x7B-v0.1"]
+    assert (mixtral.provenance, mixtral.degrees) == ("composable", (1,))
+    assert "rooftree compose --device b200 --target mistralai/Mixtral-8x7B-v0.1" in mixtral.reason
+    absent = rows["b200", "openai/gpt-oss-20b"]
+    assert absent.provenance is None and "experts were not measured" in absent.reason

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from costmodel.catalog import find_device, find_target
-from costmodel.compose.aiconfigurator import SYSTEMS, find_system
+from costmodel.compose.aiconfigurator import SYSTEMS, find_system, load_published
 from costmodel.compose.transfer import transferred_error
 from costmodel.compose.transfer_errors import transfer_errors
 from costmodel.errors import DeviceError, ProfileError
@@ -52,3 +52,21 @@ def test_composing_a_device_without_tables_names_the_nearest_with_them():
     assert (
         f"from h100-sxm with the smallest error of the scaling, {error:.1%}" in missing.value.hint
     )
+
+
+@pytest.mark.parametrize("device", ["b200", "t4"])
+def test_compose_is_named_only_where_it_has_the_experts(device, tmp_path):
+    pytest.importorskip("aiconfigurator_core")
+    hints = {}
+    for name in ("openai/gpt-oss-20b", "mistralai/Mixtral-8x7B-v0.1"):
+        with pytest.raises(ProfileError) as missing:
+            find_forward(find_device(device), find_target(name), ProfileStore([tmp_path]))
+        hints[name] = missing.value.hint
+    assert "compose" not in hints["openai/gpt-oss-20b"]
+    assert "rooftree calibrate" in hints["openai/gpt-oss-20b"]
+    command = re.search(r"rooftree compose --device (\S+) --target (\S+)`", hints[name])
+    assert command is not None and command[2] == name
+    named = find_device(command[1])
+    architecture = find_target(name).architecture
+    tables = load_published(named, experts=True)
+    assert tables.expert_table(architecture).tokens.size  # what `rooftree compose` looks up
