@@ -125,7 +125,8 @@ class Target:
             fuse(loaded.model)
         self.structure = self._structure()
         self._step.plain_head = self.structure.plain_head
-        notes = (f"runs eagerly: {refused}",) if runtime == "packed" and refused else ()
+        told = refused is not None and (runtime == "packed" or self._lost_default(runtime, owned))
+        notes = (f"runs eagerly: {refused}",) if told else ()
         if kind == "packed":
             self._step = PackedStep(self._step, int8=loaded.int8)
         self._eager = (PackedRuntime if kind == "packed" else EagerRuntime)(
@@ -331,6 +332,11 @@ class Target:
         if self.loaded.quantization is not None and not self.loaded.int8:
             return "quantised weights are not packed"
         return packing_refused(self.device, self.dtype)
+
+    def _lost_default(self, runtime: RuntimeChoice, owned: bool) -> bool:
+        """Whether dtype, CPU or torch's build alone keep a CPU from the packed runtime."""
+        ours = owned and self.ranks.alone and self.loaded.quantization is None
+        return runtime == "auto" and self.device.type == "cpu" and ours
 
     def _structure(self) -> Structure:
         """The structure of the model; that of a shard is known, since few families are shared."""
