@@ -3,9 +3,10 @@
     python -m benchmarks.load [--baseline 396860c] [--repeats 7] [--memory]
 
 Each load is `TreeDecoder.from_pretrained` in a process of its own, bfloat16 on a CPU; the commits
-take turns, the earlier one in a temporary worktree. Imports come before the clock starts, and their
-memory is counted apart. Resident memory is split into anonymous memory and pages of files, as those
-of mapped checkpoints. `--memory` loads each commit once and keeps no times, for a busy machine.
+take turns, the earlier one in a temporary worktree. Imports come before the clock starts. Memory is
+that of one more load, behind a load of a tiny model, so that libraries are counted apart; it is
+split into anonymous memory and pages of files, as those of mapped checkpoints. `--memory` keeps no
+times, for a busy machine.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ from benchmarks.common import environment, store
 from decoder.target.demo_model import DEMO_NAME
 
 BASELINE = "396860c"
+TINY = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
+    "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "vocab_size": 128, "tie_word_embeddings": True,
+}  # fmt: skip
 ROOT = Path(__file__).parents[1]
 # Run in a checkout that may be older than this file, so it names no function of it but one.
 LOAD = """
@@ -40,6 +46,8 @@ def memory():
     names = {"resident": "VmRSS", "anonymous": "RssAnon", "file": "RssFile", "peak": "VmHWM"}
     return {f"{key}_bytes": 1024 * int(fields[name].split()[0]) for key, name in names.items()}
 
+if len(sys.argv) > 2:
+    TreeDecoder.from_pretrained(sys.argv[2], weights="random", dtype="bfloat16", policy="plain")
 before = memory()
 start_s = time.perf_counter()
 decoder = TreeDecoder.from_pretrained(sys.argv[1], dtype="bfloat16", policy="plain")
@@ -65,9 +73,9 @@ def worktree(commit: str) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", str(path)], check=True)
 
 
-def load(checkout: Path) -> dict[str, Any]:
-    """One load in a fresh process that imports this checkout."""
-    command = [sys.executable, "-c", LOAD, DEMO_NAME]
+def load(checkout: Path, *first: str) -> dict[str, Any]:
+    """One load in a fresh process that imports this checkout; `first` is loaded before it."""
+    command = [sys.executable, "-c", LOAD, DEMO_NAME, *first]
     ran = subprocess.run(
         command,
         cwd=checkout,
@@ -80,30 +88,18 @@ def load(checkout: Path) -> dict[str, Any]:
     return loaded
 
 
-def summary(loads: list[dict[str, Any]], *, timed: bool) -> dict[str, Any]:
-    """Medians over the loads of one commit."""
-    weight_bytes = loads[0]["weight_bytes"]
-
-    def grown(when: str, what: str) -> float:
-        return median(one[when][what] - one["imported"][what] for one in loads)
-
-    result = {
-        "runtime": loads[0]["runtime"],
+def memory(loaded: dict[str, Any]) -> dict[str, Any]:
+    """What one load adds to the memory of a process that has all libraries."""
+    before, after, weight_bytes = loaded["imported"], loaded["loaded"], loaded["weight_bytes"]
+    grown = {name: after[name] - before[name] for name in before if name != "peak_bytes"}
+    return {
+        "runtime": loaded["runtime"],
         "weight_bytes": weight_bytes,
-        "imported_bytes": median(one["imported"]["resident_bytes"] for one in loads),
-        "grown_bytes": grown("loaded", "resident_bytes"),
-        "grown_anonymous_bytes": grown("loaded", "anonymous_bytes"),
-        "grown_file_bytes": grown("loaded", "file_bytes"),
-        "grown_peak_bytes": median(
-            one["loaded"]["peak_bytes"] - one["imported"]["resident_bytes"] for one in loads
-        ),
-        "grown_decoded_bytes": grown("decoded", "resident_bytes"),
+        "before": before,
+        "grown": grown,
+        "grown_peak_bytes": after["peak_bytes"] - before["resident_bytes"],
+        "grown_over_weights": grown["resident_bytes"] / weight_bytes,
     }
-    result["grown_over_weights"] = result["grown_bytes"] / weight_bytes
-    if timed:
-        result["median_s"] = median(one["seconds"] for one in loads)
-        result["min_s"] = min(one["seconds"] for one in loads)
-    return result
 
 
 def main() -> None:
@@ -112,29 +108,25 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--memory", action="store_true", help="one load each, no times")
     options = parser.parse_args()
-    timed = not options.memory
-    repeats = options.repeats if timed else 1
-    loads: dict[str, list[dict[str, Any]]] = {"now": [], "baseline": []}
-    with worktree(options.baseline) as baseline:
+    result: dict[str, Any] = {"target": DEMO_NAME, "baseline_commit": options.baseline}
+    times: dict[str, list[float]] = {"now": [], "baseline": []}
+    with worktree(options.baseline) as baseline, tempfile.TemporaryDirectory() as tiny:
+        Path(tiny, "config.json").write_text(json.dumps(TINY), encoding="utf-8")
         checkouts = {"now": ROOT, "baseline": baseline}
-        for number in range(repeats + timed):  # the first reads the files
+        for name, checkout in checkouts.items():  # also reads the files for the first time
+            result[name] = memory(load(checkout, tiny))
+            print(name, json.dumps(result[name], indent=1), flush=True)
+        for _ in range(0 if options.memory else options.repeats):
             for name, checkout in checkouts.items():
-                loaded = load(checkout)
-                print(name, number, loaded, flush=True)
-                if number or not timed:
-                    loads[name].append(loaded)
-    result: dict[str, Any] = {
-        "environment": environment("cpu"),
-        "target": DEMO_NAME,
-        "baseline_commit": options.baseline,
-        **{name: summary(ones, timed=timed) for name, ones in loads.items()},
-    }
-    if timed:
-        pairs = zip(loads["now"], loads["baseline"], strict=True)
-        result["time_over_baseline"] = median(a["seconds"] / b["seconds"] for a, b in pairs)
-    shown = {"now": result["now"], "baseline": result["baseline"]}
-    print(json.dumps(shown, indent=1), f"time: {result.get('time_over_baseline')}")
-    store("load", result)
+                times[name].append(load(checkout)["seconds"])
+                print(name, times[name][-1], flush=True)
+    if not options.memory:
+        for name, seconds in times.items():
+            result[name] |= {"median_s": median(seconds), "min_s": min(seconds)}
+        pairs = zip(times["now"], times["baseline"], strict=True)
+        result["time_over_baseline"] = median(now / before for now, before in pairs)
+        print(f"time over that of {options.baseline}: {result['time_over_baseline']:.2f}")
+    store("load", {"environment": environment("cpu")} | result)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from costmodel.errors import InputError
 from decoder.device import to_device
 from decoder.target.attention import CausalVisible, DenseVisible, RowBlock, TreeVisible
 from decoder.target.kv_cache import KVCache
-from decoder.target.loading import LoadedModel
+from decoder.target.loading import LoadedModel, copy_from_file
 from decoder.target.runtime.base import ChosenTokens, Forwarded, Runtime, RuntimeChoice
 from decoder.target.runtime.eager import EagerRuntime, ModelStep
 from decoder.target.runtime.fused import fuse
@@ -128,6 +128,8 @@ class Target:
         told = refused is not None and (runtime == "packed" or self._lost_default(runtime, owned))
         notes = (f"runs eagerly: {refused}",) if told else ()
         if kind == "packed":
+            if loaded.weights == "pretrained" and packed_of(loaded.model) is None:
+                copy_from_file(loaded.model)
             self._step = PackedStep(self._step, int8=loaded.int8)
         self._eager = (PackedRuntime if kind == "packed" else EagerRuntime)(
             self._step, self.structure.group, notes
