@@ -126,17 +126,6 @@ class LoadedModel:
             ) from error
 
 
-def copy_from_file(model: PreTrainedModel) -> None:
-    """Copy all but the weights of linear layers: loaded tensors are views of the mapped file.
-
-    A single view keeps the whole file in memory, also where a runtime gives up the others.
-    """
-    linear = {id(one.weight) for one in model.modules() if type(one) is torch.nn.Linear}
-    for tensor in _tensors(model):
-        if id(tensor) not in linear:
-            tensor.data = tensor.data.clone()
-
-
 def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
     yield from module.parameters()
     yield from module.buffers()

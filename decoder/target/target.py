@@ -17,7 +17,7 @@ from costmodel.errors import InputError
 from decoder.device import to_device
 from decoder.target.attention import CausalVisible, DenseVisible, RowBlock, TreeVisible
 from decoder.target.kv_cache import KVCache
-from decoder.target.loading import LoadedModel, copy_from_file
+from decoder.target.loading import LoadedModel
 from decoder.target.runtime.base import ChosenTokens, Forwarded, Runtime, RuntimeChoice
 from decoder.target.runtime.eager import EagerRuntime, ModelStep
 from decoder.target.runtime.fused import fuse
@@ -129,7 +129,7 @@ class Target:
         notes = (f"runs eagerly: {refused}",) if told else ()
         if kind == "packed":
             if loaded.weights == "pretrained" and packed_of(loaded.model) is None:
-                copy_from_file(loaded.model)
+                _copy_from_file(loaded.model)
             self._step = PackedStep(self._step, int8=loaded.int8)
         self._eager = (PackedRuntime if kind == "packed" else EagerRuntime)(
             self._step, self.structure.group, notes
@@ -400,3 +400,14 @@ class Target:
             if features is not None:
                 self._features[block.sequence] = features[first : first + block.rows]
             first += block.rows
+
+
+def _copy_from_file(model: torch.nn.Module) -> None:
+    """Copy all but the weights of linear layers: loaded tensors are views of the mapped file.
+
+    A single view keeps the whole file in memory, also where packing gives up the others.
+    """
+    linear = {id(one.weight) for one in model.modules() if type(one) is torch.nn.Linear}
+    for tensor in (*model.parameters(), *model.buffers()):
+        if id(tensor) not in linear:
+            tensor.data = tensor.data.clone()

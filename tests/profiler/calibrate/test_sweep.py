@@ -325,7 +325,7 @@ class TestBudget:
     def test_further_samples_settle_a_doubt(self, tmp_path: Path) -> None:
         """A point whose first samples were slow is right once it has enough of them."""
         slow = IN_DOUBT.tasks[0]
-        run = Run(tmp_path, budget_s=1e3, limit_s=1e4)
+        run = Run(tmp_path, budget_s=1.0, limit_s=10.0)
         calls = itertools.count()
         run.timer = FakeTimer(
             lambda work: true_s(work.task) * (3 if work.task == slow and next(calls) < 7 else 1)
