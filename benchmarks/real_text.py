@@ -34,6 +34,7 @@ from decoder.drafters.ngram import NgramDrafter, NgramSession
 from decoder.drafters.simulated import SimulatedDrafter, Truth
 from decoder.engine import TreeDecoder
 from decoder.target.demo_model import DEMO_NAME, ensure_demo_model
+from decoder.target.target import Target
 from decoder.tree.draft_tree import CandidateTree
 from profiler.bench.analysis.ratios import rate_ratios
 
@@ -135,7 +136,8 @@ def exact_part(prompts: list[list[int]], new_tokens: int, folder: str) -> dict[s
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     reference, truth = transformers_arm(model, new_tokens), Truth()
     stats: dict[str, list[Any]] = {}
-    arms = exact_arms(truth, new_tokens, stats)
+    shared = TreeDecoder.from_pretrained(DEMO_NAME, dtype="float32", policy="plain")
+    arms = exact_arms(shared.target, truth, new_tokens, stats)
     differences: list[dict[str, Any]] = []
     for index, ids in enumerate(prompts):
         expected = reference(ids)
@@ -150,6 +152,7 @@ def exact_part(prompts: list[list[int]], new_tokens: int, folder: str) -> dict[s
     return {
         "sets": list(EXACT_SETS),
         "dtype": "float32",
+        "runtime": shared.target.runtime.kind,
         "prompts": len(prompts),
         "arms": {
             name: {
@@ -165,15 +168,16 @@ def exact_part(prompts: list[list[int]], new_tokens: int, folder: str) -> dict[s
     }
 
 
-def exact_arms(truth: Truth, new_tokens: int, stats: dict[str, list[Any]]) -> dict[str, Arm]:
+def exact_arms(
+    target: Target, truth: Truth, new_tokens: int, stats: dict[str, list[Any]]
+) -> dict[str, Arm]:
     """An arm for each policy and drafter, all on one target; `stats` collects their statistics."""
     process = published("bastion", "gsm8k")
-    shared = TreeDecoder.from_pretrained(DEMO_NAME, dtype="float32", policy="plain")
-    vocab = shared.target.architecture.vocab
+    vocab = target.architecture.vocab
     arms = {}
     for policy in EXACT_POLICIES:
         for drafter in (NgramDrafter(), SimulatedDrafter(truth, process, vocab=vocab)):
-            decoder = TreeDecoder(shared.target, policy=policy, drafter=drafter)
+            decoder = TreeDecoder(target, policy=policy, drafter=drafter)
             name = f"{policy}, {drafter.name}"
             arms[name] = tree_arm(decoder, new_tokens, stats.setdefault(name, []))
     return arms

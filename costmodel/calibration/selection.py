@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import product
 
@@ -19,7 +19,7 @@ from costmodel.calibration.surface import EXACT, SurfaceCalibration, SurfaceOpti
 from costmodel.calibration.two_branch import TwoBranchCalibration, fit_two_branch
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline
-from costmodel.speculation import Regret, decision_regret
+from costmodel.speculation import Regret, decision_regret, standard_curves
 
 Array = NDArray[np.float64]
 _ONE_BY_ONE = 40  # points up to which each is left out alone
@@ -79,15 +79,10 @@ def regret_at_contexts(points: Points, predicted_s: ArrayLike) -> Regret | None:
     come twice count once.
     """
     predicted = np.asarray(predicted_s, dtype=np.float64)
-    regrets = []
-    shapes = np.stack([points.context, points.batch], axis=1)
-    for context, batch in np.unique(shapes, axis=0):
-        here = np.flatnonzero((points.context == context) & (points.batch == batch))
-        rows, first = np.unique(points.rows[here], return_index=True)
-        if len(rows) < 2:
-            continue
-        chosen = here[first]
-        regrets.append(decision_regret(predicted[chosen], points.seconds[chosen], rows - 1))
+    regrets = [
+        decision_regret(predicted[here], points.seconds[here], points.rows[here] - 1)
+        for here in _choices(points)
+    ]
     if not regrets:
         return None
     decisions = sum(regret.decisions for regret in regrets)
@@ -96,6 +91,34 @@ def regret_at_contexts(points: Points, predicted_s: ArrayLike) -> Regret | None:
         worst=max(regret.worst for regret in regrets),
         decisions=decisions,
     )
+
+
+def costly_choices(points: Points, predicted_s: ArrayLike, tolerated: float) -> list[int]:
+    """The points between which a choice of `regret_at_contexts` loses more than is tolerated.
+
+    For each such choice these are the point that is chosen, and the one that is best; their
+    numbers, in ascending order.
+    """
+    predicted = np.asarray(predicted_s, dtype=np.float64)
+    numbers: set[int] = set()
+    for here in _choices(points):
+        for curve in standard_curves():
+            committed = curve.committed(points.rows[here] - 1)
+            rates = committed / points.seconds[here]
+            chosen, best = int(np.argmax(committed / predicted[here])), int(np.argmax(rates))
+            if rates[chosen] < (1 - tolerated) * rates[best]:
+                numbers |= {int(here[chosen]), int(here[best])}
+    return sorted(numbers)
+
+
+def _choices(points: Points) -> Iterator[NDArray[np.intp]]:
+    """The numbers of each context's points to choose among, one for each row count."""
+    shapes = np.stack([points.context, points.batch], axis=1)
+    for context, batch in np.unique(shapes, axis=0):
+        here = np.flatnonzero((points.context == context) & (points.batch == batch))
+        rows, first = np.unique(points.rows[here], return_index=True)
+        if len(rows) > 1:
+            yield here[first]
 
 
 def select_calibration(points: Points, roofline: Roofline) -> Selection:

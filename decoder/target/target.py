@@ -125,8 +125,11 @@ class Target:
             fuse(loaded.model)
         self.structure = self._structure()
         self._step.plain_head = self.structure.plain_head
-        notes = (f"runs eagerly: {refused}",) if runtime == "packed" and refused else ()
+        told = refused is not None and (runtime == "packed" or self._lost_default(runtime, owned))
+        notes = (f"runs eagerly: {refused}",) if told else ()
         if kind == "packed":
+            if loaded.weights == "pretrained" and packed_of(loaded.model) is None:
+                _copy_from_file(loaded.model)
             self._step = PackedStep(self._step, int8=loaded.int8)
         self._eager = (PackedRuntime if kind == "packed" else EagerRuntime)(
             self._step, self.structure.group, notes
@@ -332,6 +335,11 @@ class Target:
             return "quantised weights are not packed"
         return packing_refused(self.device, self.dtype)
 
+    def _lost_default(self, runtime: RuntimeChoice, owned: bool) -> bool:
+        """Whether dtype, CPU or torch's build alone keep a CPU from the packed runtime."""
+        ours = owned and self.ranks.alone and self.loaded.quantization is None
+        return runtime == "auto" and self.device.type == "cpu" and ours
+
     def _structure(self) -> Structure:
         """The structure of the model; that of a shard is known, since few families are shared."""
         if self.ranks.alone:
@@ -392,3 +400,14 @@ class Target:
             if features is not None:
                 self._features[block.sequence] = features[first : first + block.rows]
             first += block.rows
+
+
+def _copy_from_file(model: torch.nn.Module) -> None:
+    """Copy all but the weights of linear layers: loaded tensors are views of the mapped file.
+
+    A single view keeps the whole file in memory, also where packing gives up the others.
+    """
+    linear = {id(one.weight) for one in model.modules() if type(one) is torch.nn.Linear}
+    for tensor in (*model.parameters(), *model.buffers()):
+        if id(tensor) not in linear:
+            tensor.data = tensor.data.clone()

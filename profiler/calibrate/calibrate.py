@@ -46,7 +46,14 @@ from profiler.calibrate.sections import (
     stages_section,
     with_held_out,
 )
-from profiler.calibrate.sweep import EXTENSION, Steering, SweepProgress, SweepResult, run_sweep
+from profiler.calibrate.sweep import (
+    EXTENSION,
+    Doubt,
+    Steering,
+    SweepProgress,
+    SweepResult,
+    run_sweep,
+)
 from profiler.calibrate.sweep_plan import (
     PREFILL_TOKENS,
     TOLERATED_REGRET,
@@ -82,7 +89,8 @@ class CalibrationSettings:
     batches        batch sizes; None: 1, or some of a serving engine
     time_budget_s  time to measure, once the target is loaded
     time_limit_s   most time where choosing by the profile may still cost over 3 % when the budget
-                   is spent; None: four times the default budget, or a given budget alone
+                   is spent or all points are measured; None: four times the default budget, or a
+                   given budget alone
     output         YAML file of the profile; None: the user's profile directory
     fresh          drop the samples of an interrupted run instead of resuming it
     seed           of the held-out points
@@ -305,7 +313,8 @@ def measure(prepared: Prepared, listener: CalibrationListener) -> Measured:
         limit_s=limit_s,
         on_progress=listener.progress,
         more=lambda swept: ranks.decide(lambda: grid.more(swept)),
-        certain=lambda swept: ranks.decide(lambda: grid.certain(swept)),
+        doubt=lambda swept: ranks.decide(lambda: grid.doubt(swept)),
+        on_doubt=tell_of_doubts(listener),
     )
     tasks = grid.first() + plan.held_out() + plan.stages()
     with shared_journal(
@@ -314,6 +323,24 @@ def measure(prepared: Prepared, listener: CalibrationListener) -> Measured:
         swept = run_sweep(tasks, workload, tools, journal, steering)
     report_sweep(swept, listener, budget_s)
     return Measured(swept=swept, device_state=tools.guard.summary(), journal=journal.path)
+
+
+def tell_of_doubts(listener: CalibrationListener) -> Callable[[Doubt, float], None]:
+    """Says once why a sweep goes on and for how long, then whenever the worst choice has halved."""
+    told = 2.0
+
+    def tell(doubt: Doubt, left_s: float) -> None:
+        nonlocal told
+        if doubt.worst_regret > told / 2:
+            return
+        told = doubt.worst_regret
+        points = f"{len(doubt.tasks)} points" if doubt.tasks else "the points"
+        listener.say(
+            f"a choice of tree size may still cost {told:.1%}: {points} behind it are measured "
+            f"further, until it is {TOLERATED_REGRET:.0%}, for at most {left_s:.0f} s"
+        )
+
+    return tell
 
 
 def report_sweep(swept: SweepResult, listener: CalibrationListener, budget_s: float) -> None:

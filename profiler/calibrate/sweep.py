@@ -70,24 +70,37 @@ class SweepResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """Samples that do not suffice: the worst choice by them, and the tasks that decide it.
+
+    worst_regret  share of tokens/s that the choice loses
+    """
+
+    worst_regret: float
+    tasks: tuple[Task, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Steering:
-    """The time budget of a sweep, a callback for its progress, and the choice of further tasks.
+    """The time budget of a sweep, callbacks, and the choice of further tasks and samples.
 
     `more` is called each time every point has a few samples, and returns further tasks. An
     empty sequence means that none are left; the rest of the budget then goes into more
     samples. None means that no further points are needed.
 
-    limit_s  the sweep goes on after its budget, at most until then, while `certain` says no;
-             None: the budget
-    certain  whether the samples suffice; asked when the budget is spent, and every `EXTENSION`
-             of the budget after that
+    limit_s  the sweep goes on, at most until then, while there is a doubt; None: the budget
+    doubt    None where the samples suffice; asked when the budget is spent or all points are done,
+             and every `EXTENSION` of the budget after that. Points of a doubt that are done take
+             further samples.
+    on_doubt  called before a sweep goes on, with the doubt and the seconds left until the limit
     """
 
     budget_s: float
     limit_s: float | None = None
     on_progress: Callable[[SweepProgress], None] = lambda progress: None
     more: Callable[[SweepResult], Sequence[Task] | None] = lambda swept: ()
-    certain: Callable[[SweepResult], bool] = lambda swept: True
+    doubt: Callable[[SweepResult], Doubt | None] = lambda swept: None
+    on_doubt: Callable[[Doubt, float], None] = lambda doubt, left_s: None
 
 
 class Calls(Protocol):
@@ -109,7 +122,7 @@ def run_sweep(
     journal: Journal | FollowedJournal,
     steering: Steering,
 ) -> SweepResult:
-    """Measure the tasks in mixed order until all are done or the time is spent.
+    """Measure the tasks in mixed order until all are done and suffice, or the time is spent.
 
     One call of each task before its first sample is outside the budget. Samples of the journal
     count, and so does their time; what is no sample in it is left out. Raises MeasurementError
@@ -117,9 +130,13 @@ def run_sweep(
     """
     sweep = _Sweep(workload, instruments, journal, steering)
     sweep.add(tasks)
-    while not _finish(sweep, steering) and sweep.extend():
-        pass
-    return sweep.result()
+    while True:
+        done = _finish(sweep, steering)
+        doubt = sweep.doubt()
+        if doubt is None or (done and not doubt.tasks) or not sweep.extend(doubt):
+            return sweep.result()
+        if done:
+            sweep.measure_again(doubt.tasks)
 
 
 def _finish(sweep: _Sweep, steering: Steering) -> bool:
@@ -179,10 +196,17 @@ class _Sweep:
         self._warm_up([task for task in added if not self._points[task].done])
 
     def measure(self, samples: int | None) -> bool:
-        """Measure until every point is done or has `samples`; False when the budget is spent."""
+        """Measure until every point is done or has `samples`; False when the time is spent."""
+        return self._measure(lambda: self._waiting(samples))
+
+    def measure_again(self, tasks: Sequence[Task]) -> None:
+        """Take further samples of tasks, done or not, until the time is spent."""
+        self._measure(lambda: [task for task in tasks if task in self._points])
+
+    def _measure(self, waiting: Callable[[], Sequence[Task]]) -> bool:
         timer, guard = self._instruments.timer, self._instruments.guard
         start_s = timer.now_s() - self._spent_s
-        for task in interleave(lambda: self._waiting(samples), self._random):
+        for task in interleave(waiting, self._random):
             try:
                 sample = take_sample(self._calls[task], timer, guard)
             except OutOfMemory as error:
@@ -198,20 +222,22 @@ class _Sweep:
                 return False
         return True
 
-    def extend(self) -> bool:
-        """Allow more time if the samples do not suffice; False where they do, or at the limit."""
+    def doubt(self) -> Doubt | None:
+        """Whether the samples so far suffice; with too few points they do not."""
+        try:
+            return self._steering.doubt(self.result())
+        except MeasurementError:
+            return Doubt(worst_regret=1.0, tasks=())
+
+    def extend(self, doubt: Doubt) -> bool:
+        """Allow more time, and say so; False at the limit."""
         budget_s = self._steering.budget_s
         limit_s = max(self._steering.limit_s or budget_s, budget_s)
-        if self._until_s >= limit_s or self._suffices():
+        if self._spent_s >= limit_s:
             return False
-        self._until_s = min(max(self._until_s, self._spent_s) + EXTENSION * budget_s, limit_s)
+        self._until_s = min(self._spent_s + EXTENSION * budget_s, limit_s)
+        self._steering.on_doubt(doubt, limit_s - self._spent_s)
         return True
-
-    def _suffices(self) -> bool:
-        try:
-            return self._steering.certain(self.result())
-        except MeasurementError:  # too few points so far
-            return False
 
     def result(self) -> SweepResult:
         samples, unmeasured = _collect(self._points)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from costmodel.calibration.design import Candidates, PointDesign
 from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import ErrorSummary, Points
-from costmodel.calibration.selection import regret_at_contexts
+from costmodel.calibration.selection import costly_choices, regret_at_contexts
 from costmodel.calibration.stairs import fit_stairs
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline
 from costmodel.speculation import Regret
 from profiler.calibrate.sections import points_of
-from profiler.calibrate.sweep import SweepResult
+from profiler.calibrate.sweep import Doubt, SweepResult
 from profiler.calibrate.workload import Task
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1025)
@@ -150,13 +151,15 @@ LEAST_POINTS = 24  # fewer may meet the goals by chance
 GOAL_MEDIAN_ERROR = 0.01
 GOAL_WORST_ERROR = 0.05
 GOAL_WORST_REGRET = 0.01
-TOLERATED_REGRET = 0.03  # of the worst choice, above which a calibration goes on after its budget
+TOLERATED_REGRET = 0.03  # of the worst choice, above which a calibration goes on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HeldOutCheck:
     """Errors and decision regret at the held-out points, and the points' own noise."""
 
+    points: Points
+    predicted_s: NDArray[np.float64]
     error: ErrorSummary
     regret: Regret | None
     noise: float
@@ -189,10 +192,22 @@ class AdaptiveGrid:
         chosen = [self._grid[index] for index in self._design.next(points, STEP_POINTS)]
         return [task for task in chosen if task not in swept.skipped]
 
-    def certain(self, swept: SweepResult) -> bool:
-        """Whether no choice of a tree size costs more than is tolerated, by the samples so far."""
-        check = self._check(points_of(swept, "verify"), swept)
-        return check is None or check.regret is None or check.regret.worst <= TOLERATED_REGRET
+    def doubt(self, swept: SweepResult) -> Doubt | None:
+        """The points behind choices of a tree size that cost more than is tolerated.
+
+        These are the held-out points between which such a choice is, and the measured points
+        around them, from which they are predicted. None where no choice costs so much.
+        """
+        points = points_of(swept, "verify")
+        check = self._check(points, swept)
+        if check is None or check.regret is None or check.regret.worst <= TOLERATED_REGRET:
+            return None
+        measured = [task for task in swept.samples if task.kind == "verify"]
+        held_out = [task for task in swept.samples if task.kind == "held_out"]
+        tasks: set[Task] = set()
+        for number in costly_choices(check.points, check.predicted_s, TOLERATED_REGRET):
+            tasks |= {held_out[number], *_around(held_out[number], measured)}
+        return Doubt(worst_regret=check.regret.worst, tasks=tuple(sorted(tasks)))
 
     def _meets_goals(self, points: Points, swept: SweepResult) -> bool:
         """Whether the held-out error and the decision regret meet the goals."""
@@ -212,7 +227,24 @@ class AdaptiveGrid:
         calibration = fit_stairs(points, fit_physical(points, self._roofline))
         predicted_s = calibration.predict_s(held_out.rows, held_out.context, held_out.batch)
         return _HeldOutCheck(
+            points=held_out,
+            predicted_s=predicted_s,
             error=ErrorSummary.of(predicted_s, held_out.seconds),
             regret=regret_at_contexts(held_out, predicted_s),
             noise=float(np.median(held_out.median_error)),
         )
+
+
+def _around(task: Task, measured: Sequence[Task]) -> Iterator[Task]:
+    """The measured tasks next to one: of the contexts on both sides, the rows on both sides."""
+    alike = [one for one in measured if one.batch == task.batch]
+    for context in _next_to(task.context, [one.context for one in alike]):
+        beside = {one.size: one for one in alike if one.context == context}
+        yield from (beside[rows] for rows in _next_to(task.size, list(beside)))
+
+
+def _next_to(value: int, values: Sequence[int]) -> set[int]:
+    """The largest of the values up to `value`, and the smallest from it on."""
+    below = [one for one in values if one <= value]
+    above = [one for one in values if one >= value]
+    return {*([max(below)] if below else []), *([min(above)] if above else [])}

@@ -120,7 +120,8 @@ def command(**options: Any) -> None:
     texts = read_prompts(options["prompts"], options["file"], options["limit"])
     decoder = _decoder(options)
     note(decoder.profile_line)
-    for warning in decoder.cost_source.warnings if decoder.cost_source else ():
+    source = decoder.cost_source
+    for warning in (*decoder.target.runtime.warnings, *(source.warnings if source else ())):
         note(f"warning: {warning}")
     template = template_options(options["template"], options["thinking"])
     generation = {name: options[name] for name in GENERATION_OPTIONS} | {"template": template}

@@ -22,7 +22,13 @@ from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
 from decoder.drafters.blocks import DraftCache, Rotary, Span, span
 from decoder.drafters.caches import WaitingFeatures, check_observed
 from decoder.drafters.checkpoint import differences, refuse_misfit, stored_model
-from decoder.drafters.specblock.model import SpecBlockConfig, SpecBlockModel, Wanted, load_specblock
+from decoder.drafters.specblock.model import (
+    SpecBlockConfig,
+    SpecBlockModel,
+    Wanted,
+    load_specblock,
+    pack_specblock,
+)
 from decoder.drafters.specblock.tree import UNIFORM_WIDTH, BlockGrowth, BlockTree, uniform
 from decoder.drafters.vocabulary import softmax
 from decoder.target.target import Target
@@ -53,6 +59,7 @@ class SpecBlockDrafter(Drafter):
         else:
             load = partial(load_specblock, head=target.head_weight())
             self.model = stored_model(source, target, load)
+            pack_specblock(self.model)
         config = self.model.config
         check_fit(config, target)
         self.growth = growth or default_growth(self.model)

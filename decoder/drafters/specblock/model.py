@@ -49,6 +49,7 @@ from decoder.drafters.checkpoint import (
     read_shape,
     save_checkpoint,
 )
+from decoder.target.runtime.linear import pack_layers, plain_state
 
 ARCHITECTURE = "SpecBlockDraftModel"
 FEATURES = 3  # hidden states of the target: low, mid, top
@@ -343,9 +344,23 @@ def load_specblock(
     return model
 
 
+def pack_specblock(model: SpecBlockModel) -> None:
+    """Pack the linear layers where device and dtype allow; not W_fuse, which is used in parts."""
+    for part in (model.condition, model.layers, model.lm_head, model.rank):
+        if part is not None:
+            pack_layers(part)
+
+
+def plain_copy(model: SpecBlockModel) -> SpecBlockModel:
+    """A model with plain weights, which can be trained; those of the given one may be packed."""
+    copy = SpecBlockModel(model.config).to(model.queries.device, model.queries.dtype)
+    copy.load_state_dict(plain_state(model))
+    return copy.eval().requires_grad_(False)
+
+
 def save_specblock(folder: Path, model: SpecBlockModel) -> None:
     """Write a model in the format that `load_specblock` reads."""
-    tensors = dict(model.state_dict())
+    tensors = plain_state(model)
     if not model.config.own_head:
         del tensors[HEAD]
     save_checkpoint(folder, model.config.published, tensors)

@@ -21,6 +21,7 @@ from decoder.drafters.specblock.model import (
     SpecBlockConfig,
     SpecBlockModel,
     head_rows,
+    plain_copy,
     save_specblock,
 )
 from decoder.target.loading import LoadedModel
@@ -81,7 +82,7 @@ def train_specblock(
 def _begun_model(loaded: LoadedModel, start: str) -> SpecBlockModel:
     """A trained drafter in float32; only a head of its own is trained."""
     drafter = begun(loaded, start, SpecBlockDrafter, "SpecBlock")
-    model = drafter.model.float().requires_grad_()
+    model = plain_copy(drafter.model).float().requires_grad_()
     model.lm_head.weight.requires_grad_(model.config.own_head)
     return model
 

@@ -18,7 +18,6 @@ The names are not in `decoder.drafters.factory`, since updates depend on the eng
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from typing import cast
 
 import numpy as np
@@ -30,7 +29,7 @@ from costmodel.errors import InputError
 from decoder.drafters.base import Drafter
 from decoder.drafters.factory import ADAPT
 from decoder.drafters.specblock.drafter import SpecBlockDrafter
-from decoder.drafters.specblock.model import SpecBlockModel, buckets_of, ranks_of
+from decoder.drafters.specblock.model import SpecBlockModel, buckets_of, plain_copy, ranks_of
 from decoder.training.specblock.objective import UNKNOWN
 from decoder.training.specblock.rows import Passage, run_blocks
 from decoder.training.updates.adaptation import AdaptiveDrafter, Redrafted, UpdateSettings
@@ -95,8 +94,11 @@ def adaptive_specblock(
 ) -> AdaptiveDrafter:
     """A SpecBlock drafter that is updated between texts.
 
-    Its LM head, until then rows of the target's, becomes its own; the target does not change.
+    It gets plain weights of its own. Its LM head, until then rows of the target's, becomes its
+    own; the target does not change.
     """
+    with torch.inference_mode(False):
+        drafter.model = plain_copy(drafter.model)
     return AdaptiveDrafter(drafter, drafter.model, SpecBlockKind(drafter), updater, settings)
 
 
@@ -141,6 +143,5 @@ def updated(drafter: SpecBlockDrafter, how: str, random: np.random.Generator) ->
     how     a name of `UPDATERS`
     random  for the bandit's exploration
     """
-    with torch.inference_mode(False):
-        copied = SpecBlockDrafter(drafter.target, deepcopy(drafter.model), drafter.growth)
+    copied = SpecBlockDrafter(drafter.target, drafter.model, drafter.growth)
     return adaptive_specblock(copied, UPDATERS[how](random))

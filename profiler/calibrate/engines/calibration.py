@@ -38,6 +38,7 @@ from profiler.calibrate.calibrate import (
     CalibrationResult,
     CalibrationSettings,
     report_sweep,
+    tell_of_doubts,
 )
 from profiler.calibrate.engines.workload import EnginePlan, EngineWorkload
 from profiler.calibrate.files import (
@@ -216,7 +217,8 @@ def _measure(
         limit_s=settings.time_limit_s,
         on_progress=listener.progress,
         more=grid.more,
-        certain=grid.certain,
+        doubt=grid.doubt,
+        on_doubt=tell_of_doubts(listener),
     )
     tasks = grid.first() + plan.held_out() + plan.draft_tasks()
     swept = run_sweep(tasks, workload, tools, journal, steering)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+from pathlib import Path
 
 import huggingface_hub
 import pytest
@@ -13,10 +15,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from costmodel.errors import InputError
 from decoder.target.loading import borrow_model, load_model
+from decoder.target.target import Target
 from tests.decoder.models import random_model
 from tests.tiny_folder import CONFIG, END, write_all, write_config, write_weights
 
 CPU = torch.device("cpu")
+MAPS = Path("/proc/self/maps")
 KNOWN = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
@@ -49,6 +53,18 @@ class TestFolders:
         stored = load_file(tmp_path / "tiny" / "model.safetensors")
         torch.testing.assert_close(loaded.model.lm_head.weight.data, stored["lm_head.weight"])
         assert not loaded.model.training
+
+    @pytest.mark.skipif(not MAPS.is_file(), reason="only Linux lists the files in memory")
+    def test_a_packed_model_keeps_no_file_in_memory(self, tmp_path):
+        folder = write_weights(tmp_path / "tiny")
+        stored = str(folder / "model.safetensors")
+        dtype = load_file(stored)["lm_head.weight"].dtype
+        loaded = load(folder, dtype=dtype)
+        mapped = stored in MAPS.read_text()
+        target = Target(loaded)
+        gc.collect()
+        assert target.runtime.kind == "packed"
+        assert mapped and stored not in MAPS.read_text()
 
     def test_a_config_alone_gives_random_weights(self, tmp_path):
         loaded = load(write_config(tmp_path / "tiny"))

@@ -10,6 +10,8 @@ from decoder.drafters.blocks import DraftCache, Rotary
 from decoder.drafters.checkpoint import read_config
 from decoder.drafters.dflash.model import load_dflash
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
+from decoder.drafters.specblock.drafter import SpecBlockDrafter
+from decoder.drafters.specblock.model import load_specblock, plain_copy
 from decoder.profiling.measured_profile import profile_key
 from decoder.target.loading import borrow_model
 from decoder.target.runtime import linear as linear_module
@@ -18,8 +20,9 @@ from decoder.target.runtime.linear import PackedLinear, PlainLinear, join, plain
 from decoder.target.runtime.packed import packed_of
 from decoder.target.target import Step, Target, quantised
 from decoder.tree.draft_tree import EMPTY
-from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder
+from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder, rounds
 from tests.decoder.models import FAMILIES, greedy, plain_logits, random_model
+from tests.decoder.specblock_models import asked, specblock_folder
 from tests.decoder.target.test_fused import FUSIBLE, with_biases
 from tests.decoder.target.test_graphs import PROMPT, random_tree
 
@@ -142,7 +145,9 @@ def test_what_cannot_be_packed_runs_eagerly_and_says_so(dtype, owned, reason):
         target = Target(loaded, owned=owned, runtime=runtime)
         assert target.runtime.kind == "eager" and packed_of(loaded.model) is None
         said = target.runtime.warnings
-        assert len(said) == (runtime == "packed") and all(reason in one for one in said)
+        # A borrowed model is not packed by default either, so only a choice of `packed` says so.
+        assert len(said) == (runtime == "packed" or owned) and all(reason in one for one in said)
+        assert not Target(loaded, owned=owned, runtime="eager").runtime.warnings
 
 
 def test_without_operators_the_runtime_is_eager(monkeypatch):
@@ -259,6 +264,34 @@ def test_an_eagle3_drafter_is_packed_too(tmp_path):
     assert drafter.model.fc.weight.is_meta
     state = plain_state(drafter.model)
     assert all(torch.equal(state[name].float(), tensors[name]) for name in ("fc.weight",))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_specblock_drafter_is_packed_too(tmp_path, dtype):
+    """Its drafts are those of its plain weights; only W_fuse, used in parts, stays plain."""
+    folder = specblock_folder(tmp_path / "draft")[0]
+    target = draft_target(dtype=dtype)
+    packed = SpecBlockDrafter(target, folder)
+    model = load_specblock(folder, read_config(folder), packed.model.queries, target.head_weight())
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    linears = {name: one for name, one in packed.model.named_modules() if type(one) is nn.Linear}
+    assert {name for name, one in linears.items() if not one.weight.is_meta} == {"fuse"}
+    whole = plain_state(packed.model)
+    assert whole.keys() == state.keys()
+    assert all(torch.equal(whole[name], state[name]) for name in state)
+    assert all(
+        torch.equal(one, state[n]) for n, one in plain_copy(packed.model).state_dict().items()
+    )
+    for drafter in (packed, SpecBlockDrafter(target, model)):
+        *_, (session, context) = rounds(target, drafter, PROMPT, (2, 0))
+        tree = session.draft(context, asked())
+        if drafter is packed:
+            wanted = tree
+    np.testing.assert_array_equal(tree.tokens, wanted.tokens)
+    np.testing.assert_array_equal(tree.parents, wanted.parents)
+    if dtype == torch.bfloat16:
+        np.testing.assert_array_equal(tree.probabilities, wanted.probabilities)
+    np.testing.assert_allclose(tree.probabilities, wanted.probabilities, rtol=1e-4)
 
 
 def test_a_dflash_drafter_is_packed_too(tmp_path):

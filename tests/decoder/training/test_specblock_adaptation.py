@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from decoder.drafters.specblock.drafter import SpecBlockDrafter
+from decoder.drafters.specblock.model import plain_copy
 from decoder.engine import TreeDecoder
 from decoder.training.updates.adaptation import Trainer, UpdateSettings
 from decoder.training.updates.bandit import AlwaysUpdate, Bandit, BanditSettings
@@ -68,7 +69,8 @@ class TestRedraft:
         head = target.head_weight().clone()
         for action in ("heads", "full"):
             drafter = SpecBlockDrafter(target, folder)
-            first = SpecBlockDrafter(target, folder).model
+            drafter.model = plain_copy(drafter.model)
+            first = plain_copy(drafter.model)
             kind = SpecBlockKind(drafter)
             response = response_of(target, [(5, 6), (7, 10), (8, 14)])
             settings = UpdateSettings(steps=3, learning_rate=1e-2)

@@ -96,17 +96,41 @@ def test_nothing_held_out_means_the_whole_grid() -> None:
 
 def test_samples_suffice_once_choices_cost_little() -> None:
     measured, _ = run(smooth_s)
-    assert AdaptiveGrid(PLAN.grid(), ROOFLINE).certain(measured.add([]))
+    assert AdaptiveGrid(PLAN.grid(), ROOFLINE).doubt(measured.add([])) is None
 
 
 def test_samples_do_not_suffice_where_no_neighbour_tells_of_a_point() -> None:
     swept = Measured(rough_s).add(PLAN.grid() + PLAN.held_out())
-    assert not AdaptiveGrid(PLAN.grid(), ROOFLINE).certain(swept)
+    doubt = AdaptiveGrid(PLAN.grid(), ROOFLINE).doubt(swept)
+    assert doubt is not None
+    assert doubt.worst_regret > 0.03
+    assert set(doubt.tasks) <= swept.samples.keys()
+
+
+def test_one_point_that_looks_fast_is_in_doubt_with_its_neighbours() -> None:
+    """The prediction is smooth; at one held-out point a wrong median promises twice the speed."""
+    held_out = PLAN.held_out()
+    context = held_out[0].context
+    lucky = max(task for task in held_out if task.context == context)
+
+    def true_s(task: Task) -> float:
+        return smooth_s(task) * (0.5 if task == lucky else 1.0)
+
+    doubt = AdaptiveGrid(PLAN.grid(), ROOFLINE).doubt(Measured(true_s).add(PLAN.grid() + held_out))
+    assert doubt is not None
+    assert lucky in doubt.tasks
+    around = [max(c for c in PLAN.contexts if c <= context)]
+    around.append(min(c for c in PLAN.contexts if c >= context))
+    below = max(rows for rows in PLAN.rows if rows <= lucky.size)
+    above = min(rows for rows in PLAN.rows if rows >= lucky.size)
+    neighbours = {Task(kind="verify", size=r, context=c) for r in (below, above) for c in around}
+    assert neighbours <= set(doubt.tasks)
+    assert len(doubt.tasks) < len(PLAN.tasks()) / 2
 
 
 def test_nothing_held_out_asks_for_no_more_samples() -> None:
     grid, measured = AdaptiveGrid(PLAN.grid(), ROOFLINE), Measured(rough_s)
-    assert grid.certain(measured.add(grid.first()))
+    assert grid.doubt(measured.add(grid.first())) is None
 
 
 @pytest.mark.parametrize("batches", [(1,), (1, 4)])

@@ -17,6 +17,7 @@ from profiler.calibrate.sweep import (
     LEAST_SAMPLES,
     PACED,
     SAMPLES_A_ROUND,
+    Doubt,
     Steering,
     run_sweep,
 )
@@ -27,6 +28,7 @@ from tests.fake_timing import CountRule, FakeTimer
 
 PLAN = SweepPlan(contexts=(64, 512), max_nodes=15)
 HEADER = {"run": 1}
+IN_DOUBT = Doubt(worst_regret=0.1, tasks=tuple(PLAN.grid()[:2]))
 
 
 class FakeWorkload:
@@ -77,11 +79,12 @@ class Run:
         self.path = folder / "run.jsonl"
         self.options = {"every": 0, "samples": 5, "budget_s": 1e9}
         self.options |= {"tasks": PLAN.tasks(), "more": lambda swept: ()}
-        self.options |= {"limit_s": None, "certain": lambda swept: True}
+        self.options |= {"limit_s": None, "doubt": lambda swept: None}
         self.options |= changed
         self.workload = FakeWorkload()
         self.timer = FakeTimer(lambda work: true_s(work.task))
         self.progress = []
+        self.doubts: list[tuple[Doubt, float]] = []
 
     def __call__(self):
         tasks = self.options["tasks"]
@@ -96,7 +99,8 @@ class Run:
                 Steering(
                     budget_s=self.options["budget_s"],
                     limit_s=self.options["limit_s"],
-                    certain=self.options["certain"],
+                    doubt=self.options["doubt"],
+                    on_doubt=lambda doubt, left_s: self.doubts.append((doubt, left_s)),
                     on_progress=self.progress.append,
                     more=self.options["more"],
                 ),
@@ -283,11 +287,11 @@ class TestBudget:
         """Asked at the budget and after each further quarter of it."""
         asked_at_s = []
 
-        def certain(swept) -> bool:
+        def doubt(swept) -> Doubt | None:
             asked_at_s.append(swept.spent_s)
-            return len(asked_at_s) == 3
+            return None if len(asked_at_s) == 3 else IN_DOUBT
 
-        run = Run(tmp_path, budget_s=10.0, limit_s=100.0, samples=1000, certain=certain)
+        run = Run(tmp_path, budget_s=10.0, limit_s=100.0, samples=1000, doubt=doubt)
         swept = run()
         longest_s = max(true_s(task) for task in PLAN.tasks())
         assert asked_at_s == pytest.approx([10.0, 12.5, 15.0], abs=2 * longest_s)
@@ -295,7 +299,7 @@ class TestBudget:
 
     def test_it_is_passed_to_the_limit_at_most(self, tmp_path: Path) -> None:
         swept = Run(
-            tmp_path, budget_s=1.0, limit_s=1.6, samples=1000, certain=lambda swept: False
+            tmp_path, budget_s=1.0, limit_s=1.6, samples=1000, doubt=lambda swept: IN_DOUBT
         )()
         assert 1.6 <= swept.spent_s < 1.6 + max(true_s(task) for task in PLAN.tasks())
 
@@ -305,8 +309,42 @@ class TestBudget:
         swept = Run(tmp_path, samples=1, budget_s=0.2 * whole_s, limit_s=2 * whole_s)()
         assert sum(task.kind == "verify" for task in swept.samples) >= 0.75 * len(PLAN.grid())
 
-    def test_points_that_are_done_end_it_however_uncertain(self, tmp_path: Path) -> None:
-        swept = Run(tmp_path, budget_s=1e3, limit_s=1e4, certain=lambda swept: False)()
+    def test_points_in_doubt_are_measured_further_when_all_are_done(self, tmp_path: Path) -> None:
+        """Until the limit, and only they; the sweep tells of the time that is left."""
+        run = Run(tmp_path, budget_s=1.0, limit_s=2.0, doubt=lambda swept: IN_DOUBT)
+        swept = run()
+        counts = {task: samples.n for task, samples in swept.samples.items()}
+        assert {n for task, n in counts.items() if task not in IN_DOUBT.tasks} == {5}
+        assert all(counts[task] > 20 for task in IN_DOUBT.tasks)
+        assert 2.0 <= swept.spent_s < 2.0 + max(true_s(task) for task in PLAN.tasks())
+        assert [doubt for doubt, _ in run.doubts] == [IN_DOUBT] * len(run.doubts)
+        left_s = [left_s for _, left_s in run.doubts]
+        assert left_s == sorted(left_s, reverse=True)
+        assert 0 < left_s[-1] <= 0.25
+
+    def test_further_samples_settle_a_doubt(self, tmp_path: Path) -> None:
+        """A point whose first samples were slow is right once it has enough of them."""
+        slow = IN_DOUBT.tasks[0]
+        run = Run(tmp_path, budget_s=1.0, limit_s=10.0)
+        calls = itertools.count()
+        run.timer = FakeTimer(
+            lambda work: true_s(work.task) * (3 if work.task == slow and next(calls) < 7 else 1)
+        )
+
+        def doubt(swept) -> Doubt | None:
+            near = swept.samples[slow].median_s < 1.1 * true_s(slow)
+            return None if near else Doubt(worst_regret=0.1, tasks=(slow,))
+
+        run.options["doubt"] = doubt
+        swept = run()
+        assert swept.samples[slow].median_s == pytest.approx(true_s(slow))
+        assert len(run.doubts) == 1
+        others = {samples.n for task, samples in swept.samples.items() if task != slow}
+        assert others == {5}
+
+    def test_a_doubt_without_points_ends_it_when_all_are_done(self, tmp_path: Path) -> None:
+        nothing = Doubt(worst_regret=0.1, tasks=())
+        swept = Run(tmp_path, budget_s=1e3, limit_s=1e4, doubt=lambda swept: nothing)()
         assert {samples.n for samples in swept.samples.values()} == {5}
 
     def test_first_calls_are_outside_of_it(self, tmp_path: Path) -> None:

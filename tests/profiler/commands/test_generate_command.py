@@ -55,6 +55,14 @@ class TestOutput:
         assert (exit_code, out) == (0, record["text"] + "\n")
         assert lines == ["policy fixed:6 needs no profile"]
 
+    def test_weights_that_cannot_be_packed_are_told_of_once(self, generate: Command) -> None:
+        options = ("--prompt", PROMPT, "--prompt", "zwei", "--policy", "plain")
+        exit_code, _, lines = generate(*options, "--dtype", "float16")
+        refused = "weights are packed in bfloat16 and float32, not in torch.float16"
+        assert exit_code == 0
+        assert lines.count(f"warning: runs eagerly: {refused}") == 1
+        assert not any("runs eagerly" in line for line in generate(*options)[2])
+
     @pytest.mark.parametrize("policy", ["bastion", "fixed:9", "chain"])
     def test_every_policy_gives_the_plain_text(self, generate: Command, policy: str) -> None:
         plain = generate.record("--prompt", PROMPT, "--policy", "plain", tokens=40)
