@@ -218,7 +218,7 @@ def _measure(
         more=grid.more,
         certain=grid.certain,
     )
-    tasks = grid.first() + plan.held_out() + plan.draft_tasks()
+    tasks = grid.first() + plan.held_out() + plan.draft_tasks() + plan.prefill_tasks()
     swept = run_sweep(tasks, workload, tools, journal, steering)
     report_sweep(swept, listener, budget_s)
     return swept, guard.summary()
