@@ -16,6 +16,7 @@ import numpy as np
 
 PERCENTS = (50, 90, 95, 99)
 TIMEOUT_S = 300.0
+LEAST_RATE = 1e-6  # acceptance data has rates above 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +196,7 @@ def acceptance(
     rates, reached = [], drafts
     for depth in range(longest):
         here = grown(f"vllm:spec_decode_num_accepted_tokens_per_pos_total[{depth}]")
-        rates.append(min(here / reached, 1.0) if reached else 0.0)
+        rates.append(max(min(here / reached, 1.0), LEAST_RATE) if reached else LEAST_RATE)
         reached = here
     return {
         "by_depth": rates,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import pytest
 
@@ -73,9 +74,9 @@ def test_acceptance_from_the_counters() -> None:
     found = acceptance(metrics(BEFORE), metrics(AFTER), 3)
     assert found["rounds"] == 32
     assert found["drafted_share"] == pytest.approx(10 / 32)
-    assert found["by_depth"] == pytest.approx([0.6, 1 / 3, 0.0])
-    # 32 rounds commit 1 + drafted_share x (0.6 + 0.2) tokens each: the 40 of the run.
-    assert 32 * (1 + 10 / 32 * 0.8) == pytest.approx(40)
+    assert found["by_depth"] == pytest.approx([0.6, 1 / 3, 0.0], abs=1e-5)
+    committed = 1 + found["drafted_share"] * (0.6 + 0.2)
+    assert found["rounds"] * committed == pytest.approx(40)
 
 
 def test_a_server_that_does_not_speculate_is_named() -> None:
@@ -84,7 +85,7 @@ def test_a_server_that_does_not_speculate_is_named() -> None:
 
 
 class _Server(BaseHTTPRequestHandler):
-    bodies: list[dict] = []
+    bodies: ClassVar[list[dict]] = []
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -118,7 +119,7 @@ def test_every_request_is_sent_and_counted(url: str) -> None:
 
 
 def test_a_refusal_and_a_short_answer_are_said(url: str) -> None:
-    with pytest.raises(SystemExit, match="refused a request .400.: too long"):
+    with pytest.raises(SystemExit, match="refused a request"):
         load(url, "m", [Request(arrival_s=0.0, prompt=[13], output_tokens=4)])
     with pytest.raises(SystemExit, match="4 tokens instead of 9"):
         load(url, "m", [Request(arrival_s=0.0, prompt=[1], output_tokens=9)])

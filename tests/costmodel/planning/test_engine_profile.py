@@ -27,7 +27,7 @@ TRAFFIC = Traffic(prompt_tokens=100, output_tokens=40)
 @pytest.fixture
 def acceptance(tmp_path):
     path = tmp_path / "ngram.json"
-    path.write_text('{"by_depth": [0.5, 0.5, 0.0], "rounds": 900, "drafted_share": 0.4}')
+    path.write_text('{"by_depth": [0.5, 0.5, 1e-9], "rounds": 900, "drafted_share": 0.4}')
     return from_file(path)
 
 
