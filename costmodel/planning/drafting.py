@@ -284,7 +284,9 @@ def find_drafter(
         return BlockDrafter()
     if name.lower() in (checkpoint.lower() for checkpoint in CHECKPOINTS.values()):
         return BlockDrafter(name=name)
-    names = ", ".join([*NAMES, *(section.name for section in (*timed.values(), *engine))])
+    names = ", ".join(
+        [*NAMES, *(one.name for one in timed.values()), *(one.name for one in engine)]
+    )
     raise InputError(
         f"no drafter is called '{name}', and there is no time of one in the profile",
         hint=f"Use one of: {names}; or time it with `rooftree calibrate --drafter {name}`",
