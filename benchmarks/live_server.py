@@ -20,7 +20,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,6 +31,7 @@ import numpy as np
 from benchmarks.common import environment, read_prompts, store
 from benchmarks.load_client import Load, Request, acceptance, load, metrics, spread, summary
 from costmodel.catalog import resolve_target
+from costmodel.errors import RooftreeError
 from costmodel.planning.acceptance import find_acceptance
 from costmodel.planning.request import PlanRequest, ServingPolicy, SimulationSettings
 from costmodel.planning.search import make_server, plan
@@ -196,7 +196,10 @@ def steady(
 ) -> dict[str, Any]:
     """What `rooftree plan` says at the cell's rate for the same lengths, arrivals drawn anew."""
     drawn, _ = requests_of(texts, cell["rate_per_s"], STEADY_REQUESTS, (1, cell["number"]))
-    result = plan(plan_request(options, profile, cell, drawn))
+    try:
+        result = plan(plan_request(options, profile, cell, drawn))
+    except RooftreeError as failure:
+        return {"problem": failure.problem}
     simulated = result.simulated[0] if result.simulated else None
     if simulated is None or simulated.planned is None:
         return {"problem": simulated.problem if simulated else result.options[0].problem}
@@ -373,7 +376,6 @@ def main() -> None:
     ]
     result = {
         "environment": before,
-        "command": [Path(sys.argv[0]).stem, *sys.argv[1:]],
         "settings": {
             "sets": SETS,
             "longest_prompt": LONGEST_PROMPT,
