@@ -60,9 +60,10 @@ class Acceptance:
     """A(N), expected tokens per cycle with the bonus token, for chains and best-first trees.
 
     `chain` [gamma + 1] and `tree` [nodes + 1] are indexed by nodes and start at A(0) = 1. `spread`
-    is the expected relative error of A(N) - 1 for a workload of this kind. `measured` says what
-    the curves belong to, `doubts` why they may not hold for the plan. Raises InputError for a curve
-    that falls.
+    is the expected relative error of A(N) - 1 for a workload of this kind. `drafted_share` is the
+    share of rounds that have a draft at all; the curves are means over all rounds. `measured` says
+    what the curves belong to, `doubts` why they may not hold for the plan. Raises InputError for a
+    curve that falls.
     """
 
     label: str
@@ -70,6 +71,7 @@ class Acceptance:
     chain: Array
     tree: Array
     spread: float
+    drafted_share: float = 1.0
     measured: AcceptanceSource = dataclasses.field(default_factory=AcceptanceSource)
     doubts: tuple[str, ...] = ()
 
@@ -258,14 +260,11 @@ def _from_rounds(data: Mapping[str, Any], label: str) -> Acceptance:
 
 
 def _thinned(acceptance: Acceptance, share: float) -> Acceptance:
-    """The acceptance where only a share of the rounds has a draft; the others commit one token.
-
-    The plan still verifies full trees in all rounds, which is slightly too slow.
-    """
+    """The acceptance where only a share of the rounds has a draft; the others commit one token."""
     if not 0 < share <= 1:
         raise InputError(f"the share of rounds with a draft must be above 0, at most 1 ({share})")
     chain, tree = (1.0 + share * (curve - 1.0) for curve in (acceptance.chain, acceptance.tree))
-    return dataclasses.replace(acceptance, chain=chain, tree=tree)
+    return dataclasses.replace(acceptance, chain=chain, tree=tree, drafted_share=share)
 
 
 _FORMS: dict[str, Callable[[Mapping[str, Any], str], Acceptance]] = {

@@ -74,12 +74,14 @@ class TokenWork:
 class Cycle:
     """One round of every running request: nodes verified, tokens committed, cost of the draft.
 
+    `drafted_share` of the requests have a draft to verify, the others run a plain step.
     `draft_host_s` are seconds on the host of all drafts, `tree_host_s` those of building, accepting
     and committing all trees. The default is a plain step: one row verified, one token committed.
     """
 
     nodes: int = 0
     committed: float = 1.0
+    drafted_share: float = 1.0
     draft: ForwardSeconds = dataclasses.field(default_factory=ForwardSeconds)
     draft_layers: int = 0
     draft_host_s: float = 0.0
@@ -126,10 +128,11 @@ def cycle_work(
     forward: TargetForward, rules: EngineRules, traffic: Traffic, running: float, cycle: Cycle
 ) -> TokenWork:
     """Work of one cycle in steady state with `running` requests at once."""
-    rows = running * (cycle.nodes + 1)
+    rows = running * (cycle.drafted_share * cycle.nodes + 1)
     chunks = chunks_of(rules, traffic.prompt_tokens, rows)
     context = traffic.prompt_tokens + traffic.output_tokens / 2
-    verify = forward.decode(running, context, cycle.nodes + 1)
+    shape = running, context
+    verify = verification_s(forward, shape, cycle.nodes + 1, cycle.drafted_share)
     prompt = forward.prompt(traffic.prompt_tokens, rows if rules.mixes_prompts else 0.0, chunks)
     share = cycle.committed * prompt_share(rules, running, traffic.output_tokens)
     return TokenWork(
@@ -143,6 +146,24 @@ def cycle_work(
         running=running,
         waiting=0.0,
         host_s=cycle.host_s,
+    )
+
+
+def verification_s(
+    forward: TargetForward, shape: tuple[float, float], rows: int, drafted_share: float
+) -> ForwardSeconds:
+    """Seconds of a verification of `shape` (batch, context) where a share of the batch has drafts.
+
+    Between a plain step and one in which all have drafts, time is taken as linear in the rows.
+    """
+    full = forward.decode(*shape, rows)
+    if rows == 1 or drafted_share == 1.0:
+        return full
+    plain = forward.decode(*shape, 1)
+    return ForwardSeconds(
+        products=plain.products + drafted_share * (full.products - plain.products),
+        attention=plain.attention + drafted_share * (full.attention - plain.attention),
+        all_reduce=plain.all_reduce + drafted_share * (full.all_reduce - plain.all_reduce),
     )
 
 

@@ -10,7 +10,7 @@ from costmodel.catalog import Peaks, device_by_name
 from costmodel.errors import InputError
 from costmodel.planning.acceptance import OTHER_TARGET_SPREAD, Acceptance, AcceptanceSource
 from costmodel.planning.forwards import ForwardSeconds, ProfileForward, TargetForward
-from costmodel.profile.schema import DrafterSection
+from costmodel.profile.schema import DrafterSection, EngineDrafterSection
 from costmodel.roofline import Roofline
 
 # A DFlash drafter as its published configs have it: five layers of the target's width, and a
@@ -55,8 +55,10 @@ class DraftCost(Protocol):
         """Seconds on the host of one sequence's draft, beside `draft_s`."""
         ...
 
-    def draft_s(self, forward: TargetForward, batch: float, context: float) -> ForwardSeconds:
-        """Seconds of one draft for each of `batch` sequences with `context` tokens."""
+    def draft_s(
+        self, forward: TargetForward, batch: float, context: float, tokens: int
+    ) -> ForwardSeconds:
+        """Seconds of drafting `tokens` for each of `batch` sequences with `context` tokens."""
         ...
 
     def weight_bytes(self, architecture: ModelArchitecture) -> float:
@@ -87,7 +89,9 @@ class LookupDrafter:
     layers: int = 0
     host_s: float = NGRAM_S
 
-    def draft_s(self, forward: TargetForward, batch: float, context: float) -> ForwardSeconds:
+    def draft_s(
+        self, forward: TargetForward, batch: float, context: float, tokens: int
+    ) -> ForwardSeconds:
         """No time on the device."""
         return ForwardSeconds()
 
@@ -115,7 +119,9 @@ class BlockDrafter:
     layers: int = DFLASH_LAYERS
     host_s: float = 0.0
 
-    def draft_s(self, forward: TargetForward, batch: float, context: float) -> ForwardSeconds:
+    def draft_s(
+        self, forward: TargetForward, batch: float, context: float, tokens: int
+    ) -> ForwardSeconds:
         """The target's forward of a block times the ratio of the two physical rooflines."""
         device = device_by_name(forward.device.name)
         target = Roofline(
@@ -189,13 +195,49 @@ class MeasuredDrafter:
         """No layers: the measured time includes gaps between kernels."""
         return 0
 
-    def draft_s(self, forward: TargetForward, batch: float, context: float) -> ForwardSeconds:
+    def draft_s(
+        self, forward: TargetForward, batch: float, context: float, tokens: int
+    ) -> ForwardSeconds:
         """Seconds of `batch` drafts."""
         one = float(self.section.seconds(context))
         if batch == 1:
             return ForwardSeconds(products=one)
         many = forward.decode(batch, context, BLOCK_ROWS).total
         return ForwardSeconds(products=one * many / forward.decode(1, context, BLOCK_ROWS).total)
+
+    def weight_bytes(self, architecture: ModelArchitecture) -> float:
+        """Estimated from the kind of drafter."""
+        return self.memory.weight_bytes(architecture)
+
+    def cache_bytes_per_token(self, architecture: ModelArchitecture) -> float:
+        """Estimated from the kind of drafter."""
+        return self.memory.cache_bytes_per_token(architecture)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineDrafter:
+    """A drafter timed inside a serving engine, by batch, draft length and context."""
+
+    section: EngineDrafterSection
+    memory: DraftCost
+    layers: int = 0
+    host_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The name in the profile."""
+        return self.section.name
+
+    @property
+    def label(self) -> str:
+        """The name in the profile, and where it was timed."""
+        return f"{self.section.name}, measured in the engine"
+
+    def draft_s(
+        self, forward: TargetForward, batch: float, context: float, tokens: int
+    ) -> ForwardSeconds:
+        """Seconds of `batch` drafts in one step."""
+        return ForwardSeconds(products=max(self.section.seconds(tokens, context, batch), 0.0))
 
     def weight_bytes(self, architecture: ModelArchitecture) -> float:
         """Estimated from the kind of drafter."""
@@ -218,25 +260,33 @@ def find_drafter(
     """
     profile = forward.profile if isinstance(forward, ProfileForward) else None
     timed = dict(profile.drafters) if profile else {}
+    engine = list(profile.engine_drafters.values()) if profile else []
     if name is None and measured is not None and (measured.drafter or measured.drafter_kind):
         if measured.drafter_hash in timed:
             return _measured(measured.drafter_hash, timed[measured.drafter_hash])
         kind = measured.drafter_kind or measured.drafter
         name = kind if kind in NAMES else measured.drafter
     if name is None:
-        return _measured(*next(iter(timed.items()))) if len(timed) == 1 else BlockDrafter()
+        if len(timed) == 1:
+            return _measured(*next(iter(timed.items())))
+        return _in_engine(engine[0]) if len(engine) == 1 else BlockDrafter()
     if name in timed:
         return _measured(name, timed[name])
     for key, section in timed.items():
         if name.lower() in section.name.lower() and ("+" in name) == ("+" in section.name):
             return _measured(key, section)
+    for timed_in_engine in engine:
+        if name.lower() in timed_in_engine.name.lower():
+            return _in_engine(timed_in_engine)
     if name == "ngram":
         return LookupDrafter()
     if name == "dflash":
         return BlockDrafter()
     if name.lower() in (checkpoint.lower() for checkpoint in CHECKPOINTS.values()):
         return BlockDrafter(name=name)
-    names = ", ".join([*NAMES, *(section.name for section in timed.values())])
+    names = ", ".join(
+        [*NAMES, *(one.name for one in timed.values()), *(one.name for one in engine)]
+    )
     raise InputError(
         f"no drafter is called '{name}', and there is no time of one in the profile",
         hint=f"Use one of: {names}; or time it with `rooftree calibrate --drafter {name}`",
@@ -244,8 +294,15 @@ def find_drafter(
 
 
 def _measured(key: str, section: DrafterSection) -> MeasuredDrafter:
-    memory: DraftCost = LookupDrafter() if "gram" in section.name.lower() else BlockDrafter()
-    return MeasuredDrafter(section=section, memory=memory, architecture_hash=key)
+    return MeasuredDrafter(section=section, memory=_memory(section.name), architecture_hash=key)
+
+
+def _in_engine(section: EngineDrafterSection) -> EngineDrafter:
+    return EngineDrafter(section=section, memory=_memory(section.name))
+
+
+def _memory(name: str) -> DraftCost:
+    return LookupDrafter() if "gram" in name.lower() else BlockDrafter()
 
 
 def drafter_kind(name: str) -> str:

@@ -55,13 +55,16 @@ class Origin:
     """Source of the times: a profile's provenance, or `operators`.
 
     `error` is the expected relative error of a forward. With `whole_runtime` the times hold host
-    work and gaps between kernels, so nothing is added to them for this project's own decoder.
+    work and gaps between kernels, so nothing is added to them for the `engine` that they were
+    measured in, except `host_s`: seconds of a step on its host that were measured apart.
     """
 
     kind: str
     text: str
     error: float
     whole_runtime: bool = False
+    engine: str = "rooftree"
+    host_s: float = 0.0
 
 
 class TargetForward(Protocol):
@@ -143,6 +146,8 @@ class ProfileForward:
             text=made.source or f"{made.kind} {made.created_utc[:10]}",
             error=error,
             whole_runtime=self.profile.runtime.kind != "kernels",
+            engine="vllm" if self.profile.runtime.kind == "vllm" else "rooftree",
+            host_s=(engine.host_s or 0.0) if (engine := self.profile.runtime.engine) else 0.0,
         )
 
     def decode(self, batch: float, context: float, rows: int = 1) -> ForwardSeconds:

@@ -109,7 +109,8 @@ class ServingPolicy:
     """The draft trees that may be used.
 
     `auto`: plain steps, chains, and trees where the engine verifies them; `plain`: no drafts;
-    `chain`: plain steps and chains; `fixed`: trees of `nodes` nodes only.
+    `chain`: plain steps and chains, or with `nodes` chains of so many tokens only; `fixed`: trees
+    of `nodes` nodes only.
     """
 
     kind: str = "auto"
@@ -117,15 +118,16 @@ class ServingPolicy:
 
     @classmethod
     def parse(cls, text: str) -> ServingPolicy:
-        """A policy from `auto`, `plain`, `chain` or `fixed:N`. Raises InputError."""
+        """A policy from `auto`, `plain`, `chain`, `chain:N` or `fixed:N`. Raises InputError."""
         kind, _, count = text.strip().lower().partition(":")
         if kind in ("auto", "plain", "chain") and not count:
             return cls(kind=kind)
-        if kind == "fixed" and count.isdecimal() and int(count) >= 1:
+        if kind in ("chain", "fixed") and count.isdecimal() and int(count) >= 1:
             return cls(kind=kind, nodes=int(count))
         raise InputError(
             f"no policy is called '{text}'",
-            hint="Use auto, plain, chain or fixed:N with N drafted tokens, such as fixed:32",
+            hint="Use auto, plain, chain, chain:N or fixed:N with N drafted tokens, such as"
+            " fixed:32",
         )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from costmodel.catalog import TargetEntry, find_device, resolve_target
 from costmodel.errors import InputError, RooftreeError
-from costmodel.planning.acceptance import Acceptance, find_acceptance
+from costmodel.planning.acceptance import Acceptance, Shape, find_acceptance
 from costmodel.planning.batching import Overheads, engine_overheads
 from costmodel.planning.drafting import acceptance_for, find_drafter
 from costmodel.planning.engines import engine_rules
@@ -101,8 +101,8 @@ def make_server(
 
 def server_overheads(engine: str, origin: Origin) -> Overheads:
     """Overheads of the engine, without those that the forward times already include."""
-    if engine == "rooftree" and origin.whole_runtime:
-        return Overheads()
+    if engine == origin.engine and origin.whole_runtime:
+        return Overheads(step_s=origin.host_s)
     overheads = engine_overheads(engine)
     if origin.whole_runtime:
         return dataclasses.replace(overheads, layer_s=0.0, prompt_layer_s=0.0)
@@ -170,7 +170,8 @@ def _acceptance(request: PlanRequest) -> Acceptance | None:
         return None
     acceptance = find_acceptance(request.acceptance, request.target, request.temperature)
     if request.policy.nodes is not None:
-        acceptance.committed("tree", request.policy.nodes)
+        shape: Shape = "chain" if request.policy.kind == "chain" else "tree"
+        acceptance.committed(shape, request.policy.nodes)
     return acceptance
 
 

@@ -171,12 +171,10 @@ class Server:
         context = traffic.prompt_tokens + traffic.output_tokens / 2
         trees = self.rules.verifies_trees
         sizes = list(_tree_sizes(self.policy, self.acceptance, trees=trees))
-        drafter, draft_s = self.drafter, None
-        if drafter is not None and any(nodes for _, nodes in sizes):
-            draft_s = drafter.draft_s(self.forward, running, context)
-        fixed = self.policy.kind == "fixed"
+        drafter = self.drafter
+        fixed = self.policy.nodes is not None
         for shape, nodes in sizes:
-            if nodes == 0 or self.acceptance is None or drafter is None or draft_s is None:
+            if nodes == 0 or self.acceptance is None or drafter is None:
                 yield shape, Cycle()
                 continue
             if not fixed and running * (nodes + 1) > self._most_rows:
@@ -186,7 +184,8 @@ class Server:
                 Cycle(
                     nodes=nodes,
                     committed=self.acceptance.committed(shape, nodes),
-                    draft=draft_s,
+                    drafted_share=self.acceptance.drafted_share,
+                    draft=drafter.draft_s(self.forward, running, context, nodes),
                     draft_layers=drafter.layers,
                     draft_host_s=running * drafter.host_s,
                     tree_host_s=running * self.tree_s(shape, nodes),
@@ -293,13 +292,12 @@ def _tree_sizes(
     policy: ServingPolicy, acceptance: Acceptance | None, *, trees: bool
 ) -> Iterator[tuple[Shape, int]]:
     """Shapes and node counts that policy and engine allow, the plain step first."""
-    if policy.kind in ("auto", "plain", "chain"):
-        yield "plain", 0
+    if policy.nodes is not None:
+        yield "chain" if policy.kind == "chain" else "tree", policy.nodes
+        return
+    yield "plain", 0
     if acceptance is None or policy.kind == "plain":
         return
-    if policy.kind in ("auto", "chain"):
-        yield from (("chain", n) for n in range(1, len(acceptance.chain)))
+    yield from (("chain", n) for n in range(1, len(acceptance.chain)))
     if policy.kind == "auto" and trees:
         yield from (("tree", n) for n in TREES if n < len(acceptance.tree))
-    if policy.nodes is not None:
-        yield "tree", policy.nodes

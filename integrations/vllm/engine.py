@@ -93,6 +93,11 @@ class SteppedEngine:
         return len(self._requests)
 
     @property
+    def longest_prompt(self) -> int:
+        """Tokens that one step of a prefill takes."""
+        return min(int(self.config.scheduler_config.max_num_batched_tokens), self.longest_context)
+
+    @property
     def longest_context(self) -> int:
         """Cached tokens at which a step of `most_rows` rows and its next draft still fit."""
         return int(self.config.model_config.max_model_len) - spare_tokens(self.most_rows - 1)
@@ -103,6 +108,17 @@ class SteppedEngine:
         for request in requests:
             self._set_context(request, context)
         self._scheduler.steer(requests, rows, draft_tokens)
+        return self._timed_step()
+
+    def prefill(self, tokens: int) -> StepTime:
+        """Run a prompt of `tokens` (at least PROMPT_TOKENS) as one step, alone."""
+        request = self._requests[0]
+        self._set_context(request, tokens - 1)
+        request.num_computed_tokens = 0
+        self._scheduler.steer([request], 1, 0)
+        return self._timed_step()
+
+    def _timed_step(self) -> StepTime:
         self._forward.reset()
         self._draft.reset()
         start_s = time.perf_counter()

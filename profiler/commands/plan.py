@@ -53,7 +53,7 @@ from profiler.commands.options import EXPORTS, PicturePath, json_option
     "--tp", default="1", show_default=True, help="Tensor-parallel degrees, separated by commas."
 )
 @click.option("--policy", default="auto", show_default=True,
-              help="Draft trees: auto, plain, chain or fixed:N.")  # fmt: skip
+              help="Draft trees: auto, plain, chain, chain:N or fixed:N.")  # fmt: skip
 @click.option("--engine", type=click.Choice(["vllm", "sglang", "trtllm", "rooftree"]),
               help="Serving engine; only rooftree verifies trees [default: --export's, else vllm]."
               )  # fmt: skip

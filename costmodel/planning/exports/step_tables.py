@@ -83,7 +83,7 @@ def step_s(server: Server, traffic: Traffic, running: int, rows: int) -> float:
     if drafter is not None:
         context = traffic.prompt_tokens + traffic.output_tokens / 2
         cycle = Cycle(
-            draft=drafter.draft_s(server.forward, running, context),
+            draft=drafter.draft_s(server.forward, running, context, rows - 1),
             draft_layers=drafter.layers,
             draft_host_s=running * drafter.host_s,
         )

@@ -16,6 +16,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.errors import InputError
 from costmodel.planning.request import PERCENTS, Goals, PlanRequest, SimulationSettings
 from costmodel.planning.result import Fleet, SimulatedOption, Spread
 from costmodel.planning.servers import OperatingPoint, Server
@@ -118,6 +119,23 @@ def simulate_option(
         nearest=fleet(most) if enough is None else None,
         cost_per_hour=enough.gpus * price if enough is not None and price else None,
     )
+
+
+def replay(server: Server, requests: Trace, most_running: int, seed: int = 0) -> SimulationResult:
+    """The very requests of a trace, served by one server with at most `most_running` at once.
+
+    Raises InputError where simpy is not installed or a request never fits.
+    """
+    points = server.points(requests.means, most_running)
+    if not points:
+        raise InputError("not one of the requests fits into the server's cache")
+    longest = int((requests.prompt_tokens + requests.output_tokens).max())
+    limits = SimulatedServer(
+        rules=server.rules, cache_tokens=server.cache_tokens(), max_sequences=points[-1].running
+    )
+    speculation = speculation_of(points, server.acceptance)
+    grid = step_grid(server, points, longest)
+    return simulate(requests, limits, grid, speculation, np.random.default_rng(seed))
 
 
 def smallest(holds: Callable[[int], bool], below: int, most: int) -> int | None:

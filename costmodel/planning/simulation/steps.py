@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from costmodel.errors import InputError
 from costmodel.planning.acceptance import BLOCK_GAMMA, Acceptance
-from costmodel.planning.batching import TokenWork
+from costmodel.planning.batching import TokenWork, verification_s
 from costmodel.planning.forwards import ForwardSeconds
 from costmodel.planning.servers import OperatingPoint, Server
 
@@ -205,10 +205,11 @@ def exact_steps(server: Server, points: Sequence[OperatingPoint]) -> StepTime:
         point, forward = points[speculation.level(batch)], server.forward
         if not batch:
             return ForwardSeconds(), ForwardSeconds()
-        verify = forward.decode(batch, context, point.nodes + 1)
+        share = server.acceptance.drafted_share if server.acceptance is not None else 1.0
+        verify = verification_s(forward, (batch, context), point.nodes + 1, share)
         if server.drafter is None or not point.nodes:
             return verify, ForwardSeconds()
-        return verify, server.drafter.draft_s(forward, batch, context)
+        return verify, server.drafter.draft_s(forward, batch, context, point.nodes)
 
     @cache
     def prompts(tokens: int, beside: int) -> float:

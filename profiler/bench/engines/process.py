@@ -56,11 +56,9 @@ class EngineProcess:
         """
         assert self._process.stdin is not None
         try:
-            print(
-                json.dumps({"ids": list(ids), "new_tokens": new_tokens}),
-                file=self._process.stdin,
-                flush=True,
-            )
+            asked = json.dumps({"ids": list(ids), "new_tokens": new_tokens})
+            self._process.stdin.write(f"{asked}\n")
+            self._process.stdin.flush()
         except OSError:
             raise self._failure() from None
         while isinstance(answer := self._answer(ANSWER_LIMIT_S), list):

@@ -220,7 +220,7 @@ def _measure(
         doubt=grid.doubt,
         on_doubt=tell_of_doubts(listener),
     )
-    tasks = grid.first() + plan.held_out() + plan.draft_tasks()
+    tasks = grid.first() + plan.held_out() + plan.draft_tasks() + plan.prefill_tasks()
     swept = run_sweep(tasks, workload, tools, journal, steering)
     report_sweep(swept, listener, budget_s)
     return swept, guard.summary()

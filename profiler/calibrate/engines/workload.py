@@ -12,6 +12,7 @@ from integrations.vllm.engine import SteppedEngine
 from profiler.calibrate.workload import Task
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)  # few: each comes at every batch and context
+PROMPTS = (32, 64, 128, 256, 512, 1024)  # each in one step
 HELD_OUT_SHAPES = 4  # (context, batch) pairs
 HELD_OUT_ROWS = 6
 
@@ -73,6 +74,14 @@ class EnginePlan:
             for context in contexts
         ]
 
+    def prefill_tasks(self) -> list[Task]:
+        """Prompts of PROMPTS tokens that the contexts have room for, each in one step."""
+        return [
+            Task(kind="prefill", size=tokens, context=0)
+            for tokens in PROMPTS
+            if tokens <= max(self.contexts)
+        ]
+
 
 class EngineWorkload:
     """Turns tasks into steps of an engine; each call returns the seconds that count."""
@@ -82,6 +91,8 @@ class EngineWorkload:
         self.host_s: list[float] = []
 
     def call(self, task: Task) -> Callable[[], float]:
+        if task.kind == "prefill":
+            return lambda: self._engine.prefill(task.size).verify_s
         drafts = task.kind == "draft"
 
         def run() -> float:
@@ -99,6 +110,8 @@ class EngineWorkload:
     def shortfall(self, task: Task) -> str:
         """The reason why the engine cannot take the task; empty where it can."""
         engine = self._engine
+        if task.kind == "prefill" and task.size > engine.longest_prompt:
+            return f"the engine takes prompts of {engine.longest_prompt} tokens in one step"
         if task.context > engine.longest_context:
             return f"the engine's max_model_len leaves room for {engine.longest_context} tokens"
         if task.batch > engine.most_requests:

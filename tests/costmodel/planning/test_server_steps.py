@@ -110,7 +110,7 @@ def test_only_trees_pay_for_drafts(server):
 class _SlowDrafter(LookupDrafter):
     """Half a second a draft."""
 
-    def draft_s(self, forward, batch, context):
+    def draft_s(self, forward, batch, context, tokens):
         from costmodel.planning.forwards import ForwardSeconds
 
         return ForwardSeconds(products=0.5)

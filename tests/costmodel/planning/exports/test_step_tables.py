@@ -60,7 +60,7 @@ def test_a_step_holds_the_draft_and_no_prompts(server):
     class Slow:
         name, label, layers, host_s = "slow", "slow", 0, 0.5
 
-        def draft_s(self, forward, batch, context):
+        def draft_s(self, forward, batch, context, tokens):
             from costmodel.planning.forwards import ForwardSeconds
 
             return ForwardSeconds()
