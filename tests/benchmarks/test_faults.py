@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
+from itertools import count as count_from
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,17 @@ def test_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_hang_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "LIMIT_S", 0.05)
+    """One that waits, and one that computes."""
+    monkeypatch.setattr(judging, "LIMIT_WALL_S", 0.05)
     assert judge(lambda: time.sleep(30)).reason.startswith("hang")
+    monkeypatch.setattr(judging, "LIMIT_WALL_S", 300.0)
+    monkeypatch.setattr(judging, "LIMIT_CPU_S", 0.05)
+    assert judge(lambda: all(number >= 0 for number in count_from(0))).reason.startswith("hang")
+
+
+def test_waiting_for_the_processor_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "LIMIT_CPU_S", 0.2)
+    assert judge(lambda: time.sleep(0.5)).outcome == "accepted"
 
 
 def test_a_reader_without_checks_fails(tmp_path: Path) -> None:
