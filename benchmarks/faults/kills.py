@@ -41,19 +41,19 @@ def run_kills(
     """Kill a command so many times, going on in the same place until it ends; then begin anew."""
     random = Random(f"{seed}/{command}")
     counts: dict[str, Any] = {"kills": 0, "ended": 0, "resumed": 0, "failures": []}
-    whole_s = 0.0
+    whole_cpu_s = 0.0
     while counts["kills"] < kills:
         with tempfile.TemporaryDirectory(prefix="faults-kills-") as folder:
             place = Place(folder=Path(folder), target=target).make()
-            if not whole_s:
+            if not whole_cpu_s:
                 ended = place.run(command)
                 if ended.exit_code != 0:
                     raise RuntimeError(f"{command} alone: {ended.exit_code}, {ended.last_line}")
                 _note(counts, _broken(command, place, None))
-                whole_s = ended.seconds
-                say(f"{command}: {whole_s:.1f} s undisturbed")
+                whole_cpu_s = ended.cpu_s
+                say(f"{command}: {whole_cpu_s:.1f} s of computing undisturbed")
                 continue
-            _kill_until_done(command, place, random, (kills, whole_s), counts)
+            _kill_until_done(command, place, random, (kills, whole_cpu_s), counts)
             say(f"{command}: {counts}")
     return counts
 
@@ -63,11 +63,11 @@ def _kill_until_done(
 ) -> None:
     """Kill and run again in one place, up to four times, then let it end."""
     kept: Kept | None = None
-    kills, whole_s = wanted
+    kills, whole_cpu_s = wanted
     for _ in range(4):
         if counts["kills"] >= kills:
             break
-        ended = place.run(command, kill_after_s=random.uniform(0.0, whole_s))
+        ended = place.run(command, kill_after_cpu_s=random.uniform(0.0, whole_cpu_s))
         if ended.exit_code == 0:
             break
         if ended.exit_code != -9:
