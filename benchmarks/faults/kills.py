@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults.commands import Place
+from benchmarks.faults.commands import Ended, Place
 from benchmarks.faults.judge import Wrong
 from costmodel.errors import RooftreeError
 from costmodel.profile.profile import Profile
@@ -61,22 +61,24 @@ def run_kills(
 def _kill_until_done(
     command: str, place: Place, random: Random, wanted: tuple[int, float], counts: dict[str, Any]
 ) -> None:
-    """Kill and run again in one place, up to four times, then let it end."""
+    """Kill and run again in one place, up to four times, then let it end.
+
+    A run that ends before its kill is the end: one more would begin anew and replace its samples.
+    """
     kept: Kept | None = None
+    ended: Ended | None = None
     kills, whole_cpu_s = wanted
     for _ in range(4):
         if counts["kills"] >= kills:
             break
         ended = place.run(command, kill_after_cpu_s=random.uniform(0.0, whole_cpu_s))
-        if ended.exit_code == 0:
-            break
         if ended.exit_code != -9:
-            _note(counts, ended.fault or f"exit {ended.exit_code}: {ended.last_line}")
-            return
+            break
         counts["kills"] += 1
         _note(counts, _broken(command, place, kept))
         kept = _kept(place)
-    ended = place.run(command)
+    if ended is None or ended.exit_code == -9:
+        ended = place.run(command)
     counts["ended"] += 1
     counts["resumed"] += any(word in ended.stderr for word in ("went on", "going on"))
     _note(counts, ended.fault or ("" if ended.exit_code == 0 else ended.last_line))
