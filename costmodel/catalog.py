@@ -317,11 +317,19 @@ def resolve_target(
 
 
 def _target_of(label: str, config: Any, *, approximate: bool = False) -> TargetEntry:
-    return TargetEntry(
+    entry = TargetEntry(
         name=label,
         architecture=ModelArchitecture.from_hf_config(config, name=label, approximate=approximate),
         hf_config=config,
     )
+    longest: object = entry.positions
+    whole = isinstance(longest, int) and not isinstance(longest, bool) and longest >= 1
+    if longest is not None and not whole:
+        raise InputError(
+            "the field 'max_position_embeddings' of the target's config must be a whole number"
+            f" above 0 (is {shown(longest)})"
+        )
+    return entry
 
 
 def _read_config(folder: str) -> Any:

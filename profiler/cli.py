@@ -122,6 +122,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _report(f"{error.format_message()} {_help_hint(error)}", EXIT_USAGE)
     except click.ClickException as error:
         return _report(error.format_message(), error.exit_code)
+    except SystemExit as end:
+        if end.code != 1:
+            raise
+        _silence_stdout()  # click ends so where nobody reads, and no command here does
+        return EXIT_BROKEN_PIPE
     except (KeyboardInterrupt, click.Abort):
         return _report("interrupted", EXIT_INTERRUPTED)
     except OSError as error:

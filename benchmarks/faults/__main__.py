@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,17 +46,9 @@ def main() -> None:
     if given.add and given.output.exists():
         stored = json.loads(given.output.read_text())
     stored["environment"] = environment()
-    parts, target = given.parts.split(","), target_with_drafter()
-    with made_up_clock(), TemporaryDirectory(prefix="faults-warm-") as folder:
-        if {"kills", "places"} & set(parts):
-            Place(folder=Path(folder), target=target).make().warm_up()
-        if "kills" in parts:
-            kills = stored.setdefault("kills", {})
-            for command in (given.command,) if given.command else COMMANDS:
-                kills[command] = run_kills(command, given.kills, given.seed, target, say)
-                store(given.output, stored)
-        if "places" in parts:
-            stored["places"] = run_places(target, say)
+    parts = given.parts.split(",")
+    if {"kills", "places"} & set(parts):
+        run_commands(given, parts, stored)
     if "endurance" in parts:
         stored["threads"] = run_threads(tiny(), given.calls)
         stored["long"] = run_long(tiny(), given.generations, say)
@@ -65,6 +58,20 @@ def main() -> None:
         run_all(counts_of(given), given.seed, given.workers, say, totals, keep)
     store(given.output, stored)
     say(f"{given.output}: {failures_of(stored)} failures")
+
+
+def run_commands(given: argparse.Namespace, parts: Sequence[str], stored: dict[str, Any]) -> None:
+    """Commands that are killed, and that run in odd places; adds their outcomes."""
+    target = target_with_drafter()
+    with made_up_clock(), TemporaryDirectory(prefix="faults-warm-") as folder:
+        Place(folder=Path(folder), target=target).make().warm_up()
+        if "kills" in parts:
+            kills = stored.setdefault("kills", {})
+            for command in (given.command,) if given.command else COMMANDS:
+                kills[command] = run_kills(command, given.kills, given.seed, target, say)
+                store(given.output, stored)
+        if "places" in parts:
+            stored["places"] = run_places(target, say)
 
 
 def store(path: Path, stored: dict[str, Any]) -> None:

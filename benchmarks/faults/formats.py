@@ -226,7 +226,7 @@ def use_trace(folder: Path) -> None:
 
 def make_times(folder: Path) -> None:
     rows = [
-        f"{rows},{context},{1e-3 + 1e-5 * rows + 1e-8 * rows * context}"
+        f"{rows},{context},{1e-2 + 1e-5 * rows + 1e-8 * rows * context}"
         for rows in (1, 2, 4, 8, 16, 64)
         for context in (0, 512, 4096)
     ]

@@ -184,6 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     limit_memory()
     warnings.simplefilter("ignore")  # of numpy about odd numbers; what comes of them is judged
     logging.disable()
+    os.environ["HF_HUB_OFFLINE"] = "1"  # a mutated name is no reason to ask the network
     form = format_named(given.format)
     numbers = range(int(given.first), int(given.stop))
     print(json.dumps(run_inputs(form, int(given.seed), numbers, Path(given.work))))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from costmodel.errors import RooftreeError
 
-LIMIT_S = 20.0  # far above what any input takes on a busy machine
+LIMIT_CPU_S = 20.0  # of this process: a busy machine makes no hang
+LIMIT_WALL_S = 300.0  # for what waits without computing, as on a pipe that nobody writes to
 MEMORY_BYTES = 12 << 30
 LONGEST_MESSAGE = 700
 
@@ -35,13 +37,30 @@ class _Hang(BaseException):
 
 
 def judge(use: Callable[[], Any]) -> Verdict:
-    """Use an input, for at most `LIMIT_S`."""
+    """Use an input within the limits."""
+    with contextlib.ExitStack() as limits:
+        limits.enter_context(_limited(signal.ITIMER_PROF, signal.SIGPROF, LIMIT_CPU_S))
+        limits.enter_context(_limited(signal.ITIMER_REAL, signal.SIGALRM, LIMIT_WALL_S))
+        return _judge(use)
+
+
+@contextlib.contextmanager
+def _limited(timer: int, number: signal.Signals, limit_s: float) -> Iterator[None]:
+    """Raise `_Hang` in the body once this timer of the process has run for so long."""
 
     def ring(number: int, frame: object) -> None:
         raise _Hang
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+    before = signal.signal(number, ring)
+    signal.setitimer(timer, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(timer, 0)
+        signal.signal(number, before)
+
+
+def _judge(use: Callable[[], Any]) -> Verdict:
     try:
         use()
     except RooftreeError as error:
@@ -54,9 +73,6 @@ def judge(use: Callable[[], Any]) -> Verdict:
         if isinstance(error, KeyboardInterrupt):
             raise
         return Verdict(outcome="failed", reason=f"{type(error).__name__} {_place(error)}")
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
     return Verdict(outcome="accepted")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults.commands import Place
+from benchmarks.faults.commands import Ended, Place
 from benchmarks.faults.judge import Wrong
 from costmodel.errors import RooftreeError
 from costmodel.profile.profile import Profile
@@ -41,19 +41,19 @@ def run_kills(
     """Kill a command so many times, going on in the same place until it ends; then begin anew."""
     random = Random(f"{seed}/{command}")
     counts: dict[str, Any] = {"kills": 0, "ended": 0, "resumed": 0, "failures": []}
-    whole_s = 0.0
+    whole_cpu_s = 0.0
     while counts["kills"] < kills:
         with tempfile.TemporaryDirectory(prefix="faults-kills-") as folder:
             place = Place(folder=Path(folder), target=target).make()
-            if not whole_s:
+            if not whole_cpu_s:
                 ended = place.run(command)
                 if ended.exit_code != 0:
                     raise RuntimeError(f"{command} alone: {ended.exit_code}, {ended.last_line}")
                 _note(counts, _broken(command, place, None))
-                whole_s = ended.seconds
-                say(f"{command}: {whole_s:.1f} s undisturbed")
+                whole_cpu_s = ended.cpu_s
+                say(f"{command}: {whole_cpu_s:.1f} s of computing undisturbed")
                 continue
-            _kill_until_done(command, place, random, (kills, whole_s), counts)
+            _kill_until_done(command, place, random, (kills, whole_cpu_s), counts)
             say(f"{command}: {counts}")
     return counts
 
@@ -61,22 +61,24 @@ def run_kills(
 def _kill_until_done(
     command: str, place: Place, random: Random, wanted: tuple[int, float], counts: dict[str, Any]
 ) -> None:
-    """Kill and run again in one place, up to four times, then let it end."""
+    """Kill and run again in one place, up to four times, then let it end.
+
+    A run that ends before its kill is the end: one more would begin anew and replace its samples.
+    """
     kept: Kept | None = None
-    kills, whole_s = wanted
+    ended: Ended | None = None
+    kills, whole_cpu_s = wanted
     for _ in range(4):
         if counts["kills"] >= kills:
             break
-        ended = place.run(command, kill_after_s=random.uniform(0.0, whole_s))
-        if ended.exit_code == 0:
-            break
+        ended = place.run(command, kill_after_cpu_s=random.uniform(0.0, whole_cpu_s))
         if ended.exit_code != -9:
-            _note(counts, ended.fault or f"exit {ended.exit_code}: {ended.last_line}")
-            return
+            break
         counts["kills"] += 1
         _note(counts, _broken(command, place, kept))
         kept = _kept(place)
-    ended = place.run(command)
+    if ended is None or ended.exit_code == -9:
+        ended = place.run(command)
     counts["ended"] += 1
     counts["resumed"] += any(word in ended.stderr for word in ("went on", "going on"))
     _note(counts, ended.fault or ("" if ended.exit_code == 0 else ended.last_line))

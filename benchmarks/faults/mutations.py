@@ -49,7 +49,7 @@ def _once(raw: bytes, kind: Kind, random: Random) -> bytes:
     }  # fmt: skip
     try:
         return _encoded(by_kind[kind](text, random))
-    except (ValueError, TypeError, RecursionError, yaml.YAMLError, IndexError):
+    except (ValueError, TypeError, ArithmeticError, RecursionError, yaml.YAMLError, IndexError):
         return _encoded(_text(text, random))  # mutated beyond parsing before
 
 

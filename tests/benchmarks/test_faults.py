@@ -5,16 +5,20 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
+from itertools import count as count_from
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from benchmarks.faults import judge as judging
 from benchmarks.faults.__main__ import SHARES, counts_of, failures_of
+from benchmarks.faults.commands import Ended, Place
 from benchmarks.faults.formats import FORMATS, Format
 from benchmarks.faults.inputs import all_formats, run_all, run_inputs, use_again
 from benchmarks.faults.judge import Wrong, judge
+from benchmarks.faults.kills import _kill_until_done
 from benchmarks.faults.mutations import mutated
 from costmodel.errors import InputError
 
@@ -59,8 +63,17 @@ def test_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_hang_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "LIMIT_S", 0.05)
+    """One that waits, and one that computes."""
+    monkeypatch.setattr(judging, "LIMIT_WALL_S", 0.05)
     assert judge(lambda: time.sleep(30)).reason.startswith("hang")
+    monkeypatch.setattr(judging, "LIMIT_WALL_S", 300.0)
+    monkeypatch.setattr(judging, "LIMIT_CPU_S", 0.05)
+    assert judge(lambda: all(number >= 0 for number in count_from(0))).reason.startswith("hang")
+
+
+def test_waiting_for_the_processor_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "LIMIT_CPU_S", 0.2)
+    assert judge(lambda: time.sleep(0.5)).outcome == "accepted"
 
 
 def test_a_reader_without_checks_fails(tmp_path: Path) -> None:
@@ -131,9 +144,33 @@ def test_a_listed_input_can_be_used_again(tmp_path: Path) -> None:
     assert seen[0] == seen[1]
 
 
-def test_mutations_follow_their_seed(tmp_path: Path) -> None:
-    from random import Random
+def test_a_run_that_ends_before_its_kill_is_the_last(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One more calibration would replace the samples, which the check would take for lost."""
+    place = Place(folder=tmp_path, target=tmp_path)
+    journal, samples = place.home / "journals" / "a.jsonl", place.home / "p.samples.jsonl"
+    journal.parent.mkdir(parents=True)
+    runs: list[str] = []
 
+    def run(self: Place, command: str, **options: object) -> Ended:
+        runs.append(command)
+        if len(runs) == 1:
+            journal.write_text("header\nfirst\nsecond\n")
+        elif journal.exists():
+            journal.rename(samples)
+        else:
+            samples.write_text("header\nanew\n")
+        return Ended(exit_code=-9 if len(runs) == 1 else 0, stdout=b"", stderr="", cpu_s=1.0)
+
+    monkeypatch.setattr(Place, "run", run)
+    counts: dict[str, Any] = {"kills": 0, "ended": 0, "resumed": 0, "failures": []}
+    _kill_until_done("calibrate", place, Random(0), (9, 1.0), counts)
+    assert counts == {"kills": 1, "ended": 1, "resumed": 0, "failures": []}
+    assert len(runs) == 2
+
+
+def test_mutations_follow_their_seed(tmp_path: Path) -> None:
     for form in FORMATS:
         folder = tmp_path / form.name
         folder.mkdir()

@@ -196,6 +196,20 @@ def test_the_reader_of_a_folder_may_add_defaults(model_folder):
     assert entry.architecture.layers == 3
 
 
+@pytest.mark.parametrize("longest", ["64", 0, -1, 64.5, True, [64]])
+def test_the_longest_text_is_a_whole_number(model_folder, longest):
+    config = CONFIG | {"max_position_embeddings": longest}
+    (model_folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"'max_position_embeddings' .* whole number above 0"):
+        resolve_target(str(model_folder))
+
+
+def test_a_config_need_not_say_the_longest_text(model_folder):
+    config = CONFIG | {"max_position_embeddings": None}
+    (model_folder / "config.json").write_text(json.dumps(config))
+    assert resolve_target(str(model_folder)).positions is None
+
+
 def test_folders_that_hold_no_readable_config(model_folder):
     (model_folder / "config.json").write_text("{")
     with pytest.raises(InputError, match=r"config\.json cannot be read"):

@@ -175,12 +175,13 @@ def test_ctrl_c_of_a_real_process() -> None:
     assert errors.strip() == "rooftree: interrupted"
 
 
-def test_a_closed_pipe_is_quiet() -> None:
+@pytest.mark.parametrize("arguments", [("--help",), ("targets",), ("targets", "--json")])
+def test_a_closed_pipe_is_quiet(arguments: tuple[str, ...]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as closed:
         result = subprocess.run(
-            [*PROGRAM, "--help"],
+            [*PROGRAM, *arguments],
             stdout=closed,
             stderr=subprocess.PIPE,
             text=True,
@@ -188,7 +189,7 @@ def test_a_closed_pipe_is_quiet() -> None:
             cwd=ROOT,
         )
     assert result.stderr == ""
-    assert result.returncode != 0
+    assert result.returncode == cli.EXIT_BROKEN_PIPE == 141
 
 
 def test_version_is_that_of_the_distribution() -> None:
