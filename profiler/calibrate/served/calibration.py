@@ -308,7 +308,7 @@ def _measure(
         limit_s=settings.time_limit_s,
         on_progress=listener.progress,
         more=lambda swept: grid.more(forward_times(swept, roofline).swept),
-        certain=lambda swept: grid.certain(forward_times(swept, roofline).swept),
+        doubt=lambda swept: grid.doubt(forward_times(swept, roofline).swept),
     )
     tasks = grid.first() + plan.plain() + plan.held_out()
     swept = run_sweep(tasks, prepared.workload, tools, journal, steering)
