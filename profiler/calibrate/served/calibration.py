@@ -26,6 +26,7 @@ from profiler.calibrate.calibrate import (
     CalibrationResult,
     CalibrationSettings,
     report_sweep,
+    tell_of_doubts,
 )
 from profiler.calibrate.files import check_writable, keep_samples, store
 from profiler.calibrate.instruments import Instruments
@@ -309,6 +310,7 @@ def _measure(
         on_progress=listener.progress,
         more=lambda swept: grid.more(forward_times(swept, roofline).swept),
         doubt=lambda swept: grid.doubt(forward_times(swept, roofline).swept),
+        on_doubt=tell_of_doubts(listener),
     )
     tasks = grid.first() + plan.plain() + plan.held_out()
     swept = run_sweep(tasks, prepared.workload, tools, journal, steering)

@@ -11,6 +11,7 @@ from decoder.drafters.factory import load_drafter
 from decoder.drafters.specblock.drafter import SpecBlockDrafter
 from decoder.drafters.specblock.model import save_specblock
 from decoder.drafters.specblock.tree import BlockGrowth
+from decoder.target.runtime.linear import plain_state
 from tests.decoder.draft_models import HIDDEN, LLAMA3_ROPE, draft_target
 from tests.decoder.specblock_models import specblock_folder
 
@@ -30,10 +31,10 @@ class TestCheckpoints:
         target = draft_target()
         head = target.head_weight()
         folder, _, tensors = specblock_folder(tmp_path / "lent")
-        lent = SpecBlockDrafter(target, folder).model.lm_head.weight
+        lent = plain_state(SpecBlockDrafter(target, folder).model)["lm_head.weight"]
         torch.testing.assert_close(lent, head[tensors["tokens"]], atol=0, rtol=0)
         folder, _, tensors = specblock_folder(tmp_path / "own", own_head=True)
-        own = SpecBlockDrafter(target, folder).model.lm_head.weight
+        own = plain_state(SpecBlockDrafter(target, folder).model)["lm_head.weight"]
         torch.testing.assert_close(own, tensors["lm_head.weight"], atol=0, rtol=0)
 
     def test_a_checkpoint_of_the_authors_is_refused_by_name(self, tmp_path):
