@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -22,6 +21,7 @@ from decoder.target.runtime.fused import join_linears
 ROWS = 1  # that weights are reordered for
 OPERATORS = ("_reorder_linear_weight", "_linear_pointwise", "data_ptr", "_nbytes")
 BLOCKS = (64, 48, 32, 16, 1)  # rows of a weight that oneDNN may keep together
+COMPARED_ROWS = 499  # no multiple of a block, so that all places in one are compared
 
 
 class JoinedLinear(Protocol):
@@ -89,6 +89,7 @@ class PackedLinear(JoinedLinear):
         )
         self._product = torch.ops.mkldnn._linear_pointwise.default
         self._product_and_sum = torch.ops.mkldnn._linear_pointwise.binary
+        self._blocks: torch.Tensor | None = None
         release(linears, self)
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -108,26 +109,30 @@ class PackedLinear(JoinedLinear):
         return self._packed.to_dense()
 
     def rows(self, numbers: torch.Tensor) -> torch.Tensor:
-        if self.blocks is None:
+        if self._blocks is None and not self.learn_layout(self.weight()):
             raise InputError("the layout of these packed weights is unknown")
-        return _rows(self.blocks, numbers)
+        assert self._blocks is not None
+        return _rows(self._blocks, numbers)
 
-    @cached_property
-    def blocks(self) -> torch.Tensor | None:
-        """The weight's memory as [blocks, in / pair, rows, pair]; None for another layout."""
+    def learn_layout(self, weight: torch.Tensor) -> bool:
+        """Find the plain weight's rows in the packed memory; False for an unknown layout.
+
+        The memory is [blocks, in / pair, rows, pair]. Both ends and rows between are compared.
+        """
         size = torch.ops.mkldnn._nbytes(self._packed)
         memory = (ctypes.c_char * size).from_address(torch.ops.mkldnn.data_ptr(self._packed))
         numbers = torch.frombuffer(memory, dtype=self._packed.dtype)
-        weight = self.weight()
         out, width = weight.shape
+        some = torch.linspace(0, out - 1, min(out, COMPARED_ROWS)).long()
         pair = 4 // weight.dtype.itemsize  # bfloat16 numbers are multiplied in pairs
         for rows in BLOCKS:
             if width % pair or numbers.numel() != -(-out // rows) * rows * width:
                 continue
             blocks = numbers.view(-1, width // pair, rows, pair)
-            if torch.equal(_rows(blocks, torch.arange(out)), weight):
-                return blocks
-        return None
+            if torch.equal(_rows(blocks, some), weight[some]):
+                self._blocks = blocks
+                return True
+        return False
 
 
 class Part:

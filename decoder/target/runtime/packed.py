@@ -9,6 +9,7 @@ else, so each call that it saves counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -33,7 +34,12 @@ class RmsNorm:
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         self._weight, self._eps = weight.detach(), eps
-        self.few = FewNorm.of(weight[:, 0] if weight.ndim == 3 else weight, eps)
+
+    @cached_property
+    def few(self) -> FewNorm:
+        """The norm of few rows, made at its first use: it loads compiled functions."""
+        weight = self._weight
+        return FewNorm.of(weight[:, 0] if weight.ndim == 3 else weight, self._eps)
 
     @classmethod
     def of(cls, norm: Any) -> RmsNorm:
@@ -60,10 +66,12 @@ class PackedLayer:
         self._output = join([attention.o_proj])
         self._gate_up = join([mlp.gate_proj, mlp.up_proj])
         self._down = join([mlp.down_proj])
-        norms = (self._attention_norm, self._ffn_norm, self._head_norms)
-        self.sums_known = all(norm is None or norm.few.lanes for norm in norms)
         is_silu = isinstance(mlp.act_fn, (nn.SiLU, SiLUActivation))
         self._activation = functional.silu if is_silu else mlp.act_fn
+
+    def norms(self) -> list[RmsNorm]:
+        norms = (self._attention_norm, self._ffn_norm, self._head_norms)
+        return [norm for norm in norms if norm is not None]
 
     def few(self, rows: torch.Tensor, few: FewRows) -> torch.Tensor:
         """The layer's output, for few rows in bfloat16."""
@@ -120,7 +128,11 @@ class PackedLayers:
         self._layers = [PackedLayer(layer, join) for layer in base.layers]
         self._norm = RmsNorm.of(base.norm)
         self._rope = RopeFactors(base.rotary_emb, base.norm.weight.dtype)
-        self._few = all(layer.sums_known for layer in self._layers)
+
+    @cached_property
+    def _sums_known(self) -> bool:
+        """Whether compiled norms sum as torch does on this CPU."""
+        return all(norm.few.lanes for layer in self._layers for norm in layer.norms())
 
     def run(
         self,
@@ -132,7 +144,7 @@ class PackedLayers:
         """See `ModelStep.run`; rows [rows, hidden] are embeddings."""
         cosine, sine = self._rope(positions)
         few = None
-        if self._few and isinstance(plan, ForwardPlan) and are_few(rows):
+        if are_few(rows) and isinstance(plan, ForwardPlan) and self._sums_known:
             few = FewRows(rows, cosine, sine, plan)
         states = [rows]
         for layer in self._layers:
@@ -174,7 +186,7 @@ def _pack_head(step: ModelStep, join: Join) -> JoinedLinear | None:
     if type(head) is not nn.Linear or (tied and type(embedding) is not nn.Embedding):
         return None
     weight, packed = head.weight, join([head])
-    if isinstance(packed, PackedLinear) and packed.blocks is None:
+    if isinstance(packed, PackedLinear) and not packed.learn_layout(weight.detach()):
         head.weight = weight  # a layout whose rows the embedding could not read
         del head.forward
         return None
