@@ -97,13 +97,15 @@ class FlooredCalibration:
 
 def calibrate_command(target: Target) -> str:
     """The command that measures a profile for the target as it runs here."""
-    key = profile_key(target)
-    command = f"rooftree calibrate --target {target.loaded.name}"
+    key, loaded = profile_key(target), target.loaded
+    # A folder's name alone finds no folder.
+    name = loaded.name if "/" in loaded.name else loaded.source or loaded.name
+    command = f"rooftree calibrate --target {name}"
     if target.dtype != default_dtype(target.device):
         command += f" --dtype {key.dtype}"
     if key.runtime != runtime_kind("auto", target.device):
         command += f" --runtime {key.runtime}"
-    if target.loaded.int8:
+    if loaded.int8:
         command += f" --quantization {key.quantization}"
     together = f"torchrun --no-python --nproc-per-node {key.tensor_parallel} "
     return together + command if key.tensor_parallel > 1 else command

@@ -161,7 +161,7 @@ class TestProfile:
         exit_code, out, (line,) = generate("--prompt", PROMPT, "--require-profile")
         assert (exit_code, out) == (3, "")
         assert line.startswith("rooftree: no profile for architecture ")
-        assert "`rooftree calibrate`" in line
+        assert f"`rooftree calibrate --target {generate.folder / 'tiny'}" in line
 
 
 class TestChat:
