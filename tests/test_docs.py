@@ -1,8 +1,10 @@
 """The pages name what exists: files, modules, classes, options, and each other."""
 
+import ast
 import re
 import shlex
-from functools import cache
+from collections.abc import Iterator
+from functools import cache, partial
 from pathlib import Path
 
 import click
@@ -155,6 +157,60 @@ def test_commands_take_the_options_of_a_page(page: Path) -> None:
     lines += [span.removeprefix("rooftree ") for span in spans if "COMMAND" not in span]
     unknown = {line: unknown_options(line) for line in lines}
     assert {line: names for line, names in unknown.items() if names} == {}
+
+
+def texts(tree: ast.Module) -> Iterator[str]:
+    """The texts of a module; a value that is put into one is `X`."""
+    inside = {part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)
+              for part in ast.walk(node) if part is not node}  # fmt: skip
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in inside:
+            yield node.value
+        if isinstance(node, ast.JoinedStr) and node not in inside:
+            parts = [part.value if isinstance(part, ast.Constant) else "X" for part in node.values]
+            yield "".join(map(str, parts))
+
+
+def test_commands_in_messages_can_be_run() -> None:
+    """Errors, warnings and help name commands that exist, with options that these take."""
+    found, unknown = 0, {}
+    for path, source in sources().items():
+        if path.parts[0] not in PACKAGES:
+            continue
+        for text in texts(ast.parse(source)):
+            for span in SPAN.findall(text):
+                if span.startswith("rooftree "):
+                    found += 1
+                    if names := unknown_options(span.removeprefix("rooftree ")):
+                        unknown[f"{path}: {span}"] = names
+    assert found > 50
+    assert unknown == {}
+
+
+OF_OTHERS = {"--head", "--nproc-per-node", "--outtype"}  # ray, torchrun, llama.cpp
+
+
+def test_options_in_hints_exist() -> None:
+    taken = set(OF_OTHERS)
+    groups: list[click.Command] = [cli]
+    while groups:
+        command = groups.pop()
+        taken.update(*(option.opts + option.secondary_opts for option in command.params))
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            subcommands = map(partial(command.get_command, context), command.list_commands(context))
+            groups += [one for one in subcommands if one is not None]
+    unknown = {}
+    for path, source in sources().items():
+        hints = {
+            part
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.keyword) and node.arg == "hint" and path.parts[0] in PACKAGES
+            for part in OPTION.findall(ast.unparse(node.value))
+        }
+        if hints - taken:
+            unknown[str(path)] = sorted(hints - taken)
+    assert unknown == {}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -59,7 +59,8 @@ class CycleCost:
                 raise ProfileError(
                     f"the profile has no draft cost of drafter {drafter_hash}"
                     f" (it has {names or 'none'})",
-                    hint="Add it with `rooftree calibrate --drafter`",
+                    hint=f"Add it with `rooftree calibrate --target {profile.target.name}"
+                    " --drafter NAME`",
                 )
         stages = profile.stages
         return cls(

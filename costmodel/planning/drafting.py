@@ -289,7 +289,8 @@ def find_drafter(
     )
     raise InputError(
         f"no drafter is called '{name}', and there is no time of one in the profile",
-        hint=f"Use one of: {names}; or time it with `rooftree calibrate --drafter {name}`",
+        hint=f"Use one of: {names}; or time it, by its folder or hub id: `rooftree calibrate"
+        f" --target {forward.architecture.name} --drafter FOLDER`",
     )
 
 
@@ -340,12 +341,12 @@ def acceptance_for(
         raise InputError(
             f"the acceptance of {acceptance.label} is of {measured.target or 'another target'},"
             f" not of {name}",
-            hint=f"Measure it: `rooftree bench --target {name}`",
+            hint=f"Measure it: {_bench_command(name, drafter.name)}",
         )
     if _differ(_last(measured.target), _last(name)):
         doubts.append(f"acceptance is of {measured.target}, which has {name}'s architecture")
         spread = max(spread, OTHER_TARGET_SPREAD)
-    doubts += _check_drafter(acceptance, drafter)
+    doubts += _check_drafter(acceptance, drafter, name)
     if acceptance.kind == "recorded":
         missing = [part for part in ("target", "drafter") if getattr(measured, part) is None]
         if missing:
@@ -360,7 +361,7 @@ def acceptance_for(
     return dataclasses.replace(acceptance, spread=spread, doubts=tuple(doubts))
 
 
-def _check_drafter(acceptance: Acceptance, drafter: DraftCost) -> list[str]:
+def _check_drafter(acceptance: Acceptance, drafter: DraftCost, target: str) -> list[str]:
     """Doubts in acceptance of another drafter of this kind. Raises InputError for other kinds."""
     measured = acceptance.measured
     if isinstance(drafter, MeasuredDrafter) and measured.drafter_hash == drafter.architecture_hash:
@@ -372,7 +373,7 @@ def _check_drafter(acceptance: Acceptance, drafter: DraftCost) -> list[str]:
         raise InputError(
             f"the acceptance of {acceptance.label} is of the drafter"
             f" {measured.drafter or kind}, not of {drafter.name}",
-            hint=f"Measure it: `rooftree bench --drafter {drafter.name}`, or give a rate such as"
+            hint=f"Measure it: {_bench_command(target, drafter.name)}, or give a rate such as"
             " --acceptance 0.6",
         )
     if acceptance.kind == "published" or measured.drafter == drafter.name:
@@ -382,6 +383,13 @@ def _check_drafter(acceptance: Acceptance, drafter: DraftCost) -> list[str]:
 
 def _differ(one: str | None, other: str | None) -> bool:
     return one is not None and other is not None and one != other
+
+
+def _bench_command(target: str, drafter: str) -> str:
+    """The command that writes a file of acceptance; a mere kind of drafter is no name for it."""
+    if drafter == "dflash":
+        drafter = CHECKPOINTS.get(target.lower().rpartition("/")[2], "FOLDER")
+    return f"`rooftree bench --target {target} --drafter {drafter} --output FILE`"
 
 
 def _last(name: str | None) -> str | None:

@@ -117,46 +117,62 @@ def _missing(
             f"; its weights alone are {weights / 1e9:.0f} GB on each device, which has"
             f" {device.memory_bytes / 1e9:.0f} GB"
         )
+    experts = bool(target.architecture.experts)
+    if precision != Precision() and (experts or device.slug not in SYSTEMS):
+        hint = "Leave out --weights and --cache: other precisions than bfloat16 are planned only"
+        return ProfileError(problem, hint=f"{hint} for dense targets on {', '.join(SYSTEMS)}")
     if device.slug not in SYSTEMS:
-        return ProfileError(problem, hint=_transfer_hint(device, target.architecture, store))
-    if target.architecture.experts:
-        composable = (degree, precision) == (1, Precision())
-        if composable and _composable(device.slug, target.architecture):
+        hint = _transfer_hint(device, target.architecture, store, degree)
+        return ProfileError(problem, hint=hint)
+    if experts:
+        if degree == 1 and _composable(device.slug, target.architecture):
             return ProfileError(
                 problem, hint=f"Run `rooftree compose --device {device.slug} --target {name}`"
             )
-        return ProfileError(problem, hint=f"Measure it with `rooftree calibrate` on {device.name}")
+        return ProfileError(problem, hint=_measure_hint(device, target.architecture, degree))
     hint = "`pip install 'rooftree[operators]'` is enough"
     if precision == Precision():
         hint += f", or `rooftree compose --device {device.slug} --target {name} --tp {degree}`"
     return ProfileError(problem, hint=hint)
 
 
-def _transfer_hint(device: DeviceSpec, architecture: ModelArchitecture, store: ProfileStore) -> str:
+def _measure_hint(device: DeviceSpec, architecture: ModelArchitecture, degree: int) -> str:
+    together = f"torchrun --no-python --nproc-per-node {degree} " if degree > 1 else ""
+    return (
+        f"Measure it with `{together}rooftree calibrate --target {architecture.name}` on"
+        f" {device.name}"
+    )
+
+
+def _transfer_hint(
+    device: DeviceSpec, architecture: ModelArchitecture, store: ProfileStore, degree: int
+) -> str:
     """The transfer of smallest error bar, by command; how to measure where there is none."""
-    sources = _transfer_sources(device, architecture, store)
+    sources = _transfer_sources(device, architecture, store, degree)
     if not sources:
-        return _compose_hint(device, architecture)
-    (bar, best), model = sources[0], slugify(architecture.name.rpartition("/")[2])
+        return _compose_hint(device, architecture, degree)
+    bar, best, profile = sources[0]
     hint = (
-        f"Scale the one of {best}, error bar {bar:.1%}: `rooftree transfer {best}/{model} --to"
+        f"Scale the one of {best}, error bar {bar:.1%}: `rooftree transfer {best}/{profile} --to"
         f" {device.slug}`"
     )
-    others = [f"{slug} {other:.1%}" for other, slug in sources[1:4]]
+    others = [f"{slug} {other:.1%}" for other, slug, _ in sources[1:4]]
     return hint + (f"; from others: {', '.join(others)}" if others else "")
 
 
-def _compose_hint(device: DeviceSpec, architecture: ModelArchitecture) -> str:
+def _compose_hint(device: DeviceSpec, architecture: ModelArchitecture, degree: int) -> str:
     """How to get a first profile of a target: composed where it can be, and then scaled."""
     slugs = [slug for slug in SYSTEMS if _composable(slug, architecture)]
-    if not slugs:
-        return f"Measure it with `rooftree calibrate` on {device.name}"
+    if not slugs or (degree > 1 and architecture.experts):
+        return _measure_hint(device, architecture, degree)
     errors, name = transfer_errors(), architecture.name
     best = min(slugs, key=lambda slug: errors.expected(slug, device.slug)[0])
+    composed, shared = slugify(name.rpartition("/")[2]), ""
+    if degree > 1:
+        composed, shared = f"{composed}.bfloat16.kernels.tp{degree}", f" --tp {degree}"
     return (
         f"Compose one for a GPU with operator tables, `rooftree compose --device {best} --target"
-        f" {name}`, and scale it: `rooftree transfer {best}/{slugify(name.rpartition('/')[2])} --to"
-        f" {device.slug}`"
+        f" {name}{shared}`, and scale it: `rooftree transfer {best}/{composed} --to {device.slug}`"
     )
 
 
@@ -173,13 +189,13 @@ def _composable(slug: str, architecture: ModelArchitecture) -> bool:
 
 
 def _transfer_sources(
-    device: DeviceSpec, architecture: ModelArchitecture, store: ProfileStore
-) -> list[tuple[float, str]]:
-    """(error bar of the transfer, slug) of devices with a profile of this target, best first.
+    device: DeviceSpec, architecture: ModelArchitecture, store: ProfileStore, degree: int
+) -> list[tuple[float, str, str]]:
+    """(error bar, slug, profile's name) of devices that a profile can be scaled from, best first.
 
-    Transferred and eager profiles do not count.
+    Transferred, eager and quantised profiles do not count.
     """
-    bars: dict[str, float] = {}
+    bars: dict[str, tuple[float, str, str]] = {}
     for folder in store.directories:
         for path in folder.glob("*/*.yaml"):
             try:
@@ -188,9 +204,19 @@ def _transfer_sources(
                 profile = Profile.from_yaml(path)
             except ProfileError:
                 continue  # `rooftree profiles list` says what is wrong with it
-            fits = profile.target.architecture_hash == architecture.hash
-            fits = fits and profile.device.kind == "cuda" and profile.runtime.kind != "eager"
-            if fits and profile.provenance.kind != "transferred":
-                bar, slug = transferred_error(profile, device), path.parent.name
-                bars[slug] = min(bar, bars.get(slug, bar))
-    return sorted((bar, slug) for slug, bar in bars.items())
+            if _is_source(profile, architecture, degree):
+                name = path.stem if degree > 1 else path.stem.rsplit(".", 3)[0]
+                source = transferred_error(profile, device), path.parent.name, name
+                bars[path.parent.name] = min(source, bars.get(path.parent.name, source))
+    return sorted(bars.values())
+
+
+def _is_source(profile: Profile, architecture: ModelArchitecture, degree: int) -> bool:
+    runtime = profile.runtime
+    return (
+        profile.target.architecture_hash == architecture.hash
+        and profile.device.kind == "cuda"
+        and profile.provenance.kind != "transferred"
+        and runtime.kind != "eager"
+        and (runtime.tensor_parallel, runtime.quantization) == (degree, None)
+    )

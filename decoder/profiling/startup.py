@@ -19,6 +19,7 @@ from costmodel.profile.profile import Profile
 from costmodel.profile.schema import DrafterSection
 from costmodel.profile.store import LookupResult, ProfileStore
 from decoder.arguments import path_of
+from decoder.device import default_dtype
 from decoder.drafters.base import Drafter
 from decoder.extensions import DRAFTERS, is_installed
 from decoder.policies.base import CostKind
@@ -29,6 +30,7 @@ from decoder.profiling.measured_profile import (
     soft_key,
 )
 from decoder.profiling.probe import quick_profile, time_drafter, time_forward
+from decoder.target.runtime.graphs import runtime_kind
 from decoder.target.target import Target
 
 FLOOR_CONTEXT = 256  # cached tokens of the plain step that gives the host's floor
@@ -93,6 +95,22 @@ class FlooredCalibration:
         return np.maximum(self.calibration.predict_s(rows, context, batch), self.floor_s)
 
 
+def calibrate_command(target: Target) -> str:
+    """The command that measures a profile for the target as it runs here."""
+    key, loaded = profile_key(target), target.loaded
+    # A folder's name alone finds no folder.
+    name = loaded.name if "/" in loaded.name else loaded.source or loaded.name
+    command = f"rooftree calibrate --target {name}"
+    if target.dtype != default_dtype(target.device):
+        command += f" --dtype {key.dtype}"
+    if key.runtime != runtime_kind("auto", target.device):
+        command += f" --runtime {key.runtime}"
+    if loaded.int8:
+        command += f" --quantization {key.quantization}"
+    together = f"torchrun --no-python --nproc-per-node {key.tensor_parallel} "
+    return together + command if key.tensor_parallel > 1 else command
+
+
 def find_cost(
     target: Target, drafter: Drafter, choice: ProfileChoice, kind: CostKind = "best"
 ) -> CostSource:
@@ -120,9 +138,10 @@ def _find_on_this_rank(target: Target, drafter: Drafter, choice: ProfileChoice) 
         return _from_profile(target, drafter, store.open(choice.path, key, soft), choice)
     try:
         lookup = store.find(key, soft)
-    except ProfileError:
+    except ProfileError as error:
         if choice.require:
-            raise
+            hint = f"Measure one with `{calibrate_command(target)}`"
+            raise ProfileError(error.problem, hint=hint) from None
         make = _from_probe if choice.calibrate else _from_roofline
         unusable = store.unusable(key.device_name)
         warnings = (f"left out a profile that cannot be used: {one.problem}" for one in unusable)
@@ -216,8 +235,8 @@ def _from_probe(target: Target, drafter: Drafter, choice: ProfileChoice) -> Cost
         saved = "once for all"
     line = (
         f"no profile for this device and target: probed {profile.provenance.points} points in "
-        f"{profile.provenance.duration_s:.1f} s ({saved}); `rooftree calibrate --target "
-        f"{target.loaded.name}` measures a full one"
+        f"{profile.provenance.duration_s:.1f} s ({saved}); `{calibrate_command(target)}` measures "
+        "a full one"
     )
     cost = CycleCost.from_profile(profile, name)
     return CostSource(cost=OnlineEstimator(cost, "static"), line=line, profile=profile)

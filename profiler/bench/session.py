@@ -302,5 +302,5 @@ def _check_output(output: Path | None) -> None:
     if not os.access(output.absolute().parent, os.W_OK):
         raise InputError(
             f"cannot write to {output.absolute().parent}",
-            hint="Choose another place for --json, in a folder that exists.",
+            hint="Choose another place for --output, in a folder that exists.",
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -58,14 +57,16 @@ class NamedValue(click.ParamType):
     name = "name=value"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, Any]:
+        from costmodel.strict_json import NotJson, parse_json
+
         if isinstance(value, tuple):
             return value
         name, equals, text = str(value).partition("=")
         if not equals or not name.isidentifier():
             self.fail(f"{value!r} is not a name and a value, as enforce_eager=true.", param, ctx)
         try:
-            return name, json.loads(text)
-        except ValueError:
+            return name, parse_json(text)
+        except NotJson:
             return name, text
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -100,6 +102,18 @@ def test_what_is_renamed_is_on_the_disk(
             part.write_text("new")
     written, folder = (tmp_path / "file").stat().st_ino, tmp_path.stat().st_ino
     assert seen == [("fsync", written), ("replace", written), ("fsync", folder)]
+
+
+def test_files_get_their_names_in_one_place() -> None:
+    """`replacing` alone writes a part and renames it; the demo model's whole folder is renamed."""
+    root, renaming = Path(__file__).parents[2], set()
+    for package in ("costmodel", "decoder", "integrations", "profiler"):
+        for path in (root / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                words = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+                if re.search(r"^(os\.(replace|renames?)|shutil\.move)$|\.rename$", words):
+                    renaming.add(str(path.relative_to(root)))
+    assert renaming == {"costmodel/io.py", "decoder/target/demo_model.py"}
 
 
 def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:

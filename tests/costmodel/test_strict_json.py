@@ -1,6 +1,8 @@
 """JSON of others: what Python's reader takes and nothing here can use is refused in one line."""
 
+import ast
 import json
+from pathlib import Path
 
 import pytest
 
@@ -60,3 +62,18 @@ def test_lines_are_numbered(tmp_path):
         list(json_lines(tmp_path / "file", b'1\n2\n"\\ud83d"\n'))
     with pytest.raises(InputError, match=r"file is not UTF-8 text \(byte 2\)"):
         list(json_lines(tmp_path / "file", b"1\n\xff"))
+
+
+def test_no_other_module_reads_json_of_others():
+    """The rest reads what a process of its own wrote."""
+    root, readers = Path(__file__).parents[2], set()
+    for package in ("costmodel", "decoder", "integrations", "profiler", "rooftree"):
+        for path in (root / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+                    "json.load",
+                    "json.loads",
+                ):
+                    readers.add(path.relative_to(root).as_posix())
+    engines = {f"profiler/bench/engines/{name}.py" for name in ("environment", "process", "worker")}
+    assert readers - engines == {"costmodel/strict_json.py", "profiler/measure/journal.py"}

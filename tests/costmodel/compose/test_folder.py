@@ -87,6 +87,10 @@ def test_bad_folders_are_refused(tmp_path):
     [
         ("per_sequence.csv", "lm_head,4,704", "lm_head,4,1e-320", "beyond all measure"),
         ("attention.csv", "0,0,1,16,8.032", "0,0,1,,8.032", "a cell is empty"),
+        ("attention.csv", "0,0,1,16,8.032", "0,0,1,16,nan", "'nan' is negative or beyond"),
+        ("attention.csv", "0,0,1,16,8.032", "0,0,1,16,inf", "'inf' is negative or beyond"),
+        ("attention.csv", "0,0,1,16,8.032", "0,0,1,nan,8.032", "'nan' is negative or beyond"),
+        ("per_sequence.csv", "lm_head,4,704", "lm_head,nan,704", "'nan' is negative or beyond"),
         ("attention.csv", "0,0,1,16,8.032", "0,0,1,16", "a time that is empty"),
         ("attention.csv", "0,0,1,16,8.032", "0,0,1,16," + "9" * 200_000, "cannot be read"),
     ],

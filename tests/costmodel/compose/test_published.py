@@ -13,7 +13,9 @@ import pytest
 from costmodel.catalog import find_device, find_target
 from costmodel.compose import aiconfigurator as published
 from costmodel.compose.aiconfigurator import load_published
+from costmodel.compose.attention import TileForm
 from costmodel.compose.operators import ComposedForward
+from costmodel.compose.profiles import CONTEXTS, ROWS, composed_profile, error_bar
 from costmodel.compose.serving_tables import Precision, load_serving
 from costmodel.errors import DeviceError, InputError
 from costmodel.roofline import distinct_experts
@@ -179,6 +181,32 @@ def test_two_devices_share_the_work_and_pay_for_two_all_reduces_a_layer(package)
     one, two, paid = (forward.seconds([16], [1024])[0, 0] for forward in (alone, silent, talking))
     assert 0.5 * one < two < 0.7 * one
     assert paid - two == pytest.approx(2 * LLAMA.layers * 5e-6)
+
+
+@pytest.mark.parametrize("splits", [False, True], ids=["fa2", "fa3"])
+def test_half_of_what_split_keys_save_is_doubted(package, splits):
+    """Of any kernel for prompts: that verifications split their keys was measured of none."""
+    tables = load_published(H100)
+    unsplit = TileForm(tile_rows=128)
+    form = dataclasses.replace(unsplit, splits_keys=splits, packs_groups=splits)
+    walking, forward = (
+        ComposedForward(
+            architecture=LLAMA,
+            tables=dataclasses.replace(
+                tables, attention=dataclasses.replace(tables.attention, form=each)
+            ),
+        )
+        for each in (unsplit, form)
+    )
+    rows = [count for count in ROWS if 1 < count <= 256]
+    saved = 1 - forward.verifying().seconds(rows, CONTEXTS) / walking.seconds(rows, CONTEXTS)
+    bar = error_bar(forward)
+    assert bar.attention == pytest.approx(np.mean(np.maximum(saved, 0)) / 2)
+    assert bar.attention > 0.005
+    assert bar.total == pytest.approx(np.hypot(np.hypot(0.025, bar.tables), bar.attention))
+    stated = composed_profile(forward, bar).provenance
+    assert stated.error_bar == pytest.approx(bar.total, abs=5e-4)
+    assert f"{bar.attention:.1%} as splitting keys in a verification is unverified" in stated.note
 
 
 def test_an_all_reduce_is_looked_up_by_its_values(package):

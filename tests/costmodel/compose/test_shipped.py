@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -101,6 +102,9 @@ def test_it_says_where_it_comes_from_and_how_far_to_trust_it(shipped):
     assert made.kind in ("composed", "transferred")
     assert made.source and "error bar" in made.note
     assert 0.02 < made.error_bar < 0.2
+    if made.kind == "composed":
+        doubted = re.search(r"([\d.]+)% as splitting keys in a verification is unver", made.note)
+        assert 0.01 < float(doubted[1]) / 100 < made.error_bar
     assert shipped.runtime.kind == "kernels"
     assert shipped.device.name == find_device(shipped.device.name).name
 

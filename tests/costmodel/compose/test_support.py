@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from costmodel.catalog import find_device, find_target
+from costmodel.compose.aiconfigurator import SYSTEMS, data_folder
 from costmodel.compose.support import MeasuredShapes, supported
 from costmodel.compose.transfer import transfer_profile
 from costmodel.io import shipped_directory
@@ -52,6 +53,15 @@ def test_without_the_tables_the_reason_is_given(monkeypatch):
     absent = rows["h100-sxm", "Qwen/Qwen3-32B"]
     assert absent.provenance is None and "is not installed" in absent.reason
     assert rows["h100-sxm", "Qwen/Qwen3-8B"].provenance == "composed"
+
+
+def test_every_device_with_tables_has_composed_profiles():
+    pytest.importorskip("aiconfigurator_core")
+    with_tables = {path.parents[1].name for path in data_folder().glob("*/attention/*")}
+    assert with_tables - set(SYSTEMS.values()) == {"b60"}  # Intel's, on which no runtime decodes
+    assert set(SYSTEMS.values()) <= with_tables
+    for slug in SYSTEMS:
+        assert find_profile(slug, "qwen3-8b", store=SHIPPED).provenance.kind == "composed"
 
 
 @pytest.mark.parametrize("device", ["b300", "gb200", "gb300"])

@@ -65,8 +65,10 @@ def test_acceptance_of_its_own_target_and_drafter_is_not_doubted(read):
 def test_acceptance_of_another_target_is_refused(read):
     other = FROM_BENCH | {"target": "HuggingFaceTB/SmolLM2-135M-Instruct", "target_hash": "abc"}
     for data in (other, {k: v for k, v in other.items() if k != "target_hash"}):
-        with pytest.raises(InputError, match="SmolLM2-135M-Instruct, not of Qwen/Qwen3-8B"):
+        with pytest.raises(InputError, match="SmolLM2-135M-Instruct, not of Qwen/Qwen3-8B") as no:
             acceptance_for(read(**data), (NAME, QWEN), LookupDrafter(), trees=False)
+        command = "rooftree bench --target Qwen/Qwen3-8B --drafter ngram --output FILE"
+        assert no.value.hint == f"Measure it: `{command}`"
 
 
 def test_a_fine_tune_of_the_same_architecture_is_doubted(read):
@@ -77,8 +79,11 @@ def test_a_fine_tune_of_the_same_architecture_is_doubted(read):
 
 
 def test_acceptance_of_another_drafter_is_refused(read):
-    with pytest.raises(InputError, match="of the drafter ngram, not of dflash"):
-        acceptance_for(read(**FROM_BENCH), (NAME, QWEN), BlockDrafter(), trees=False)
+    for name, drafter in ((NAME, "z-lab/Qwen3-8B-DFlash-b16"), ("me/my-tune", "FOLDER")):
+        with pytest.raises(InputError, match="of the drafter ngram, not of dflash") as refused:
+            acceptance_for(read(**FROM_BENCH), (name, QWEN), BlockDrafter(), trees=False)
+        command = f"`rooftree bench --target {name} --drafter {drafter} --output FILE`"
+        assert command in refused.value.hint
     published = find_acceptance("gsm8k", NAME)
     with pytest.raises(InputError, match="of the drafter dflash, not of ngram"):
         acceptance_for(published, (NAME, QWEN), LookupDrafter(), trees=False)
@@ -133,4 +138,5 @@ def test_ngrams_cost_their_look_up():
 def test_drafts_of_unknown_cost_are_refused():
     with pytest.raises(InputError, match="no drafter is called 'eagle3'") as raised:
         plan(asked(acceptance="0.6", drafter="eagle3"))
-    assert "rooftree calibrate --drafter eagle3" in raised.value.hint
+    command = "`rooftree calibrate --target Qwen/Qwen3-8B --drafter FOLDER`"
+    assert command in raised.value.hint

@@ -145,10 +145,23 @@ def test_cost_rises_with_the_rate(rates):
     assert low.cost_per_hour.value <= high.cost_per_hour.value
 
 
-def test_a_faster_gpu_is_never_slower():
-    pair = asked(gpus=("h100-sxm", "h200"), goals=Goals(tpot_s=30e-3))
-    h100, h200 = sorted(plan(pair, SHIPPED).options, key=lambda o: o.gpu)
-    for slow, fast in zip(h100.points, h200.points, strict=False):
+@pytest.mark.parametrize(
+    ("slower", "faster", "prompt_tokens", "acceptance"),
+    [
+        ("h100-sxm", "h200", 1000, None),
+        ("h200", "b200", 8000, None),
+        ("h200", "b200", 8000, "gsm8k"),
+    ],
+)
+def test_a_faster_gpu_is_never_slower(slower, faster, prompt_tokens, acceptance):
+    request = asked(
+        gpus=(slower, faster), acceptance=acceptance, engine="rooftree",
+        traffic=Traffic(prompt_tokens=prompt_tokens, output_tokens=400),
+    )  # fmt: skip
+    options = {option.gpu: option.points for option in plan(request, SHIPPED).options}
+    pairs = list(zip(options[slower], options[faster], strict=False))
+    assert len(pairs) > 5
+    for slow, fast in pairs:
         assert fast.tpot_s <= slow.tpot_s * 1.02
 
 

@@ -8,15 +8,18 @@ import pytest
 
 from costmodel.catalog import find_device, find_target
 from costmodel.compose.aiconfigurator import SYSTEMS, find_system, load_published
-from costmodel.compose.transfer import transferred_error
+from costmodel.compose.serving_tables import Precision
+from costmodel.compose.transfer import transfer_profile, transferred_error
 from costmodel.compose.transfer_errors import transfer_errors
 from costmodel.errors import DeviceError, ProfileError
 from costmodel.io import shipped_directory
 from costmodel.planning.sources import find_forward
+from costmodel.profile.lookup import named_profile
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
 
 SHIPPED = ProfileStore([shipped_directory()])
+FILE = "qwen3-8b.bfloat16.kernels.tp1.yaml"
 
 
 @pytest.mark.parametrize("device", ["l4", "rtx-5090", "h20", "mi300x"])
@@ -43,6 +46,60 @@ def test_without_any_profile_of_the_target_it_says_how_to_get_one(tmp_path):
     best = min(errors, key=errors.__getitem__)
     assert f"rooftree compose --device {best} --target Qwen/Qwen3-8B" in missing.value.hint
     assert f"rooftree transfer {best}/qwen3-8b --to l4" in missing.value.hint
+
+
+def test_a_degree_needs_a_source_of_the_same_degree(tmp_path):
+    """Scaling a profile of one device would give another of one device."""
+    device, target = find_device("l4"), find_target("Qwen/Qwen3-8B")
+    with pytest.raises(ProfileError) as missing:
+        find_forward(device, target, SHIPPED, tensor_parallel=2)
+    composed, scaled = re.findall("`rooftree (.*?)`", missing.value.hint)
+    best = re.match(r"compose --device (\S+) --target Qwen/Qwen3-8B --tp 2$", composed)
+    assert best is not None, composed
+    assert scaled == f"transfer {best[1]}/qwen3-8b.bfloat16.kernels.tp2 --to l4"
+    fields = Profile.from_yaml(shipped_directory() / "l40s" / FILE).as_dict()
+    fields["runtime"]["tensor_parallel"] = 2
+    own = ProfileStore([tmp_path, shipped_directory()])
+    own.save(Profile.model_validate(fields))
+    with pytest.raises(ProfileError) as missing:
+        find_forward(device, target, own, tensor_parallel=2)
+    assert "`rooftree transfer l40s/qwen3-8b.bfloat16.kernels.tp2 --to l4`" in missing.value.hint
+    # The command as it stands makes what the plan looks for.
+    _, source = named_profile("l40s/qwen3-8b.bfloat16.kernels.tp2", own)
+    own.save(transfer_profile(source, device))
+    assert find_forward(device, target, own, tensor_parallel=2).tensor_parallel == 2
+
+
+def test_a_fine_tune_is_scaled_from_the_file_that_is_there():
+    tuned = find_target("Qwen/Qwen3-Coder-30B-A3B-Instruct")
+    with pytest.raises(ProfileError) as missing:
+        find_forward(find_device("h20"), tuned, SHIPPED)
+    source = re.search(r"`rooftree transfer (\S+) --to h20`", missing.value.hint)
+    assert source is not None, missing.value.hint
+    _, profile = named_profile(source[1], SHIPPED)
+    assert profile.target.architecture_hash == tuned.architecture.hash
+
+
+@pytest.mark.parametrize(
+    ("device", "target"), [("l4", "Qwen/Qwen3-8B"), ("h100-sxm", "Qwen/Qwen3-30B-A3B")]
+)
+def test_no_command_is_named_that_does_not_help_a_precision(device, target):
+    """Neither a transfer nor a calibration has times of fp8."""
+    with pytest.raises(ProfileError) as missing:
+        find_forward(
+            find_device(device), find_target(target), SHIPPED, precision=Precision(weights="fp8")
+        )
+    assert "`" not in missing.value.hint
+    assert missing.value.hint.startswith("Leave out --weights and --cache: other precisions")
+
+
+def test_a_mixture_on_several_gpus_is_measured_on_as_many():
+    with pytest.raises(ProfileError) as missing:
+        find_forward(
+            find_device("b200"), find_target("openai/gpt-oss-20b"), SHIPPED, tensor_parallel=2
+        )
+    command = "torchrun --no-python --nproc-per-node 2 rooftree calibrate --target"
+    assert f"`{command} openai/gpt-oss-20b`" in missing.value.hint
 
 
 def test_composing_a_device_without_tables_names_the_nearest_with_them():

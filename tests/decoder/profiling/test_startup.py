@@ -18,9 +18,15 @@ from costmodel.profile.store import ProfileStore, user_directory
 from decoder.drafters.ngram import NgramDrafter
 from decoder.drafters.simulated import SimulatedDrafter, Truth
 from decoder.engine import TreeDecoder
+from decoder.profiling import startup
 from decoder.profiling.measured_profile import profile_key, soft_key
 from decoder.profiling.probe import POINTS, probe_shapes, quick_profile, time_drafter
-from decoder.profiling.startup import ProfileChoice, _with_draft_cost, find_cost
+from decoder.profiling.startup import (
+    ProfileChoice,
+    _with_draft_cost,
+    calibrate_command,
+    find_cost,
+)
 from decoder.target.loading import LoadedModel
 from decoder.target.ranks import Ranks
 from decoder.target.target import Target
@@ -366,7 +372,7 @@ class TestNotFound:
         (name,) = files(home)
         path = home / name
         assert f"saved as {path}" in first.line
-        assert "`rooftree calibrate --target random`" in first.line
+        assert f"`{calibrate_command(target)}` measures a full one" in first.line
         assert first.profile.provenance.kind == "quick"
         assert first.profile.provenance.points == len(POINTS)
         assert first.profile.key == profile_key(target)
@@ -374,6 +380,20 @@ class TestNotFound:
         again = find_cost(target, NgramDrafter(), ProfileChoice(require=True))
         assert again.line.startswith(f"profile {path} (quick")
         assert again.cost.draft_s(100) > 0
+
+    @pytest.mark.parametrize("usual", [True, False])
+    def test_the_command_is_of_this_dtype_and_runtime(self, target, monkeypatch, usual):
+        """A calibration with other ones of the device's own would not fit."""
+        kind, command = target.runtime.kind, "rooftree calibrate --target random"
+        dtype = torch.float32 if usual else torch.bfloat16
+        monkeypatch.setattr(startup, "default_dtype", lambda device: dtype)
+        monkeypatch.setattr(startup, "runtime_kind", lambda *_: kind if usual else "graphs")
+        if not usual:
+            command += f" --dtype float32 --runtime {kind}"
+        assert calibrate_command(target) == command
+        with pytest.raises(ProfileError) as caught:
+            find_cost(target, NgramDrafter(), ProfileChoice(require=True))
+        assert caught.value.hint == f"Measure one with `{command}`"
 
     def test_the_probe_leaves_the_cache_as_it_was(self, target):
         cache = target.reserve(50)

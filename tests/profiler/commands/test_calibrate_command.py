@@ -16,7 +16,7 @@ import pytest
 from profiler import cli
 from profiler.calibrate.sweep import SweepProgress
 from profiler.calibrate.workload import Task, Workload
-from profiler.commands.options import Duration, Numbers
+from profiler.commands.options import Duration, NamedValue, Numbers
 from tests.tiny_folder import fake_clock, isolate, listing, write_config
 
 ROOT = Path(__file__).parents[3]
@@ -275,6 +275,23 @@ def test_durations(text: str, seconds: float) -> None:
 
 def test_numbers_are_sorted_and_distinct() -> None:
     assert Numbers().convert("1024, 64,64", None, None) == (64, 1024)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a=true", True),
+        ("a=[1, 2]", [1, 2]),
+        ("a=b=c", "b=c"),
+        ("a=NaN", "NaN"),
+        ("a=" + "[" * 20_000, "[" * 20_000),
+        ("a=" + "1" * 5_000, "1" * 5_000),
+    ],
+    ids=range(6),
+)
+def test_what_is_no_json_is_a_text(text: str, value: object) -> None:
+    """Also where Python's own reader has no end of levels, or takes what JSON has not."""
+    assert NamedValue().convert(text, None, None) == ("a", value)
 
 
 def test_progress_in_words() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -160,7 +161,7 @@ class TestProfile:
         exit_code, out, (line,) = generate("--prompt", PROMPT, "--require-profile")
         assert (exit_code, out) == (3, "")
         assert line.startswith("rooftree: no profile for architecture ")
-        assert "`rooftree calibrate`" in line
+        assert f"`rooftree calibrate --target {generate.folder / 'tiny'}" in line
 
 
 class TestChat:
@@ -261,6 +262,9 @@ class TestPrompts:
             read_prompts((), tmp_path / "none.jsonl", None)
         with pytest.raises(InputError, match="not a regular file"):
             read_prompts((), tmp_path, None)
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(InputError, match="not a regular file"):
+            read_prompts((), tmp_path / "pipe", None)
         (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe4"}')
         with pytest.raises(InputError, match="not UTF-8 text"):
             read_prompts((), tmp_path / "latin.jsonl", None)

@@ -51,7 +51,7 @@ def test_every_way_of_tearing_the_last_line(tmp_path: Path) -> None:
             assert [record["point"] for record in journal.records] == [*expected, 9], size
 
 
-DAMAGED = [b'{"point": ', b"", b"\xff\xfe", b"[1]", b"null", b"[" * 100_000]
+DAMAGED = [b'{"point": ', b"", b"\xff\xfe", b"[1]", b"null", b"[" * 100_000, b'{"a": Infinity}']
 
 
 @pytest.mark.parametrize("line", DAMAGED, ids=range(len(DAMAGED)))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from costmodel.calibration.points import ErrorSummary
 from costmodel.errors import InputError
@@ -117,6 +118,22 @@ class TestPicture:
             assert measured.get_label() == "measured"
             np.testing.assert_array_equal(measured.lines[0].get_xdata(), [0, 15])
             np.testing.assert_allclose(measured.lines[0].get_ydata(), 5.0)
+
+    @pytest.mark.parametrize("kind", ["composed", "transferred", "quick"])
+    def test_points_are_called_by_where_they_come_from(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    ) -> None:
+        drawn = []
+        monkeypatch.setattr(
+            report, "save_figure", lambda figure, path: drawn.append(figure) or path
+        )
+        made = make_profile()
+        provenance = made.provenance.model_copy(update={"kind": kind})
+        plot_profile(made.model_copy(update={"provenance": provenance}), tmp_path / "a.png")
+        (figure,) = drawn
+        words = [text.get_text() for text in figure.findobj(Text)]
+        assert kind in words
+        assert not [word for word in words if "measured" in word]
 
     def test_a_profile_without_points_is_drawn_too(self, tmp_path: Path) -> None:
         profile = make_profile().model_copy(update={"surface": None})
