@@ -22,6 +22,7 @@ from costmodel.roofline import Roofline
 from costmodel.speculation import Regret, decision_regret, standard_curves
 
 Array = NDArray[np.float64]
+MIN_CHOICES = 4  # row counts of a context; with fewer there is hardly a choice to get wrong
 _ONE_BY_ONE = 40  # points up to which each is left out alone
 _STRUCTURE = 4.0  # left-out errors above this multiple of the noise are structure
 # Six coefficients and a correction need a few points more than they have numbers.
@@ -91,6 +92,13 @@ def regret_at_contexts(points: Points, predicted_s: ArrayLike) -> Regret | None:
         worst=max(regret.worst for regret in regrets),
         decisions=decisions,
     )
+
+
+def has_choices(points: Points) -> NDArray[np.bool_]:
+    """[points] whether a point's context has row counts enough for a choice to be judged."""
+    _, number, counts = np.unique(points.context, return_inverse=True, return_counts=True)
+    enough: NDArray[np.bool_] = counts[number] >= MIN_CHOICES
+    return enough
 
 
 def costly_choices(points: Points, predicted_s: ArrayLike, tolerated: float) -> list[int]:

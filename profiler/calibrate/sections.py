@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.calibration.points import ErrorSummary, Points
-from costmodel.calibration.selection import regret_at_contexts
+from costmodel.calibration.selection import has_choices, regret_at_contexts
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import (
     DrafterSection,
@@ -26,8 +26,6 @@ from decoder.profiling.startup import is_storable
 from profiler.calibrate.sweep import SweepResult
 from profiler.measure.machine import Activity
 from profiler.measure.samples import Samples
-
-MIN_CHOICES = 4  # a context with fewer row counts is left out of the decision regret
 
 
 def points_of(swept: SweepResult, kind: str) -> Points:
@@ -149,15 +147,13 @@ def with_held_out(profile: Profile, points: Points) -> Profile:
 
 
 def _regret_section(points: Points, predicted_s: NDArray[np.float64]) -> RegretSection | None:
-    contexts, row_counts = np.unique(points.context, return_counts=True)
-    eligible = contexts[row_counts >= MIN_CHOICES]
-    if len(eligible) == 0:
+    included = has_choices(points)
+    if not included.any():
         return None
-    included = np.isin(points.context, eligible)
     regret = regret_at_contexts(points.take(included), predicted_s[included])
     return RegretSection(
         mean=regret.mean,
         worst=regret.worst,
         curves=len(standard_curves()),
-        contexts=eligible.astype(int),
+        contexts=np.unique(points.context[included]).astype(int),
     )

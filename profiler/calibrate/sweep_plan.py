@@ -8,10 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.calibration.base import Calibration
 from costmodel.calibration.design import Candidates, PointDesign
 from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import ErrorSummary, Points
-from costmodel.calibration.selection import costly_choices, regret_at_contexts
+from costmodel.calibration.selection import (
+    costly_choices,
+    has_choices,
+    regret_at_contexts,
+    select_calibration,
+)
 from costmodel.calibration.stairs import fit_stairs
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline
@@ -164,6 +170,10 @@ class _HeldOutCheck:
     regret: Regret | None
     noise: float
 
+    @property
+    def costs_too_much(self) -> bool:
+        return self.regret is not None and self.regret.worst > TOLERATED_REGRET
+
 
 class AdaptiveGrid:
     """Chooses points of a grid until the held-out points are predicted well enough."""
@@ -199,19 +209,25 @@ class AdaptiveGrid:
         around them, from which they are predicted. None where no choice costs so much.
         """
         points = points_of(swept, "verify")
-        check = self._check(points, swept)
-        if check is None or check.regret is None or check.regret.worst <= TOLERATED_REGRET:
+        check = self._check(self._quick_fit(points), swept)
+        if check is None or not check.costs_too_much:
+            return None
+        # The calibration that the profile will have: its selection takes seconds.
+        check = self._check(select_calibration(points, self._roofline).calibration, swept)
+        if check is None or check.regret is None or not check.costs_too_much:
             return None
         measured = [task for task in swept.samples if task.kind == "verify"]
         held_out = [task for task in swept.samples if task.kind == "held_out"]
         tasks: set[Task] = set()
-        for number in costly_choices(check.points, check.predicted_s, TOLERATED_REGRET):
+        here = np.flatnonzero(has_choices(check.points))
+        points, predicted_s = check.points.take(here), check.predicted_s[here]
+        for number in here[costly_choices(points, predicted_s, TOLERATED_REGRET)]:
             tasks |= {held_out[number], *_around(held_out[number], measured)}
         return Doubt(worst_regret=check.regret.worst, tasks=tuple(sorted(tasks)))
 
     def _meets_goals(self, points: Points, swept: SweepResult) -> bool:
         """Whether the held-out error and the decision regret meet the goals."""
-        check = self._check(points, swept)
+        check = self._check(self._quick_fit(points), swept)
         return (
             check is not None
             and check.error.median <= max(GOAL_MEDIAN_ERROR, check.noise)
@@ -219,18 +235,21 @@ class AdaptiveGrid:
             and (check.regret is None or check.regret.worst <= GOAL_WORST_REGRET)
         )
 
-    def _check(self, points: Points, swept: SweepResult) -> _HeldOutCheck | None:
-        """The held-out points against a fit to `points`; None where none are held out."""
+    def _quick_fit(self, points: Points) -> Calibration:
+        return fit_stairs(points, fit_physical(points, self._roofline))
+
+    def _check(self, calibration: Calibration, swept: SweepResult) -> _HeldOutCheck | None:
+        """The held-out points against a calibration; None where none are held out."""
         held_out = points_of(swept, "held_out")
         if len(held_out) == 0:
             return None
-        calibration = fit_stairs(points, fit_physical(points, self._roofline))
         predicted_s = calibration.predict_s(held_out.rows, held_out.context, held_out.batch)
+        choices = has_choices(held_out)
         return _HeldOutCheck(
             points=held_out,
             predicted_s=predicted_s,
             error=ErrorSummary.of(predicted_s, held_out.seconds),
-            regret=regret_at_contexts(held_out, predicted_s),
+            regret=regret_at_contexts(held_out.take(choices), predicted_s[choices]),
             noise=float(np.median(held_out.median_error)),
         )
 

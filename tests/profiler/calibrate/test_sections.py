@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from costmodel.calibration.points import Points
-from costmodel.calibration.selection import regret_at_contexts
+from costmodel.calibration.selection import MIN_CHOICES, regret_at_contexts
 from costmodel.profile.schema import DrafterSection
 from costmodel.profile.store import ProfileStore
 from costmodel.speculation import standard_curves
 from decoder.drafters.ngram import NgramDrafter
 from profiler.calibrate.files import with_stored_drafters
 from profiler.calibrate.sections import (
-    MIN_CHOICES,
     drafter_sections,
     points_of,
     provenance_fields,
