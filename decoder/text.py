@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from costmodel.errors import InputError, shown
 from decoder.acceptance.sampling import Sampling
-from decoder.processors import Process
+from decoder.processors import Process, token_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +37,9 @@ def end_tokens(model: Any) -> frozenset[int]:
     Raises InputError where they are no token ids.
     """
     for config in (model.generation_config, model.config):
-        ids = getattr(config, "eos_token_id", None)
+        ids = token_ids(config, "eos_token_id")
         if ids is not None:
-            listed = ids if isinstance(ids, (list, tuple)) else [ids]
-            if not all(type(token) is int and token >= 0 for token in listed):
-                raise InputError(
-                    f"eos_token_id of the target must be one or more token ids (is {shown(ids)})",
-                    hint="Correct it in generation_config.json or config.json.",
-                )
-            return frozenset(listed)
+            return frozenset(ids)
     return frozenset()
 
 

@@ -109,11 +109,11 @@ def _become(
     try:
         os.dup2(out, 1)
         os.dup2(errors, 2)
+        prepare()  # before the streams, which ask their files once whether they can seek
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
         os.environ.update(environment)
         tempfile.tempdir = environment.get("TMPDIR", tempfile.gettempdir())
-        prepare()
         code = cli.run(list(arguments))
     finally:
         try:

@@ -62,6 +62,7 @@ BROKEN_FILES = (
     TypeError,
     LookupError,
     AttributeError,
+    AssertionError,
     ImportError,
     RuntimeError,
     SafetensorError,

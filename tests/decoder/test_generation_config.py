@@ -148,3 +148,16 @@ class TestChat:
     def test_what_is_refused(self, chatty, prompt, options, problem):
         with pytest.raises(InputError, match=problem):
             chatty.generate(prompt, max_new_tokens=3, **options)
+
+
+@pytest.mark.parametrize("name", ["eos_token_id", "pad_token_id", "bos_token_id"])
+@pytest.mark.parametrize("value", ["</s>", 2**70, [[1]], 1.5, True])
+def test_special_tokens_that_are_no_token_ids_are_refused(name, value):
+    decoder = decoder_of(configured(**{name: value}), "plain")
+    with pytest.raises(InputError, match=f"{name} of the target must be one or more token ids"):
+        decoder.generate(PROMPT, max_new_tokens=4)
+
+
+def test_a_padding_token_of_minus_one_is_none():
+    decoder = decoder_of(configured(pad_token_id=-1, repetition_penalty=1.4), "plain")
+    assert len(decoder.generate(PROMPT, max_new_tokens=4).token_ids) == 4
