@@ -173,7 +173,8 @@ def _causal(fields: Fields, layers: int) -> tuple[bool, ...]:
 
 def _layer_types(fields: Fields, layers: int) -> list[str]:
     types = fields.values.get("layer_types") or [FULL] * layers
-    if not isinstance(types, list) or len(types) != layers or set(types) - {SLIDING, FULL}:
+    known = isinstance(types, list) and all(kind in (SLIDING, FULL) for kind in types)
+    if not known or len(types) != layers:
         raise fields.wrong("layer_types", f"a list of {layers} names, '{FULL}' or '{SLIDING}',")
     return types
 

@@ -412,6 +412,7 @@ BAD_CONFIGS = {
         "a divisor of num_attention_heads",
     ),
     "layer types": ({}, {"layer_types": ["full_attention"]}, "'layer_types' must be a list of 2"),
+    "layer types that are lists": ({}, {"layer_types": [[], {}]}, "'layer_types' must be a list"),
     "no window": (
         {},
         {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True},
