@@ -12,6 +12,7 @@ import torch
 from costmodel.errors import InputError
 from decoder.profiling.startup import ProfileChoice
 from decoder.target.loading import load_model
+from decoder.target.runtime.linear import plain_state
 from profiler.bench.analysis.families import update_figures
 from profiler.bench.analysis.ratios import compare_arms, rate, tally_arm
 from profiler.bench.analysis.warnings import result_warnings
@@ -279,10 +280,10 @@ class TestRealArms:
             assert [(one.action, one.trained) for one in made] == [("full", True)] * 4
             assert all(one.seconds > 0 for one in made)
         models = [one._decoder.drafter for one in own[3:]]
-        weights = [model._serving.lm_head.weight for model in models]
-        assert weights[0].data_ptr() != weights[1].data_ptr()
+        weights = [plain_state(model._serving)["lm_head.weight"] for model in models]
+        assert models[0]._serving is not models[1]._serving
         assert not torch.equal(weights[0], weights[1])
-        fixed = own[1]._decoder.drafter.model.lm_head.weight
+        fixed = plain_state(own[1]._decoder.drafter.model)["lm_head.weight"]
         first = builder.target.head_weight()[own[1]._decoder.drafter.tokens]
         assert torch.equal(fixed, first)
         assert [one.fixed for one in update_figures(found)] == names[1:3]
