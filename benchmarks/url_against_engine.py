@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.common import environment, store
 from costmodel.calibration.points import ErrorSummary, Points
@@ -47,6 +48,8 @@ def main() -> None:
     parser.add_argument("--name", default="url_against_engine")
     options = parser.parse_args()
     engine = Profile.from_yaml(options.engine_profile)
+    if engine.device.threads is not None:
+        torch.set_num_threads(engine.device.threads)  # of the server, which the peaks are taken for
     model = options.model or str(ensure_demo_model())
     with tempfile.TemporaryDirectory() as folder, serving(options.vllm, model) as url:
         settings = CalibrationSettings(

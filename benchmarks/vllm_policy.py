@@ -1,24 +1,32 @@
 """vLLM with draft lengths chosen from a profile, against every fixed length, in one engine.
 
 Cells are a number of requests at once and a prompt length; arms are fixed draft lengths and the
-policy. Each repetition runs all arms of a cell in a new order, with the same prompts and the same
-number of tokens. Beside the measured seconds of decoding stand those that the profile gives for
-the same steps: they tell choices apart where other work on the machine disturbs the times.
+policy. Each repetition runs all arms of a cell with the same prompts, a step of each in turn, so
+that other work on the machine disturbs all arms alike. All arms write the text of plain decoding:
+in bfloat16 texts differ from one shape of step to another, and so would the tokens that drafts win.
+The number of requests stays what it is: an arm ends when all have TOKENS in the mean, wherever each
+is in its text, so that no step of a few late ones counts. Beside the measured seconds of decoding
+stand those that the profile gives for the same steps.
 Results are appended to a file of JSON lines, and a later call goes on from it:
 
     python -m benchmarks.vllm_policy run RESULTS --model FOLDER --profile FILE --prompts FOLDER
     python -m benchmarks.vllm_policy texts RESULTS --model FOLDER --profile FILE --prompts FOLDER
     python -m benchmarks.vllm_policy show RESULTS
+
+The engine runs in this process and uses all cores, so its profile needs
+VLLM_CPU_NUM_OF_RESERVED_CPU=0 beside `rooftree calibrate --engine vllm --drafter ngram`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
@@ -26,18 +34,17 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.vllm_policy_tables import LENGTHS, POLICY, TOKENS, show
 from costmodel.profile.profile import Profile
 from integrations.costs import StepCosts
 from integrations.vllm.configuration import drafter_key, speculative_options
 
-LENGTHS = {"ngram": (0, 1, 2, 3, 5, 8, 12), "dflash": (0, 1, 2, 3, 5, 7)}
-POLICY = "policy"
 AT_ONCE = (1, 2, 4, 8)
 CONTEXTS = (256, 1024, 2048)
-TOKENS = 64  # of each answer
+MOST_TOKENS = 128  # of one sequence
 MOST_DRAFTED = 15
+JUNK_TOKEN = 1  # a draft for warming; whether it is accepted does not matter
 SETS = ("gutenberg_book", "wikitext2")
-BOOTSTRAPS = 2000
 
 
 class Engine:
@@ -55,76 +62,198 @@ class Engine:
             max_model_len=options.max_model_len,
             max_num_seqs=max(AT_ONCE),
             enforce_eager=True,
+            async_scheduling=False,
             enable_prefix_caching=True,  # the arms of a cell share its prompts
             disable_log_stats=True,
             speculative_config=speculative,
             scheduler_cls="integrations.vllm.CostScheduler" if speculative else None,
         )
-        self._scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
+        core = self.llm.llm_engine.engine_core.engine_core
+        self._scheduler = core.scheduler
+        self._runner = core.model_executor.driver_worker.worker.model_runner
         self._pilot = getattr(self._scheduler, "pilot", None)
-        if not speculative:
-            return
-        if self._pilot is None:
-            raise SystemExit("the policy did not start; see the engine's own messages above")
-        profile = Profile.from_yaml(options.profile)
-        self._costs = StepCosts(profile, drafter_key(self.llm.llm_engine.vllm_config))
-        self._steps: list[tuple[int, float, int, int]] = []
-        self._note_steps()
+        self._costs: StepCosts | None = None
+        if speculative:
+            if self._pilot is None:
+                raise SystemExit("the policy did not start; see the engine's own messages above")
+            profile = Profile.from_yaml(options.profile)
+            self._costs = StepCosts(profile, drafter_key(self.llm.llm_engine.vllm_config))
+        self._arm: int | str | None = None
+        self._shapes: list[tuple[int, float, int, int]] = []
+        self._answers: Sequence[Sequence[int]] | None = None
+        self._schedule_by_turn()
+        self._write_answers()
 
-    def _note_steps(self) -> None:
-        """Note batch, mean context, verified and drafted tokens of each step without a prefill."""
+    def _schedule_by_turn(self) -> None:
+        """Let a step have the requests of the arm whose turn it is, or those without any token."""
         scheduler, schedule = self._scheduler, self._scheduler.schedule
 
-        def noted(*arguments: Any, **options: Any) -> Any:
+        def one_arm(*arguments: Any, **options: Any) -> Any:
+            everyone = scheduler.running
+            mine = [request for request in everyone if self._has_turn(request)]
+            scheduler.running = list(mine)
             output = schedule(*arguments, **options)
-            requests = [scheduler.requests[name] for name in output.num_scheduled_tokens]
-            if requests and all(request.num_output_tokens for request in requests):
-                verified = sum(map(len, output.scheduled_spec_decode_tokens.values()))
-                context = sum(request.num_tokens for request in requests) / len(requests)
-                length = output.num_spec_tokens_to_schedule
-                self._steps.append((len(requests), context, verified, length))
+            scheduler.running = [
+                *(request for request in everyone if request not in mine),
+                *scheduler.running,
+            ]
+            self._note_shape(output)
             return output
 
-        scheduler.schedule = noted
+        scheduler.schedule = one_arm
 
-    def profile_s(self) -> float:
-        """Seconds of the noted steps by the profile, uncorrected."""
-        total_s = 0.0
-        for batch, context, verified, length in self._steps:
-            verify_s = self._costs.verify_s(batch, context, batch * MOST_DRAFTED)
-            total_s += float(verify_s[verified])
-            total_s += float(self._costs.draft_s(batch, context, MOST_DRAFTED)[length])
-        return total_s
+    def _write_answers(self) -> None:
+        """Let the sampler find the tokens of `_answers`, where there are some, the likeliest."""
+        runner, sample = self._runner, self._runner._sample
 
-    def use(self, arm: int | str) -> None:
-        """Let the next steps have a fixed draft length, or that of the policy."""
-        fixed = [arm] * (max(AT_ONCE) + 1) if arm != POLICY else None
-        self._scheduler.pilot = self._pilot if arm == POLICY else None
-        self._scheduler.dynamic_sd_lookup = fixed
+        def forced(logits: Any, metadata: Any) -> Any:
+            if self._answers is None:
+                return sample(logits, metadata)
+            names = runner.input_batch.req_ids
+            drafted = metadata.num_draft_tokens if metadata is not None else [0] * len(names)
+            rows: list[int] = []
+            tokens: list[int] = []
+            first = 0
+            for name, drafts in zip(names, drafted, strict=True):
+                written = self._scheduler.requests[name].num_output_tokens
+                answer = self._answers[prompt_index(name)][written : written + drafts + 1]
+                rows += range(first, first + len(answer))
+                tokens += answer
+                first += drafts + 1
+            logits[rows, tokens] = math.inf
+            return sample(logits, metadata)
 
-    def run(self, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
-        """Decode all prompts at once; seconds of decoding, from the end of the last prefill."""
+        runner._sample = forced
+
+    def _has_turn(self, request: Any) -> bool:
+        if self._arm is None:
+            return not request.num_output_tokens
+        return bool(request.request_id.partition("/")[0] == str(self._arm))
+
+    def _note_shape(self, output: Any) -> None:
+        """Note batch, mean context, verified and drafted tokens of a step."""
+        requests = [self._scheduler.requests[name] for name in output.num_scheduled_tokens]
+        if requests:
+            verified = sum(map(len, output.scheduled_spec_decode_tokens.values()))
+            context = sum(request.num_tokens for request in requests) / len(requests)
+            length = output.num_spec_tokens_to_schedule
+            self._shapes.append((len(requests), context, verified, length))
+
+    def _profile_s(self) -> float:
+        """Seconds of the last step by the profile, uncorrected; 0 without speculation."""
+        if self._costs is None:
+            return 0.0
+        batch, context, verified, length = self._shapes[-1]
+        verify_s = self._costs.verify_s(batch, context, batch * MOST_DRAFTED)
+        return float(verify_s[verified]) + float(
+            self._costs.draft_s(batch, context, MOST_DRAFTED)[length]
+        )
+
+    def _use(self, arm: int | str | None) -> None:
+        """Let the next step be one of this arm, or of prefills."""
+        self._arm = arm
+        if self._costs is not None:
+            length = arm if isinstance(arm, int) else 0
+            self._scheduler.pilot = self._pilot if arm == POLICY else None
+            self._scheduler.dynamic_sd_lookup = [length] * (max(AT_ONCE) + 1)
+
+    def warm(self, prompt: Sequence[int]) -> None:
+        """Run steps of every row count: vLLM sets up its matrix products at the first of each."""
+        batch = max(AT_ONCE)
+        most = batch * self._scheduler.num_spec_tokens
+        self._admit([prompt] * batch, [0], most + 2)
+        self._use(None)
+        while any(not request.num_output_tokens for request in self._scheduler.requests.values()):
+            self._step()
+        self._use(0)
+        for total in range(most + 1):
+            for index, request in enumerate(self._scheduler.running):
+                drafted = (total + index) // batch
+                request.spec_token_ids = [JUNK_TOKEN] * drafted
+            self._step()
+        while self.llm.llm_engine.has_unfinished_requests():
+            self._step()
+
+    def compare(
+        self,
+        prompts: Sequence[Sequence[int]],
+        arms: Sequence[int | str],
+        random: np.random.Generator,
+    ) -> dict[int | str, Outcome]:
+        """Decode all prompts with each arm, all of them writing plain decoding's text."""
+        whole = len(prompts) * MOST_TOKENS
+        self._answers = self.run(prompts, [0], random, whole)[0].texts
+        outcomes = self.run(prompts, arms, random, len(prompts) * TOKENS)
+        self._answers = None
+        return outcomes
+
+    def _admit(
+        self, prompts: Sequence[Sequence[int]], arms: Sequence[int | str], tokens: int
+    ) -> None:
         from vllm import SamplingParams
 
-        engine = self.llm.llm_engine
-        params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
-        for index, prompt in enumerate(prompts):
-            engine.add_request(str(index), {"prompt_token_ids": list(prompt)}, params)
-        self._steps = []
-        start_s, counted, texts, done = None, 0, {}, defaultdict(int)
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                texts[output.request_id] = list(output.outputs[0].token_ids)
-                done[output.request_id] = len(texts[output.request_id])
-            if start_s is None and len(done) == len(prompts):
-                start_s, counted = time.perf_counter(), sum(done.values())
-        seconds = time.perf_counter() - start_s
-        return {
-            "seconds": seconds,
-            "profile_s": self.profile_s() if self._pilot is not None else None,
-            "tokens": sum(done.values()) - counted,
-            "texts": [texts[str(index)] for index in range(len(prompts))],
-        }
+        params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        for arm, (index, prompt) in product(arms, enumerate(prompts)):
+            request = {"prompt_token_ids": list(prompt)}
+            self.llm.llm_engine.add_request(f"{arm}/{index}", request, params)
+
+    def run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        arms: Sequence[int | str],
+        random: np.random.Generator,
+        wanted: int,
+    ) -> dict[int | str, Outcome]:
+        """Decode all prompts with each arm, a step of each in turn.
+
+        wanted  tokens of all prompts, after which an arm ends
+        """
+        self._admit(prompts, arms, MOST_TOKENS)
+        self._use(None)
+        texts: dict[str, list[int]] = {}
+        while len(texts) < len(arms) * len(prompts):
+            texts |= self._step()
+        outcomes = {arm: Outcome() for arm in arms}
+        open_arms = list(arms)
+        while open_arms:
+            for arm in [open_arms[index] for index in random.permutation(len(open_arms))]:
+                self._use(arm)
+                start_s = time.perf_counter()
+                given = self._step()
+                outcome = outcomes[arm]
+                outcome.seconds += time.perf_counter() - start_s
+                outcome.profile_s += self._profile_s()
+                outcome.steps += 1
+                outcome.tokens += sum(len(given[name]) - len(texts[name]) for name in given)
+                texts |= given
+                written = [len(texts[f"{arm}/{index}"]) for index in range(len(prompts))]
+                if sum(written) >= wanted or max(written) == MOST_TOKENS > wanted / len(prompts):
+                    open_arms.remove(arm)
+                    self.llm.llm_engine.abort_request([f"{arm}/{n}" for n in range(len(prompts))])
+        for arm, outcome in outcomes.items():
+            outcome.texts = [texts[f"{arm}/{index}"] for index in range(len(prompts))]
+        return outcomes
+
+    def _step(self) -> dict[str, list[int]]:
+        """The texts, so far, of the requests of one step."""
+        outputs = self.llm.llm_engine.step()
+        return {output.request_id: list(output.outputs[0].token_ids) for output in outputs}
+
+
+def prompt_index(name: str) -> int:
+    """The prompt's number in the name of a request, to which vLLM adds an ending."""
+    return int(name.partition("/")[2].partition("-")[0])
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Decoding with one arm, from the end of the last prefill: measured and predicted seconds."""
+
+    seconds: float = 0.0
+    profile_s: float = 0.0
+    steps: int = 0
+    tokens: int = 0
+    texts: list[list[int]] = field(default_factory=list)
 
 
 def speculative_config(options: argparse.Namespace, drafter: str) -> dict[str, Any] | None:
@@ -160,8 +289,7 @@ def run(options: argparse.Namespace) -> None:
     engine = Engine(options, options.method, "bfloat16")
     texts = list(prompts_of(options, engine.llm.get_tokenizer()))
     arms: list[int | str] = [*LENGTHS[options.method], POLICY]
-    engine.use(0)
-    engine.run([texts[0][:64]])  # first steps allocate and choose kernels
+    engine.warm(texts[0][:64])
     for repetition in range(options.repetitions):
         for number, (at_once, context) in enumerate(cells(options)):
             if done[at_once, context, repetition] >= len(arms):
@@ -169,24 +297,22 @@ def run(options: argparse.Namespace) -> None:
             random = np.random.default_rng((repetition, number))
             first = int(random.integers(len(texts)))
             prompts = [texts[(first + k) % len(texts)][-context:] for k in range(at_once)]
-            records = []
-            for arm in [arms[index] for index in random.permutation(len(arms))]:
-                engine.use(arm)
-                outcome = engine.run(prompts)
-                records.append(
-                    {
-                        "kind": "run",
-                        "vllm": version("vllm-cpu"),
-                        "drafter": options.method,
-                        "at_once": at_once,
-                        "context": context,
-                        "repetition": repetition,
-                        "arm": arm,
-                        "seconds": round(outcome["seconds"], 5),
-                        "profile_s": round(outcome["profile_s"], 5),
-                        "tokens": outcome["tokens"],
-                    }
-                )
+            records = [
+                {
+                    "kind": "run",
+                    "vllm": version("vllm-cpu"),
+                    "drafter": options.method,
+                    "at_once": at_once,
+                    "context": context,
+                    "repetition": repetition,
+                    "arm": arm,
+                    "seconds": round(outcome.seconds, 5),
+                    "profile_s": round(outcome.profile_s, 5),
+                    "steps": outcome.steps,
+                    "tokens": outcome.tokens,
+                }
+                for arm, outcome in engine.compare(prompts, arms, random).items()
+            ]
             append(options.results, records)
             if time.monotonic() > end_s:
                 return
@@ -199,9 +325,10 @@ def compare_texts(options: argparse.Namespace) -> None:
     answers = []
     for index, context in enumerate(options.contexts):
         prompts = [text[-context:] for text in texts[4 * index : 4 * index + 4]]
-        if options.method != "plain":
-            engine.use(POLICY)
-        answers.append(engine.run(prompts)["texts"])
+        arm = 0 if options.method == "plain" else POLICY
+        whole = len(prompts) * MOST_TOKENS
+        outcomes = engine.run(prompts, [arm], np.random.default_rng(0), whole)
+        answers.append(outcomes[arm].texts)
     append(options.results, [{"kind": "texts", "drafter": options.method, "texts": answers}])
 
 
@@ -215,116 +342,6 @@ def read(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def table(
-    records: Sequence[dict[str, Any]], drafter: str, clock: str
-) -> dict[tuple[int, int], np.ndarray]:
-    """Tokens a second by cell: [repetitions, arms], the policy last; whole repetitions only."""
-    arms = [*LENGTHS[drafter], POLICY]
-    rates: dict[tuple[int, int], dict[int, dict[Any, float]]] = defaultdict(dict)
-    for record in records:
-        if record["kind"] == "run" and record["drafter"] == drafter:
-            cell = rates[record["at_once"], record["context"]]
-            cell.setdefault(record["repetition"], {})[record["arm"]] = (
-                record["tokens"] / record[clock]
-            )
-    return {
-        cell: np.array(
-            [[row[arm] for arm in arms] for row in rows.values() if len(row) == len(arms)]
-        )
-        for cell, rows in sorted(rates.items())
-    }
-
-
-def interval(ratios: np.ndarray, random: np.random.Generator) -> tuple[float, float]:
-    """The 95 % interval of the mean of paired ratios, by resampling repetitions."""
-    draws = random.integers(len(ratios), size=(BOOTSTRAPS, len(ratios)))
-    low, high = np.quantile(ratios[draws].mean(axis=1), [0.025, 0.975])
-    return float(low), float(high)
-
-
-def show(options: argparse.Namespace) -> None:
-    """Each cell: the rates, the policy over the best fixed length in hindsight, and over plain."""
-    records = read(options.results)
-    summaries = []
-    for drafter, clock in product(LENGTHS, ("seconds", "profile_s")):
-        every = table(records, drafter, clock)
-        cells_rates = {cell: rates for cell, rates in every.items() if len(rates)}
-        if cells_rates:
-            summaries.append(summary(drafter, clock, cells_rates))
-            print_summary(summaries[-1])
-    texts = {record["drafter"]: record["texts"] for record in records if record["kind"] == "texts"}
-    equal = {}
-    for drafter, answers in texts.items():
-        if drafter != "plain" and "plain" in texts:
-            pairs = [
-                one == other
-                for mine, plain in zip(answers, texts["plain"], strict=True)
-                for one, other in zip(mine, plain, strict=True)
-            ]
-            equal[drafter] = {"texts": len(pairs), "equal": sum(pairs)}
-            print(f"{drafter}: {sum(pairs)} of {len(pairs)} greedy float32 texts equal plain ones")
-    if options.store:
-        from benchmarks.common import environment, store
-
-        versions = sorted({record["vllm"] for record in records if record["kind"] == "run"})
-        result = {"environment": environment("cpu"), "vllm": versions, "tokens": TOKENS}
-        store("vllm_policy", result | {"rates": summaries, "texts": equal})
-
-
-def summary(
-    drafter: str, clock: str, cells_rates: dict[tuple[int, int], np.ndarray]
-) -> dict[str, Any]:
-    """The cells of a drafter by one clock, and all pooled; the policy is the last of the rates."""
-    lengths, random = LENGTHS[drafter], np.random.default_rng(0)
-    rows, logs = [], []
-    for (at_once, context), rates in cells_rates.items():
-        medians = np.median(rates, axis=0)
-        logs.append(np.log(medians))
-        to_best = rates[:, -1] / rates[:, np.argmax(medians[:-1])]
-        to_plain = rates[:, -1] / rates[:, 0]
-        rows.append(
-            {
-                "at_once": at_once,
-                "context": context,
-                "repetitions": len(rates),
-                "tokens_per_s": [round(float(rate), 2) for rate in medians],
-                "over_best": float(np.median(to_best)),
-                "over_best_95": interval(to_best, random),
-                "over_plain": float(np.median(to_plain)),
-                "over_plain_95": interval(to_plain, random),
-            }
-        )
-    pooled = np.exp(np.mean(logs, axis=0))
-    single = int(np.argmax(pooled[:-1]))
-    return {
-        "drafter": drafter,
-        "clock": "measured" if clock == "seconds" else "by the profile's seconds",
-        "lengths": lengths,
-        "cells": rows,
-        "pooled_tokens_per_s": [round(float(rate), 2) for rate in pooled],
-        "best_single_length": lengths[single],
-        "over_best_single": float(pooled[-1] / pooled[single]),
-    }
-
-
-def print_summary(result: dict[str, Any]) -> None:
-    print(f"{result['drafter']}, {result['clock']}: tokens/s, medians of repetitions")
-    lengths = " ".join(f"K={k:<4}" for k in result["lengths"])
-    print(f"at once context  n {lengths} policy /best 95 %  /plain")
-    for row in result["cells"]:
-        low, high = row["over_best_95"]
-        rates = " ".join(f"{rate:6.1f}" for rate in row["tokens_per_s"])
-        print(
-            f"{row['at_once']:7} {row['context']:7} {row['repetitions']:2} {rates} "
-            f"{row['over_best']:.3f} [{low:.3f}, {high:.3f}] {row['over_plain']:.3f}"
-        )
-    pooled = result["pooled_tokens_per_s"]
-    print(
-        f"pooled (geometric mean): policy {pooled[-1]:.1f}, best single "
-        f"K={result['best_single_length']}, ratio {result['over_best_single']:.3f}"
-    )
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -347,7 +364,10 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=2304)
     parser.add_argument("--store", action="store_true", help="with show: into benchmarks/results")
     options = parser.parse_args()
-    {"run": run, "texts": compare_texts, "show": show}[options.action](options)
+    if options.action == "show":
+        show(read(options.results), to_store=options.store)
+    else:
+        {"run": run, "texts": compare_texts}[options.action](options)
 
 
 if __name__ == "__main__":

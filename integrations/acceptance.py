@@ -1,4 +1,4 @@
-"""Acceptance by draft position, learnt online for each sequence."""
+"""Acceptance by draft position, learnt online for each kind of draft and each sequence."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ Array = NDArray[np.float64]
 
 FIRST_GUESS = 0.5
 GUESS_WEIGHT = 2.0  # trials that the first guess counts
-SHARED_WEIGHT = 6.0  # trials that the rate of all sequences counts in a single one's
+SHARED_WEIGHT = 3.0  # trials that the rate of all sequences counts in a single one's
 SHARED_MEMORY = 0.998  # of all sequences together, a trial
 OWN_MEMORY = 0.97  # of one sequence, a trial
+ANY_KIND = 0  # the kind of drafts of which nothing is known
 
 
 class PositionCounts:
@@ -33,10 +34,10 @@ class PositionCounts:
 class Shadow:
     """Draft tokens that still wait for the text to show whether they were right."""
 
-    __slots__ = ("draft", "position")
+    __slots__ = ("draft", "kind", "position")
 
-    def __init__(self, draft: Sequence[int], position: int) -> None:
-        self.draft, self.position = draft, position
+    def __init__(self, draft: Sequence[int], kind: int) -> None:
+        self.draft, self.kind, self.position = draft, kind, 0
 
 
 class AcceptanceByPosition:
@@ -45,39 +46,49 @@ class AcceptanceByPosition:
     A draft token counts whether or not it was verified: one that was not is compared with the text
     that follows. Greedy text decides that exactly; a drawn token agrees with a draft just as often
     as the draft would have been accepted, where drafts are single tokens without probabilities.
+
+    Drafts come in kinds, such as the length of the matched n-gram. A trial counts for its own kind
+    and for ANY_KIND, which stands for a draft that is not made yet.
     """
 
     def __init__(self, positions: int) -> None:
         self._positions = positions
-        self._shared = PositionCounts(positions, SHARED_MEMORY)
-        self._own: dict[str, PositionCounts] = {}
+        self._shared: dict[int, PositionCounts] = {}
+        self._own: dict[str, dict[int, PositionCounts]] = {}
         self._none = PositionCounts(positions, OWN_MEMORY)
         self._shadows: dict[str, list[Shadow]] = {}
-        self._shared_rates: Array | None = None
+        self._rates: dict[int, Array] = {}
 
-    def rates(self) -> Array:
-        """The chance of each position, over all sequences: [positions].
+    def rates(self, kind: int = ANY_KIND) -> Array:
+        """The chance of each position for drafts of a kind, over all sequences: [positions].
 
         A position without trials has the rate of the last one before it that has some.
         """
-        if self._shared_rates is None:
-            rates, guess = [], FIRST_GUESS
-            for tried, accepted in zip(self._shared.tried, self._shared.accepted, strict=True):
+        if kind not in self._rates:
+            shared, guess, rates = self._shared.get(kind, self._none), FIRST_GUESS, []
+            for tried, accepted in zip(shared.tried, shared.accepted, strict=True):
                 guess = (accepted + GUESS_WEIGHT * guess) / (tried + GUESS_WEIGHT)
                 rates.append(guess)
-            self._shared_rates = np.array(rates)
-        return self._shared_rates
+            self._rates[kind] = np.array(rates)
+        return self._rates[kind]
 
-    def survival(self, sequences: Sequence[str]) -> Array:
-        """The chance that a draft is accepted up to each position: [sequences, positions]."""
-        counts = [self._own.get(sequence, self._none) for sequence in sequences]
+    def survival(self, drafts: Sequence[tuple[str, int]]) -> Array:
+        """The chance that a draft is accepted up to each position: [drafts, positions].
+
+        drafts  of each its sequence and its kind
+        """
+        counts = [self._own.get(name, {}).get(kind, self._none) for name, kind in drafts]
         tried = np.array([own.tried for own in counts])
         accepted = np.array([own.accepted for own in counts])
-        rates = (accepted + SHARED_WEIGHT * self.rates()) / (tried + SHARED_WEIGHT)
-        survival: Array = np.cumprod(rates, axis=1)
+        shared = np.array([self.rates(kind) for _, kind in drafts])
+        survival: Array = np.cumprod(
+            (accepted + SHARED_WEIGHT * shared) / (tried + SHARED_WEIGHT), axis=1
+        )
         return survival
 
-    def observe_text(self, sequence: str, draft: Sequence[int], text: Sequence[int]) -> None:
+    def observe_text(
+        self, sequence: str, draft: Sequence[int], text: Sequence[int], kind: int = ANY_KIND
+    ) -> None:
         """Learn from the tokens of one step, and from the draft that was made before it.
 
         draft  all drafted tokens, verified or not
@@ -87,7 +98,7 @@ class AcceptanceByPosition:
             return
         waiting = self._shadows.pop(sequence, [])
         if draft:
-            waiting.append(Shadow(draft, 0))
+            waiting.append(Shadow(draft, kind))
         still = [shadow for shadow in waiting if self._compare(sequence, shadow, text)]
         if still:
             self._shadows[sequence] = still
@@ -95,7 +106,7 @@ class AcceptanceByPosition:
     def observe_count(self, sequence: str, drafted: int, accepted: int) -> None:
         """Learn from one verification of which only the counts are known."""
         for position in range(min(accepted + 1, drafted, self._positions)):
-            self._count(sequence, position, position < accepted)
+            self._count(sequence, ANY_KIND, position, position < accepted)
 
     def forget(self, sequence: str) -> None:
         """Drop what was kept of a sequence that has ended."""
@@ -109,16 +120,17 @@ class AcceptanceByPosition:
             if shadow.position >= most:
                 return False
             right = shadow.draft[shadow.position] == token
-            self._count(sequence, shadow.position, right)
+            for kind in {ANY_KIND, shadow.kind}:
+                self._count(sequence, kind, shadow.position, right)
             if not right:
                 return False
             shadow.position += 1
         return shadow.position < most
 
-    def _count(self, sequence: str, position: int, accepted: bool) -> None:
-        own = self._own.get(sequence)
-        if own is None:
-            own = self._own[sequence] = PositionCounts(self._positions, OWN_MEMORY)
-        own.observe(position, accepted)
-        self._shared.observe(position, accepted)
-        self._shared_rates = None
+    def _count(self, sequence: str, kind: int, position: int, accepted: bool) -> None:
+        own = self._own.setdefault(sequence, {})
+        for counts, memory in ((own, OWN_MEMORY), (self._shared, SHARED_MEMORY)):
+            if kind not in counts:
+                counts[kind] = PositionCounts(self._positions, memory)
+            counts[kind].observe(position, accepted)
+        self._rates.pop(kind, None)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from integrations.acceptance import ANY_KIND
 from integrations.policy import DraftPolicy, RunningSequence
 
 UNKNOWN = -1  # an engine's placeholder for a draft token that it does not know yet
@@ -14,10 +15,14 @@ UNKNOWN = -1  # an engine's placeholder for a draft token that it does not know 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoding:
-    """A sequence before a step: its cached tokens, and the draft at hand."""
+    """A sequence before a step: its cached tokens, the draft at hand, and the draft's kind."""
 
     context: int
     draft: Sequence[int] = ()
+    kind: int = ANY_KIND
+
+
+NO_DRAFT = Decoding(context=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +38,7 @@ class StepRecord:
     """A step that was scheduled and whose result is not there yet."""
 
     sequences: Sequence[RunningSequence]
-    drafts: Mapping[str, Sequence[int]]
+    drafts: Mapping[str, Decoding]
     start_s: float
     predicted_s: float = 0.0
     verified: Mapping[str, int] = field(default_factory=dict)
@@ -63,18 +68,14 @@ class StepPilot:
     def choose(self, decoding: Mapping[str, Decoding]) -> StepChoice:
         """The choice for the step that is scheduled next."""
         sequences = [
-            RunningSequence(name=name, context=one.context, drafted=len(one.draft))
+            RunningSequence(name=name, context=one.context, drafted=len(one.draft), kind=one.kind)
             for name, one in decoding.items()
         ]
         policy, lengths = self.policy, {name: len(one.draft) for name, one in decoding.items()}
         if policy.shortens and sequences:
             lengths = dict(zip(lengths, policy.verified(sequences), strict=True))
         self._steps.append(
-            StepRecord(
-                sequences=sequences,
-                drafts={name: one.draft for name, one in decoding.items()},
-                start_s=self._clock_s(),
-            )
+            StepRecord(sequences=sequences, drafts=dict(decoding), start_s=self._clock_s())
         )
         return StepChoice(verified=lengths, draft_tokens=policy.draft_length(sequences))
 
@@ -97,12 +98,12 @@ class StepPilot:
         self._observe_time(step, texts, now_s)
         self._ended_s = now_s
         for name, text in texts.items():
-            draft = step.drafts.get(name, ())
-            if draft and draft[0] == UNKNOWN:
+            one = step.drafts.get(name, NO_DRAFT)
+            if one.draft and one.draft[0] == UNKNOWN:
                 accepted = max(len(text) - 1, 0)
                 self.policy.acceptance.observe_count(name, step.verified.get(name, 0), accepted)
             else:
-                self.policy.acceptance.observe_text(name, draft, text)
+                self.policy.acceptance.observe_text(name, one.draft, text, one.kind)
 
     def forget(self, running: set[str]) -> None:
         """Drop what was kept of sequences that run no longer."""

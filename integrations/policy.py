@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from integrations.acceptance import AcceptanceByPosition
+from integrations.acceptance import ANY_KIND, AcceptanceByPosition
 from integrations.costs import StepCosts
 
 Array = NDArray[np.float64]
@@ -20,11 +20,12 @@ LEAST_GAIN = 0.01  # by which drafts must pay, as a share of a plain step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningSequence:
-    """One sequence of a step: its name, cached tokens, and draft tokens at hand."""
+    """One sequence of a step: its name, cached tokens, draft tokens at hand and their kind."""
 
     name: str
     context: int
     drafted: int = 0
+    kind: int = ANY_KIND
 
 
 class RunningRate:
@@ -64,17 +65,19 @@ class DraftPolicy:
         self._rates: dict[int, RunningRate] = {}
         self._positions = np.arange(self.longest)
         self._credit_s = 0.0
+        self._asked = False  # whether the drafts at hand were asked for
 
     def verified(self, sequences: Sequence[RunningSequence]) -> list[int]:
         """How many of its drafted tokens each sequence should verify now."""
         if not sequences:
             return []
         drafted = np.array([min(sequence.drafted, self.longest) for sequence in sequences])
-        self._note_available(drafted)
+        if self._asked:
+            self._note_available(drafted)
         total = int(drafted.sum())
         if total == 0:
             return [0] * len(sequences)
-        survival = self._survival(sequences)
+        survival = self.acceptance.survival([(one.name, one.kind) for one in sequences])
         at_hand = self._positions < drafted[:, None]
         gains = np.sort(survival[at_hand])[::-1]
         batch, context = len(sequences), _mean_context(sequences)
@@ -89,6 +92,11 @@ class DraftPolicy:
 
     def draft_length(self, sequences: Sequence[RunningSequence]) -> int:
         """How many tokens to draft for the next step: the same number for all sequences."""
+        length = self._draft_length(sequences)
+        self._asked = length > 0
+        return length
+
+    def _draft_length(self, sequences: Sequence[RunningSequence]) -> int:
         batch = len(sequences)
         if batch == 0:
             return 0
@@ -97,7 +105,7 @@ class DraftPolicy:
         draft_s = self.costs.draft_s(batch, context, self.longest)[self._allowed]
         if self.shortens and float(draft_s[-1] - draft_s.min()) <= EXPLORED_SHARE * plain_s:
             return self.longest  # what it costs is less than a choice is worth
-        survival = self._survival(sequences).sum(axis=0)
+        survival = self.acceptance.survival([(one.name, ANY_KIND) for one in sequences]).sum(axis=0)
         share = self._available.get(batch, 1.0)
         gains = share * np.concatenate([[0.0], np.cumsum(survival)])[self._allowed]
         rows = np.rint(share * batch * self._allowed).astype(np.int64)
@@ -123,10 +131,6 @@ class DraftPolicy:
         """Learn what the steps of this batch size give."""
         self._rates.setdefault(batch, RunningRate()).observe(tokens, predicted_s + self.costs.gap_s)
 
-    def _survival(self, sequences: Sequence[RunningSequence]) -> Array:
-        """The chance that a draft is accepted up to each position: [sequences, positions]."""
-        return self.acceptance.survival([sequence.name for sequence in sequences])
-
     def _best(self, batch: int, gains: Array, step_s: Array) -> int:
         """The index with the most expected tokens beyond what its seconds usually give."""
         plain = batch / float(step_s[0])
@@ -137,7 +141,7 @@ class DraftPolicy:
         return best if worth[best] > LEAST_GAIN * batch else 0
 
     def _note_available(self, drafted: NDArray[np.int64]) -> None:
-        """Learn which share of the sequences has a draft when one was asked for."""
+        """Learn which share of the sequences has a draft, where one was asked for."""
         batch = len(drafted)
         before = self._available.get(batch, 1.0)
         self._available[batch] = before + 0.02 * (float((drafted > 0).mean()) - before)

@@ -87,6 +87,32 @@ def drafter_key(config: Any) -> str:
     return f"vllm-{speculative.method}-{hashlib.sha256(text).hexdigest()[:12]}"
 
 
+def worker_threads(config: Any) -> int | None:
+    """Threads of a server's worker on a CPU, as vLLM binds them; None on a GPU.
+
+    A server leaves cores to its other processes: one, or VLLM_CPU_NUM_OF_RESERVED_CPU.
+    """
+    import torch
+    from vllm.platforms import current_platform
+    from vllm.utils.ompmultiprocessing import OMPProcessManager
+
+    if not current_platform.is_cpu():
+        return None
+    bound = OMPProcessManager(config).cpu_lists
+    return len(bound[0]) if bound else torch.get_num_threads()
+
+
+def engine_threads(config: Any) -> int | None:
+    """Threads of a running engine on a CPU: in one process PyTorch's; None on a GPU."""
+    import torch
+
+    if config.device_config.device_type != "cpu":
+        return None
+    if config.parallel_config.distributed_executor_backend == "uni":
+        return torch.get_num_threads()
+    return worker_threads(config)
+
+
 def engine_section(config: Any) -> EngineSection:
     """The engine's part of a profile's runtime, from a `VllmConfig`."""
     compilation = config.compilation_config
@@ -110,6 +136,7 @@ def known_keys(config: Any) -> Mapping[str, Any]:
     engine = engine_section(config)
     return {
         "architecture_hash": architecture_of(config).hash,
+        "threads": engine_threads(config),
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
         "quantization": config.model_config.quantization,
         "runtime": "vllm",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from costmodel.errors import InputError
-from integrations.vllm.configuration import installed_version
+from integrations.vllm.configuration import installed_version, worker_threads
 
 PROMPT_TOKENS = 16
 SPARE_TOKENS = 2  # a step's own token, and one that the runner is told to drop
@@ -42,14 +42,18 @@ class SteppedEngine:
     """An engine with as many requests as it runs at once, stepped one shape at a time.
 
     The requests are admitted once. Before a step their lengths are set to the wanted context. The
-    KV cache holds noise, so no context has to be computed.
+    KV cache holds noise, so no context has to be computed. On a CPU the engine has the threads that
+    a server's worker would have on this machine.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         """options: arguments of `vllm.LLM`. Raises InputError where the engine does not start."""
         installed_version()
         os.environ.update(ENVIRONMENT)
+        import torch
         from vllm import LLM
+
+        set_threads = torch.set_num_threads  # vLLM replaces it by one that does nothing
 
         try:
             with _without_module("llvmlite.binding.ffi"):
@@ -66,6 +70,9 @@ class SteppedEngine:
         self._scheduler = self._core.scheduler
         self._runner = self._core.model_executor.driver_worker.worker.model_runner
         self.config = self._llm.llm_engine.vllm_config
+        threads = worker_threads(self.config)
+        if threads is not None:
+            set_threads(threads)
         clock = _CudaClock if self.device.type == "cuda" else _WallClock
         self._forward, self._draft = clock(), clock()
         self._time_parts()

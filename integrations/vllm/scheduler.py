@@ -14,7 +14,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from costmodel.errors import ProfileError
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore, user_directory
+from integrations.acceptance import ANY_KIND
 from integrations.costs import StepCosts
+from integrations.matches import MatchedText
 from integrations.pilot import Decoding, StepChoice, StepPilot
 from integrations.policy import DraftPolicy
 from integrations.vllm.configuration import differing_keys, drafter_key
@@ -50,6 +52,7 @@ class _Piloted:
         self._vllm_lookup = self.dynamic_sd_lookup
         self._lookups: dict[int, list[int]] = {}
         self._choice: StepChoice | None = None
+        self._texts: dict[str, MatchedText] = {}
         self.pilot = self._or_none(self._start)
 
     def schedule(self, *args: Any, **options: Any) -> Any:
@@ -84,7 +87,9 @@ class _Piloted:
         """Ask for this step's choice, and set it where vLLM looks."""
         decoding = {
             request.request_id: Decoding(
-                context=request.num_computed_tokens, draft=list(request.spec_token_ids)
+                context=request.num_computed_tokens,
+                draft=list(request.spec_token_ids),
+                kind=self._kind(request),
             )
             for request in self.running
             if request.num_computed_tokens >= request.num_prompt_tokens
@@ -101,6 +106,18 @@ class _Piloted:
         self.dynamic_sd_lookup = self._lookups[tokens]
         return choice
 
+    def _kind(self, request: Any) -> int:
+        """How far an n-gram draft's source agrees with the text; other drafts are of one kind."""
+        speculative = self.vllm_config.speculative_config
+        if self.ahead or speculative.method != "ngram" or not request.spec_token_ids:
+            return ANY_KIND
+        text = self._texts.get(request.request_id)
+        if text is None:
+            text = MatchedText(speculative.prompt_lookup_min, speculative.prompt_lookup_max)
+            self._texts[request.request_id] = text
+        text.extend(request.all_token_ids[len(text) :])
+        return text.agreement()
+
     def _learn(self, scheduler_output: Any, model_runner_output: Any) -> None:
         index, sampled = model_runner_output.req_id_to_index, model_runner_output.sampled_token_ids
         names = scheduler_output.num_scheduled_tokens
@@ -109,6 +126,8 @@ class _Piloted:
         texts = {name: sampled[index[name]] for name in names if name in index} if sampled else {}
         self.pilot.ended(texts)
         self.pilot.forget(set(self.requests))
+        for name in self._texts.keys() - self.requests.keys():
+            del self._texts[name]
 
     def _or_none(self, function: Callable[[], Any]) -> Any:
         """The result; after a fault None, and from then on everything is as in vLLM."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from integrations.acceptance import FIRST_GUESS, AcceptanceByPosition
+from integrations.acceptance import ANY_KIND, FIRST_GUESS, AcceptanceByPosition
 
 
 def tried(acceptance: AcceptanceByPosition) -> list[float]:
-    return acceptance._shared.tried
+    return acceptance._shared[ANY_KIND].tried
 
 
 def test_a_draft_is_compared_beyond_what_was_verified() -> None:
@@ -19,7 +19,7 @@ def test_a_draft_is_compared_beyond_what_was_verified() -> None:
     assert tried(acceptance) == [1, 1, 0, 0]
     acceptance.observe_text("a", [], [7, 9])
     assert tried(acceptance) == [1, 1, 1, 1]
-    assert acceptance._shared.accepted == [1, 1, 1, 0]
+    assert acceptance._shared[ANY_KIND].accepted == [1, 1, 1, 0]
 
 
 def test_a_wrong_token_ends_the_comparison() -> None:
@@ -34,7 +34,7 @@ def test_drafts_of_several_steps_are_compared_side_by_side() -> None:
     acceptance.observe_text("a", [1, 2], [1])
     acceptance.observe_text("a", [2, 3], [2])  # the first draft's second token, and a new draft
     acceptance.observe_text("a", [], [4])
-    assert acceptance._shared.accepted == pytest.approx([1 + 0.998, 0.998], abs=1e-9)
+    assert acceptance._shared[ANY_KIND].accepted == pytest.approx([1 + 0.998, 0.998], abs=1e-9)
     assert tried(acceptance)[0] == pytest.approx(1.998)
 
 
@@ -43,10 +43,33 @@ def test_sequences_are_told_apart_and_forgotten() -> None:
     for _ in range(60):
         acceptance.observe_text("good", [1], [1])
         acceptance.observe_text("bad", [1], [2])
-    good, bad = acceptance.survival(["good", "bad"])[:, 0]
+    good, bad = acceptance.survival([("good", ANY_KIND), ("bad", ANY_KIND)])[:, 0]
     assert good > 0.85 and bad < 0.15
     acceptance.forget("good")
-    assert acceptance.survival(["good"])[0, 0] == pytest.approx(acceptance.rates()[0])
+    assert acceptance.survival([("good", ANY_KIND)])[0, 0] == pytest.approx(acceptance.rates()[0])
+
+
+def test_kinds_are_told_apart_and_count_for_all_together() -> None:
+    acceptance = AcceptanceByPosition(2)
+    for _ in range(60):
+        acceptance.observe_text("a", [1, 2], [1, 2], kind=4)
+        acceptance.observe_text("a", [1, 2], [9], kind=2)
+    long, short, unknown, unseen = acceptance.survival(
+        [("a", 4), ("a", 2), ("a", ANY_KIND), ("b", 3)]
+    )
+    assert long[0] > 0.9 and long[1] > 0.85
+    assert short[0] < 0.1
+    assert 0.4 < unknown[0] < 0.6
+    assert unseen[0] == FIRST_GUESS
+    assert acceptance.rates(4)[0] > 0.9
+
+
+def test_a_draft_keeps_its_kind_until_it_is_compared() -> None:
+    acceptance = AcceptanceByPosition(3)
+    acceptance.observe_text("a", [5, 6, 7], [5], kind=3)
+    acceptance.observe_text("a", [], [6, 7], kind=2)
+    assert acceptance._shared[3].accepted == [1, 1, 1]
+    assert 2 not in acceptance._shared
 
 
 def test_counts_of_a_verification() -> None:

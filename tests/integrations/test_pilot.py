@@ -29,8 +29,8 @@ class NotedAcceptance:
         self.counts: list[tuple] = []
         self.forgotten: list[str] = []
 
-    def observe_text(self, name: str, draft: Sequence[int], text: Sequence[int]) -> None:
-        self.texts.append((name, list(draft), list(text)))
+    def observe_text(self, name: str, draft: Sequence[int], text: Sequence[int], kind: int) -> None:
+        self.texts.append((name, list(draft), list(text), kind))
 
     def observe_count(self, name: str, drafted: int, accepted: int) -> None:
         self.counts.append((name, drafted, accepted))
@@ -67,13 +67,13 @@ def pilot(*times_s: float, ahead: bool = False) -> StepPilot:
 
 def test_a_step_and_what_came_of_it() -> None:
     own = pilot(0.0, 0.02, 0.03, 0.06)
-    choice = own.choose({"a": Decoding(context=9, draft=[4, 5]), "b": Decoding(context=7)})
+    choice = own.choose({"a": Decoding(context=9, draft=[4, 5], kind=3), "b": Decoding(context=7)})
     assert (dict(choice.verified), choice.draft_tokens) == ({"a": 1, "b": 0}, 3)
     own.scheduled(choice, {"a": 2, "b": 1})
     own.ended({"a": [4, 8], "b": [6]})
     policy = own.policy
     assert policy.costs.steps == [(0.02, True)]
-    assert policy.acceptance.texts == [("a", [4, 5], [4, 8]), ("b", [], [6])]
+    assert policy.acceptance.texts == [("a", [4, 5], [4, 8], 3), ("b", [], [6], 0)]
     assert policy.tokens == [(2, 3)]
     own.scheduled(own.choose({"a": Decoding(context=11)}), {"a": 1})
     own.ended({"a": [3]})

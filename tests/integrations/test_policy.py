@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from integrations.acceptance import ANY_KIND
 from integrations.costs import StepCosts
 from integrations.policy import LEAST_GAIN, DraftPolicy, RunningSequence
 from tests.integrations.made_engine_profile import DRAFTER, make_engine_profile
@@ -40,7 +41,7 @@ def test_verified_lengths_are_the_best_of_all(drafted, rates) -> None:
         for name, count in zip(names, drafted, strict=True)
     ]
     chosen = policy.verified(sequences)
-    survival = policy.acceptance.survival(names)
+    survival = policy.acceptance.survival([(name, ANY_KIND) for name in names])
     seconds = policy.costs.verify_s(3, 1000, 3 * policy.longest)
     plain_s = seconds[0] + policy.costs.draft_s(3, 1000, policy.longest)[0]
 
@@ -137,3 +138,10 @@ def test_drafts_that_become_good_are_found_again(shortens) -> None:
     engine.run(3000)
     best = max(engine.run(2000, length) for length in ALLOWED)
     assert engine.run(2000) >= 0.95 * best
+
+
+def test_steps_that_asked_for_no_draft_do_not_count_as_drafts_that_failed() -> None:
+    policy = policy_with(0.004, True, a_token_s=1e-4)
+    engine = DrawnEngine(policy, [0.0] * 8, batch=1)
+    engine.run(2000)
+    assert policy._available[1] > 0.95

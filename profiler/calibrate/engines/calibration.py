@@ -112,7 +112,7 @@ def calibrate_engine(
 def _prepare(
     settings: CalibrationSettings, device: torch.device, listener: CalibrationListener
 ) -> PreparedEngine:
-    """Measure the peaks, start the engine, plan its sweep, and look at the machine."""
+    """Look at the machine, plan the sweep, start the engine, and measure the peaks."""
     activity = observe()
     metadata = collect(device.index or 0 if device.type == "cuda" else None)
     machine_warnings = warnings(metadata, activity)
@@ -129,8 +129,6 @@ def _prepare(
         drafts=drafter != "none",
         seed=settings.seed,
     )
-    peaks = peaks_of(device, dtype)
-    device_fingerprint = fingerprint(device)
     options = {
         "model": settings.target or default_target(device),
         "dtype": dtype_name(dtype),
@@ -144,6 +142,8 @@ def _prepare(
             f"this vLLM runs on {engine.device.type}, not on {device.type}",
             hint=f"Give --device {engine.device.type}, or install a vLLM for the other.",
         )
+    peaks = peaks_of(device, dtype)  # with the engine's threads, as the fingerprint
+    device_fingerprint = fingerprint(device)
     subject = MeasuredSubject(
         device=device_fingerprint,
         architecture=architecture_of(engine.config),

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from costmodel.errors import DrafterError, InputError
 from decoder.drafters.factory import DEMO_DRAFTER
@@ -15,6 +16,7 @@ from integrations.vllm import configuration
 from integrations.vllm.configuration import (
     differing_keys,
     drafter_key,
+    engine_threads,
     installed_version,
     speculative_options,
 )
@@ -86,6 +88,15 @@ def test_keys_of_drafters() -> None:
     )
     assert one == same != other
     assert one.startswith("vllm-dflash-")
+
+
+@pytest.mark.parametrize(("device", "threads"), [("cuda", None), ("cpu", torch.get_num_threads())])
+def test_threads_of_an_engine_in_this_process(device: str, threads: int | None) -> None:
+    config = SimpleNamespace(
+        device_config=SimpleNamespace(device_type=device),
+        parallel_config=SimpleNamespace(distributed_executor_backend="uni"),
+    )
+    assert engine_threads(config) == threads
 
 
 def test_differing_keys_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

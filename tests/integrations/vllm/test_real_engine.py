@@ -23,7 +23,12 @@ pytestmark = [
 
 
 def run(*arguments: object, **environment: object) -> subprocess.CompletedProcess[str]:
-    usual = {"PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1"}
+    # An engine in one process, which these tests steer, leaves no core to others.
+    usual = {
+        "PYTHONPATH": str(ROOT),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+    }
     given = {name: str(value) for name, value in environment.items()}
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],
