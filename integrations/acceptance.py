@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 FIRST_GUESS = 0.5
-GUESS_WEIGHT = 2.0  # trials that the first guess counts
-SHARED_WEIGHT = 3.0  # trials that the rate of all sequences counts in a single one's
-SHARED_MEMORY = 0.998  # of all sequences together, a trial
+GUESS_WEIGHT = 6.0  # trials that the guess from the position before counts
+SHARED_WEIGHT = 16.0  # trials that the rate of all sequences counts in a single one's
+SHARED_MEMORY = 0.999  # of all sequences together, a trial
 OWN_MEMORY = 0.97  # of one sequence, a trial
 ANY_KIND = 0  # the kind of drafts of which nothing is known
 

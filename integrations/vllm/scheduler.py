@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from vllm.logger import init_logger
@@ -12,17 +10,13 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from costmodel.errors import ProfileError
-from costmodel.profile.profile import Profile
-from costmodel.profile.store import ProfileStore, user_directory
 from integrations.acceptance import ANY_KIND
 from integrations.costs import StepCosts
 from integrations.matches import MatchedText
 from integrations.pilot import Decoding, StepChoice, StepPilot
 from integrations.policy import DraftPolicy
-from integrations.vllm.configuration import differing_keys, drafter_key
-
-PROFILE_VARIABLE = "ROOFTREE_PROFILE"
-PROFILE_OPTION = "rooftree_profile"  # in vLLM's --additional-config
+from integrations.vllm.configuration import drafter_key
+from integrations.vllm.profiles import find_profile
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows the messages of its own loggers only
 
@@ -150,23 +144,3 @@ class AsyncCostScheduler(_Piloted, AsyncScheduler):
     """A step is scheduled before the last one has ended; only draft lengths are chosen."""
 
     ahead = True
-
-
-def find_profile(config: Any) -> tuple[Profile, Path]:
-    """The profile for an engine's `VllmConfig`, and its file. Raises ProfileError."""
-    options = config.additional_config if isinstance(config.additional_config, dict) else {}
-    named = options.get(PROFILE_OPTION) or os.environ.get(PROFILE_VARIABLE)
-    if named:
-        path = Path(named)
-        profile = Profile.from_yaml(path)
-        differing = differing_keys(profile.key, config)
-        if differing:
-            raise ProfileError(f"{path} is not for this engine: {'; '.join(differing)}")
-        return profile, path
-    for stored in ProfileStore([user_directory()]).list():
-        if stored.profile is not None and not differing_keys(stored.profile.key, config):
-            return stored.profile, stored.path
-    raise ProfileError(
-        f"no profile in {user_directory()} is for this engine and target",
-        hint="Measure one with `rooftree calibrate --engine vllm`",
-    )
