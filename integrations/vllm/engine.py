@@ -70,15 +70,15 @@ class SteppedEngine:
         self._scheduler = self._core.scheduler
         self._runner = self._core.model_executor.driver_worker.worker.model_runner
         self.config = self._llm.llm_engine.vllm_config
-        threads = worker_threads(self.config)
-        if threads is not None:
-            set_threads(threads)
         clock = _CudaClock if self.device.type == "cuda" else _WallClock
         self._forward, self._draft = clock(), clock()
         self._time_parts()
         self._tokens = self._random_tokens(self.config.model_config.max_model_len)
         self._requests = self._admit()
         self._fill_cache()
+        threads = worker_threads(self.config)
+        if threads is not None:  # last, since Numba's first call, in the n-gram drafter, sets it too
+            set_threads(threads)
 
     @property
     def device(self) -> Any:
