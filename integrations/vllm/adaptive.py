@@ -1,9 +1,10 @@
 """A vLLM plug-in: its adaptive verification with the costs of the batch's context.
 
 With `enable_adaptive_verification` vLLM measures what its steps cost once, at
-VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN, and verifies by these costs at every context. With this plug-in, the entry point `rooftree` of the group
-`vllm.general_plugins`, a profile moves them. It does nothing unless ROOFTREE_PROFILE is set. vLLM's
-adaptive verification needs a GPU, where this was not run yet.
+VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN, and verifies by these costs at every context. With
+this plug-in, the entry point `rooftree` of the group `vllm.general_plugins`, a profile moves them.
+It does nothing unless ROOFTREE_PROFILE is set. vLLM's adaptive verification needs a GPU, where this
+was not run yet.
 """
 
 from __future__ import annotations

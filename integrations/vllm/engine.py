@@ -77,7 +77,7 @@ class SteppedEngine:
         self._requests = self._admit()
         self._fill_cache()
         threads = worker_threads(self.config)
-        if threads is not None:  # last, since Numba's first call, in the n-gram drafter, sets it too
+        if threads is not None:  # last, since the first n-gram draft sets it too (Numba)
             set_threads(threads)
 
     @property
