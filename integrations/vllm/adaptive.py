@@ -28,9 +28,13 @@ def register() -> None:
     if PROFILE_VARIABLE not in os.environ:
         return
     from vllm.logger import init_logger
-    from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
     logger = init_logger(f"vllm.{__name__}")  # vLLM shows the messages of its own loggers only
+    try:
+        from vllm.v1.worker.gpu.spec_decode import adaptive_verification
+    except Exception as fault:  # a vLLM for another kind of device, or of another version
+        logger.debug("Verification costs are vLLM's own: %s", fault)
+        return
     create = getattr(adaptive_verification, CREATE)
     if getattr(create, "costs_by_context", False):  # vLLM may load a plug-in more than once
         return
