@@ -88,16 +88,18 @@ def test_every_manager_that_vllm_creates_is_attached(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 @with_vllm
-@pytest.mark.parametrize(("context", "better"), [(100, np.greater), (8000, np.less)])
-def test_vllm_decides_by_the_batchs_context(monkeypatch, context, better) -> None:
+@pytest.mark.parametrize(
+    ("table_context", "context", "compare"), [(2000, 100, np.greater), (100, 2000, np.less)]
+)
+def test_vllm_decides_by_the_batchs_context(monkeypatch, table_context, context, compare) -> None:
     from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
     profile = make_engine_profile()
-    monkeypatch.setenv("VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN", str(TABLE_CONTEXT))
+    monkeypatch.setenv("VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN", str(table_context))
     monkeypatch.setattr(adaptive, "find_profile", lambda config: (profile, None))
     monkeypatch.setattr(adaptive, "drafter_key", lambda config: DRAFTER)
     decide = adaptive_verification.AdaptiveVerificationManager.get_num_tokens
-    table_s = StepCosts(profile, DRAFTER).verify_s(1, TABLE_CONTEXT, STEPS)
+    table_s = StepCosts(profile, DRAFTER).verify_s(1, table_context, STEPS)
     verify_ms = np.concatenate([[1.0], 1e3 * table_s])
     own = manager({"a": context}, (np.full(9, 0.1), verify_ms))
     own.get_num_tokens = lambda tokens, drafts: decide(own, tokens, drafts)
@@ -106,7 +108,7 @@ def test_vllm_decides_by_the_batchs_context(monkeypatch, context, better) -> Non
     said: list[tuple] = []
     adaptive.attach(own, None, lambda *message: said.append(message))
     by_profile = own.get_num_tokens(*step)
-    assert better(by_profile, by_vllm)
+    assert compare(by_profile, by_vllm)
     assert own.cost_tables[1] is verify_ms
     assert said == []
 
