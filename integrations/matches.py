@@ -1,4 +1,4 @@
-"""How far the text before an n-gram draft agrees with the text that the draft was copied from."""
+"""The text before an n-gram draft, and how far it agrees with the text of its source."""
 
 from __future__ import annotations
 
