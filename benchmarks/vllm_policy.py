@@ -13,8 +13,8 @@ Results are appended to a file of JSON lines, and a later call goes on from it:
     python -m benchmarks.vllm_policy texts RESULTS --model FOLDER --profile FILE --prompts FOLDER
     python -m benchmarks.vllm_policy show RESULTS
 
-The engine runs in this process and uses all cores, so its profile needs
-VLLM_CPU_NUM_OF_RESERVED_CPU=0 beside `rooftree calibrate --engine vllm --drafter ngram`.
+The engine runs in this process and uses all cores. Its profile is made by `rooftree calibrate
+--engine vllm --drafter ngram --engine-option distributed_executor_backend=uni`.
 """
 
 from __future__ import annotations

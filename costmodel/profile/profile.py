@@ -47,7 +47,7 @@ class ProfileKey:
     """Hard keys: a profile whose key differs is never used silently.
 
     `threads` and `instruction_set` are those of a CPU, else None. `quantization` is None for
-    weights that are not quantised. The last four are those of a serving engine, else None.
+    weights that are not quantised. The last five are those of a serving engine, else None.
     """
 
     device_name: str
@@ -64,6 +64,7 @@ class ProfileKey:
     engine_version: str | None = None
     compilation: str | None = None
     graphs: str | None = None
+    executor: str | None = None
     max_num_seqs: int | None = None
 
     def differences(self, other: ProfileKey) -> list[str]:
@@ -218,6 +219,7 @@ class Profile(Section):
             engine_version=None if engine is None else engine.version,
             compilation=None if engine is None else engine.compilation,
             graphs=None if engine is None else engine.graphs,
+            executor=None if engine is None else engine.executor,
             max_num_seqs=None if engine is None else engine.max_num_seqs,
         )
 

@@ -146,12 +146,14 @@ class EngineSection(Section):
     """A serving engine, as far as its configuration decides what a step costs.
 
     compilation, graphs  the engine's own names of its modes
+    executor             its name of what runs its workers, in its own process or others
     host_s               the host's part of a step, where the surface holds the device's alone
     """
 
     version: Text
     compilation: Text
     graphs: Text
+    executor: Text
     max_num_seqs: Count
     host_s: SecondsOrZero | None = None
 

@@ -120,8 +120,15 @@ def engine_section(config: Any) -> EngineSection:
         version=installed_version(),
         compilation=compilation.mode.name.lower(),
         graphs=compilation.cudagraph_mode.name.lower(),
+        executor=executor_name(config),
         max_num_seqs=config.scheduler_config.max_num_seqs,
     )
+
+
+def executor_name(config: Any) -> str:
+    """vLLM's name of what runs its workers: `uni` in the engine's process, `mp` beside it."""
+    backend = config.parallel_config.distributed_executor_backend
+    return backend if isinstance(backend, str) else backend.__name__
 
 
 def architecture_of(config: Any) -> ModelArchitecture:
@@ -144,6 +151,7 @@ def known_keys(config: Any) -> Mapping[str, Any]:
         "engine_version": engine.version,
         "compilation": engine.compilation,
         "graphs": engine.graphs,
+        "executor": engine.executor,
         "max_num_seqs": engine.max_num_seqs,
     }
 

@@ -1,4 +1,4 @@
-"""A vLLM engine in this process whose steps have any rows, context and batch."""
+"""A vLLM engine, scheduled from this process, whose steps have any rows, context and batch."""
 
 from __future__ import annotations
 
@@ -8,16 +8,28 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from costmodel.errors import InputError
-from integrations.vllm.configuration import installed_version, worker_threads
+from integrations.vllm.configuration import installed_version
 
 PROMPT_TOKENS = 16
 SPARE_TOKENS = 2  # a step's own token, and one that the runner is told to drop
-ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-OPTIONS = {"enable_prefix_caching": False, "async_scheduling": False, "disable_log_stats": True}
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout is for results
+}
+OPTIONS = {
+    "enable_prefix_caching": False,
+    "async_scheduling": False,
+    "disable_log_stats": True,
+    "scheduler_cls": "integrations.vllm.SteeredScheduler",
+    "worker_extension_cls": "integrations.vllm.worker.MeasuredWorker",
+}
+
+Result = TypeVar("Result")
 
 
 def spare_tokens(most_drafted: int) -> int:
@@ -42,24 +54,19 @@ class SteppedEngine:
     """An engine with as many requests as it runs at once, stepped one shape at a time.
 
     The requests are admitted once. Before a step their lengths are set to the wanted context. The
-    KV cache holds noise, so no context has to be computed. On a CPU the engine has the threads that
-    a server's worker would have on this machine.
+    KV cache holds noise, so no context has to be computed. On a CPU the worker is a process of its
+    own with the cores that vLLM's server gives it, unless `distributed_executor_backend` is `uni`.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         """options: arguments of `vllm.LLM`. Raises InputError where the engine does not start."""
         installed_version()
         os.environ.update(ENVIRONMENT)
-        import torch
         from vllm import LLM
-
-        set_threads = torch.set_num_threads  # vLLM replaces it by one that does nothing
 
         try:
             with _without_module("llvmlite.binding.ffi"):
-                self._llm = LLM(
-                    **(OPTIONS | dict(options)), scheduler_cls="integrations.vllm.SteeredScheduler"
-                )
+                self._llm = LLM(**(OPTIONS | server_options() | dict(options)))
         except (ValueError, TypeError, OSError, RuntimeError, NotImplementedError) as error:
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise InputError(
@@ -68,27 +75,25 @@ class SteppedEngine:
             ) from error
         self._core = self._llm.llm_engine.engine_core.engine_core
         self._scheduler = self._core.scheduler
-        self._runner = self._core.model_executor.driver_worker.worker.model_runner
         self.config = self._llm.llm_engine.vllm_config
-        clock = _CudaClock if self.device.type == "cuda" else _WallClock
-        self._forward, self._draft = clock(), clock()
-        self._time_parts()
         self._tokens = self._random_tokens(self.config.model_config.max_model_len)
+        self._call("start_measuring", self._tokens)
         self._requests = self._admit()
         self._fill_cache()
-        threads = worker_threads(self.config)
-        if threads is not None:  # last, since the first n-gram draft sets it too (Numba)
-            set_threads(threads)
 
     @property
     def device(self) -> Any:
         """The torch device that the engine runs on."""
-        return self._runner.device
+        return self._call("device_in_use")
 
     @property
     def attention(self) -> str:
         """vLLM's name of its attention backend."""
-        return str(self._runner.attn_groups[0][0].backend.get_name())
+        return str(self._call("attention_backend"))
+
+    def in_worker(self, function: Callable[..., Result], *args: Any) -> Result:
+        """The result of a module's function in the process, and with the threads, of the worker."""
+        return self._call(_called, function, args)
 
     @property
     def most_rows(self) -> int:
@@ -112,40 +117,32 @@ class SteppedEngine:
     def step(self, *, rows: int, context: int, batch: int, draft_tokens: int = 0) -> StepTime:
         """Verify `rows` rows of `batch` sequences behind `context` tokens, then draft."""
         requests = self._requests[:batch]
-        for request in requests:
-            self._set_context(request, context)
+        self._set_context(requests, context)
         self._scheduler.steer(requests, rows, draft_tokens)
         return self._timed_step()
 
     def prefill(self, tokens: int) -> StepTime:
         """Run a prompt of `tokens` (at least PROMPT_TOKENS) as one step, alone."""
         request = self._requests[0]
-        self._set_context(request, tokens - 1)
+        self._set_context([request], tokens - 1)
         request.num_computed_tokens = 0
         self._scheduler.steer([request], 1, 0)
         return self._timed_step()
 
     def _timed_step(self) -> StepTime:
-        self._forward.reset()
-        self._draft.reset()
         start_s = time.perf_counter()
         self._core.step_fn()
         step_s = time.perf_counter() - start_s
         self._core.post_step(True)
-        draft_s, forward_s = self._draft.seconds(), self._forward.seconds()
-        if self.device.type == "cuda":
+        forward_s, draft_s = self._call("part_seconds")
+        if self.config.device_config.device_type == "cuda":
             verify_s = forward_s - draft_s
             return StepTime(verify_s=verify_s, draft_s=draft_s, host_s=max(step_s - forward_s, 0.0))
         return StepTime(verify_s=step_s - draft_s, draft_s=draft_s)
 
-    def _time_parts(self) -> None:
-        """Let the clocks run from the start of the forward to the end of drafting."""
-        runner = self._runner
-        runner.execute_model = _before(runner.execute_model, self._forward.start)
-        runner.sample_tokens = _after(runner.sample_tokens, self._forward.stop)
-        runner.propose_draft_token_ids = _after(
-            _before(runner.propose_draft_token_ids, self._draft.start), self._draft.stop
-        )
+    def _call(self, method: str | Callable[..., Any], *args: Any) -> Any:
+        """The first worker's result of a method of MeasuredWorker, or of a function of a worker."""
+        return self._core.model_executor.collective_rpc(method, args=args)[0]
 
     def _random_tokens(self, count: int) -> list[int]:
         generator = random.Random(0)
@@ -168,17 +165,28 @@ class SteppedEngine:
     def _fill_cache(self) -> None:
         """Let every request have all its blocks, and fill the cache with noise."""
         self.step(rows=1, context=self.longest_context, batch=self.most_requests)
-        for cache in self._runner.kv_caches:
-            cache.normal_()
+        self._call("fill_cache_with_noise")
 
-    def _set_context(self, request: Any, context: int) -> None:
+    def _set_context(self, requests: Sequence[Any], context: int) -> None:
         outputs = self._tokens[: context + 1 - PROMPT_TOKENS]
-        request._output_token_ids[:] = outputs
-        request._all_token_ids[PROMPT_TOKENS:] = outputs
-        request.num_computed_tokens = context
+        for request in requests:
+            request._output_token_ids[:] = outputs
+            request._all_token_ids[PROMPT_TOKENS:] = outputs
+            request.num_computed_tokens = context
         # One token more than the scheduler has: the runner then takes over the scheduler's count.
-        state = self._runner.requests[request.request_id]
-        state.output_token_ids[:] = self._tokens[: context + SPARE_TOKENS - PROMPT_TOKENS]
+        names = [request.request_id for request in requests]
+        self._call("set_outputs", names, context + SPARE_TOKENS - PROMPT_TOKENS)
+
+
+def server_options() -> dict[str, Any]:
+    """What a vLLM server on this machine sets by itself: on a CPU, a process for the worker."""
+    from vllm.platforms import current_platform
+
+    return {"distributed_executor_backend": "mp"} if current_platform.is_cpu() else {}
+
+
+def _called(worker: Any, function: Callable[..., Result], args: tuple[Any, ...]) -> Result:
+    return function(*args)
 
 
 @contextlib.contextmanager
@@ -193,65 +201,3 @@ def _without_module(name: str) -> Iterator[None]:
     finally:
         if module is not None:
             sys.modules[name] = module
-
-
-class _WallClock:
-    """Seconds between `start` and `stop`; 0 where they were not called."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self._start_s = self._stop_s = 0.0
-
-    def start(self) -> None:
-        self._start_s = time.perf_counter()
-
-    def stop(self) -> None:
-        self._stop_s = time.perf_counter()
-
-    def seconds(self) -> float:
-        return self._stop_s - self._start_s
-
-
-class _CudaClock:
-    """The same by events on the current stream; not tried on a GPU yet."""
-
-    def __init__(self) -> None:
-        import torch
-
-        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        self.reset()
-
-    def reset(self) -> None:
-        self._stopped = False
-
-    def start(self) -> None:
-        self._events[0].record()
-
-    def stop(self) -> None:
-        self._events[1].record()
-        self._stopped = True
-
-    def seconds(self) -> float:
-        if not self._stopped:
-            return 0.0
-        self._events[1].synchronize()
-        return float(self._events[0].elapsed_time(self._events[1])) / 1e3
-
-
-def _before(function: Callable[..., Any], first: Callable[[], None]) -> Callable[..., Any]:
-    def wrapped(*args: Any, **options: Any) -> Any:
-        first()
-        return function(*args, **options)
-
-    return wrapped
-
-
-def _after(function: Callable[..., Any], last: Callable[[], None]) -> Callable[..., Any]:
-    def wrapped(*args: Any, **options: Any) -> Any:
-        result = function(*args, **options)
-        last()
-        return result
-
-    return wrapped

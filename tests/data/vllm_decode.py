@@ -32,6 +32,7 @@ def main(folder: str, arm: str) -> None:
         max_num_seqs=2,
         enforce_eager=True,
         enable_prefix_caching=False,
+        distributed_executor_backend="mp",  # as in a server
         **options,
     )
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler

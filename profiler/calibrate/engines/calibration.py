@@ -1,4 +1,4 @@
-"""Calibration of vLLM's own steps in this process: prepare, measure, write."""
+"""Calibration of vLLM's own steps: prepare, measure, write."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def calibrate_engine(
 ) -> CalibrationResult:
     """Measure vLLM's steps with one target, and store the profile, picture and raw samples.
 
-    The engine runs in this process. An interrupted run keeps its samples. Raises InputError,
-    DeviceError, DrafterError, MeasurementError or ProfileError.
+    The engine's scheduler runs in this process. An interrupted run keeps its samples. Raises
+    InputError, DeviceError, DrafterError, MeasurementError or ProfileError.
     """
     installed_version()
     check_writable(settings.output)
@@ -142,8 +142,8 @@ def _prepare(
             f"this vLLM runs on {engine.device.type}, not on {device.type}",
             hint=f"Give --device {engine.device.type}, or install a vLLM for the other.",
         )
-    peaks = peaks_of(device, dtype)  # with the engine's threads, as the fingerprint
-    device_fingerprint = fingerprint(device)
+    peaks = engine.in_worker(peaks_of, device, dtype)
+    device_fingerprint = engine.in_worker(fingerprint, device)
     subject = MeasuredSubject(
         device=device_fingerprint,
         architecture=architecture_of(engine.config),

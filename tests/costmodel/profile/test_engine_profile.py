@@ -32,7 +32,7 @@ def test_written_and_read_again(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     "changed", [{"version": "0.33.0"}, {"compilation": "vllm_compile"}, {"graphs": "full"},
-                {"max_num_seqs": 4}]
+                {"executor": "uni"}, {"max_num_seqs": 4}]
 )  # fmt: skip
 def test_the_engine_is_a_hard_key(tmp_path, changed) -> None:
     profile = make_engine_profile()

@@ -71,6 +71,7 @@ HARD = {
     "engine_version": "0.32.0",
     "compilation": "none",
     "graphs": "full",
+    "executor": "mp",
     "max_num_seqs": 8,
 }
 

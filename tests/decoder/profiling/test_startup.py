@@ -325,7 +325,7 @@ HARD = {
     "tensor_parallel": ("runtime", {"tensor_parallel": 2}),
 }
 # No runtime of a decoder has these; tests/costmodel/profile/test_engine_profile.py tries them.
-OF_ENGINES = {"engine_version", "compilation", "graphs", "max_num_seqs"}
+OF_ENGINES = {"engine_version", "compilation", "graphs", "executor", "max_num_seqs"}
 
 
 class TestNamedFile:

@@ -17,6 +17,7 @@ from integrations.vllm.configuration import (
     differing_keys,
     drafter_key,
     engine_threads,
+    executor_name,
     installed_version,
     speculative_options,
 )
@@ -108,3 +109,13 @@ def test_differing_keys_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert differing_keys(key, None) == []
     monkeypatch.setattr(configuration, "known_keys", lambda config: keys | {"max_num_seqs": 4})
     assert differing_keys(key, None) == ["max_num_seqs 8, here 4"]
+
+
+def test_executors_have_names() -> None:
+    def config(backend: object) -> SimpleNamespace:
+        return SimpleNamespace(
+            parallel_config=SimpleNamespace(distributed_executor_backend=backend)
+        )
+
+    assert executor_name(config("mp")) == "mp"
+    assert executor_name(config(Path)) == "Path"

@@ -23,12 +23,7 @@ pytestmark = [
 
 
 def run(*arguments: object, **environment: object) -> subprocess.CompletedProcess[str]:
-    # An engine in one process, which these tests steer, leaves no core to others.
-    usual = {
-        "PYTHONPATH": str(ROOT),
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-    }
+    usual = {"PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1"}
     given = {name: str(value) for name, value in environment.items()}
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],
@@ -43,20 +38,26 @@ def run(*arguments: object, **environment: object) -> subprocess.CompletedProces
 
 @pytest.fixture(scope="module")
 def profile(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("home")
-    path = home / "engine.yaml"
-    arguments = (
-        "-m rooftree calibrate --engine vllm --engine-option enforce_eager=true --dtype float32 "
-        "--contexts 64,256 --batch 1,2 --max-nodes 7 --drafter ngram --time-budget 20s --json"
+    return calibrated(
+        tmp_path_factory.mktemp("home"),
+        "--batch 1,2 --max-nodes 7 --drafter ngram --time-budget 20s",
+        smollm2_folder,
     )
-    done = run(*arguments.split(), "--target", smollm2_folder, "--output", path, ROOFTREE_HOME=home)
+
+
+def calibrated(home: Path, options: str, target: Path) -> Path:
+    path = home / "engine.yaml"
+    usual = "--engine vllm --engine-option enforce_eager=true --dtype float32 --contexts 64,256"
+    arguments = f"-m rooftree calibrate {usual} {options} --json".split()
+    done = run(*arguments, "--target", target, "--output", path, ROOFTREE_HOME=home)
     assert json.loads(done.stdout)["path"] == str(path)
     return path
 
 
 def decoded(folder: Path, arm: str, profile: Path) -> tuple[dict, str]:
     done = run(PROGRAM, folder, arm, ROOFTREE_PROFILE=profile, ROOFTREE_HOME=profile.parent)
-    return json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("{"))
+    return json.loads(line), done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +70,20 @@ def test_the_profile_is_of_the_engine(profile: Path) -> None:
     engine = made.runtime.engine
     assert (made.runtime.kind, made.runtime.attention) == ("vllm", "CPU_ATTN")
     assert (engine.compilation, engine.graphs, engine.max_num_seqs) == ("none", "none", 2)
+    assert engine.executor == "mp"
     assert made.target.architecture.layers == 30
     assert set(made.surface.batch) == {1, 2}
     assert made.held_out is not None
     (drafter,) = made.engine_drafters
     assert drafter == "vllm-ngram"
+
+
+def test_an_engine_in_one_process(smollm2_folder: Path, tmp_path: Path) -> None:
+    uni = "--engine-option distributed_executor_backend=uni"
+    short = "--batch 1,2 --max-nodes 3 --drafter none --time-budget 5s"
+    made = Profile.from_yaml(calibrated(tmp_path, f"{uni} {short}", smollm2_folder))
+    assert made.key.executor == "uni"
+    assert made.key.threads >= 1
 
 
 def test_texts_are_those_of_the_plain_engine(smollm2_folder, profile, plain) -> None:
