@@ -33,7 +33,7 @@ class MatchedText:
         self._tokens[self._count : count] = tokens
         self._count = count
 
-    def agreement(self) -> int:
+    def kind(self, draft: Sequence[int]) -> int:
         """Tokens that agree before the draft and before its source; 0 where nothing matches."""
         text = self._tokens[: self._count]
         last = len(text) - 1

@@ -14,7 +14,8 @@ from integrations.costs import StepCosts
 Array = NDArray[np.float64]
 
 RATE_MEMORY = 0.97  # of tokens and seconds, a step
-EXPLORED_SHARE = 0.005  # of the time, for drafts longer than the best
+EXPLORED_SHARE = 0.002  # of the time, for drafts longer than the best
+FREE_SHARE = 0.005  # of a plain step, below which the cost of a draft is not weighed
 LEAST_GAIN = 0.01  # by which drafts must pay, as a share of a plain step
 
 
@@ -103,7 +104,7 @@ class DraftPolicy:
         context = _mean_context(sequences)
         plain_s = float(self.costs.verify_s(batch, context, batch * self.longest)[0])
         draft_s = self.costs.draft_s(batch, context, self.longest)[self._allowed]
-        if self.shortens and float(draft_s[-1] - draft_s.min()) <= EXPLORED_SHARE * plain_s:
+        if self.shortens and float(draft_s[-1] - draft_s.min()) <= FREE_SHARE * plain_s:
             return self.longest  # what it costs is less than a choice is worth
         survival = self.acceptance.survival([(one.name, ANY_KIND) for one in sequences]).sum(axis=0)
         share = self._available.get(batch, 1.0)

@@ -13,6 +13,7 @@ from costmodel.errors import ProfileError
 from integrations.acceptance import ANY_KIND
 from integrations.costs import StepCosts
 from integrations.matches import MatchedText
+from integrations.pairs import SeenPairs
 from integrations.pilot import Decoding, StepChoice, StepPilot
 from integrations.policy import DraftPolicy
 from integrations.vllm.configuration import drafter_key
@@ -46,7 +47,7 @@ class _Piloted:
         self._vllm_lookup = self.dynamic_sd_lookup
         self._lookups: dict[int, list[int]] = {}
         self._choice: StepChoice | None = None
-        self._texts: dict[str, MatchedText] = {}
+        self._texts: dict[str, MatchedText | SeenPairs] = {}
         self.pilot = self._or_none(self._start)
 
     def schedule(self, *args: Any, **options: Any) -> Any:
@@ -101,16 +102,20 @@ class _Piloted:
         return choice
 
     def _kind(self, request: Any) -> int:
-        """How far an n-gram draft's source agrees with the text; other drafts are of one kind."""
-        speculative = self.vllm_config.speculative_config
-        if self.ahead or speculative.method != "ngram" or not request.spec_token_ids:
+        """How well the draft at hand fits the text; drafts that are not known yet are of one kind."""
+        if self.ahead or not request.spec_token_ids:
             return ANY_KIND
         text = self._texts.get(request.request_id)
         if text is None:
-            text = MatchedText(speculative.prompt_lookup_min, speculative.prompt_lookup_max)
-            self._texts[request.request_id] = text
+            text = self._texts[request.request_id] = self._new_text()
         text.extend(request.all_token_ids[len(text) :])
-        return text.agreement()
+        return text.kind(request.spec_token_ids)
+
+    def _new_text(self) -> MatchedText | SeenPairs:
+        speculative = self.vllm_config.speculative_config
+        if speculative.method != "ngram":
+            return SeenPairs()
+        return MatchedText(speculative.prompt_lookup_min, speculative.prompt_lookup_max)
 
     def _learn(self, scheduler_output: Any, model_runner_output: Any) -> None:
         index, sampled = model_runner_output.req_id_to_index, model_runner_output.sampled_token_ids

@@ -33,13 +33,13 @@ def test_the_agreement_is_that_of_the_drafters_place(text, least, more, cut) -> 
     matched.extend(text[:cut])
     matched.extend(text[cut:])
     assert len(matched) == len(text)
-    assert matched.agreement() == by_hand(text, least, least + more)
+    assert matched.kind([]) == by_hand(text, least, least + more)
 
 
 def test_texts_longer_than_the_buffer() -> None:
     matched = MatchedText(2, 4)
     for _ in range(3):
         matched.extend(list(range(700)))
-    assert matched.agreement() == LONGEST_AGREEMENT
+    assert matched.kind([]) == LONGEST_AGREEMENT
     matched.extend([9999])
-    assert matched.agreement() == 0
+    assert matched.kind([]) == 0
