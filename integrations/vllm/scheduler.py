@@ -102,7 +102,7 @@ class _Piloted:
         return choice
 
     def _kind(self, request: Any) -> int:
-        """How well the draft at hand fits the text; drafts that are not known yet are of one kind."""
+        """How well the draft at hand fits the text; drafts not known yet are of one kind."""
         if self.ahead or not request.spec_token_ids:
             return ANY_KIND
         text = self._texts.get(request.request_id)
