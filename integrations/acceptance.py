@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-Array = NDArray[np.float64]
-
 FIRST_GUESS = 0.5
 GUESS_WEIGHT = 6.0  # trials that the guess from the position before counts
 SHARED_WEIGHT = 16.0  # trials that the rate of all sequences counts in a single one's
@@ -57,9 +52,9 @@ class AcceptanceByPosition:
         self._own: dict[str, dict[int, PositionCounts]] = {}
         self._none = PositionCounts(positions, OWN_MEMORY)
         self._shadows: dict[str, list[Shadow]] = {}
-        self._rates: dict[int, Array] = {}
+        self._rates: dict[int, list[float]] = {}
 
-    def rates(self, kind: int = ANY_KIND) -> Array:
+    def rates(self, kind: int = ANY_KIND) -> list[float]:
         """The chance of each position for drafts of a kind, over all sequences: [positions].
 
         A position without trials has the rate of the last one before it that has some.
@@ -69,22 +64,17 @@ class AcceptanceByPosition:
             for tried, accepted in zip(shared.tried, shared.accepted, strict=True):
                 guess = (accepted + GUESS_WEIGHT * guess) / (tried + GUESS_WEIGHT)
                 rates.append(guess)
-            self._rates[kind] = np.array(rates)
+            self._rates[kind] = rates
         return self._rates[kind]
 
-    def survival(self, drafts: Sequence[tuple[str, int]]) -> Array:
-        """The chance that a draft is accepted up to each position: [drafts, positions].
-
-        drafts  of each its sequence and its kind
-        """
-        counts = [self._own.get(name, {}).get(kind, self._none) for name, kind in drafts]
-        tried = np.array([own.tried for own in counts])
-        accepted = np.array([own.accepted for own in counts])
-        shared = np.array([self.rates(kind) for _, kind in drafts])
-        survival: Array = np.cumprod(
-            (accepted + SHARED_WEIGHT * shared) / (tried + SHARED_WEIGHT), axis=1
-        )
-        return survival
+    def survival(self, sequence: str, kind: int = ANY_KIND) -> list[float]:
+        """The chance that a sequence's draft is accepted up to each position: [positions]."""
+        own = self._own.get(sequence, {}).get(kind, self._none)
+        chance, chances = 1.0, []
+        for rate, tried, accepted in zip(self.rates(kind), own.tried, own.accepted, strict=True):
+            chance *= (accepted + SHARED_WEIGHT * rate) / (tried + SHARED_WEIGHT)
+            chances.append(chance)
+        return chances
 
     def observe_text(
         self, sequence: str, draft: Sequence[int], text: Sequence[int], kind: int = ANY_KIND

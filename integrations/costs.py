@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costmodel.errors import ProfileError
 from costmodel.profile.profile import Profile
 
-Array = NDArray[np.float64]
+Key = tuple[int, int, int]  # batch, range of contexts, longest draft
 
 CONTEXT_RANGE = 64  # tokens; the costs at its middle serve the whole range
 MOST_TABLES = 512
@@ -38,49 +38,53 @@ class StepCosts:
             )
         self._calibration = profile.verify_calibration()
         self._drafter = section
-        self._tables: dict[tuple[int, int, int], Array] = {}
-        self._drafts: dict[tuple[int, int, int], Array] = {}
+        self._tables: dict[Key, list[float]] = {}
+        self._drafts: dict[Key, list[float]] = {}
+        self._verify_s: dict[Key, list[float]] = {}  # corrected, until something is learnt
+        self._draft_s: dict[Key, list[float]] = {}
         self._log_factor = 0.0
         self._log_drafted = 0.0
         self._seen = 0
         self.gap_s = 0.0
 
-    def verify_s(self, batch: int, context: float, most_drafted: int) -> Array:
+    def verify_s(self, batch: int, context: float, most_drafted: int) -> Sequence[float]:
         """Seconds of a step with 0 .. `most_drafted` draft tokens in all; [most_drafted + 1]."""
-        place = int(context) // CONTEXT_RANGE
-        key = (batch, place, most_drafted)
-        table = self._tables.get(key)
-        if table is None:
-            rows = 1.0 + np.arange(most_drafted + 1) / batch
-            middle = CONTEXT_RANGE * (place + 0.5)
-            table = np.asarray(self._calibration.predict_s(rows, middle, batch), dtype=np.float64)
-            if len(self._tables) >= MOST_TABLES:
-                self._tables.clear()
-            self._tables[key] = table
-        corrected: Array = table * math.exp(self._log_factor + self._log_drafted)
-        corrected[0] = table[0] * math.exp(self._log_factor)
-        return corrected
+        key = (batch, int(context) // CONTEXT_RANGE, most_drafted)
+        if key in self._verify_s:
+            return self._verify_s[key]
+        table = self._tables.get(key) or self._verify_table(key)
+        plain_factor = math.exp(self._log_factor)
+        factor = plain_factor * math.exp(self._log_drafted)
+        seconds = [table[0] * plain_factor, *(drafted_s * factor for drafted_s in table[1:])]
+        return _kept(self._verify_s, key, seconds)
 
-    def draft_s(self, batch: int, context: float, longest: int) -> Array:
+    def draft_s(self, batch: int, context: float, longest: int) -> Sequence[float]:
         """Seconds of drafting 0 .. `longest` tokens a sequence; [longest + 1]."""
-        place = int(context) // CONTEXT_RANGE
-        key = (batch, place, longest)
-        table = self._drafts.get(key)
-        if table is None:
-            middle = CONTEXT_RANGE * (place + 0.5)
-            costs = [self._drafter.seconds(n, middle, batch) for n in range(longest + 1)]
-            table = np.array(costs)
-            if len(self._drafts) >= MOST_TABLES:
-                self._drafts.clear()
-            self._drafts[key] = table
-        corrected: Array = table * math.exp(self._log_factor)
-        return corrected
+        key = (batch, int(context) // CONTEXT_RANGE, longest)
+        if key in self._draft_s:
+            return self._draft_s[key]
+        table = self._drafts.get(key) or self._draft_table(key)
+        factor = math.exp(self._log_factor)
+        return _kept(self._draft_s, key, [seconds * factor for seconds in table])
+
+    def _verify_table(self, key: Key) -> list[float]:
+        batch, place, most_drafted = key
+        rows = 1.0 + np.arange(most_drafted + 1) / batch
+        seconds = self._calibration.predict_s(rows, _middle(place), batch)
+        return _kept(self._tables, key, np.asarray(seconds, dtype=np.float64).tolist())
+
+    def _draft_table(self, key: Key) -> list[float]:
+        batch, place, longest = key
+        seconds = [self._drafter.seconds(n, _middle(place), batch) for n in range(longest + 1)]
+        return _kept(self._drafts, key, [float(one) for one in seconds])
 
     def observe(self, predicted_s: float, measured_s: float, *, drafted: bool) -> None:
         """Learn from one step without a prefill; `predicted_s` is corrected already."""
         if not (0 < measured_s < math.inf and predicted_s > 0):
             return
         self._seen += 1
+        self._verify_s.clear()
+        self._draft_s.clear()
         weight = max(FADING, 1.0 / (1 + self._seen))
         step = min(max(math.log(measured_s / predicted_s), -CLIP), CLIP)
         if drafted:  # which factor is at fault shows once there are plain steps too
@@ -93,3 +97,14 @@ class StepCosts:
         """Learn the time between two steps, which every step costs."""
         if 0 <= gap_s < GAP_SHARE * step_s:
             self.gap_s += FADING * (gap_s - self.gap_s)
+
+
+def _middle(place: int) -> float:
+    return CONTEXT_RANGE * (place + 0.5)
+
+
+def _kept(tables: dict[Key, list[float]], key: Key, table: list[float]) -> list[float]:
+    if len(tables) >= MOST_TABLES:
+        tables.clear()
+    tables[key] = table
+    return table

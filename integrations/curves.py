@@ -28,7 +28,7 @@ class ContextCurves:
         """The table by tokens of a step, for a batch of one new token and its drafts each."""
         most = min(batch * self._longest, len(table_ms) - 1 - batch)
         there_s, here_s = (
-            self._costs.verify_s(batch, at, batch * self._longest)[: most + 1]
+            np.array(self._costs.verify_s(batch, at, batch * self._longest)[: most + 1])
             for at in (self._table_context, context)
         )
         moved = table_ms.copy()

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from itertools import accumulate, chain
 
 from integrations.acceptance import ANY_KIND, AcceptanceByPosition
 from integrations.costs import StepCosts
-
-Array = NDArray[np.float64]
 
 RATE_MEMORY = 0.97  # of tokens and seconds, a step
 EXPLORED_SHARE = 0.002  # of the time, for drafts longer than the best
@@ -59,12 +55,11 @@ class DraftPolicy:
         """
         self.costs = costs
         self.shortens = shortens
-        self._allowed = np.array(sorted({0, *allowed}), dtype=np.int64)
-        self.longest = int(self._allowed[-1])
+        self._allowed = sorted({0, *allowed})
+        self.longest = self._allowed[-1]
         self.acceptance = AcceptanceByPosition(self.longest)
         self._available: dict[int, float] = {}
         self._rates: dict[int, RunningRate] = {}
-        self._positions = np.arange(self.longest)
         self._credit_s = 0.0
         self._asked = False  # whether the drafts at hand were asked for
 
@@ -72,24 +67,26 @@ class DraftPolicy:
         """How many of its drafted tokens each sequence should verify now."""
         if not sequences:
             return []
-        drafted = np.array([min(sequence.drafted, self.longest) for sequence in sequences])
+        drafted = [min(sequence.drafted, self.longest) for sequence in sequences]
         if self._asked:
             self._note_available(drafted)
-        total = int(drafted.sum())
+        total = sum(drafted)
         if total == 0:
-            return [0] * len(sequences)
-        survival = self.acceptance.survival([(one.name, one.kind) for one in sequences])
-        at_hand = self._positions < drafted[:, None]
-        gains = np.sort(survival[at_hand])[::-1]
+            return drafted
+        chances = [
+            self.acceptance.survival(one.name, one.kind)[:count]
+            for one, count in zip(sequences, drafted, strict=True)
+        ]
+        gains = sorted(chain.from_iterable(chances), reverse=True)
         batch, context = len(sequences), _mean_context(sequences)
-        step_s = self.costs.verify_s(batch, context, batch * self.longest)[: total + 1]
-        step_s = step_s + self.costs.gap_s + self.costs.draft_s(batch, context, self.longest)[0]
-        chosen = self._best(len(sequences), np.concatenate([[0.0], np.cumsum(gains)]), step_s)
+        rest_s = self.costs.gap_s + self.costs.draft_s(batch, context, self.longest)[0]
+        verify_s = self.costs.verify_s(batch, context, batch * self.longest)
+        step_s = [seconds + rest_s for seconds in verify_s[: total + 1]]
+        chosen = self._best(batch, accumulate(gains, initial=0.0), step_s)
         if chosen == 0:
-            return [0] * len(sequences)
+            return [0] * batch
         least = gains[chosen - 1]
-        lengths = ((survival >= least) & at_hand).sum(axis=1)
-        return [int(length) for length in lengths]
+        return [sum(chance >= least for chance in one) for one in chances]
 
     def draft_length(self, sequences: Sequence[RunningSequence]) -> int:
         """How many tokens to draft for the next step: the same number for all sequences."""
@@ -102,50 +99,60 @@ class DraftPolicy:
         if batch == 0:
             return 0
         context = _mean_context(sequences)
-        plain_s = float(self.costs.verify_s(batch, context, batch * self.longest)[0])
-        draft_s = self.costs.draft_s(batch, context, self.longest)[self._allowed]
-        if self.shortens and float(draft_s[-1] - draft_s.min()) <= FREE_SHARE * plain_s:
+        verify_s = self.costs.verify_s(batch, context, batch * self.longest)
+        every_draft_s = self.costs.draft_s(batch, context, self.longest)
+        draft_s = [every_draft_s[length] for length in self._allowed]
+        if self.shortens and draft_s[-1] - min(draft_s) <= FREE_SHARE * verify_s[0]:
             return self.longest  # what it costs is less than a choice is worth
-        survival = self.acceptance.survival([(one.name, ANY_KIND) for one in sequences]).sum(axis=0)
         share = self._available.get(batch, 1.0)
-        gains = share * np.concatenate([[0.0], np.cumsum(survival)])[self._allowed]
-        rows = np.rint(share * batch * self._allowed).astype(np.int64)
-        most = batch * self.longest
-        step_s = self.costs.verify_s(batch, context, most)[rows] + self.costs.gap_s
-        best = self._best(batch, gains, step_s + draft_s)
-        at_stake_s = draft_s if self.shortens else step_s + draft_s
-        extra_s = float(at_stake_s[-1] - at_stake_s[best])
-        self._credit_s += EXPLORED_SHARE * float(step_s[best])
+        gains = self._expected_gains(sequences)
+        step_s = [
+            verify_s[round(share * batch * length)] + self.costs.gap_s for length in self._allowed
+        ]
+        total_s = [verify + draft for verify, draft in zip(step_s, draft_s, strict=True)]
+        best = self._best(batch, [share * gains[length] for length in self._allowed], total_s)
+        at_stake_s = draft_s if self.shortens else total_s
+        extra_s = at_stake_s[-1] - at_stake_s[best]
+        self._credit_s += EXPLORED_SHARE * step_s[best]
         if extra_s <= self._credit_s:
-            self._credit_s = min(self._credit_s - max(extra_s, 0.0), float(step_s[0]))
+            self._credit_s = min(self._credit_s - max(extra_s, 0.0), step_s[0])
             return self.longest
-        return int(self._allowed[best])
+        return self._allowed[best]
+
+    def _expected_gains(self, sequences: Sequence[RunningSequence]) -> list[float]:
+        """Tokens that a draft of 0 .. `longest` tokens each is expected to win in all."""
+        chances = (self.acceptance.survival(one.name) for one in sequences)
+        return list(accumulate(map(sum, zip(*chances, strict=True)), initial=0.0))
 
     def predicted_s(self, sequences: Sequence[RunningSequence], rows: int, drafted: int) -> float:
         """Seconds of a step over `rows` draft tokens in all that then drafts `drafted` tokens."""
         batch, context = len(sequences), _mean_context(sequences)
         verify_s = self.costs.verify_s(batch, context, batch * self.longest)
         draft_s = self.costs.draft_s(batch, context, self.longest)
-        return float(verify_s[min(rows, len(verify_s) - 1)] + draft_s[min(drafted, self.longest)])
+        return verify_s[min(rows, len(verify_s) - 1)] + draft_s[min(drafted, self.longest)]
 
     def observe_step(self, batch: int, tokens: int, predicted_s: float) -> None:
         """Learn what the steps of this batch size give."""
         self._rates.setdefault(batch, RunningRate()).observe(tokens, predicted_s + self.costs.gap_s)
 
-    def _best(self, batch: int, gains: Array, step_s: Array) -> int:
+    def _best(self, batch: int, gains: Iterable[float], step_s: Sequence[float]) -> int:
         """The index with the most expected tokens beyond what its seconds usually give."""
-        plain = batch / float(step_s[0])
+        plain = batch / step_s[0]
         running = self._rates.get(batch)
         rate = plain if running is None else running.tokens_per_s(plain)
-        worth = gains - rate * (step_s - step_s[0])
-        best = int(np.argmax(worth))
-        return best if worth[best] > LEAST_GAIN * batch else 0
+        best, most = 0, LEAST_GAIN * batch
+        for index, (gain, seconds) in enumerate(zip(gains, step_s, strict=True)):
+            worth = gain - rate * (seconds - step_s[0])
+            if worth > most:
+                best, most = index, worth
+        return best
 
-    def _note_available(self, drafted: NDArray[np.int64]) -> None:
+    def _note_available(self, drafted: Sequence[int]) -> None:
         """Learn which share of the sequences has a draft, where one was asked for."""
         batch = len(drafted)
+        share = sum(count > 0 for count in drafted) / batch
         before = self._available.get(batch, 1.0)
-        self._available[batch] = before + 0.02 * (float((drafted > 0).mean()) - before)
+        self._available[batch] = before + 0.02 * (share - before)
 
 
 def _mean_context(sequences: Sequence[RunningSequence]) -> float:

@@ -40,7 +40,9 @@ def test_a_slower_machine_is_learnt() -> None:
         for drafted in (0, 4):
             predicted_s = float(slow.verify_s(1, CONTEXT, 4)[drafted])
             slow.observe(predicted_s, 1.3 * float(before[drafted]), drafted=drafted > 0)
-    assert slow.verify_s(1, CONTEXT, 4) == pytest.approx(1.3 * before, rel=0.01)
+    assert slow.verify_s(1, CONTEXT, 4) == pytest.approx(
+        [1.3 * seconds for seconds in before], rel=0.01
+    )
 
 
 def test_drafts_that_cost_more_than_the_profile_says_are_learnt() -> None:

@@ -7,7 +7,6 @@ from itertools import product
 import numpy as np
 import pytest
 
-from integrations.acceptance import ANY_KIND
 from integrations.costs import StepCosts
 from integrations.policy import LEAST_GAIN, DraftPolicy, RunningSequence
 from tests.integrations.made_engine_profile import DRAFTER, make_engine_profile
@@ -41,12 +40,12 @@ def test_verified_lengths_are_the_best_of_all(drafted, rates) -> None:
         for name, count in zip(names, drafted, strict=True)
     ]
     chosen = policy.verified(sequences)
-    survival = policy.acceptance.survival([(name, ANY_KIND) for name in names])
+    survival = [policy.acceptance.survival(name) for name in names]
     seconds = policy.costs.verify_s(3, 1000, 3 * policy.longest)
     plain_s = seconds[0] + policy.costs.draft_s(3, 1000, policy.longest)[0]
 
     def worth(lengths) -> float:
-        gain = sum(survival[row, :length].sum() for row, length in enumerate(lengths))
+        gain = sum(sum(survival[row][:length]) for row, length in enumerate(lengths))
         return gain - 3 / plain_s * (seconds[sum(lengths)] - seconds[0])
 
     every = {lengths: worth(lengths) for lengths in product(*(range(n + 1) for n in drafted))}
