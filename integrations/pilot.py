@@ -7,22 +7,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from integrations.acceptance import ANY_KIND
 from integrations.policy import DraftPolicy, RunningSequence
 
 UNKNOWN = -1  # an engine's placeholder for a draft token that it does not know yet
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decoding:
-    """A sequence before a step: its cached tokens, the draft at hand, and the draft's kind."""
-
-    context: int
-    draft: Sequence[int] = ()
-    kind: int = ANY_KIND
-
-
-NO_DRAFT = Decoding(context=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +24,7 @@ class StepChoice:
 class StepRecord:
     """A step that was scheduled and whose result is not there yet."""
 
-    sequences: Sequence[RunningSequence]
-    drafts: Mapping[str, Decoding]
+    sequences: Mapping[str, RunningSequence]
     start_s: float
     predicted_s: float = 0.0
     verified: Mapping[str, int] = field(default_factory=dict)
@@ -65,19 +51,14 @@ class StepPilot:
         self._ended_s: float | None = None
         self._known: set[str] = set()
 
-    def choose(self, decoding: Mapping[str, Decoding]) -> StepChoice:
+    def choose(self, sequences: Sequence[RunningSequence]) -> StepChoice:
         """The choice for the step that is scheduled next."""
-        sequences = [
-            RunningSequence(name=name, context=one.context, drafted=len(one.draft), kind=one.kind)
-            for name, one in decoding.items()
-        ]
-        policy, lengths = self.policy, {name: len(one.draft) for name, one in decoding.items()}
-        if policy.shortens and sequences:
-            lengths = dict(zip(lengths, policy.verified(sequences), strict=True))
-        self._steps.append(
-            StepRecord(sequences=sequences, drafts=dict(decoding), start_s=self._clock_s())
-        )
-        return StepChoice(verified=lengths, draft_tokens=policy.draft_length(sequences))
+        policy = self.policy
+        lengths = policy.verified(sequences) if policy.shortens else map(_draft_length, sequences)
+        named = {sequence.name: sequence for sequence in sequences}
+        self._steps.append(StepRecord(sequences=named, start_s=self._clock_s()))
+        verified = dict(zip(named, lengths, strict=True))
+        return StepChoice(verified=verified, draft_tokens=policy.draft_length(sequences))
 
     def scheduled(self, choice: StepChoice, rows: Mapping[str, int]) -> None:
         """What the engine made of the choice: the rows of each sequence of the step."""
@@ -85,25 +66,30 @@ class StepPilot:
             self._steps.pop()
             return
         step = self._steps[-1]
-        names = {sequence.name for sequence in step.sequences}
+        names = step.sequences.keys()
         step.timed = bool(names) and names == rows.keys()
         step.verified = {name: rows[name] - 1 for name in names & rows.keys()}
         if step.timed:
             drafted = sum(step.verified.values())
-            step.predicted_s = self.policy.predicted_s(step.sequences, drafted, choice.draft_tokens)
+            step.predicted_s = self.policy.predicted_s(
+                list(step.sequences.values()), drafted, choice.draft_tokens
+            )
 
     def ended(self, texts: Mapping[str, Sequence[int]]) -> None:
         """The tokens that the oldest open step gave, by sequence."""
         step, now_s = self._steps.popleft(), self._clock_s()
         self._observe_time(step, texts, now_s)
         self._ended_s = now_s
+        acceptance = self.policy.acceptance
         for name, text in texts.items():
-            one = step.drafts.get(name, NO_DRAFT)
-            if one.draft and one.draft[0] == UNKNOWN:
+            one = step.sequences.get(name)
+            if one is None:
+                acceptance.observe_text(name, (), text)
+            elif one.draft and one.draft[0] == UNKNOWN:
                 accepted = max(len(text) - 1, 0)
-                self.policy.acceptance.observe_count(name, step.verified.get(name, 0), accepted)
+                acceptance.observe_count(name, step.verified.get(name, 0), accepted)
             else:
-                self.policy.acceptance.observe_text(name, one.draft, text, one.kind)
+                acceptance.observe_text(name, one.draft, text, one.kind)
 
     def forget(self, running: set[str]) -> None:
         """Drop what was kept of sequences that run no longer."""
@@ -126,3 +112,7 @@ class StepPilot:
         costs.observe(step.predicted_s, now_s - start_s, drafted=drafted)
         tokens = sum(map(len, texts.values()))
         self.policy.observe_step(len(step.sequences), tokens, step.predicted_s)
+
+
+def _draft_length(sequence: RunningSequence) -> int:
+    return len(sequence.draft)

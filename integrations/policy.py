@@ -17,11 +17,11 @@ LEAST_GAIN = 0.01  # by which drafts must pay, as a share of a plain step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningSequence:
-    """One sequence of a step: its name, cached tokens, draft tokens at hand and their kind."""
+    """A sequence before a step: its name, cached tokens, the draft at hand and the draft's kind."""
 
     name: str
     context: int
-    drafted: int = 0
+    draft: Sequence[int] = ()
     kind: int = ANY_KIND
 
 
@@ -67,7 +67,7 @@ class DraftPolicy:
         """How many of its drafted tokens each sequence should verify now."""
         if not sequences:
             return []
-        drafted = [min(sequence.drafted, self.longest) for sequence in sequences]
+        drafted = [min(len(sequence.draft), self.longest) for sequence in sequences]
         if self._asked:
             self._note_available(drafted)
         total = sum(drafted)

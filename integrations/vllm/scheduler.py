@@ -14,8 +14,8 @@ from integrations.acceptance import ANY_KIND
 from integrations.costs import StepCosts
 from integrations.matches import MatchedText
 from integrations.pairs import SeenPairs
-from integrations.pilot import Decoding, StepChoice, StepPilot
-from integrations.policy import DraftPolicy
+from integrations.pilot import StepChoice, StepPilot
+from integrations.policy import DraftPolicy, RunningSequence
 from integrations.vllm.configuration import drafter_key
 from integrations.vllm.profiles import find_profile
 
@@ -80,15 +80,16 @@ class _Piloted:
 
     def _choose(self) -> StepChoice:
         """Ask for this step's choice, and set it where vLLM looks."""
-        decoding = {
-            request.request_id: Decoding(
+        decoding = [
+            RunningSequence(
+                name=request.request_id,
                 context=request.num_computed_tokens,
                 draft=list(request.spec_token_ids),
                 kind=self._kind(request),
             )
             for request in self.running
             if request.num_computed_tokens >= request.num_prompt_tokens
-        }
+        ]
         choice = self.pilot.choose(decoding)
         if not self.ahead:
             for request in self.running:

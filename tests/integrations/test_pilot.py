@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from integrations.pilot import UNKNOWN, Decoding, StepPilot
+from integrations.acceptance import ANY_KIND
+from integrations.pilot import UNKNOWN, StepPilot
 from integrations.policy import DraftPolicy, RunningSequence
 
 
@@ -29,7 +30,9 @@ class NotedAcceptance:
         self.counts: list[tuple] = []
         self.forgotten: list[str] = []
 
-    def observe_text(self, name: str, draft: Sequence[int], text: Sequence[int], kind: int) -> None:
+    def observe_text(
+        self, name: str, draft: Sequence[int], text: Sequence[int], kind: int = ANY_KIND
+    ) -> None:
         self.texts.append((name, list(draft), list(text), kind))
 
     def observe_count(self, name: str, drafted: int, accepted: int) -> None:
@@ -48,7 +51,7 @@ class NotedPolicy(DraftPolicy):
         self.tokens: list[tuple[int, int]] = []
 
     def verified(self, sequences: Sequence[RunningSequence]) -> list[int]:
-        return [min(sequence.drafted, 1) for sequence in sequences]
+        return [min(len(one.draft), 1) for one in sequences]
 
     def draft_length(self, sequences: Sequence[RunningSequence]) -> int:
         return 3
@@ -60,6 +63,12 @@ class NotedPolicy(DraftPolicy):
         self.tokens.append((batch, tokens))
 
 
+def sequence(
+    name: str, context: int, draft: Sequence[int] = (), kind: int = ANY_KIND
+) -> RunningSequence:
+    return RunningSequence(name=name, context=context, draft=draft, kind=kind)
+
+
 def pilot(*times_s: float, ahead: bool = False) -> StepPilot:
     clock = iter(times_s)
     return StepPilot(NotedPolicy(not ahead), ahead=ahead, clock_s=lambda: next(clock))
@@ -67,7 +76,7 @@ def pilot(*times_s: float, ahead: bool = False) -> StepPilot:
 
 def test_a_step_and_what_came_of_it() -> None:
     own = pilot(0.0, 0.02, 0.03, 0.06)
-    choice = own.choose({"a": Decoding(context=9, draft=[4, 5], kind=3), "b": Decoding(context=7)})
+    choice = own.choose([sequence("a", 9, [4, 5], kind=3), sequence("b", 7)])
     assert (dict(choice.verified), choice.draft_tokens) == ({"a": 1, "b": 0}, 3)
     own.scheduled(choice, {"a": 2, "b": 1})
     own.ended({"a": [4, 8], "b": [6]})
@@ -75,7 +84,7 @@ def test_a_step_and_what_came_of_it() -> None:
     assert policy.costs.steps == [(0.02, True)]
     assert policy.acceptance.texts == [("a", [4, 5], [4, 8], 3), ("b", [], [6], 0)]
     assert policy.tokens == [(2, 3)]
-    own.scheduled(own.choose({"a": Decoding(context=11)}), {"a": 1})
+    own.scheduled(own.choose([sequence("a", 11)]), {"a": 1})
     own.ended({"a": [3]})
     assert policy.costs.gaps == pytest.approx([0.01])
     assert policy.costs.steps[1] == (pytest.approx(0.03), False)
@@ -83,7 +92,7 @@ def test_a_step_and_what_came_of_it() -> None:
 
 def test_a_step_with_a_prefill_is_not_timed() -> None:
     own = pilot(0.0, 0.5)
-    own.scheduled(own.choose({"a": Decoding(context=9)}), {"a": 1, "new": 300})
+    own.scheduled(own.choose([sequence("a", 9)]), {"a": 1, "new": 300})
     own.ended({"a": [1], "new": [2]})
     assert own.policy.costs.steps == []
     assert [name for name, *_ in own.policy.acceptance.texts] == ["a", "new"]
@@ -91,8 +100,8 @@ def test_a_step_with_a_prefill_is_not_timed() -> None:
 
 def test_a_step_without_rows_leaves_no_record() -> None:
     own = pilot(0.0, 1.0, 1.5)
-    own.scheduled(own.choose({}), {})
-    own.scheduled(own.choose({"a": Decoding(context=9)}), {"a": 1})
+    own.scheduled(own.choose([]), {})
+    own.scheduled(own.choose([sequence("a", 9)]), {"a": 1})
     own.ended({"a": [1]})
     assert own.policy.costs.steps == [(0.5, False)]
 
@@ -102,11 +111,11 @@ def test_steps_that_are_scheduled_ahead() -> None:
     own = pilot(0.0, 0.01, 0.10, 0.12, 0.19, ahead=True)
     draft = [UNKNOWN] * 3
     for _ in range(2):
-        choice = own.choose({"a": Decoding(context=9, draft=draft)})
+        choice = own.choose([sequence("a", 9, draft)])
         assert dict(choice.verified) == {"a": 3}
         own.scheduled(choice, {"a": 4})
     own.ended({"a": [1, 2, 3]})
-    own.choose({"a": Decoding(context=12, draft=draft)})
+    own.choose([sequence("a", 12, draft)])
     own.ended({"a": [4]})
     assert own.policy.acceptance.counts == [("a", 3, 2), ("a", 3, 0)]
     assert np.array(own.policy.costs.steps)[:, 0] == pytest.approx([0.10, 0.09])

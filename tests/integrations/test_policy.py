@@ -36,7 +36,7 @@ def test_verified_lengths_are_the_best_of_all(drafted, rates) -> None:
     for name, rate in zip(names, rates, strict=True):
         teach(policy, name, rate)
     sequences = [
-        RunningSequence(name=name, context=1000, drafted=count)
+        RunningSequence(name=name, context=1000, draft=[0] * count)
         for name, count in zip(names, drafted, strict=True)
     ]
     chosen = policy.verified(sequences)
@@ -79,7 +79,7 @@ class DrawnEngine:
         drafted = [0] * self.batch
         for _ in range(steps):
             sequences = [
-                RunningSequence(name=name, context=1000, drafted=count)
+                RunningSequence(name=name, context=1000, draft=[0] * count)
                 for name, count in zip(names, drafted, strict=True)
             ]
             if fixed is None:
