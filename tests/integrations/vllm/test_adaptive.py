@@ -100,7 +100,7 @@ def test_vllm_decides_by_the_batchs_context(monkeypatch, table_context, context,
     monkeypatch.setattr(adaptive, "drafter_key", lambda config: DRAFTER)
     decide = adaptive_verification.AdaptiveVerificationManager.get_num_tokens
     table_s = StepCosts(profile, DRAFTER).verify_s(1, table_context, STEPS)
-    verify_ms = np.concatenate([[1.0], 1e3 * table_s])
+    verify_ms = np.array([1.0, *(1e3 * seconds for seconds in table_s)])
     own = manager({"a": context}, (np.full(9, 0.1), verify_ms))
     own.get_num_tokens = lambda tokens, drafts: decide(own, tokens, drafts)
     step = {"a": STEPS + 1}, {"a": [1] * STEPS}
