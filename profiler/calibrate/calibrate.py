@@ -362,6 +362,12 @@ def report_sweep(swept: SweepResult, listener: CalibrationListener, budget_s: fl
             f"the machine's pace varied by {swept.pace_spread:.0%}: times are corrected to its "
             "typical pace, and would be more certain on a quiet machine"
         )
+    drafts = sum(task.kind == "draft" for task in swept.unmeasured)
+    if drafts:
+        listener.say(
+            f"the drafter's cost may be left out of the profile: {drafts} of its points did not "
+            "fit the time budget; run again with a larger --time-budget"
+        )
     for task, reason in swept.skipped.items():
         listener.say(
             f"skipped {task.kind} of {task.size} at context {task.context}, batch {task.batch}: "

@@ -22,9 +22,12 @@ from profiler.calibrate.calibrate import (
     CalibrationListener,
     CalibrationSettings,
     calibrate,
+    report_sweep,
 )
 from profiler.calibrate.files import check_writable, keep_samples
+from profiler.calibrate.sweep import SweepResult
 from profiler.calibrate.sweep_plan import SweepPlan
+from profiler.calibrate.workload import Task
 from profiler.measure.journal import Journal
 from profiler.measure.machine import Activity
 from tests.tiny_folder import fake_clock, isolate, listing, write_config
@@ -280,6 +283,18 @@ class TestFailures:
         assert not any(name.startswith("journals") for name in listing(home))
 
     @pytest.mark.slow
+    def test_a_drafter_without_time_is_named(self) -> None:
+        said: list[str] = []
+        verify = Task(kind="verify", size=2, context=32)
+        tasks = tuple(Task(kind="draft", size=1, context=context) for context in CONTEXTS)
+        for unmeasured in ((verify,), (verify, *tasks)):
+            swept = SweepResult(samples={}, unmeasured=unmeasured, spent_s=1.0, resumed_samples=0)
+            report_sweep(swept, CalibrationListener(say=said.append), budget_s=1.0)
+        assert said == [
+            "the drafter's cost may be left out of the profile: 2 of its points did not fit the "
+            "time budget; run again with a larger --time-budget"
+        ]
+
     def test_a_picture_that_cannot_be_written_loses_no_sample(
         self, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
