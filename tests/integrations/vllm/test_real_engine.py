@@ -15,6 +15,16 @@ from costmodel.profile.profile import Profile
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = ROOT / "tests" / "data" / "vllm_decode.py"
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float32",
+    "hidden_size": 576, "intermediate_size": 512, "num_hidden_layers": 1,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
+    "max_position_embeddings": 2048,
+}  # fmt: skip
+EAGLE3 = LLAMA | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 4096}
+MIMO = LLAMA | {
+    "architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "num_nextn_predict_layers": 1,
+}  # fmt: skip
 
 pytestmark = [
     pytest.mark.slow,
@@ -84,6 +94,23 @@ def test_an_engine_in_one_process(smollm2_folder: Path, tmp_path: Path) -> None:
     made = Profile.from_yaml(calibrated(tmp_path, f"{uni} {short}", smollm2_folder))
     assert made.key.executor == "uni"
     assert made.key.threads >= 1
+
+
+@pytest.mark.parametrize(
+    ("method", "config"), [("draft_model", LLAMA), ("eagle3", EAGLE3), ("mtp", MIMO)]
+)
+def test_drafters_that_are_models(smollm2_folder, tmp_path, method: str, config: dict) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    drafter, target = ("mtp", folder) if method == "mtp" else (folder, smollm2_folder)
+    options = f"--batch 1,2 --max-nodes 3 --drafter {drafter} --time-budget 5s"
+    weights = "--engine-option load_format=dummy --engine-option skip_tokenizer_init=true"
+    made = Profile.from_yaml(calibrated(tmp_path, f"{options} {weights}", target))
+    ((key, cost),) = made.engine_drafters.items()
+    assert key.startswith(f"vllm-{method}-")
+    assert set(cost.tokens) == {0, 1, 3}
+    assert set(cost.batch) == {1, 2}
 
 
 def test_texts_are_those_of_the_plain_engine(smollm2_folder, profile, plain) -> None:
