@@ -158,21 +158,25 @@ class Engine:
             self._scheduler.dynamic_sd_lookup = [length] * (max(AT_ONCE) + 1)
 
     def warm(self, prompt: Sequence[int]) -> None:
-        """Run steps of every row count: vLLM sets up its matrix products at the first of each."""
-        batch = max(AT_ONCE)
-        most = batch * self._scheduler.num_spec_tokens
-        self._admit([prompt] * batch, [0], most + 2)
-        self._use(None)
-        while any(not request.num_output_tokens for request in self._scheduler.requests.values()):
-            self._step()
-        self._use(0)
-        for total in range(most + 1):
-            for index, request in enumerate(self._scheduler.running):
-                drafted = (total + index) // batch
-                request.spec_token_ids = [JUNK_TOKEN] * drafted
-            self._step()
-        while self.llm.llm_engine.has_unfinished_requests():
-            self._step()
+        """Run steps of every row count and draft length, whose first ones take far longer.
+
+        vLLM sets up its matrix products when a shape is first seen.
+        """
+        most_drafted = self._scheduler.num_spec_tokens
+        for batch in AT_ONCE:
+            self._admit([prompt] * batch, [0], MOST_TOKENS)
+            self._use(None)
+            while any(not one.num_output_tokens for one in self._scheduler.requests.values()):
+                self._step()
+            for length in (*range(most_drafted + 1), 0):
+                self._use(0)
+                self._scheduler.dynamic_sd_lookup = [length] * (batch + 1)
+                self._step()
+            for total in range(batch * most_drafted + 1):
+                for index, request in enumerate(self._scheduler.running):
+                    request.spec_token_ids = [JUNK_TOKEN] * ((total + index) // batch)
+                self._step()
+            self.llm.llm_engine.abort_request([f"0/{index}" for index in range(batch)])
 
     def compare(
         self,
