@@ -173,13 +173,26 @@ class CachedCost:
         self._cost = cost
         self._cache: dict[Hashable, Any] = {}
 
+    def sizes(self, most: int) -> NDArray[np.int64]:
+        """Tree sizes worth scoring; see `CycleCost.sizes`."""
+        return self._cached(lambda middle: self._cost.sizes(most), 0, "sizes", most)
+
     def forward_s(self, rows: float, context: float, batch: int) -> float:
-        """Seconds of the target's forward over `rows` rows a sequence, padding included."""
+        """Seconds of the target's forward over `rows` rows a sequence, padding included.
 
-        def compute(middle: float) -> float:
-            return float(self._cost.verify.predict_s(rows, middle, batch))
+        The row counts that are usually chosen are computed together, which takes as long as one.
+        """
 
-        return self._cached(compute, context, "forward", rows, batch)
+        def compute(middle: float) -> dict[float, float]:
+            usual = self._cost.buckets or self._cost.preferred_rows
+            every = np.array([*usual, rows], dtype=np.float64)
+            seconds = self._cost.verify.predict_s(every, middle, batch)
+            return dict(zip(every.tolist(), seconds.tolist(), strict=True))
+
+        usual_s = self._cached(compute, context, "forward", batch)
+        if rows in usual_s:
+            return usual_s[rows]
+        return self._cached(compute, context, "forward", batch, rows)[rows]
 
     def cycle_s(
         self, nodes: Array, context: float, batch: int, *, sampled: bool

@@ -277,7 +277,7 @@ class OnlineEstimator:
 
     def sizes(self, most: int) -> NDArray[np.int64]:
         """Tree sizes worth scoring; see `CycleCost.sizes`."""
-        return self.cost.sizes(most)
+        return self._uncorrected.sizes(most)
 
     def plain_s(self, context: float, batch: int = 1) -> float:
         """Corrected seconds of one plain step."""

@@ -6,6 +6,7 @@ text, and whether drafting pays.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -47,11 +48,10 @@ class DepthBias:
     def observe(self, tree: DraftTree, accepted_rows: list[int]) -> None:
         """Count predicted and realised acceptance of the children of each visited row."""
         fading = self.FADING if tree.nodes else self.RECOVERY
-        self._predicted *= fading
-        self._realised *= fading
         path = np.array([0, *accepted_rows], dtype=np.int64)
         # The tree's scores include the factors; predictions are counted without them.
-        _count(tree.parents, tree.scores, path, self._factors, self._predicted, self._realised)
+        counts = self._predicted, self._realised
+        _count(tree.parents, tree.scores, path, self._factors, counts, fading)
 
 
 @jit
@@ -64,8 +64,15 @@ def _factors(predicted, realised, prior, upward):  # type: ignore[no-untyped-def
 
 
 @jit
-def _count(parents, scores, path, factors, predicted, realised):  # type: ignore[no-untyped-def]
-    """Add predicted and realised acceptance below each row of the path, root first."""
+def _count(parents, scores, path, factors, counts, fading):  # type: ignore[no-untyped-def]
+    """Add predicted and realised acceptance below each row of the path, root first.
+
+    counts  predicted and realised acceptance so far, which fade first
+    """
+    predicted, realised = counts
+    for depth in range(len(predicted)):
+        predicted[depth] *= fading
+        realised[depth] *= fading
     above = 1.0
     for depth in range(min(len(path), len(predicted))):
         total, children = 0.0, 0
@@ -140,7 +147,7 @@ class DraftGate:
             return
         self._add(committed - plain_steps)
         mean = self._gain / self._rounds
-        error = np.sqrt(max(self._squares / self._rounds - mean**2, 0.0) / self._rounds)
+        error = math.sqrt(max(self._squares / self._rounds - mean**2, 0.0) / self._rounds)
         if self._rounds > self.ENOUGH and mean + error < 0.0:
             self._plain_left = self._wait
             self._wait = min(2 * self._wait, self.LONGEST_WAIT)
@@ -209,7 +216,7 @@ class Bastion(Policy):
 
     def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
         tree = self._largest(candidates, limits)
-        size = self._best_size(committed_by_size(tree.scores), context)
+        size = self._best_size(tree.scores, context)
         return tree.first(size) if size else EMPTY
 
     def choose_together(self, offers: Sequence[Offer]) -> list[DraftTree]:
@@ -226,8 +233,7 @@ class Bastion(Policy):
         tree_of = np.repeat(np.arange(len(trees)), [tree.nodes for tree in trees])
         order = np.argsort(-scores, kind="stable")
         batch, context = len(offers), float(np.mean([offer.context for offer in offers]))
-        committed = batch - 1.0 + committed_by_size(scores[order])
-        taken = tree_of[order[: self._best_size(committed, context, batch)]]
+        taken = tree_of[order[: self._best_size(scores[order], context, batch)]]
         counts = np.bincount(taken, minlength=batch)
         return [tree.first(int(count)) for tree, count in zip(trees, counts, strict=True)]
 
@@ -243,23 +249,46 @@ class Bastion(Policy):
     def _largest(self, candidates: Candidates, limits: Limits) -> DraftTree:
         return best_first(candidates, min(self.max_nodes, limits.nodes), self._bias.factors())
 
-    def _best_size(self, committed: NDArray[np.float64], context: float, batch: int = 1) -> int:
-        """The number of nodes to verify in all sequences; `committed` [sizes] are A(N)."""
-        most = len(committed) - 1
+    def _best_size(self, scores: NDArray[np.float64], context: float, batch: int = 1) -> int:
+        """The number of nodes to verify in all sequences; `scores` [nodes] fall."""
+        most = len(scores)
         sizes = self.cost.sizes(most) if batch == 1 else np.arange(most + 1)
-        tokens = committed[sizes]
+        cycle_s = self.cost.cycle_s(sizes / batch, context, batch)
         draft_s = self.cost.draft_s(context)
-        drafts_s = self._draft_share * draft_s * batch  # one after the other
-        # Without the draft, whose cost is sunk.
-        rest_s = self.cost.cycle_s(sizes / batch, context, batch) - draft_s
         plain_s = self.cost.plain_s(context, batch)
         speed = self._speed.tokens_per_step()
-        # The first round has no speed before it and takes its own.
-        rate = float(np.max(tokens / rest_s)) if speed is None else speed * batch / plain_s
-        best = int(np.argmax(tokens - rate * rest_s))
-        self._round_steps = (float(rest_s[best]) + drafts_s) / plain_s
+        rate = 0.0 if speed is None else speed * batch / plain_s
+        best = _best_index(scores, sizes, cycle_s, (float(batch), draft_s, rate))
+        drafts_s = self._draft_share * draft_s * batch  # one after the other
+        self._round_steps = (float(cycle_s[best]) - draft_s + drafts_s) / plain_s
         self._draft_steps = drafts_s / plain_s
         return int(sizes[best])
+
+
+@jit
+def _best_index(scores, sizes, cycle_s, known):  # type: ignore[no-untyped-def]
+    """The index of the size whose tokens are worth most beyond the time of its cycle.
+
+    known  tokens without drafts; seconds of the draft, which are spent already; and the tokens
+           that a second is worth, 0 before the first round, which takes its own highest speed
+    """
+    plain_tokens, draft_s, rate = known
+    tokens = np.empty(len(sizes))
+    total, node = plain_tokens, 0
+    for index in range(len(sizes)):
+        while node < sizes[index]:
+            total += scores[node]
+            node += 1
+        tokens[index] = total
+    if rate == 0.0:
+        for index in range(len(sizes)):
+            rate = max(rate, tokens[index] / (cycle_s[index] - draft_s))
+    best = 0
+    for index in range(1, len(sizes)):
+        more, longer_s = tokens[index] - tokens[best], cycle_s[index] - cycle_s[best]
+        if more > rate * longer_s:
+            best = index
+    return best
 
 
 PAPER_ROWS = 32  # the least rows of the released rule's trees, and the step by which they grow

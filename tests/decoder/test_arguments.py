@@ -80,6 +80,7 @@ def test_text_that_is_no_unicode(decoder):
         ({"trace": 3}, "trace must be a path, got 3"),
         ({"drafter": 3}, "drafter must be a name or a Drafter, got 3"),
         ({"policy": object}, "policy must be a name or a Policy"),
+        ({"profile": "a.yaml"}, "profile must be a ProfileChoice, got 'a.yaml'"),
     ],
 )
 def test_the_decoder_itself(options, message):
