@@ -168,8 +168,8 @@ class Engine:
             self._use(None)
             while any(not one.num_output_tokens for one in self._scheduler.requests.values()):
                 self._step()
+            self._use(0)
             for length in (*range(most_drafted + 1), 0):
-                self._use(0)
                 self._scheduler.dynamic_sd_lookup = [length] * (batch + 1)
                 self._step()
             for total in range(batch * most_drafted + 1):

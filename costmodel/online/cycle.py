@@ -182,17 +182,15 @@ class CachedCost:
 
         The row counts that are usually chosen are computed together, which takes as long as one.
         """
+        usual = self._cost.buckets or self._cost.preferred_rows
+        together = usual if rows in usual else (rows,)
 
         def compute(middle: float) -> dict[float, float]:
-            usual = self._cost.buckets or self._cost.preferred_rows
-            every = np.array([*usual, rows], dtype=np.float64)
+            every = np.array(together, dtype=np.float64)
             seconds = self._cost.verify.predict_s(every, middle, batch)
             return dict(zip(every.tolist(), seconds.tolist(), strict=True))
 
-        usual_s = self._cached(compute, context, "forward", batch)
-        if rows in usual_s:
-            return usual_s[rows]
-        return self._cached(compute, context, "forward", batch, rows)[rows]
+        return self._cached(compute, context, "forward", together, batch)[rows]
 
     def cycle_s(
         self, nodes: Array, context: float, batch: int, *, sampled: bool

@@ -201,6 +201,8 @@ class Bastion(Policy):
         self._draft_share = 1.0
         self._round_steps = 1.0
         self._draft_steps = 0.0
+        # Compiled before the first round.
+        _best_index(np.zeros(0), np.zeros(1, np.int64), np.ones(1), (1.0, 0.0, 0.0))
 
     def wanted_nodes(self) -> int:
         """A multiple of the largest recent tree; candidates far beyond it only cost time."""

@@ -282,7 +282,6 @@ class TestFailures:
         assert result.resumed_samples == 1
         assert not any(name.startswith("journals") for name in listing(home))
 
-    @pytest.mark.slow
     def test_a_drafter_without_time_is_named(self) -> None:
         said: list[str] = []
         verify = Task(kind="verify", size=2, context=32)
@@ -295,6 +294,7 @@ class TestFailures:
             "time budget; run again with a larger --time-budget"
         ]
 
+    @pytest.mark.slow
     def test_a_picture_that_cannot_be_written_loses_no_sample(
         self, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
