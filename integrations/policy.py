@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
-from integrations.acceptance import ANY_KIND, AcceptanceByPosition
+from integrations.acceptance import ANY_KIND, AcceptanceByPosition, kind_at
 from integrations.costs import StepCosts
 
 RATE_MEMORY = 0.97  # of tokens and seconds, a step
@@ -74,7 +74,7 @@ class DraftPolicy:
         if total == 0:
             return drafted
         chances = [
-            self.acceptance.survival(one.name, one.kind)[:count]
+            self.acceptance.survival(one.name, one.kind or kind_at(one.context))[:count]
             for one, count in zip(sequences, drafted, strict=True)
         ]
         gains = sorted(chain.from_iterable(chances), reverse=True)
@@ -121,7 +121,8 @@ class DraftPolicy:
 
     def _expected_gains(self, sequences: Sequence[RunningSequence]) -> list[float]:
         """Tokens that a draft of 0 .. `longest` tokens each is expected to win in all."""
-        chances = (self.acceptance.survival(one.name) for one in sequences)
+        survival = self.acceptance.survival
+        chances = (survival(one.name, kind_at(one.context)) for one in sequences)
         return list(accumulate(map(sum, zip(*chances, strict=True)), initial=0.0))
 
     def predicted_s(self, sequences: Sequence[RunningSequence], rows: int, drafted: int) -> float:
