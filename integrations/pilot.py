@@ -84,13 +84,12 @@ class StepPilot:
         for name, text in texts.items():
             one = step.sequences.get(name)
             if one is None:
-                acceptance.observe_text(name, (), text, context=0)
+                acceptance.observe_text(name, (), text)
             elif one.draft and one.draft[0] == UNKNOWN:
                 accepted = max(len(text) - 1, 0)
-                verified = step.verified.get(name, 0)
-                acceptance.observe_count(name, verified, accepted, context=one.context)
+                acceptance.observe_count(name, step.verified.get(name, 0), accepted)
             else:
-                acceptance.observe_text(name, one.draft, text, context=one.context, kind=one.kind)
+                acceptance.observe_text(name, one.draft, text, one.kind)
 
     def forget(self, running: set[str]) -> None:
         """Drop what was kept of sequences that run no longer."""

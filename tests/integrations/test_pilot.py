@@ -29,23 +29,14 @@ class NotedAcceptance:
         self.texts: list[tuple] = []
         self.counts: list[tuple] = []
         self.forgotten: list[str] = []
-        self.contexts: list[float] = []
 
     def observe_text(
-        self,
-        name: str,
-        draft: Sequence[int],
-        text: Sequence[int],
-        *,
-        context: float,
-        kind: int = ANY_KIND,
+        self, name: str, draft: Sequence[int], text: Sequence[int], kind: int = ANY_KIND
     ) -> None:
         self.texts.append((name, list(draft), list(text), kind))
-        self.contexts.append(context)
 
-    def observe_count(self, name: str, drafted: int, accepted: int, *, context: float) -> None:
+    def observe_count(self, name: str, drafted: int, accepted: int) -> None:
         self.counts.append((name, drafted, accepted))
-        self.contexts.append(context)
 
     def forget(self, name: str) -> None:
         self.forgotten.append(name)
@@ -92,7 +83,6 @@ def test_a_step_and_what_came_of_it() -> None:
     policy = own.policy
     assert policy.costs.steps == [(0.02, True)]
     assert policy.acceptance.texts == [("a", [4, 5], [4, 8], 3), ("b", [], [6], 0)]
-    assert policy.acceptance.contexts == [9, 7]
     assert policy.tokens == [(2, 3)]
     own.scheduled(own.choose([sequence("a", 11)]), {"a": 1})
     own.ended({"a": [3]})

@@ -7,7 +7,6 @@ from itertools import product
 import numpy as np
 import pytest
 
-from integrations.acceptance import kind_at
 from integrations.costs import StepCosts
 from integrations.policy import LEAST_GAIN, DraftPolicy, RunningSequence
 from tests.integrations.made_engine_profile import DRAFTER, make_engine_profile
@@ -26,7 +25,7 @@ def teach(policy: DraftPolicy, name: str, rate: float, steps: int = 200) -> None
     for _ in range(steps):
         draft = list(range(policy.longest))
         text = [token if random.random() < rate else -5 for token in draft]
-        policy.acceptance.observe_text(name, draft, text, context=1000)
+        policy.acceptance.observe_text(name, draft, text)
 
 
 @pytest.mark.parametrize("drafted", [(3, 3, 2), (0, 3, 1), (2, 0, 0)])
@@ -41,7 +40,7 @@ def test_verified_lengths_are_the_best_of_all(drafted, rates) -> None:
         for name, count in zip(names, drafted, strict=True)
     ]
     chosen = policy.verified(sequences)
-    survival = [policy.acceptance.survival(name, kind_at(1000)) for name in names]
+    survival = [policy.acceptance.survival(name) for name in names]
     seconds = policy.costs.verify_s(3, 1000, 3 * policy.longest)
     plain_s = seconds[0] + policy.costs.draft_s(3, 1000, policy.longest)[0]
 
@@ -98,8 +97,7 @@ class DrawnEngine:
                 if fixed is None:
                     draft = list(range(count))
                     text = [token if right[token] else -5 for token in draft]
-                    seen = text[: accepted + 1] or [7]
-                    self.policy.acceptance.observe_text(name, draft, seen, context=1000)
+                    self.policy.acceptance.observe_text(name, draft, text[: accepted + 1] or [7])
             step_s = float(self.verify_s[sum(lengths)] + self.draft_s[length])
             if fixed is None:
                 self.policy.observe_step(self.batch, step_tokens, step_s)
