@@ -12,7 +12,7 @@ from integrations.costs import StepCosts
 RATE_MEMORY = 0.97  # of tokens and seconds, a step
 EXPLORED_SHARE = 0.003  # of the time, for drafts longer than the best length
 FREE_SHARE = 0.005  # of a plain step, below which the cost of a draft is not weighed
-KIND_WEIGHT = 0.003  # of a draft in the shares of the kinds
+KIND_MEMORY = 0.997  # of the drafts of each kind, a draft
 LEAST_GAIN = 0.01  # by which drafts must pay, as a share of a plain step
 
 
@@ -63,7 +63,7 @@ class DraftPolicy:
         self._rates: dict[int, RunningRate] = {}
         self._credit_s = 0.0
         self._asked = False  # whether the drafts at hand were asked for
-        self._kinds: dict[int, float] = {}  # shares of the drafts
+        self._kinds: dict[int, float] = {}  # drafts of each kind, discounted
 
     def verified(self, sequences: Sequence[RunningSequence]) -> list[int]:
         """How many of its drafted tokens each sequence should verify now."""
@@ -164,10 +164,10 @@ class DraftPolicy:
     def _likely_drafts(self, sequence: str) -> Iterator[tuple[float, list[float]]]:
         """The share of each kind in the sequence's drafts, and the chances of its tokens."""
         own = self.acceptance.drafts_by_kind(sequence)
-        count = sum(own.values()) + SHARED_WEIGHT
-        for kind, share in self._kinds.items():
-            likely = (own.get(kind, 0.0) + SHARED_WEIGHT * share) / count
-            yield likely, self.acceptance.survival(sequence, kind)
+        own_count, count = sum(own.values()), sum(self._kinds.values())
+        for kind, drafts in self._kinds.items():
+            likely = own.get(kind, 0.0) + SHARED_WEIGHT * drafts / count
+            yield likely / (own_count + SHARED_WEIGHT), self.acceptance.survival(sequence, kind)
 
     def predicted_s(self, sequences: Sequence[RunningSequence], rows: int, drafted: int) -> float:
         """Seconds of a step over `rows` draft tokens in all that then drafts `drafted` tokens."""
@@ -200,9 +200,8 @@ class DraftPolicy:
         for one in sequences:
             if one.draft and one.kind != ANY_KIND:
                 for kind in self._kinds:
-                    self._kinds[kind] *= 1 - KIND_WEIGHT
-                first = KIND_WEIGHT if self._kinds else 1.0
-                self._kinds[one.kind] = self._kinds.get(one.kind, 0.0) + first
+                    self._kinds[kind] *= KIND_MEMORY
+                self._kinds[one.kind] = self._kinds.get(one.kind, 0.0) + 1.0
 
     def _note_available(self, drafted: Sequence[int]) -> None:
         """Learn which share of the sequences has a draft, where one was asked for."""
