@@ -12,6 +12,7 @@ from integrations.costs import StepCosts
 RATE_MEMORY = 0.97  # of tokens and seconds, a step
 EXPLORED_SHARE = 0.003  # of the time, for drafts longer than the best length
 FREE_SHARE = 0.005  # of a plain step, below which the cost of a draft is not weighed
+KEPT_STEPS = 4  # that a draft length is kept for the same sequences; choosing takes time
 KIND_MEMORY = 0.997  # of the drafts of each kind, a draft
 LEAST_GAIN = 0.01  # by which drafts must pay, as a share of a plain step
 
@@ -63,6 +64,8 @@ class DraftPolicy:
         self._rates: dict[int, RunningRate] = {}
         self._credit_s = 0.0
         self._asked = False  # whether the drafts at hand were asked for
+        self._kept, self._kept_steps = 0, 0  # a length, and the steps that it is kept for
+        self._kept_for: list[str] = []
         self._kinds: dict[int, float] = {}  # drafts of each kind, discounted
 
     def verified(self, sequences: Sequence[RunningSequence]) -> list[int]:
@@ -92,9 +95,13 @@ class DraftPolicy:
 
     def draft_length(self, sequences: Sequence[RunningSequence]) -> int:
         """How many tokens to draft for the next step: the same number for all sequences."""
-        length = self._draft_length(sequences)
-        self._asked = length > 0
-        return length
+        names = [one.name for one in sequences]
+        if self._kept_steps == 0 or names != self._kept_for:
+            self._kept_for, self._kept_steps = names, KEPT_STEPS
+            self._kept = self._draft_length(sequences)
+        self._kept_steps -= 1
+        self._asked = self._kept > 0
+        return self._kept
 
     def _draft_length(self, sequences: Sequence[RunningSequence]) -> int:
         batch = len(sequences)
@@ -121,9 +128,10 @@ class DraftPolicy:
         at_stake_s = draft_s if self.shortens else total_s
         longer = min(best + 1, len(self._allowed) - 1)
         extra_s = at_stake_s[longer] - at_stake_s[best]
-        self._credit_s += EXPLORED_SHARE * (step_s[best] + gap_s)
+        self._credit_s += EXPLORED_SHARE * KEPT_STEPS * (step_s[best] + gap_s)
         if extra_s <= self._credit_s:
             self._credit_s = min(self._credit_s - max(extra_s, 0.0), step_s[0] + gap_s)
+            self._kept_steps = 1
             return self._allowed[longer]
         return self._allowed[best]
 
