@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from costmodel.errors import InputError
-from integrations.vllm.engine import SteppedEngine
+from integrations.vllm.engine import PROMPT_TOKENS, SteppedEngine
 from profiler.calibrate.workload import Task
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)  # few: each comes at every batch and context
@@ -30,6 +30,11 @@ class EnginePlan:
     def __post_init__(self) -> None:
         if len(set(self.contexts)) < 2:
             raise InputError("a calibration needs two contexts or more", hint="As 256,1024.")
+        if min(self.contexts) <= PROMPT_TOKENS:
+            raise InputError(
+                f"contexts in an engine begin at {PROMPT_TOKENS + 1} tokens, "
+                f"got {min(self.contexts)}"
+            )
         if self.most_rows < 2:
             raise InputError(f"max nodes must be 1 or more, got {self.most_rows - 1}")
 

@@ -53,7 +53,7 @@ def test_drafts_form_a_full_grid() -> None:
     assert without.draft_tasks() == []
 
 
-@pytest.mark.parametrize("wrong", [{"contexts": (64,)}, {"most_rows": 1}])
+@pytest.mark.parametrize("wrong", [{"contexts": (64,)}, {"contexts": (16, 64)}, {"most_rows": 1}])
 def test_a_plan_without_a_choice_is_refused(wrong: dict) -> None:
     usual = {"contexts": (64, 256), "batches": (1,), "most_rows": 4, "drafts": False}
     with pytest.raises(InputError):
