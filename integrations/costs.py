@@ -12,7 +12,7 @@ from costmodel.profile.profile import Profile
 
 Key = tuple[int, int, int]  # batch, range of contexts, longest draft
 
-CONTEXT_RANGE = 64  # tokens; the costs at its middle serve the whole range
+CONTEXT_RANGE = 128  # tokens; the costs at its middle serve the whole range
 MOST_TABLES = 512
 FADING = 0.05
 CLIP = 0.1  # of the logarithm of one observed ratio: other work makes single steps much slower
@@ -75,8 +75,8 @@ class StepCosts:
 
     def _draft_table(self, key: Key) -> list[float]:
         batch, place, longest = key
-        seconds = [self._drafter.seconds(n, _middle(place), batch) for n in range(longest + 1)]
-        return _kept(self._drafts, key, [float(one) for one in seconds])
+        seconds = self._drafter.seconds(range(longest + 1), _middle(place), batch)
+        return _kept(self._drafts, key, seconds.tolist())
 
     def observe(self, predicted_s: float, measured_s: float, *, drafted: bool) -> None:
         """Learn from one step without a prefill; `predicted_s` is corrected already."""

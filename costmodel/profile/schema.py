@@ -434,13 +434,18 @@ class EngineDrafterSection(Section):
             raise ValueError("batch, tokens and context are not a full grid")
         return self
 
-    def seconds(self, tokens: float, context: float, batch: float) -> float:
-        """Linear interpolation along each axis, beyond its end as `extend_linear`."""
-        axes = [np.unique(axis) for axis in (self.batch, self.tokens, self.context)]
-        values = np.reshape(self.median_s, [len(axis) for axis in axes])
-        for axis, at in zip(reversed(axes), (context, tokens, batch), strict=True):
-            values = np.apply_along_axis(partial(_extended, axis, at), -1, values)
-        return float(values)
+    def seconds(self, tokens: ArrayLike, context: float, batch: float) -> Array:
+        """Seconds of drafts of each length in `tokens`.
+
+        Linear interpolation along each axis, beyond its end as `extend_linear`.
+        """
+        batches, lengths, contexts = (
+            np.unique(axis) for axis in (self.batch, self.tokens, self.context)
+        )
+        values = np.reshape(self.median_s, (len(batches), len(lengths), len(contexts)))
+        of_context = np.apply_along_axis(partial(_extended, contexts, context), -1, values)
+        of_batch = np.apply_along_axis(partial(_extended, batches, batch), 0, of_context)
+        return extend_linear(lengths, of_batch, tokens)
 
 
 class PlainSection(Section):
