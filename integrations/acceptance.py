@@ -76,11 +76,6 @@ class AcceptanceByPosition:
             chances.append(chance)
         return chances
 
-    def drafts_by_kind(self, sequence: str) -> dict[int, float]:
-        """Recent drafts of a sequence, by their kind."""
-        own = self._own.get(sequence, {}).items()
-        return {kind: counts.tried[0] for kind, counts in own if kind != ANY_KIND}
-
     def observe_text(
         self, sequence: str, draft: Sequence[int], text: Sequence[int], kind: int = ANY_KIND
     ) -> None:

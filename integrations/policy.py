@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
-from integrations.acceptance import ANY_KIND, SHARED_WEIGHT, AcceptanceByPosition
+from integrations.acceptance import ANY_KIND, AcceptanceByPosition
 from integrations.costs import StepCosts
 
 RATE_MEMORY = 0.97  # of tokens and seconds, a step
-EXPLORED_SHARE = 0.002  # of the time, for drafts longer than the best length
+EXPLORED_SHARE = 0.002  # of the time, for drafts longer than the best
 FREE_SHARE = 0.005  # of a plain step, below which the cost of a draft is not weighed
-KEPT_STEPS = 4  # that a draft length is kept for the same sequences; choosing takes time
-KIND_MEMORY = 0.997  # of the drafts of each kind, a draft
 LEAST_GAIN = 0.01  # by which drafts must pay, as a share of a plain step
 
 
@@ -64,9 +62,6 @@ class DraftPolicy:
         self._rates: dict[int, RunningRate] = {}
         self._credit_s = 0.0
         self._asked = False  # whether the drafts at hand were asked for
-        self._kept, self._kept_steps = 0, 0  # a length, and the steps that it is kept for
-        self._kept_for: list[str] = []
-        self._kinds: dict[int, float] = {}  # drafts of each kind, discounted
 
     def verified(self, sequences: Sequence[RunningSequence]) -> list[int]:
         """How many of its drafted tokens each sequence should verify now."""
@@ -95,13 +90,9 @@ class DraftPolicy:
 
     def draft_length(self, sequences: Sequence[RunningSequence]) -> int:
         """How many tokens to draft for the next step: the same number for all sequences."""
-        names = [one.name for one in sequences]
-        if self._kept_steps == 0 or names != self._kept_for:
-            self._kept_for, self._kept_steps = names, KEPT_STEPS
-            self._kept = self._draft_length(sequences)
-        self._kept_steps -= 1
-        self._asked = self._kept > 0
-        return self._kept
+        length = self._draft_length(sequences)
+        self._asked = length > 0
+        return length
 
     def _draft_length(self, sequences: Sequence[RunningSequence]) -> int:
         batch = len(sequences)
@@ -113,69 +104,25 @@ class DraftPolicy:
         draft_s = [every_draft_s[length] for length in self._allowed]
         if self.shortens and draft_s[-1] - min(draft_s) <= FREE_SHARE * verify_s[0]:
             return self.longest  # what it costs is less than a choice is worth
-        if self.shortens:
-            self._note_kinds(sequences)
-        if self._kinds:
-            gains, step_s = self._cut_drafts(sequences, verify_s, draft_s[0])
-        else:
-            share = self._available.get(batch, 1.0)
-            every_gain = self._expected_gains(sequences)
-            gains = [share * every_gain[length] for length in self._allowed]
-            step_s = [verify_s[round(share * batch * length)] for length in self._allowed]
-        gap_s = self.costs.gap_s
-        total_s = [verify + draft + gap_s for verify, draft in zip(step_s, draft_s, strict=True)]
-        best = self._best(batch, gains, total_s)
+        share = self._available.get(batch, 1.0)
+        gains = self._expected_gains(sequences)
+        step_s = [
+            verify_s[round(share * batch * length)] + self.costs.gap_s for length in self._allowed
+        ]
+        total_s = [verify + draft for verify, draft in zip(step_s, draft_s, strict=True)]
+        best = self._best(batch, [share * gains[length] for length in self._allowed], total_s)
         at_stake_s = draft_s if self.shortens else total_s
-        longer = min(best + 1, len(self._allowed) - 1)
-        extra_s = at_stake_s[longer] - at_stake_s[best]
-        self._credit_s += EXPLORED_SHARE * KEPT_STEPS * (step_s[best] + gap_s)
+        extra_s = at_stake_s[-1] - at_stake_s[best]
+        self._credit_s += EXPLORED_SHARE * step_s[best]
         if extra_s <= self._credit_s:
-            self._credit_s = min(self._credit_s - max(extra_s, 0.0), step_s[0] + gap_s)
-            self._kept_steps = 1
-            return self._allowed[longer]
+            self._credit_s = min(self._credit_s - max(extra_s, 0.0), step_s[0])
+            return self.longest
         return self._allowed[best]
 
     def _expected_gains(self, sequences: Sequence[RunningSequence]) -> list[float]:
         """Tokens that a draft of 0 .. `longest` tokens each is expected to win in all."""
         chances = (self.acceptance.survival(one.name) for one in sequences)
         return list(accumulate(map(sum, zip(*chances, strict=True)), initial=0.0))
-
-    def _cut_drafts(
-        self, sequences: Sequence[RunningSequence], verify_s: Sequence[float], rest_s: float
-    ) -> tuple[list[float], list[float]]:
-        """Expected tokens and seconds of verification for each allowed length of drafts to be cut.
-
-        A draft is verified as far as its kind makes each token worth its seconds.
-        """
-        batch = len(sequences)
-        rate = self._rate(batch, batch / (verify_s[0] + rest_s + self.costs.gap_s))
-        weight = self._available.get(batch, 1.0)
-        drafts = [draft for one in sequences for draft in self._likely_drafts(one.name)]
-        all_gains, all_s = [0.0], [verify_s[0]]
-        for length in self._allowed[1:]:
-            least = rate * (verify_s[batch * length] - verify_s[0]) / (batch * length)
-            gain = rows = alone_s = 0.0
-            for share, chances in drafts:
-                kept = [chance for chance in chances[:length] if chance > least]
-                gain += share * sum(kept)
-                rows += share * len(kept)
-                alone_s += share * verify_s[len(kept)]
-            all_gains.append(weight * gain)
-            if batch > 1:
-                at = int(weight * rows)
-                over_s = verify_s[min(at + 1, len(verify_s) - 1)] - verify_s[at]
-                all_s.append(verify_s[at] + (weight * rows - at) * over_s)
-            else:
-                all_s.append((1 - weight) * verify_s[0] + weight * alone_s)
-        return all_gains, all_s
-
-    def _likely_drafts(self, sequence: str) -> Iterator[tuple[float, list[float]]]:
-        """The share of each kind in the sequence's drafts, and the chances of its tokens."""
-        own = self.acceptance.drafts_by_kind(sequence)
-        own_count, count = sum(own.values()), sum(self._kinds.values())
-        for kind, drafts in self._kinds.items():
-            likely = own.get(kind, 0.0) + SHARED_WEIGHT * drafts / count
-            yield likely / (own_count + SHARED_WEIGHT), self.acceptance.survival(sequence, kind)
 
     def predicted_s(self, sequences: Sequence[RunningSequence], rows: int, drafted: int) -> float:
         """Seconds of a step over `rows` draft tokens in all that then drafts `drafted` tokens."""
@@ -190,26 +137,15 @@ class DraftPolicy:
 
     def _best(self, batch: int, gains: Iterable[float], step_s: Sequence[float]) -> int:
         """The index with the most expected tokens beyond what its seconds usually give."""
-        rate = self._rate(batch, batch / step_s[0])
+        plain = batch / step_s[0]
+        running = self._rates.get(batch)
+        rate = plain if running is None else running.tokens_per_s(plain)
         best, most = 0, LEAST_GAIN * batch
         for index, (gain, seconds) in enumerate(zip(gains, step_s, strict=True)):
             worth = gain - rate * (seconds - step_s[0])
             if worth > most:
                 best, most = index, worth
         return best
-
-    def _rate(self, batch: int, plain: float) -> float:
-        """Tokens that a second is worth."""
-        running = self._rates.get(batch)
-        return plain if running is None else running.tokens_per_s(plain)
-
-    def _note_kinds(self, sequences: Sequence[RunningSequence]) -> None:
-        """Learn how often drafts are of each kind."""
-        for one in sequences:
-            if one.draft and one.kind != ANY_KIND:
-                for kind in self._kinds:
-                    self._kinds[kind] *= KIND_MEMORY
-                self._kinds[one.kind] = self._kinds.get(one.kind, 0.0) + 1.0
 
     def _note_available(self, drafted: Sequence[int]) -> None:
         """Learn which share of the sequences has a draft, where one was asked for."""

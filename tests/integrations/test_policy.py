@@ -144,24 +144,3 @@ def test_steps_that_asked_for_no_draft_do_not_count_as_drafts_that_failed() -> N
     engine = DrawnEngine(policy, [0.0] * 8, batch=1)
     engine.run(2000)
     assert policy._available[1] > 0.95
-
-
-@pytest.mark.parametrize(("told", "drafts"), [(True, True), (False, False)])
-def test_drafts_are_worth_making_for_those_that_are_kept(told, drafts) -> None:
-    """Half of the drafts are right at 0.6, half at 0.05: told apart, only the first are verified.
-
-    Beside four sequences (rate 0.133 tokens a ms) a draft each costs 4 ms, and a row 1.5 ms. All
-    verified cost 1.3 tokens and win 1.3; the good half cost 0.9 and win 1.2.
-    """
-    policy, random = policy_with(0.004, a_token_s=1e-3), np.random.default_rng(0)
-    for _ in range(600):
-        good = bool(random.random() < 0.5)
-        kind = 1 + (told and good)
-        one = RunningSequence(name="a", context=1000, draft=[0], kind=kind)
-        policy.draft_length([one])
-        right = random.random() < (0.6 if good else 0.05)
-        policy.acceptance.observe_text("a", [0], [0 if right else -5], kind)
-    policy.acceptance.forget("a")
-    policy._credit_s = 0.0  # nothing to explore with
-    new = [RunningSequence(name=name, context=1000) for name in "bcde"]
-    assert (policy.draft_length(new) > 0) is drafts
