@@ -237,7 +237,8 @@ class EngineDrafter:
         self, forward: TargetForward, batch: float, context: float, tokens: int
     ) -> ForwardSeconds:
         """Seconds of `batch` drafts in one step."""
-        return ForwardSeconds(products=max(float(self.section.seconds(tokens, context, batch)), 0.0))
+        seconds = float(self.section.seconds(tokens, context, batch))
+        return ForwardSeconds(products=max(seconds, 0.0))
 
     def weight_bytes(self, architecture: ModelArchitecture) -> float:
         """Estimated from the kind of drafter."""
