@@ -435,17 +435,12 @@ class EngineDrafterSection(Section):
         return self
 
     def seconds(self, tokens: ArrayLike, context: float, batch: float) -> Array:
-        """Seconds of drafts of each length in `tokens`.
-
-        Linear interpolation along each axis, beyond its end as `extend_linear`.
-        """
-        batches, lengths, contexts = (
-            np.unique(axis) for axis in (self.batch, self.tokens, self.context)
-        )
-        values = np.reshape(self.median_s, (len(batches), len(lengths), len(contexts)))
-        of_context = np.apply_along_axis(partial(_extended, contexts, context), -1, values)
-        of_batch = np.apply_along_axis(partial(_extended, batches, batch), 0, of_context)
-        return extend_linear(lengths, of_batch, tokens)
+        """Of each length in `tokens`: linear along each axis, beyond its end as `extend_linear`."""
+        axes = [np.unique(axis) for axis in (self.batch, self.tokens, self.context)]
+        values = np.reshape(self.median_s, [len(axis) for axis in axes])
+        of_context = np.apply_along_axis(partial(_extended, axes[2], context), -1, values)
+        of_batch = np.apply_along_axis(partial(_extended, axes[0], batch), 0, of_context)
+        return extend_linear(axes[1], of_batch, tokens)
 
 
 class PlainSection(Section):
