@@ -13,15 +13,10 @@ profile and the finished cells, so that a run that was interrupted goes on.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
-import os
-import signal
-import socket
 import subprocess
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +25,7 @@ import numpy as np
 
 from benchmarks.common import environment, read_prompts, store
 from benchmarks.load_client import Load, Request, acceptance, load, metrics, spread, summary
+from benchmarks.vllm_server import vllm_environment, vllm_server
 from costmodel.catalog import resolve_target
 from costmodel.errors import RooftreeError
 from costmodel.planning.acceptance import find_acceptance
@@ -47,16 +43,7 @@ LONGEST_PROMPT, LONGEST_OUTPUT = 512, 160
 OUTPUT = LognormalLength(mean_tokens=64, variation=0.5, most_tokens=LONGEST_OUTPUT)
 STEADY_REQUESTS = 2000
 FLOOR_REQUESTS, FLOOR_TOKENS = 8, 32
-START_S = 300.0
 STEP_TOKENS = 8192  # what plans assume of vLLM
-
-
-def child_environment(options: argparse.Namespace) -> dict[str, str]:
-    own = {"PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "2"}
-    libraries = options.python.parents[1] / "lib" / "libiomp5.so"
-    if libraries.is_file():
-        own["LD_PRELOAD"] = str(libraries)
-    return os.environ | own
 
 
 def calibrate(options: argparse.Namespace) -> Path:
@@ -71,21 +58,18 @@ def calibrate(options: argparse.Namespace) -> Path:
     arguments += ["--time-budget", f"{options.calibration_s:g}s"]
     for option in ("enforce_eager=true", f"max_model_len={options.max_model_len}"):
         arguments += ["--engine-option", option]
-    done = subprocess.run([options.python, *arguments], env=child_environment(options))
+    done = subprocess.run(
+        [options.python, *arguments],
+        env=vllm_environment(options.python) | {"PYTHONPATH": str(ROOT)},
+    )
     if done.returncode:
         raise SystemExit(f"the calibration failed ({done.returncode}); see its messages above")
     return path
 
 
-@contextlib.contextmanager
-def server(options: argparse.Namespace, drafted: int) -> Iterator[str]:
-    """The address of a vLLM server that drafts so many tokens (0: plain); stopped at the end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    arguments = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(options.model)]
-    arguments += ["--dtype", "bfloat16", "--enforce-eager", "--no-enable-prefix-caching"]
-    arguments += ["--host", "127.0.0.1", "--port", str(port)]
+def server_arguments(options: argparse.Namespace, drafted: int) -> list[str]:
+    """Arguments of a server that drafts so many tokens (0: plain)."""
+    arguments = ["--dtype", "bfloat16", "--enforce-eager", "--no-enable-prefix-caching"]
     arguments += ["--max-model-len", str(options.max_model_len)]
     arguments += ["--max-num-seqs", str(options.at_once)]
     arguments += ["--max-num-batched-tokens", str(STEP_TOKENS)]
@@ -93,42 +77,7 @@ def server(options: argparse.Namespace, drafted: int) -> Iterator[str]:
         lookup = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
         config = lookup | {"num_speculative_tokens": drafted}
         arguments += ["--speculative-config", json.dumps(config)]
-    log = options.work / f"server_{drafted}.log"
-    with log.open("w", encoding="utf-8") as file:
-        process = subprocess.Popen(
-            [options.python, *arguments],
-            env=child_environment(options),
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        wait_until_ready(url, process, log)
-        yield url
-    finally:
-        stop(process)
-
-
-def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    end_s = time.monotonic() + START_S
-    while time.monotonic() < end_s:
-        if process.poll() is not None:
-            raise SystemExit(f"the server stopped at its start; {log} says why")
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/health", trust_env=False).status_code == 200:
-                return
-        time.sleep(0.5)
-    raise SystemExit(f"the server did not answer within {START_S:g} s; see {log}")
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server and the engine's process, which is in its group."""
-    for number, wait_s in ((signal.SIGTERM, 15.0), (signal.SIGKILL, 15.0)):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(wait_s)
+    return arguments
 
 
 def prompts(options: argparse.Namespace) -> list[list[int]]:
@@ -267,8 +216,9 @@ def run_mode(
     if not missing:
         return
     forward = forward_of_profile(profile, resolve_target(str(options.model)))
-    with server(options, drafted) as url:
-        model = str(options.model)
+    model = str(options.model)
+    arguments, log = server_arguments(options, drafted), options.work / f"server_{drafted}.log"
+    with vllm_server(options.python, model, arguments, log) as (url, http_cores):
         floor_s = measure_floor(url, model, texts, forward.prompt(FLOOR_TOKENS, 0, 1).total)
         for number in missing:
             rate = options.rates[number]
@@ -279,6 +229,7 @@ def run_mode(
             before = counters(url)
             outcome = run_cell(url, model, texts, cell)
             record = {"rate_per_s": rate, "drafted": drafted, "floor_s": floor_s}
+            record["http_cores"] = sorted(http_cores)
             if drafted:
                 measured = acceptance(before, counters(url), drafted)
                 path = options.work / f"acceptance_{drafted}_{number}.json"

@@ -15,14 +15,7 @@ what the engine's own profile says there, and with its measured point where it h
 from __future__ import annotations
 
 import argparse
-import http.client
-import os
-import socket
-import subprocess
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +23,22 @@ import numpy as np
 import torch
 
 from benchmarks.common import environment, store
+from benchmarks.vllm_server import vllm_server
 from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.profile.profile import Profile
 from decoder.target.demo_model import ensure_demo_model
 from profiler.calibrate.calibrate import CalibrationListener, CalibrationSettings
 from profiler.calibrate.served.calibration import ServerSettings, calibrate_server
 
-START_S = 180.0
+SERVER_ARGUMENTS = (
+    "--enforce-eager", "--enable-prefix-caching", "--disable-uvicorn-access-log",
+    "--max-model-len", "2432", "--max-num-seqs", "8",
+)  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--vllm", required=True, help="interpreter that has vLLM")
+    parser.add_argument("--vllm", type=Path, required=True, help="interpreter that has vLLM")
     parser.add_argument("--engine-profile", type=Path, required=True)
     parser.add_argument("--model", help="folder [default: the demo model]")
     parser.add_argument("--time-budget", type=float, default=90.0)
@@ -51,7 +48,13 @@ def main() -> None:
     if engine.device.threads is not None:
         torch.set_num_threads(engine.device.threads)  # of the server, which the peaks are taken for
     model = options.model or str(ensure_demo_model())
-    with tempfile.TemporaryDirectory() as folder, serving(options.vllm, model) as url:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        vllm_server(options.vllm, model, SERVER_ARGUMENTS, Path(folder) / "server.log") as (
+            url,
+            http_cores,
+        ),
+    ):
         settings = CalibrationSettings(
             target=model,
             device="cpu",
@@ -70,54 +73,10 @@ def main() -> None:
     result = compared(served, engine)
     for name in ("measured_in_both", "against_the_fit", "plain_of_several_sequences"):
         print(name, result[name])
-    store(options.name, {"environment": environment("cpu"), **result})
-
-
-@contextmanager
-def serving(python: str, model: str) -> Iterator[str]:
-    """A vLLM server on a free port of this machine while the body runs; its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    usual = {"VLLM_CPU_KVCACHE_SPACE": "2"}
-    openmp = Path(python).parents[1] / "lib" / "libiomp5.so"
-    if openmp.is_file():
-        usual["LD_PRELOAD"] = str(openmp)
-    command = [
-        python, "-m", "vllm.entrypoints.openai.api_server", "--model", model,
-        "--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--enable-prefix-caching",
-        "--max-model-len", "2432", "--max-num-seqs", "8", "--disable-uvicorn-access-log",
-    ]  # fmt: skip
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env=usual | os.environ
-        )
-        try:
-            wait_for(port, process, log)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def wait_for(port: int, process: subprocess.Popen[bytes], log: Any) -> None:
-    """Return when the server is ready; SystemExit with the end of its log where it never is."""
-    deadline_s = time.monotonic() + START_S
-    while time.monotonic() < deadline_s and process.poll() is None:
-        try:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-            connection.request("GET", "/health")
-            if connection.getresponse().status == http.client.OK:
-                return
-        except OSError:
-            pass
-        time.sleep(0.5)
-    log.seek(0)
-    raise SystemExit(f"vLLM did not start:\n{log.read()[-3000:]}")
+    store(
+        options.name,
+        {"environment": environment("cpu"), "http_cores": sorted(http_cores), **result},
+    )
 
 
 def compared(served: Profile, engine: Profile) -> dict[str, Any]:

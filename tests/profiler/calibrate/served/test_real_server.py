@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.url_against_engine import serving
+from benchmarks.url_against_engine import SERVER_ARGUMENTS
+from benchmarks.vllm_server import vllm_server
 from costmodel.profile.profile import Profile
 from profiler import cli
 
@@ -29,7 +30,8 @@ def test_a_vllm_server(smollm2_folder: Path, tmp_path, monkeypatch, capsys) -> N
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
     arguments = "--device cpu --contexts 128,512 --batch 1,2 --max-nodes 7 --time-budget 20s --json"
     path = tmp_path / "served.yaml"
-    with serving(PYTHON, str(smollm2_folder)) as url:
+    model, log = str(smollm2_folder), tmp_path / "server.log"
+    with vllm_server(Path(PYTHON), model, SERVER_ARGUMENTS, log) as (url, _):
         code = cli.run(["calibrate", "--url", url, *arguments.split(), "--output", str(path)])
     captured = capsys.readouterr()
     assert code == 0, captured.err
