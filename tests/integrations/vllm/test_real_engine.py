@@ -50,7 +50,7 @@ def run(*arguments: object, **environment: object) -> subprocess.CompletedProces
 def profile(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return calibrated(
         tmp_path_factory.mktemp("home"),
-        "--batch 1,2 --max-nodes 7 --drafter ngram --time-budget 20s",
+        "--batch 1,2 --max-nodes 7 --drafter ngram --time-budget 30s",
         smollm2_folder,
     )
 
@@ -90,7 +90,7 @@ def test_the_profile_is_of_the_engine(profile: Path) -> None:
 
 def test_an_engine_in_one_process(smollm2_folder: Path, tmp_path: Path) -> None:
     uni = "--engine-option distributed_executor_backend=uni"
-    short = "--batch 1,2 --max-nodes 3 --drafter none --time-budget 5s"
+    short = "--batch 1,2 --max-nodes 3 --drafter none --time-budget 15s"
     made = Profile.from_yaml(calibrated(tmp_path, f"{uni} {short}", smollm2_folder))
     assert made.key.executor == "uni"
     assert made.key.threads >= 1
@@ -104,7 +104,7 @@ def test_drafters_that_are_models(smollm2_folder, tmp_path, method: str, config:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     drafter, target = ("mtp", folder) if method == "mtp" else (folder, smollm2_folder)
-    options = f"--batch 1,2 --max-nodes 3 --drafter {drafter} --time-budget 5s"
+    options = f"--batch 1,2 --max-nodes 3 --drafter {drafter} --time-budget 20s"
     weights = "--engine-option load_format=dummy --engine-option skip_tokenizer_init=true"
     made = Profile.from_yaml(calibrated(tmp_path, f"{options} {weights}", target))
     ((key, cost),) = made.engine_drafters.items()
