@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import aiohttp
 import numpy as np
 
 PERCENTS = (50, 90, 95, 99)
@@ -80,8 +80,18 @@ def tokens_of_line(line: str) -> int:
     return sum(len(choice.get("token_ids") or ()) for choice in data.get("choices", ()))
 
 
+def events_of_stream(pieces: Sequence[tuple[float, bytes]]) -> list[tuple[float, int]]:
+    """When how many tokens arrived, from [(seconds, bytes)]; a line arrives with its end."""
+    events, unfinished = [], b""
+    for seconds, piece in pieces:
+        *lines, unfinished = (unfinished + piece).split(b"\n")
+        if tokens := sum(tokens_of_line(line.decode()) for line in lines):
+            events.append((seconds, tokens))
+    return events
+
+
 async def send(
-    client: httpx.AsyncClient, url: str, model: str, request: Request, start_s: float
+    session: aiohttp.ClientSession, url: str, model: str, request: Request, start_s: float
 ) -> Answer:
     """One request at its time; raises SystemExit where the answer is not of the length asked."""
     await asyncio.sleep(max(start_s + request.arrival_s - time.perf_counter(), 0.0))
@@ -95,19 +105,18 @@ async def send(
         "stream": True,
         "return_token_ids": True,
     }
-    events: list[tuple[float, int]] = []
-    async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
-        if response.status_code != 200:
-            text = (await response.aread()).decode(errors="replace")
-            raise SystemExit(f"{url} refused a request ({response.status_code}): {text[:300]}")
-        async for line in response.aiter_lines():
-            if tokens := tokens_of_line(line):
-                events.append((time.perf_counter() - start_s, tokens))
+    pieces: list[tuple[float, bytes]] = []  # read at the end: meanwhile the server has the cores
+    async with session.post(f"{url}/v1/completions", json=body) as response:
+        if response.status != 200:
+            text = (await response.read()).decode(errors="replace")
+            raise SystemExit(f"{url} refused a request ({response.status}): {text[:300]}")
+        async for piece in response.content.iter_any():
+            pieces.append((time.perf_counter() - start_s, piece))
     answer = Answer(
         arrival_s=request.arrival_s,
         sent_s=sent_s,
         prompt_tokens=len(request.prompt),
-        events=events,
+        events=events_of_stream(pieces),
     )
     if answer.output_tokens != request.output_tokens:
         raise SystemExit(
@@ -118,18 +127,22 @@ async def send(
 
 
 async def _load(url: str, model: str, requests: Sequence[Request]) -> list[Answer]:
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-    async with httpx.AsyncClient(timeout=TIMEOUT_S, limits=limits, trust_env=False) as client:
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT_S, sock_read=TIMEOUT_S)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         start_s = time.perf_counter()
         return await asyncio.gather(
-            *(send(client, url, model, request, start_s) for request in requests)
+            *(send(session, url, model, request, start_s) for request in requests)
         )
 
 
 def load(url: str, model: str, requests: Sequence[Request]) -> Load:
     """Send all requests at their times, whatever the server's state, and wait for all answers."""
     start_s, used_s = time.perf_counter(), _cpu_s()
-    answers = asyncio.run(_load(url, model, requests))
+    try:
+        answers = asyncio.run(_load(url, model, requests))
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise SystemExit(f"{url} broke off: {error or type(error).__name__}") from error
     share = (_cpu_s() - used_s) / (time.perf_counter() - start_s)
     return Load(answers=answers, cpu_share=share)
 

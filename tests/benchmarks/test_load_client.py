@@ -13,6 +13,7 @@ from benchmarks.load_client import (
     Answer,
     Request,
     acceptance,
+    events_of_stream,
     load,
     metrics,
     summary,
@@ -48,6 +49,14 @@ def answer(arrival_s: float, *events: tuple[float, int]) -> Answer:
 
 def test_tokens_are_counted_by_their_ids() -> None:
     assert [tokens_of_line(line) for line in STREAM] == [1, 0, 3, 0, 0]
+
+
+def test_a_line_arrives_with_its_end() -> None:
+    text = ("\n".join(STREAM) + "\n").encode()
+    first, second = text.index(b"\n"), text.index(b"[1,2,3]")
+    cut = [text[:first], text[first:second], text[second:]]
+    assert events_of_stream([*enumerate(cut)]) == [(1, 1), (2, 3)]
+    assert events_of_stream([(0.5, text)]) == [(0.5, 4)]
 
 
 def test_an_error_in_the_stream_is_raised() -> None:
@@ -91,9 +100,10 @@ class _Server(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.bodies.append(body)
         refused = body["prompt"] == [13]
+        cut = body["prompt"] == [14]
         text = "too long" if refused else "\n\n".join(STREAM) + "\n\n"
         self.send_response(400 if refused else 200)
-        self.send_header("Content-Length", str(len(text)))
+        self.send_header("Content-Length", str(len(text) + 9 * cut))
         self.end_headers()
         self.wfile.write(text.encode())
 
@@ -118,8 +128,10 @@ def test_every_request_is_sent_and_counted(url: str) -> None:
     assert {body["max_tokens"] for body in _Server.bodies} == {4}
 
 
-def test_a_refusal_and_a_short_answer_are_said(url: str) -> None:
+def test_a_refusal_an_end_and_a_short_answer_are_said(url: str) -> None:
     with pytest.raises(SystemExit, match="refused a request"):
         load(url, "m", [Request(arrival_s=0.0, prompt=[13], output_tokens=4)])
+    with pytest.raises(SystemExit, match="broke off"):
+        load(url, "m", [Request(arrival_s=0.0, prompt=[14], output_tokens=4)])
     with pytest.raises(SystemExit, match="4 tokens instead of 9"):
         load(url, "m", [Request(arrival_s=0.0, prompt=[1], output_tokens=9)])
