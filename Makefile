@@ -59,10 +59,10 @@ OPERATORS ?= ../shared/data/operators
 
 calibrations: $(STAMP)
 	$(PIP) install -qq -c $(VENV)/constraints.txt -e '.[operators]'
-	$(BIN)/python -m benchmarks.shipped write compose --operators $(OPERATORS) > /dev/null
-	$(BIN)/python -m benchmarks.transfer_study --shared $(dir $(OPERATORS))..
-	$(BIN)/python -m benchmarks.shipped write transfer > /dev/null
-	$(BIN)/python -m benchmarks.shipped document
+	$(BIN)/python -m lab.studies.shipped write compose --operators $(OPERATORS) > /dev/null
+	$(BIN)/python -m lab.studies.transfer_study --shared $(dir $(OPERATORS))..
+	$(BIN)/python -m lab.studies.shipped write transfer > /dev/null
+	$(BIN)/python -m lab.studies.shipped document
 
 # One process a core, each with one thread: together they keep the machine busy and no more.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

@@ -56,7 +56,7 @@ def smollm2_folder() -> Path:
     Skips where it cannot be fetched, and fails in CI.
     """
     from costmodel.errors import InputError
-    from decoder.target.demo_model import ensure_demo_model
+    from decoder.model.demo_model import ensure_demo_model
 
     try:
         return ensure_demo_model()

@@ -19,7 +19,7 @@ line a table, target, temperature and data set:
     chain       acceptance length of the drafter's single path (block of 16: 15 positions)
     tree        acceptance length of the paper's best-first tree over the same drafts
     tree_nodes  nodes of that tree, as far as the papers say
-    tail        of the process that reproduces both, fitted by `benchmarks/fit_acceptance.py`
+    tail        of the process that reproduces both, fitted by `lab/studies/fit_acceptance.py`
 
 Sources: `bastion` is table 1 of the BASTION paper (rows DFlash and BASTION, A100), `ddtree` is
 table 1 of the DDTree paper (arXiv 2604.12989; rows DFlash and DFlash+DDTree, H200). Neither

@@ -18,11 +18,11 @@ from decoder.acceptance.rules import AcceptanceRule, LogitRows, accept_together
 from decoder.device import to_device
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.guarded import GuardedDrafter, GuardedSession
+from decoder.model.runtime.base import NO_TOKEN
+from decoder.model.target import Step, Target
 from decoder.policies.base import Limits, Offer, Policy
 from decoder.processors import ProcessedRows
 from decoder.statistics import ForwardTimer, Round, StageTimer, Statistics, TimedForward
-from decoder.target.runtime.base import NO_TOKEN
-from decoder.target.target import Step, Target
 from decoder.text import TextRequest
 from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, Lattice, usable
 

@@ -31,16 +31,16 @@ from decoder.drafters.base import Drafter
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.guarded import GuardedDrafter
 from decoder.generation import DecodeRun, GenerationParts, run_together
+from decoder.model.loading import LoadedModel, Weights, borrow_model, default_target, load_model
+from decoder.model.ranks import ALONE, Ranks, rank_device
+from decoder.model.runtime.base import RuntimeChoice
+from decoder.model.runtime.graphs import runtime_kind
+from decoder.model.target import Quantization, Target, quantised
 from decoder.policies.base import DEFAULT_MAX_NODES, CostKind, Policy
 from decoder.policies.parse import parse_policy
 from decoder.processors import checkpoint_settings
 from decoder.profiling.startup import CostSource, ProfileChoice, find_cost
 from decoder.statistics import Round, RoundTrace, Statistics, forward_timer
-from decoder.target.loading import LoadedModel, Weights, borrow_model, default_target, load_model
-from decoder.target.ranks import ALONE, Ranks, rank_device
-from decoder.target.runtime.base import RuntimeChoice
-from decoder.target.runtime.graphs import runtime_kind
-from decoder.target.target import Quantization, Target, quantised
 from decoder.text import StopStrings, TextRequest, TextStream, end_tokens
 
 
@@ -168,7 +168,7 @@ class TreeDecoder:
         runtime  `packed` (weights reordered once, CPU only), `graphs` (captured forwards, CUDA
                  only), `eager`, or `auto`: packed or graphs for a model that is not borrowed
         quantization  `int8` rounds the weights to int8, one scale an output (packed runtime)
-        ranks    the processes that share the target (decoder/target/ranks.py); each decodes the
+        ranks    the processes that share the target (decoder/model/ranks.py); each decodes the
                  same texts
         options  of the constructor
         Raises InputError or ProfileError.

@@ -18,7 +18,7 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from costmodel.errors import InputError, shown
 from decoder.acceptance.sampling import Sampling
-from decoder.target.structure import device_of
+from decoder.model.structure import device_of
 from decoder.tree.draft_tree import DraftTree
 
 # From the tokens of a text and the logits [vocab] of the next one to the processed logits.

@@ -20,7 +20,7 @@ from costmodel.io import write_error
 from costmodel.online.estimator import OnlineEstimator
 from decoder.acceptance.rules import Accepted
 from decoder.device import synchronise
-from decoder.target.ranks import Ranks
+from decoder.model.ranks import Ranks
 from decoder.tree.draft_tree import DraftTree
 
 

@@ -14,12 +14,12 @@ from costmodel.errors import ProfileError, RooftreeError
 from costmodel.profile.profile import ProfileKey
 from costmodel.profile.store import ProfileStore, user_directory
 from decoder.device import default_dtype, dtype_name, fingerprint, select_device
+from decoder.model.demo_model import demo_model_folder, has_demo_model
+from decoder.model.loading import default_target
+from decoder.model.runtime.graphs import runtime_kind
+from decoder.model.runtime.linear import packing_refused
 from decoder.nvml import Gpu
 from decoder.profiling.measured_profile import ATTENTION
-from decoder.target.demo_model import demo_model_folder, has_demo_model
-from decoder.target.loading import default_target
-from decoder.target.runtime.graphs import runtime_kind
-from decoder.target.runtime.linear import packing_refused
 from profiler.measure.machine import Metadata, collect, observe, warnings
 
 Status = Literal["ok", "warn", "missing"]

@@ -14,6 +14,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 
 import click
 
@@ -37,9 +38,6 @@ COMMANDS = {
     "support": "List what is known of each target on each device.",
     "devices": "List known devices and their figures.",
     "targets": "List known targets and their sizes.",
-    "bench": "Compare policies, drafters and peers on the same prompts.",
-    "train-drafter": "Train a drafter for a target on its own texts.",
-    "train-blockpilot": "Train a choice of block sizes for a DFlash drafter.",
     "plan": "Plan GPUs, tree size and cost for traffic and goals.",
     "export": "Write an engine's speculative settings from a profile.",
     "fit": "Fit calibrations to forward times, and import them.",
@@ -52,14 +50,20 @@ COMMANDS = {
 TOGETHER = {"support": "catalog", "devices": "catalog", "targets": "catalog", "export": "plan"}
 
 
+PLUGINS = "rooftree.commands"  # entry points: a name, and the click command that it runs
+
+
 class LazyGroup(click.Group):
-    """A group that lists its commands from `COMMANDS`, and imports a command only to run it."""
+    """A group of the core's commands and those of entry points; only one that runs is imported."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS, *sorted(entry.name for entry in entry_points(group=PLUGINS))]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
+            for entry in entry_points(group=PLUGINS, name=cmd_name):
+                plugin: click.Command = entry.load()
+                return plugin
             return None
         name = TOGETHER.get(cmd_name, cmd_name.replace("-", "_"))
         module = importlib.import_module(f"profiler.commands.{name}")
@@ -69,6 +73,14 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+        plugins = [name for name in self.list_commands(ctx) if name not in COMMANDS]
+        if plugins:
+            with formatter.section("Commands of the lab and of other packages"):
+                formatter.write_dl([(name, self._short_help(ctx, name)) for name in plugins])
+
+    def _short_help(self, ctx: click.Context, name: str) -> str:
+        command = self.get_command(ctx, name)
+        return "" if command is None else command.get_short_help_str(80)
 
 
 def print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

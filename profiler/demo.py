@@ -13,7 +13,7 @@ from decoder.drafters.ensemble.drafter import EnsembleDrafter
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import Generation, TreeDecoder
-from decoder.target.target import Target
+from decoder.model.target import Target
 from profiler.measure.samples import in_turn
 from profiler.report.console import print_table
 

@@ -19,8 +19,8 @@ from decoder.drafters.checkpoint import Fields, Weights, architectures, read_sha
 from decoder.drafters.dflash.model import is_dflash
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.vocabulary import read_tokens
+from decoder.model.loading import load_model
 from decoder.statistics import RoundTrace
-from decoder.target.loading import load_model
 from profiler import cli
 from profiler.commands.generate import read_prompts, utf8_text
 from profiler.report.console import printable

@@ -117,7 +117,7 @@ def test_every_data_file_goes_into_the_wheel() -> None:
 @pytest.mark.parametrize("extra", ["demo", "train"])
 def test_the_demo_model_can_be_made_with_this_extra(extra: str) -> None:
     names = {Requirement(text).name for text in PROJECT["optional-dependencies"][extra]}
-    assert {"accelerate", "gguf"} <= names  # what decoder/target/demo_model.py asks for
+    assert {"accelerate", "gguf"} <= names  # what decoder/model/demo_model.py asks for
 
 
 def test_the_console_script_exists() -> None:

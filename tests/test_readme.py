@@ -11,9 +11,9 @@ import click
 import pytest
 import yaml
 
-from benchmarks.readme import BLOCK, PAGES, with_numbers
 from decoder.drafters.factory import DEMO, JOINT, NAMED
 from decoder.drafters.published import KINDS
+from lab.studies.readme import BLOCK, PAGES, with_numbers
 from profiler.cli import COMMANDS, cli
 
 ROOT = Path(__file__).parents[1]

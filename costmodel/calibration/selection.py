@@ -16,10 +16,10 @@ from costmodel.calibration.physical import PhysicalCalibration, fit_physical
 from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.calibration.stairs import StairsCalibration, fit_stairs
 from costmodel.calibration.surface import EXACT, SurfaceCalibration, SurfaceOptions, build_surface
-from costmodel.calibration.two_branch import TwoBranchCalibration, fit_two_branch
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline
 from costmodel.speculation import Regret, decision_regret, standard_curves
+from lab.papers.bastion.two_branch import TwoBranchCalibration, fit_two_branch
 
 Array = NDArray[np.float64]
 MIN_CHOICES = 4  # row counts of a context; with fewer there is hardly a choice to get wrong

@@ -43,7 +43,7 @@ CONTEXTS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 PROMPTS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 # Mean error of a composed profile on the one device with measured forwards (RTX PRO 6000 Blackwell
-# Server, up to 256 rows and 4096 cached tokens): benchmarks/results/compose_*.json.
+# Server, up to 256 rows and 4096 cached tokens): lab/studies/results/compose_*.json.
 CHECKED_ERROR = 0.025
 # Share of the difference between the form of verifications and that of prompts that is doubted: no
 # verification of the former was published.

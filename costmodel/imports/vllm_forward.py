@@ -1,4 +1,4 @@
-"""Reader of `vllm bench forward --output-json` (vLLM 0.33, vllm/benchmarks/forward).
+"""Reader of `vllm bench forward --output-json` (vLLM 0.33, vllm/lab/studies/forward).
 
 A list of cases. Each names its requests by `query_len` (new tokens), `kv_len` (cached tokens with
 the new ones) and `num_draft_tokens`, and gives the median of captured forwards in microseconds.

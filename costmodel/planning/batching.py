@@ -6,8 +6,8 @@ prompts. Engines that never mix prompts and decoding keep equal requests in step
 prefilled before any request decodes on, so a request waits, after its own first token, for half of
 them on average. (With unequal lengths it would wait for all of them.)
 
-Overheads were fitted on measured servers (`benchmarks/fit_overheads.py`); calibrations/engines.yaml
-holds them.
+Overheads were fitted on measured servers (`lab/studies/fit_overheads.py`);
+calibrations/engines.yaml holds them.
 
     device = products + attention + all-reduces + prompts, each x a factor near 1,
              + layers x (layer + prompt steps x prompt layer)

@@ -26,7 +26,7 @@ CHECKPOINTS = {
     "llama-3.1-8b-instruct": "z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat",
 }
 # Host seconds of one n-gram look-up where none was timed: 0.55 % of the cycles of chain+ngram in
-# benchmarks/results/bench.json.
+# lab/studies/results/bench.json.
 NGRAM_S = 1.8e-4
 # Peaks only decide where memory and compute meet; of an unknown device the usual ratio does.
 _USUAL_PEAKS = Peaks(flops_per_s=3e14, bytes_per_s=2e12)

@@ -27,7 +27,7 @@ CONCURRENCIES = (
 )  # fmt: skip
 TREES = (2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255, 383, 511)
 # Seconds on the host to build and walk a tree: building takes 8 us for 256 nodes and 23 us for
-# 1024 (benchmarks/results/startup.json), the walk about as much.
+# 1024 (lab/studies/results/startup.json), the walk about as much.
 _TREE_S, _NODE_S = 5e-6, 5e-8
 # A smaller tree within this share of the shortest time per token is taken instead of the best.
 _NO_DIFFERENCE = 0.01

@@ -13,7 +13,7 @@ from costmodel.planning.servers import OperatingPoint
 # 1.2816 x 1.2533.
 INTERVAL = 1.606
 # Mean error of times per token against 1,043 published servers, pairs of GPU and model left out
-# (benchmarks/results/capacity_accuracy.json).
+# (lab/studies/results/capacity_accuracy.json).
 SERVER_ERROR = 0.106
 _TOKENS = 1e6
 

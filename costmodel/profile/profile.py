@@ -14,7 +14,6 @@ from pydantic import Field, ValidationError, model_validator
 from costmodel.calibration.base import Calibration
 from costmodel.calibration.linear import LinearCalibration
 from costmodel.calibration.stairs import MIN_POINTS
-from costmodel.calibration.two_branch import TwoBranchCalibration, fit_released
 from costmodel.catalog import DeviceFingerprint, device_by_name
 from costmodel.communication import protocols_of
 from costmodel.errors import InputError, ProfileError
@@ -37,6 +36,7 @@ from costmodel.profile.schema import (
 from costmodel.profile.text import describe_error, dump_yaml, shown
 from costmodel.roofline import Roofline
 from costmodel.safe_yaml import parse_yaml
+from lab.papers.bastion.two_branch import TwoBranchCalibration, fit_released
 
 # Cards with error correction switched on report up to 7 % less than they have (A6000, L40S).
 MEMORY_TOLERANCE = 0.08

@@ -19,7 +19,6 @@ from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.calibration.selection import Selection
 from costmodel.calibration.stairs import StairsScales, build_stairs
 from costmodel.calibration.surface import SurfaceOptions, build_surface
-from costmodel.calibration.two_branch import TwoBranchCalibration
 from costmodel.catalog import Peaks
 from costmodel.errors import InputError
 from costmodel.fields import (
@@ -49,6 +48,7 @@ from costmodel.fields import (
     check_spread,
 )
 from costmodel.roofline import Roofline
+from lab.papers.bastion.two_branch import TwoBranchCalibration
 
 Array = NDArray[np.float64]
 

@@ -21,15 +21,15 @@ from decoder.acceptance.sampling import (
     target_distribution,
 )
 from decoder.device import to_device
-from decoder.target.runtime.base import NO_TOKEN
-from decoder.target.runtime.eager import greedy_tokens
-from decoder.target.runtime.few_rows import greedy_token
+from decoder.model.runtime.base import NO_TOKEN
+from decoder.model.runtime.eager import greedy_tokens
+from decoder.model.runtime.few_rows import greedy_token
 from decoder.tree.draft_tree import DraftTree, Lattice
 
 RuleName = Literal["walk", "recursive", "traversal", "auto"]
 
 # Nats; below it deterministic trees accept more. With a poor drafter the rules cross at 0.59 and
-# 0.66, with a good one at 0.15 (benchmarks/results/acceptance_rules.json).
+# 0.66, with a good one at 0.15 (lab/studies/results/acceptance_rules.json).
 ENTROPY_THRESHOLD = 0.6
 
 

@@ -19,7 +19,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from costmodel.errors import InputError
-from decoder.target.attention import attend, tail_mask
+from decoder.model.attention import attend, tail_mask
 
 FIRST_CAPACITY = 256  # tokens of a new draft cache
 ROPE_FIELDS = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
@@ -110,7 +110,7 @@ def rotate(heads: torch.Tensor, rope: Rope) -> torch.Tensor:
 class Span:
     """The cached rows that the rows of one forward see: slots first..end, under a mask.
 
-    mask  additive, over the last of these slots (`decoder.target.attention.attend`), or None
+    mask  additive, over the last of these slots (`decoder.model.attention.attend`), or None
     """
 
     first: int

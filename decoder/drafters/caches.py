@@ -15,13 +15,13 @@ import torch
 
 from costmodel.errors import InputError
 from decoder.drafters.blocks import RowCache, Span
-from decoder.target.attention import RowBlock, attend, tail_mask
-from decoder.target.kv_cache import CacheShape, KVCache
-from decoder.target.runtime.capture import BudgetedCapture, GraphedFunction, Tensors, bucket
-from decoder.target.runtime.fused import TablePlan
-from decoder.target.runtime.graphs import GraphShape
-from decoder.target.runtime.tables import RowTables, needed_words
-from decoder.target.target import CAPACITY_STEP, Target
+from decoder.model.attention import RowBlock, attend, tail_mask
+from decoder.model.kv_cache import CacheShape, KVCache
+from decoder.model.runtime.capture import BudgetedCapture, GraphedFunction, Tensors, bucket
+from decoder.model.runtime.fused import TablePlan
+from decoder.model.runtime.graphs import GraphShape
+from decoder.model.runtime.tables import RowTables, needed_words
+from decoder.model.target import CAPACITY_STEP, Target
 
 WAITING_ROWS = 256  # features of plain rounds that are kept as the target gave them
 HEADROOM = 256  # rows of a draft behind as many tokens as the target has reserved

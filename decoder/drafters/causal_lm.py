@@ -19,8 +19,8 @@ from decoder.acceptance.sampling import cooled
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
 from decoder.drafters.caches import Caches, OwnCaches, Place, SharedCaches
 from decoder.drafters.vocabulary import TopChildren, check_vocabulary
-from decoder.target.loading import load_model
-from decoder.target.target import Target
+from decoder.model.loading import load_model
+from decoder.model.target import Target
 from decoder.tree.draft_tree import EMPTY, CandidateTree, DraftTree
 from decoder.tree.growth import Frontier, grow
 

@@ -23,7 +23,7 @@ from costmodel.errors import InputError
 from costmodel.io import folder_of, write_atomic
 from costmodel.strict_json import read_json
 from decoder.drafters.blocks import ROPE_FIELDS, DraftShape
-from decoder.target.target import Target
+from decoder.model.target import Target
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"

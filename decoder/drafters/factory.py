@@ -16,8 +16,8 @@ from costmodel.io import folder_of
 from decoder.drafters.base import Drafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.extensions import DRAFTERS, build, extension_names, find_extension
-from decoder.target.demo_model import DEMO_NAME, demo_model_folder, has_demo_model
-from decoder.target.target import Target
+from decoder.model.demo_model import DEMO_NAME, demo_model_folder, has_demo_model
+from decoder.model.target import Target
 
 JOINT = "+"  # between two drafters that are combined
 
@@ -73,7 +73,7 @@ def _with_suffix(name: str, target: Target) -> Drafter | None:
         raise InputError(
             f"'{name}': a drafter is updated between the texts of `rooftree bench` only",
             hint=f"Use {adapted[1]} here; in Python, "
-            "decoder.training.updates.specblock.updated wraps one.",
+            "lab.papers.specblock.updates.specblock.updated wraps one.",
         )
     if sized is None:
         return None

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from costmodel.errors import DeviceError, DrafterError, reason_of, shown
 from decoder.acceptance.drawn import DrawnTree
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
-from decoder.target.ranks import ALONE, Ranks
+from decoder.model.ranks import ALONE, Ranks
 from decoder.tree.draft_tree import EMPTY, Candidates, CandidateTree, DraftTree, Lattice
 
 Result = TypeVar("Result")

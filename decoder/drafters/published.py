@@ -8,16 +8,16 @@ from typing import Any
 
 from costmodel.errors import InputError
 from decoder.drafters.base import Drafter
-from decoder.drafters.blockpilot import BlockPilotDrafter, is_blockpilot
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.drafters.checkpoint import architectures, find_config
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.dflash.model import is_dflash
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.drafters.eagle3.model import is_eagle3
-from decoder.drafters.specblock.drafter import SpecBlockDrafter
-from decoder.drafters.specblock.model import is_released, is_specblock
-from decoder.target.target import Target
+from decoder.model.target import Target
+from lab.papers.blockpilot.drafter import BlockPilotDrafter, is_blockpilot
+from lab.papers.specblock.drafter import SpecBlockDrafter
+from lab.papers.specblock.model import is_released, is_specblock
 
 
 @dataclass(frozen=True, slots=True)

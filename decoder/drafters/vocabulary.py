@@ -24,9 +24,9 @@ from decoder.acceptance.drawn import LevelDistributions
 from decoder.acceptance.sampling import cooled
 from decoder.device import to_device
 from decoder.drafters.checkpoint import TOKENS as FILE
-from decoder.target.loading import LoadedModel
-from decoder.target.runtime.linear import join
-from decoder.target.target import Target
+from decoder.model.loading import LoadedModel
+from decoder.model.runtime.linear import join
+from decoder.model.target import Target
 from decoder.tree.growth import Children, Frontier
 
 

@@ -11,8 +11,8 @@ from costmodel.errors import InputError
 from decoder.extensions import POLICIES, build, extension_names, find_extension
 from decoder.policies.base import Cost, CostKind, Policy
 from decoder.policies.bastion import Bastion, PaperBastion, PrintedBastion
-from decoder.policies.dynatree import ConfidentGrowth, DynaTree, HistorySettings
 from decoder.policies.shapes import Chain, Fixed, Plain, beam, static_tree
+from lab.papers.dynatree.policy import ConfidentGrowth, DynaTree, HistorySettings
 
 KNOWN = (
     "bastion, bastion:paper, bastion:printed, fixed:N, chain, beam:WxD, static-tree:DxB, dynatree "

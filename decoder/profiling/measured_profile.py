@@ -29,7 +29,7 @@ from costmodel.profile.schema import (
 )
 from costmodel.roofline import Roofline
 from decoder.device import dtype_name, fingerprint, synchronise
-from decoder.target.target import Target
+from decoder.model.target import Target
 
 ATTENTION = "split"
 

@@ -16,8 +16,8 @@ from costmodel.profile.schema import DrafterSection
 from costmodel.statistics import mad_s
 from decoder.device import synchronise
 from decoder.drafters.base import Drafter, DraftRequest
+from decoder.model.target import Step, Target
 from decoder.profiling.measured_profile import Measurement, find_peaks, make_profile, subject_of
-from decoder.target.target import Step, Target
 from decoder.tree.draft_tree import EMPTY, DraftTree
 from decoder.tree.growth import TopPaths
 

@@ -22,6 +22,8 @@ from decoder.arguments import path_of
 from decoder.device import default_dtype
 from decoder.drafters.base import Drafter
 from decoder.extensions import DRAFTERS, is_installed
+from decoder.model.runtime.graphs import runtime_kind
+from decoder.model.target import Target
 from decoder.policies.base import CostKind
 from decoder.profiling.measured_profile import (
     find_peaks,
@@ -30,8 +32,6 @@ from decoder.profiling.measured_profile import (
     soft_key,
 )
 from decoder.profiling.probe import quick_profile, time_drafter, time_forward
-from decoder.target.runtime.graphs import runtime_kind
-from decoder.target.target import Target
 
 FLOOR_CONTEXT = 256  # cached tokens of the plain step that gives the host's floor
 

@@ -16,6 +16,11 @@ from costmodel.profile.schema import PeaksSection
 from decoder.device import dtype_name, fingerprint, parse_dtype
 from decoder.drafters.base import Drafter
 from decoder.drafters.factory import load_drafter
+from decoder.model.loading import Weights, default_target, load_model
+from decoder.model.ranks import Ranks, rank_device
+from decoder.model.runtime.base import RuntimeChoice
+from decoder.model.runtime.graphs import runtime_kind
+from decoder.model.target import Quantization, Target, quantised
 from decoder.profiling.measured_profile import (
     Measurement,
     find_peaks,
@@ -24,11 +29,6 @@ from decoder.profiling.measured_profile import (
     subject_of,
 )
 from decoder.profiling.startup import is_storable
-from decoder.target.loading import Weights, default_target, load_model
-from decoder.target.ranks import Ranks, rank_device
-from decoder.target.runtime.base import RuntimeChoice
-from decoder.target.runtime.graphs import runtime_kind
-from decoder.target.target import Quantization, Target, quantised
 from profiler.calibrate.files import (
     check_writable,
     device_label,

@@ -14,8 +14,8 @@ from costmodel.profile.profile import Profile
 from costmodel.profile.schema import BORROWED
 from costmodel.profile.store import ProfileStore, user_directory
 from decoder.drafters.base import Drafter
+from decoder.model.target import Target
 from decoder.profiling.measured_profile import profile_key
-from decoder.target.target import Target
 from profiler.calibrate.sweep_plan import SweepPlan
 from profiler.measure.journal import Journal
 from profiler.report.profiles import plot_profile

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from costmodel.errors import DeviceError
+from decoder.model.ranks import Ranks
 from decoder.nvml import Gpu
-from decoder.target.ranks import Ranks
 from profiler.measure.guards import CpuGuard, GpuGuard, Guard, NoGuard
 from profiler.measure.stopping import NoiseRule, StoppingRule
 from profiler.measure.timers import CudaTimer, Timer, WallTimer

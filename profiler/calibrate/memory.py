@@ -9,8 +9,8 @@ import torch
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.errors import DeviceError, MeasurementError
-from decoder.target.ranks import ALONE, Ranks
-from decoder.target.target import Target
+from decoder.model.ranks import ALONE, Ranks
+from decoder.model.target import Target
 
 # The share of free memory that a KV cache may take. Activations, captured forwards and the
 # allocator's fragmentation need the rest.

@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from costmodel.errors import DeviceError, RooftreeError
-from decoder.target.ranks import ALONE, Ranks, join, leave
+from decoder.model.ranks import ALONE, Ranks, join, leave
 from profiler.launch import launched_rank, launched_size
 from profiler.measure.journal import FollowedJournal, Journal
 

@@ -14,11 +14,11 @@ from costmodel.errors import InputError
 from decoder.acceptance.rules import AcceptanceRule, accept_together
 from decoder.acceptance.sampling import Sampling
 from decoder.drafters.base import Drafter
+from decoder.model.kv_cache import KVCache
+from decoder.model.ranks import Ranks
+from decoder.model.runtime.eager import greedy_tokens
+from decoder.model.target import PREFILL_CHUNK, Step, Target
 from decoder.profiling.probe import steady_draft
-from decoder.target.kv_cache import KVCache
-from decoder.target.ranks import Ranks
-from decoder.target.runtime.eager import greedy_tokens
-from decoder.target.target import PREFILL_CHUNK, Step, Target
 from decoder.tree.draft_tree import EMPTY, DraftTree, Lattice, best_first
 from profiler.calibrate.memory import (
     CACHE_SHARE,

@@ -28,7 +28,7 @@ def command(output: Path | None, run: bool, as_json: bool) -> None:
     The folder is a plain Hugging Face model. Its weights are the package's 4-bit weights,
     dequantised to bfloat16. Other commands find it by the model's name.
     """
-    from decoder.target.demo_model import ensure_demo_model
+    from decoder.model.demo_model import ensure_demo_model
     from profiler.report.console import note, print_json
 
     folder = ensure_demo_model(output, say=note)

@@ -15,10 +15,10 @@ from costmodel.calibration.linear import LinearCalibration
 from costmodel.calibration.physical import COEFFICIENTS, PhysicalCalibration
 from costmodel.calibration.points import Points
 from costmodel.calibration.selection import Selection, regret_at_contexts, select_calibration
-from costmodel.calibration.two_branch import TwoBranchCalibration
 from costmodel.errors import InputError
 from costmodel.imports.profiles import check_times
 from costmodel.roofline import Roofline
+from lab.papers.bastion.two_branch import TwoBranchCalibration
 from profiler.report.console import note, print_table
 
 Array = NDArray[np.float64]

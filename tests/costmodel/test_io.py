@@ -113,7 +113,7 @@ def test_files_get_their_names_in_one_place() -> None:
                 words = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
                 if re.search(r"^(os\.(replace|renames?)|shutil\.move)$|\.rename$", words):
                     renaming.add(str(path.relative_to(root)))
-    assert renaming == {"costmodel/io.py", "decoder/target/demo_model.py"}
+    assert renaming == {"costmodel/io.py", "decoder/model/demo_model.py"}
 
 
 def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:

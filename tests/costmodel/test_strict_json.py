@@ -75,5 +75,5 @@ def test_no_other_module_reads_json_of_others():
                     "json.loads",
                 ):
                     readers.add(path.relative_to(root).as_posix())
-    engines = {f"profiler/bench/engines/{name}.py" for name in ("environment", "process", "worker")}
+    engines = {f"lab/bench/engines/{name}.py" for name in ("environment", "process", "worker")}
     assert readers - engines == {"costmodel/strict_json.py", "profiler/measure/journal.py"}

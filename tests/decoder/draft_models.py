@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from decoder.target.target import Step
+from decoder.model.target import Step
 from decoder.tree.draft_tree import DraftTree
 from tests.decoder.models import SIZES, target_of
 

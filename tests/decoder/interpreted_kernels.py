@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.errors import InputError
-from decoder.target.runtime.kernels import (
+from decoder.model.runtime.kernels import (
     Launch,
     add_rms_norm,
     rms_norm,
@@ -14,11 +14,11 @@ from decoder.target.runtime.kernels import (
     swiglu,
     table_attention,
 )
-from decoder.target.runtime.tables import LayerCache
-from decoder.target.target import Step
+from decoder.model.runtime.tables import LayerCache
+from decoder.model.target import Step
+from tests.decoder.model.test_graphs import PROMPT, random_tree
 from tests.decoder.models import random_model, target_of
 from tests.decoder.table_cases import TableCase, assert_finite_padding, cases
-from tests.decoder.target.test_graphs import PROMPT, random_tree
 
 LAUNCHES = st.builds(
     Launch,
@@ -108,7 +108,7 @@ def test_a_model_of_kernels_is_the_model(family, rows, monkeypatch):
         logits = target.verify([Step(5, tree)])[0].clone()
         found.append((prompt, logits, target.features().clone()))
         for module in ("fused", "eager"):
-            name = f"decoder.target.runtime.{module}.kernels_usable"
+            name = f"decoder.model.runtime.{module}.kernels_usable"
             monkeypatch.setattr(name, lambda device: True)
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
 

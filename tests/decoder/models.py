@@ -21,9 +21,9 @@ from costmodel.architecture import ModelArchitecture
 from decoder.acceptance.rules import Accepted
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
 from decoder.engine import TreeDecoder
+from decoder.model.loading import LoadedModel
+from decoder.model.target import Target
 from decoder.statistics import Round
-from decoder.target.loading import LoadedModel
-from decoder.target.target import Target
 from decoder.tree.draft_tree import Lattice
 from decoder.tree.growth import TopPaths
 

@@ -14,10 +14,10 @@ import torch
 from costmodel.errors import InputError
 from costmodel.profile.store import ProfileStore
 from decoder.engine import TreeDecoder
+from decoder.model.loading import load_model
+from decoder.model.ranks import Ranks
+from decoder.model.target import Step, Target
 from decoder.profiling.measured_profile import profile_key
-from decoder.target.loading import load_model
-from decoder.target.ranks import Ranks
-from decoder.target.target import Step, Target
 from decoder.tree.draft_tree import DraftTree
 from profiler.calibrate.ranks import together
 from tests.decoder.models import LatticeDrafter

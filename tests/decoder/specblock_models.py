@@ -4,10 +4,10 @@ import numpy as np
 import torch
 
 from decoder.drafters.base import DraftRequest
-from decoder.training.features import Example
-from decoder.training.specblock.objective import SpecBlockObjective, SpecBlockSettings
-from decoder.training.specblock.recipe import first_model
 from decoder.tree.growth import TopPaths
+from lab.papers.specblock.training.objective import SpecBlockObjective, SpecBlockSettings
+from lab.papers.specblock.training.recipe import first_model
+from lab.training.features import Example
 from tests.decoder.draft_models import (
     COMMON,
     HIDDEN,
@@ -303,7 +303,7 @@ def reference_tree(reference, *, branching, starts=4, nodes=60, blocks=2, **limi
 
 
 def example_of(target, tokens, prompt_tokens, layers=(1, 3, 5)):
-    """A text as `decoder.training.features` reads it, by transformers' own forward."""
+    """A text as `lab.training.features` reads it, by transformers' own forward."""
     states = plain_states(target, tokens)
     features = torch.cat([states[i] for i in layers], dim=-1)
     return Example(torch.tensor(tokens), prompt_tokens, features, states[-1])

@@ -5,9 +5,9 @@ import torch
 from hypothesis import strategies as st
 
 from costmodel.architecture import ModelArchitecture
-from decoder.target.attention import DenseVisible, RowBlock
-from decoder.target.kv_cache import KVCache
-from decoder.target.runtime.tables import RowTables, needed_words
+from decoder.model.attention import DenseVisible, RowBlock
+from decoder.model.kv_cache import KVCache
+from decoder.model.runtime.tables import RowTables, needed_words
 
 cases = st.fixed_dictionaries(
     {

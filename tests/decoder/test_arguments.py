@@ -9,8 +9,8 @@ import torch
 from costmodel.errors import InputError, RooftreeError, shown
 from decoder.acceptance.sampling import Sampling, target_distribution
 from decoder.engine import TreeDecoder
+from decoder.model.target import Target
 from decoder.profiling.startup import ProfileChoice
-from decoder.target.target import Target
 from tests.decoder.models import random_model, target_of
 from tests.tiny_folder import write_tokenizer
 

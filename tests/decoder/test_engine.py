@@ -9,9 +9,9 @@ import torch
 from costmodel.errors import InputError
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
+from decoder.model.target import Step
 from decoder.policies.base import Policy
 from decoder.policies.shapes import Fixed
-from decoder.target.target import Step
 from decoder.tree.draft_tree import EMPTY, best_first
 from tests.decoder.models import (
     FAMILIES,
@@ -187,7 +187,7 @@ def test_a_borrowed_model_is_given_back_as_it_was():
 
 def test_long_prompts_are_prefilled_in_chunks(monkeypatch):
     model = random_model("llama-gqa")
-    monkeypatch.setattr("decoder.target.target.PREFILL_CHUNK", 7)
+    monkeypatch.setattr("decoder.model.target.PREFILL_CHUNK", 7)
     prompt = [int(t) for t in np.random.default_rng(0).integers(0, 97, 50)]
     result = decoder_of(model, "fixed:6").generate(prompt, max_new_tokens=10)
     assert result.token_ids == greedy(model, prompt, 10)

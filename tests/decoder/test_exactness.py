@@ -30,10 +30,10 @@ from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.drafters.ngram import NgramDrafter
-from decoder.drafters.simulated import SimulatedDrafter, Truth
 from decoder.engine import TreeDecoder
 from decoder.policies.parse import parse_policy
 from decoder.tree.draft_tree import CandidateTree, Lattice, usable
+from lab.bench.simulated import SimulatedDrafter, Truth
 from tests.decoder.adversaries import ADVERSARIES, MASK
 from tests.decoder.draft_models import dflash_folder, eagle3_folder
 from tests.decoder.models import (

@@ -17,10 +17,10 @@ from decoder.drafters.factory import load_drafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.extensions import DRAFTERS, is_installed
+from decoder.model.target import Target
 from decoder.policies.base import Policy
 from decoder.policies.parse import parse_policy
 from decoder.profiling.startup import is_storable
-from decoder.target.target import Target
 from tests.decoder.models import decoder_of, greedy, random_model, target_of
 
 SOURCE = """

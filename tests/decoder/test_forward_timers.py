@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from decoder.model.ranks import ALONE
 from decoder.statistics import EventTimer, HostTimer, TimedForward, forward_timer
-from decoder.target.ranks import ALONE
 from tests.decoder.models import LatticeDrafter, decoder_of, random_model
 
 
@@ -117,7 +117,7 @@ def test_the_cost_model_learns_of_every_forward_with_its_own_rows(late):
     device = FakeDevice()
     stopwatch = EventTimer(device.event)
     decoder.timer = stopwatch
-    verify = decoder.target.verify
+    verify = decoder.model.verify
 
     def timed(steps):
         logits = verify(steps)
@@ -125,7 +125,7 @@ def test_the_cost_model_learns_of_every_forward_with_its_own_rows(late):
         device.passes(len(device.recorded) + 1 - 2 * late)
         return logits
 
-    decoder.target.verify = timed
+    decoder.model.verify = timed
     result = decoder.generate([5, 17, 3], max_new_tokens=20)
     rows = [nodes + 1 for nodes in result.stats.tree_nodes]
     observed = decoder.cost_source.cost.observed

@@ -12,7 +12,7 @@ from costmodel.errors import InputError
 from decoder.acceptance.drawn import DrawnTree
 from decoder.acceptance.rules import Picker, recursive_rejection, traversal
 from decoder.acceptance.sampling import Sampling
-from decoder.target.runtime.base import NO_TOKEN
+from decoder.model.runtime.base import NO_TOKEN
 from tests.decoder.models import WholeDrafter, decoder_of, random_model
 
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]

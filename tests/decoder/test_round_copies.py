@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from decoder.decode_loop import run_round
 from decoder.engine import TreeDecoder
 from tests.decoder.drafters.test_graphed_drafters import CASES, PROMPT, pair
+from tests.decoder.model.test_graphs import graph_target
 from tests.decoder.models import (
     LatticeDrafter,
     OracleDrafter,
@@ -22,7 +23,6 @@ from tests.decoder.models import (
     random_model,
     target_of,
 )
-from tests.decoder.target.test_graphs import graph_target
 
 ASKS = {
     "cpu", "tolist", "item", "__int__", "__float__", "__bool__", "__index__",

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from costmodel.errors import MeasurementError
-from decoder.target.target import Target
+from decoder.model.target import Target
 from profiler import cli
 from profiler.calibrate.instruments import Instruments
 from profiler.calibrate.workload import Task, Workload

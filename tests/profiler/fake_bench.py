@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from profiler.bench.arms.base import Details, Put
-from profiler.bench.prompts import Encoded
-from profiler.bench.record import (
+from lab.bench.arms.base import Details, Put
+from lab.bench.prompts import Encoded
+from lab.bench.record import (
     Arm,
     BenchSettings,
     Environment,
@@ -18,7 +18,7 @@ from profiler.bench.record import (
     Result,
     Rounds,
 )
-from profiler.bench.schedule import Schedule, Tools, run_schedule
+from lab.bench.schedule import Schedule, Tools, run_schedule
 from profiler.measure.journal import Journal
 
 END = 9

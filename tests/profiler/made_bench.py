@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from profiler.bench.record import (
+from lab.bench.record import (
     Arm,
     BenchSettings,
     Environment,

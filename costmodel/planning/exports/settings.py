@@ -291,7 +291,7 @@ def _transformers(request: PlanRequest, best: Option) -> list[str]:
     if best.tensor_parallel > 1:
         raise InputError(
             f"settings of {best.tensor_parallel} devices a target are not exported: each of this"
-            " decoder's processes needs its `ranks` (decoder/target/ranks.py)",
+            " decoder's processes needs its `ranks` (decoder/model/ranks.py)",
             hint="Plan with --tp 1, or export to vllm or sglang",
         )
     load, policy = _at_load(best), _decoder_policy(request.policy)

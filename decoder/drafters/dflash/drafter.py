@@ -31,10 +31,10 @@ from decoder.drafters.caches import (
 from decoder.drafters.checkpoint import differences, refuse_misfit, stored_model
 from decoder.drafters.dflash.model import DFlashConfig, DFlashModel, DFlashPasses, load_dflash
 from decoder.drafters.vocabulary import DraftHead, most_probable, softmax
-from decoder.target.attention import DenseVisible, RowBlock
-from decoder.target.runtime.capture import BudgetedCapture, Tensors
-from decoder.target.runtime.tables import RowTables
-from decoder.target.target import Target
+from decoder.model.attention import DenseVisible, RowBlock
+from decoder.model.runtime.capture import BudgetedCapture, Tensors
+from decoder.model.runtime.tables import RowTables
+from decoder.model.target import Target
 from decoder.tree.draft_tree import Lattice
 
 

@@ -46,7 +46,7 @@ from decoder.drafters.checkpoint import (
     save_checkpoint,
 )
 from decoder.drafters.vocabulary import read_tokens, write_tokens
-from decoder.target.runtime.linear import join, plain_state
+from decoder.model.runtime.linear import join, plain_state
 
 ARCHITECTURE = "DFlashDraftModel"
 DEFAULT_BLOCK_SIZE = 16

@@ -31,11 +31,11 @@ from decoder.drafters.caches import (
 from decoder.drafters.checkpoint import differences, refuse_misfit, stored_model
 from decoder.drafters.eagle3.model import Eagle3Config, Eagle3Model, load_eagle3, token_ids
 from decoder.drafters.vocabulary import TopChildren, over_vocabulary, softmax
-from decoder.target.attention import DenseVisible, RowBlock
-from decoder.target.runtime.capture import BUCKETS, BudgetedCapture, Tensors
-from decoder.target.runtime.linear import pack_layers
-from decoder.target.runtime.tables import RowTables
-from decoder.target.target import Target
+from decoder.model.attention import DenseVisible, RowBlock
+from decoder.model.runtime.capture import BUCKETS, BudgetedCapture, Tensors
+from decoder.model.runtime.linear import pack_layers
+from decoder.model.runtime.tables import RowTables
+from decoder.model.target import Target
 from decoder.tree.draft_tree import CandidateTree, DraftTree
 from decoder.tree.growth import Frontier, grow
 

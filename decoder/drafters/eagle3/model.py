@@ -26,7 +26,7 @@ from decoder.drafters.blocks import (
     hash_of,
 )
 from decoder.drafters.checkpoint import Fields, Weights, load_weights, read_shape, save_checkpoint
-from decoder.target.runtime.linear import plain_state
+from decoder.model.runtime.linear import plain_state
 
 FEATURES = 3  # hidden states of the target that are read
 OWN_EMBEDDING = "embed_tokens.weight"

@@ -22,7 +22,7 @@ from decoder.drafters.ensemble.learning import EnsembleStatistics, TextWeights
 from decoder.drafters.ensemble.mixture import JointDraft, join_drafts
 from decoder.drafters.ensemble.search import best_paths
 from decoder.drafters.ngram import NgramDrafter
-from decoder.target.ranks import ALONE, Ranks
+from decoder.model.ranks import ALONE, Ranks
 from decoder.tree.draft_tree import CandidateTree, Lattice
 
 

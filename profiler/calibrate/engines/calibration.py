@@ -17,13 +17,13 @@ from costmodel.profile.schema import EngineDrafterSection, PeaksSection, Runtime
 from costmodel.profile.store import user_directory
 from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
 from decoder.drafters.factory import DEMO_DRAFTER
+from decoder.model.loading import default_target
 from decoder.profiling.measured_profile import (
     MeasuredSubject,
     Measurement,
     make_profile,
     peaks_of,
 )
-from decoder.target.loading import default_target
 from integrations.vllm.configuration import (
     architecture_of,
     drafter_key,

@@ -11,16 +11,16 @@ from costmodel.calibration.physical import COEFFICIENTS, PhysicalCalibration, fi
 from costmodel.calibration.points import Points
 from costmodel.calibration.selection import fit_surface
 from costmodel.calibration.stairs import fit_stairs, step_mass
-from costmodel.calibration.two_branch import (
+from costmodel.catalog import find_device, find_target
+from costmodel.errors import InputError
+from costmodel.roofline import Roofline
+from lab.papers.bastion.two_branch import (
     RELEASED_CONTEXTS,
     RELEASED_ROWS,
     TwoBranchCalibration,
     fit_released,
     fit_two_branch,
 )
-from costmodel.catalog import find_device, find_target
-from costmodel.errors import InputError
-from costmodel.roofline import Roofline
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 100, 128, 192, 200, 256, 300, 384, 512, 700, 1000)
 CONTEXTS = (64, 256, 1024, 2048, 4096, 8192)

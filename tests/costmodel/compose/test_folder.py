@@ -9,11 +9,11 @@ import shutil
 import numpy as np
 import pytest
 
-from benchmarks.faults.formats import OPERATORS, make_operators
 from costmodel.catalog import find_target
 from costmodel.compose.llmservingsim import folder_subject, load_folder
 from costmodel.compose.operators import ComposedForward
 from costmodel.errors import InputError
+from lab.studies.faults.formats import OPERATORS, make_operators
 
 LLAMA = find_target("llama-3.1-8b-instruct").architecture
 

@@ -9,11 +9,11 @@ import re
 import numpy as np
 import pytest
 
-from benchmarks.shipped import ROOT, document, recipes
 from costmodel.catalog import find_device, find_target
 from costmodel.io import shipped_directory
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
+from lab.studies.shipped import ROOT, document, recipes
 
 PATHS = sorted(shipped_directory().glob("*/*.yaml"))
 NAMES = [f"{path.parent.name}/{path.name}" for path in PATHS]

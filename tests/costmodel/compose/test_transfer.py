@@ -22,7 +22,7 @@ from costmodel.errors import InputError
 from costmodel.io import shipped_directory
 from costmodel.profile.profile import Profile
 
-RESULT = Path(__file__).parents[3] / "benchmarks" / "results" / "transfer_study.json"
+RESULT = Path(__file__).parents[3] / "lab" / "studies" / "results" / "transfer_study.json"
 
 
 @pytest.fixture(scope="module")

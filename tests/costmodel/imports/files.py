@@ -14,7 +14,7 @@ def forward_s(rows: int, context: int, batch: int) -> float:
 
 
 def vllm_case(rows: int, context: int, batch: int, **changed) -> dict:
-    """One case as `run_case` and `main` of vllm/benchmarks/forward/main.py (0.33.0) write it.
+    """One case as `run_case` and `main` of vllm/lab/studies/forward/main.py (0.33.0) write it.
 
     Half of the requests have 10 cached tokens more, and half 10 fewer, as its jitter draws them.
     """

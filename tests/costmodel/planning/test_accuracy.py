@@ -10,9 +10,9 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import capacity_accuracy as bench
-from benchmarks.fit_overheads import MeasuredServer
 from costmodel.planning.batching import TokenWork
+from lab.studies import capacity_accuracy as bench
+from lab.studies.fit_overheads import MeasuredServer
 
 HEADER = (
     "id,backend,model_path,system,mode,isl,osl,gemm_quant_mode,batch_size,tp_size,silicon_tpot_ms"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from benchmarks.batch_means import mean_estimate, percentile_estimate
 from costmodel.errors import InputError
+from lab.studies.batch_means import mean_estimate, percentile_estimate
 
 
 def remembering(count: int, generator: np.random.Generator) -> np.ndarray:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.fit_overheads import cache_tokens, largest_concurrency
 from costmodel.catalog import find_target
 from costmodel.compose.serving_tables import Precision
 from costmodel.errors import InputError
 from costmodel.planning.engines import MemoryRule, cache_bytes_per_token, weight_bytes
+from lab.studies.fit_overheads import cache_tokens, largest_concurrency
 
 LLAMA = find_target("meta-llama/Llama-3.1-8B-Instruct").architecture
 LARGE = find_target("meta-llama/Llama-3.1-70B-Instruct").architecture

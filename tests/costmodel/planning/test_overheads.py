@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.fit_overheads import MeasuredServer, fit_overheads
 from costmodel.errors import InputError
 from costmodel.planning.batching import Overheads, TokenWork
+from lab.studies.fit_overheads import MeasuredServer, fit_overheads
 
 
 def work(**changes) -> TokenWork:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.queueing import md1_waiting_quantile_s
 from costmodel.catalog import find_target
 from costmodel.errors import InputError
 from costmodel.io import shipped_directory
@@ -29,6 +28,7 @@ from costmodel.planning.simulation.percentiles import (
 )
 from costmodel.planning.traffic import Trace, Traffic
 from costmodel.profile.store import ProfileStore
+from lab.studies.queueing import md1_waiting_quantile_s
 
 LLAMA = find_target("llama-3.1-8b-instruct").architecture
 SHIPPED = ProfileStore([shipped_directory()])

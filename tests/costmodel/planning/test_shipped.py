@@ -11,7 +11,7 @@ import pytest
 from costmodel.errors import InputError
 from costmodel.planning.batching import engine_overheads, load_overheads
 
-RESULT = Path(__file__).parents[3] / "benchmarks" / "results" / "capacity_accuracy.json"
+RESULT = Path(__file__).parents[3] / "lab" / "studies" / "results" / "capacity_accuracy.json"
 
 
 def test_shipped_overheads_are_those_of_the_stored_result():

@@ -11,9 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import queueing
-from benchmarks.batch_means import summarise
-from benchmarks.fit_overheads import ServerLoad, steady_work
 from costmodel.catalog import find_target
 from costmodel.errors import InputError
 from costmodel.planning.batching import Overheads
@@ -22,6 +19,9 @@ from costmodel.planning.forwards import ServingForward
 from costmodel.planning.simulation.engine import SimulatedServer, simulate
 from costmodel.planning.simulation.steps import Speculation, StepGrid
 from costmodel.planning.traffic import FixedLength, LognormalLength, Trace, poisson_trace
+from lab.studies import queueing
+from lab.studies.batch_means import summarise
+from lab.studies.fit_overheads import ServerLoad, steady_work
 from tests.costmodel.planning.conftest import plain_steps
 
 ONE = FixedLength(tokens=1)

@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from benchmarks.fit_overheads import ServerLoad, steady_work
 from costmodel.catalog import find_target
 from costmodel.errors import InputError
 from costmodel.planning.batching import chunks_of, prompt_share
 from costmodel.planning.engines import MemoryRule, engine_rules
 from costmodel.planning.forwards import ServingForward
+from lab.studies.fit_overheads import ServerLoad, steady_work
 
 LLAMA = find_target("meta-llama/Llama-3.1-8B-Instruct").architecture
 VLLM, SGLANG = engine_rules("vllm"), engine_rules("sglang")

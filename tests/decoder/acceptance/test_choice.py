@@ -75,7 +75,7 @@ def test_auto_follows_the_entropy_of_past_rounds():
 
 
 def test_the_threshold_is_where_the_stored_simulation_crosses():
-    stored = Path(__file__).parents[3] / "benchmarks" / "results" / "acceptance_rules.json"
+    stored = Path(__file__).parents[3] / "lab" / "studies" / "results" / "acceptance_rules.json"
     crossings = [case["traversal_nats"] for case in json.loads(stored.read_text())["crossings"]]
     assert min(crossings) <= ENTROPY_THRESHOLD <= max(crossings)
 

@@ -12,8 +12,8 @@ from decoder.acceptance.sampling import (
     _beyond_top_p,
     target_distribution,
 )
-from decoder.target.runtime.base import NO_TOKEN
-from decoder.target.runtime.eager import greedy_tokens
+from decoder.model.runtime.base import NO_TOKEN
+from decoder.model.runtime.eager import greedy_tokens
 
 
 def transformers_distribution(logits, sampling):

@@ -9,10 +9,10 @@ from costmodel.errors import InputError
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.causal_lm import CATCH_UP_ROWS, CausalLMDrafter
 from decoder.drafters.vocabulary import check_vocabulary
-from decoder.policies.dynatree import ConfidentGrowth
-from decoder.target.loading import load_model
+from decoder.model.loading import load_model
 from decoder.tree.draft_tree import best_first
 from decoder.tree.growth import Beam, EveryChild, TopPaths, grow, single_path
+from lab.papers.dynatree.policy import ConfidentGrowth
 from tests.decoder.models import (
     SIZES,
     decoder_of,

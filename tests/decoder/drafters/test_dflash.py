@@ -16,7 +16,7 @@ from costmodel.errors import InputError
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.dflash.model import default_layer_ids, save_dflash
-from decoder.target.runtime.linear import plain_state
+from decoder.model.runtime.linear import plain_state
 from decoder.tree.growth import TopPaths
 from tests.decoder.draft_models import (
     DFLASH,

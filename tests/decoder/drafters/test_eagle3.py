@@ -12,7 +12,7 @@ from costmodel.errors import InputError
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.drafters.eagle3.model import save_eagle3
-from decoder.target.runtime.linear import plain_state
+from decoder.model.runtime.linear import plain_state
 from decoder.tree.draft_tree import DraftTree
 from decoder.tree.growth import Beam, EveryChild, TopPaths
 from tests.decoder.draft_models import (

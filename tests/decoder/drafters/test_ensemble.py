@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from costmodel.errors import InputError
 from decoder.drafters.base import Drafter, DraftSession
-from decoder.drafters.blockpilot import BlockPilotDrafter
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.ensemble.drafter import EnsembleDrafter
 from decoder.drafters.ensemble.gate import (
@@ -29,13 +28,14 @@ from decoder.drafters.ensemble.search import best_paths
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
+from decoder.model.ranks import Ranks
 from decoder.policies.shapes import Fixed
 from decoder.profiling.probe import steady_draft
-from decoder.target.ranks import Ranks
 from decoder.tree.draft_tree import CandidateTree, Lattice, best_first
+from lab.papers.blockpilot.drafter import BlockPilotDrafter
 from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder
-from tests.decoder.drafters.test_blockpilot import CANDIDATES, pilot_folder, sessions_of
 from tests.decoder.models import as_paths, greedy, plain_logits, request
+from tests.lab.papers.blockpilot.test_blockpilot import CANDIDATES, pilot_folder, sessions_of
 
 EVEN = np.ones(3)
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
@@ -591,13 +591,13 @@ class TestWholeTexts:
         decoder = combined_decoder(tmp_path, second, policy)
         for prompt in (PROMPT, [9]):
             result = decoder.generate(prompt, max_new_tokens=30)
-            assert result.token_ids == greedy(decoder.target.model, prompt, 30)
+            assert result.token_ids == greedy(decoder.model.model, prompt, 30)
 
     def test_plain_rounds_in_between(self, tmp_path):
         decoder = combined_decoder(tmp_path, "dflash", "fixed:20")
         decoder.policy = Pausing(20)
         result = decoder.generate(PROMPT, max_new_tokens=40)
-        assert result.token_ids == greedy(decoder.target.model, PROMPT, 40)
+        assert result.token_ids == greedy(decoder.model.model, PROMPT, 40)
 
     def test_rounds_without_the_second_drafter(self, tmp_path):
         decoder = combined_decoder(tmp_path, "dflash", "fixed:20")
@@ -615,7 +615,7 @@ class TestWholeTexts:
         second.start = counted
         decoder.policy = Told(20)
         result = decoder.generate(PROMPT, max_new_tokens=120)
-        assert result.token_ids == greedy(decoder.target.model, PROMPT, 120)
+        assert result.token_ids == greedy(decoder.model.model, PROMPT, 120)
         assert LEAST_ROUNDS <= len(drafted) < result.stats.rounds
         shares = decoder.policy.shares
         assert shares.count(1.0) == len(drafted)
@@ -627,7 +627,7 @@ class TestWholeTexts:
         prompts = [PROMPT[:length] for length in (1, 4, 10, 7)]
         together = decoder.generate_batch(prompts, max_new_tokens=20)
         for prompt, result in zip(prompts, together, strict=True):
-            assert result.token_ids == greedy(decoder.target.model, prompt, 20)
+            assert result.token_ids == greedy(decoder.model.model, prompt, 20)
 
     def test_sampled_texts_are_the_same_for_a_seed(self, tmp_path):
         decoder = combined_decoder(tmp_path, "dflash", "fixed:20")

@@ -11,8 +11,8 @@ from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.engine import TreeDecoder
+from decoder.model.runtime.graphs import GraphRuntime
 from decoder.profiling.probe import NEW_TOKENS, steady_draft
-from decoder.target.runtime.graphs import GraphRuntime
 from decoder.tree.draft_tree import DraftTree, Lattice
 from decoder.tree.growth import EveryChild, TopPaths
 from tests.decoder.draft_models import (

@@ -11,8 +11,8 @@ from costmodel.catalog import Peaks
 from costmodel.io import shipped_directory
 from costmodel.profile.profile import Profile
 from decoder.drafters.ngram import NgramDrafter
+from decoder.model.runtime.capture import BUCKETS
 from decoder.profiling.startup import ProfileChoice, find_cost
-from decoder.target.runtime.capture import BUCKETS
 from tests.decoder.models import random_model, target_of
 
 PATHS = sorted(shipped_directory().glob("*/*.yaml"))

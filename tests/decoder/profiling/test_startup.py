@@ -16,8 +16,10 @@ from costmodel.profile.profile import Profile, ProfileKey
 from costmodel.profile.schema import DrafterSection
 from costmodel.profile.store import ProfileStore, user_directory
 from decoder.drafters.ngram import NgramDrafter
-from decoder.drafters.simulated import SimulatedDrafter, Truth
 from decoder.engine import TreeDecoder
+from decoder.model.loading import LoadedModel
+from decoder.model.ranks import Ranks
+from decoder.model.target import Target
 from decoder.profiling import startup
 from decoder.profiling.measured_profile import profile_key, soft_key
 from decoder.profiling.probe import POINTS, probe_shapes, quick_profile, time_drafter
@@ -27,9 +29,7 @@ from decoder.profiling.startup import (
     calibrate_command,
     find_cost,
 )
-from decoder.target.loading import LoadedModel
-from decoder.target.ranks import Ranks
-from decoder.target.target import Target
+from lab.bench.simulated import SimulatedDrafter, Truth
 from tests.decoder.models import decoder_of, greedy, random_model, target_of
 
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]

@@ -14,9 +14,9 @@ import torch
 from costmodel.errors import InputError, MeasurementError, ProfileError
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
+from decoder.model.loading import load_model
+from decoder.model.target import Target
 from decoder.profiling.measured_profile import profile_key, soft_key
-from decoder.target.loading import load_model
-from decoder.target.target import Target
 from profiler.calibrate import calibrate as module
 from profiler.calibrate.calibrate import (
     CalibrationListener,

@@ -13,7 +13,7 @@ import pytest
 from costmodel.errors import DeviceError, MeasurementError, ProfileError
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
-from decoder.target.ranks import ALONE, Ranks
+from decoder.model.ranks import ALONE, Ranks
 from profiler import cli
 from profiler.calibrate import ranks as parallel
 from profiler.calibrate.memory import OutOfMemory, Rehearsed

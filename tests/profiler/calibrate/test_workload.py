@@ -9,7 +9,7 @@ import torch
 from costmodel.errors import InputError
 from decoder.acceptance.rules import accept_together
 from decoder.drafters.ngram import NgramDrafter, NgramSession
-from decoder.target.target import Target
+from decoder.model.target import Target
 from decoder.tree.draft_tree import best_first
 from profiler.calibrate import workload as module
 from profiler.calibrate.memory import OutOfMemory

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from costmodel.errors import InputError
+from lab.bench import session
+from lab.bench.prompts import read_files
+from lab.bench.record import Result
+from lab.bench.schedule import BenchProgress
+from lab.bench.store import read_result
 from profiler import cli
-from profiler.bench import session
-from profiler.bench.prompts import read_files
-from profiler.bench.record import Result
-from profiler.bench.schedule import BenchProgress
-from profiler.bench.store import read_result
 from tests.tiny_folder import isolate, listing, write_all
 
 ARMS = {

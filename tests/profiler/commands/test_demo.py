@@ -12,7 +12,7 @@ import pytest
 from decoder.drafters import factory
 from decoder.drafters.ensemble.drafter import EnsembleDrafter
 from decoder.drafters.ngram import NgramDrafter
-from decoder.target.demo_model import FILES
+from decoder.model.demo_model import FILES
 from profiler import cli, demo
 from tests.decoder.draft_models import dflash_folder, draft_target
 

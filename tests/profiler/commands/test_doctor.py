@@ -12,7 +12,7 @@ from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import DeviceFingerprint, find_target
 from costmodel.profile.schema import RuntimeSection, TargetSection
 from costmodel.profile.store import ProfileStore
-from decoder.target.demo_model import FILES
+from decoder.model.demo_model import FILES
 from profiler import checks, cli
 from profiler.measure.machine import Activity, BusyProcess, warnings
 from tests.profiler.made_profile import make_profile

@@ -15,13 +15,13 @@ import pytest
 
 from costmodel.io import shipped_directory
 from costmodel.profile.store import ProfileStore
-from decoder.target.demo_model import FILES
-from decoder.training.blockpilot.recipe import PilotFigures
-from decoder.training.recipe import Trained
+from decoder.model.demo_model import FILES
+from lab.bench.analysis.summary import derived
+from lab.bench.record import Result
+from lab.bench.store import write_result
+from lab.papers.blockpilot.recipe import PilotFigures
+from lab.training.recipe import Trained
 from profiler import checks, cli
-from profiler.bench.analysis.summary import derived
-from profiler.bench.record import Result
-from profiler.bench.store import write_result
 from profiler.calibrate.calibrate import CalibrationResult
 from profiler.measure.machine import Activity
 from profiler.report import console
@@ -116,7 +116,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, result: 
         warnings=(), resumed_samples=0, unmeasured=(), skipped={},
     )  # fmt: skip
     made: dict[str, Any] = {
-        "profiler.bench.session.bench": result,
+        "lab.bench.session.bench": result,
         "profiler.calibrate.calibrate.calibrate": calibrated,
         "profiler.report.fits.fit_table": {
             "target": "a",
@@ -128,9 +128,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, result: 
         },
         "costmodel.compose.profiles.compose": device,
         "profiler.demo.compare": comparison,
-        "decoder.training.recipe.train_dflash": trained,
-        "decoder.training.blockpilot.recipe.train_blockpilot": (tmp_path / "pilot", pilot),
-        "profiler.commands.train_blockpilot._prompts": [],
+        "lab.training.recipe.train_dflash": trained,
+        "lab.papers.blockpilot.recipe.train_blockpilot": (tmp_path / "pilot", pilot),
+        "lab.papers.blockpilot.command._prompts": [],
     }
     for name, value in made.items():
         monkeypatch.setattr(name, lambda *words, value=value, **options: value)

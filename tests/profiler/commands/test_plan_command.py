@@ -362,7 +362,7 @@ def test_an_export_keeps_to_engine_policy_and_gpu(capsys):
     assert "the policy is plain" in shown and "planned for" in shown.splitlines()[0]
 
 
-STORED = Path(__file__).parents[3] / "benchmarks" / "results" / "bench.json"
+STORED = Path(__file__).parents[3] / "lab" / "studies" / "results" / "bench.json"
 
 
 def test_a_stored_benchmark_is_refused_for_another_target(capsys):

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.url_against_engine import SERVER_ARGUMENTS
-from benchmarks.vllm_server import vllm_server
 from costmodel.profile.profile import Profile
+from lab.studies.url_against_engine import SERVER_ARGUMENTS
+from lab.studies.vllm_server import vllm_server
 from profiler import cli
 
 PYTHON = os.environ.get("ROOFTREE_VLLM_PYTHON") or (sys.executable if find_spec("vllm") else "")

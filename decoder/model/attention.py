@@ -1,0 +1,387 @@
+"""Tree attention: every row sees the whole prefix and its own ancestors.
+
+The query heads of a KV head are packed as rows, so keys and values are never expanded. The
+prefix and the tree's tail are attended separately and merged by their log-sum-exp (the
+two-part form of online softmax; Dao et al., FlashAttention), so only the tail needs a mask. On
+a CPU there are two other ways: in bfloat16 one softmax over a block of rows at a time, and
+for small inputs one call under a mask over prefix and tail. Memory is O(rows x rows) or
+O(block x context), and O(rows x context) only for small inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AttentionInterface
+
+from costmodel.errors import InputError
+from decoder.model.kv_cache import KVCache
+from decoder.tree.draft_tree import ancestor_bits, pack_bits, visibility
+
+ATTENTION_NAME = "rooftree_split"
+BLOCK_SCORES = 1 << 20  # scores held at once by `blocked_attention`, to fit a CPU's cache
+BLOCKED_FROM = 1 << 13  # rows x keys from which `blocked_attention` is fastest on a CPU
+KEY_MULTIPLE = 128  # its key counts are rounded up: a product of a new shape costs 0.6 ms to set up
+
+
+LayerViews = list[tuple[torch.Tensor, torch.Tensor]]  # see `KVCache.views`
+
+
+class Visible(Protocol):
+    """Visibility of the pending and new rows for each new row."""
+
+    def dense(self) -> NDArray[np.bool_]:
+        """[rows, pending + rows]."""
+
+    def bits(self, words: int) -> NDArray[np.int32]:
+        """[rows, words]: key j is bit j % 32 of word j // 32."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeVisible:
+    """Visibility in a tree: a row sees itself and its ancestors.
+
+    parents  int64 [rows - 1]  row of each node's parent; row 0 is the root
+    """
+
+    parents: NDArray[np.int64]
+
+    def dense(self) -> NDArray[np.bool_]:
+        return visibility(self.parents)
+
+    def bits(self, words: int) -> NDArray[np.int32]:
+        return ancestor_bits(self.parents, words)
+
+
+@dataclass(frozen=True, slots=True)
+class CausalVisible:
+    """Visibility in a piece of text: a row sees itself and the rows before it."""
+
+    rows: int
+
+    def dense(self) -> NDArray[np.bool_]:
+        return np.tri(self.rows, dtype=np.bool_)
+
+    def bits(self, words: int) -> NDArray[np.int32]:
+        return pack_bits(self.dense(), words)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseVisible:
+    """Visibility as an array, [rows, pending + rows]."""
+
+    array: NDArray[np.bool_]
+
+    def dense(self) -> NDArray[np.bool_]:
+        return self.array
+
+    def bits(self, words: int) -> NDArray[np.int32]:
+        return pack_bits(self.array, words)
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlock:
+    """One sequence's rows of a forward, on the host.
+
+    tokens   int64 [rows]
+    offsets  int64 [rows]  positions counted from the end of the committed tokens
+    visible  None for a single row with no pending rows before it
+    """
+
+    sequence: int
+    tokens: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    visible: Visible | None
+
+    @property
+    def rows(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The rows of one sequence in a forward.
+
+    rows       the sequence's slice of the forward's rows
+    start      the cache slot of its first row
+    read       each layer's keys and values: prefix, pending rows, these rows, and padding
+               where blocked
+    tail_mask  additive mask [1, 1, group * rows, tail] over the last `tail` keys (0 where a row
+               sees the key, -inf elsewhere), repeated for the `group` query heads of a KV
+               head; None for one row
+    blocked    True to use `blocked_attention`
+    """
+
+    rows: slice
+    cache: KVCache
+    sequence: int
+    start: int
+    read: LayerViews
+    tail_mask: torch.Tensor | None
+    blocked: bool
+
+    @cached_property
+    def written(self) -> LayerViews:
+        """Each layer's cache slots of these rows."""
+        end = self.start + self.rows.stop - self.rows.start
+        return self.cache.views(self.sequence, self.start, end)
+
+    def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Write the layer's keys and values [1, kv_heads, rows, head_dim] to the cache."""
+        keys, values = self.written[layer]
+        keys.copy_(key)
+        values.copy_(value)
+
+    def attend(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
+        """Attention of stored rows: queries and result [1, heads, rows, head_dim]."""
+        return attend(query, *self.read[layer], self.tail_mask, scale, self.blocked)
+
+
+class AttentionPlan(Protocol):
+    """Attention of one forward: state that its layers share, and the call that each makes."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        """Store the layer's new keys and values in the cache, and attend over the whole cache.
+
+        query, key, value  [1, heads or kv_heads, rows, head_dim]
+        returns            [1, rows, heads, head_dim]
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardPlan:
+    """Attention sequence by sequence, with the sequences' rows end to end."""
+
+    segments: tuple[Segment, ...]
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        """See `AttentionPlan.attend`; each sequence attends over its own keys."""
+        parts = []
+        for part in self.segments:
+            rows, *stored = (heads[:, :, part.rows] for heads in (query, key, value))
+            part.store(layer, *stored)
+            parts.append(part.attend(layer, rows, scale))
+        mixed = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+        return mixed.transpose(1, 2)
+
+
+def plan_segment(
+    cache: KVCache, sequence: int, rows: slice, visible: torch.Tensor | None, group: int
+) -> Segment:
+    """The segment of a sequence's new rows, behind its committed and pending rows.
+
+    visible  boolean [rows, pending + rows], None for a single row with no pending rows
+    """
+    prefix, start = cache.lengths[sequence], cache.end(sequence)
+    count = rows.stop - rows.start
+    keys = start + count
+    if visible is None:
+        read = cache.views(sequence, 0, keys)
+        return Segment(rows, cache, sequence, start, read, None, blocked=False)
+    data = cache.data
+    blocked = (
+        data.device.type == "cpu" and data.dtype == torch.bfloat16 and count * keys >= BLOCKED_FROM
+    )
+    if blocked:
+        keys = min(-(-keys // KEY_MULTIPLE) * KEY_MULTIPLE, cache.capacity)
+    # For small inputs one masked call is faster than two calls and their merge.
+    whole = data.device.type == "cpu" and count * keys < BLOCKED_FROM
+    seen = prefix if whole else 0
+    mask = tail_mask(visible, group, keys - prefix, data.dtype, seen)
+    return Segment(rows, cache, sequence, start, cache.views(sequence, 0, keys), mask, blocked)
+
+
+def tail_mask(
+    visible: torch.Tensor, group: int, tail: int, dtype: torch.dtype, seen: int = 0
+) -> torch.Tensor:
+    """The additive mask [1, 1, group * rows, seen + tail] of packed heads.
+
+    visible  boolean [rows, pending + rows]
+    tail     keys behind the first `seen`; those beyond `visible` are padding that no row sees
+    seen     leading keys that every row sees
+    """
+    rows, real = visible.shape
+    mask = torch.full((rows, seen + tail), float("-inf"), dtype=dtype, device=visible.device)
+    mask[:, :seen] = 0.0
+    mask[:, seen : seen + real].masked_fill_(visible, 0.0)
+    return mask.repeat(group, 1)[None, None]
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    blocked: bool = False,
+) -> torch.Tensor:
+    """Attention of rows over a prefix that all of them see and a tail under a mask.
+
+    query       [batch, heads, rows, head_dim]
+    key, value  [batch, kv_heads, context + tail, head_dim]
+    mask        additive [1, 1, group * rows, tail], or None where every row sees every key
+    returns     [batch, heads, rows, head_dim]
+    """
+    batch, heads, rows, width = query.shape
+    kv_heads = key.shape[1]
+    packed = query.reshape(batch, kv_heads, heads // kv_heads * rows, width)
+    if mask is None:
+        merged, _ = partial_attention(packed, key, value, None, scale)
+        return merged.view(batch, heads, rows, width)
+    if blocked:
+        return blocked_attention(packed, key, value, mask, scale).view(batch, heads, rows, width)
+    context = key.shape[2] - mask.shape[3]
+    tail, tail_lse = partial_attention(
+        packed, key[:, :, context:], value[:, :, context:], mask, scale
+    )
+    if context == 0:
+        return tail.view(batch, heads, rows, width)
+    prefix, prefix_lse = partial_attention(
+        packed, key[:, :, :context], value[:, :, :context], None, scale
+    )
+    weight = torch.sigmoid(tail_lse - prefix_lse).unsqueeze(-1).to(tail.dtype)
+    return torch.lerp(prefix, tail, weight).view(batch, heads, rows, width)
+
+
+def blocked_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Masked softmax attention as two matrix products, a block of query rows at a time.
+
+    torch's matrix products use the CPU's bfloat16 instructions and are about twice as fast as
+    its flash kernel, which does not. Scores are rounded to bfloat16, as in transformers'
+    eager attention. Shapes as in `attend`, with packed heads.
+    """
+    context = key.shape[2] - mask.shape[3]
+    scaled, keys = query * scale, key.transpose(-1, -2)
+    output = torch.empty_like(query)
+    rows = max(BLOCK_SCORES // (query.shape[0] * query.shape[1] * key.shape[2]), 64)
+    for start in range(0, query.shape[2], rows):
+        block = slice(start, start + rows)
+        scores = torch.matmul(scaled[:, :, block], keys)
+        scores[..., context:] += mask[:, :, block]
+        output[:, :, block] = torch.matmul(scores.softmax(-1), value)
+    return output
+
+
+def partial_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Softmax attention over a part of the keys, with the log-sum-exp for the merge.
+
+    query       [batch, kv_heads, q, head_dim]
+    key, value  [batch, kv_heads, k, head_dim]
+    mask        broadcastable to [batch, kv_heads, q, k], or None
+    returns     the output, shaped as query, and the log-sum-exp [batch, kv_heads, q]
+    """
+    if query.device.type == "cpu":
+        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, attn_mask=mask, scale=scale
+        )
+        return output, lse
+    return reference_attention(query, key, value, mask, scale)
+
+
+def reference_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`partial_attention` in plain PyTorch operations, for any device and for tests."""
+    accurate = torch.promote_types(query.dtype, torch.float32)
+    scores = torch.matmul(query, key.transpose(-1, -2)).to(accurate) * scale
+    if mask is not None:
+        scores = scores + mask
+    lse = torch.logsumexp(scores, dim=-1)
+    weights = torch.exp(scores - lse.unsqueeze(-1)).to(value.dtype)
+    return torch.matmul(weights, value), lse
+
+
+# Not an argument of the model's forward: not every family passes those on to its attention.
+_PLAN: ContextVar[AttentionPlan | None] = ContextVar("attention plan", default=None)
+
+
+def current_plan() -> AttentionPlan | None:
+    """The plan of the forward that is running here; None outside of ours."""
+    return _PLAN.get()
+
+
+@contextmanager
+def attending(plan: AttentionPlan) -> Iterator[None]:
+    """Forwards inside attend by this plan."""
+    token = _PLAN.set(plan)
+    try:
+        yield
+    finally:
+        _PLAN.reset(token)
+
+
+@contextmanager
+def attention_of(model: Any, name: str) -> Iterator[None]:
+    """The model attends by the registered function of this name."""
+    before = model.config._attn_implementation
+    model.config._attn_implementation = name
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before
+
+
+def split_attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """The attention function registered with transformers as `rooftree_split`: calls the plan.
+
+    query, key, value  [1, heads or kv_heads, rows, head_dim]
+    returns            [1, rows, heads, head_dim] and None, as transformers expects
+    """
+    plan = current_plan()
+    if plan is None:
+        raise InputError(
+            "this model is a decoder's own, and attends only inside its forwards",
+            hint="Load another model for calls of your own, or make the decoder from yours.",
+        )
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return plan.attend(layer, query, key, value, scale).contiguous(), None
+
+
+AttentionInterface.register(ATTENTION_NAME, split_attention_forward)

@@ -1,0 +1,494 @@
+"""Loading a target by name: a local folder, a hub id or a known target.
+
+Pretrained weights come from a folder, the demo model, the hub's local cache or, with
+`download`, the hub. Random weights are built from the config on the device itself, so that
+latency can be measured without a download.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import huggingface_hub
+import psutil
+import torch
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    StrictDataclassError,
+)
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from costmodel.architecture import ModelArchitecture
+from costmodel.catalog import find_target, resolve_target
+from costmodel.errors import InputError, RooftreeError
+from costmodel.io import folder_of
+from costmodel.strict_json import read_json
+from decoder.model.demo_model import DEMO_NAME, demo_model_folder
+from decoder.model.quantization import check_loadable, quantization_of
+from decoder.model.ranks import ALONE, Ranks
+from decoder.model.sharding import Checkpoint, RandomWeights, build_shard, local_architecture
+
+Weights = Literal["auto", "random", "pretrained"]
+
+CPU_TARGET = DEMO_NAME
+GPU_TARGETS = ("Qwen/Qwen3-8B", "Qwen/Qwen3-4B", "Qwen/Qwen3-1.7B")  # largest first
+
+# Kernels of transformers itself, by the config's field; other names are code on the hub.
+KERNELS = {
+    "_attn_implementation": (
+        "eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3",
+        "flash_attention_4",
+    ),
+    "_experts_implementation": ("eager", "batched_mm", "grouped_mm"),
+}  # fmt: skip
+
+INT8_SCALE_BYTES = 2  # one scale for each output of a layer
+MOST_TOKENS = 1 << 24  # of a vocabulary; the largest have some 260,000
+HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+
+# Errors of transformers for a folder with damaged, missing or contradictory files.
+BROKEN_FILES = (
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    ImportError,
+    RuntimeError,
+    SafetensorError,
+    StrictDataclassError,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A causal LM with its name and the origin of its weights.
+
+    source        the folder or hub id of weights and tokenizer; empty for random weights
+    architecture  of the whole target, also where `ranks` share it
+    int8          whether a decoder is to round the weights to int8
+    """
+
+    model: PreTrainedModel
+    name: str
+    source: str
+    weights: Literal["pretrained", "random"]
+    architecture: ModelArchitecture
+    ranks: Ranks = ALONE
+    int8: bool = False
+
+    @property
+    def local(self) -> ModelArchitecture:
+        """The architecture that this process holds."""
+        return local_architecture(self.architecture, self.ranks.size)
+
+    @property
+    def quantization(self) -> str | None:
+        """The label of the weights' quantisation; None for weights in the model's dtype."""
+        return "int8" if self.int8 else quantization_of(self.model.config)
+
+    @property
+    def weight_bytes(self) -> float | None:
+        """Bytes of one weight of the layers, scales included; None where not quantised."""
+        if self.quantization is None:
+            return None
+        if self.int8:
+            return 1.0 + INT8_SCALE_BYTES / self.architecture.hidden
+        ends = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
+        outside = {id(tensor) for end in ends for tensor in _tensors(end)}
+        stored_bytes = sum(t.nbytes for t in _tensors(self.model) if id(t) not in outside)
+        a = self.architecture
+        return stored_bytes / (a.parameters - a.vocab * a.hidden * (1 if a.tied else 2))
+
+    def tokenizer(self) -> Any:
+        """The tokenizer beside the weights; InputError where there is none."""
+        if not self.source:
+            raise InputError(
+                f"{self.name} has random weights and no tokenizer",
+                hint="Give token ids, or a target with weights (rooftree demo-model brings one).",
+            )
+        _check_token_ids(Path(self.source) / "tokenizer.json")
+        try:
+            return AutoTokenizer.from_pretrained(self.source, trust_remote_code=False)
+        except Exception as error:  # tokenizers raises bare ones
+            raise InputError(
+                f"no usable tokenizer in {self.source}",
+                hint="A folder needs a whole tokenizer.json beside the weights.",
+            ) from error
+
+
+def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def _check_token_ids(path: Path) -> None:
+    """Raise InputError for ids beyond any vocabulary: the tokenizer makes room for all below."""
+    if not path.is_file():
+        return
+    hint = "Fetch or copy the tokenizer again."
+    data = read_json(path, hint=hint)
+    model = data.get("model") if isinstance(data, dict) else None
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    added = data.get("added_tokens") if isinstance(data, dict) else None
+    listed = added if isinstance(added, list) else []
+    ids = list(vocab.values()) if isinstance(vocab, dict) else []
+    ids += [token.get("id") for token in listed if isinstance(token, dict)]
+    if not all(type(token) is int and 0 <= token < MOST_TOKENS for token in ids):
+        raise InputError(f"{path} has a token id that is no number below {MOST_TOKENS}", hint=hint)
+
+
+def default_target(device: torch.device) -> str:
+    """The target where none is named: SmolLM2-135M on a CPU, else the largest Qwen3 that fits."""
+    if device.type == "cpu":
+        return CPU_TARGET
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    for name in GPU_TARGETS:
+        weights_bytes = find_target(name).architecture.parameters * 2
+        if weights_bytes * 1.3 < free_bytes:  # room for the KV cache and activations
+            return name
+    return CPU_TARGET
+
+
+def load_model(
+    name: str,
+    *,
+    weights: Weights = "auto",
+    dtype: torch.dtype,
+    device: torch.device,
+    download: bool = False,
+    ranks: Ranks = ALONE,
+) -> LoadedModel:
+    """Load `name` (folder, hub id or known target), or this rank's part of it, onto the device.
+
+    weights   `pretrained`, `random` (from the config alone) or `auto`: local weights if
+              there are any, else random ones
+    download  allow fetching `pretrained` weights from the hub
+    Raises InputError for an unknown name, absent or damaged weights, or too little memory.
+    """
+    if weights not in ("auto", "random", "pretrained"):
+        raise InputError(
+            f"'{weights}' is not a kind of weights", hint="Use auto, pretrained or random."
+        )
+    if not name.strip():
+        raise InputError(
+            "the target's name is empty", hint="Give a folder, a hub id or a known target."
+        )
+    source = None
+    if weights != "random":
+        source = weights_source(name, download=download and weights == "pretrained")
+    with _quiet():
+        if source is not None:
+            return _load_pretrained(name, source, dtype, device, ranks)
+        if weights == "pretrained":
+            raise InputError(
+                f"no weights found for '{name}'",
+                hint="Give a folder with config.json and *.safetensors, a hub id that can be "
+                "reached, or run `rooftree demo-model` for a small real model.",
+            )
+        return _build_random(name, dtype, device, ranks)
+
+
+def borrow_model(model: Any) -> LoadedModel:
+    """A target from the caller's transformers model, which is put into eval mode."""
+    if not isinstance(model, PreTrainedModel):
+        raise InputError(
+            f"a target must be a name, a folder or a transformers model, not {type(model).__name__}"
+        )
+    source = str(getattr(model.config, "_name_or_path", "") or "")
+    architecture = ModelArchitecture.from_hf_config(
+        model.config, name=source or None, approximate=True
+    )
+    return LoadedModel(
+        model=model.eval(),
+        name=architecture.name,
+        source=source,
+        weights="pretrained",
+        architecture=architecture,
+    )
+
+
+def _load_pretrained(
+    name: str, source: str, dtype: torch.dtype, device: torch.device, ranks: Ranks
+) -> LoadedModel:
+    target = resolve_target(source, _read_config)
+    config, architecture = target.hf_config, replace(target.architecture, name=label_of(name))
+    check_loadable(config, source)
+    needed_bytes = None if quantization_of(config) is None else _stored_bytes(Path(source))
+    _check_memory(architecture, dtype, device, ranks, needed_bytes)
+    if ranks.alone:
+        model = _whole_pretrained(source, config, dtype, device)
+    else:
+        model = _pretrained_shard(source, config, (dtype, device), ranks)
+    return LoadedModel(
+        model=model.eval(),
+        name=label_of(name),
+        source=source,
+        weights="pretrained",
+        architecture=architecture,
+        ranks=ranks,
+    )
+
+
+def _whole_pretrained(
+    source: str, config: Any, dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
+    quantised = quantization_of(config) is not None
+    # Several methods pack their weights for the device, and cannot move them afterwards.
+    placed = {"device_map": {"": device}} if quantised else {}
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **placed,
+        )
+        model = model if quantised else model.to(device)
+    except BROKEN_FILES as error:
+        if quantised:
+            raise InputError(
+                f"cannot load the quantised weights in {source}: {first_reason(error)}",
+                hint="Install what it names, or use a checkpoint that is not quantised.",
+            ) from error
+        raise _bad_weights(source, first_reason(error)) from error
+    # transformers fills what a checkpoint lacks with random numbers.
+    wrong = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
+    if wrong:
+        raise _bad_weights(source, f"{len(wrong)} missing or of a wrong shape, as {wrong[0]}")
+    return model
+
+
+def _pretrained_shard(
+    source: str, config: Any, placed: tuple[torch.dtype, torch.device], ranks: Ranks
+) -> PreTrainedModel:
+    """A rank's part; only its pieces of the files are read."""
+    if getattr(config, "quantization_config", None) is not None:
+        raise _bad_weights(source, "quantised weights cannot be shared by several processes")
+    try:
+        with ExitStack() as files:
+            return build_shard(config, placed, ranks, Checkpoint(Path(source), files))
+    except BROKEN_FILES as error:
+        raise _bad_weights(source, first_reason(error)) from error
+
+
+def _bad_weights(source: str, reason: str) -> InputError:
+    return InputError(
+        f"cannot load the weights in {source}: {reason}",
+        hint="Only complete safetensors checkpoints are loaded; fetch or copy the folder again.",
+    )
+
+
+def _build_random(name: str, dtype: torch.dtype, device: torch.device, ranks: Ranks) -> LoadedModel:
+    target = resolve_target(name, _read_config)
+    config, architecture = target.hf_config, target.architecture
+    if isinstance(config, Mapping):  # a known target's
+        config = AutoConfig.for_model(**config)
+    quantization = quantization_of(config)
+    if quantization is not None:
+        raise InputError(
+            f"{target.name} is quantised ({quantization}), and random weights are not: they would "
+            "take the time of another model",
+            hint="Give a folder with the quantised weights, or a config without "
+            "'quantization_config'.",
+        )
+    _check_memory(architecture, dtype, device, ranks)
+    try:
+        if ranks.alone:
+            model = _initialised(config, dtype, device)
+        else:
+            source = RandomWeights(deviation=float(config.initializer_range))
+            model = build_shard(config, (dtype, device), ranks, source)
+    except BROKEN_FILES as error:
+        raise InputError(
+            f"no model can be built from the config of {name}: {first_reason(error)}",
+            hint="Correct its config.json; a field that transformers needs is missing or wrong.",
+        ) from error
+    return LoadedModel(
+        model=model.eval(),
+        name=target.name,
+        source="",
+        weights="random",
+        architecture=architecture,
+        ranks=ranks,
+    )
+
+
+def _initialised(config: Any, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """The model with random weights, allocated and written once, on the device."""
+    with torch.device("meta"):  # shapes alone, without initialising weights
+        # Passed because a config's dtype takes precedence over torch's default.
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.to_empty(device=device)
+    with torch.no_grad():
+        model.init_weights()  # also ties weights and recomputes the rotary frequencies
+    return model
+
+
+def _stored_bytes(folder: Path) -> int:
+    """The size of the weights that transformers reads from a folder."""
+    index = folder / "model.safetensors.index.json"
+    try:
+        names = set(read_json(index)["weight_map"].values())
+    except (RooftreeError, LookupError, AttributeError, TypeError):
+        names = {"model.safetensors"}
+    files = [folder / str(name) for name in names]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _check_memory(
+    architecture: ModelArchitecture,
+    dtype: torch.dtype,
+    device: torch.device,
+    ranks: Ranks,
+    needed_bytes: int | None = None,
+) -> None:
+    """Raise InputError for weights that do not fit the free memory; a CPU would swap.
+
+    needed_bytes  where it does not follow from the sizes: of quantised weights
+    """
+    if needed_bytes is None:
+        needed_bytes = local_architecture(architecture, ranks.size).parameters * dtype.itemsize
+    if device.type == "cuda":
+        free_bytes, _ = torch.cuda.mem_get_info(device)
+    else:
+        needed_bytes *= ranks.size  # all ranks use the same memory
+        free_bytes = int(ranks.least(psutil.virtual_memory().available))
+    if needed_bytes > free_bytes:
+        raise InputError(
+            f"{architecture.name} needs {needed_bytes / 1e9:.1f} GB for its weights, but {device} "
+            f"has {free_bytes / 1e9:.1f} GB free",
+            hint="Choose a smaller target, or free some memory.",
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress progress bars, notices and warnings of transformers."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        transformers_logging.enable_progress_bar()
+
+
+def weights_source(name: str, download: bool) -> str | None:
+    """The folder that holds pretrained weights, or None.
+
+    download  allow fetching them from the hub
+    Raises InputError for a missing folder and an impossible name.
+    """
+    folder = folder_of(name)
+    if folder is not None:
+        return str(folder) if any(folder.glob("*.safetensors")) else None
+    if _looks_like_path(name):
+        raise InputError(f"there is no folder {name}", hint="Check the path of the target.")
+    label = _canonical_name(name)
+    if label == DEMO_NAME and (demo_model_folder() / "config.json").is_file():
+        return str(demo_model_folder())
+    return _hub_source(label, download)
+
+
+def _read_config(source: str) -> Any:
+    """The config in a model's folder; InputError where it cannot be read."""
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except BROKEN_FILES as error:
+        raise InputError(
+            f"cannot read the config of {source}: {first_reason(error)}",
+            hint="Give a Hugging Face model folder of a dense decoder (Llama, Qwen, Mistral, ...).",
+        ) from error
+    for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
+        if part is not None:
+            _choose_kernels(part, source)
+    return config
+
+
+def _choose_kernels(config: Any, source: str) -> None:
+    """Take torch's own kernels, whatever the config names: others may be fetched from the hub.
+
+    This decoder brings its own attention. Raises InputError for a name of no known kernel, such
+    as a repository on the hub.
+    """
+    for field, names in KERNELS.items():
+        name = getattr(config, field, None)
+        if name is None:
+            continue
+        if name not in names:
+            raise InputError(
+                f"the config of {source} asks for the kernel {str(name)[:80]!r} as {field[1:]},"
+                " which is no part of transformers",
+                hint=f"Take {field[1:]} out of its config.json.",
+            )
+        setattr(config, field, None)
+
+
+def label_of(name: str) -> str:
+    """A model's name: its folder's name, or a known target's full name."""
+    folder = folder_of(name)
+    return _canonical_name(name) if folder is None else folder.resolve().name
+
+
+def first_reason(error: BaseException) -> str:
+    """An error's first line, or its first two where the first ends with a colon."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")
+
+
+def _hub_source(name: str, download: bool) -> str | None:
+    """The local copy of a hub model, fetched first with `download`; None without a copy."""
+    try:
+        folder = huggingface_hub.snapshot_download(
+            name, allow_patterns=HUB_FILES, local_files_only=True
+        )
+        if any(Path(folder).glob("*.safetensors")):
+            return folder
+    except HFValidationError as error:
+        raise InputError(
+            f"'{name}' is neither a folder, a known target nor a hub id",
+            hint="Known targets are listed in calibrations/targets.yaml.",
+        ) from error
+    except LocalEntryNotFoundError:
+        pass
+    if not download:
+        return None
+    try:
+        return huggingface_hub.snapshot_download(name, allow_patterns=HUB_FILES)
+    except (HfHubHTTPError, OSError) as error:
+        raise InputError(
+            f"'{name}' is no folder here, and the hub does not give it: {first_reason(error)}",
+            hint="Check the name and the network, give a model folder, or run "
+            "`rooftree demo-model` for a small real model.",
+        ) from error
+
+
+def _looks_like_path(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
+def _canonical_name(name: str) -> str:
+    """A known target's full name; other names unchanged."""
+    try:
+        return find_target(name).architecture.name
+    except RooftreeError:
+        return name

@@ -1,0 +1,205 @@
+"""Capture and replay of device work: CUDA graphs, their memory budget and row buckets.
+
+`Capture` is a protocol, so that tests can run captured forwards on a CPU.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+from weakref import WeakSet
+
+import torch
+
+from costmodel.errors import InputError
+from decoder.model.ranks import ALONE, Ranks
+
+WARM_UP_CALLS = 2  # before a capture: compile and choose kernels, allocate workspaces
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1025)
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class Capture(Protocol):
+    """Records the device work of a function that works on fixed tensors."""
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Run `function` and return a callable that repeats one call's device work.
+
+        Raises CaptureError where that cannot be recorded.
+        """
+
+    def used_bytes(self) -> int:
+        """Device memory in use."""
+
+
+class CaptureError(RuntimeError):
+    """Device work could not be recorded; the work can still be done directly."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type where it has none."""
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+class BudgetedCapture:
+    """A capture under a memory budget that a target and its drafter share.
+
+    A recording counts against the budget for as long as somebody holds it.
+
+    notes  messages about drafter forwards that could not be captured
+    """
+
+    def __init__(self, capture: Capture, budget_bytes: int) -> None:
+        self.notes: list[str] = []
+        self._capture = capture
+        self._budget_bytes = budget_bytes
+        self._live: WeakSet[_Recording] = WeakSet()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the recordings that are still held."""
+        return sum(recording.memory_bytes for recording in self._live)
+
+    def used_bytes(self) -> int:
+        return self._capture.used_bytes()
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        """See `Capture.record`. Raises CaptureError, also once the budget is used up."""
+        if self.memory_bytes >= self._budget_bytes:
+            raise CaptureError(f"graphs have used their {self._budget_bytes / 1e9:.1f} GB")
+        before_bytes = self.used_bytes()
+        replay = self._capture.record(function)
+        recording = _Recording(replay, max(self.used_bytes() - before_bytes, 0))
+        self._live.add(recording)
+        return recording
+
+
+class _Recording:
+    """A replay and the memory that its recording took."""
+
+    def __init__(self, replay: Callable[[], None], memory_bytes: int) -> None:
+        self._replay = replay
+        self.memory_bytes = memory_bytes
+
+    def __call__(self) -> None:
+        self._replay()
+
+
+class CudaCapture:
+    """CUDA graphs of one device in one memory pool.
+
+    The pool can be shared: graphs are replayed one after another, and their outputs are
+    written to tensors outside the pool. A recording sends nothing to other ranks before its
+    first replay, so one rank can fail without the others.
+    """
+
+    def __init__(self, device: torch.device, ranks: Ranks = ALONE) -> None:
+        self._device = device
+        self._ranks = ranks
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        try:
+            return self._recorded(function)
+        except Exception as error:  # Triton's errors, too, derive from Exception alone
+            torch.cuda.empty_cache()  # frees what the failed capture still holds
+            raise CaptureError(first_line(error)) from error
+
+    def _recorded(self, function: Callable[[], None]) -> Callable[[], None]:
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream), self._ranks.muted():
+            for _ in range(WARM_UP_CALLS):
+                function()
+        current.wait_stream(self._stream)
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            function()
+        return graph.replay
+
+    def used_bytes(self) -> int:
+        free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
+        return total_bytes - free_bytes
+
+
+def bucket(rows: int) -> int | None:
+    """The smallest bucket of at least `rows` rows; None beyond the largest bucket.
+
+    Raises InputError for less than one row.
+    """
+    if rows < 1:
+        raise InputError(f"a forward needs one row or more, not {rows}")
+    index = bisect_left(BUCKETS, rows)
+    return BUCKETS[index] if index < len(BUCKETS) else None
+
+
+def padded_rows(rows: int, sequences: int) -> int | None:
+    """The padded row count of a forward of `rows` rows over several sequences.
+
+    The sequences' rows lie end to end and are padded together: to the bucket of the mean
+    rows of a sequence, times the sequences. None where the mean exceeds the largest bucket.
+    """
+    mean = bucket(-(-rows // sequences))
+    return None if mean is None else mean * sequences
+
+
+_Key = tuple[tuple[torch.Size, torch.dtype], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    inputs: Tensors
+    outputs: Tensors
+    replay: Callable[[], None]
+
+
+class GraphedFunction:
+    """A function of tensors, captured once for each set of input shapes and then replayed.
+
+    The function takes and returns tensors. Python values that it uses must not change between
+    calls of the same shapes: a cache's length is passed as a tensor. It may write tensors in
+    place if writing twice gives the same result, since a capture runs it several times. The
+    returned tensors are static: the next call of the same shapes overwrites them. A function
+    that cannot be captured is called directly, and `refused` holds the reason.
+    """
+
+    def __init__(self, function: Callable[..., Tensors], capture: Capture | None) -> None:
+        """capture: None calls the function directly."""
+        self._function = function
+        self._capture = capture
+        self._captured: dict[_Key, _Captured] = {}
+        self.refused: str | None = None
+
+    @torch.inference_mode()
+    def __call__(self, *inputs: torch.Tensor) -> Tensors:
+        if self._capture is None or self.refused is not None:
+            return self._function(*inputs)
+        key = tuple((tensor.shape, tensor.dtype) for tensor in inputs)
+        if key not in self._captured:
+            try:
+                self._captured[key] = self._record(self._capture, inputs)
+            except RuntimeError as error:  # torch.OutOfMemoryError is a RuntimeError
+                self.refused = first_line(error)
+                logging.getLogger(__name__).warning("running eagerly: %s", self.refused)
+                return self._function(*inputs)
+        captured = self._captured[key]
+        for static, new in zip(captured.inputs, inputs, strict=True):
+            static.copy_(new)
+        captured.replay()
+        return captured.outputs
+
+    def _record(self, capture: Capture, inputs: Tensors) -> _Captured:
+        fixed = tuple(tensor.clone() for tensor in inputs)
+        outputs = tuple(torch.empty_like(tensor) for tensor in self._function(*fixed))
+
+        def run() -> None:
+            for static, new in zip(outputs, self._function(*fixed), strict=True):
+                static.copy_(new)
+
+        return _Captured(fixed, outputs, capture.record(run))

@@ -1,0 +1,264 @@
+"""The eager runtime: forwards through the target's own modules, without padding or capture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from decoder.model.attention import (
+    ATTENTION_NAME,
+    AttentionPlan,
+    CausalVisible,
+    ForwardPlan,
+    RowBlock,
+    attending,
+    attention_of,
+    plan_segment,
+)
+from decoder.model.kv_cache import KVCache
+from decoder.model.rope import rope_by_length
+from decoder.model.runtime.base import NO_TOKEN, Forwarded, RuntimeKind
+from decoder.model.runtime.capture import BudgetedCapture
+from decoder.model.runtime.fused import TablePlan, TextPiece, kernels_usable
+from decoder.model.runtime.tables import RowTables, needed_words
+from decoder.model.structure import base_of, device_of
+
+
+def greedy_tokens(logits: torch.Tensor) -> torch.Tensor:
+    """The argmax of each row, int64 [...], of logits [..., vocab]; `NO_TOKEN` for no numbers.
+
+    The largest value is NaN if any is, so it tells. Nothing is copied to the host.
+    """
+    tokens = logits.argmax(-1, keepdim=True)
+    largest = logits.gather(-1, tokens)
+    # NaN - NaN and inf - inf are not 0; the fewest launches that tell.
+    return tokens.masked_fill_(largest - largest != 0, NO_TOKEN).squeeze(-1)
+
+
+class ModelStep:
+    """The forward of a causal LM, from token ids and positions to hidden states and logits.
+
+    captured  indices into transformers' `hidden_states` that are returned as features
+    owned     True sets our attention on the model for good; False only during each forward
+    rope      rotary factors that depend on the length; None where they do not
+    long      whether the texts at hand have the factors of long texts
+    plain_head  whether logits are the LM head's output, without scales or caps
+    """
+
+    def __init__(self, model: Any, *, owned: bool) -> None:
+        self.model = model
+        self.owned = owned
+        self.captured: tuple[int, ...] = ()
+        self.rope = rope_by_length(model, model.config)
+        self.long = False
+        self.plain_head = True
+        self.embedding = model.get_input_embeddings()
+        self.head = model.get_output_embeddings()
+        self._base = base_of(model)
+        if owned:
+            model.config._attn_implementation = ATTENTION_NAME
+
+    @cached_property
+    def device(self) -> torch.device:
+        return device_of(self.model)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    @property
+    def has_layers(self) -> bool:
+        """Whether hidden states of single layers can be captured."""
+        return isinstance(getattr(self._base, "layers", None), torch.nn.ModuleList)
+
+    @property
+    def positions(self) -> int:
+        """Positions that the model knows."""
+        return int(getattr(self.model.config, "max_position_embeddings", 0) or 1 << 30)
+
+    @property
+    def vocab(self) -> int:
+        """Columns of the logits, the vocabulary's padding included."""
+        return int(self.head.out_features)
+
+    @property
+    def feature_width(self) -> int:
+        return len(self.captured) * int(self.embedding.weight.shape[1])
+
+    def run(
+        self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Hidden states [rows, hidden] after the final norm, and features [rows, width].
+
+        tokens, positions  [rows]
+        """
+        rope = self.rope.of_long_texts() if self.rope and self.long else nullcontext()
+        ours = nullcontext() if self.owned else attention_of(self.model, ATTENTION_NAME)
+        with ours, attending(plan), rope, self._hooks() as states:
+            output = self._base(
+                input_ids=tokens[None], position_ids=positions[None], use_cache=False
+            )
+        features = None
+        if self.captured:
+            features = torch.cat([states[layer][0] for layer in self.captured], dim=-1)
+        return output.last_hidden_state[0], features
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The model's logits [..., vocab] of hidden states [..., hidden] after the final norm."""
+        if self.plain_head:
+            plain: torch.Tensor = self.head(hidden)
+            return plain
+        rows = hidden.reshape(1, -1, hidden.shape[-1])
+        with _returning(self._base, _HiddenStates(rows)):
+            ids = torch.zeros(rows.shape[:2], dtype=torch.long, device=rows.device)
+            logits: torch.Tensor = self.model(input_ids=ids, use_cache=False).logits
+        return logits.view(*hidden.shape[:-1], -1)
+
+    def logits_into(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the logits of hidden states [rows, hidden] to `out` [rows, vocab]."""
+        plain = self.plain_head and type(self.head) is torch.nn.Linear
+        if plain and self.head.bias is None:
+            torch.mm(hidden, self.head.weight.t(), out=out)
+        else:
+            out.copy_(self.logits(hidden))
+
+    def head_rows(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Rows [tokens, hidden] of the LM head's weight, copied."""
+        rows: torch.Tensor = self.head.weight.detach()[tokens]
+        return rows
+
+    def head_weight(self) -> torch.Tensor:
+        """The LM head's weight [vocab, hidden]."""
+        weight: torch.Tensor = self.head.weight.detach()
+        return weight
+
+    @contextmanager
+    def _hooks(self) -> Iterator[dict[int, torch.Tensor]]:
+        """The captured hidden states [1, rows, hidden] of one forward, by layer."""
+        states: dict[int, torch.Tensor] = {}
+
+        def store(layer: int) -> Any:
+            def hook(module: Any, inputs: Any, output: Any) -> None:
+                states[layer] = output[0] if isinstance(output, tuple) else output
+
+            return hook
+
+        modules = {i: self._base.layers[i - 1] if i else self.embedding for i in self.captured}
+        handles = [module.register_forward_hook(store(i)) for i, module in modules.items()]
+        try:
+            yield states
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+class EagerRuntime:
+    """Runs any model on any device.
+
+    Attention uses row tables and Triton kernels on CUDA, as in graphs. Elsewhere PyTorch
+    operations attend one sequence after another.
+    """
+
+    kind: RuntimeKind = "eager"
+    capture: BudgetedCapture | None = None
+    buckets: tuple[int, ...] = ()
+
+    def __init__(self, step: ModelStep, group: int, warnings: tuple[str, ...] = ()) -> None:
+        """group: query heads per KV head."""
+        self.warnings = warnings
+        self._step = step
+        self._group = group
+
+    def forward(
+        self, cache: KVCache, blocks: Sequence[RowBlock], *, last_only: bool = False
+    ) -> Forwarded:
+        """See `Runtime.forward`; `last_only` computes the logits of the last row alone."""
+        hidden, features = self.hidden(cache, blocks)
+        return Forwarded(self._step.logits(hidden[-1:] if last_only else hidden), features)
+
+    def hidden(
+        self, cache: KVCache, blocks: Sequence[RowBlock]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Hidden states [rows, hidden] after the final norm, and features, of all blocks."""
+        if kernels_usable(self._step.device):
+            tokens, positions, plan = self._with_tables(cache, blocks)
+        else:
+            tokens, positions, plan = self._with_segments(cache, blocks)
+        return self._step.run(tokens, positions, plan)
+
+    def prepare(self, cache: KVCache, rows: int, sequences: int = 1) -> None:
+        """Does nothing: no work is captured."""
+
+    def forget(self) -> None:
+        """Does nothing: no work is captured."""
+
+    def _with_tables(
+        self, cache: KVCache, blocks: Sequence[RowBlock]
+    ) -> tuple[torch.Tensor, torch.Tensor, AttentionPlan]:
+        rows = sum(block.rows for block in blocks)
+        words = needed_words(cache, blocks)
+        tables = RowTables(rows, cache.sequences, words, self._step.device)
+        tables.fill(cache, blocks)
+        plan = TablePlan(cache.data, tables, _text_piece(cache, blocks))
+        return tables.tokens, tables.positions, plan
+
+    def _with_segments(
+        self, cache: KVCache, blocks: Sequence[RowBlock]
+    ) -> tuple[torch.Tensor, torch.Tensor, AttentionPlan]:
+        device, first = self._step.device, 0
+        segments, tokens, positions = [], [], []
+        for block in blocks:
+            visible = None
+            if block.visible is not None:
+                visible = torch.from_numpy(block.visible.dense()).to(device)
+            rows = slice(first, first + block.rows)
+            segments.append(plan_segment(cache, block.sequence, rows, visible, self._group))
+            tokens.append(torch.from_numpy(block.tokens).to(device))
+            offsets = torch.from_numpy(block.offsets).to(device)
+            positions.append(offsets + cache.lengths[block.sequence])
+            first = rows.stop
+        return _join(tokens), _join(positions), ForwardPlan(tuple(segments))
+
+
+class _HiddenStates:
+    """An output of a base model that has hidden states and nothing else."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return (self.last_hidden_state,)[index]
+
+
+@contextmanager
+def _returning(module: torch.nn.Module, output: _HiddenStates) -> Iterator[None]:
+    """Calls of the module return this output, so that a model goes on from there."""
+    before = module.__dict__.get("forward")
+    module.forward = lambda *_, **__: output
+    try:
+        yield
+    finally:
+        del module.forward
+        if before is not None:
+            module.forward = before
+
+
+def _text_piece(cache: KVCache, blocks: Sequence[RowBlock]) -> TextPiece | None:
+    """The piece of text that the rows are; None for a tree, and for several sequences."""
+    block = blocks[0]
+    plain = isinstance(block.visible, CausalVisible) and not cache.pending[block.sequence]
+    if len(blocks) > 1 or not plain:
+        return None
+    return TextPiece(block.sequence, cache.end(block.sequence) + block.rows)
+
+
+def _join(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

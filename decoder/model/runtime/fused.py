@@ -1,0 +1,374 @@
+"""Fused decoder layers for a model that the engine owns: fewer and larger operations.
+
+The query, key and value products become one product, and so do gate and up. Residual
+additions are part of the preceding product or of the norm behind them, and queries and keys
+are rotated together. On CUDA one Triton kernel each computes the norm, the sum with its norm,
+the rotary embedding with the store into the cache, and SwiGLU: 10 launches a layer instead of
+56. The norm behind the last layer is the same kernel.
+
+No module is replaced. A layer gets its own `forward`, which `unfuse` removes, and its weights
+become views of the joined weights, so the state dict is unchanged.
+
+Each operation is a Triton kernel on CUDA, and PyTorch elsewhere and in float64.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention.bias import causal_lower_right
+from transformers.activations import SiLUActivation
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, rotate_half
+from transformers.models.mistral.modeling_mistral import MistralDecoderLayer, MistralRMSNorm
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
+
+from decoder.model.attention import AttentionPlan, current_plan
+from decoder.model.ranks import SummedLinear
+from decoder.model.runtime.tables import LayerCache, RowTables
+from decoder.model.structure import base_of
+from decoder.tree.draft_tree import WORD
+
+FLASH_WIDEST = 256  # lanes of a head
+FLASH_CAPABILITY = (8, 0)
+
+
+@cache
+def triton_installed() -> bool:
+    """CUDA builds of PyTorch for Linux bring Triton; CPU builds do not."""
+    return find_spec("triton") is not None
+
+
+def kernels_usable(device: torch.device) -> bool:
+    """Whether our Triton kernels are compiled for the device; False in Triton's interpreter."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    return device.type == "cuda" and triton_installed() and not interpreted
+
+
+def kernels_for(tensor: torch.Tensor) -> ModuleType | None:
+    """`runtime.kernels` where its kernels take the tensor, else None."""
+    if tensor.dtype == torch.float64 or not kernels_usable(tensor.device):
+        return None
+    from decoder.model.runtime import kernels  # cannot be imported without Triton
+
+    return kernels
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """Rows that continue one sequence's text, each seeing all before it.
+
+    keys  of the sequence, these rows' included
+    """
+
+    sequence: int
+    keys: int
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """Attention of the rows in some tables over a cache's tensor.
+
+    data  [layers, 2, sequences, kv_heads, slots, head_dim]
+    text  where the rows are a piece of text, for which PyTorch's kernel is faster
+    """
+
+    data: torch.Tensor
+    tables: RowTables
+    text: TextPiece | None = None
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        """Store the rows' keys and values, and attend; see `AttentionPlan.attend`."""
+        cache = self.layer(layer)
+        cache.keys[cache.owners, :, cache.slots] = key[0].transpose(0, 1)
+        cache.values[cache.owners, :, cache.slots] = value[0].transpose(0, 1)
+        return self.attend_stored(layer, query[0].transpose(0, 1), scale)[None]
+
+    def layer(self, layer: int) -> LayerCache:
+        """The layer's cache and the slots of the rows' keys and values."""
+        keys, values = self.data[layer]
+        return LayerCache(keys, values, self.tables.owners, self.tables.slots)
+
+    def attend_stored(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
+        """Attention of rows whose keys and values are stored.
+
+        query, returns  [rows, heads, head_dim]
+        """
+        keys, values = self.data[layer]
+        if self.text is not None and flash_usable(query):
+            place = (self.text.sequence, slice(None), slice(self.text.keys))
+            return text_attention(query, keys[place], values[place], scale)
+        kernels = kernels_for(query)
+        fits = kernels is not None and query.shape[-1] <= kernels.WIDEST
+        attend = kernels.table_attention if fits else reference_table_attention
+        return attend(query, keys, values, self.tables, scale)
+
+
+def flash_usable(query: torch.Tensor) -> bool:
+    """Whether PyTorch's flash attention takes the tensor: 16 bits on compute capability 8.0."""
+    if query.device.type != "cuda" or query.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    capability = torch.cuda.get_device_capability(query.device)
+    return query.shape[-1] <= FLASH_WIDEST and capability >= FLASH_CAPABILITY
+
+
+def text_attention(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Causal attention of the last rows of a text.
+
+    query         [rows, heads, head_dim]
+    keys, values  [kv_heads, keys, head_dim], the rows' own last
+    returns       [rows, heads, head_dim]
+    """
+    output = nn.functional.scaled_dot_product_attention(
+        query.transpose(0, 1)[None],
+        keys[None],
+        values[None],
+        attn_mask=causal_lower_right(len(query), keys.shape[1]),
+        scale=scale,
+        enable_gqa=True,
+    )
+    return output[0].transpose(0, 1)
+
+
+def reference_table_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: RowTables,
+    scale: float,
+) -> torch.Tensor:
+    """Tree attention over row tables in PyTorch operations of fixed shapes.
+
+    Reads every slot of the cache under a mask. For tests, and where no kernel runs.
+
+    query         [rows, heads, head_dim]
+    keys, values  [sequences, kv_heads, slots, head_dim]
+    returns       [rows, heads, head_dim]
+    """
+    rows, heads, width = query.shape
+    kv_heads, slots = keys.shape[1:3]
+    accurate = torch.promote_types(query.dtype, torch.float32)
+    prefix = tables.prefixes[tables.owners].long()[:, None]  # [rows, 1]
+    place = torch.arange(slots, device=query.device)[None] - prefix  # [rows, slots] in the tail
+    inside = (place >= 0) & (place < tables.tails[tables.owners][:, None])
+    word = (place // WORD).clamp(0, tables.bits.shape[1] - 1)
+    bit = (tables.bits.gather(1, word) >> (place % WORD).int()) & 1
+    seen = (place < 0) | (inside & (bit == 1))
+    packed = query.view(rows, kv_heads, heads // kv_heads, width)
+    scores = torch.einsum("rhgd,rhsd->rhgs", packed, keys[tables.owners]).to(accurate) * scale
+    weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(-1)
+    mixed = torch.einsum("rhgs,rhsd->rhgd", weights.to(values.dtype), values[tables.owners])
+    return mixed.reshape(rows, heads, width)
+
+
+def normalise(norm: Any, rows: torch.Tensor) -> torch.Tensor:
+    """An RMSNorm module of transformers applied to [rows, hidden]."""
+    kernels = kernels_for(rows)
+    if kernels is None:
+        return norm(rows)
+    return kernels.rms_norm(rows, norm.weight, norm.variance_epsilon)
+
+
+def add_and_normalise(
+    rows: torch.Tensor, inputs: torch.Tensor, linear: nn.Linear, norm: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """rows + linear(inputs), and its RMSNorm: each [rows, hidden]."""
+    kernels = kernels_for(rows)
+    if kernels is None:
+        rows = add_product(rows, inputs, linear)
+        return rows, norm(rows)
+    # `addmm` would copy the rows first; the sum costs the norm's kernel one more read.
+    summed: tuple[torch.Tensor, torch.Tensor] = kernels.add_rms_norm(
+        rows, linear(inputs), norm.weight, norm.variance_epsilon
+    )
+    return summed
+
+
+def gated(activation: Any, gate_up: torch.Tensor) -> torch.Tensor:
+    """activation(gate) * up of [rows, 2 * ffn], gate first: [rows, ffn]."""
+    kernels = kernels_for(gate_up)
+    if kernels is not None and isinstance(activation, (nn.SiLU, SiLUActivation)):
+        return kernels.swiglu(gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
+    return activation(gate) * up
+
+
+# Layers whose forward `FusedForward` computes. Not among them: mixtures of experts, and
+# GPT-NeoX, whose query, key and value are one product already.
+FUSIBLE = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
+NORMS = (LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm)
+
+
+def fuse(model: nn.Module) -> int:
+    """Fuse every layer of a known family; returns the number of fused layers. Idempotent."""
+    fused = 0
+    with torch.no_grad():
+        for layer in model.modules():
+            if type(layer) in FUSIBLE and plain_linears(layer):
+                if not isinstance(layer.__dict__.get("forward"), FusedForward):
+                    layer.forward = FusedForward(layer)
+                fused += 1
+    last = getattr(base_of(model), "norm", None)
+    if fused and type(last) in NORMS:
+        last.forward = LastNorm(last)
+    return fused
+
+
+def unfuse(model: nn.Module) -> None:
+    """Remove the fused forwards; the weights keep their values."""
+    for layer in model.modules():
+        if isinstance(layer.__dict__.get("forward"), (FusedForward, LastNorm)):
+            del layer.forward
+
+
+class LastNorm:
+    """The norm behind the last layer, as one kernel where there is one."""
+
+    def __init__(self, norm: Any) -> None:
+        self._norm = norm
+
+    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The norm of [..., hidden]."""
+        norm, kernels = self._norm, kernels_for(hidden_states)
+        if kernels is None:
+            plain: torch.Tensor = type(norm).forward(norm, hidden_states)
+            return plain
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        normed: torch.Tensor = kernels.rms_norm(rows, norm.weight, norm.variance_epsilon)
+        return normed.view(hidden_states.shape)
+
+
+class FusedForward:
+    """The fused forward of one decoder layer, used under an attention plan."""
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self._qkv_weight, self._qkv_bias = join_linears(projections)
+        self._gate_up_weight, self._gate_up_bias = join_linears((mlp.gate_proj, mlp.up_proj))
+        self._sizes = [projection.out_features for projection in projections]
+
+    def __call__(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        **rest: Any,
+    ) -> torch.Tensor:
+        """The layer's output [1, rows, hidden]; without a plan by the layer's own forward.
+
+        hidden_states        [1, rows, hidden]
+        position_embeddings  cosines and sines [1, rows, head_dim]
+        """
+        layer, plan = self._layer, current_plan()
+        if plan is None:
+            unfused: torch.Tensor = type(layer).forward(
+                layer, hidden_states, position_embeddings=position_embeddings, **rest
+            )
+            return unfused
+        rows = hidden_states[0]
+        normed = normalise(layer.input_layernorm, rows)
+        qkv = nn.functional.linear(normed, self._qkv_weight, self._qkv_bias)
+        attended = self._attend(qkv, position_embeddings, plan)
+        rows, normed = add_and_normalise(
+            rows, attended, layer.self_attn.o_proj, layer.post_attention_layernorm
+        )
+        gate_up = nn.functional.linear(normed, self._gate_up_weight, self._gate_up_bias)
+        return add_product_(rows, gated(layer.mlp.act_fn, gate_up), layer.mlp.down_proj)[None]
+
+    def _attend(
+        self,
+        qkv: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        plan: AttentionPlan,
+    ) -> torch.Tensor:
+        """Attention [rows, heads * head_dim] of qkv [rows, (heads + 2 kv_heads) * head_dim]."""
+        attention = self._layer.self_attn
+        cos, sin = position_embeddings
+        kernels = kernels_for(qkv)
+        if kernels is not None and isinstance(plan, TablePlan):
+            query = kernels.rotate_and_store(
+                qkv, (cos[0], sin[0]), _norms(attention), plan.layer(attention.layer_idx)
+            )
+            return plan.attend_stored(attention.layer_idx, query, attention.scaling).flatten(1)
+        heads = qkv.unflatten(1, (-1, attention.head_dim))  # [rows, heads + 2 kv_heads, head_dim]
+        queries, keys, values = (size // attention.head_dim for size in self._sizes)
+        turned, value = heads.split((queries + keys, values), dim=1)
+        if hasattr(attention, "q_norm"):
+            query, key = turned.split((queries, keys), dim=1)
+            turned = torch.cat((attention.q_norm(query), attention.k_norm(key)), dim=1)
+        turned = turned.transpose(0, 1)[None]  # queries and keys are rotated alike
+        query, key = (turned * cos + rotate_half(turned) * sin).split((queries, keys), dim=1)
+        value = value.transpose(0, 1)[None]
+        attended = plan.attend(attention.layer_idx, query, key, value, attention.scaling)
+        return attended[0].flatten(1)
+
+
+def join_linears(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The modules' weights and biases, each joined by rows; theirs become views of the joined."""
+    weight = torch.cat([linear.weight for linear in linears])
+    bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
+    sizes = [linear.out_features for linear in linears]
+    for linear, part in zip(linears, weight.split(sizes), strict=True):
+        linear.weight = nn.Parameter(part, requires_grad=False)
+    if bias is not None:
+        for linear, part in zip(linears, bias.split(sizes), strict=True):
+            linear.bias = nn.Parameter(part, requires_grad=False)
+    return weight, bias
+
+
+def add_product(rows: torch.Tensor, inputs: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
+    """rows + linear(inputs) as one product: [rows, hidden].
+
+    The addition stays outside a `SummedLinear`, in which every rank would add the rows.
+    """
+    if linear.bias is not None or type(linear) is SummedLinear:
+        return rows + linear(inputs)
+    return torch.addmm(rows, inputs, linear.weight.t())
+
+
+def add_product_(rows: torch.Tensor, inputs: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
+    """`add_product` in place, for `rows` that are not used afterwards."""
+    if linear.bias is not None or type(linear) is SummedLinear:
+        return rows.add_(linear(inputs))
+    return rows.addmm_(inputs, linear.weight.t())
+
+
+def _norms(attention: Any) -> tuple[torch.Tensor, torch.Tensor, float] | None:
+    """Weights of the query's and the key's norm, and epsilon; None without such norms."""
+    if not hasattr(attention, "q_norm"):
+        return None
+    query, key = attention.q_norm, attention.k_norm
+    return query.weight, key.weight, query.variance_epsilon
+
+
+def plain_linears(layer: Any) -> bool:
+    """Whether all products are plain (`is_plain`)."""
+    attention, mlp = layer.self_attn, layer.mlp
+    linears = (
+        attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj,
+        mlp.gate_proj, mlp.up_proj, mlp.down_proj,
+    )  # fmt: skip
+    return all(is_plain(linear) for linear in linears)
+
+
+def is_plain(linear: nn.Module) -> bool:
+    """Whether it is an `nn.Linear` or `SummedLinear`: not quantised, adapted or packed."""
+    return type(linear) in (nn.Linear, SummedLinear) and "forward" not in linear.__dict__

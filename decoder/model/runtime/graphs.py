@@ -1,0 +1,258 @@
+"""The graph runtime: forwards captured once a bucket of rows, and replayed on padded rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import get_args
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from costmodel.errors import DeviceError, InputError
+from decoder.model.attention import RowBlock, TreeVisible
+from decoder.model.kv_cache import KVCache
+from decoder.model.ranks import ALONE, Ranks
+from decoder.model.runtime.base import ChosenTokens, Forwarded, Runtime, RuntimeChoice, RuntimeKind
+from decoder.model.runtime.capture import (
+    BUCKETS,
+    BudgetedCapture,
+    Capture,
+    CudaCapture,
+    first_line,
+    padded_rows,
+)
+from decoder.model.runtime.eager import EagerRuntime, ModelStep, greedy_tokens
+from decoder.model.runtime.fused import TablePlan
+from decoder.model.runtime.tables import RowTables, needed_words
+
+MEMORY_SHARE = 0.1  # of the device, for captured forwards
+GROUPED_CAPABILITIES = ((9, 0), (10, 0))  # on which PyTorch has a kernel for grouped products
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphShape:
+    """The sizes of a captured forward.
+
+    rows   of all sequences, padding included
+    words  of a row's ancestor bits
+    """
+
+    rows: int
+    words: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedStep:
+    """A captured forward: fill the tables, call `replay`, read the outputs."""
+
+    tables: RowTables
+    logits: torch.Tensor  # [rows, vocab]
+    features: torch.Tensor | None  # [rows, width]
+    chosen: ChosenTokens
+    replay: Callable[[], None]
+
+
+class GraphRuntime:
+    """Replays captured forwards; a forward that cannot be captured runs eagerly, with a warning.
+
+    A forward is captured when its bucket is first needed, or by `prepare`, while the captured
+    forwards take less than `budget_bytes`. More rows than the largest bucket run eagerly.
+    Graphs belong to one cache and are dropped with it. A drafter's forwards share `capture`,
+    its memory and its budget. With several ranks, a forward that one rank cannot capture runs
+    eagerly on all.
+    """
+
+    kind: RuntimeKind = "graphs"
+
+    def __init__(
+        self,
+        step: ModelStep,
+        eager: EagerRuntime,
+        capture: Capture,
+        budget_bytes: int,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self._step, self._eager = step, eager
+        self.capture, self._ranks = BudgetedCapture(capture, budget_bytes), ranks
+        self._captured: WeakKeyDictionary[KVCache, dict[GraphShape, CapturedStep]]
+        self._captured = WeakKeyDictionary()
+        self._refused: dict[GraphShape, str] = {}
+        self._outputs: dict[str, torch.Tensor] = {}
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        return BUCKETS
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        refusals = [
+            f"a forward of {shape.rows} rows runs eagerly: {reason}"
+            for shape, reason in self._refused.items()
+        ]
+        return (*refusals, *self.capture.notes)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the captured forwards, a drafter's included."""
+        return self.capture.memory_bytes
+
+    def shapes(self, cache: KVCache) -> tuple[GraphShape, ...]:
+        """The shapes of the forwards captured for a cache."""
+        return tuple(self._captured.get(cache, {}))
+
+    def forward(self, cache: KVCache, blocks: Sequence[RowBlock]) -> Forwarded:
+        rows = sum(block.rows for block in blocks)
+        step = self._captured_step(cache, blocks)
+        if step is None:
+            return self._eager.forward(cache, blocks)
+        step.tables.fill(cache, blocks)
+        step.replay()
+        step.chosen.send()
+        features = None if step.features is None else step.features[:rows]
+        return Forwarded(step.logits[:rows], features, step.chosen)
+
+    @torch.inference_mode()
+    def prepare(self, cache: KVCache, rows: int, sequences: int = 1) -> None:
+        """Capture the buckets of up to `rows` rows a sequence, largest first.
+
+        Smaller buckets then fit into the memory of the largest. Buckets for which the cache
+        has no room are left out. The rows written meanwhile do not become pending.
+        """
+        largest = padded_rows(rows, 1) or BUCKETS[-1]
+        for size in sorted((size for size in BUCKETS if size <= largest), reverse=True):
+            room = all(cache.end(s) + size <= cache.capacity for s in range(sequences))
+            if room:
+                blocks = [_chain_block(sequence, size) for sequence in range(sequences)]
+                self._captured_step(cache, blocks)
+
+    def forget(self) -> None:
+        self._captured.clear()
+        self._refused.clear()
+        self._outputs.clear()
+
+    def _captured_step(self, cache: KVCache, blocks: Sequence[RowBlock]) -> CapturedStep | None:
+        rows = padded_rows(sum(block.rows for block in blocks), len(blocks))
+        if rows is None:
+            return None
+        shape = GraphShape(rows=rows, words=needed_words(cache, blocks))
+        captured = self._captured.setdefault(cache, {})
+        if shape not in captured and shape not in self._refused:
+            step, reason = self._try(cache, blocks, shape)
+            reason = self._ranks.any_text(reason)
+            if reason:
+                self._refuse(shape, reason)
+            elif step is not None:
+                captured[shape] = step
+        return captured.get(shape)
+
+    def _try(
+        self, cache: KVCache, blocks: Sequence[RowBlock], shape: GraphShape
+    ) -> tuple[CapturedStep | None, str]:
+        """The captured forward and "", or None and the reason."""
+        try:
+            return self._record(cache, blocks, shape), ""
+        except RuntimeError as error:  # out of memory, or of the budget
+            return None, first_line(error)
+
+    def _record(
+        self, cache: KVCache, blocks: Sequence[RowBlock], shape: GraphShape
+    ) -> CapturedStep:
+        step = self._step
+        tables = RowTables(shape.rows, cache.sequences, shape.words, step.device)
+        tables.fill(cache, blocks)
+        plan = TablePlan(cache.data, tables)
+        logits = self._output("logits", shape.rows, step.vocab)
+        chosen = ChosenTokens(shape.rows, step.device)
+        features = None
+        if step.captured:
+            features = self._output("features", shape.rows, step.feature_width)
+
+        def run() -> None:
+            hidden, states = step.run(tables.tokens, tables.positions, plan)
+            step.logits_into(hidden, logits)
+            chosen.put(greedy_tokens(logits))
+            if features is not None and states is not None:
+                features.copy_(states)
+
+        replay = self.capture.record(run)
+        return CapturedStep(
+            tables=tables, logits=logits, features=features, chosen=chosen, replay=replay
+        )
+
+    def _output(self, name: str, rows: int, width: int) -> torch.Tensor:
+        """The first rows of an output that graphs share, allocated anew where it is too small."""
+        output = self._outputs.get(name)
+        if output is None or output.shape[0] < rows or output.shape[1] != width:
+            output = torch.empty(rows, width, dtype=self._step.dtype, device=self._step.device)
+            self._outputs[name] = output
+        return output[:rows]
+
+    def _refuse(self, shape: GraphShape, reason: str) -> None:
+        self._refused[shape] = reason
+        logging.getLogger(__name__).warning(
+            "cannot capture a forward of %d rows, running it eagerly: %s", shape.rows, reason
+        )
+
+
+def _chain_block(sequence: int, rows: int) -> RowBlock:
+    """A causal chain of rows with token 0; a capture does not depend on the tokens."""
+    visible = TreeVisible(np.arange(rows - 1)) if rows > 1 else None
+    return RowBlock(sequence, np.zeros(rows, np.int64), np.arange(rows), visible)
+
+
+def runtime_kind(
+    choice: RuntimeChoice,
+    device: torch.device,
+    *,
+    capturable: bool = True,
+    packable: bool = True,
+) -> RuntimeKind:
+    """The runtime of a choice: `auto` is graphs on CUDA and packed on a CPU, where they can be.
+
+    capturable  False for a borrowed model, whose weights may move while a graph reads them, and
+                for experts that need the host (`experts_capturable`)
+    packable    whether the weights may be given up for packed ones; without it a choice of packed
+                is eager
+    Raises InputError for an unknown choice, DeviceError for a runtime that the device has not.
+    """
+    if choice not in get_args(RuntimeChoice):
+        raise InputError(
+            f"'{choice}' is not a runtime", hint=f"Use one of {', '.join(get_args(RuntimeChoice))}."
+        )
+    needs = {"graphs": "cuda", "packed": "cpu"}.get(choice, device.type)
+    if needs != device.type:
+        raise DeviceError(
+            f"the {choice} runtime needs a {needs.upper()} device, and this is {device}",
+            hint="Use --runtime eager, or leave it out.",
+        )
+    if choice == "auto" and device.type == "cuda":
+        return "graphs" if capturable else "eager"
+    if choice in ("auto", "packed"):
+        return "packed" if device.type == "cpu" and packable else "eager"
+    return choice
+
+
+def experts_capturable(step: ModelStep) -> bool:
+    """Whether a mixture of experts is computed without asking the host for anything.
+
+    transformers' grouped product does not, where PyTorch has one kernel for it; on other devices
+    and in other dtypes PyTorch copies the sizes of the groups to the host.
+    """
+    if step.device.type != "cuda" or step.dtype != torch.bfloat16:
+        return False
+    grouped = step.model.config.get_text_config()._experts_implementation == "grouped_mm"
+    return grouped and torch.cuda.get_device_capability(step.device) in GROUPED_CAPABILITIES
+
+
+def make_runtime(
+    kind: RuntimeKind, step: ModelStep, eager: EagerRuntime, ranks: Ranks = ALONE
+) -> Runtime:
+    """The runtime of one model: `eager`, which may be packed, or graphs beside it."""
+    if kind != "graphs":
+        return eager
+    _, total_bytes = torch.cuda.mem_get_info(step.device)
+    budget_bytes = int(MEMORY_SHARE * total_bytes)
+    return GraphRuntime(step, eager, CudaCapture(step.device, ranks), budget_bytes, ranks)

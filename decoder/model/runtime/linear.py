@@ -1,0 +1,200 @@
+"""Linear layers joined by their outputs, with plain weights or with weights packed for a CPU.
+
+`torch.nn.functional.linear` brings a bfloat16 weight into oneDNN's blocks at every call, which
+takes longer than a product of few rows. A packed weight is reordered once, and replaces the
+original.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from costmodel.errors import InputError
+from decoder.model.runtime.fused import join_linears
+
+ROWS = 1  # that weights are reordered for
+OPERATORS = ("_reorder_linear_weight", "_linear_pointwise", "data_ptr", "_nbytes")
+BLOCKS = (64, 48, 32, 16, 1)  # rows of a weight that oneDNN may keep together
+COMPARED_ROWS = 499  # no multiple of a block, so that all places in one are compared
+
+
+class JoinedLinear(Protocol):
+    """Linear layers whose outputs lie side by side."""
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Outputs [..., out] of inputs [..., in]."""
+
+    def outputs_from(self, first: int, inputs: torch.Tensor) -> torch.Tensor:
+        """The outputs from number `first` on."""
+
+    def added_to(
+        self, rows: torch.Tensor, inputs: torch.Tensor, *, overwrite: bool = False
+    ) -> torch.Tensor:
+        """rows + outputs of inputs; `overwrite` allows to use the memory of rows."""
+
+    def weight(self) -> torch.Tensor:
+        """The plain weight [out, in], or a copy."""
+
+    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Rows [..., in] of the weight by their numbers [...]."""
+
+
+class PlainLinear(JoinedLinear):
+    """Layers with a joined weight, of which the modules' weights are views."""
+
+    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+        self._weight, self._bias = join_linears(linears)
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        return functional.linear(inputs, self._weight, self._bias)
+
+    def outputs_from(self, first: int, inputs: torch.Tensor) -> torch.Tensor:
+        bias = None if self._bias is None else self._bias[first:]
+        return functional.linear(inputs, self._weight[first:], bias)
+
+    def added_to(
+        self, rows: torch.Tensor, inputs: torch.Tensor, *, overwrite: bool = False
+    ) -> torch.Tensor:
+        if self._bias is not None:
+            return rows + self(inputs)
+        out = rows if overwrite else None
+        return torch.addmm(rows, inputs, self._weight.t(), out=out)
+
+    def weight(self) -> torch.Tensor:
+        return self._weight
+
+    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
+        return self._weight[numbers]
+
+
+class PackedLinear(JoinedLinear):
+    """Layers with a packed weight: in bfloat16 bit for bit `functional.linear` and `addmm`.
+
+    The modules compute by it from now on, and their weights keep only shape and dtype; see
+    `plain_state`.
+    """
+
+    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+        weights = [linear.weight.detach() for linear in linears]
+        biases = [linear.bias for linear in linears if linear.bias is not None]
+        self._bias = torch.cat(biases).detach() if biases else None
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(
+            torch.cat(weights) if weights[1:] else weights[0], ROWS
+        )
+        self._product = torch.ops.mkldnn._linear_pointwise.default
+        self._product_and_sum = torch.ops.mkldnn._linear_pointwise.binary
+        self._blocks: torch.Tensor | None = None
+        release(linears, self)
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self._product(inputs, self._packed, self._bias, "none", [], "")
+        return outputs
+
+    def outputs_from(self, first: int, inputs: torch.Tensor) -> torch.Tensor:
+        return self(inputs)[..., first:]  # a part of a packed weight cannot be read alone
+
+    def added_to(
+        self, rows: torch.Tensor, inputs: torch.Tensor, *, overwrite: bool = False
+    ) -> torch.Tensor:
+        total: torch.Tensor = self._product_and_sum(inputs, rows, self._packed, self._bias, "add")
+        return total
+
+    def weight(self) -> torch.Tensor:
+        return self._packed.to_dense()
+
+    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
+        if self._blocks is None and not self.learn_layout(self.weight()):
+            raise InputError("the layout of these packed weights is unknown")
+        assert self._blocks is not None
+        return _rows(self._blocks, numbers)
+
+    def learn_layout(self, weight: torch.Tensor) -> bool:
+        """Find the plain weight's rows in the packed memory; False for an unknown layout.
+
+        The memory is [blocks, in / pair, rows, pair]. Both ends and rows between are compared.
+        """
+        size = torch.ops.mkldnn._nbytes(self._packed)
+        memory = (ctypes.c_char * size).from_address(torch.ops.mkldnn.data_ptr(self._packed))
+        numbers = torch.frombuffer(memory, dtype=self._packed.dtype)
+        out, width = weight.shape
+        some = torch.linspace(0, out - 1, min(out, COMPARED_ROWS)).long()
+        pair = 4 // weight.dtype.itemsize  # bfloat16 numbers are multiplied in pairs
+        for rows in BLOCKS:
+            if width % pair or numbers.numel() != -(-out // rows) * rows * width:
+                continue
+            blocks = numbers.view(-1, width // pair, rows, pair)
+            if torch.equal(_rows(blocks, some), weight[some]):
+                self._blocks = blocks
+                return True
+        return False
+
+
+class Part:
+    """The forward of one of the joined layers."""
+
+    def __init__(self, joined: JoinedLinear, part: slice) -> None:
+        self.joined, self.part = joined, part
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.joined(inputs)[..., self.part]
+
+
+def release(linears: Sequence[nn.Linear], joined: JoinedLinear) -> None:
+    """Let the layers compute by `joined`, and give up their weights but for shape and dtype."""
+    first = 0
+    for linear in linears:
+        linear.forward = Part(joined, slice(first, first + linear.out_features))
+        linear.weight = nn.Parameter(linear.weight.detach().to("meta"), requires_grad=False)
+        first += linear.out_features
+
+
+def _rows(blocks: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    size = blocks.shape[2]
+    return blocks[numbers // size, :, numbers % size].flatten(-2)
+
+
+def join(linears: Sequence[nn.Linear]) -> JoinedLinear:
+    """The layers joined: packed where their device and dtype allow it. They end as they are."""
+    weight = linears[0].weight
+    if packing_refused(weight.device, weight.dtype) is None:
+        return PackedLinear(linears)
+    return PlainLinear(linears)
+
+
+def pack_layers(module: nn.Module) -> None:
+    """Pack every linear layer of a module that can be, each for itself."""
+    for layer in module.modules():
+        plain = type(layer) is nn.Linear and "forward" not in layer.__dict__
+        if plain and packing_refused(layer.weight.device, layer.weight.dtype) is None:
+            PackedLinear([layer])
+
+
+def packing_refused(device: torch.device, dtype: torch.dtype) -> str | None:
+    """The reason why weights of this dtype cannot be packed on the device; None where they can."""
+    if device.type != "cpu":
+        return f"packed weights are for a CPU, not for {device}"
+    if dtype not in (torch.bfloat16, torch.float32):
+        return f"weights are packed in bfloat16 and float32, not in {dtype}"
+    if not all(hasattr(torch.ops.mkldnn, name) for name in OPERATORS):
+        return "this build of torch has no oneDNN operators"
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return "oneDNN has no bfloat16 products on this CPU"
+    return None
+
+
+def plain_state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The state dict of a module, with plain copies of the weights that are packed."""
+    state: dict[str, torch.Tensor] = dict(module.state_dict())
+    for name, layer in module.named_modules():
+        forward = layer.__dict__.get("forward")
+        if isinstance(forward, Part):
+            state[f"{name}.weight"] = forward.joined.weight()[forward.part]
+        elif hasattr(forward, "__self__"):  # a tied embedding
+            state[f"{name}.weight"] = forward.__self__.weight()
+    return state

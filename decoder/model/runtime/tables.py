@@ -1,0 +1,117 @@
+"""Row tables: lengths, cache slots and ancestors of a forward's rows, as static tensors.
+
+A captured forward reads them on the device, so one capture serves every context and tree. They
+are refilled before each replay with one copy to the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from costmodel.errors import InputError
+from decoder.model.attention import RowBlock
+from decoder.model.kv_cache import KVCache
+from decoder.tree.draft_tree import WORD
+
+
+def needed_words(cache: KVCache, blocks: Sequence[RowBlock]) -> int:
+    """Words of ancestor bits for the longest tail (pending and new rows).
+
+    A power of two, so that few graphs are captured for one bucket of rows.
+    """
+    longest = max(cache.pending[block.sequence] + block.rows for block in blocks)
+    words = -(-longest // WORD)
+    return 1 << (words - 1).bit_length()
+
+
+class RowTables:
+    """Static tensors that describe the rows of a forward.
+
+    tokens, positions     int64 [rows]
+    slots, owners         int64 [rows]: the cache slot of a row's key and value, and its sequence
+    starts, counts        int32 [sequences]: a sequence's first row, and its number of rows
+    prefixes, tails       int32 [sequences]: committed tokens, and pending plus new rows
+    bits                  int32 [rows, words]: the tail keys that a row sees, a bit each
+    """
+
+    def __init__(self, rows: int, sequences: int, words: int, device: torch.device) -> None:
+        sizes = (8 * rows, 4 * sequences, rows * words)
+        self._host = torch.zeros(sum(sizes), dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._device = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        wide, few, bits = self._device.split(sizes)
+        self.tokens, self.positions, self.slots, self.owners = wide.view(torch.int64).view(4, rows)
+        self.starts, self.counts, self.prefixes, self.tails = few.view(4, sequences)
+        self.bits = bits.view(rows, words)
+        wide_np, few_np, bits_np = np.split(self._host.numpy(), np.cumsum(sizes)[:2])
+        self._wide: NDArray[np.int64] = wide_np.view(np.int64).reshape(4, rows)
+        self._few: NDArray[np.int32] = few_np.reshape(4, sequences)
+        self._bits: NDArray[np.int32] = bits_np.reshape(rows, words)
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+
+    @property
+    def rows(self) -> int:
+        return len(self.tokens)
+
+    def fill(self, cache: KVCache, blocks: Sequence[RowBlock]) -> None:
+        """Describe the blocks' rows, end to end, behind the cache's rows of each sequence.
+
+        The remaining rows are padding. They belong to the last block, see its first tail key
+        only, and write to the slot behind its rows, which is never committed.
+        Raises InputError for more rows than the tables hold.
+        """
+        if sum(block.rows for block in blocks) > self.rows:
+            raise InputError(f"tables of {self.rows} rows cannot hold so many")
+        if self._copied is not None:
+            self._copied.synchronize()  # the last round's copy, finished long ago
+        self._few[:] = 0
+        first = 0
+        for block in blocks:
+            self._describe(cache, block, slice(first, first + block.rows))
+            first += block.rows
+        self._pad(cache, blocks[-1], slice(first, self.rows))
+        self._device.copy_(self._host, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+    def _describe(self, cache: KVCache, block: RowBlock, rows: slice) -> None:
+        sequence, end = block.sequence, cache.end(block.sequence)
+        length = cache.lengths[sequence]
+        self._wide[0, rows] = block.tokens
+        self._wide[1, rows] = block.offsets + length
+        self._wide[2, rows] = np.arange(end, end + block.rows)
+        self._wide[3, rows] = sequence
+        self._few[:, sequence] = rows.start, block.rows, length, end + block.rows - length
+        if block.visible is None:
+            self._bits[rows] = 0
+            self._bits[rows, 0] = 1
+        else:
+            self._bits[rows] = block.visible.bits(self._bits.shape[1])
+
+    def _pad(self, cache: KVCache, block: RowBlock, rows: slice) -> None:
+        sequence = block.sequence
+        self._wide[0, rows] = block.tokens[-1]
+        self._wide[1, rows] = cache.lengths[sequence]
+        self._wide[2, rows] = cache.end(sequence) + block.rows
+        self._wide[3, rows] = sequence
+        self._few[1, sequence] += rows.stop - rows.start
+        self._bits[rows] = 0
+        self._bits[rows, 0] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """The cache of one layer, and the slots that its new keys and values go to.
+
+    keys, values   [sequences, kv_heads, slots, head_dim]
+    owners, slots  int64 [rows]
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    owners: torch.Tensor
+    slots: torch.Tensor

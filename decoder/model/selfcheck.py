@@ -1,0 +1,210 @@
+"""A check at load that a model verifies draft trees as transformers decodes.
+
+A prompt, a tree with two branches and a step behind one of them run through the runtime and
+through the model's own forward, and the logits must agree. What passes is kept in
+`$ROOFTREE_HOME/structures` by a hash of config, classes and versions, and not tried again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from costmodel.errors import InputError, RooftreeError
+from costmodel.io import tool_version, write_atomic
+from costmodel.profile.store import user_directory
+from costmodel.strict_json import read_json
+from decoder.model.attention import DenseVisible, RowBlock, TreeVisible, attention_of
+from decoder.model.kv_cache import KVCache
+from decoder.model.runtime.eager import EagerRuntime, ModelStep
+from decoder.model.structure import (
+    Structure,
+    UnsupportedModelError,
+    read_structure,
+)
+
+PROMPT_ROWS = 7
+PARENTS = np.array([0, 0, 1, 2, 3, 4], dtype=np.int64)  # two branches of three nodes, interleaved
+BRANCHES = ([0, 1, 3, 5], [0, 2, 4, 6])  # the rows of each, with the root
+TOKENS = PROMPT_ROWS + 5  # the longest text of the check
+# Largest relative distance of the logits of one row; bfloat16 rounds each of many layers.
+BOUNDS = {torch.float64: 1e-4, torch.float32: 1e-3}
+ROUNDED_BOUND = 0.2
+LARGE_LOGIT = 300.0  # a cap or a scale shows there
+IGNORED = ("_name_or_path", "dtype", "torch_dtype", "transformers_version")
+FAILURES = (
+    RuntimeError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    NotImplementedError,
+    ImportError,
+    AssertionError,
+)
+
+_checked: dict[str, Structure] = {}
+_one_at_a_time = Lock()  # the notes of a forward are common to a process
+
+
+def checked_structure(step: ModelStep, name: str) -> Structure:
+    """The structure of the step's model, which is tried unless that was done before.
+
+    Raises InputError with the reason where its draft trees are not exact.
+    """
+    key = _key(step)
+    structure = _checked.get(key) or _read(key)
+    if structure is None:
+        try:
+            with _one_at_a_time:
+                structure, exact = _try(step)
+        except UnsupportedModelError as error:
+            raise _refused(name, step, error.problem) from error
+        except FAILURES as error:
+            raise _refused(name, step, _failure(step, error)) from error
+        if not exact:
+            return structure
+        _keep(key, structure)
+    _checked[key] = structure
+    return structure
+
+
+def _failure(step: ModelStep, error: Exception) -> str:
+    if not getattr(step.model, "_supports_attention_backend", True):
+        return "its attention does not go through transformers' interface"
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return f"its forward does not run with another attention function ({first[:160]})"
+
+
+def _refused(name: str, step: ModelStep, reason: str) -> InputError:
+    kind = getattr(step.model.config, "model_type", type(step.model).__name__)
+    return InputError(
+        f"{name} (of the kind '{kind}') cannot be decoded by trees: {reason}",
+        hint="docs/families.md lists the kinds of models that can.",
+    )
+
+
+@torch.inference_mode()
+def _try(step: ModelStep) -> tuple[Structure, bool]:
+    """The structure, and whether its trees were found exact; NaN cannot be compared."""
+    structure = read_structure(step.model)
+    longest = min(structure.window or TOKENS, step.positions)
+    if longest < TOKENS:
+        raise UnsupportedModelError(f"it sees {longest} tokens, too few to try it")
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, step.vocab, (TOKENS + len(PARENTS),), generator=generator)
+    prompt, tree, last = tokens.split((PROMPT_ROWS, len(PARENTS) + 1, TOKENS - PROMPT_ROWS - 1))
+    paths = [torch.cat((prompt, tree[branch])) for branch in BRANCHES]
+    longer = torch.cat((paths[1], last[:1]))
+    theirs = _own_logits(step, torch.stack(paths))
+    theirs_last = _own_logits(step, longer[None])[0, -1:]
+    wanted = torch.cat((theirs[0, PROMPT_ROWS - 1 :], theirs[1, PROMPT_ROWS:], theirs_last))
+    if not bool(wanted.isfinite().all()):
+        return replace(structure, plain_head=False), False  # decoding names the position
+    hidden = _tree_hidden(step, structure, (prompt, tree, last[:1]))
+    step.plain_head = _has_plain_head(step, hidden)
+    distance = _distance(step.logits(hidden), wanted)
+    if not distance <= BOUNDS.get(step.dtype, ROUNDED_BOUND):
+        raise UnsupportedModelError(
+            f"the logits of a tree differ from transformers' own by {min(distance, 9.99):.1%}"
+        )
+    return replace(structure, plain_head=step.plain_head), True
+
+
+def _own_logits(step: ModelStep, ids: torch.Tensor) -> torch.Tensor:
+    """Logits [batch, tokens, vocab] by transformers' own attention."""
+    with attention_of(step.model, "eager"):
+        output = step.model(input_ids=ids.to(step.device), use_cache=False)
+    logits: torch.Tensor = output.logits
+    return logits
+
+
+def _has_plain_head(step: ModelStep, hidden: torch.Tensor) -> bool:
+    """Whether the model's logits are its head's output bit by bit, also where they are large."""
+    step.plain_head = False
+    large = hidden * (LARGE_LOGIT / step.logits(hidden).abs().max().clamp_min(1e-6))
+    if hidden.shape[-1] != getattr(step.head, "in_features", hidden.shape[-1]):
+        return False  # the model has a layer before its head
+    return torch.equal(step.logits(large), step.head(large))
+
+
+def _tree_hidden(
+    step: ModelStep, structure: Structure, texts: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+) -> torch.Tensor:
+    """Hidden states of the prompt's last row, the rows of both branches, and the last token."""
+    prompt, tree, last = texts
+    runtime = EagerRuntime(step, structure.group)
+    cache = KVCache(
+        structure, capacity=2 * TOKENS, sequences=1, dtype=step.dtype, device=step.device
+    )
+    causal = DenseVisible(np.tri(PROMPT_ROWS, dtype=np.bool_))
+    parts = []
+    for ids, offsets, visible, rows in (
+        (prompt, np.arange(PROMPT_ROWS), causal, range(PROMPT_ROWS)),
+        (tree, np.array([0, 1, 1, 2, 2, 3, 3]), TreeVisible(PARENTS), BRANCHES[1]),
+        (last, np.zeros(1, dtype=np.int64), None, range(1)),
+    ):
+        hidden, _ = runtime.hidden(cache, [RowBlock(0, ids.numpy(), offsets, visible)])
+        parts.append(hidden)
+        cache.commit(rows)
+    return torch.cat((parts[0][-1:], parts[1][[*BRANCHES[0], *BRANCHES[1]]], parts[2]))
+
+
+def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """The relative distance of logits [rows, vocab]: the worst row's, or with roundings the median.
+
+    A router that sees rounded numbers may choose another expert for a row.
+    """
+    rounded = theirs.dtype not in BOUNDS
+    accurate = torch.promote_types(theirs.dtype, torch.float32)
+    ours, theirs = ours.to(accurate), theirs.to(accurate)
+    spread = (theirs - theirs.mean(-1, keepdim=True)).norm(dim=-1).clamp_min(1e-12)
+    distances = ((ours - theirs).norm(dim=-1) / spread).nan_to_num(torch.inf)
+    return float(distances.median() if rounded else distances.max())
+
+
+def _key(step: ModelStep) -> str:
+    """A hash of everything that the result may depend on, but not of names and weights."""
+    config = {k: v for k, v in step.model.config.to_dict().items() if k not in IGNORED}
+    classes = Counter(f"{type(m).__module__}.{type(m).__qualname__}" for m in step.model.modules())
+    versions = (tool_version(), torch.__version__, transformers.__version__)
+    whole = [config, classes, versions, step.device.type, str(step.dtype)]
+    text = json.dumps(whole, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _path(key: str) -> Path:
+    return user_directory() / "structures" / f"{key}.json"
+
+
+def _read(key: str) -> Structure | None:
+    """The kept structure; None where there is none, or not as it was written."""
+    try:
+        stored = read_json(_path(key))
+        fields = dict(stored["structure"])
+        return Structure(**fields) if stored["checksum"] == _checksum(key, fields) else None
+    except (RooftreeError, TypeError, ValueError, LookupError):
+        return None
+
+
+def _keep(key: str, structure: Structure) -> None:
+    """Keep what passed, for the next start; without a writable home it is tried again."""
+    fields = asdict(structure)
+    note = {"structure": fields, "checksum": _checksum(key, fields)}
+    with suppress(OSError, RooftreeError):
+        write_atomic(_path(key), json.dumps(note) + "\n")
+
+
+def _checksum(key: str, fields: dict[str, Any]) -> str:
+    """A damaged note would change texts: a cap or a window that is not seen any more."""
+    return hashlib.sha256(f"{key} {json.dumps(fields, sort_keys=True)}".encode()).hexdigest()

@@ -1,0 +1,413 @@
+"""The target of the decode loop: prefill a prompt, verify draft trees, commit a path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from threading import Lock, RLock
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from costmodel.errors import InputError
+from decoder.device import to_device
+from decoder.model.attention import CausalVisible, DenseVisible, RowBlock, TreeVisible
+from decoder.model.kv_cache import KVCache
+from decoder.model.loading import LoadedModel
+from decoder.model.runtime.base import ChosenTokens, Forwarded, Runtime, RuntimeChoice
+from decoder.model.runtime.eager import EagerRuntime, ModelStep
+from decoder.model.runtime.fused import fuse
+from decoder.model.runtime.graphs import experts_capturable, make_runtime, runtime_kind
+from decoder.model.runtime.linear import packing_refused
+from decoder.model.runtime.packed import PackedRuntime, PackedStep, packed_of
+from decoder.model.selfcheck import checked_structure
+from decoder.model.structure import Structure
+from decoder.tree.draft_tree import EMPTY, DraftTree
+
+Quantization = Literal["int8"]
+
+PREFILL_CHUNK = 512
+CAPACITY_STEP = 1024  # tokens: captured forwards belong to a cache, so it should seldom change
+
+
+_LOCKS: WeakKeyDictionary[Any, RLock] = WeakKeyDictionary()
+_LOCKS_LOCK = Lock()
+
+
+def lock_of(model: Any) -> RLock:
+    """The lock of a model: targets around one model share its attention and its hooks."""
+    with _LOCKS_LOCK:
+        return _LOCKS.setdefault(model, RLock())
+
+
+def quantised(loaded: LoadedModel, quantization: Quantization | None) -> LoadedModel:
+    """The model whose weights a decoder rounds when it packs them; None leaves them.
+
+    Raises InputError for an unknown quantisation, and for weights that have one.
+    """
+    if quantization is None:
+        return loaded
+    if quantization != "int8":
+        raise InputError(f"'{quantization}' is not a quantisation", hint="Use int8.")
+    if loaded.quantization is not None:
+        raise InputError(
+            f"{loaded.name} is quantised already ({loaded.quantization})",
+            hint="Leave out --quantization.",
+        )
+    return replace(loaded, int8=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One sequence's part of a verification: its root (the bonus token) and draft tree."""
+
+    root: int
+    tree: DraftTree = EMPTY
+    sequence: int = 0
+
+
+class Target:
+    """A target model with its KV cache, and the forwards of a decode cycle.
+
+    The profiler times these same methods. A borrowed model (`owned=False`) keeps its attention
+    implementation, which is swapped only while a forward runs.
+
+    lock  held by whoever decodes, for a whole text or for a round of a stream
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        owned: bool = True,
+        runtime: RuntimeChoice = "auto",
+        fused: bool = True,
+    ) -> None:
+        """
+        owned    whether the model may be changed for good
+        runtime  `graphs` captures forwards, `packed` gives the weights up for packed ones,
+                 `eager` does neither, `auto` chooses (`runtime_kind`)
+        fused    fuse the layers of an owned model that is not packed
+        Raises InputError for an unknown runtime, DeviceError for one that the device has not.
+        """
+        self.loaded = loaded
+        self.architecture = loaded.architecture
+        self.ranks = loaded.ranks
+        self.model = loaded.model
+        self.lock = lock_of(loaded.model)
+        self.cache: KVCache | None = None
+        self.reservations = 0  # calls of `reserve`, by which a caller sees that its cache was taken
+        self._step = ModelStep(loaded.model, owned=owned)
+        refused = self._packing_refused(owned)
+        kind = runtime_kind(
+            runtime,
+            self.device,
+            capturable=owned
+            and self._step.rope is None
+            and (self.architecture.experts == 0 or experts_capturable(self._step)),
+            packable=refused is None,
+        )
+        if loaded.int8 and kind != "packed":
+            raise InputError(
+                f"int8 weights need the packed runtime: {refused or f'this is {kind}'}",
+                hint="Leave out --quantization, or take a CPU, bfloat16 and --runtime packed.",
+            )
+        if packed_of(loaded.model) is not None and kind != "packed":
+            raise InputError(
+                f"the weights of {loaded.name} were packed, and no {kind} runtime can use them",
+                hint="Load the model again.",
+            )
+        if owned and fused and kind != "packed":
+            fuse(loaded.model)
+        self.structure = self._structure()
+        self._step.plain_head = self.structure.plain_head
+        told = refused is not None and (runtime == "packed" or self._lost_default(runtime, owned))
+        notes = (f"runs eagerly: {refused}",) if told else ()
+        if kind == "packed":
+            if loaded.weights == "pretrained" and packed_of(loaded.model) is None:
+                _copy_from_file(loaded.model)
+            self._step = PackedStep(self._step, int8=loaded.int8)
+        self._eager = (PackedRuntime if kind == "packed" else EagerRuntime)(
+            self._step, self.structure.group, notes
+        )
+        self.runtime: Runtime = make_runtime(kind, self._step, self._eager, self.ranks)
+        self._features: dict[int, torch.Tensor] = {}
+        self._chosen: tuple[ChosenTokens, int] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self._step.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._step.dtype
+
+    @property
+    def max_context(self) -> int:
+        """Tokens that the model can attend over: its positions, or a smaller sliding window."""
+        return min(self._step.positions, self.structure.window or self._step.positions)
+
+    def check_length(self, prompt_tokens: int, new_tokens: int) -> None:
+        """Raise InputError for a text that the model's rotary factors do not allow."""
+        if self._step.rope is not None:
+            self._step.rope.check(prompt_tokens, new_tokens, self.loaded.name)
+
+    def reserve(self, tokens: int, sequences: int = 1) -> KVCache:
+        """An empty cache for `tokens` tokens, which ends any earlier use of the target.
+
+        A target has one cache. It is emptied and reused where it is large enough.
+        """
+        cache = self.cache
+        if cache is None or cache.capacity < tokens or cache.sequences != sequences:
+            graphs = self.runtime.kind == "graphs"
+            cache = KVCache(
+                self.structure,
+                capacity=-(-tokens // CAPACITY_STEP) * CAPACITY_STEP if graphs else tokens,
+                sequences=sequences,
+                dtype=self.dtype,
+                device=self.device,
+            )
+            self.cache = cache
+        cache.truncate(0)
+        self.reservations += 1
+        return cache
+
+    def prepare(self, rows: int) -> None:
+        """Capture the forwards of up to `rows` rows a sequence for the reserved cache.
+
+        Without it each is captured at its first use, in the middle of a text. Does nothing for
+        what is captured already, and in an eager runtime.
+        """
+        cache = self._reserved()
+        self.runtime.prepare(cache, rows, cache.sequences)
+
+    def capture(self, layers: Sequence[int]) -> None:
+        """Return the hidden states of these layers as features of later forwards.
+
+        layers  indices into transformers' `hidden_states`: 0 is the embedding, i the
+                output of layer i - 1, before the final norm
+        Raises InputError for a layer that the target does not have.
+        """
+        outside = next((i for i in layers if not 0 <= i <= self.architecture.layers), None)
+        if outside is not None:
+            raise InputError(
+                f"the drafter reads hidden states of layer {outside}, but {self.loaded.name} has "
+                f"{self.architecture.layers} layers",
+                hint="The drafter belongs to another target.",
+            )
+        if layers and not self._step.has_layers:
+            raise InputError(
+                f"the drafter reads hidden states of layers, and {self.loaded.name} does not keep "
+                "its layers in one list",
+                hint="Use a drafter that reads none, as ngram.",
+            )
+        if tuple(layers) != self._step.captured:
+            self._step.captured = tuple(layers)
+            self.runtime.forget()
+        self._features.clear()
+
+    def features(self, sequence: int = 0) -> torch.Tensor | None:
+        """Features [rows, layers * hidden] of the sequence's last forward; None without capture."""
+        return self._features.get(sequence)
+
+    def chosen(self) -> NDArray[np.int64] | None:
+        """The greedy token behind each row of the last verification, on the host.
+
+        The rows of all steps end to end. None where the runtime does not choose them within
+        the forward. Waits for the forward.
+        """
+        return None if self._chosen is None else self._chosen[0].read(self._chosen[1])
+
+    @torch.inference_mode()
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The target's embeddings [..., hidden] of tokens [...]."""
+        embedded: torch.Tensor = self._step.embedding(token_ids)
+        return embedded
+
+    @torch.inference_mode()
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [..., vocab] of hidden states [..., hidden] after the final norm."""
+        return self._step.logits(hidden)
+
+    def head_weight(self) -> torch.Tensor:
+        """The LM head's weight [vocab, hidden]; a copy where weights are packed."""
+        return self._step.head_weight()
+
+    def head_rows(self, tokens: NDArray[np.int64]) -> torch.Tensor | None:
+        """A copy [tokens, hidden] of the head's weights for tokens; None where logits need more."""
+        head = self._step.head
+        plain = self._step.plain_head and type(head) is torch.nn.Linear
+        if not plain or head.bias is not None:
+            return None
+        return self._step.head_rows(to_device(tokens, self.device))
+
+    @torch.inference_mode()
+    def prefill(self, token_ids: torch.Tensor, sequence: int = 0) -> torch.Tensor:
+        """Append prompt tokens to a sequence, in chunks; returns logits [vocab] of the last token.
+
+        token_ids  [tokens]
+        """
+        cache = self._cache_with_room(len(token_ids), sequence)
+        if len(token_ids) == 0:
+            raise InputError("the prompt is empty", hint="Give at least one token.")
+        self._choose_rope(len(token_ids), sequence)
+        ids, features = token_ids.cpu().numpy(), []
+        for first in range(0, len(ids), PREFILL_CHUNK):
+            chunk = ids[first : first + PREFILL_CHUNK]
+            rows = len(chunk)
+            visible = CausalVisible(rows) if rows > 1 else None
+            block = RowBlock(sequence, chunk, np.arange(rows), visible)
+            done = self._eager.forward(cache, [block], last_only=True)
+            self._add_pending([block], done.features)
+            cache.commit(range(rows), sequence)
+            features.append(done.features)
+        if self._step.captured:
+            self._features[sequence] = torch.cat(features)
+        return done.logits[-1]
+
+    @torch.inference_mode()
+    def verify(self, steps: Sequence[Step]) -> list[torch.Tensor]:
+        """One forward over the root and nodes of each step; returns logits [rows, vocab] of each.
+
+        A row sees its sequence's prefix and its ancestors. Its position is the cached length
+        plus its depth, so rotary distances are right in any order of the nodes (BASTION
+        appendix E). An empty tree makes a plain step. The steps belong to different sequences.
+        Under graphs the next forward overwrites the logits.
+        """
+        blocks = []
+        for step in steps:
+            self._cache_with_room(step.tree.rows, step.sequence)
+            tree = step.tree
+            visible = TreeVisible(tree.parents) if tree.nodes else None
+            tokens, depths = tree.row_tokens(step.root), tree.row_depths()
+            offsets = self._bounded(depths, step.sequence)
+            blocks.append(RowBlock(step.sequence, tokens, offsets, visible))
+        logits = self._forward(blocks).logits
+        return list(logits.split([block.rows for block in blocks]))
+
+    @torch.inference_mode()
+    def extend(
+        self,
+        tokens: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        visible: NDArray[np.bool_],
+        sequence: int = 0,
+    ) -> torch.Tensor:
+        """A forward of rows behind the pending rows, for a growing tree: logits [rows, vocab].
+
+        offsets  [rows]  positions counted from the end of the committed tokens
+        visible  [rows, pending + rows]  the pending and new rows that each row sees
+        """
+        self._cache_with_room(len(tokens), sequence)
+        block = RowBlock(sequence, tokens, self._bounded(offsets, sequence), DenseVisible(visible))
+        return self._forward([block]).logits
+
+    def commit(self, rows: Sequence[int], sequence: int = 0) -> None:
+        """Append these pending rows to the prefix and drop the others."""
+        cache = self._cache_with_room(0, sequence)
+        with torch.inference_mode():
+            cache.commit(rows, sequence)
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Forwards of this rank alone, to try whether memory suffices; their numbers are wrong.
+
+        They run eagerly, because a forward captured here would lack communication for good.
+        """
+        runtime, self.runtime = self.runtime, self._eager
+        try:
+            with self.ranks.muted():
+                yield
+        finally:
+            self.runtime = runtime
+
+    def _packing_refused(self, owned: bool) -> str | None:
+        """The reason why the weights cannot be packed; None where they can."""
+        if not owned:
+            return "the weights of a borrowed model stay as they are"
+        if not self.ranks.alone:
+            return "weights that several processes share are not packed"
+        if self.loaded.quantization is not None and not self.loaded.int8:
+            return "quantised weights are not packed"
+        return packing_refused(self.device, self.dtype)
+
+    def _lost_default(self, runtime: RuntimeChoice, owned: bool) -> bool:
+        """Whether dtype, CPU or torch's build alone keep a CPU from the packed runtime."""
+        ours = owned and self.ranks.alone and self.loaded.quantization is None
+        return runtime == "auto" and self.device.type == "cpu" and ours
+
+    def _structure(self) -> Structure:
+        """The structure of the model; that of a shard is known, since few families are shared."""
+        if self.ranks.alone:
+            return checked_structure(self._step, self.loaded.name)
+        local = self.loaded.local
+        return Structure(
+            layers=local.layers,
+            heads=local.heads,
+            kv_heads=local.kv_heads,
+            head_dim=local.head_dim,
+            window=local.sliding_window,
+        )
+
+    def _bounded(self, offsets: NDArray[np.int64], sequence: int) -> NDArray[np.int64]:
+        """Offsets whose positions the model has; rows behind the last cannot be accepted."""
+        rope, positions = self._step.rope, self._step.positions
+        if rope is not None and not self._step.long:
+            positions = min(positions, rope.switch)
+        most = max(positions - 1 - self._reserved().lengths[sequence], 0)
+        return offsets if int(offsets.max()) <= most else np.minimum(offsets, most)
+
+    def _choose_rope(self, tokens: int, sequence: int) -> None:
+        """Take the rotary factors of a prompt; all sequences of a cache share them."""
+        cache, rope = self._reserved(), self._step.rope
+        if rope is None or cache.lengths[sequence]:
+            return
+        long = rope.is_long(tokens)
+        if long != self._step.long and any(cache.lengths):
+            raise InputError(
+                f"prompts of up to {rope.switch} tokens and longer ones have different rotary "
+                f"factors in {self.loaded.name} (longrope), and cannot be decoded together",
+                hint="Give them one after another.",
+            )
+        self._step.long = long
+
+    def _cache_with_room(self, rows: int, sequence: int) -> KVCache:
+        cache = self._reserved()
+        cache.check_room(rows, sequence)
+        return cache
+
+    def _reserved(self) -> KVCache:
+        if self.cache is None:
+            raise InputError("no KV cache is reserved", hint="Call reserve(tokens) first.")
+        return self.cache
+
+    def _forward(self, blocks: Sequence[RowBlock]) -> Forwarded:
+        """One forward of all blocks, whose rows become pending."""
+        done = self.runtime.forward(self._reserved(), blocks)
+        rows = sum(block.rows for block in blocks)
+        self._chosen = None if done.chosen is None else (done.chosen, rows)
+        self._add_pending(blocks, done.features)
+        return done
+
+    def _add_pending(self, blocks: Sequence[RowBlock], features: torch.Tensor | None) -> None:
+        cache, first = self._reserved(), 0
+        for block in blocks:
+            cache.pending[block.sequence] += block.rows
+            if features is not None:
+                self._features[block.sequence] = features[first : first + block.rows]
+            first += block.rows
+
+
+def _copy_from_file(model: torch.nn.Module) -> None:
+    """Copy all but the weights of linear layers: loaded tensors are views of the mapped file.
+
+    A single view keeps the whole file in memory, also where packing gives up the others.
+    """
+    linear = {id(one.weight) for one in model.modules() if type(one) is torch.nn.Linear}
+    for tensor in (*model.parameters(), *model.buffers()):
+        if id(tensor) not in linear:
+            tensor.data = tensor.data.clone()

@@ -1,0 +1,190 @@
+"""Related drafters compared: SpecBlock's ablations, DFlash's block sizes, online updates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lab.bench.analysis.figures import arm_figures
+from lab.bench.analysis.ratios import Ratio, compare_arms
+from lab.bench.record import Arm, Model, Result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyArm:
+    """One drafter's arm in a family.
+
+    without      parts that a SpecBlock drafter lacks
+    block_size   of a DFlash drafter; None where it is chosen for each text
+    over_base    its speed over the base arm's, paired by prompt; None for the base itself
+    """
+
+    arm: str
+    drafter: str
+    without: tuple[str, ...]
+    block_size: int | None
+    tokens_per_s: float | None
+    tokens_per_verification: float | None
+    over_plain: Ratio | None
+    over_base: Ratio | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Arms of one policy whose drafters differ in one respect. Figures are of decoding alone.
+
+    base  name of the arm with the whole SpecBlock drafter, or with BlockPilot; None without one
+    """
+
+    kind: Literal["ablations", "block sizes"]
+    policy: str
+    base: str | None
+    members: tuple[FamilyArm, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateFigures:
+    """An arm whose drafter was updated between texts.
+
+    texts         texts by their use for training: skip, heads, full
+    updates       updates by the part they trained
+    update_s      seconds between texts
+    update_share  `update_s` over the arm's whole time
+    fixed         the arm of the same policy and weights without updates; None without one
+    over_fixed    the speed over the fixed arm's, decoding alone
+    end_to_end_*  of whole calls, each with the update after it
+    """
+
+    arm: str
+    updater: str
+    texts: dict[str, int]
+    updates: dict[str, int]
+    rollbacks: int
+    update_s: float
+    update_share: float
+    tokens_per_s: float | None
+    end_to_end_tokens_per_s: float | None
+    tokens_per_verification: float | None
+    over_plain: Ratio | None
+    end_to_end_over_plain: Ratio | None
+    fixed: str | None
+    fixed_tokens_per_verification: float | None
+    over_fixed: Ratio | None
+    end_to_end_over_fixed: Ratio | None
+
+
+def ablations(result: Result) -> list[Family]:
+    """SpecBlock drafters without updates; empty where a run holds fewer than two."""
+    drafters = [one for one in result.drafters if one.kind == "specblock" and not one.updates]
+    return _families(result, "ablations", drafters, lambda drafter: not drafter.without)
+
+
+def block_sizes(result: Result) -> list[Family]:
+    """DFlash drafters of the same weights, and BlockPilot over them; empty for fewer than two."""
+    families = []
+    for first in result.drafters:
+        if first.same_as is None and first.kind in ("dflash", "blockpilot"):
+            same = [one for one in result.drafters if weights_of(one) == first.name]
+            same.sort(key=lambda one: (one.block_size is None, one.block_size))
+            families += _families(result, "block sizes", same, lambda one: one.kind == "blockpilot")
+    return families
+
+
+def update_figures(result: Result) -> list[UpdateFigures]:
+    """The arms whose drafters were updated, in the order of the run."""
+    return [_update_figures(result, arm) for arm in result.arms if arm.updates]
+
+
+def weights_of(drafter: Model) -> str:
+    """Name of the first drafter of the run with these weights; the drafter's own name if none."""
+    return drafter.same_as or drafter.name
+
+
+def _families(
+    result: Result,
+    kind: Literal["ablations", "block sizes"],
+    drafters: Sequence[Model],
+    is_base: Callable[[Model], bool],
+) -> list[Family]:
+    """One family for each policy that ran with two or more of the drafters."""
+    if len(drafters) < 2:
+        return []
+    policies = dict.fromkeys(arm.policy for arm in result.study("policies") if arm.drafter)
+    families = []
+    for policy in policies:
+        arms = [(arm, one) for one in drafters for arm in _arms(result, policy, one)]
+        if len(arms) < 2:
+            continue
+        base = next((arm.name for arm, one in arms if is_base(one)), None)
+        members = tuple(_family_arm(result, arm, one, base) for arm, one in arms)
+        families.append(Family(kind=kind, policy=policy, base=base, members=members))
+    return families
+
+
+def _arms(result: Result, policy: str, drafter: Model) -> list[Arm]:
+    return [
+        arm
+        for arm in result.arms
+        if (arm.kind, arm.policy, arm.variant, arm.drafter) == ("policy", policy, "", drafter.name)
+    ]
+
+
+def _family_arm(result: Result, arm: Arm, drafter: Model, base: str | None) -> FamilyArm:
+    figures = arm_figures(result, arm.name)
+    compared = base is not None and base != arm.name
+    return FamilyArm(
+        arm=arm.name,
+        drafter=drafter.name,
+        without=drafter.without,
+        block_size=drafter.block_size,
+        tokens_per_s=figures.tokens_per_s,
+        tokens_per_verification=figures.tokens_per_verification,
+        over_plain=figures.over_plain,
+        over_base=compare_arms(result, arm.name, base or "") if compared else None,
+    )
+
+
+def _update_figures(result: Result, arm: Arm) -> UpdateFigures:
+    figures = arm_figures(result, arm.name)
+    made = [one.update for one in result.of(arm.name) if one.update is not None]
+    update_s = sum(one.seconds for one in made)
+    fixed = _fixed(result, arm)
+    fixed_length = None if fixed is None else arm_figures(result, fixed).tokens_per_verification
+    return UpdateFigures(
+        arm=arm.name,
+        updater=arm.updates,
+        texts=dict(Counter(one.action for one in made)),
+        updates=dict(Counter(one.action for one in made if one.trained)),
+        rollbacks=sum(one.rollback for one in made),
+        update_s=update_s,
+        update_share=update_s / sum(one.occupied_s for one in result.of(arm.name)),
+        tokens_per_s=figures.tokens_per_s,
+        end_to_end_tokens_per_s=figures.end_to_end_tokens_per_s,
+        tokens_per_verification=figures.tokens_per_verification,
+        over_plain=figures.over_plain,
+        end_to_end_over_plain=figures.over_plain_end_to_end,
+        fixed=fixed,
+        fixed_tokens_per_verification=fixed_length,
+        over_fixed=None if fixed is None else compare_arms(result, arm.name, fixed),
+        end_to_end_over_fixed=None if fixed is None else compare_arms(
+            result, arm.name, fixed, "total"
+        ),
+    )  # fmt: skip
+
+
+def _fixed(result: Result, arm: Arm) -> str | None:
+    """Name of the arm with the same policy and first weights whose drafter is not updated."""
+    models = {one.name: one for one in result.drafters}
+    weights = weights_of(models[arm.drafter or ""])
+    for other in result.arms:
+        drafter = models.get(other.drafter or "")
+        if (
+            drafter is not None
+            and (other.kind, other.policy, other.variant) == (arm.kind, arm.policy, arm.variant)
+            and not other.updates
+            and weights_of(drafter) == weights
+        ):
+            return other.name
+    return None

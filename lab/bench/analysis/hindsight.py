@@ -1,0 +1,125 @@
+"""The sweep of fixed tree sizes, and arms against the size that was best in hindsight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from lab.bench.analysis.ratios import Ratio, Tally, paired_ratio, rate, tally_arm
+from lab.bench.record import PLAIN, Arm, Result
+
+Tallies = Mapping[str, Tally]  # by prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepSize:
+    """One tree size of the sweep; 0 nodes is plain decoding."""
+
+    nodes: int
+    arm: str
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HindsightRatios:
+    """The speed of one arm over fixed sizes that were picked knowing the outcome.
+
+    single      over the one size that is best on all prompts
+    per_set     over the best size of each prompt set
+    per_prompt  over the best size of each prompt, which also profits from timing noise
+    """
+
+    arm: str
+    single: Ratio | None
+    per_set: Ratio | None
+    per_prompt: Ratio | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hindsight:
+    """The sweep with one drafter. Rates are of decoding alone, after the first token.
+
+    single_best  name of the arm that is fastest on all prompts
+    set_best     name of the fastest arm by prompt set
+    """
+
+    drafter: str
+    sizes: tuple[SweepSize, ...]
+    single_best: str
+    set_best: dict[str, str]
+    single_tokens_per_s: float
+    set_tokens_per_s: float
+    prompt_tokens_per_s: float
+    against: tuple[HindsightRatios, ...]
+
+
+def hindsight(result: Result, drafter: str) -> Hindsight | None:
+    """The sweep of a drafter's fixed sizes; None where fewer than two were run.
+
+    Plain decoding takes part as size 0.
+    """
+    arms = [result.arm(PLAIN), *fixed_arms(result, drafter)]
+    by_arm = {arm.name: tally_arm(result, arm.name, "decode") for arm in arms}
+    rates = {
+        name: speed for name, tallies in by_arm.items() if (speed := rate(tallies)) is not None
+    }
+    if len(arms) < 3 or len(rates) < len(arms):
+        return None
+    single = max(rates, key=lambda name: rates[name])
+    sets = {prompt.id: prompt.set for prompt in result.prompts}
+    set_best = {name: _best_of_set(result, by_arm, name) for name in result.sets}
+    by_set = _picked(by_arm, lambda prompt: set_best[sets[prompt]])
+    by_prompt = _picked(by_arm, lambda prompt: _best_of_prompt(by_arm, prompt))
+    return Hindsight(
+        drafter=drafter,
+        sizes=tuple(
+            SweepSize(nodes=arm.nodes or 0, arm=arm.name, tokens_per_s=rates[arm.name])
+            for arm in arms
+        ),
+        single_best=single,
+        set_best=set_best,
+        single_tokens_per_s=rates[single],
+        set_tokens_per_s=rate(by_set) or 0.0,
+        prompt_tokens_per_s=rate(by_prompt) or 0.0,
+        against=tuple(
+            HindsightRatios(
+                arm=arm.name,
+                single=paired_ratio(tallies, by_arm[single]),
+                per_set=paired_ratio(tallies, by_set),
+                per_prompt=paired_ratio(tallies, by_prompt),
+            )
+            for arm in result.arms
+            if arm.drafter == drafter
+            and arm.kind == "policy"
+            and not arm.policy.startswith("fixed:")
+            for tallies in [tally_arm(result, arm.name, "decode")]
+        ),
+    )
+
+
+def fixed_arms(result: Result, drafter: str) -> list[Arm]:
+    """The arms of a fixed number of best-first nodes with one drafter, smallest tree first."""
+    arms = [
+        arm
+        for arm in result.arms
+        if arm.drafter == drafter and arm.policy.startswith("fixed:") and arm.nodes is not None
+    ]
+    return sorted(arms, key=lambda arm: arm.nodes or 0)
+
+
+def _best_of_set(result: Result, by_arm: Mapping[str, Tallies], prompt_set: str) -> str:
+    inside = {prompt.id for prompt in result.prompts if prompt.set == prompt_set}
+
+    def set_rate(name: str) -> float:
+        return rate({key: tally for key, tally in by_arm[name].items() if key in inside}) or 0.0
+
+    return max(by_arm, key=set_rate)
+
+
+def _best_of_prompt(by_arm: Mapping[str, Tallies], prompt: str) -> str:
+    return max(by_arm, key=lambda name: rate({prompt: by_arm[name][prompt]}) or 0.0)
+
+
+def _picked(by_arm: Mapping[str, Tallies], choose: Callable[[str], str]) -> dict[str, Tally]:
+    """Each prompt's tally by the arm that `choose` names for it."""
+    return {prompt: by_arm[choose(prompt)][prompt] for prompt in by_arm[PLAIN]}

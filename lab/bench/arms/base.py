@@ -1,0 +1,75 @@
+"""The protocols between arms and the harness.
+
+Only the harness reads the clock and counts tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from costmodel.errors import MeasurementError
+from lab.bench.record import Arm, Rounds, Update
+
+# Takes tokens as they come; returns false once no more are wanted.
+Put = Callable[[Sequence[int]], bool]
+
+
+class PeerFailure(MeasurementError):
+    """An engine that ended or does not answer; the run goes on without its arm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Details:
+    """What an arm reports of a text after the clock has stopped.
+
+    text  token ids in place of those that were put; None where those are the text's
+    """
+
+    text: tuple[int, ...] | None = None
+    rounds: Rounds | None = None
+    stages: dict[str, float] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+class ArmDecoding(Protocol):
+    """One text about to be decoded."""
+
+    def run(self, put: Put) -> None:
+        """Decode, and pass tokens to `put` as soon as they are known. All of it is timed."""
+
+    def details(self) -> Details:
+        """Rounds, stages and warnings of the text. Not timed."""
+
+
+@runtime_checkable
+class SteppedArmDecoding(ArmDecoding, Protocol):
+    """A text that can pause after each round while other arms run theirs."""
+
+    def steps(self, put: Put) -> Iterator[None]:
+        """As `run`, one round at each `next`, the prefill first. Only time inside counts."""
+
+
+@runtime_checkable
+class UpdatingArmDecoding(ArmDecoding, Protocol):
+    """A text from which its arm learns before the next one."""
+
+    def rehearse(self) -> None:
+        """After the warm-up's text: set updates up without learning. Not timed."""
+
+    def update(self) -> Update:
+        """Learn after a text. The harness times it and sets `seconds`."""
+
+
+class ArmRunner(Protocol):
+    """One arm with its models loaded."""
+
+    arm: Arm
+    largest_tree: int  # most rows of a forward beyond the text
+
+    def prepare(self, tokens: int) -> None:
+        """Set up once, for texts of up to `tokens` tokens with a largest tree."""
+
+    def start(self, ids: Sequence[int], new_tokens: int, seed: int) -> ArmDecoding:
+        """A text to decode. Work that every text costs belongs into `ArmDecoding.run`."""

@@ -1,0 +1,147 @@
+"""The arms of a benchmark: policies by drafters, studies, and peers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from costmodel.errors import InputError
+from decoder.policies.base import DEFAULT_MAX_NODES
+from decoder.policies.parse import parse_policy
+from lab.bench.arms.drafter_names import drafter_labels
+from lab.bench.arms.peers import LOOKUP_TOKENS
+from lab.bench.record import PLAIN, Arm
+from lab.papers.specblock.updates.specblock import split_updater
+
+STUDIES = ("sweep", "shape", "estimator", "dynatree")
+PEERS = ("plain", "prompt-lookup", "assisted")
+DEFAULT_POLICIES = ("chain", "bastion")
+DEFAULT_SWEEP = (1, 3, 7, 15, 31)
+ESTIMATORS = ("static", "ema", "ema+calib")
+NO_HISTORY = "no-history"  # DynaTree without its history adaptation
+# Table 4 of the DynaTree paper, and the fixed tree of its table 1.
+_DYNATREE = (("static-tree:5x2", ""), ("static-tree:8x3:0.1", ""), ("dynatree", NO_HISTORY),
+             ("dynatree", ""))  # fmt: skip
+_SHAPES = ("beam:4x15", "fixed:60")  # as many nodes by beam search as best first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmChoice:
+    """The arms that the command line names; `plan_arms` checks the names.
+
+    peers  None for plain and prompt lookup, and assisted generation where a drafter is a
+           causal language model
+    """
+
+    policies: Sequence[str] = DEFAULT_POLICIES
+    drafters: Sequence[str] = ("ngram",)
+    studies: Sequence[str] = ()
+    sweep: Sequence[int] = DEFAULT_SWEEP
+    peers: Sequence[str] | None = None
+    max_nodes: int | None = None
+
+
+def plan_arms(choice: ArmChoice, *, causal_drafters: Iterable[str] = ()) -> tuple[Arm, ...]:
+    """Plain decoding first, then all policies drafter by drafter, then the peers; each arm once.
+
+    causal_drafters  labels of drafters that assisted generation can use
+    Raises InputError for an unknown policy, study or peer.
+    """
+    _check_names(choice)
+    labels = drafter_labels(choice.drafters)
+    arms: dict[str, Arm] = {}
+    _add(arms, Arm(name=PLAIN, kind="plain", policy=PLAIN, studies=("policies",)))
+    for label in labels.values():
+        for policy, variant, study in _policies(choice):
+            if policy != PLAIN:
+                _add(arms, _policy_arm(policy, variant, label, study, choice.max_nodes))
+    causal = list(causal_drafters)
+    peers = choice.peers
+    if peers is None:
+        peers = PEERS if causal else PEERS[:2]
+    for peer in peers:
+        for arm in _peer(peer, causal):
+            _add(arms, arm)
+    return tuple(arms.values())
+
+
+def _policies(choice: ArmChoice) -> list[tuple[str, str, str]]:
+    """(policy, variant, study) of all arms of one drafter."""
+    policies = [(policy, "", "policies") for policy in choice.policies]
+    if "sweep" in choice.studies:
+        policies += [(f"fixed:{nodes}", "", "sweep") for nodes in choice.sweep]
+    if "shape" in choice.studies:
+        policies += [(policy, "", "shape") for policy in _SHAPES]
+    if "estimator" in choice.studies:
+        policies += [("bastion", mode, "estimator") for mode in ESTIMATORS]
+    if "dynatree" in choice.studies:
+        policies += [(policy, variant, "dynatree") for policy, variant in _DYNATREE]
+    return policies
+
+
+def _policy_arm(policy: str, variant: str, drafter: str, study: str, max_nodes: int | None) -> Arm:
+    shape = parse_policy(policy, _no_cost, max_nodes or DEFAULT_MAX_NODES)
+    fixed = policy.startswith(("fixed:", "beam:"))
+    mark = f"[{variant}]" if variant else ""
+    return Arm(
+        name=f"{policy}{mark}+{drafter}",
+        kind="policy",
+        policy=policy,
+        drafter=drafter,
+        variant=variant,
+        studies=(study,),
+        updates=split_updater(drafter)[1],
+        nodes=shape.max_nodes if fixed else None,
+    )
+
+
+def _peer(peer: str, causal: Sequence[str]) -> list[Arm]:
+    if peer == "assisted":
+        if not causal:
+            raise InputError(
+                "assisted generation needs a drafter that is a causal language model",
+                hint="Add one with --drafter, or leave assisted out of --peers.",
+            )
+        return [_peer_arm(f"{peer}+{label}", peer, {}, label) for label in causal]
+    options: dict[str, Any] = {}
+    if peer == "prompt-lookup":
+        options = {"prompt_lookup_num_tokens": LOOKUP_TOKENS}
+    return [_peer_arm(peer, peer, options, None)]
+
+
+def _peer_arm(name: str, peer: str, options: dict[str, Any], drafter: str | None) -> Arm:
+    return Arm(
+        name=f"transformers:{name}",
+        kind="peer",
+        policy=peer,
+        drafter=drafter,
+        studies=("policies",),
+        options=options,
+    )
+
+
+def _add(arms: dict[str, Arm], arm: Arm) -> None:
+    """Add an arm, or only its studies to the arm of the same name."""
+    first = arms.get(arm.name, arm)
+    arms[arm.name] = replace(first, studies=tuple(dict.fromkeys((*first.studies, *arm.studies))))
+
+
+def _check_names(choice: ArmChoice) -> None:
+    for kind, names, valid in (
+        ("study", choice.studies, STUDIES),
+        ("peer", choice.peers or (), PEERS),
+    ):
+        for name in names:
+            if name not in valid:
+                others = "; other engines come with --engine" if kind == "peer" else ""
+                raise InputError(
+                    f"'{name}' is not a {kind}", hint=f"Use {', '.join(valid)}{others}."
+                )
+    if "sweep" in choice.studies and not choice.sweep:
+        raise InputError("the sweep has no tree size", hint="Give --sweep 1,3,7,15,31.")
+
+
+def _no_cost(kind: str) -> Any:
+    """A cost for policies that are built only to check their names."""
+    return None

@@ -1,0 +1,318 @@
+"""`rooftree bench`: policies, drafters and peers decode the same prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from profiler.commands.options import (
+    NamedValue,
+    Numbers,
+    count_option,
+    execution_options,
+    json_option,
+    profile_option,
+    require_profile_option,
+    seed_option,
+    target_option,
+    weights_option,
+)
+
+if TYPE_CHECKING:
+    from lab.bench.record import Result
+    from lab.bench.session import BenchOptions
+
+html_option = click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write tables and pictures as one HTML page.",
+)
+plot_option = click.option(
+    "--plot",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write the pictures into this folder, as PNG.",
+)
+
+
+class Names(click.ParamType):
+    """Names separated by commas; `none` for none."""
+
+    name = "name,name,..."
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        names = [part.strip() for part in str(value).split(",")]
+        return tuple(name for name in names if name and name != "none")
+
+
+class EngineName(click.ParamType):
+    """NAME or NAME=PYTHON."""
+
+    name = "name[=python]"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, str | None]:
+        if isinstance(value, tuple):
+            return value
+        name, _, python = str(value).partition("=")
+        return name, python or None
+
+
+class EngineOption(NamedValue):
+    """ENGINE:NAME=VALUE."""
+
+    name = "engine:name=value"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, str, Any]:
+        if isinstance(value, tuple):
+            return value
+        engine, colon, rest = str(value).partition(":")
+        if not colon:
+            self.fail(
+                f"{value!r} does not name an engine, as vllm:enforce_eager=false.", param, ctx
+            )
+        return engine, *super().convert(rest, param, ctx)
+
+
+@click.group(invoke_without_command=True)
+@target_option
+@click.option(
+    "--drafter",
+    "drafters",
+    multiple=True,
+    help="As in generate; also A@adapt=bandit or A@adapt=always for a SpecBlock drafter that "
+    "learns between texts. May be repeated [default: ngram].",
+)
+@click.option(
+    "--prompts",
+    "files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="JSONL file with id, category and prompt. May be repeated [default: five built in].",
+)
+@count_option("--per-file", "Number of prompts of each file, drawn by --seed [default: all].")
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    help="As in generate. May be repeated; plain always runs [default: chain, bastion].",
+)
+@click.option(
+    "--study",
+    "studies",
+    type=Names(),
+    default=(),
+    help="More arms: sweep, shape, estimator, dynatree.",
+)
+@click.option(
+    "--sweep",
+    type=Numbers(),
+    default="1,3,7,15,31",
+    show_default=True,
+    help="Tree sizes of the sweep.",
+)
+@click.option(
+    "--peers",
+    type=Names(),
+    help="Arms of transformers' generate: plain, prompt-lookup, assisted, or none "
+    "[default: all that can run].",
+)
+@click.option(
+    "--engine",
+    "engines",
+    multiple=True,
+    type=EngineName(),
+    help="Another engine as a peer: vllm, openvino or llama.cpp, and the Python that has it "
+    "[default: this one]. May be repeated.",
+)
+@click.option(
+    "--engine-option",
+    "engine_options",
+    multiple=True,
+    type=EngineOption(),
+    help="Option of an engine, as vllm:modes=ngram-3,ngram-5 or openvino:model=FOLDER. May be "
+    "repeated.",
+)
+@click.option(
+    "--chat/--raw", default=None, help="Use the chat template [default: where there is one]."
+)
+@count_option("--new-tokens", "New tokens of each text.", default=128)
+@click.option(
+    "--temperature",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="0 takes the argmax.",
+)
+@click.option(
+    "--repeat",
+    "repeats",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Times that each arm decodes each prompt.",
+)
+@seed_option(2**31 - 1, "Seed of the choice of prompts and of sampling.")
+@click.option(
+    "--same-text",
+    is_flag=True,
+    help="Make all arms but the peers write plain decoding's text, in low precision too.",
+)
+@click.option(
+    "--by-round",
+    is_flag=True,
+    help="Let all arms but the peers decode a prompt together, a round each in turn, so that slow "
+    "moments of the machine affect all alike.",
+)
+@count_option("--max-nodes", "Nodes of the largest adaptive tree.")
+@click.option("--acceptance", default="auto", show_default=True, help="As in generate.")
+@execution_options
+@weights_option
+@profile_option
+@require_profile_option
+@click.option("--stage-times", is_flag=True, help="Synchronise the device after every stage.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Write the result to this file, as JSON. An interrupted run is resumed from a journal "
+    "beside it.",
+)
+@click.option("--fresh", is_flag=True, help="Drop the journal of an unfinished run.")
+@plot_option
+@html_option
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context, html: Path | None, plot: Path | None, as_json: bool, **values: Any
+) -> None:
+    """Decode the same prompts with every policy, transformers' generate and other engines.
+
+    Arms take turns prompt by prompt after a warm-up. All are timed by one clock, and
+    their tokens are counted alike. Plain decoding always runs; ratios to it come with
+    95 % intervals over prompts. With --output, running the same command again continues
+    an interrupted run.
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    _report(_run(_options(values)), html, plot, as_json=as_json)
+    if values["output"] is not None:
+        click.echo(f"result: {values['output']}", err=as_json)
+
+
+@command.command(short_help="Compare two results, arm by arm.")
+@click.argument("first", type=click.Path(path_type=Path))
+@click.argument("second", type=click.Path(path_type=Path))
+@click.option("--end-to-end", is_flag=True, help="Compare whole calls, the prefill included.")
+@json_option
+def compare(first: Path, second: Path, end_to_end: bool, as_json: bool) -> None:
+    """Compare two results of the same prompts: is SECOND faster, slower, or undecided?
+
+    The column "beside plain" divides the times of each prompt by those of plain
+    decoding in the same run, which cancels changes of the whole machine.
+    """
+    from dataclasses import asdict
+
+    from lab.bench.analysis.compare import compare_results
+    from lab.bench.report.terminal import print_comparison
+    from lab.bench.store import read_result
+    from profiler.report.console import print_json
+
+    part = "total" if end_to_end else "decode"
+    comparison = compare_results(read_result(first), read_result(second), part)
+    if as_json:
+        data = asdict(comparison)
+        for record, arm in zip(data["arms"], comparison.arms, strict=True):
+            record["verdict"] = arm.verdict
+        print_json(data)
+    else:
+        print_comparison(comparison)
+
+
+@command.command(short_help="Show a stored result.")
+@click.argument("path", type=click.Path(path_type=Path))
+@plot_option
+@html_option
+@json_option
+def show(path: Path, html: Path | None, plot: Path | None, as_json: bool) -> None:
+    """Print the tables of a stored result, and write its page and pictures if wanted."""
+    from lab.bench.store import read_result
+
+    _report(read_result(path), html, plot, as_json=as_json)
+
+
+def _options(values: dict[str, Any]) -> BenchOptions:
+    from decoder.profiling.startup import ProfileChoice
+    from lab.bench.arms.builder import DecoderChoice
+    from lab.bench.arms.choice import DEFAULT_POLICIES, ArmChoice
+    from lab.bench.engines.choice import engine_choices
+    from lab.bench.session import BenchOptions
+
+    arms = ArmChoice(
+        policies=values["policies"] or DEFAULT_POLICIES,
+        drafters=values["drafters"] or ("ngram",),
+        studies=values["studies"],
+        sweep=values["sweep"],
+        peers=values["peers"],
+        max_nodes=values["max_nodes"],
+    )
+    decoder = DecoderChoice(
+        runtime=values["runtime"],
+        temperature=values["temperature"],
+        max_nodes=values["max_nodes"],
+        acceptance=values["acceptance"],
+        stage_times=values["stage_times"],
+        same_text=values["same_text"],
+        by_round=values["by_round"],
+        profile=ProfileChoice(path=values["profile"], require=values["require_profile"]),
+    )
+    same = ("target", "files", "per_file", "seed", "chat", "new_tokens", "repeats", "device",
+            "dtype", "weights", "quantization", "output", "fresh")  # fmt: skip
+    return BenchOptions(
+        arms=arms,
+        decoder=decoder,
+        engines=engine_choices(values["engines"], values["engine_options"]),
+        **{name: values[name] for name in same},
+    )
+
+
+def _run(options: BenchOptions) -> Result:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    from lab.bench.schedule import BenchProgress
+    from lab.bench.session import Listeners, bench
+
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    columns = (TextColumn("decoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("decoding", total=None)
+
+        def progress(done: BenchProgress) -> None:
+            bar.update(task, completed=done.done, total=done.of)
+
+        return bench(options, Listeners(say=console.print, progress=progress))
+
+
+def _report(result: Result, html: Path | None, plot: Path | None, *, as_json: bool) -> None:
+    """Print the result, as JSON or as tables, and write its page and pictures if wanted."""
+    from lab.bench.analysis.summary import derived
+    from lab.bench.report.terminal import print_result
+    from profiler.report.console import print_json
+
+    if as_json:
+        print_json(result.as_dict() | derived(result), one_line=True)
+    else:
+        print_result(result)
+    if plot is not None:
+        from lab.bench.report.page import write_plots
+
+        write_plots(result, plot)
+        click.echo(f"pictures: {plot}", err=as_json)
+    if html is not None:
+        from lab.bench.report.page import write_page
+
+        write_page(result, html)
+        click.echo(f"page: {html}", err=as_json)

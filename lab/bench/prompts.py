@@ -1,0 +1,146 @@
+"""Prompts from JSONL files: reading, checking, drawing a subset, encoding."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from costmodel.errors import InputError
+from costmodel.io import read_bytes
+from costmodel.strict_json import MOST_BYTES, json_lines
+from lab.bench.record import Prompt, PromptFile
+
+EXAMPLE = '{"id": "a", "category": "math", "prompt": "..."}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptText:
+    """One line of a file; `set` is the file's name without its suffix."""
+
+    id: str
+    set: str
+    category: str
+    prompt: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """A prompt with the token ids that every arm gets."""
+
+    prompt: Prompt
+    ids: tuple[int, ...]
+
+
+class Encoder(Protocol):
+    """Turns texts into token ids, as a `TreeDecoder` does."""
+
+    def encode(self, prompt: str, chat: bool = False) -> list[int]: ...
+
+    def check(self, ids: Sequence[int], max_new_tokens: int) -> None: ...
+
+
+def read_files(
+    files: Sequence[Path], per_file: int | None, seed: int
+) -> tuple[list[PromptText], tuple[PromptFile, ...]]:
+    """The texts of all files in order, and a record of each file.
+
+    per_file  number of texts of each file, drawn by `seed`; None takes all
+    Raises InputError naming the file and line, and for repeated ids or file names.
+    """
+    texts: list[PromptText] = []
+    infos: list[PromptFile] = []
+    for file in files:
+        raw = read_bytes(file, InputError, most_bytes=MOST_BYTES)
+        parsed = _parse(file, raw)
+        digest = hashlib.sha256(raw).hexdigest()
+        infos.append(PromptFile(name=file.stem, sha256=digest, prompts=len(parsed)))
+        texts += _drawn(parsed, per_file, seed)
+    names = [info.name for info in infos]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"two prompt files are called '{twice}'", hint="Rename one of them.")
+    seen: dict[str, str] = {}
+    for text in texts:
+        if text.id in seen:
+            raise InputError(
+                f"the prompt id '{text.id}' is in {seen[text.id]} and in {text.set}",
+                hint="Give every prompt an id of its own.",
+            )
+        seen[text.id] = text.set
+    return texts, tuple(infos)
+
+
+def encode_texts(
+    texts: Sequence[PromptText], encoder: Encoder, *, chat: bool, new_tokens: int
+) -> list[Encoded]:
+    """Token ids of every text. Raises InputError naming a prompt that is too long."""
+    encoded = []
+    for text in texts:
+        ids = encoder.encode(text.prompt, chat=chat)
+        try:
+            encoder.check(ids, new_tokens)
+        except InputError as error:
+            raise InputError(
+                f"prompt '{text.id}' of {text.set}: {error.problem}",
+                hint="Take the prompt out, or ask for fewer --new-tokens.",
+            ) from error
+        prompt = Prompt(
+            id=text.id,
+            set=text.set,
+            category=text.category,
+            tokens=len(ids),
+            hash=hash_tokens(ids),
+        )
+        encoded.append(Encoded(prompt=prompt, ids=tuple(ids)))
+    return encoded
+
+
+def hash_tokens(ids: Sequence[int]) -> str:
+    """Hash of a token sequence: 16 hexadecimal digits."""
+    return hashlib.sha256(",".join(map(str, ids)).encode()).hexdigest()[:16]
+
+
+def _parse(file: Path, raw: bytes) -> list[PromptText]:
+    texts: list[PromptText] = []
+    seen: dict[str, int] = {}
+    for number, record in json_lines(file, raw, hint=f"Write one object a line, as {EXAMPLE}."):
+        text = _text(file, number, record)
+        if text.id in seen:
+            raise InputError(
+                f"{file}, line {number}: the id '{text.id}' is that of line {seen[text.id]} too",
+                hint="Give every prompt an id of its own.",
+            )
+        seen[text.id] = number
+        texts.append(text)
+    if not texts:
+        raise InputError(f"{file} holds no prompt", hint=f"Write one a line, as {EXAMPLE}.")
+    return texts
+
+
+def _text(file: Path, number: int, record: Any) -> PromptText:
+    prompt = record.get("prompt") if isinstance(record, dict) else None
+    if not isinstance(prompt, str):
+        raise InputError(
+            f"{file}, line {number} is not a JSON object with a text `prompt`",
+            hint=f"Write one object a line, as {EXAMPLE}.",
+        )
+    if not prompt.strip():
+        raise InputError(f"{file}, line {number}: the prompt is empty", hint="Give some text.")
+    name = str(record.get("id", "")).strip() or f"{file.stem}-{number}"
+    return PromptText(
+        id=name, set=file.stem, category=str(record.get("category") or file.stem), prompt=prompt
+    )
+
+
+def _drawn(texts: list[PromptText], per_file: int | None, seed: int) -> list[PromptText]:
+    """A random subset of `per_file` texts in their original order."""
+    if per_file is None or per_file >= len(texts):
+        return texts
+    random = np.random.default_rng((seed, 40961))
+    chosen = random.choice(len(texts), size=per_file, replace=False)
+    return [texts[index] for index in sorted(chosen)]

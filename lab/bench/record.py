@@ -1,0 +1,424 @@
+"""The schema of a benchmark result: settings, machine, models, arms, prompts, responses.
+
+A result holds measurements only; `lab.bench.analysis` derives figures from them, and
+`lab.bench.store` reads and writes result files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from costmodel.errors import InputError
+
+SCHEMA_VERSION = 1
+PLAIN = "plain"  # the arm that every result has
+
+Count = Annotated[int, Field(ge=0)]
+AtLeastOne = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Name = Annotated[str, Field(min_length=1)]
+
+ArmKind = Literal["plain", "policy", "peer"]
+Finish = Literal["eos", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """The machine, its state, and the versions of the software.
+
+    fields  by name, from profiler/measure/machine.py: package versions, threads, governor, ...
+    absent  reason by group of fields that could not be read
+    busy    other processes that used more than a fifth of a core when the run began
+    """
+
+    created_utc: Name
+    device: Name
+    threads: int | None
+    instruction_set: str | None
+    fields: dict[str, str | int | float | bool | None]
+    absent: dict[str, str] = field(default_factory=dict)
+    busy: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptFile:
+    """One file of prompts. Its name without the suffix is the name of the set."""
+
+    name: Name
+    sha256: Name
+    prompts: AtLeastOne  # in the file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchSettings:
+    """The settings of a run; two results can be compared where these agree.
+
+    seed       of the choice of prompts, of sampling (prompt and repeat are added), and of the
+               exploration of drafters that learn
+    same_text  all arms but the peers wrote the text of plain decoding
+    by_round   all arms but the peers decoded each prompt together, a round each in turn
+    """
+
+    new_tokens: AtLeastOne
+    temperature: Seconds
+    repeats: AtLeastOne
+    chat: bool
+    seed: Count
+    per_file: AtLeastOne | None
+    files: tuple[PromptFile, ...]
+    dtype: Name
+    runtime: Name
+    device: Name
+    max_nodes: AtLeastOne | None = None
+    acceptance: str = "auto"
+    stage_times: bool = False
+    same_text: bool = False
+    by_round: bool = False
+    quantization: Name | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A target or drafter; `hash` is that of its architecture, as profiles use it.
+
+    Only drafters have:
+    kind        ngram, dflash, blockpilot, specblock, eagle3, causal or combined; empty for others
+    without     parts of the method that it lacks, as `no-shift` of a SpecBlock drafter
+    block_size  of a DFlash drafter with a fixed block size
+    updates     name of the updater between texts; empty without one
+    same_as     the first drafter of the run with the same weights; None if it is this one
+    """
+
+    name: Name
+    hash: Name
+    source: str = ""
+    weights: str = "pretrained"
+    kind: str = ""
+    without: tuple[str, ...] = ()
+    block_size: AtLeastOne | None = None
+    updates: str = ""
+    same_as: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileInfo:
+    """The profile that the adaptive arms read.
+
+    line    one line: its path and provenance, or the probe that replaced it
+    sha256  of its content without drafter costs, which a run may add
+    """
+
+    line: str
+    sha256: Name
+    kind: Name
+    created_utc: Name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One way of decoding.
+
+    name       unique, and the same in every run: `plain`, `fixed:16+ngram`,
+               `bastion[ema]+ngram`, `transformers:prompt-lookup`
+    policy     what `--policy` takes, or the peer's name
+    drafter    name of one of the result's drafters; None where nothing drafts
+    updates    name of its drafter's updater between texts; empty without one
+    variant    the change to the policy's defaults; empty without one
+    studies    the groups of arms it belongs to: policies, sweep, shape, estimator, dynatree
+    nodes      size of a fixed tree; None where the policy chooses the size
+    estimator  mode of the online correction of the cost model; None without a cost model
+    cost       one line about the source of the cost model
+    options    arguments of a peer's `generate`
+    engine     name of one of the result's engines; None for an arm in the run's own process
+    """
+
+    name: Name
+    kind: ArmKind
+    policy: Name
+    drafter: str | None = None
+    variant: str = ""
+    studies: tuple[str, ...] = ()
+    updates: str = ""
+    nodes: AtLeastOne | None = None
+    estimator: str | None = None
+    cost: str = ""
+    options: dict[str, str | int | float | bool | None] = field(default_factory=dict)
+    engine: Name | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """Another inference engine.
+
+    versions   by distribution
+    precision  of weights and computation
+    model      name of the file or folder in the engine's format; empty for the target's own, and
+               for one that was converted for the run
+    options    arguments of the engine
+    """
+
+    name: Name
+    versions: dict[str, str]
+    precision: Name
+    model: str = ""
+    options: dict[str, str | int | float | bool | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedArm:
+    """An arm of an engine that ended before the run did; its texts are left out.
+
+    prompt    that it had then; None at its start
+    answered  texts until then
+    """
+
+    name: Name
+    prompt: Name | None
+    answered: Count
+    reason: Name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt; `tokens` counts its token ids and `hash` is of them."""
+
+    id: Name
+    set: Name
+    category: str
+    tokens: AtLeastOne
+    hash: Name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """The rounds of one response, in arrays of one length.
+
+    nodes, depths      of the verified tree; 0 for a plain step
+    accepted           accepted levels of the tree, those after the end of the text included
+    expected           predicted committed length: 1 + the sum of the tree's path scores
+    verify_s, cycle_s  seconds of the target's forward and of the whole round
+    predicted_*        by the cost model before the round; empty without one
+    expected_by_depth  by depth instead of by round: path scores at depth 1, 2, ... summed over
+                       all rounds, the predicted number of rounds that accept that depth
+    """
+
+    nodes: tuple[Count, ...]
+    depths: tuple[Count, ...]
+    accepted: tuple[Count, ...]
+    expected: tuple[Finite, ...]
+    verify_s: tuple[Seconds, ...]
+    cycle_s: tuple[Seconds, ...]
+    predicted_verify_s: tuple[Seconds, ...] = ()
+    predicted_cycle_s: tuple[Seconds, ...] = ()
+    expected_by_depth: tuple[Finite, ...] = ()
+
+    def __post_init__(self) -> None:
+        count = len(self.nodes)
+        for name in ("depths", "accepted", "expected", "verify_s", "cycle_s"):
+            if len(getattr(self, name)) != count:
+                raise ValueError(f"{name} must have one entry a round ({count})")
+        for name in ("predicted_verify_s", "predicted_cycle_s"):
+            if len(getattr(self, name)) not in (0, count):
+                raise ValueError(f"{name} must have one entry a round ({count}), or none")
+        if len(self.expected_by_depth) != max(self.depths, default=0):
+            raise ValueError("expected_by_depth must have one entry a depth of the deepest tree")
+        for index, (accepted, depth) in enumerate(zip(self.accepted, self.depths, strict=True)):
+            if accepted > depth:
+                raise ValueError(f"accepted[{index}] is {accepted}, of a tree {depth} deep")
+        for index, (nodes, depth) in enumerate(zip(self.nodes, self.depths, strict=True)):
+            if not min(nodes, 1) <= depth <= nodes:
+                raise ValueError(f"depths[{index}] is {depth}, of a tree of {nodes} nodes")
+
+    @property
+    def count(self) -> int:
+        return len(self.nodes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """An arm's update of its drafter between two texts.
+
+    seconds   of the whole update, the decision included
+    action    use of the text for training: skip, heads or full
+    trained   whether weights were updated
+    rollback  whether weights were restored to the last good ones
+    """
+
+    seconds: Seconds
+    action: Literal["skip", "heads", "full"]
+    trained: bool
+    rollback: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """One prompt decoded once by one arm, timed and counted alike for all arms.
+
+    place              position in the order in which all responses were made
+    tokens             token ids from the first new one, the end token included where it was
+                       reached, cut at the settings' `new_tokens`
+    first_tokens       tokens that came with the first one, itself included; more than 1 only
+                       for peers that draft in the prefill
+    finish             `eos` where the last token ends the text, else `length`
+    first_token_s      from the call until the first token (prefill, set-up)
+    total_s            from the call until the last token
+    limit_s            least seconds of this response's plain steps, by the physical roofline
+                       at the profile's peaks; None without a profile
+    stages             seconds of each stage over all rounds; empty for peers
+    peak_memory_bytes  of the device's allocator, on a CPU of the process; None if unknown
+    rounds             None for peers, which do not report them
+    update             after the text; None for arms whose drafter does not learn
+    """
+
+    arm: Name
+    prompt: Name
+    repeat: Count
+    place: Count
+    tokens: tuple[Count, ...]
+    finish: Finish
+    first_token_s: Seconds
+    total_s: Seconds
+    limit_s: Seconds | None = None
+    first_tokens: AtLeastOne = 1
+    stages: dict[str, Seconds] = field(default_factory=dict)
+    peak_memory_bytes: AtLeastOne | None = None
+    rounds: Rounds | None = None
+    update: Update | None = None
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.tokens:
+            raise ValueError("tokens must not be empty")
+        if self.first_tokens > len(self.tokens):
+            raise ValueError("first_tokens must not be more than there are tokens")
+        if self.total_s < self.first_token_s:
+            raise ValueError("total_s must not be less than first_token_s")
+
+    @property
+    def new_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def decoded_tokens(self) -> int:
+        """Tokens after the first one and those that came with it."""
+        return len(self.tokens) - self.first_tokens
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds from the first token to the last."""
+        return self.total_s - self.first_token_s
+
+    @property
+    def occupied_s(self) -> float:
+        """Seconds until the arm could take the next text, its update included."""
+        return self.total_s + (0.0 if self.update is None else self.update.seconds)
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.arm, self.prompt, self.repeat
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A finished run: every arm has answered every prompt in every repeat.
+
+    failed    arms that did not; they are not among `arms`
+    warnings  reasons to doubt the figures, each with a remedy
+    """
+
+    schema_version: Literal[1] = 1
+    environment: Environment
+    settings: BenchSettings
+    target: Model
+    drafters: tuple[Model, ...]
+    profile: ProfileInfo | None
+    arms: tuple[Arm, ...]
+    prompts: tuple[Prompt, ...]
+    responses: tuple[Response, ...]
+    engines: tuple[EngineInfo, ...] = ()
+    failed: tuple[FailedArm, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for kind, names in (
+            ("arms", [one.name for one in (*self.arms, *self.failed)]),
+            ("engines", [engine.name for engine in self.engines]),
+            ("prompts", [prompt.id for prompt in self.prompts]),
+            ("drafters", [drafter.name for drafter in self.drafters]),
+        ):
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                raise ValueError(f"{kind}: '{twice}' is there twice")
+        drafters = {None, *(drafter.name for drafter in self.drafters)}
+        for arm in self.arms:
+            if arm.drafter not in drafters:
+                raise ValueError(f"arms: '{arm.name}' has an unknown drafter '{arm.drafter}'")
+        engines = {None, *(engine.name for engine in self.engines)}
+        for arm in self.arms:
+            if arm.engine not in engines:
+                raise ValueError(f"arms: '{arm.name}' has an unknown engine '{arm.engine}'")
+        if PLAIN not in {arm.name for arm in self.arms}:
+            raise ValueError(f"arms: '{PLAIN}' is missing")
+        self._check_responses()
+
+    def _check_responses(self) -> None:
+        wanted = {
+            (arm.name, prompt.id, repeat)
+            for arm in self.arms
+            for prompt in self.prompts
+            for repeat in range(self.settings.repeats)
+        }
+        for index, response in enumerate(self.responses):
+            key = response.key
+            if key not in wanted:
+                raise ValueError(f"responses[{index}]: {key} is unknown or there twice")
+            wanted.discard(key)
+        if wanted:
+            raise ValueError(f"responses: {len(wanted)} are missing, as {min(wanted)}")
+        most = self.settings.new_tokens
+        for index, response in enumerate(self.responses):
+            if response.new_tokens > most:
+                raise ValueError(f"responses[{index}]: more than {most} tokens")
+
+    @cached_property
+    def _by_arm(self) -> dict[str, tuple[Response, ...]]:
+        by_arm: dict[str, list[Response]] = {arm.name: [] for arm in self.arms}
+        for response in self.responses:
+            by_arm[response.arm].append(response)
+        order = {prompt.id: index for index, prompt in enumerate(self.prompts)}
+        return {
+            name: tuple(sorted(responses, key=lambda one: (order[one.prompt], one.repeat)))
+            for name, responses in by_arm.items()
+        }
+
+    def of(self, arm: str) -> tuple[Response, ...]:
+        """An arm's responses in order of prompt and repeat.
+
+        Raises InputError listing the arms for an unknown one.
+        """
+        if arm not in self._by_arm:
+            names = ", ".join(self._by_arm)
+            raise InputError(f"there is no arm '{arm}'", hint=f"There are {names}.")
+        return self._by_arm[arm]
+
+    def arm(self, name: str) -> Arm:
+        self.of(name)
+        return next(arm for arm in self.arms if arm.name == name)
+
+    def study(self, name: str) -> tuple[Arm, ...]:
+        """The arms of one study, in the order of the run."""
+        return tuple(arm for arm in self.arms if name in arm.studies)
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """The prompt sets in the order of the run."""
+        return tuple(dict.fromkeys(prompt.set for prompt in self.prompts))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values in the order of the fields."""
+        return asdict(self)

@@ -1,0 +1,94 @@
+"""A result and a comparison as tables on stdout, warnings on stderr."""
+
+from __future__ import annotations
+
+import click
+
+from lab.bench.analysis.compare import Comparison
+from lab.bench.analysis.hindsight import Hindsight
+from lab.bench.analysis.summary import ResultFigures
+from lab.bench.record import Result
+from lab.bench.report.drafter_tables import drafter_tables
+from lab.bench.report.engine_table import engine_tables
+from lab.bench.report.facts import heading
+from lab.bench.report.tables import arms_table, number_text, ratio_text, with_interval
+from profiler.report.console import note, print_table
+
+
+def print_result(result: Result) -> None:
+    """The tables of arms, prompt sets, sweeps and related drafters and engines, then accuracy."""
+    figures = ResultFigures(result)
+    click.echo(heading(result))
+    if result.profile is not None:
+        click.echo(f"tree sizes by {result.profile.line}")
+    arms = arms_table(figures)
+    print_table(arms.columns, arms.rows)
+    if len(result.sets) > 1:
+        _print_sets(figures)
+    for sweep in figures.hindsight.values():
+        _print_sweep(sweep)
+    for table in (*engine_tables(result), *drafter_tables(result)):
+        print_table(table.columns, table.rows, title=table.title)
+    for line in _accuracy_lines(figures):
+        click.echo(line)
+    for warning in result.warnings:
+        note(f"warning: {warning}")
+
+
+def _accuracy_lines(figures: ResultFigures) -> list[str]:
+    """Bandwidth share of plain arms; predicted against measured figures of adaptive ones."""
+    lines = []
+    for arm in figures.result.arms:
+        one = figures.of(arm.name)
+        if one.bandwidth_share is not None:
+            lines.append(f"{one.arm}: {one.bandwidth_share:.0%} of the bandwidth limit")
+        error, paths = one.verify_error, one.path_scores
+        if error is None or paths is None or error.median is None or error.p95 is None:
+            continue
+        lines.append(
+            f"{one.arm}: forwards predicted to {error.median:.1%} (median; {error.p95:.0%} at the "
+            f"95th percentile); committed {paths.realised_mean:.2f} a round with a tree, "
+            f"{paths.predicted_mean:.2f} predicted (Pearson {number_text(paths.pearson, '.2f')}, "
+            f"Spearman {number_text(paths.spearman, '.2f')})"
+        )
+    return lines
+
+
+def _print_sets(figures: ResultFigures) -> None:
+    sets = figures.result.sets
+    rows = []
+    for arm in figures.result.arms:
+        cells = [arm.name]
+        for name in sets:
+            one = figures.of(arm.name, name)
+            length = number_text(one.tokens_per_verification, ".2f")
+            cells.append((ratio_text(one.over_plain) or "-") + (f" ({length})" if length else ""))
+        rows.append(cells)
+    title = "over plain decoding, and tokens a verification, by prompt set"
+    print_table(("arm", *sets), rows, title=title)
+
+
+def _print_sweep(sweep: Hindsight) -> None:
+    columns = ("arm", "best single size", "interval", "best of each set", "interval",
+               "best of each prompt", "interval")  # fmt: skip
+    rows = [
+        [ratios.arm, *with_interval(ratios.single, ratios.per_set, ratios.per_prompt)]
+        for ratios in sweep.against
+    ]
+    best = f"best single size: {sweep.single_best}, {sweep.single_tokens_per_s:.1f} tokens/s"
+    print_table(columns, rows, title=f"against sizes chosen in hindsight ({best})")
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """The arms of both results on stdout, other differences on stderr."""
+    rows = [
+        [arm.arm, arm.verdict, *with_interval(arm.ratio, arm.beside_plain), arm.differing]
+        for arm in comparison.arms
+    ]
+    columns = ("arm", "second is", "ratio", "interval", "beside plain", "interval", "other texts")
+    print_table(columns, rows)
+    for which, names in (("first", comparison.only_first), ("second", comparison.only_second)):
+        if names:
+            note(f"only in the {which}: {', '.join(names)}")
+    for warning in comparison.warnings:
+        note(f"differs: {warning}")

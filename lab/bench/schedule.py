@@ -1,0 +1,353 @@
+"""The order in which all arms decode all prompts, and the run that follows it.
+
+A journal keeps every response, so that an interrupted run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TypeVar
+
+from costmodel.errors import InputError, MeasurementError
+from lab.bench.arms.base import (
+    ArmDecoding,
+    ArmRunner,
+    PeerFailure,
+    SteppedArmDecoding,
+    UpdatingArmDecoding,
+)
+from lab.bench.prompts import Encoded
+from lab.bench.record import Environment, FailedArm, Response
+from lab.bench.response_timer import Clock, MemoryGauge, NoGauge, ResponseTimer
+from lab.bench.store import environment_from, failed_arm_from, response_from
+from profiler.measure.journal import Journal
+from profiler.measure.samples import in_turn
+
+WARM_UP_TOKENS = 32
+LOST = (
+    "{arm}: what its drafter had learnt was lost when the run was interrupted, so that it decoded "
+    "the texts before that again, not in turn with the other arms; --fresh runs all in turn"
+)
+ResponseKey = tuple[str, str, int]  # arm, prompt, repeat
+Entry = TypeVar("Entry")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Prompts, repeats and limits of a run, and the order of its responses.
+
+    ends      token ids that end a text
+    seed      of sampling; each prompt and repeat has its own, the same for every arm
+    by_round  arms that can pause between rounds decode a prompt together, a round each in turn
+    """
+
+    prompts: Sequence[Encoded]
+    new_tokens: int
+    repeats: int
+    ends: frozenset[int]
+    seed: int = 0
+    by_round: bool = False
+
+    def turns(self, arms: int) -> Iterator[Turn]:
+        """Each prompt by all arms in a row; the first arm changes from prompt to prompt.
+
+        A slow drift, as of temperature or another program, then affects all arms alike.
+        """
+        place = 0
+        for repeat in range(self.repeats):
+            for index in range(len(self.prompts)):
+                first = repeat * len(self.prompts) + index
+                for offset in range(arms):
+                    yield Turn(place, (first + offset) % arms, index, repeat)
+                    place += 1
+
+    def seed_of(self, turn: Turn) -> int:
+        return self.seed + turn.repeat * len(self.prompts) + turn.prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One response to be made: its place in the run, and the indices of arm, prompt and repeat."""
+
+    place: int
+    arm: int
+    prompt: int
+    repeat: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """The clock, memory gauge and bandwidth limit of a run; tests replace them."""
+
+    clock: Clock = perf_counter
+    memory: MemoryGauge = field(default_factory=NoGauge)
+    limit_s: Callable[[int, int], float | None] = lambda prompt_tokens, new_tokens: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchProgress:
+    """Responses done and in all, and the response just made; None for one from the journal."""
+
+    done: int
+    of: int
+    response: Response | None = None
+
+
+Listener = Callable[[BenchProgress], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The responses of a run in the order of its schedule, and the arms of engines that failed.
+
+    Responses of those are left out.
+    """
+
+    responses: tuple[Response, ...]
+    failed: tuple[FailedArm, ...] = ()
+
+
+def run_schedule(
+    runners: Sequence[ArmRunner],
+    schedule: Schedule,
+    journal: Journal | None,
+    tools: Tools,
+    listener: Listener = lambda progress: None,
+) -> Outcome:
+    """All responses in the order of the schedule; those in the journal are not made again.
+
+    An arm whose drafter learns begins anew unless all its responses are in the journal. An arm
+    whose engine fails is left out from there on, also when the run is resumed. Raises
+    MeasurementError naming arm and prompt where a decoder stops before its end.
+    """
+    run = _Run(runners, schedule, tools, journal, _recorded_failures(journal))
+    turns = list(schedule.turns(len(runners)))
+    recorded = _recorded_responses(journal)
+    lost = run.lost_arms(turns, recorded)
+    done = {key: response for key, response in recorded.items() if key[0] not in lost}
+    if any(run.key(turn) not in done for turn in turns):
+        run.warm_up()
+    responses: list[Response] = []
+    together: dict[Turn, Response] = {}
+    for turn in turns:
+        if schedule.by_round and turn.place % len(runners) == 0:
+            group = turns[turn.place : turn.place + len(runners)]
+            together = run.respond_together([one for one in group if run.key(one) not in done])
+        key = run.key(turn)
+        if key[0] in run.failed:
+            continue
+        response = done.get(key)
+        made = None
+        if response is None:
+            try:
+                response = made = together.get(turn) or run.respond(turn)
+            except PeerFailure as failure:
+                run.fail(key[0], failure, prompt=key[1], answered=_count(responses, key[0]))
+                continue
+            if key in recorded:
+                again = LOST.format(arm=response.arm)
+                response = made = replace(response, warnings=(*response.warnings, again))
+            if journal is not None:
+                journal.append({"response": asdict(response)})
+        responses.append(response)
+        listener(BenchProgress(done=len(responses), of=len(turns), response=made))
+    return Outcome(
+        responses=tuple(one for one in responses if one.arm not in run.failed),
+        failed=tuple(run.failed.values()),
+    )
+
+
+def _count(responses: Sequence[Response], arm: str) -> int:
+    return sum(response.arm == arm for response in responses)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The arms of a run with its schedule, tools and journal, and those that failed."""
+
+    runners: Sequence[ArmRunner]
+    schedule: Schedule
+    tools: Tools
+    journal: Journal | None
+    failed: dict[str, FailedArm]
+
+    def key(self, turn: Turn) -> ResponseKey:
+        return self._runner(turn).arm.name, self._encoded(turn).prompt.id, turn.repeat
+
+    def lost_arms(
+        self, turns: Sequence[Turn], recorded: Mapping[ResponseKey, Response]
+    ) -> set[str]:
+        """Arms whose drafter had learnt from some texts but not all, which a resume cannot
+        restore."""
+        learning = {runner.arm.name for runner in self.runners if runner.arm.updates}
+        missing = {key[0] for turn in turns if (key := self.key(turn)) not in recorded}
+        return learning & missing
+
+    def warm_up(self) -> None:
+        """Set every arm up for the longest prompt, and decode the beginning of its text."""
+        schedule = self.schedule
+        longest = max(schedule.prompts, key=lambda encoded: len(encoded.ids))
+        largest = max(runner.largest_tree for runner in self.runners)
+        tokens = len(longest.ids) + schedule.new_tokens + largest + 2
+        for runner in self._usable():
+            with self._starting(runner):
+                runner.prepare(tokens)
+        for runner in self._usable():
+            with self._starting(runner):
+                self._rehearse(runner, longest)
+
+    def fail(self, arm: str, failure: PeerFailure, *, prompt: str | None, answered: int) -> None:
+        """Leave an arm out from here on."""
+        failed = FailedArm(name=arm, prompt=prompt, answered=answered, reason=failure.problem)
+        self.failed[arm] = failed
+        if self.journal is not None:
+            self.journal.append({"failed": asdict(failed)})
+
+    def _usable(self) -> list[ArmRunner]:
+        return [runner for runner in self.runners if runner.arm.name not in self.failed]
+
+    @contextmanager
+    def _starting(self, runner: ArmRunner) -> Iterator[None]:
+        try:
+            yield
+        except PeerFailure as failure:
+            self.fail(runner.arm.name, failure, prompt=None, answered=0)
+
+    def _rehearse(self, runner: ArmRunner, encoded: Encoded) -> None:
+        """Decode the beginning of a text that does not count."""
+        schedule = self.schedule
+        new_tokens = min(schedule.new_tokens, WARM_UP_TOKENS)
+        timer = ResponseTimer(self.tools.clock, new_tokens, schedule.ends)
+        decoding = runner.start(encoded.ids, new_tokens, schedule.seed)
+        with _naming(runner, encoded):
+            timer.time(decoding)
+        if isinstance(decoding, UpdatingArmDecoding):
+            decoding.rehearse()
+
+    def respond(self, turn: Turn) -> Response:
+        """One response, decoded without interruption. Raises PeerFailure."""
+        timer = self._timer()
+        gc.collect()  # garbage of earlier arms is not collected in this one's time
+        self.tools.memory.start()
+        decoding = self._start(turn)
+        with _naming(self._runner(turn), self._encoded(turn)):
+            timer.time(decoding)
+        update = timer.update(decoding)
+        # The gauge is of this process, and an engine has its own.
+        own = self._runner(turn).arm.engine is None
+        peak_bytes = self.tools.memory.peak_bytes() if own else None
+        response = self._response(turn, timer, decoding)
+        return replace(response, update=update, peak_memory_bytes=peak_bytes)
+
+    def respond_together(self, turns: Sequence[Turn]) -> dict[Turn, Response]:
+        """The turns of one prompt whose arms can pause, a round each in turn.
+
+        Arms share the memory, so none has a peak of its own.
+        """
+        started: dict[Turn, tuple[ResponseTimer, SteppedArmDecoding]] = {}
+        for turn in turns:
+            decoding = self._start(turn)
+            if isinstance(decoding, SteppedArmDecoding):
+                started[turn] = self._timer(), decoding
+        gc.collect()
+        rounds = {turn: self._timed_rounds(turn, *pair) for turn, pair in started.items()}
+        for _ in in_turn(rounds):
+            pass
+        responses = {}
+        for turn, (timer, decoding) in started.items():
+            update = timer.update(decoding)
+            responses[turn] = replace(self._response(turn, timer, decoding), update=update)
+        return responses
+
+    def _timed_rounds(
+        self, turn: Turn, timer: ResponseTimer, decoding: SteppedArmDecoding
+    ) -> Iterator[None]:
+        with _naming(self._runner(turn), self._encoded(turn)):
+            yield from timer.time_steps(decoding)
+
+    def _response(self, turn: Turn, timer: ResponseTimer, decoding: ArmDecoding) -> Response:
+        details, encoded = decoding.details(), self._encoded(turn)
+        return Response(
+            arm=self._runner(turn).arm.name,
+            prompt=encoded.prompt.id,
+            repeat=turn.repeat,
+            place=turn.place,
+            tokens=(details.text or tuple(timer.tokens))[: len(timer.tokens)],
+            finish=timer.finish or "length",
+            first_token_s=timer.first_token_s,
+            total_s=timer.total_s,
+            limit_s=self.tools.limit_s(len(encoded.ids), len(timer.tokens)),
+            first_tokens=timer.first_tokens,
+            stages=details.stages,
+            rounds=details.rounds,
+            warnings=details.warnings,
+        )
+
+    def _start(self, turn: Turn) -> ArmDecoding:
+        ids, seed = self._encoded(turn).ids, self.schedule.seed_of(turn)
+        return self._runner(turn).start(ids, self.schedule.new_tokens, seed)
+
+    def _timer(self) -> ResponseTimer:
+        return ResponseTimer(self.tools.clock, self.schedule.new_tokens, self.schedule.ends)
+
+    def _runner(self, turn: Turn) -> ArmRunner:
+        return self.runners[turn.arm]
+
+    def _encoded(self, turn: Turn) -> Encoded:
+        return self.schedule.prompts[turn.prompt]
+
+
+@contextmanager
+def _naming(runner: ArmRunner, encoded: Encoded) -> Iterator[None]:
+    """Put arm and prompt before the message of a MeasurementError; a PeerFailure passes."""
+    try:
+        yield
+    except PeerFailure:
+        raise
+    except MeasurementError as error:
+        raise MeasurementError(
+            f"{runner.arm.name}, prompt '{encoded.prompt.id}': {error.problem}"
+        ) from error
+
+
+def open_journal(path: Path, header: Mapping[str, Any], *, fresh: bool) -> Journal:
+    """The journal beside a result. Raises InputError where it belongs to another run."""
+    return Journal(path.with_name(path.name + ".journal"), header, fresh=fresh)
+
+
+def recorded_environment(journal: Journal, current: Environment) -> Environment:
+    """The environment at the beginning of the run: the journal's, or `current`, then recorded."""
+    for record in journal.records:
+        if "environment" in record:
+            return environment_from(record["environment"])
+    journal.append({"environment": asdict(current)})
+    return current
+
+
+def _recorded_responses(journal: Journal | None) -> dict[ResponseKey, Response]:
+    """The responses of a journal; one that is damaged counts as such and is made again."""
+    read = _recorded(journal, "response", response_from)
+    return {response.key: response for response in read}
+
+
+def _recorded_failures(journal: Journal | None) -> dict[str, FailedArm]:
+    """The failed arms of a journal by name."""
+    return {failed.name: failed for failed in _recorded(journal, "failed", failed_arm_from)}
+
+
+def _recorded(journal: Journal | None, kind: str, read: Callable[[Any], Entry]) -> list[Entry]:
+    """What one kind of a journal's records holds; a damaged one only counts."""
+    entries = []
+    for record in () if journal is None else journal.records:
+        if kind in record:
+            try:
+                entries.append(read(record[kind]))
+            except InputError:
+                assert journal is not None
+                journal.damaged += 1
+    return entries

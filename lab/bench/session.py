@@ -1,0 +1,306 @@
+"""One benchmark run: from its options to its result and the file it is stored in."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from costmodel.errors import InputError
+from decoder.acceptance.sampling import Sampling
+from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
+from decoder.model.loading import Weights, default_target, load_model
+from decoder.model.runtime.graphs import runtime_kind
+from decoder.model.target import Quantization, quantised
+from lab.bench.analysis.summary import derived
+from lab.bench.analysis.warnings import result_warnings
+from lab.bench.arms.base import ArmRunner
+from lab.bench.arms.builder import ArmBuilder, DecoderChoice
+from lab.bench.arms.choice import ArmChoice, plan_arms
+from lab.bench.arms.drafter_names import drafter_labels
+from lab.bench.engines.arm import (
+    CheckedEngine,
+    EngineSubject,
+    check_engines,
+    engine_runners,
+)
+from lab.bench.engines.choice import EngineChoice
+from lab.bench.environment import (
+    bandwidth_limit,
+    describe_profile,
+    identity,
+    machine,
+    stored_profile,
+)
+from lab.bench.prompts import Encoded, PromptText, encode_texts, hash_tokens, read_files
+from lab.bench.record import (
+    BenchSettings,
+    Environment,
+    ProfileInfo,
+    PromptFile,
+    Result,
+)
+from lab.bench.response_timer import memory_gauge
+from lab.bench.schedule import (
+    Listener,
+    Outcome,
+    Schedule,
+    Tools,
+    open_journal,
+    recorded_environment,
+    run_schedule,
+)
+from lab.bench.store import write_result
+from profiler.calibrate.calibrate import device_label
+from profiler.demo import PROMPTS
+from profiler.measure.journal import Journal
+from profiler.measure.lock import device_lock
+
+Say = Callable[[str], None]
+BUILT_IN = "built-in"  # name of the prompt set that is used without a file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """The options of a run. None takes the default of the device, target or tokenizer.
+
+    engines other engines as peers
+    chat    wrap prompts in the chat template; None: where the tokenizer has one
+    output  path of the result; the journal of an unfinished run lies beside it
+    fresh   drop the journal of an unfinished run
+    """
+
+    target: str | None = None
+    arms: ArmChoice = field(default_factory=ArmChoice)
+    engines: Sequence[EngineChoice] = ()
+    decoder: DecoderChoice = field(default_factory=DecoderChoice)
+    files: Sequence[Path] = ()
+    per_file: int | None = None
+    seed: int = 0
+    chat: bool | None = None
+    new_tokens: int = 128
+    repeats: int = 1
+    device: str | None = None
+    dtype: str | None = None
+    weights: Weights = "pretrained"
+    quantization: Quantization | None = None
+    output: Path | None = None
+    fresh: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listeners:
+    """Callbacks for messages and progress; both do nothing by default."""
+
+    say: Say = lambda text: None
+    progress: Listener = lambda progress: None
+
+
+def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
+    """Run the benchmark, and write the result to `options.output` if that is set.
+
+    Calling it again with the same options continues an interrupted run. Raises InputError,
+    DeviceError, ProfileError or MeasurementError.
+    """
+    device = select_device(options.device)
+    dtype = parse_dtype(options.dtype, device)
+    runtime_kind(options.decoder.runtime, device)  # errors before a model is loaded
+    Sampling(temperature=options.decoder.temperature)
+    if options.decoder.same_text and options.decoder.temperature:
+        raise InputError(
+            "the text of plain decoding is the same for all arms at temperature 0 only",
+            hint="Leave out --same-text or --temperature.",
+        )
+    texts, files = _texts(options)
+    labels = drafter_labels(options.arms.drafters)
+    plan_arms(options.arms, causal_drafters=labels.values())
+    _check_output(options.output)
+    name = default_target(device) if options.target is None else options.target
+    engines = check_engines(
+        options.engines,
+        name,
+        greedy=not options.decoder.temperature,
+        pretrained=options.weights == "pretrained" and options.quantization is None,
+        device=device.type,
+    )
+    with device_lock(f"{fingerprint(device).name} {device_label(device)}"):
+        environment, machine_warnings = machine(device)
+        loaded = load_model(
+            name,
+            weights=options.weights,
+            dtype=dtype,
+            device=device,
+            download=True,
+        )
+        loaded = quantised(loaded, options.quantization)
+        builder = ArmBuilder(loaded, labels, options.decoder, options.seed)
+        chat = _chat(options.chat, builder)
+        prompts = encode_texts(texts, builder.encoder, chat=chat, new_tokens=options.new_tokens)
+        arms = plan_arms(options.arms, causal_drafters=builder.causal_drafters)
+        runners = builder.runners(arms)
+        with engine_runners(engines, _subject(builder), listeners.say) as others:
+            run = _LoadedRun(
+                options=options,
+                builder=builder,
+                runners=[*runners, *others],
+                engines=engines,
+                prompts=prompts,
+                settings=_settings(options, builder, files, chat),
+                warnings=(*machine_warnings, *builder.warnings),
+            )
+            return run.finish(environment, listeners)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LoadedRun:
+    """A run whose models and prompts are loaded."""
+
+    options: BenchOptions
+    builder: ArmBuilder
+    runners: Sequence[ArmRunner]
+    engines: Sequence[CheckedEngine]
+    prompts: Sequence[Encoded]
+    settings: BenchSettings
+    warnings: tuple[str, ...]
+
+    def finish(self, environment: Environment, listeners: Listeners) -> Result:
+        """Decode what the journal does not hold, and return the whole result."""
+        located = self.builder.profile
+        if located is None:
+            located = stored_profile(self.builder.target, self.options.decoder.profile.path)
+        profile = None if located is None else describe_profile(*located)
+        schedule = Schedule(
+            prompts=self.prompts,
+            new_tokens=self.settings.new_tokens,
+            repeats=self.settings.repeats,
+            ends=self.builder.ends,
+            seed=self.settings.seed,
+            by_round=self.settings.by_round,
+        )
+        tools = Tools(
+            memory=memory_gauge(self.builder.target.device),
+            limit_s=bandwidth_limit(None if located is None else located[0]),
+        )
+        with self._journal(environment, profile) as journal:
+            if journal is not None:
+                environment = recorded_environment(journal, environment)
+                if journal.resumed:
+                    listeners.say(f"going on with the unfinished run in {journal.path}")
+            outcome = run_schedule(self.runners, schedule, journal, tools, listeners.progress)
+            if journal is not None and journal.damaged:
+                listeners.say(f"left out {journal.damaged} damaged lines of {journal.path}")
+            result = self._result(environment, profile, outcome)
+            if journal is not None and self.options.output is not None:
+                write_result(result, self.options.output, **derived(result))
+                journal.delete()
+        return result
+
+    def _result(
+        self,
+        environment: Environment,
+        profile: ProfileInfo | None,
+        outcome: Outcome,
+    ) -> Result:
+        failed = {one.name for one in outcome.failed}
+        result = Result(
+            environment=environment,
+            settings=self.settings,
+            target=self.builder.described,
+            drafters=self.builder.drafters(),
+            profile=profile,
+            arms=tuple(runner.arm for runner in self.runners if runner.arm.name not in failed),
+            prompts=tuple(encoded.prompt for encoded in self.prompts),
+            responses=outcome.responses,
+            engines=tuple(one.info(self.settings.dtype) for one in self.engines),
+            failed=outcome.failed,
+        )
+        return replace(result, warnings=(*self.warnings, *result_warnings(result)))
+
+    def _journal(
+        self, environment: Environment, profile: ProfileInfo | None
+    ) -> AbstractContextManager[Journal | None]:
+        output = self.options.output
+        if output is None:
+            return nullcontext()
+        header = {
+            **identity(environment),
+            "target": f"{self.builder.described.name} {self.builder.described.hash}",
+            "drafters": ", ".join(f"{d.name} {d.hash}" for d in self.builder.drafters()),
+            "profile": None if profile is None else profile.sha256,
+            "arms": ", ".join(runner.arm.name for runner in self.runners),
+            "engines": ", ".join(str(one.info(self.settings.dtype)) for one in self.engines),
+            "prompts": hash_tokens([token for one in self.prompts for token in one.ids]),
+            **{f"setting {key}": value for key, value in asdict(self.settings).items()},
+        }
+        return open_journal(output, header, fresh=self.options.fresh)
+
+
+def _texts(options: BenchOptions) -> tuple[list[PromptText], tuple[PromptFile, ...]]:
+    """The prompts of the files, or the demo's where no file is set."""
+    if options.files:
+        return read_files(options.files, options.per_file, options.seed)
+    texts = [
+        PromptText(id=name, set=BUILT_IN, category=name, prompt=prompt)
+        for name, prompt in PROMPTS.items()
+    ][: options.per_file]
+    digest = hashlib.sha256("".join(PROMPTS.values()).encode()).hexdigest()
+    return texts, (PromptFile(name=BUILT_IN, sha256=digest, prompts=len(PROMPTS)),)
+
+
+def _subject(builder: ArmBuilder) -> EngineSubject:
+    return EngineSubject(
+        name=builder.loaded.name,
+        source=builder.loaded.source,
+        dtype=dtype_name(builder.target.dtype),
+        ends=builder.ends,
+        threads=torch.get_num_threads(),
+    )
+
+
+def _chat(chosen: bool | None, builder: ArmBuilder) -> bool:
+    """Whether to use the chat template: as chosen, else wherever the tokenizer has one."""
+    if chosen is not None:
+        return chosen
+    return bool(getattr(builder.encoder.tokenizer, "chat_template", None))
+
+
+def _settings(
+    options: BenchOptions, builder: ArmBuilder, files: tuple[PromptFile, ...], chat: bool
+) -> BenchSettings:
+    target, decoder = builder.target, options.decoder
+    return BenchSettings(
+        new_tokens=options.new_tokens,
+        temperature=decoder.temperature,
+        repeats=options.repeats,
+        chat=chat,
+        seed=options.seed,
+        per_file=options.per_file,
+        files=files,
+        dtype=dtype_name(target.dtype),
+        runtime=target.runtime.kind,
+        device=target.device.type,
+        max_nodes=decoder.max_nodes,
+        acceptance=decoder.acceptance,
+        stage_times=decoder.stage_times,
+        same_text=decoder.same_text,
+        by_round=decoder.by_round,
+        quantization=target.loaded.quantization,
+    )
+
+
+def _check_output(output: Path | None) -> None:
+    """Raise InputError where the result could not be written."""
+    if output is None:
+        return
+    if output.is_dir():
+        raise InputError(f"{output} is a folder", hint="Give --output a file name.")
+    if not os.access(output.absolute().parent, os.W_OK):
+        raise InputError(
+            f"cannot write to {output.absolute().parent}",
+            hint="Choose another place for --output, in a folder that exists.",
+        )

@@ -1,0 +1,1 @@
+"""One folder a paper: its policy, drafter, fit and training, built on the core."""

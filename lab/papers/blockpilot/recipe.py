@@ -1,0 +1,276 @@
+"""Training of BlockPilot's predictor into a folder: prompts, sweep, classifier of block sizes.
+
+Zhang et al., "BlockPilot", 2.3 and 3.1.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+from costmodel.errors import InputError
+from costmodel.io import folder_of
+from decoder.drafters.dflash.drafter import DFlashDrafter
+from decoder.model.target import Target
+from lab.papers.blockpilot.drafter import (
+    HIDDEN,
+    LAYERS,
+    BlockPredictor,
+    PilotConfig,
+    save_predictor,
+)
+from lab.papers.blockpilot.sources import DecodingSource, KnownTextSource
+from lab.papers.blockpilot.sweeps import (
+    Best,
+    BlockSizeSample,
+    Source,
+    Sweep,
+    Sweeps,
+    best_candidates,
+    collect_sweeps,
+)
+from lab.training.corpus import TrainingText, read_corpus
+from lab.training.prompts import refuse
+
+SWEEPS, PILOT = "sweeps", "pilot"  # folders of what is collected, and of the predictor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PilotTraining:
+    """The settings of a predictor's training; Adam, epochs and learning rate as in the paper (3.1).
+
+    hidden, layers  of the predictor
+    dropout         as in the published code
+    batch           samples a step; not given in the paper
+    held_out        share of the samples that are used to choose the epoch; at 0 the last is kept
+    best            the criterion for the best block size
+    """
+
+    epochs: int = 100
+    learning_rate: float = 1e-5
+    batch: int = 32
+    hidden: int = HIDDEN
+    layers: int = LAYERS
+    dropout: float = 0.2
+    held_out: float = 0.1
+    best: Best = "length"
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PilotFigures:
+    """Mean acceptance lengths over some samples, bonus token included.
+
+    chosen     with the block sizes that the predictor chooses
+    fixed      with each candidate for all samples, [candidates]
+    hindsight  with the best candidate of each sample
+    right      share of samples for which the predictor gives the label
+    """
+
+    samples: int
+    chosen: float
+    fixed: tuple[float, ...]
+    hindsight: float
+    right: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PilotResult:
+    """A trained predictor, its epoch (from 1), and its figures.
+
+    held_out  of the samples by which the epoch was chosen, so biased by that; None without any
+    """
+
+    predictor: BlockPredictor
+    epoch: int
+    trained: PilotFigures
+    held_out: PilotFigures | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PilotRecipe:
+    """All settings that determine the trained predictor, but for the prompts."""
+
+    sweep: Sweep = field(default_factory=Sweep)
+    training: PilotTraining = field(default_factory=PilotTraining)
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Up to `most` texts of different prompts, from a folder that `train-drafter` collected."""
+
+    folder: Path
+    most: int
+
+    def texts(self, vocab: int) -> list[TrainingText]:
+        """The texts, of a target with this vocabulary. Raises InputError without any."""
+        if self.most < 1:
+            raise InputError(f"1 prompt or more is needed, got {self.most}")
+        first: dict[tuple[int, ...], TrainingText] = {}
+        for text in read_corpus(self.folder, vocab):
+            first.setdefault(text.tokens[: text.prompt_tokens], text)
+        return list(first.values())[: self.most]
+
+
+def train_blockpilot(
+    target: Target,
+    drafter: str,
+    prompts: Sequence[Sequence[int]] | Corpus,
+    folder: Path,
+    recipe: PilotRecipe,
+    say: Callable[[str], None] = lambda line: None,
+) -> tuple[Path, PilotResult]:
+    """Sweep, train and save a predictor; returns its folder and the result.
+
+    drafter  folder or hub id of a DFlash drafter
+    prompts  token ids to decode, as `prompts_of_texts` gives them; or texts with continuations
+    A run that was stopped is continued. Raises InputError for a folder of another recipe.
+    """
+    dflash = DFlashDrafter(target, drafter)
+    source: Source
+    if isinstance(prompts, Corpus):
+        texts = prompts.texts(target.architecture.vocab)
+        source = KnownTextSource(target, dflash.model, texts, recipe.sweep)
+    else:
+        source = DecodingSource(target, dflash.model, prompts, recipe.sweep)
+    sweeps = collect_sweeps(source, folder / SWEEPS, say)
+    place = folder / PILOT
+    result = train_predictor(
+        sweeps, drafter_name(drafter, place), recipe.training, str(target.device)
+    )
+    save_predictor(place, result.predictor)
+    return place, result
+
+
+def prompts_of_texts(target: Target, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of texts, in the chat template if there is one.
+
+    Raises InputError if a text belongs to an evaluation set.
+    """
+    refuse((f"training prompt {number}", text) for number, text in enumerate(texts, 1))
+    tokenizer = target.loaded.tokenizer()
+    if not getattr(tokenizer, "chat_template", None):
+        return [list(tokenizer(text)["input_ids"]) for text in texts]
+    turns = [[{"role": "user", "content": text}] for text in texts]
+    return [
+        list(
+            tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)[
+                "input_ids"
+            ]
+        )
+        for turn in turns
+    ]
+
+
+def train_predictor(
+    sweeps: Sweeps, drafter: str, settings: PilotTraining, device: str = "cpu"
+) -> PilotResult:
+    """A predictor for the collection's drafter, which its config names as `drafter`.
+
+    Minimises the cross-entropy of equation (8). All draws come from one generator, so a seed
+    gives the same weights on the same machine. Raises InputError if no sample has a label.
+    """
+    labels = best_candidates(sweeps.samples, settings.best)
+    usable = [index for index, label in enumerate(labels.tolist()) if label >= 0]
+    generator = torch.Generator().manual_seed(settings.seed)
+    order = [usable[i] for i in torch.randperm(len(usable), generator=generator).tolist()]
+    held_out = order[: int(len(order) * settings.held_out)]
+    training = order[len(held_out) :]
+    if not training:
+        raise InputError(
+            "no prompt of the collection tells which block size is best",
+            hint="Collect more prompts, and more than one new token of each.",
+        )
+    config = PilotConfig(
+        drafter=drafter,
+        drafter_hash=sweeps.drafter_hash,
+        block_size=sweeps.block_size,
+        candidates=sweeps.candidates,
+        vocab=sweeps.vocab,
+        hidden=settings.hidden,
+        layers=settings.layers,
+    )
+    with torch.device("meta"):
+        model = BlockPredictor(config)
+    model.to_empty(device="cpu").draw(generator)
+    model.to(device)
+    inputs = torch.stack([sample.logits for sample in sweeps.samples]).to(device)
+    epoch = _fit(
+        model,
+        _Data(inputs, labels.to(device), training, held_out, sweeps.samples),
+        settings,
+        generator,
+    )
+
+    def figures(rows: list[int]) -> PilotFigures:
+        return measure(model, [sweeps.samples[row] for row in rows], labels[rows])
+
+    return PilotResult(
+        predictor=model.eval().requires_grad_(False),
+        epoch=epoch,
+        trained=figures(training),
+        held_out=figures(held_out) if held_out else None,
+    )
+
+
+@torch.inference_mode()
+def measure(
+    model: BlockPredictor, samples: Sequence[BlockSizeSample], labels: torch.Tensor
+) -> PilotFigures:
+    """The figures of a predictor on samples that all have a label [samples]."""
+    inputs = torch.stack([sample.logits for sample in samples])
+    chosen = model(inputs.to(model.scores.weight.device)).argmax(-1).cpu()
+    lengths = torch.stack([sample.lengths for sample in samples])  # [samples, candidates]
+    return PilotFigures(
+        samples=len(samples),
+        chosen=float(lengths.gather(1, chosen[:, None]).mean()),
+        fixed=tuple(lengths.mean(0).tolist()),
+        hindsight=float(lengths.amax(1).mean()),
+        right=float((chosen == labels.cpu()).double().mean()),
+    )
+
+
+def drafter_name(drafter: str, folder: Path) -> str:
+    """The drafter's name in a predictor's config: a hub id, or a path relative to `folder`."""
+    place = folder_of(drafter)
+    return drafter if place is None else os.path.relpath(place.resolve(), folder.resolve())
+
+
+@dataclass(frozen=True, slots=True)
+class _Data:
+    inputs: torch.Tensor  # [samples, vocab]
+    labels: torch.Tensor  # [samples]
+    training: list[int]  # indices of samples
+    held_out: list[int]
+    samples: list[BlockSizeSample]
+
+
+def _fit(
+    model: BlockPredictor, data: _Data, settings: PilotTraining, generator: torch.Generator
+) -> int:
+    """Train in place; returns the chosen epoch, of the longest acceptance on held-out samples."""
+    optimiser = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
+    best, best_epoch, weights = -1.0, settings.epochs, None
+    for epoch in range(1, settings.epochs + 1):
+        order = torch.randperm(len(data.training), generator=generator).tolist()
+        for first in range(0, len(order), settings.batch):
+            rows = [data.training[i] for i in order[first : first + settings.batch]]
+            scores = model(data.inputs[rows], settings.dropout, generator)
+            optimiser.zero_grad()
+            functional.cross_entropy(scores, data.labels[rows]).backward()
+            optimiser.step()
+        if not data.held_out:
+            continue
+        samples = [data.samples[row] for row in data.held_out]
+        length = measure(model, samples, data.labels[data.held_out]).chosen
+        if length > best:
+            best, best_epoch = length, epoch
+            weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    if weights is not None:
+        model.load_state_dict(weights)
+    return best_epoch

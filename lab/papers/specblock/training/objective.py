@@ -1,0 +1,314 @@
+"""The training objective of SpecBlock drafters (Shi et al., section 3.3).
+
+Choices made here where the paper leaves one open:
+
+- The target token y* is the text's own, which the target wrote; p* is the target's distribution
+  after the text so far, over the drafter's tokens alone. Where y* is none of these, there is no
+  draft loss, the rank label is b_3, and later positions are off the path.
+- The mask is 1 at the first position of every block, of later blocks too, as in equation (5).
+- Cuts are drawn for each anchor. Losses of all blocks are added up.
+- Equation (6) divides by the A anchors of one text instead of the N_k that the mask leaves. In a
+  batch as small as ours N_k is a handful, whose losses at later positions outweighed those of all
+  anchors at the first. Measured: after 100 updates 21 % of first positions right instead of 8 %.
+- At position 1 of first blocks every row of the continuation is an anchor, since the prefix is
+  computed anyway.
+
+`tree_tokens` drafts the trees of held-out texts as in decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from costmodel.errors import InputError
+from decoder.drafters.base import DraftRequest
+from decoder.drafters.blocks import Rotary
+from decoder.model.loading import LoadedModel
+from decoder.model.target import Target
+from decoder.tree.draft_tree import best_first
+from decoder.tree.growth import TopPaths
+from lab.papers.specblock.drafter import SpecBlockDrafter
+from lab.papers.specblock.model import (
+    CONCENTRATED,
+    SpecBlockModel,
+    buckets_of,
+    head_rows,
+    ranks_of,
+)
+from lab.papers.specblock.training.rows import DraftedBlocks, Passage, run_blocks
+from lab.training.features import Example, FrozenHead
+from lab.training.loop import accepted_depth
+
+STRIDE = 16  # tokens from one draft to the next
+
+
+UNKNOWN = -1  # the draft id of a token that the drafter lacks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecBlockSettings:
+    """The sizes of a new drafter, and the settings of its loss.
+
+    tokens          the reduced vocabulary; empty for all of the target's tokens
+    feature_layers  indices into `hidden_states`; None for EAGLE-3's low, mid and top
+    without         names of table 2's ablations: no-broadcast, no-shift, no-mask, no-rank-head
+    own_head        whether to train an LM head, as the paper does, which the checkpoint then
+                    holds; otherwise the target's rows are used and not trained
+    anchors         first blocks of one example
+    blocks          M, chained at uniformly drawn cuts
+    rank_from_step  the first step at which the rank head is trained too
+    """
+
+    layers: int = 2
+    block_length: int = 4
+    tokens: Sequence[int] = ()
+    feature_layers: tuple[int, ...] | None = None
+    branching: tuple[int, ...] = CONCENTRATED
+    without: frozenset[str] = frozenset()
+    own_head: bool = False
+    anchors: int = 32
+    blocks: int = 2
+    rank_from_step: int = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A round of blocks from A anchors with its labels.
+
+    logits  [A, K, draft_vocab]
+    ranks   [A, K, 4] bucket logits; None without a rank head
+    wanted  [A, K, draft_vocab] the target's distribution p*
+    ids     int64 [A, K] draft ids of y*; `UNKNOWN` for a token that the drafter lacks
+    inside  bool [A, K] whether the text reaches the position
+    """
+
+    logits: torch.Tensor
+    ranks: torch.Tensor | None
+    wanted: torch.Tensor
+    ids: torch.Tensor
+    inside: torch.Tensor
+
+    def matches(self) -> torch.Tensor:
+        """Whether the most probable token is the target's, bool [A, K]."""
+        return self.logits.argmax(-1) == self.ids
+
+
+def valid_prefix(matches: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+    """The mask m of equation (5), bool [A, K]: all earlier positions of the block were right."""
+    right = torch.ones_like(matches)
+    right[:, 1:] = matches[:, :-1].cumprod(dim=1).bool()
+    return right & inside
+
+
+def draft_losses(scored: Scored, mask: torch.Tensor) -> torch.Tensor:
+    """Equation (6) with N_k = A, [K]; 0 for a position that no anchor reaches."""
+    losses = -(scored.wanted * scored.logits.float().log_softmax(-1)).sum(-1)
+    mask = mask & (scored.ids != UNKNOWN)
+    # Not a product: masked losses may be infinite.
+    sums = torch.where(mask, losses, 0.0).sum(0)
+    return sums / len(mask)
+
+
+def rank_labels(scored: Scored) -> torch.Tensor:
+    """The bucket of y* within p, int64 [A, K]."""
+    logits = scored.logits.detach().flatten(0, 1)
+    return buckets_of(ranks_of(logits, scored.ids.flatten())).view_as(scored.ids)
+
+
+class SpecBlockObjective:
+    """The loss of one text, with random anchors and cuts (an `Objective` of the loop)."""
+
+    def __init__(
+        self, target: LoadedModel, settings: SpecBlockSettings, model: SpecBlockModel
+    ) -> None:
+        self.model = model
+        self.settings = settings
+        self.layers = model.config.feature_layers  # of the examples' features
+        self._target, self._device = target, target.model.device
+        self._embedding = target.model.get_input_embeddings()
+        self._rotary = Rotary(model.config.shape, self._device)
+        config = model.config
+        head = target.model.get_output_embeddings().weight
+        self._head = FrozenHead(head_rows(head, model.tokens, config))
+        self._ids = torch.full((config.vocab,), UNKNOWN, device=self._device)
+        self._ids[model.tokens] = torch.arange(config.draft_vocab, device=self._device)
+
+    def loss(
+        self, example: Example, generator: torch.Generator, step: int
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        """Equation (7) of one text, with a gradient, and figures to log.
+
+        From `rank_from_step` on, when the trunk has settled, the rank head is trained too.
+        Raises InputError for a text with nothing to draft.
+        """
+        anchors = self._anchors(example, generator)
+        if len(anchors) == 0:
+            raise InputError("a text has fewer than two tokens behind its prompt")
+        shape = (self.settings.blocks - 1, len(anchors))
+        length = self.model.config.block_length
+        cuts = torch.randint(1, length + 1, shape, generator=generator, device=generator.device).to(
+            anchors.device
+        )
+        settled = self.model.ranked or step >= self.settings.rank_from_step
+        ranked = self.model.rank is not None and settled
+        self.model.examples += torch.tensor([1, int(ranked)], device=self._device)
+        first = max(example.prompt_tokens - 1, 0)
+        every = torch.arange(first, int(anchors.max()) + 1, device=anchors.device)
+        rounds = self._rounds(example, anchors, cuts, every)
+        masks = [self._mask(scored) for scored in rounds]
+        # Position 1 of the anchors' first blocks is counted among the single rows.
+        masks[0] = masks[0] & (torch.arange(length, device=anchors.device) > 0)
+        losses = [draft_losses(scored, mask) for scored, mask in zip(rounds, masks, strict=True)]
+        total = torch.cat(losses).sum()
+        # Sums of later positions grow as more of them are reached, so the first are logged.
+        firsts = [losses[-1], *losses[1:-1]]
+        figures = {f"first_loss_{i}": float(loss[0].detach()) for i, loss in enumerate(firsts, 1)}
+        if ranked:
+            rank_loss = self._rank_loss(rounds, masks)
+            figures["rank_loss"] = float(rank_loss.detach())
+            total = total + rank_loss
+        return total, figures
+
+    @torch.no_grad()
+    def validate(self, examples: Sequence[Example]) -> dict[str, float]:
+        """Acceptance along the greedy chain, where each block starts at the end of the last.
+
+        alpha_m_k      share of matches at position k of block m after all before matched
+                       (appendix C)
+        chain          tokens a verification with this chain, bonus token included
+        tree           the same with the tree that is drafted in decoding
+        rank_accuracy  of the rank head at positions that are reached
+        A figure without any position is left out.
+        """
+        length, blocks = self.model.config.block_length, self.settings.blocks
+        reached = torch.zeros(blocks, length)
+        matched = torch.zeros(blocks, length)
+        tally = torch.zeros(3)  # anchors, right rank labels, positions with a label
+        for example in examples:
+            anchors = self._anchors(example, None)
+            if len(anchors) == 0:
+                continue
+            cuts = torch.full((blocks - 1, len(anchors)), length, device=anchors.device)
+            path = torch.ones(len(anchors), 1, dtype=torch.bool, device=anchors.device)
+            tally[0] += len(anchors)
+            for number, scored in enumerate(self._rounds(example, anchors, cuts)):
+                mask = valid_prefix(scored.matches(), scored.inside) & path
+                hits = mask & scored.matches()
+                reached[number] += mask.sum(0).cpu()
+                matched[number] += hits.sum(0).cpu()
+                path = hits[:, -1:]
+                if scored.ranks is not None:
+                    right = scored.ranks.argmax(-1) == rank_labels(scored)
+                    tally[1] += (right & mask).sum().cpu()
+                    tally[2] += mask.sum().cpu()
+        tree = tree_tokens(self._target, self.model, examples)
+        return _figures(reached, matched, tally) | ({} if tree is None else {"tree": tree})
+
+    def _rank_loss(self, rounds: list[Scored], masks: list[torch.Tensor]) -> torch.Tensor:
+        chosen = [
+            (scored.ranks[mask], rank_labels(scored)[mask])
+            for scored, mask in zip(rounds, masks, strict=True)
+            if scored.ranks is not None
+        ]
+        logits, labels = (torch.cat(parts) for parts in zip(*chosen, strict=True))
+        return functional.cross_entropy(logits.float(), labels)
+
+    def _mask(self, scored: Scored) -> torch.Tensor:
+        if "valid_prefix_mask" not in self.model.config.parts:
+            return scored.inside
+        return valid_prefix(scored.matches(), scored.inside)
+
+    def _anchors(self, example: Example, generator: torch.Generator | None) -> torch.Tensor:
+        """Prefix rows to draft from, ascending: drawn, or evenly spaced without a generator.
+
+        The first draft of a text follows its first new token; the last has one token to propose.
+        """
+        first, end = max(example.prompt_tokens - 1, 0), len(example.tokens) - 2
+        places, count = max(end - first, 0), self.settings.anchors
+        if places <= count:
+            chosen = torch.arange(places)
+        elif generator is None:
+            chosen = torch.arange(count) * places // count
+        else:
+            drawn = torch.randperm(places, generator=generator, device=generator.device)
+            chosen = drawn[:count].sort().values
+        return (first + chosen).to(self._device)
+
+    def _rounds(
+        self,
+        example: Example,
+        anchors: torch.Tensor,
+        cuts: torch.Tensor,
+        singles: torch.Tensor | None = None,
+    ) -> list[Scored]:
+        tokens = example.tokens.to(self._device)
+        with torch.no_grad():
+            embeddings = self._embedding(tokens)
+        passage = Passage(tokens, self._plain(example.features), self._plain(embeddings))
+        drafted = run_blocks(self.model, self._rotary, passage, anchors, cuts, singles)
+        final = self._plain(example.final)
+        return [self._score(block, tokens, final) for block in drafted]
+
+    def _score(self, block: DraftedBlocks, tokens: torch.Tensor, final: torch.Tensor) -> Scored:
+        length = block.hidden.shape[1]
+        index = block.after[:, None] + torch.arange(1, length + 1, device=tokens.device)
+        inside = index < len(tokens)
+        index = index.clamp_max(len(tokens) - 1)
+        project = None if self.model.config.own_head else self._head
+        logits, ranks = self.model.read(block.hidden.flatten(0, 1), project)
+        with torch.no_grad():
+            wanted = self._head(final[index - 1]).float().softmax(-1)
+        return Scored(
+            logits.unflatten(0, inside.shape),
+            None if ranks is None else ranks.unflatten(0, inside.shape),
+            wanted,
+            torch.where(inside, self._ids[tokens[index]], UNKNOWN),
+            inside,
+        )
+
+    def _plain(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor in float32 on the device, copied if autograd could not keep it."""
+        moved = tensor.to(self._device, torch.float32)
+        return moved.clone() if moved.is_inference() else moved
+
+
+def _figures(reached: torch.Tensor, matched: torch.Tensor, tally: torch.Tensor) -> dict[str, float]:
+    figures = {
+        f"alpha_{block + 1}_{position + 1}": float(matched[block, position] / count)
+        for block, counts in enumerate(reached)
+        for position, count in enumerate(counts)
+        if count
+    }
+    if tally[0]:
+        figures["chain"] = 1.0 + float(matched.sum() / tally[0])
+    if tally[2]:
+        figures["rank_accuracy"] = float(tally[1] / tally[2])
+    return figures
+
+
+def tree_tokens(
+    loaded: LoadedModel, model: SpecBlockModel, examples: Sequence[Example]
+) -> float | None:
+    """Tokens a verification with the whole tree, bonus token included; None without a draft.
+
+    The text stands for the target: for a greedy text the figure is that of decoding.
+    """
+    drafter = SpecBlockDrafter(Target(loaded, owned=False), model)
+    nodes, width = drafter.growth.nodes, loaded.architecture.vocab
+    request = DraftRequest(depth=drafter.max_depth, width=width, growth=TopPaths())
+    accepted = drafts = 0
+    for example in examples:
+        tokens, at = example.tokens.cpu().numpy(), example.prompt_tokens
+        session = drafter.start(tokens[:at], example.features[:at])
+        while at < len(tokens) - 1:
+            tree = best_first(session.draft(tokens[: at + 1], request), nodes)
+            accepted += accepted_depth(tree, tokens[at + 1 :].tolist())
+            drafts += 1
+            emitted = tokens[at + 1 : at + 1 + STRIDE]
+            session.observe(emitted.tolist(), example.features[at : at + len(emitted)])
+            at += len(emitted)
+    return 1.0 + accepted / drafts if drafts else None

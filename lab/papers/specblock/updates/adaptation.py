@@ -1,0 +1,261 @@
+"""A drafter that is updated while it serves: copies, penalty and rollback (SpecBlock, 3.4, A.3).
+
+`updates.bandit` decides when to update. Choices made here where the paper leaves one open:
+
+- Updates run between queries and are copied to the serving weights at once: there is one stream,
+  and the seconds of an update count against the action that caused it.
+- The training copy is float32, whatever the serving dtype. Each action has its own optimiser
+  (Adam), replaced after a rollback, which also restores the training copy.
+- The loss of an update is the cross-entropy to the target's distribution over all rejected
+  positions in the buffer (a forward Kullback-Leibler divergence up to a constant), plus the
+  drafter's own term; the penalty KL(p_theta || p_theta_0) is over the same positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Protocol, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from costmodel.errors import InputError
+from decoder.device import synchronise
+from decoder.drafters.base import Drafter
+from decoder.engine import Generation
+from lab.papers.specblock.updates.bandit import Action, Decision, Query, Updater
+from lab.papers.specblock.updates.recording import RecordingSession, TargetResponse
+
+State = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Redrafted:
+    """A model's draft at the rejected positions of a response, with gradients.
+
+    logs   [R, drafted] log-probabilities over the drafter's tokens
+    extra  a further loss, summed over positions, such as a rank head's
+    """
+
+    logs: torch.Tensor
+    extra: torch.Tensor | None = None
+
+
+class Adaptable(Protocol):
+    """The operations that an update needs for a kind of drafter."""
+
+    def parameters(self, model: nn.Module, action: Action) -> Sequence[nn.Parameter]:
+        """The weights that `heads` or `full` trains."""
+
+    def redraft(self, model: nn.Module, response: TargetResponse) -> Redrafted:
+        """This model's drafts at the response's rejected positions."""
+
+    def wanted(self, response: TargetResponse) -> torch.Tensor:
+        """The target's distribution at the same positions, [R, drafted]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateSettings:
+    """The settings of an update; the paper gives that of the penalty alone.
+
+    kl_weight      lambda: weight of the penalty
+    steps          optimiser steps, each over the whole buffer
+    most_gradient  norm to which larger gradients are scaled down
+    """
+
+    kl_weight: float = 0.01
+    learning_rate: float = 1e-4
+    steps: int = 1
+    most_gradient: float = 1.0
+
+
+class AdaptiveDrafter(Drafter):
+    """A drafter that is updated between texts, one text at a time.
+
+    Call `finish` after every generation:
+
+        decoder = TreeDecoder(target, drafter=adaptive)
+        generation = decoder.generate(prompt)
+        adaptive.finish(generation)
+
+    Its weights change but not its cost, so a profile treats it as the drafter it wraps.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        model: nn.Module,
+        kind: Adaptable,
+        updater: Updater,
+        settings: UpdateSettings | None = None,
+    ) -> None:
+        """model: the drafter's module, whose weights serve"""
+        self.name = f"{drafter.name}+adapt"
+        self.architecture_hash = drafter.architecture_hash
+        self.max_depth, self.feature_layers = drafter.max_depth, drafter.feature_layers
+        self.draws = drafter.draws
+        self.updates: list[tuple[Action, float]] = []  # each with its seconds
+        self.rollbacks = 0
+        self._drafter, self._serving = drafter, model
+        self._updater, self._settings = updater, settings or UpdateSettings()
+        with torch.inference_mode(False):
+            self._model = deepcopy(model).float().requires_grad_(False)
+            first = deepcopy(self._model)
+        self._trainer = Trainer(self._model, first, kind, self._settings)
+        self._good = self._opening = self._now = _copy(self._model)
+        self._buffers: dict[Action, list[TargetResponse]] = {}
+        self._session: RecordingSession | None = None
+
+    def start(
+        self,
+        prompt: NDArray[np.int64],
+        features: torch.Tensor | None,
+        logits: torch.Tensor | None = None,
+    ) -> RecordingSession:
+        session = self._drafter.start(prompt, features, logits)
+        self._session = RecordingSession(session, prompt, features)
+        return self._session
+
+    def finish(self, generation: Generation) -> Decision:
+        """Learn from the text that was generated last, as the updater decides.
+
+        Raises InputError if `generation` is of another text.
+        """
+        response = self._response(generation)
+        stats = generation.stats
+        decision = self._updater.after(
+            Query(
+                signal=response.signal,
+                tokens=stats.new_tokens - 1,
+                verifications=stats.rounds,
+                seconds=stats.decode_s,
+            )
+        )
+        if decision.good:
+            self._good = self._opening
+        if decision.rollback:
+            self._roll_back()
+        elif decision.action != "skip":
+            self._buffers.setdefault(decision.action, []).append(response)
+        if decision.train:
+            self._update(decision.action)
+        if decision.window:
+            self._opening = self._now
+        return decision
+
+    def rehearse(self, generation: Generation) -> None:
+        """Run each kind of update on a copy, so that one-time set-up is not timed later.
+
+        generation  the text that was generated last
+        """
+        response = self._response(generation)
+        with torch.inference_mode(False):
+            copied = deepcopy(self._model)
+        for action in get_args(Action):
+            if action != "skip":
+                self._trainer.like(copied).train(action, [response])
+
+    def _response(self, generation: Generation) -> TargetResponse:
+        if self._session is None:
+            raise InputError("no text was drafted since the last one was finished")
+        response = self._session.response(generation.token_ids)
+        self._session = None
+        return response
+
+    def _update(self, action: Action) -> None:
+        started_s = perf_counter()
+        self._trainer.train(action, self._buffers.pop(action, []))
+        self._now = _copy(self._model)
+        _copy_into(self._now, self._serving)
+        synchronise(next(self._serving.parameters()).device)  # so that its time counts here
+        spent_s = perf_counter() - started_s
+        self.updates.append((action, spent_s))
+        self._updater.charge(spent_s)
+
+    def _roll_back(self) -> None:
+        self._now = self._good
+        _copy_into(self._good, self._model)
+        _copy_into(self._good, self._serving)
+        self._trainer.forget()
+        self._buffers.clear()
+        self.rollbacks += 1
+
+
+class Trainer:
+    """Trains a model in place.
+
+    first  the drafter before it served, theta_0
+    """
+
+    def __init__(
+        self, model: nn.Module, first: nn.Module, kind: Adaptable, settings: UpdateSettings
+    ) -> None:
+        self._model, self._first, self._kind, self._settings = model, first, kind, settings
+        self._optimisers: dict[Action, torch.optim.Optimizer] = {}
+
+    def like(self, model: nn.Module) -> Trainer:
+        """A trainer of another copy, with new optimisers."""
+        return Trainer(model, self._first, self._kind, self._settings)
+
+    def train(self, action: Action, responses: Sequence[TargetResponse]) -> None:
+        """One update; none if nothing was rejected or the loss is not a number."""
+        used = [response for response in responses if len(response.rejected)]
+        if not used:
+            return
+        with torch.inference_mode(False), torch.enable_grad():
+            weights = list(self._kind.parameters(self._model, action))
+            for weight in weights:
+                weight.requires_grad_(True)
+            for _ in range(self._settings.steps):
+                self._step(action, weights, used)
+            self._model.requires_grad_(False)
+
+    def forget(self) -> None:
+        """Drop the optimisers."""
+        self._optimisers.clear()
+
+    def loss(self, responses: Sequence[TargetResponse]) -> torch.Tensor:
+        """Loss and penalty, averaged over all rejected positions."""
+        total = torch.zeros(())
+        for response in responses:
+            drafted = self._kind.redraft(self._model, response)
+            with torch.no_grad():
+                wanted = self._kind.wanted(response)
+                before = self._kind.redraft(self._first, response).logs
+            penalty = drafted.logs.exp() * (drafted.logs - before)
+            rows = -(wanted * drafted.logs) + self._settings.kl_weight * penalty
+            total = total.to(rows.device) + rows.sum()
+            if drafted.extra is not None:
+                total = total + drafted.extra
+        return total / sum(len(response.rejected) for response in responses)
+
+    def _step(
+        self, action: Action, weights: Sequence[nn.Parameter], responses: Sequence[TargetResponse]
+    ) -> None:
+        settings = self._settings
+        if action not in self._optimisers:
+            self._optimisers[action] = torch.optim.Adam(weights, lr=settings.learning_rate)
+        optimiser = self._optimisers[action]
+        optimiser.zero_grad()
+        loss = self.loss(responses)
+        if not torch.isfinite(loss):
+            return
+        loss.backward()
+        nn.utils.clip_grad_norm_(weights, settings.most_gradient)
+        optimiser.step()
+
+
+def _copy(model: nn.Module) -> State:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+@torch.no_grad()
+def _copy_into(state: State, model: nn.Module) -> None:
+    """Copy weights into a model in place and in its dtype, so that captured graphs stay valid."""
+    for name, tensor in model.state_dict().items():
+        tensor.copy_(state[name])

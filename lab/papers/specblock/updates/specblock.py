@@ -1,0 +1,153 @@
+"""Updates of SpecBlock drafters while they serve (Shi et al., 3.4), and `FOLDER@adapt=HOW`.
+
+Choices made here where the paper leaves one open:
+
+- `heads` are the language-model head and the rank head; the final norm before them belongs to
+  the trunk.
+- The distributions are over the drafter's tokens alone, the target's renormalised over them.
+- A position within the first block is drafted again from the round's root. One further down is
+  drafted by a block that starts at the end of the block before, whichever position the tree's
+  own block started from.
+- The rank head learns from the accepted positions above a rejection too, the bucket of each
+  target's token: from rejected ones alone it would come to expect misses everywhere, and a
+  tree without branches gives no further signal. Its mean loss counts once for each rejection.
+
+The names are not in `decoder.drafters.factory`, since updates depend on the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from costmodel.errors import InputError
+from decoder.drafters.base import Drafter
+from decoder.drafters.factory import ADAPT
+from lab.papers.specblock.drafter import SpecBlockDrafter
+from lab.papers.specblock.model import SpecBlockModel, buckets_of, plain_copy, ranks_of
+from lab.papers.specblock.training.objective import UNKNOWN
+from lab.papers.specblock.training.rows import Passage, run_blocks
+from lab.papers.specblock.updates.adaptation import AdaptiveDrafter, Redrafted, UpdateSettings
+from lab.papers.specblock.updates.bandit import (
+    Action,
+    AlwaysUpdate,
+    Bandit,
+    BanditSettings,
+    Updater,
+)
+from lab.papers.specblock.updates.recording import TargetResponse
+
+
+class SpecBlockKind:
+    """`lab.papers.specblock.updates.adaptation.Adaptable` for SpecBlock drafters."""
+
+    def __init__(self, drafter: SpecBlockDrafter) -> None:
+        self._drafter = drafter
+        config, device = drafter.model.config, drafter.target.device
+        self._ids = torch.full((config.vocab,), UNKNOWN, device=device)
+        self._ids[drafter.model.tokens] = torch.arange(config.draft_vocab, device=device)
+
+    def parameters(self, model: nn.Module, action: Action) -> Sequence[nn.Parameter]:
+        """The parameters of the heads, or all."""
+        drafter = cast(SpecBlockModel, model)
+        if action == "full":
+            return list(drafter.parameters())
+        ranks = [] if drafter.rank is None else list(drafter.rank.parameters())
+        return [*drafter.lm_head.parameters(), *ranks]
+
+    def redraft(self, model: nn.Module, response: TargetResponse) -> Redrafted:
+        """The drafts from each rejection's root, at the position that was rejected."""
+        drafter, device = cast(SpecBlockModel, model), self._drafter.target.device
+        roots, rejected = response.roots.to(device), response.rejected.to(device)
+        length, below = drafter.config.block_length, rejected - roots  # 1: a child of the root
+        cuts = torch.full(((int(below.max()) - 1) // length, len(roots)), length, device=device)
+        # A root's block is that of the row before, whose features chose the root.
+        passage = self._passage(response)
+        blocks = run_blocks(drafter, self._drafter.rotary, passage, roots - 1, cuts)
+        hidden = torch.cat([block.hidden for block in blocks], dim=1)  # [R, M * K, hidden]
+        places = torch.arange(hidden.shape[1], device=device)
+        on_path = places < below[:, None]
+        logits, ranks = drafter.read(hidden[on_path])
+        last = below.cumsum(0) - 1  # the rejected position's row among those on the paths
+        logs = logits[last].log_softmax(-1)
+        if ranks is None:
+            return Redrafted(logs)
+        tokens = response.tokens.to(device)[(roots[:, None] + 1 + places)[on_path]]
+        labels = buckets_of(ranks_of(logits.detach(), self._ids[tokens]))
+        return Redrafted(logs, len(roots) * functional.cross_entropy(ranks, labels))
+
+    def wanted(self, response: TargetResponse) -> torch.Tensor:
+        """The target's distribution over the drafter's tokens, [R, draft_vocab]."""
+        tokens = self._drafter.model.tokens
+        return response.logits.to(tokens.device)[:, tokens].float().softmax(-1)
+
+    def _passage(self, response: TargetResponse) -> Passage:
+        target = self._drafter.target
+        tokens = response.tokens.to(target.device)
+        features = cast(torch.Tensor, response.features)  # this drafter reads some
+        # A copy: autograd cannot keep a tensor of inference mode.
+        embeddings = target.embed(tokens).clone().float()
+        return Passage(tokens, features.to(target.device).float(), embeddings)
+
+
+def adaptive_specblock(
+    drafter: SpecBlockDrafter, updater: Updater, settings: UpdateSettings | None = None
+) -> AdaptiveDrafter:
+    """A SpecBlock drafter that is updated between texts.
+
+    It gets plain weights of its own. Its LM head, until then rows of the target's, becomes its
+    own; the target does not change.
+    """
+    with torch.inference_mode(False):
+        drafter.model = plain_copy(drafter.model)
+    return AdaptiveDrafter(drafter, drafter.model, SpecBlockKind(drafter), updater, settings)
+
+
+# The SpecBlock paper's bandit and baseline (A.4), and the two ablations of its table 2.
+UPDATERS: Mapping[str, Callable[[np.random.Generator], Updater]] = {
+    "bandit": lambda random: Bandit(BanditSettings(), random),
+    "always": lambda random: AlwaysUpdate(),
+    "no-bandit": lambda random: AlwaysUpdate(every=1),
+    "no-heads": lambda random: Bandit(BanditSettings(actions=("full",)), random),
+}
+
+
+def split_updater(name: str) -> tuple[str, str]:
+    """The drafter's name without `@adapt=HOW`, and HOW, or an empty text.
+
+    Raises InputError for an unknown HOW.
+    """
+    match = ADAPT.fullmatch(name)
+    if match is None:
+        return name, ""
+    if match[2] not in UPDATERS:
+        raise InputError(
+            f"'{name}': '{match[2]}' does not say how a drafter is updated",
+            hint=f"Use @adapt={', @adapt='.join(UPDATERS)}.",
+        )
+    return match[1], match[2]
+
+
+def updatable(drafter: Drafter, name: str) -> SpecBlockDrafter:
+    """The drafter, if its kind can be updated. Raises InputError otherwise."""
+    if not isinstance(drafter, SpecBlockDrafter):
+        raise InputError(
+            f"'{name}': only a SpecBlock drafter can be updated while it serves",
+            hint="Leave @adapt out, or train one with `rooftree train-drafter --kind specblock`.",
+        )
+    return drafter
+
+
+def updated(drafter: SpecBlockDrafter, how: str, random: np.random.Generator) -> AdaptiveDrafter:
+    """A copy of the drafter that is updated between texts; the original does not change.
+
+    how     a name of `UPDATERS`
+    random  for the bandit's exploration
+    """
+    copied = SpecBlockDrafter(drafter.target, drafter.model, drafter.growth)
+    return adaptive_specblock(copied, UPDATERS[how](random))

@@ -1,0 +1,1 @@
+"""Scripts that produce every number the documentation states, and their stored results."""

@@ -1,0 +1,398 @@
+"""Every causal LM of the installed transformers: exact under draft trees, or refused with a reason.
+
+    python -m lab.studies.families walk [--only llama gemma2]
+    python -m lab.studies.families document      # write the table of docs/families.md
+
+A tiny random model of each kind writes a text by transformers' own greedy decoding, and by this
+decoder plainly and with trees, with a model of its own and with a borrowed one. The drafter knows
+the text and hides it behind a wrong first candidate, so that every tree has accepted branches.
+The model runs in float64, and in float32 with its weights packed, as the decoder runs a CPU's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import inspect
+import json
+import os
+import re
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from numpy.typing import NDArray
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from costmodel.errors import InputError
+from decoder.drafters.base import Drafter, DraftRequest, DraftSession
+from decoder.engine import TreeDecoder
+from decoder.model.loading import borrow_model
+from decoder.model.target import Target
+from decoder.tree.draft_tree import Lattice
+from lab.studies.common import RESULTS, environment, store
+
+VOCAB, PROMPT_TOKENS, NEW_TOKENS = 97, 22, 24
+WINDOW = 32  # of the kinds with sliding windows: shorter than the long text
+SHORT = (8, 20)  # prompt and new tokens of a text inside the window
+PAGE = Path(__file__).parents[2] / "docs/families.md"
+MARKS = ("<!-- table -->", "<!-- end of table -->")
+# Whether the decoder may change the model (fused layers, or weights packed), and the policy.
+WAYS = {
+    torch.float64: ((False, "plain"), (False, "fixed:12"), (True, "plain"), (True, "beam:3x4")),
+    torch.float32: ((True, "plain"), (True, "beam:3x4")),
+}
+FLOAT32_ONLY = ("xglm", "xlnet")  # kinds whose masks transformers does not make in float64
+MOST_PARAMETERS = 40_000_000
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "sliding_window": WINDOW,
+    "attention_chunk_size": WINDOW,
+    "eos_token_id": None,
+    "bos_token_id": 1,
+    "pad_token_id": 0,
+    "is_decoder": True,
+    "use_cache": True,
+    # Mixtures of experts, under the names that kinds give them.
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "moe_num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_topk": 2,
+    "moe_k": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+    "shared_intermediate_size": 24,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    # Latent attention.
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    # Recurrent layers.
+    "state_size": 8,
+    "mamba_d_state": 8,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_expand": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    # Decoders of encoder-decoders.
+    "decoder_layers": 2,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 48,
+    "d_model": 32,
+    "add_cross_attention": False,
+    # Images and sounds, which the texts have none of.
+    "depth": 1,
+    "num_heads": 4,
+    "image_size": 32,
+    "patch_size": 16,
+    "out_hidden_size": 32,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0],
+    "backbone_hidden_size": 32,
+}
+PER_LAYER_ROPE = {
+    kind: {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+    for kind in ("sliding_attention", "full_attention")
+}
+# What single kinds need beside the sizes.
+# fmt: off
+MORE: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1]},
+    "codegen": {"rotary_dim": 4},
+    "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"],
+                            "rope_parameters": PER_LAYER_ROPE},
+    "dbrx": {"ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2,
+                            "hidden_size": 32},
+             "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0}},
+    "gptj": {"rotary_dim": 4},
+    "falcon_h1": {"mamba_d_ssm": 64},
+    "gemma3n_text": {"vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8,
+                     "num_kv_shared_layers": 1, "laurel_rank": 8},
+    "gemma4_text": {"vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8},
+    "gpt_neo": {"attention_types": [[["global"], 2]]},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_offset": 1},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "longcat_flash": {"num_layers": 1, "ffn_hidden_size": 48, "expert_ffn_hidden_size": 24,
+                      "zero_expert_num": 2},
+    "kimi_linear": {"layer_types": ["linear_attention", "full_attention"]},
+    "mamba2": {"num_heads": 8, "head_dim": 8},
+    "qwen3_5_moe_text": {"layer_types": ["linear_attention", "full_attention"]},
+    "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"]},
+    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
+    "qwen4_exp_text": {"layer_types": ["linear_attention", "qwen_sparse_attention"],
+                       "hc_lowrank": 8, "ngram_vocab_size_base": 64, "split_ngram_parts": 1,
+                       "ple_embed_dim": 32, "ple_layer_ids": [1], "heads_per_ngram": 2,
+                       "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8,
+                       "indexer_budget": 128, "indexer_compress_ratio": 1},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "reformer": {"axial_pos_embds_dim": [16, 16], "axial_pos_shape": [8, 16],
+                 "attn_layers": ["local", "lsh"], "attention_head_size": 8,
+                 "feed_forward_size": 48, "num_buckets": 4},
+    "xglm": {"ffn_dim": 48, "attention_heads": 4, "num_layers": 2},
+    "xlnet": {"n_head": 4, "d_head": 8, "d_inner": 48, "n_layer": 2},
+    "xlstm": {"embedding_dim": 32, "num_heads": 2},
+    "zamba": {"layers_block_type": ["mamba", "hybrid", "hybrid"], "num_hidden_layers": 3,
+              "n_mamba_heads": 2, "attention_head_dim": 16, "use_mamba_kernels": False},
+    "zamba2": {"layers_block_type": ["mamba", "hybrid"], "n_mamba_heads": 8},
+    "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 16},
+    "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
+}
+# fmt: on
+# Composite kinds whose text part is not named by their config's class.
+TEXT_PARTS = {
+    "got_ocr2": "qwen2",
+    "gemma4_assistant": "gemma4_text",
+    "gemma4_unified_assistant": "gemma4_unified_text",
+}
+LATENT = {"num_key_value_heads": 4}  # of kinds that compress keys and values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one kind of model.
+
+    result  `exact`, `refused`, `wrong`, `raw` (an error that is none of rooftree's) or `not made`
+    reason  of a refusal or an error; of an exact kind the longest text, if it is limited
+    """
+
+    kind: str
+    model: str
+    result: str
+    reason: str = ""
+
+
+class HidingDrafter(Drafter, DraftSession):
+    """Knows the text, and puts a wrong token before each right one."""
+
+    name = "hiding"
+    architecture_hash = "hiding"
+    max_depth = 4
+
+    def __init__(self, text: Sequence[int]) -> None:
+        self._text = list(text)
+
+    def start(self, *_: object) -> DraftSession:
+        return self
+
+    def draft(self, context: NDArray[np.int64], request: DraftRequest) -> Lattice:
+        depth = min(request.depth, self.max_depth)
+        rows = []
+        for place in range(len(context), len(context) + depth):
+            right = self._text[place] if place < len(self._text) else 0
+            rows.append([(right + 1) % VOCAB, right, (right + 2) % VOCAB])
+        return Lattice(np.array(rows, dtype=np.int64), np.tile([0.4, 0.35, 0.2], (depth, 1)))
+
+
+def kinds() -> list[str]:
+    """The kinds of config that have a causal LM."""
+    return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def tiny_model(kind: str) -> Any:
+    """A random model of a kind with clear choices of tokens. Raises what transformers raises."""
+    config_class = CONFIG_MAPPING[kind]
+    config = _made(config_class, _sizes(config_class, kind))
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
+    if model_class.config_class is config_class.sub_configs.get("text_config"):
+        config = config.get_text_config()  # as AutoModelForCausalLM does
+    with torch.device("meta"):
+        shapes = model_class(copy.deepcopy(config))
+    parameters = sum(weight.numel() for weight in shapes.parameters())
+    if parameters > MOST_PARAMETERS:
+        raise ValueError(f"the tiny config still has {parameters / 1e6:.0f} M parameters")
+    torch.manual_seed(0)
+    model = model_class(config).to(widest(kind)).eval()
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # the grouped kernel has no float64
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.mul_(0.2 / weight.std().clamp_min(1e-6))
+    return model
+
+
+def widest(kind: str) -> torch.dtype:
+    """The most exact dtype that a kind runs in."""
+    return torch.float32 if kind in FLOAT32_ONLY else torch.float64
+
+
+def _sizes(config_class: Any, kind: str) -> dict[str, Any]:
+    """The sizes that a config takes, its parts' within it."""
+    taken = set(inspect.signature(config_class.__init__).parameters)
+    taken |= set(getattr(config_class, "attribute_map", {}))
+    for base in config_class.__mro__:
+        taken |= set(vars(base).get("__annotations__", {}))
+    sizes = {name: size for name, size in SIZES.items() if name in taken}
+    for name, part in config_class.sub_configs.items():
+        if part is AutoConfig:
+            part = CONFIG_MAPPING[TEXT_PARTS[kind]] if kind in TEXT_PARTS else None
+        if part is not None:
+            sizes[name] = _sizes(part, part.model_type) | {"model_type": part.model_type}
+    latent = LATENT if "kv_lora_rank" in taken else {}
+    return sizes | latent | MORE.get(kind, {})
+
+
+def _made(config_class: Any, sizes: dict[str, Any]) -> Any:
+    """The config without an end token, so that texts are long, where the kind allows that."""
+    try:
+        return config_class(**sizes)
+    except StrictDataclassError:
+        return config_class(**(sizes | {"eos_token_id": VOCAB - 1}))
+
+
+def greedy(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
+    """transformers' own greedy text."""
+    ids = torch.tensor([prompt])
+    output = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False,
+        pad_token_id=0,
+    )  # fmt: skip
+    text: list[int] = output[0, len(prompt) :].tolist()
+    return text
+
+
+def try_kind(kind: str) -> Outcome:
+    """What becomes of one kind; never raises for what its model does."""
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            model = tiny_model(kind)
+            prompt = np.random.default_rng(0).integers(1, VOCAB, PROMPT_TOKENS).tolist()
+            greedy(model, prompt, NEW_TOKENS)
+        except Exception as error:
+            return Outcome(kind=kind, model=name, result="not made", reason=_line(error))
+        try:
+            result, reason = _compare(model, prompt)
+        except Exception as error:
+            result, reason = "raw", _line(error)
+    return Outcome(kind=kind, model=name, result=result, reason=reason)
+
+
+def _compare(model: Any, prompt: list[int]) -> tuple[str, str]:
+    try:
+        wrong = _differing(model, prompt, NEW_TOKENS)
+    except InputError as error:
+        if "sliding window" not in error.problem:
+            reason = error.problem.partition("cannot be decoded by trees: ")[2]
+            return "refused", reason or error.problem
+        first, count = SHORT
+        wrong = _differing(model, prompt[:first], count)
+        return ("wrong", wrong) if wrong else ("exact", "up to its window")
+    return ("wrong", wrong) if wrong else ("exact", "")
+
+
+def _differing(model: Any, prompt: list[int], count: int) -> str:
+    """The first way of decoding whose text is not the greedy one; empty if there is none."""
+    double = model.dtype == torch.float64
+    by_dtype = WAYS if double else {torch.float32: WAYS[torch.float64]}
+    for dtype, ways in by_dtype.items():
+        typed = copy.deepcopy(model).to(dtype)
+        truth = greedy(typed, prompt, count)
+        drafter = HidingDrafter([*prompt, *truth])
+        for owned, policy in ways:
+            own = copy.deepcopy(typed) if owned else typed
+            target = Target(borrow_model(own), owned=owned)
+            decoder = TreeDecoder(target, drafter=drafter, policy=policy)
+            text = decoder.generate(prompt, max_new_tokens=len(truth)).token_ids
+            if text != truth:
+                place = next(i for i in range(len(truth)) if text[: i + 1] != truth[: i + 1])
+                owner = f"{'own' if owned else 'borrowed'} model"
+                kind = target.runtime.kind
+                return f"{policy}, {owner}, {kind} runtime: token {place} differs"
+    return ""
+
+
+def _line(error: BaseException) -> str:
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return f"{type(error).__name__}: {text}"[:200]
+
+
+def document_table(outcomes: Sequence[Outcome]) -> str:
+    """A Markdown table of kinds by result and reason."""
+    order = ("exact", "refused", "not made", "wrong", "raw")
+    groups: dict[tuple[int, str], list[str]] = {}
+    for one in outcomes:
+        reason = re.sub(r"[0-9.]+%", "a share", one.reason)
+        reason = re.sub(r"^\d+ of its \d+ layers", "only some of its layers", reason)
+        label = f"{one.result}: {reason}" if reason else one.result
+        groups.setdefault((order.index(one.result), label), []).append(one.kind)
+    lines = ["| result | kinds | number |", "|---|---|---|"]
+    for (_, label), names in sorted(groups.items()):
+        text = label.replace("|", "/").replace("<", "&lt;")
+        lines.append(f"| {text} | {', '.join(names)} | {len(names)} |")
+    return "\n".join(lines)
+
+
+def document() -> None:
+    """Write the stored walk's table into docs/families.md, between its marks."""
+    stored = json.loads((RESULTS / "families.json").read_text(encoding="utf-8"))["families"]
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    table = document_table([Outcome(**one) for one in stored])
+    text = f"{before}{MARKS[0]}\n\n{table}\n\n{MARKS[1]}{after}"
+    PAGE.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("walk", "document"))
+    parser.add_argument("--only", nargs="*", help="kinds; the result is then not stored")
+    arguments = parser.parse_args()
+    if arguments.what == "document":
+        document()
+    else:
+        walk(arguments.only)
+
+
+def walk(only: Sequence[str] | None) -> None:
+    """Try the kinds, print what becomes of each, and store the walk if it is whole."""
+    transformers.logging.set_verbosity_error()
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["ROOFTREE_HOME"] = home  # nothing is known from before
+        outcomes = []
+        for kind in only or kinds():
+            outcomes.append(try_kind(kind))
+            one = outcomes[-1]
+            print(f"{one.kind:28} {one.result:9} {one.reason}", flush=True)
+    counts = Counter(one.result for one in outcomes)
+    print(dict(counts))
+    if not only:
+        result = {
+            "environment": environment(),
+            "counts": dict(counts),
+            "families": [asdict(one) for one in outcomes],
+        }
+        store("families", result)
+
+
+if __name__ == "__main__":
+    main()

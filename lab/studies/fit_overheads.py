@@ -1,0 +1,189 @@
+"""Overheads of serving engines, fitted to measured servers in a closed loop.
+
+A closed loop keeps C requests in flight. B of them run at once, fewer than C where the cache does
+not hold all. `costmodel/planning/batching.py` has the formula; `lab/studies/capacity_accuracy.py`
+fits and stores the coefficients.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from costmodel.architecture import ModelArchitecture
+from costmodel.compose.serving_tables import Precision
+from costmodel.errors import InputError
+from costmodel.planning.batching import (
+    COEFFICIENTS,
+    FACTORS,
+    OVERHEADS,
+    SHARED,
+    Cycle,
+    Overheads,
+    TokenWork,
+    cycle_work,
+    seconds_per_token,
+    work_columns,
+)
+from costmodel.planning.engines import (
+    EngineRules,
+    MemoryRule,
+    cache_bytes_per_token,
+    weight_bytes,
+)
+from costmodel.planning.forwards import TargetForward
+from costmodel.planning.traffic import Traffic
+
+Array = NDArray[np.float64]
+
+# Seconds of one unit of each fitted overhead: about its expected size.
+_UNIT_S = {
+    "layer_s": 1e-5,
+    "prompt_layer_s": 1e-4,
+    "step_s": 1e-3,
+    "sequence_s": 1e-5,
+    "device_s": 1e-3,
+}
+# Weights of the priors, in log errors a unit for 500 rows: factors are near 1, overheads are hardly
+# known, and engines differ from one another by about a third of a unit.
+_FACTOR_WEIGHT, _SHARED_WEIGHT, _ENGINE_WEIGHT = 2.0, 0.1, 0.3
+_PRIOR_ROWS = 500.0
+# Beyond a log error of this size rows count less and less.
+_OUTLIER = 0.1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLoad:
+    """A closed loop of equal requests: mean prompt and answer tokens, requests in flight."""
+
+    prompt_tokens: float
+    output_tokens: float
+    concurrency: float
+
+    def __post_init__(self) -> None:
+        for field in ("prompt_tokens", "output_tokens", "concurrency"):
+            value = getattr(self, field)
+            if not 1 <= value < math.inf:
+                raise InputError(f"{field} must be a number of at least 1 (is {value!r})")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredServer:
+    """One measured time per output token, and the work that explains it."""
+
+    engine: str
+    overlaps_host: bool
+    work: TokenWork
+    seconds: float
+
+
+def cache_tokens(
+    rule: MemoryRule,
+    architecture: ModelArchitecture,
+    precision: Precision,
+    memory_bytes: float,
+    tensor_parallel: int = 1,
+) -> float:
+    """Tokens that fit into the cache. Raises InputError where the weights do not fit."""
+    weights = weight_bytes(architecture, precision, tensor_parallel)
+    free = rule.free_bytes(memory_bytes, weights)
+    if free <= 0:
+        raise InputError(
+            f"{architecture.name} does not fit: {weights / 1e9:.1f} GB of weights on each of"
+            f" {tensor_parallel} device(s) with {memory_bytes / 1e9:.1f} GB",
+            hint="Use more devices (tensor parallelism) or a smaller precision",
+        )
+    return free / cache_bytes_per_token(architecture, precision, tensor_parallel)
+
+
+def largest_concurrency(tokens: float, tokens_held: float) -> float:
+    """Requests of `tokens_held` tokens that run at once in a cache of `tokens`; at least 1."""
+    return max(tokens / tokens_held, 1.0)
+
+
+def steady_work(forward: TargetForward, rules: EngineRules, load: ServerLoad) -> TokenWork:
+    """Work of one token in steady state. Raises InputError where the weights do not fit."""
+    traffic = Traffic(prompt_tokens=load.prompt_tokens, output_tokens=load.output_tokens)
+    tokens = cache_tokens(
+        rules.memory,
+        forward.architecture,
+        forward.precision,
+        forward.device.memory_bytes,
+        forward.tensor_parallel,
+    )
+    tokens_held = rules.memory.tokens_held(load.prompt_tokens, load.output_tokens)
+    running = min(load.concurrency, largest_concurrency(tokens, tokens_held))
+    work = cycle_work(forward, rules, traffic, running, Cycle())
+    return dataclasses.replace(work, waiting=load.concurrency - running)
+
+
+def fit_overheads(rows: Sequence[MeasuredServer]) -> dict[str, Overheads]:
+    """Overheads of each engine, and `shared` ones for an engine without rows.
+
+    Robust least squares of log errors. Factors are shared by all engines; each overhead is a
+    shared one plus the engine's difference, which a prior keeps small. Raises InputError for no
+    rows.
+    """
+    if not rows:
+        raise InputError("there are no measured servers to fit overheads to")
+    engines = sorted({row.engine for row in rows})
+    columns = work_columns([row.work for row in rows])
+    overlaps = np.array([row.overlaps_host for row in rows])
+    measured_s = np.array([row.seconds for row in rows])
+    engine_index = np.array([engines.index(row.engine) for row in rows])
+    layout = _Layout(engines=len(engines))
+    scale = np.sqrt(len(rows) / _PRIOR_ROWS)
+
+    def residuals(x: Array) -> Array:
+        predicted_s = seconds_per_token(columns, layout.coefficients(x)[engine_index], overlaps)
+        robust = np.arcsinh(np.log(predicted_s / measured_s) / _OUTLIER) * _OUTLIER
+        return np.concatenate([robust, scale * layout.weights * (x - layout.prior)])
+
+    start = np.where(layout.prior > 0, 1.0, 0.2)
+    x = least_squares(residuals, start, bounds=(layout.lower, np.inf)).x
+    coefficients = layout.coefficients(x)
+    fitted = {name: _overheads(coefficients[i]) for i, name in enumerate(engines)}
+    shared = layout.coefficients(np.where(layout.differences, 0.0, x))[0]
+    return fitted | {SHARED: _overheads(shared)}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """The fitted vector: factors, shared overheads, then each engine's differences, in units."""
+
+    engines: int
+
+    @property
+    def differences(self) -> NDArray[np.bool_]:
+        shared = len(COEFFICIENTS)
+        return np.arange(shared + self.engines * len(OVERHEADS)) >= shared
+
+    @property
+    def prior(self) -> Array:
+        return np.where(np.arange(len(self.differences)) < len(FACTORS), 1.0, 0.0)
+
+    @property
+    def weights(self) -> Array:
+        weights = np.where(self.differences, _ENGINE_WEIGHT, _SHARED_WEIGHT)
+        return np.where(self.prior > 0, _FACTOR_WEIGHT, weights)
+
+    @property
+    def lower(self) -> Array:
+        return np.where(self.differences, -5.0, 0.0)
+
+    def coefficients(self, x: Array) -> Array:
+        """Factors and overheads in seconds [engines, COEFFICIENTS]."""
+        count, units_s = len(FACTORS), np.array([_UNIT_S[name] for name in OVERHEADS])
+        shared = x[count : len(COEFFICIENTS)]
+        differences = x[len(COEFFICIENTS) :].reshape(self.engines, len(OVERHEADS))
+        factors = np.broadcast_to(x[:count], (self.engines, count))
+        return np.concatenate([factors, (shared + differences) * units_s], axis=1)
+
+
+def _overheads(coefficients: Array) -> Overheads:
+    return Overheads(**dict(zip(COEFFICIENTS, map(float, coefficients), strict=True)))

@@ -1,0 +1,230 @@
+"""The parts of the GPU suite that check: a first text, kernels, logits and the tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from costmodel.errors import RooftreeError
+from decoder.device import parse_dtype, select_device, synchronise
+from decoder.drafters.ngram import NgramDrafter
+from decoder.engine import TreeDecoder
+from decoder.model.target import Step, Target
+from decoder.tree.draft_tree import DraftTree
+from lab.studies.gpu_parts import (
+    SEED,
+    Part,
+    Scale,
+    dtype_of,
+    load,
+    open_target,
+    random_texts,
+)
+
+# Root mean square difference of logits over their standard deviation; bfloat16 keeps 8 bits a
+# number, and differences of the layers add up. The largest of millions says less.
+LOGIT_TOLERANCES = {"bfloat16": 0.05, "float16": 0.01, "float32": 1e-4}
+# Largest difference of one kernel's results over their standard deviation.
+KERNEL_TOLERANCES = {"bfloat16": 0.06, "float16": 0.01, "float32": 1e-4}
+# The error of numpy 2.4 and later for arrays of one number, which Triton 3.6's interpreter makes.
+SCALAR_CONVERSION = "only 0-dimensional arrays can be converted"
+
+
+def run_smoke(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
+    """A short text of a small model with each policy; all must be the plain one.
+
+    Raises RooftreeError where tokens differ in float32, which says that trees are not exact.
+    """
+    target = open_target(Part(part.kind, part.target, part.runtime, "float32"), scale)
+    prompt = random_texts(target.architecture.vocab, scale)[0][: scale.prompt_tokens]
+    prompt = prompt[: len(prompt) // 2] * 2  # so that n-grams are found
+    texts = {}
+    for policy in ("plain", "chain", "fixed:15", "bastion"):
+        decoder = TreeDecoder(target, drafter=NgramDrafter(), policy=policy, max_nodes=63)
+        texts[policy] = decoder.generate(prompt, max_new_tokens=16).token_ids
+    differing = [policy for policy, text in texts.items() if text != texts["plain"]]
+    if differing:
+        (folder / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
+        raise RooftreeError(
+            f"{', '.join(differing)} wrote another text than plain decoding",
+            hint=f"{folder / 'texts.json'} has both.",
+        )
+    return {"policies": list(texts), "warnings": list(target.runtime.warnings)}
+
+
+def run_kernels(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
+    """Each Triton kernel at the sizes of Qwen3-8B against PyTorch's operations, and its seconds.
+
+    Nothing is measured, with the reason, where Triton's interpreter fails under this NumPy.
+    Raises RooftreeError where a difference is more than rounding, or two calls differ.
+    """
+    from triton.runtime.errors import InterpreterError  # only where Triton is
+
+    try:
+        rows = list(measured_kernels(scale))
+    except InterpreterError as error:
+        if SCALAR_CONVERSION not in str(error):
+            raise
+        reason = f"Triton's interpreter fails under numpy {np.__version__}: {error}"
+        print(f"skipped: {reason}")
+        return {"kernels": [], "skipped": reason}
+    wrong = [
+        f"{row['kernel']} at {row['rows']} rows"
+        for row in rows
+        if row["relative_error"] > KERNEL_TOLERANCES[scale.dtype] or not row["deterministic"]
+    ]
+    (folder / "kernels.json").write_text(json.dumps(rows), encoding="utf-8")
+    if wrong:
+        raise RooftreeError(
+            f"wrong: {', '.join(wrong)}", hint=f"{folder / 'kernels.json'} has the differences."
+        )
+    return {"kernels": rows}
+
+
+def measured_kernels(scale: Scale) -> Iterator[dict[str, Any]]:
+    """The error, the repeatability and the seconds of each kernel."""
+    from lab.studies.gpu_kernel_cases import kernel_cases  # cannot be imported without Triton
+
+    device = select_device(scale.device)
+    dtype = parse_dtype(scale.dtype, device)
+    for case in kernel_cases(scale.kernel_rows, scale.verify_context, device, dtype):
+        result, truth = case.kernel(), case.reference()
+        yield {
+            "kernel": case.name,
+            "rows": case.rows,
+            "relative_error": max(
+                relative_error(ours, theirs) for ours, theirs in zip(result, truth, strict=True)
+            ),
+            "deterministic": all(
+                torch.equal(ours, again)
+                for _ in range(scale.repeats)
+                for ours, again in zip(result, case.kernel(), strict=True)
+            ),
+            "median_s": median_s(case.kernel, device, scale.repeats),
+        }
+
+
+def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Largest difference over the spread of the true values."""
+    ours, theirs = ours.double(), theirs.double()
+    return float((ours - theirs).abs().max() / theirs.std())
+
+
+def median_s(call: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Median seconds of a call, launch included."""
+    times = []
+    for _ in range(repeats):
+        synchronise(device)
+        start_s = perf_counter()
+        call()
+        synchronise(device)
+        times.append(perf_counter() - start_s)
+    return float(np.median(times))
+
+
+def run_tests(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
+    """The tests that are marked `gpu`. Raises RooftreeError where one fails."""
+    files = [
+        str(path)
+        for path in sorted(Path("tests").rglob("test_*.py"))
+        if "pytest.mark.gpu" in path.read_text(encoding="utf-8")
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *scale.tests, "-p", "no:cacheprovider", *files],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    (folder / "pytest.txt").write_text(done.stdout + done.stderr, encoding="utf-8")
+    last = done.stdout.strip().splitlines()[-1:] or [""]
+    if done.returncode != 0:
+        raise RooftreeError(f"tests fail: {last[0]}", hint=f"{folder / 'pytest.txt'} says why.")
+    return {"summary": last[0]}
+
+
+def run_logits(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
+    """Logits of the runtime against transformers' own and against eager ones.
+
+    Of a prompt's last token, and of chains of each size, whose rows transformers computes as a
+    continued prompt. Raises RooftreeError where they differ by more than rounding.
+    """
+    loaded = load(part, scale)
+    context, most = scale.verify_context, max(scale.verify_rows)
+    tokens = np.random.default_rng(SEED).integers(0, loaded.architecture.vocab, context + most)
+    truth = transformers_logits(loaded.model, tokens, context - 1)
+    target = Target(loaded, runtime=part.runtime)  # type: ignore[arg-type]
+    start_s = perf_counter()
+    prompt = fill(target, tokens, context, most)
+    prefill_s = perf_counter() - start_s
+    target.prepare(most)
+    prepare_s = perf_counter() - start_s - prefill_s
+    eager = Target(loaded, runtime="eager")
+    fill(eager, tokens, context, most)
+    compared = [{"rows": 0, **difference(prompt[None], truth[:1])}]  # of the prompt
+    for rows in scale.verify_rows:
+        ours, theirs = (chain(one, tokens, context, rows) for one in (target, eager))
+        row = {"rows": rows, **difference(ours, truth[1 : 1 + rows])}
+        compared.append(row | {"against_eager": relative_error(ours, theirs)})
+    allowed = LOGIT_TOLERANCES[dtype_of(part, scale)]
+    wrong = [row["rows"] for row in compared if row["rms_error"] > allowed]
+    (folder / "logits.json").write_text(json.dumps(compared), encoding="utf-8")
+    if wrong:
+        raise RooftreeError(
+            f"logits of {wrong} rows differ from transformers' by more than {allowed:.2%}",
+            hint=f"{folder / 'logits.json'} has the differences.",
+        )
+    capture = target.runtime.capture
+    return {
+        "compared": compared,
+        "allowed_rms_error": allowed,
+        "first_prefill_s": prefill_s,
+        "prepare_s": prepare_s,
+        "capture_bytes": capture.memory_bytes if capture else 0,
+        "captured_rows": list(target.runtime.buckets),
+        "warnings": list(target.runtime.warnings),
+    }
+
+
+def fill(target: Target, tokens: NDArray[np.int64], context: int, most: int) -> torch.Tensor:
+    """Prefill the context with room for `most` rows; float32 logits [vocab] on the host."""
+    target.reserve(context + 2 * most)
+    return target.prefill(torch.from_numpy(tokens[:context])).float().cpu()
+
+
+def chain(target: Target, tokens: NDArray[np.int64], context: int, rows: int) -> torch.Tensor:
+    """Float32 logits [rows, vocab], on the host, of a chain behind the context, not kept."""
+    drafted = tokens[context + 1 : context + rows]
+    places = np.arange(len(drafted), dtype=np.int64)
+    tree = DraftTree(drafted, places, places + 1, np.full(len(drafted), 0.5))
+    [logits] = target.verify([Step(int(tokens[context]), tree)])
+    target.commit([])
+    return logits.float().cpu()
+
+
+@torch.inference_mode()
+def transformers_logits(model: Any, tokens: NDArray[np.int64], first: int) -> torch.Tensor:
+    """Float32 logits [tokens - first, vocab] by transformers' own forward, on the host."""
+    ids = torch.from_numpy(tokens)[None].to(model.device)
+    logits: torch.Tensor = model(ids, use_cache=False).logits[0, first:]
+    return logits.float().cpu()
+
+
+def difference(logits: torch.Tensor, truth: torch.Tensor) -> dict[str, float]:
+    """Differences over the spread of the logits, and the share of equal first choices."""
+    squares = (logits.double() - truth.double()).square().mean()
+    return {
+        "rms_error": float(squares.sqrt() / truth.double().std()),
+        "relative_error": relative_error(logits, truth),
+        "same_argmax": float((logits.argmax(-1) == truth.argmax(-1)).double().mean()),
+    }

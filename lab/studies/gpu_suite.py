@@ -1,0 +1,224 @@
+"""The GPU suite: everything that is measured on a GPU, in parts that can be resumed.
+
+    python -m lab.studies.gpu_suite --archive FILE.tar.gz [--resume FILE.tar.gz] [--minutes 9]
+    python -m lab.studies.gpu_suite --archive FILE.tar.gz --tiny FOLDER
+    python -m lab.studies.gpu_suite --list
+
+Each part runs in its own process, under its own limit and never beyond `--minutes`. After each,
+the archive is written anew with all that was measured so far: results (result.json), reasons of
+failures (failed.json), what the part printed, profiles, raw samples, and the journals of
+interrupted calibrations. A part that has a result is skipped, and one that failed is tried again
+behind those not yet tried, so the same command with `--resume` goes on, also on another machine.
+`--tiny` runs the whole suite on a CPU with the model of a folder; its numbers mean nothing.
+docs/gpu-runs.md has the commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from costmodel.errors import RooftreeError
+from costmodel.io import replacing
+from lab.studies import gpu_checks, gpu_timing
+from lab.studies.common import environment
+from lab.studies.gpu_parts import TINY, Part, Scale, all_parts
+
+KINDS: dict[str, Callable[[Part, Scale, Path], dict[str, Any]]] = {
+    "smoke": gpu_checks.run_smoke,
+    "kernels": gpu_checks.run_kernels,
+    "logits": gpu_checks.run_logits,
+    "tests": gpu_checks.run_tests,
+    "calibrate": gpu_timing.run_calibration,
+    "brief": gpu_timing.run_calibration,
+    "forwards": gpu_timing.run_forwards,
+    "held-out": gpu_timing.run_held_out,
+    "replay": gpu_timing.run_replay,
+    "launches": gpu_timing.run_launches,
+    "drafters": gpu_timing.run_drafters,
+    "peers": gpu_timing.run_peers,
+}
+LEAST_SHARE = 0.4  # of its limit: a part is not started with less time left
+PACKING_S = 10.0  # kept for the last archive
+LAST_CHARACTERS = 1500  # of a failed part's output that are printed
+
+
+def main() -> None:
+    options = parse()
+    scale = replace(TINY, targets=(str(options.tiny),)) if options.tiny else Scale()
+    if options.targets:
+        scale = replace(scale, targets=tuple(options.targets))
+    parts = all_parts(scale)
+    if options.list:
+        print("\n".join(f"{part.name}  at most {part.limit_s:.0f} s" for part in parts))
+        return
+    if scale.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit(
+            "this suite measures a CUDA device and there is none; --tiny FOLDER tries it on a CPU"
+        )
+    if options.child:
+        run_child(next(part for part in parts if part.name == options.child), scale, options.work)
+        return
+    if options.archive is None:
+        raise SystemExit("name the file that the results go to: --archive FILE.tar.gz")
+    wanted = [part for part in parts if not options.parts or matches(part, options.parts)]
+    missing = run_all(wanted, options)
+    if missing:
+        raise SystemExit(
+            f"not measured: {', '.join(missing)}; the same command with --resume tries them again"
+        )
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--archive", type=Path, help="where the results go")
+    parser.add_argument("--resume", type=Path, help="an archive of an earlier run, if it exists")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / "rooftree-gpu-suite",
+        help="folder for the parts' files",
+    )
+    parser.add_argument("--parts", nargs="+", help="only parts whose names begin so")
+    parser.add_argument("--targets", nargs="+", help="known targets or folders with a config")
+    parser.add_argument("--minutes", type=float, default=float("inf"))
+    parser.add_argument("--list", action="store_true", help="print the parts' names and limits")
+    parser.add_argument("--tiny", type=Path, help="try it on a CPU with this folder's config")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def matches(part: Part, beginnings: list[str]) -> bool:
+    return any(part.name.startswith(beginning) for beginning in beginnings)
+
+
+def run_all(parts: list[Part], options: argparse.Namespace) -> list[str]:
+    """Run the parts without a result; returns the names of those that have none afterwards."""
+    deadline_s = perf_counter() + 60 * options.minutes - PACKING_S
+    work: Path = options.work
+    work.mkdir(parents=True, exist_ok=True)
+    if options.resume is not None and options.resume.is_file():
+        with tarfile.open(options.resume) as archive:
+            archive.extractall(work, filter="data")
+    left = [part for part in parts if not result_path(work, part.name).is_file()]
+    pack(work, options.archive)
+    left.sort(key=lambda part: failure_path(work, part.name).is_file())  # stable: untried first
+    for part in left:
+        left_s = deadline_s - perf_counter()
+        if left_s < LEAST_SHARE * part.limit_s:
+            print(f"{part.name}: no time left", flush=True)
+            continue
+        start_s = perf_counter()
+        reason = run_limited(part, options, min(part.limit_s, left_s))
+        note(work, part, reason)
+        took_s = perf_counter() - start_s
+        print(f"{part.name}: {reason or 'measured'} ({took_s:.0f} s)", flush=True)
+        pack(work, options.archive)
+    return [part.name for part in parts if not result_path(work, part.name).is_file()]
+
+
+def run_limited(part: Part, options: argparse.Namespace, limit_s: float) -> str:
+    """Run a part in its own process; returns the reason of a failure, or an empty text."""
+    # Journals lie beside the results, so that an interrupted calibration resumes.
+    variables = {"ROOFTREE_HOME": str((options.work / "home").absolute())}
+    if options.tiny:
+        variables["TRITON_INTERPRET"] = "1"  # the kernels' part runs on the CPU too
+    (options.work / part.name).mkdir(exist_ok=True)
+    log = options.work / part.name / "log.txt"
+    with log.open("w", encoding="utf-8") as printed:
+        child = subprocess.Popen(
+            child_command(part, options),
+            env=os.environ | variables | {"PYTHONUNBUFFERED": "1"},
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # with what it starts, so that nothing of it stays on the device
+        )
+        try:
+            child.wait(None if limit_s == float("inf") else limit_s)
+            reason = f"failed with exit code {child.returncode}" if child.returncode else ""
+        except subprocess.TimeoutExpired:
+            reason = f"stopped after {limit_s:.0f} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    if reason:
+        print(log.read_text(encoding="utf-8", errors="replace")[-LAST_CHARACTERS:], flush=True)
+    return reason
+
+
+def child_command(part: Part, options: argparse.Namespace) -> list[str]:
+    command = [sys.executable, "-m", "lab.studies.gpu_suite", "--work", str(options.work)]
+    command += ["--child", part.name]
+    command += ["--tiny", str(options.tiny)] if options.tiny else []
+    return command + (["--targets", *options.targets] if options.targets else [])
+
+
+def note(work: Path, part: Part, reason: str) -> None:
+    """Write down a failure with the end of what the part printed; drop an earlier one's note."""
+    path, log = failure_path(work, part.name), work / part.name / "log.txt"
+    path.unlink(missing_ok=True)
+    if reason:
+        last = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+        failure = {"part": asdict(part), "reason": reason, "output": last[-LAST_CHARACTERS:]}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(failure, indent=1) + "\n", encoding="utf-8")
+
+
+def run_child(part: Part, scale: Scale, work: Path) -> None:
+    """Measure one part and write its result beside its files."""
+    try:
+        result = run_part(part, scale, work)
+    except RooftreeError as error:
+        raise SystemExit(str(error)) from None
+    text = json.dumps(result, indent=1, allow_nan=False) + "\n"
+    result_path(work, part.name).write_text(text, encoding="utf-8")
+
+
+def run_part(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
+    """Measure one part; its files go into `folder`/<name of the part>."""
+    part_folder = folder / part.name
+    part_folder.mkdir(parents=True, exist_ok=True)
+    start_s = perf_counter()
+    result = KINDS[part.kind](part, scale, part_folder)
+    return {
+        "part": asdict(part),
+        "scale": asdict(scale),
+        "environment": environment(scale.device),
+        "wall_s": round(perf_counter() - start_s, 2),
+        "result": result,
+    }
+
+
+def result_path(work: Path, name: str) -> Path:
+    return work / name / "result.json"
+
+
+def failure_path(work: Path, name: str) -> Path:
+    return work / name / "failed.json"
+
+
+def pack(work: Path, path: Path) -> None:
+    """Archive the files of all parts; the archive appears complete or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as unfinished, tarfile.open(unfinished, "w:gz") as archive:
+        for folder in sorted(work.iterdir()):
+            archive.add(folder, arcname=folder.name)
+
+
+if __name__ == "__main__":
+    main()

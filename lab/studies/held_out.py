@@ -1,0 +1,114 @@
+"""Held-out error of a stored profile: fresh measurements at points drawn beforehand.
+
+    python -m lab.studies.held_out [--contexts 4] [--rows 8] [--time-budget 60]
+
+Points are log-uniform in rows (one draw in each stratum) and in context, from a seed that the
+calibration does not use. The calibration measured none of these contexts and few of these row
+counts. Stores errors, decision regret and the repeat-to-repeat noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from costmodel.calibration.points import ErrorSummary
+from costmodel.calibration.selection import regret_at_contexts
+from costmodel.profile.store import ProfileStore
+from decoder.device import default_dtype, select_device
+from decoder.drafters.ngram import NgramDrafter
+from decoder.model.loading import default_target, load_model
+from decoder.model.target import Target
+from decoder.profiling.measured_profile import profile_key
+from lab.studies.common import environment, store
+from profiler.calibrate.instruments import instruments
+from profiler.calibrate.sections import points_of
+from profiler.calibrate.sweep import Steering, run_sweep
+from profiler.calibrate.sweep_plan import SweepPlan
+from profiler.calibrate.workload import Workload
+from profiler.measure.journal import Journal
+
+SEED = 20261
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target")
+    parser.add_argument("--device")
+    parser.add_argument("--contexts", type=int, default=4)
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--time-budget", type=float, default=60.0)
+    parser.add_argument("--name", default="held_out")
+    options = parser.parse_args()
+    device = select_device(options.device)
+    name = options.target or default_target(device)
+    target = Target(load_model(name, dtype=default_dtype(device), device=device))
+    profile = ProfileStore().find(profile_key(target)).profile
+    contexts = sorted(set(profile.surface.context))
+    plan = SweepPlan(
+        contexts=tuple(contexts),
+        max_nodes=max(profile.surface.rows) - 1,
+        held_out_contexts=options.contexts,
+        held_out_rows=options.rows,
+        seed=SEED,
+    )
+    workload = Workload(target, NgramDrafter(), capacity=plan.capacity, seed=SEED)
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Journal(Path(folder) / "held_out.jsonl", {"seed": SEED})
+        swept = run_sweep(
+            plan.held_out(),
+            workload,
+            instruments(device),
+            journal,
+            Steering(budget_s=options.time_budget),
+        )
+    store(options.name, summary(profile, points_of(swept, "held_out")))
+
+
+def summary(profile: Any, points: Any) -> dict[str, Any]:
+    """Errors and regret of the selected and of the linear calibration."""
+    result: dict[str, Any] = {
+        "environment": environment(),
+        "profile": profile.as_dict()["provenance"],
+        "selected": profile.calibration.selected,
+        "repeat_noise": float(np.median(points.median_error)),
+        "linear_rmse_reduction": 1
+        - profile.calibration.linear.rmse_after_s / profile.calibration.linear.rmse_before_s,
+    }
+    calibrations = {
+        "selected_calibration": profile.verify_calibration(),
+        "linear_calibration": profile.linear_calibration(),
+    }
+    for label, calibration in calibrations.items():
+        predicted_s = calibration.predict_s(points.rows, points.context, points.batch)
+        error = ErrorSummary.of(predicted_s, points.seconds)
+        regret = regret_at_contexts(points, predicted_s)
+        result[label] = {
+            "median_error": error.median,
+            "mean_error": error.mape,
+            "worst_error": error.worst,
+            "regret_mean": regret.mean,
+            "regret_worst": regret.worst,
+        }
+    predicted_s = profile.verify_calibration().predict_s(points.rows, points.context, points.batch)
+    result["points"] = [
+        {
+            "rows": int(rows),
+            "context": int(context),
+            "batch": int(batch),
+            "measured_s": float(measured),
+            "predicted_s": float(predicted),
+        }
+        for rows, context, batch, measured, predicted in zip(
+            points.rows, points.context, points.batch, points.seconds, predicted_s, strict=True
+        )
+    ]
+    return result
+
+
+if __name__ == "__main__":
+    main()

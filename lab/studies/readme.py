@@ -1,0 +1,237 @@
+"""The tables of README, docs and model card, made from stored results.
+
+python -m lab.studies.readme          # prints the blocks
+python -m lab.studies.readme --write  # puts them between their markers
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lab.bench.analysis.ratios import compare_arms
+from lab.bench.record import PLAIN, Result
+from lab.bench.report.engine_table import engine_tables
+from lab.bench.store import read_result
+from lab.studies.bench_tables import (
+    LOOKUP,
+    arm_table,
+    family_tables,
+    heading,
+    main_arms,
+    markdown,
+    set_table,
+    sweep_table,
+)
+from lab.studies.common import RESULTS
+from lab.studies.trained import blockpilot_table, demo_table, specblock_table
+
+ROOT = Path(__file__).parents[2]
+PAGES = tuple(
+    ROOT / page
+    for page in (
+        "README.md",
+        "docs/benchmark.md",
+        "docs/numbers.md",
+        "docs/training.md",
+        "decoder/demo/README.md",
+    )
+)
+BEST_ARM = "bastion+ngram+demo"
+BLOCK = re.compile(r"<!-- ([a-z-]+): begin -->\n(.*?)<!-- \1: end -->", re.DOTALL)
+
+
+def result(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def ratio(value: dict[str, Any]) -> str:
+    low, high = value["interval_95"]
+    return f"{value['pooled']:.2f}x ({low:.2f} to {high:.2f})"
+
+
+def live(value: dict[str, Any]) -> str:
+    """A ratio of `bastion` to a fixed size, with its interval."""
+    low, high = value["interval_95"]
+    return f"{value['ratio']:.2f}x ({low:.2f} to {high:.2f})"
+
+
+def simulated() -> list[tuple[str, float, float]]:
+    """(device, mean, worst) of `bastion` over the best fixed size, at the costs of each device."""
+    places = result("controller_simulated")["places"]
+    return [
+        (name, ratios["mean"], ratios["worst"])
+        for name, place in places.items()
+        for ratios in [place["over_best_fixed"]["bastion"]]
+    ]
+
+
+def numbers() -> str:
+    """The main figures of the README, in Markdown."""
+    replay = result("controller_replay")["sets"]
+    held_out, startup = result("held_out"), result("startup")
+    speed, no_loss, exact = (result(f"real_text_{name}") for name in ("speed", "no_loss", "exact"))
+    chosen, linear = held_out["selected_calibration"], held_out["linear_calibration"]
+    machine = speed["environment"]
+    rates = speed["tokens_per_s"]
+    differing = len({one["prompt"] for one in exact["differences"]})
+    rows = [
+        ("profile against fresh measurements, fresh process: median / worst error",
+         f"{chosen['median_error']:.1%} / {chosen['worst_error']:.1%}"
+         f" at {len(held_out['points'])} points (measurements repeat to"
+         f" {held_out['repeat_noise']:.1%})"),
+        ("tokens/s lost by choosing the tree size from the profile: mean / worst",
+         f"{chosen['regret_mean']:.2%} / {chosen['regret_worst']:.1%}"),
+        ("the same for the linear calibration alone",
+         f"errors {linear['median_error']:.1%} / {linear['worst_error']:.1%}, lost"
+         f" {linear['regret_mean']:.1%} / {linear['regret_worst']:.1%}"),
+        ("RMSE that the linear calibration takes off the bare roofline",
+         f"{held_out['linear_rmse_reduction']:.0%} (paper, on GPUs: 87-92 %)"),
+        ("our plain step over transformers' plain `generate`",
+         ratio(speed["plain_over_transformers_plain"])),
+        ("draft trees over our plain step", ratio(speed["trees_over_plain"])),
+        ("draft trees over transformers' prompt lookup",
+         ratio(speed["trees_over_transformers_lookup"])),
+        ("tokens a verification", f"{speed['tokens_per_verification']:.2f}"),
+        ("tokens/s: transformers, its prompt lookup, our plain step, our trees",
+         ", ".join(f"{rates[name]:.1f}" for name in
+                   ("transformers_plain", "transformers_lookup", "plain", "trees"))),
+        ("a drafter that is always wrong and always sure, over plain",
+         ratio(no_loss["wrong_over_plain"])),
+        ("the n-gram drafter on encyclopaedia text, over plain",
+         ratio(no_loss["trees_over_plain"])),
+        ("float32, T = 0: texts that differ from transformers' greedy `generate`",
+         f"{differing} of {exact['prompts']}"),
+        ("`bastion` over the best fixed size in hindsight, gsm8k, humaneval, mt_bench, at published"
+         " acceptance (simulated, Qwen3-8B of BASTION's table 1)",
+         "; ".join(live(one["replay bastion"]["bastion_over"]["best_fixed"])
+                   for one in replay.values())),
+        ("the same in simulation, 92 published acceptances: mean, worst",
+         "; ".join(f"{place} {mean:.3f}, {worst:.3f}" for place, mean, worst in simulated())),
+        ("share of a cycle that is not the verification forward",
+         f"{1 - speed['stage_shares']['verify']:.1%}"),
+        ("`rooftree --help`; profile lookup and load (medians)",
+         f"{startup['help']['median_s'] * 1e3:.0f} ms;"
+         f" {startup['lookup_and_load']['median_s'] * 1e3:.1f} ms"),
+        ("building the best tree of 256 / 1024 nodes over 15 positions",
+         f"{startup['build']['256']['median_s'] * 1e6:.0f} /"
+         f" {startup['build']['1024']['median_s'] * 1e6:.0f} us"),
+    ]  # fmt: skip
+    lines = [
+        f"{machine['device']}, {machine['threads']} threads, torch {machine['torch_version']},"
+        f" transformers {machine['transformers_version']}, {machine['created_utc'][:10]};"
+        f" SmolLM2-135M-Instruct, n-gram drafter, {speed['dtype']} where not said otherwise;"
+        f" {len(speed['rows'])} prompts of gsm8k, humaneval and mt_bench, {speed['new_tokens']} new"
+        " tokens; ratios are pooled over prompts, with 95 % bootstrap intervals.",
+        "",
+        "| what | measured |",
+        "|---|---|",
+        *(f"| {what} | {value} |" for what, value in rows),
+    ]
+    return "\n".join(lines)
+
+
+@cache
+def bench_result(name: str = "bench") -> Result:
+    return read_result(RESULTS / f"{name}.json")
+
+
+def headline() -> str:
+    """The stored run in one sentence: the adaptive policy over plain decoding and over a peer."""
+    result = bench_result()
+    plain, lookup = (compare_arms(result, BEST_ARM, base) for base in (PLAIN, LOOKUP))
+    target = result.target.name.rpartition("/")[2]
+    return (
+        f"{target} ({result.settings.dtype}) on a two-core cloud CPU: **{plain.pooled:.2f}x** the "
+        f"tokens per second of plain decoding (95 % interval {plain.low:.2f} to {plain.high:.2f}, "
+        f"{len(result.prompts)} prompts) and {lookup.pooled:.2f}x those of transformers' prompt "
+        f"lookup, with a drafter trained here ([the whole run](docs/benchmark.md))."
+    )
+
+
+def bench_short() -> str:
+    """The stored run in short: policies, best sizes and peers."""
+    result = bench_result()
+    return "\n".join([heading(result), "", *arm_table(result, main_arms(result))])
+
+
+def bench_whole() -> str:
+    """The stored run in full: every arm, the sweeps and the prompt sets."""
+    result = bench_result()
+    parts = [
+        [heading(result)],
+        arm_table(result, [arm.name for arm in result.arms]),
+        sweep_table(result),
+        ["Over plain decoding, and tokens a verification, by prompt set:"],
+        set_table(result),
+    ]
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def bench_families(name: str) -> str:
+    """A stored run of related drafters: its heading and the tables of its families."""
+    result = bench_result(name)
+    return "\n".join([heading(result), "", *family_tables(result)])
+
+
+def bench_arms(name: str) -> str:
+    """A stored run: its heading and every arm."""
+    result = bench_result(name)
+    arms = arm_table(result, [arm.name for arm in result.arms])
+    return "\n".join([heading(result), "", *arms])
+
+
+def bench_engines() -> str:
+    """The stored run beside other engines: the engines, then every arm."""
+    result = bench_result("peers")
+    tables = [markdown(table.columns, table.rows) for table in engine_tables(result)]
+    return "\n\n".join(["\n".join(lines) for lines in tables] + [bench_arms("peers")])
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "headline": headline,
+    "numbers": numbers,
+    "bench-short": bench_short,
+    "bench-whole": bench_whole,
+    "bench-again": lambda: "\n\n".join(map(bench_arms, ("bench_again", "bench_30_prompts"))),
+    "bench-other-sets": lambda: bench_arms("bench_other_sets"),
+    "bench-own-texts": lambda: bench_arms("bench_own_texts"),
+    "bench-drafters": lambda: bench_families("bench_drafters"),
+    "bench-updates": lambda: bench_families("bench_updates"),
+    "bench-studies": lambda: bench_arms("bench_studies"),
+    "bench-engines": bench_engines,
+    "trained-demo": demo_table,
+    "trained-specblock": specblock_table,
+    "trained-blockpilot": blockpilot_table,
+}
+
+
+def with_numbers(text: str) -> str:
+    """`text` with every block between its markers replaced."""
+
+    def filled(match: re.Match[str]) -> str:
+        name = match[1]
+        return f"<!-- {name}: begin -->\n{BLOCKS[name]()}\n<!-- {name}: end -->"
+
+    return BLOCK.sub(filled, text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true")
+    write = parser.parse_args().write
+    for page in PAGES:
+        text = with_numbers(page.read_text(encoding="utf-8"))
+        if write:
+            page.write_text(text, encoding="utf-8")
+        else:
+            print("\n\n".join(match[0] for match in BLOCK.finditer(text)))
+
+
+if __name__ == "__main__":
+    main()

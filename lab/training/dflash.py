@@ -1,0 +1,323 @@
+"""The training objective of DFlash drafters: blocks at random anchors of the target's texts.
+
+As in the DFlash paper (Chen et al., 2026), a block's first slot is a real token and the others
+are masks, each of which learns the token of its position with a weight that falls with depth. The
+head is the target's, cut to the tokens most frequent in the texts: the loss over the whole
+vocabulary would cost more than the drafter.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from costmodel.errors import InputError
+from decoder.drafters.blocks import Rope, Rotary
+from decoder.drafters.dflash.model import ARCHITECTURE, DFlashConfig, DFlashLayer, DFlashModel
+from decoder.model.loading import LoadedModel
+from decoder.tree.draft_tree import Lattice, best_first
+from lab.training.corpus import TrainingText
+from lab.training.features import Example, FrozenHead
+from lab.training.loop import accepted_depth
+
+VALIDATION_NODES = 16  # of the tree whose committed length is reported
+VALIDATION_WIDTH = 8  # candidates at each of its positions
+VALIDATION_STRIDE = 5  # tokens from one anchor to the next
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DFlashTraining:
+    """The sizes of a new drafter, and the settings of its loss.
+
+    layers         of the drafter
+    target_layers  whose outputs are its features; None for five, evenly from 1 to L - 2
+    anchors        blocks of one text in a training step
+    vocabulary     tokens of the reduced head
+    decay          depth over which a position's weight falls by a factor e
+    likeness       weight of the distance to the target's last hidden state, which tells more
+                   about a position than its one token (EAGLE, Li et al.)
+    """
+
+    layers: int = 3
+    block_size: int = 8
+    target_layers: tuple[int, ...] | None = None
+    anchors: int = 48
+    vocabulary: int = 8192
+    decay: float = 4.0
+    likeness: float = 1.0
+
+
+def fresh_config(loaded: LoadedModel, wanted: DFlashTraining, mask_token: int) -> dict[str, Any]:
+    """config.json of a new drafter for this target, in the published form."""
+    sizes = loaded.architecture
+    source = loaded.model.config
+    ids = wanted.target_layers or spread_layers(sizes.layers)
+    return {
+        "architectures": [ARCHITECTURE],
+        "model_type": "qwen3",
+        "hidden_size": sizes.hidden,
+        "intermediate_size": source.intermediate_size,
+        "num_hidden_layers": wanted.layers,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "head_dim": sizes.head_dim,
+        "rms_norm_eps": source.rms_norm_eps,
+        "attention_bias": False,
+        "max_position_embeddings": source.max_position_embeddings,
+        "rope_theta": source.rope_parameters["rope_theta"],
+        "vocab_size": sizes.vocab,
+        "layer_types": ["full_attention"] * wanted.layers,
+        "block_size": wanted.block_size,
+        "num_target_layers": sizes.layers,
+        "dflash_config": {"mask_token_id": mask_token, "target_layer_ids": list(ids)},
+        "dtype": "bfloat16",
+    }
+
+
+def spread_layers(layers: int) -> tuple[int, ...]:
+    """Five layers evenly from 1 to L - 2, ascending; of a target of few layers, what there are."""
+    last = max(layers - 2, 0)
+    return tuple(sorted({int(i) for i in np.linspace(min(1, last), last, 5).round()}))
+
+
+def fresh_model(loaded: LoadedModel, published: Mapping[str, Any], seed: int) -> DFlashModel:
+    """A drafter in float32 that begins with the target's last layers where shapes allow.
+
+    Its features begin as the last of the target layers it reads, so that the context's keys
+    and values are nearly what the target's own layer would make of it.
+    """
+    config = DFlashConfig.parse(published)
+    torch.manual_seed(seed)
+    model = DFlashModel(config).float()
+    donors = loaded.model.model.layers[-config.layers :]
+    with torch.no_grad():
+        # A drafter with more layers than the target begins its first ones by chance.
+        for layer, donor in zip(reversed(model.layers), reversed(donors), strict=False):
+            _take_over(layer, donor)
+        model.norm.weight.copy_(loaded.model.model.norm.weight.float())
+        hidden = config.shape.hidden
+        model.fc.weight.normal_(0, 0.02 / len(config.target_layer_ids))
+        model.fc.weight[:, -hidden:] += torch.eye(hidden, device=model.fc.weight.device)
+        model.hidden_norm.weight.copy_(donors[-1].input_layernorm.weight.float())
+    return model.to(loaded.model.device)
+
+
+def _take_over(layer: DFlashLayer, donor: nn.Module) -> None:
+    """Copy the weights that have the same name and shape."""
+    source = donor.state_dict()
+    for name, weight in layer.named_parameters():
+        if name in source and source[name].shape == weight.shape:
+            weight.copy_(source[name].float())
+
+
+def head_tokens(texts: Sequence[TrainingText], size: int, vocab: int) -> torch.Tensor:
+    """The tokens of the reduced head, ascending: three quarters the most frequent in the texts.
+
+    The others are spread evenly over the rest of the vocabulary, so that the drafter learns to
+    give low scores to tokens that it never saw.
+    """
+    counts: Counter[int] = Counter()
+    for text in texts:
+        counts.update(text.tokens[text.prompt_tokens :])
+    if size >= vocab:
+        return torch.arange(vocab)
+    chosen = {token for token, _ in counts.most_common(size - size // 4)}
+    others = [token for token in range(vocab) if token not in chosen]
+    spread = np.linspace(0, len(others) - 1, size - len(chosen)).astype(int)
+    return torch.tensor(sorted(chosen | {others[place] for place in spread}))
+
+
+class DFlashObjective:
+    """The cross-entropy of every position of every block, over the reduced head."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        model: DFlashModel,
+        wanted: DFlashTraining,
+        kept_tokens: torch.Tensor,
+    ) -> None:
+        self.model = model
+        # A layer's output is the input of the next one: one further on in hidden_states.
+        self.layers = tuple(number + 1 for number in model.config.target_layer_ids)
+        self._wanted, self._size = wanted, model.config.block_size
+        device = loaded.model.device
+        self._rotary = Rotary(model.config.shape, device)
+        self._embedding = loaded.model.get_input_embeddings()
+        self._kept = kept_tokens.to(device)
+        self._head = FrozenHead(loaded.model.get_output_embeddings().weight[self._kept])
+        self._place = torch.full((loaded.architecture.vocab,), -1, device=device)
+        self._place[self._kept] = torch.arange(len(kept_tokens), device=device)
+        depth = torch.arange(self._size - 1, device=device)
+        self._weights = torch.exp(-depth / wanted.decay)
+
+    def loss(
+        self, example: Example, generator: torch.Generator, step: int
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        anchors = self._anchors(example, generator)
+        states = self.states(example.tokens, example.features, anchors)[:, 1:]
+        logits = self._head(states)  # [anchors, depth, kept]
+        labels, counted = self._labels(example, anchors)
+        losses = functional.cross_entropy(
+            logits.float().flatten(0, 1), labels.clamp(min=0).flatten(), reduction="none"
+        ).view_as(labels)
+        losses = losses + self._wanted.likeness * self._distances(states, example, anchors)
+        weights = self._weights * counted
+        hits = (logits.detach().argmax(-1) == labels) & counted
+        figures = {"chain": 1 + float(hits.cumprod(-1).sum(-1).float().mean())}
+        return (losses * weights).sum() / weights.sum().clamp(min=1e-6), figures
+
+    @torch.no_grad()
+    def validate(self, examples: Sequence[Example]) -> dict[str, float]:
+        """Acceptance of held-out texts.
+
+        chain, tree  tokens a verification, bonus token included, with a chain of the whole
+                     block and with the best-first tree of 16 nodes
+        accepted_i   share of blocks whose first i positions are right
+        """
+        right, tree, blocks = np.zeros(self._size - 1), 0.0, 0
+        for example in examples:
+            anchors = torch.arange(
+                example.prompt_tokens, len(example.tokens) - self._size, VALIDATION_STRIDE
+            )
+            if not len(anchors):
+                continue
+            states = self.states(example.tokens, example.features, anchors)[:, 1:]
+            logits = self._head(states.to(self._head.dtype))
+            best, places = logits.float().softmax(-1).topk(VALIDATION_WIDTH)
+            tokens = self._kept[places].cpu().numpy()
+            truth = _windows(example.tokens, anchors, self._size).cpu().numpy()
+            right += (tokens[:, :, 0] == truth).cumprod(-1).sum(0)
+            pairs = zip(tokens, best.double().cpu().numpy(), truth, strict=True)
+            tree += sum(
+                accepted_depth(best_first(Lattice(t, p), VALIDATION_NODES), real)
+                for t, p, real in pairs
+            )
+            blocks += len(anchors)
+        if not blocks:
+            return {}
+        shares = {f"accepted_{i + 1}": float(n / blocks) for i, n in enumerate(right)}
+        return {"chain": 1 + float(right.sum() / blocks), "tree": 1 + tree / blocks} | shares
+
+    def accepted(
+        self, tokens: torch.Tensor, features: torch.Tensor, anchors: torch.Tensor, size: int
+    ) -> torch.Tensor:
+        """The length [anchors] of the part of each greedy block that agrees with the text.
+
+        size  of the blocks
+        """
+        states = self.states(tokens, features, anchors, size)[:, 1:]
+        logits = self._head(states.to(self._head.dtype))
+        drafted = self._kept[logits.argmax(-1)]
+        return (drafted == _windows(tokens, anchors, size)).cumprod(-1).sum(-1)
+
+    def _anchors(self, example: Example, generator: torch.Generator) -> torch.Tensor:
+        """Positions of bonus tokens, drawn from the continuation without replacement."""
+        first, last = example.prompt_tokens, len(example.tokens) - 2
+        if last < first:
+            raise InputError("a text has fewer than two tokens behind its prompt")
+        order = torch.randperm(last - first + 1, generator=generator, device=generator.device)
+        return (first + order[: self._wanted.anchors]).sort().values.to(example.tokens.device)
+
+    def _labels(self, example: Example, anchors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Columns of the reduced head [anchors, depth], and whether each counts."""
+        windows = _windows(example.tokens, anchors, self._size)
+        places = torch.where(windows >= 0, self._place[windows.clamp(min=0)], -1)
+        return places, places >= 0
+
+    def _distances(
+        self, states: torch.Tensor, example: Example, anchors: torch.Tensor
+    ) -> torch.Tensor:
+        """Squared distances to the target's last hidden states, relative to the states' square."""
+        places = anchors[:, None] + torch.arange(self._size - 1, device=anchors.device)
+        real = example.final.float()[places.clamp(max=len(example.final) - 1)]
+        return (states - real).square().mean(-1) / real.square().mean(-1)
+
+    def states(
+        self,
+        tokens: torch.Tensor,
+        features: torch.Tensor,
+        anchors: torch.Tensor,
+        size: int | None = None,
+    ) -> torch.Tensor:
+        """Hidden states [anchors, block, hidden] of all blocks in one forward.
+
+        size  of a block; None for that of the drafter
+        A block at anchor a sees the features of the tokens before a, and itself. The states are
+        those of `DFlashPasses.block` after `add_context` of these features.
+        """
+        model, size = self.model, size or self._size
+        device = tokens.device
+        context = model.hidden_norm(model.fc(features.float()).float())
+        masks = tokens.new_full((len(anchors), size), model.config.mask_token_id)
+        masks[:, 0] = tokens[anchors]
+        with torch.no_grad():
+            block = self._embedding(masks).float()  # [anchors, block, hidden]
+        slots = anchors[:, None] + torch.arange(size, device=device)
+        rope = self._rotary(slots.flatten(), torch.float32)
+        context_rope = self._rotary(torch.arange(len(context), device=device), torch.float32)
+        before = torch.arange(len(context), device=device) < anchors[:, None]
+        mask = torch.zeros(before.shape, device=device).masked_fill(~before, -torch.inf)[:, None]
+        for layer in model.layers:
+            block = _layer(layer, block, context, (rope, context_rope), mask)
+        return model.norm(block)
+
+
+def _layer(
+    layer: DFlashLayer,
+    block: torch.Tensor,
+    context: torch.Tensor,
+    ropes: tuple[Rope, Rope],
+    mask: torch.Tensor,
+) -> torch.Tensor:
+    """One layer over blocks [anchors, block, hidden] that share a context [tokens, hidden]."""
+    attention, (rope, context_rope) = layer.self_attn, ropes
+    rows = layer.input_layernorm(block).flatten(0, 1)
+    shape = block.shape[:2]
+    query = attention.queries(rows, rope).unflatten(1, shape)
+    key, value = (part.unflatten(1, shape) for part in attention.keys_values(rows, rope))
+    shared = attention.keys_values(context, context_rope)
+    mixed = _attend(query, shared, (key, value), mask)  # [heads, anchors, block, head_dim]
+    block = block + attention.o_proj(mixed.permute(1, 2, 0, 3).flatten(2))
+    return block + layer.mlp(layer.post_attention_layernorm(block))
+
+
+def _attend(
+    query: torch.Tensor,
+    context: tuple[torch.Tensor, torch.Tensor],
+    blocks: tuple[torch.Tensor, torch.Tensor],
+    mask: torch.Tensor,
+) -> torch.Tensor:
+    """Attention of blocks to one context and each to itself: [heads, anchors, block, head_dim].
+
+    query    [heads, anchors, block, head_dim]
+    context  keys and values of the context, [kv_heads, tokens, head_dim]
+    blocks   keys and values of the blocks, [kv_heads, anchors, block, head_dim]
+    mask     additive, [anchors, 1, tokens]: the part of the context that a block sees
+    One product over the context serves all blocks; a library function would need the context
+    once for each block.
+    """
+    width, size = query.shape[-1], query.shape[-2]
+    kv_heads, tokens = context[0].shape[:2]
+    query = query.unflatten(0, (kv_heads, -1)) * width**-0.5  # [kv_heads, group, ...]
+    rows = query.flatten(1, 3)
+    far = (rows @ context[0].transpose(1, 2)).view(*query.shape[:4], tokens) + mask
+    near = query @ blocks[0].transpose(-1, -2)[:, None]  # [kv_heads, group, anchors, block, block]
+    weights = torch.cat((far, near), dim=-1).softmax(-1).to(blocks[1].dtype)
+    far, near = weights.split((tokens, size), dim=-1)
+    mixed = (far.flatten(1, 3) @ context[1]).view(query.shape) + near @ blocks[1][:, None]
+    return mixed.flatten(0, 1)
+
+
+def _windows(tokens: torch.Tensor, anchors: torch.Tensor, size: int) -> torch.Tensor:
+    """The tokens after each anchor [anchors, size - 1]; -1 past the end of the text."""
+    padded = functional.pad(tokens, (0, size), value=-1)
+    places = anchors.to(tokens.device)[:, None] + torch.arange(1, size, device=tokens.device)
+    return padded[places]

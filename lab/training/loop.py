@@ -1,0 +1,288 @@
+"""The training loop: examples in a fixed order, checkpoints, and exact continuation."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from io import BytesIO
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from costmodel.errors import InputError
+from costmodel.io import write_atomic
+from decoder.tree.draft_tree import DraftTree
+from lab.training.features import Example
+
+CHECKPOINT = "checkpoint.pt"
+LENGTH = {"steps", "save_every"}  # settings that may differ when a run is continued
+Say = Callable[[str], None]
+
+
+class Objective(Protocol):
+    """A model to train, with its loss and its validation."""
+
+    model: nn.Module
+
+    def loss(
+        self, example: Example, generator: torch.Generator, step: int
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        """A scalar loss with a gradient, and figures to report; randomness from the generator."""
+
+    def validate(self, examples: Sequence[Example]) -> dict[str, float]:
+        """Figures of held-out examples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSettings:
+    """The settings of the optimiser and of the run.
+
+    steps       optimiser steps of `batch` examples each
+    warmup      steps of rising learning rate; then it falls as a cosine to a tenth
+    clip        largest norm of the gradient
+    autocast    whether products are in bfloat16 (weights and sums stay in float32)
+    save_every  steps between checkpoints, and between validations
+    """
+
+    steps: int = 2000
+    batch: int = 4
+    learning_rate: float = 2e-3
+    warmup: int = 100
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    autocast: bool = True
+    save_every: int = 200
+    seed: int = 0
+
+
+def train(
+    objective: Objective,
+    training: Sequence[Example],
+    validation: Sequence[Example],
+    settings: TrainingSettings,
+    folder: Path,
+    say: Say = lambda line: None,
+) -> list[dict[str, float]]:
+    """Train `objective.model` in place; returns the validations, one every `save_every` steps.
+
+    A checkpoint of the same settings in the folder is continued, also with more steps than
+    before: the learning rate then follows the longer run from there on. The examples and the
+    randomness of a step depend on the seed and the step's number alone.
+    Raises InputError for no examples, and for a checkpoint that is damaged, of other settings,
+    or past the wanted number of steps.
+    """
+    if not training:
+        raise InputError("there is no text to train on", hint="Collect more prompts.")
+    folder.mkdir(parents=True, exist_ok=True)
+    model = objective.model
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimiser = torch.optim.AdamW(
+        trained,
+        lr=settings.learning_rate,
+        betas=(0.9, 0.95),
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
+    history = _resume(folder, model, optimiser, settings)
+    first = int(history[-1]["step"]) if history else 0
+    if first:
+        say(f"going on behind step {first}")
+    device = next(model.parameters()).device
+    spent_s = history[-1]["seconds"] if history else 0.0
+    started_s, sums = perf_counter() - spent_s, Sums()
+    for step in range(first, settings.steps):
+        for group in optimiser.param_groups:
+            group["lr"] = learning_rate(step, settings)
+        generator = torch.Generator(device).manual_seed(settings.seed * 1_000_003 + step)
+        # One context for the whole step, so that weights are cast to bfloat16 once.
+        with torch.autocast(device.type, torch.bfloat16, enabled=settings.autocast):
+            for index in chosen(step, len(training), settings):
+                loss, figures = objective.loss(training[index], generator, step)
+                (loss / settings.batch).backward()
+                sums.add(figures | {"loss": float(loss.detach())})
+        nn.utils.clip_grad_norm_(trained, settings.clip)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        done = step + 1
+        if done % settings.save_every == 0 or done == settings.steps:
+            row = {"step": float(done), "seconds": perf_counter() - started_s}
+            row |= sums.means() | objective.validate(validation)
+            if not math.isfinite(row["loss"]):
+                raise InputError(
+                    f"the loss is not a finite number before step {done}",
+                    hint="Train with a lower learning rate; the last checkpoint is kept.",
+                )
+            history.append(row)
+            _save(folder, model, optimiser, settings, history)
+            say(", ".join(f"{name} {value:.4g}" for name, value in row.items()))
+    return history
+
+
+def learning_rate(step: int, settings: TrainingSettings) -> float:
+    """The learning rate of a step: linear warm-up, then half a cosine down to a tenth."""
+    if step < settings.warmup:
+        return settings.learning_rate * (step + 1) / settings.warmup
+    done = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
+    return settings.learning_rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def chosen(step: int, examples: int, settings: TrainingSettings) -> list[int]:
+    """The indices of a step's examples; each example comes once before any comes again."""
+    indices = []
+    for place in range(step * settings.batch, (step + 1) * settings.batch):
+        epoch, within = divmod(place, examples)
+        indices.append(
+            int(np.random.default_rng([settings.seed, epoch]).permutation(examples)[within])
+        )
+    return indices
+
+
+class Sums:
+    """Running means of figures."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, float] = {}
+        self._count = 0
+
+    def add(self, figures: dict[str, float]) -> None:
+        self._count += 1
+        for name, value in figures.items():
+            self._totals[name] = self._totals.get(name, 0.0) + value
+
+    def means(self) -> dict[str, float]:
+        """The means since the last call."""
+        means = {name: total / self._count for name, total in self._totals.items()}
+        self._totals, self._count = {}, 0
+        return means
+
+
+def accepted_depth(tree: DraftTree, truth: Iterable[int]) -> int:
+    """The depth of the path in a draft tree that a text continues with."""
+    row = depth = 0
+    for token in truth:
+        row = tree.child(row, int(token))
+        if row < 0:
+            break
+        depth += 1
+    return depth
+
+
+def _save(
+    folder: Path,
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    settings: TrainingSettings,
+    history: list[dict[str, float]],
+) -> None:
+    """Replace the checkpoint in one step, and write the history."""
+    state = {
+        "model": model.state_dict(),
+        "optimiser": optimiser.state_dict(),
+        "settings": asdict(settings),
+        "history": history,
+    }
+    buffer = BytesIO()  # the errors of torch's own writer do not tell of a full disk
+    torch.save(state, buffer)
+    write_atomic(folder / CHECKPOINT, buffer.getvalue(), InputError)
+    write_atomic(folder / "history.json", json.dumps(history, indent=1) + "\n", InputError)
+
+
+def _resume(
+    folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, settings: TrainingSettings
+) -> list[dict[str, float]]:
+    place = folder / CHECKPOINT
+    if not place.exists():
+        return []
+    state = _read_checkpoint(place)
+    stored, history = state["settings"], state["history"]
+    done = int(history[-1]["step"])
+    other = [name for name, value in asdict(settings).items() if stored.get(name) != value]
+    if set(other) - LENGTH:
+        raise InputError(
+            f"{place} was trained with other settings: {', '.join(other)}",
+            hint="Choose another folder, or remove the checkpoint to begin again.",
+        )
+    if done > settings.steps:
+        raise InputError(
+            f"{place} has {done} steps behind it, and {settings.steps} were asked for",
+            hint=f"Ask for {done} steps or more, or choose another folder.",
+        )
+    try:
+        model.load_state_dict(state["model"])
+        optimiser.load_state_dict(_checked_moments(state["optimiser"], optimiser))
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{place} belongs to another drafter",
+            hint="Choose another folder, or the same layers, block and feature layers.",
+        ) from error
+    return list(history)
+
+
+def _read_checkpoint(place: Path) -> dict[str, Any]:
+    """The state in a checkpoint, its settings and history checked. Raises InputError."""
+    try:
+        state: dict[str, Any] = torch.load(place, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch's reader fails in many ways
+        raise _damaged(place, type(error).__name__) from error
+    sections = state if isinstance(state, dict) else {}
+    history = sections.get("history")
+    rows = history if isinstance(history, list) else []
+    if not isinstance(sections.get("settings"), dict) or not rows or not all(map(_is_row, rows)):
+        raise _damaged(place, "its settings or its history are none")
+    return sections
+
+
+def _is_row(row: object) -> bool:
+    """Whether a value is a row of a history: finite figures with a step and seconds."""
+    return (
+        isinstance(row, dict)
+        and {"step", "seconds"} <= row.keys()
+        and all(isinstance(value, (int, float)) for value in row.values())
+        and all(0 <= row[name] < math.inf for name in ("step", "seconds"))
+    )
+
+
+def _damaged(place: Path, reason: str) -> InputError:
+    return InputError(
+        f"{place} cannot be read ({reason})", hint="It is damaged; remove it to begin again."
+    )
+
+
+def _checked_moments(stored: Any, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
+    """The optimiser's state with the stored moments, each like its weight.
+
+    The fused step does not look at sizes: moments of another shape, type or layout would be
+    read and written beyond their end. Raises LookupError, TypeError or ValueError.
+    """
+    fresh = optimiser.state_dict()
+    weights = [weight for group in optimiser.param_groups for weight in group["params"]]
+    if not set(stored["state"]) <= set(range(len(weights))):
+        raise ValueError("the optimiser's state is of other weights")
+    fresh["state"] = {
+        index: {
+            "step": _like(stored["state"][index]["step"], torch.zeros(())),
+            "exp_avg": _like(stored["state"][index]["exp_avg"], weight),
+            "exp_avg_sq": _like(stored["state"][index]["exp_avg_sq"], weight),
+        }
+        for index, weight in enumerate(weights)
+        if index in stored["state"]  # a weight without a gradient has none
+    }
+    return fresh
+
+
+def _like(value: Any, weight: torch.Tensor) -> torch.Tensor:
+    """A dense copy of a stored tensor of the weight's shape and dtype. Raises ValueError."""
+    if (
+        not isinstance(value, torch.Tensor)
+        or value.layout != torch.strided
+        or value.device.type != "cpu"
+        or (value.shape, value.dtype) != (weight.shape, weight.dtype)
+    ):
+        raise ValueError("a moment is not like its weight")
+    return value.detach().clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,167 @@
+"""Training of a DFlash drafter into a folder, and the steps that all kinds of drafters share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from costmodel.errors import InputError
+from decoder.device import parse_dtype, select_device
+from decoder.drafters.dflash.drafter import DFlashDrafter, check_fit
+from decoder.drafters.dflash.model import (
+    DFlashConfig,
+    DFlashModel,
+    save_dflash,
+    trainable_copy,
+)
+from decoder.drafters.factory import load_drafter
+from decoder.model.loading import LoadedModel, default_target, load_model
+from decoder.model.target import Target
+from lab.training.corpus import Collecting, TrainingText, collect, read_corpus, split
+from lab.training.dflash import (
+    DFlashObjective,
+    DFlashTraining,
+    fresh_config,
+    fresh_model,
+    head_tokens,
+)
+from lab.training.features import Examples
+from lab.training.loop import Objective, Say, TrainingSettings, train
+
+Kind = TypeVar("Kind")
+DRAFTER = "drafter"  # folder of the finished drafter, beside the texts and the checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """All settings that determine the trained drafter.
+
+    start  name of a trained drafter to continue from, whose sizes then apply
+    """
+
+    collecting: Collecting = field(default_factory=Collecting)
+    drafter: DFlashTraining = field(default_factory=DFlashTraining)
+    settings: TrainingSettings = field(default_factory=TrainingSettings)
+    start: str | None = None
+
+
+class FeatureObjective(Objective, Protocol):
+    """An objective whose model reads hidden states of the target, given by index."""
+
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A trained drafter.
+
+    folder   config.json and model.safetensors, as `--drafter` takes them
+    texts    numbers of training texts and of held-out texts
+    tokens   of the training texts that the target wrote
+    history  a row for each validation (lab/training/loop.py)
+    """
+
+    folder: Path
+    texts: tuple[int, int]
+    tokens: int
+    history: list[dict[str, float]]
+
+
+def load_target(name: str | None, device: str | None) -> LoadedModel:
+    """A target with pretrained weights, downloaded if needed; None: the default of the device.
+
+    Raises InputError or DeviceError.
+    """
+    place = select_device(device)
+    return load_model(
+        name or default_target(place),
+        weights="pretrained",
+        dtype=parse_dtype(None, place),
+        device=place,
+        download=True,
+    )
+
+
+def train_dflash(
+    loaded: LoadedModel,
+    folder: Path,
+    recipe: Recipe,
+    prompts: Sequence[str] = (),
+    say: Say = lambda line: None,
+) -> Trained:
+    """Collect texts, train and save a DFlash drafter; a run that `folder` holds is continued.
+
+    prompts  to train on; none for generated ones
+    Raises InputError for evaluation prompts, for a folder of another recipe, and for a start
+    that does not fit the target.
+    """
+    model = _first_model(loaded, recipe)
+    texts = gather(loaded, folder, recipe.collecting, prompts, say)
+    vocab = loaded.architecture.vocab
+    tokens = head_tokens(texts[0], recipe.drafter.vocabulary, vocab)
+    model.head_tokens = tokens.numpy()
+    objective = DFlashObjective(loaded, model, recipe.drafter, tokens)
+    trained = learn(loaded, folder, texts, objective, recipe.settings, say)
+    save_dflash(trained.folder, model.bfloat16())
+    return trained
+
+
+def _first_model(loaded: LoadedModel, recipe: Recipe) -> DFlashModel:
+    """The drafter before training, in float32."""
+    if recipe.start is None:
+        published = fresh_config(loaded, recipe.drafter, mask_token(loaded))
+        check_fit(DFlashConfig.parse(published), Target(loaded, owned=False))
+        return fresh_model(loaded, published, recipe.settings.seed)
+    model = trainable_copy(begun(loaded, recipe.start, DFlashDrafter, "DFlash").model)
+    if set(model.config.kinds) != {(None, False)}:
+        raise InputError(
+            f"the drafter {recipe.start} has layers with windows or causal attention",
+            hint="Training knows full attention within a block; begin without --from.",
+        )
+    return model
+
+
+def begun(loaded: LoadedModel, start: str, kind: type[Kind], label: str) -> Kind:
+    """The trained drafter to continue from. Raises InputError if it is of another kind."""
+    drafter = load_drafter(start, Target(loaded, owned=False))
+    if not isinstance(drafter, kind):
+        raise InputError(f"{start} is no {label} drafter", hint="Choose its --kind.")
+    return drafter
+
+
+def gather(
+    loaded: LoadedModel, folder: Path, wanted: Collecting, prompts: Sequence[str], say: Say
+) -> tuple[list[TrainingText], list[TrainingText]]:
+    """Training texts and held-out texts, collected as far as the folder lacks them."""
+    collect(loaded, folder / "texts", wanted, prompts, say)
+    return split(read_corpus(folder / "texts", loaded.architecture.vocab))
+
+
+def learn(
+    loaded: LoadedModel,
+    folder: Path,
+    texts: tuple[list[TrainingText], list[TrainingText]],
+    objective: FeatureObjective,
+    settings: TrainingSettings,
+    say: Say,
+) -> Trained:
+    """Train an objective's model in place, for a drafter that the caller then saves."""
+    training, held_out = (Examples(loaded, side, objective.layers, folder) for side in texts)
+    history = train(objective, training, held_out, settings, folder, say)
+    written = sum(len(text.tokens) - text.prompt_tokens for text in texts[0])
+    return Trained(folder / DRAFTER, (len(training), len(held_out)), written, history)
+
+
+def mask_token(loaded: LoadedModel) -> int:
+    """A token that does not occur in texts, for the masks of a block.
+
+    The last special token that neither begins, ends nor pads a text; without one, the last of
+    the vocabulary, which most models do not use.
+    """
+    tokenizer = loaded.tokenizer()
+    used = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    free = [number for number, token in added.items() if token.special and number not in used]
+    return max(free, default=loaded.architecture.vocab - 1)

@@ -1,4 +1,0 @@
-"""Figures of a benchmark result: rates, paired ratios with intervals, acceptance, hindsight.
-
-Pure functions of a `profiler.bench.record.Result`; no text, no drawing, no files.
-"""

@@ -1,0 +1,140 @@
+"""Fused layers: equal outputs to the model's own layers, and an unchanged state dict."""
+
+import pytest
+import torch
+
+from decoder.model.loading import borrow_model
+from decoder.model.runtime.fused import fuse, join_linears, unfuse
+from decoder.model.target import Step, Target
+from tests.decoder.model.test_graphs import PROMPT, graph_target, random_tree
+from tests.decoder.models import FAMILIES, plain_logits, random_model, target_of
+
+UNFUSED = ("gpt-neox", "qwen3-moe")
+FUSIBLE = [family for family in FAMILIES if family not in UNFUSED]
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+
+
+def with_biases(model):
+    """The same model with biases in every product, as some Llama-like models have them."""
+    for layer in model.model.layers:
+        for linear in (*layer.self_attn.children(), *layer.mlp.children()):
+            if type(linear) is torch.nn.Linear and linear.bias is None:
+                noise = torch.randn(linear.out_features, generator=torch.Generator().manual_seed(1))
+                linear.bias = torch.nn.Parameter(noise.to(linear.weight.dtype))
+    return model
+
+
+def verified(model, *, fused):
+    """Logits of a prompt and of a tree behind it, and features, with or without fused layers."""
+    target = Target(borrow_model(model), fused=fused, runtime="eager")
+    target.capture((1,))
+    target.reserve(60)
+    prompt = target.prefill(torch.tensor(PROMPT))
+    tree = target.verify([Step(5, random_tree(14, 0))])[0]
+    return prompt, tree, target.features()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("family", FUSIBLE)
+def test_fused_layers_give_what_the_layers_give(family, biased, dtype):
+    outputs = []
+    for fused in (True, False):
+        model = random_model(family, dtype=dtype)
+        if biased:
+            with_biases(model)
+        outputs.append(verified(model, fused=fused))
+        assert [("forward" in layer.__dict__) for layer in model.model.layers] == [fused] * 2
+    for ours, theirs in zip(*outputs, strict=True):
+        tolerance = TOLERANCE[dtype]
+        torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("family", FUSIBLE)
+def test_the_state_dict_stays_what_it_was(family):
+    model = random_model(family)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    logits = plain_logits(model, PROMPT)
+    assert fuse(model) == 2
+    assert model.state_dict().keys() == before.keys()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+    torch.testing.assert_close(plain_logits(model, PROMPT), logits)
+    unfuse(model)
+    assert not any("forward" in module.__dict__ for module in model.modules())
+    torch.testing.assert_close(plain_logits(model, PROMPT), logits)
+
+
+def test_joined_weights_share_their_memory():
+    linears = [torch.nn.Linear(4, rows) for rows in (3, 2)]
+    weight, bias = join_linears(linears)
+    assert weight.shape == (5, 4) and bias.shape == (5,)
+    assert linears[0].weight.data_ptr() == weight.data_ptr()
+    assert linears[1].weight.data_ptr() == weight[3:].data_ptr()
+    assert linears[1].bias.data_ptr() == bias[3:].data_ptr()
+
+
+def test_a_borrowed_model_is_never_touched():
+    model = random_model("qwen3")
+    pointers = [parameter.data_ptr() for parameter in model.parameters()]
+    target = Target(borrow_model(model), owned=False)
+    target.reserve(60)
+    target.prefill(torch.tensor(PROMPT))
+    assert [parameter.data_ptr() for parameter in model.parameters()] == pointers
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_layers_that_cannot_be_fused_are_left():
+    for family in UNFUSED:
+        assert fuse(random_model(family)) == 0
+    model = random_model("llama-gqa")
+    layer = model.model.layers[0]
+
+    class Adapted(torch.nn.Linear):
+        """A product changed by an adapter."""
+
+    layer.mlp.up_proj.__class__ = Adapted
+    assert fuse(model) == 1
+    assert "forward" not in layer.__dict__
+
+
+def test_fused_layers_are_captured():
+    model = random_model("qwen3")
+    eager = target_of(model)
+    target, capture = graph_target(model)
+    for one in (target, eager):
+        one.reserve(60)
+        one.prefill(torch.tensor(PROMPT))
+    steps = [Step(5, random_tree(9, 0))]
+    for _ in range(2):
+        torch.testing.assert_close(target.verify(steps)[0], eager.verify(steps)[0])
+        target.commit([0])
+        eager.commit([0])
+    assert capture.recorded == 1 and capture.replayed == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FUSIBLE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fused_layers_on_the_device(family, dtype):
+    """Kernels round intermediate results otherwise, which shows in bfloat16."""
+    outputs = []
+    for fused in (True, False):
+        model = random_model(family, dtype=dtype).cuda()
+        target = Target(borrow_model(model), fused=fused, runtime="eager")
+        target.reserve(60)
+        target.prefill(torch.tensor(PROMPT).cuda())
+        outputs.append(target.verify([Step(5, random_tree(14, 0))])[0].float())
+    worst = (outputs[0] - outputs[1]).abs().max() / outputs[1].abs().max()
+    assert worst < (1e-4 if dtype == torch.float32 else 5e-2)
+
+
+def test_random_routing_is_said_in_the_profile():
+    from dataclasses import replace as changed
+
+    from decoder.profiling.measured_profile import weights_note
+
+    target = target_of(random_model("llama-gqa"))
+    assert weights_note(target) == "random weights"
+    target.architecture = changed(target.architecture, experts=8, active_experts=2, expert_ffn=16)
+    assert "random routing" in weights_note(target)

@@ -1,0 +1,148 @@
+"""Captured forwards on a GPU: equal to eager forwards, and without waits for the device."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from decoder.decode_loop import run_round
+from decoder.drafters.dflash.drafter import DFlashDrafter
+from decoder.drafters.eagle3.drafter import Eagle3Drafter
+from decoder.engine import TreeDecoder
+from decoder.model.runtime.capture import CudaCapture, GraphedFunction
+from decoder.model.target import Step, Target
+from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder, rounds
+from tests.decoder.model.test_graphs import PROMPT, random_tree
+from tests.decoder.models import LatticeDrafter, greedy, random_model, request, target_of
+
+pytestmark = pytest.mark.gpu
+
+
+def targets(family="qwen3", dtype=torch.bfloat16) -> tuple[Target, Target]:
+    """The same random model under graphs and eagerly."""
+    model = random_model(family, dtype=dtype).cuda()
+    return Target(target_of(model).loaded, runtime="graphs"), Target(
+        target_of(model).loaded, runtime="eager"
+    )
+
+
+def drafting(folder, kind, runtime):
+    """A float32 target on the GPU under this runtime, and a drafter of this kind for it."""
+    loaded = draft_target().loaded
+    loaded.model.cuda()
+    target = Target(loaded, runtime=runtime)
+    if kind == "dflash":
+        return target, DFlashDrafter(target, dflash_folder(folder)[0])
+    return target, Eagle3Drafter(target, eagle3_folder(folder)[0])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 17, 64, 200])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_graphs_give_what_eager_gives(rows, dtype):
+    tree = random_tree(rows, 0)
+    found = []
+    for target in targets(dtype=dtype):
+        target.capture((0, 1))
+        target.reserve(400)
+        target.prefill(torch.tensor(PROMPT).cuda())
+        for _ in range(2):
+            logits = target.verify([Step(5, tree)])[0].clone()
+            features = target.features().clone()
+            target.commit([0])
+        found.append((logits, features))
+    tolerance = 1e-4 if dtype == torch.float32 else 5e-2
+    torch.testing.assert_close(found[0], found[1], atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("length", [2, 600, 1025])
+def test_a_prompt_by_flash_attention_is_one_by_our_kernel(length, monkeypatch):
+    target, _ = targets()
+    tokens = (torch.arange(length) * 7 % 97).cuda()
+    target.reserve(1100)
+    ours = target.prefill(tokens).clone()
+    monkeypatch.setattr("decoder.model.runtime.fused.flash_usable", lambda query: False)
+    target.reserve(1100)
+    torch.testing.assert_close(ours, target.prefill(tokens), atol=5e-2, rtol=5e-2)
+
+
+def test_a_padded_batch_gives_plain_decoding():
+    model = random_model("llama-gqa", dtype=torch.float32)
+    prompts = [PROMPT, PROMPT[:1], PROMPT[2:7] * 6]
+    truths = [greedy(model, prompt, 20) for prompt in prompts]
+    target = Target(target_of(model.cuda()).loaded, runtime="graphs")
+    decoder = TreeDecoder(target, policy="fixed:7", drafter=LatticeDrafter(97))
+    results = decoder.generate_batch(prompts, max_new_tokens=20)
+    assert [result.token_ids for result in results] == truths
+    assert target.runtime.warnings == ()
+
+
+def test_a_replayed_forward_waits_for_nothing():
+    target, _ = targets()
+    target.reserve(400)
+    target.prefill(torch.tensor(PROMPT).cuda())
+    steps = [Step(5, random_tree(17, 0))]
+    target.verify(steps)
+    target.commit([0])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        target.verify(steps)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("kind", ["dflash", "eagle3"])
+def test_captured_drafters_propose_what_eager_ones_do(tmp_path, kind):
+    found = []
+    for runtime in ("graphs", "eager"):
+        target, drafter = drafting(tmp_path / runtime, kind, runtime)
+        walk = rounds(target, drafter, PROMPT, [3, 0, 1, 4, 2])
+        found.append([session.draft(context, request(4)) for session, context in walk])
+        assert target.runtime.warnings == ()
+    for graphed, eager in zip(*found, strict=True):
+        np.testing.assert_array_equal(graphed.tokens, eager.tokens)
+        np.testing.assert_allclose(graphed.probabilities, eager.probabilities, atol=1e-4)
+
+
+def test_a_round_waits_for_the_candidates_alone(tmp_path, monkeypatch):
+    """Its tokens are copied behind the replay, and waited for by an event."""
+    target, drafter = drafting(tmp_path, "dflash", "graphs")
+    decoder = TreeDecoder(target, policy="fixed:6", drafter=drafter)
+    decoder.generate(PROMPT, max_new_tokens=30)  # captures what is needed
+    waits = []
+
+    def counted(parts, sequences):
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                finished = run_round(parts, sequences)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        waits.append(sum("synchronizing" in str(warning.message) for warning in said))
+        return finished
+
+    monkeypatch.setattr("decoder.generation.run_round", counted)
+    decoder.generate(PROMPT, max_new_tokens=30)
+    drafted = waits[:-2]  # the last rounds may want no more than the bonus token
+    assert len(drafted) > 2 and drafted == [1] * len(drafted)
+
+
+def test_captures_are_counted_in_memory():
+    target, _ = targets()
+    target.reserve(400)
+    target.runtime.prepare(target.cache, 64)
+    assert len(target.runtime.shapes(target.cache)) == 9
+    assert target.runtime.memory_bytes >= 0 and target.runtime.warnings == ()
+
+
+def test_a_drafters_function_is_captured():
+    device = torch.device("cuda")
+    weight = torch.randn(64, 64, device=device)
+    graphed = GraphedFunction(lambda a: (a @ weight, a.sum(-1)), CudaCapture(device))
+    for seed in range(3):
+        a = torch.from_numpy(np.random.default_rng(seed).normal(size=(5, 64))).float().cuda()
+        product, total = graphed(a)
+        torch.testing.assert_close(product, a @ weight)
+        torch.testing.assert_close(total, a.sum(-1))
+    assert graphed.refused is None

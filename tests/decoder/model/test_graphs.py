@@ -1,0 +1,308 @@
+"""Captured forwards with a capture that replays operations on a CPU: tokens of plain decoding."""
+
+import logging
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodel.errors import DeviceError, InputError
+from costmodel.profile.schema import PeaksSection
+from decoder.drafters.ngram import NgramDrafter
+from decoder.engine import TreeDecoder
+from decoder.model.runtime.capture import BUCKETS, GraphedFunction, bucket, padded_rows
+from decoder.model.runtime.graphs import (
+    GraphRuntime,
+    GraphShape,
+    experts_capturable,
+    runtime_kind,
+)
+from decoder.model.target import Step, Target
+from decoder.profiling.measured_profile import profile_key, runtime_section
+from decoder.profiling.startup import ProfileChoice, find_cost
+from decoder.tree.draft_tree import EMPTY, CandidateTree, best_first
+from tests.decoder.models import (
+    FAMILIES,
+    LatticeDrafter,
+    OracleDrafter,
+    greedy,
+    random_model,
+    target_of,
+)
+from tests.decoder.replay import ReplayCapture
+
+PEAKS = PeaksSection(source="measured", flops_per_s=1e11, bytes_per_s=1e10)
+PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
+
+
+def graph_target(model, budget_bytes=1 << 40, **capture) -> tuple[Target, ReplayCapture]:
+    """A target whose forwards are captured by `ReplayCapture`."""
+    target = target_of(model)
+    stand_in = ReplayCapture(**capture)
+    target.runtime = GraphRuntime(target._step, target._eager, stand_in, budget_bytes)
+    return target, stand_in
+
+
+def random_tree(rows, seed, vocab=97):
+    random = np.random.default_rng(seed)
+    parents = np.array([random.integers(0, node + 1) for node in range(rows - 1)], dtype=np.int64)
+    tokens = random.integers(0, vocab, rows - 1)
+    return best_first(CandidateTree(tokens, parents, random.uniform(0.1, 0.9, rows - 1)), rows - 1)
+
+
+def test_buckets():
+    assert [bucket(rows) for rows in (1, 2, 3, 17, 1024, 1025, 1026)] == [
+        1, 2, 4, 24, 1024, 1025, None,
+    ]  # fmt: skip
+    assert padded_rows(35, 4) == 64  # a mean of 9 rows, padded to 16 in each of 4 sequences
+    assert padded_rows(5000, 4) is None
+    with pytest.raises(InputError, match="one row or more"):
+        bucket(0)
+
+
+# The routing of a mixture of experts asks the host, so it is never captured.
+CAPTURABLE = [family for family in FAMILIES if family != "qwen3-moe"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", CAPTURABLE)
+@pytest.mark.parametrize("policy", ["plain", "chain", "fixed:7", "fixed:30"])
+def test_padding_changes_no_token(family, policy):
+    model = random_model(family)
+    truth = greedy(model, PROMPT, 40)
+    target, capture = graph_target(model)
+    decoder = TreeDecoder(target, policy=policy, drafter=NgramDrafter())
+    assert decoder.generate(PROMPT, max_new_tokens=40).token_ids == truth
+    assert target.runtime.warnings == ()
+    recorded = capture.recorded
+    assert capture.replayed > 1
+    assert recorded == len(target.runtime.shapes(target.cache))  # one a bucket
+    assert decoder.generate(PROMPT, max_new_tokens=40).token_ids == truth
+    assert capture.recorded == recorded  # which serves all further rounds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 2])
+def test_accepted_branches_of_padded_trees_are_committed(rank):
+    model = random_model("qwen3")
+    truth = greedy(model, PROMPT, 40)
+    drafter = OracleDrafter(PROMPT + truth, 97, rank=rank)
+    decoder = TreeDecoder(graph_target(model)[0], policy="fixed:200", drafter=drafter)
+    result = decoder.generate(PROMPT, max_new_tokens=40)
+    assert result.token_ids == truth
+    assert result.stats.accepted_tokens > 20
+
+
+def test_texts_of_different_lengths_share_their_graphs():
+    model = random_model("llama-gqa")
+    target, capture = graph_target(model)
+    decoder = TreeDecoder(target, policy="fixed:7", drafter=LatticeDrafter(97))
+    for prompt in (PROMPT, [4] * 60, PROMPT[:2]):
+        token_ids = decoder.generate(prompt, max_new_tokens=12).token_ids
+        assert token_ids == greedy(model, prompt, 12)
+    assert capture.recorded == len(target.runtime.shapes(target.cache))
+
+
+def test_a_batch_gives_what_each_prompt_gives_alone():
+    model = random_model("llama-gqa")
+    prompts = [PROMPT, PROMPT[:1], PROMPT[2:7] * 6]
+    for policy in ("plain", "fixed:7"):
+        decoder = TreeDecoder(graph_target(model)[0], policy=policy, drafter=LatticeDrafter(97))
+        together = decoder.generate_batch(prompts, max_new_tokens=20)
+        assert [result.token_ids for result in together] == [
+            greedy(model, prompt, 20) for prompt in prompts
+        ]
+
+
+@given(
+    rows=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    prompt=st.integers(1, 30),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=15, deadline=None)
+def test_logits_and_features_are_those_of_eager_forwards(rows, prompt, seed):
+    model = random_model("qwen3")
+    target, _ = graph_target(model)
+    eager = target_of(model)
+    steps = [
+        Step(5, random_tree(count, seed) if count > 1 else EMPTY, sequence)
+        for sequence, count in enumerate(rows)
+    ]
+    for one in (target, eager):
+        one.capture((0, 1))
+        one.reserve(120, sequences=len(rows))
+        for sequence in range(len(rows)):
+            one.prefill(torch.arange(prompt + sequence) % 97, sequence)
+    for _ in range(2):  # the second time the recording is replayed
+        logits, expected = target.verify(steps), eager.verify(steps)
+        for sequence in range(len(rows)):
+            torch.testing.assert_close(logits[sequence], expected[sequence])
+            torch.testing.assert_close(target.features(sequence), eager.features(sequence))
+            target.commit([0], sequence)
+            eager.commit([0], sequence)
+
+
+def test_rows_behind_pending_ones_see_them():
+    model = random_model("llama-gqa")
+    target, _ = graph_target(model)
+    eager = target_of(model)
+    tokens, depths = np.array([7, 8, 9]), np.array([1, 1, 2])
+    visible = np.array([[1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], dtype=bool)
+    for one in (target, eager):
+        one.reserve(60)
+        one.prefill(torch.tensor(PROMPT))
+        one.verify([Step(5)])
+    torch.testing.assert_close(
+        target.extend(tokens, depths, visible), eager.extend(tokens, depths, visible)
+    )
+    for one in (target, eager):
+        one.commit([0, 1, 3])
+    torch.testing.assert_close(target.verify([Step(4)])[0], eager.verify([Step(4)])[0])
+
+
+def test_the_last_slots_of_a_cache_hold_a_padded_tree():
+    """Padding is written behind the rows even where these end with the cache's capacity."""
+    model = random_model("llama-gqa")
+    target, _ = graph_target(model)
+    capacity = target.reserve(1).capacity
+    cache = target.cache
+    with torch.inference_mode():
+        cache.data.normal_(generator=torch.Generator().manual_seed(1))
+    tree = random_tree(11, 3)
+    cache.truncate(capacity - 11)
+    before = cache.data[..., : capacity - 11, :].clone()
+    logits = target.verify([Step(5, tree)])[0].clone()
+    eager = target_of(model)
+    eager.cache = cache
+    cache.truncate(capacity - 11)
+    torch.testing.assert_close(logits, eager.verify([Step(5, tree)])[0])
+    torch.testing.assert_close(cache.data[..., : capacity - 11, :], before)
+
+
+def test_running_out_of_memory_in_capture_is_said_once(caplog):
+    model = random_model("llama-gqa")
+    truth = greedy(model, PROMPT, 30)
+    target, capture = graph_target(model, fail_from=1)
+    decoder = TreeDecoder(target, policy="fixed:12", drafter=LatticeDrafter(97))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert decoder.generate(PROMPT, max_new_tokens=30).token_ids == truth
+    said = [record for record in caplog.records if "running it eagerly" in record.message]
+    assert capture.recorded == 1
+    assert len(said) == len(target.runtime.warnings) >= 1
+    assert "out of memory" in target.runtime.warnings[0]
+
+
+def test_captures_stop_at_the_memory_budget():
+    target, capture = graph_target(random_model("llama-gqa"), budget_bytes=250, bytes_each=100)
+    target.reserve(300)
+    target.runtime.prepare(target.cache, 64)
+    assert capture.recorded == 3  # the third goes past the budget, the fourth is not begun
+    assert [shape.rows for shape in target.runtime.shapes(target.cache)] == [64, 48, 32]
+    assert "0.0 GB" in target.runtime.warnings[0]
+
+
+def test_everything_can_be_captured_up_front():
+    target, capture = graph_target(random_model("llama-gqa"))
+    target.reserve(300)
+    target.runtime.prepare(target.cache, 30)
+    assert target.runtime.shapes(target.cache) == tuple(
+        GraphShape(rows=rows, words=1) for rows in (32, 24, 16, 8, 4, 2, 1)
+    )
+    target.prefill(torch.tensor(PROMPT))
+    target.verify([Step(5, random_tree(20, 0))])
+    assert capture.recorded == 7
+
+
+def test_graphs_go_with_their_cache():
+    target, _ = graph_target(random_model("llama-gqa"))
+    target.reserve(300)
+    target.prefill(torch.tensor(PROMPT))
+    target.verify([Step(5)])
+    assert target.runtime.memory_bytes == 0 and len(target.runtime._captured) == 1
+    target.reserve(3000)
+    assert len(target.runtime._captured) == 0
+
+
+def test_more_rows_than_the_largest_bucket_run_eagerly():
+    model = random_model("llama-gqa")
+    model.config.max_position_embeddings = 4096
+    target, capture = graph_target(model)
+    target.reserve(2000)
+    target.prefill(torch.tensor(PROMPT))
+    assert target.verify([Step(5, random_tree(BUCKETS[-1] + 1, 0))])[0].shape == (1026, 97)
+    assert capture.recorded == 0 and target.runtime.warnings == ()
+
+
+def test_which_runtime_a_choice_means():
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert runtime_kind("auto", cpu) == "packed"
+    assert runtime_kind("auto", cpu, packable=False) == "eager"
+    assert runtime_kind("packed", cpu, packable=False) == "eager"
+    assert runtime_kind("eager", cpu) == "eager"
+    assert runtime_kind("auto", cuda) == "graphs"
+    assert runtime_kind("auto", cuda, capturable=False) == "eager"
+    assert runtime_kind("graphs", cuda, capturable=False) == "graphs"
+    with pytest.raises(DeviceError, match="needs a CUDA device"):
+        runtime_kind("graphs", cpu)
+    with pytest.raises(InputError, match="'fast' is not a runtime"):
+        runtime_kind("fast", cpu)
+    with pytest.raises(DeviceError, match="needs a CUDA device"):
+        TreeDecoder.from_pretrained(random_model("llama-gqa"), runtime="graphs", device="cpu")
+
+
+def test_the_profile_of_a_graph_runtime_says_so_and_is_priced_by_bucket():
+    target, _ = graph_target(random_model("llama-gqa"))
+    section = runtime_section(target)
+    assert (section.kind, section.buckets) == ("graphs", BUCKETS)
+    assert profile_key(target).runtime == "graphs"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("decoder.profiling.startup.find_peaks", lambda target: PEAKS)
+        source = find_cost(target, NgramDrafter(), ProfileChoice(calibrate=False))
+    seconds = source.cost.cost.verify_s(np.arange(32), 100)
+    assert [len(set(seconds[low:high])) for low, high in ((4, 8), (8, 16), (16, 24), (24, 32))] == [
+        1, 1, 1, 1,
+    ]  # fmt: skip
+    assert len(set(seconds)) == 7  # buckets 1, 2, 4, 8, 16, 24 and 32
+
+
+def test_a_drafters_function_is_replayed_on_new_inputs():
+    capture = ReplayCapture()
+    weight = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    graphed = GraphedFunction(lambda a, b: (a @ weight + b, (a * b).sum()), capture)
+    for seed in range(3):
+        a, b = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(seed))
+        mixed, total = graphed(a, b)
+        torch.testing.assert_close(mixed, a @ weight + b)
+        torch.testing.assert_close(total, (a * b).sum())
+    graphed(torch.ones(5, 4), torch.ones(5, 4))
+    assert (capture.recorded, capture.replayed) == (2, 4)
+
+
+def test_a_drafters_function_that_cannot_be_captured_is_called():
+    graphed = GraphedFunction(lambda a: (a + 1,), ReplayCapture(fail_from=0))
+    assert graphed(torch.zeros(2))[0].tolist() == [1.0, 1.0]
+    assert "out of memory" in graphed.refused
+
+
+@pytest.mark.parametrize(
+    ("way", "dtype", "capability", "expected"),
+    [
+        ("grouped_mm", torch.bfloat16, (9, 0), True),
+        ("grouped_mm", torch.bfloat16, (8, 0), False),
+        ("grouped_mm", torch.float16, (9, 0), False),
+        ("eager", torch.bfloat16, (9, 0), False),
+    ],
+)
+def test_experts_are_captured_where_one_kernel_computes_them(
+    monkeypatch, way, dtype, capability, expected
+):
+    model = random_model("qwen3-moe")
+    model.set_experts_implementation(way)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    step = SimpleNamespace(model=model, dtype=dtype, device=torch.device("cuda"))
+    assert experts_capturable(step) is expected
+    assert not experts_capturable(SimpleNamespace(**vars(step) | {"device": torch.device("cpu")}))

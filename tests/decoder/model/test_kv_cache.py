@@ -1,0 +1,151 @@
+"""The KV cache against a plain list of rows: append, compact, truncate, refuse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodel.architecture import ModelArchitecture
+from costmodel.errors import InputError
+from decoder.model.kv_cache import KVCache
+
+LAYERS, HEADS, WIDTH = 3, 2, 4
+ARCHITECTURE = ModelArchitecture(
+    name="tiny", layers=LAYERS, hidden=16, heads=4, kv_heads=HEADS, head_dim=WIDTH, ffn=8,
+    vocab=11, tied=True,
+)  # fmt: skip
+
+
+def make(capacity=32, sequences=1):
+    return KVCache(
+        ARCHITECTURE,
+        capacity=capacity,
+        sequences=sequences,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+
+
+def rows_of(names, layer, kind):
+    """[1, kv_heads, rows, head_dim] filled with a number for each row, layer and kind."""
+    values = torch.tensor([1000.0 * layer + 100.0 * kind + name for name in names])
+    shape = (1, HEADS, len(names), WIDTH)
+    return values[None, None, :, None].expand(shape).clone()
+
+
+def forward(cache, names, sequence=0):
+    """Write a forward's rows into every layer; what attention sees of the last one."""
+    start = cache.end(sequence)
+    for layer, slots in enumerate(cache.views(sequence, start, start + len(names))):
+        for kind in range(2):
+            slots[kind].copy_(rows_of(names, layer, kind))
+    cache.pending[sequence] += len(names)
+    return cache.views(sequence, 0, start + len(names))[LAYERS - 1]
+
+
+def held(cache, sequence=0):
+    """The committed rows' names, the same in every layer and head."""
+    length = cache.lengths[sequence]
+    names = cache.data[0, 0, sequence, 0, :length, 0].tolist()
+    for layer in range(LAYERS):
+        for kind in range(2):
+            expected = rows_of(names, layer, kind)[0]
+            torch.testing.assert_close(cache.data[layer, kind, sequence, :, :length], expected)
+    return names
+
+
+rounds = st.lists(
+    st.integers(1, 6).flatmap(
+        lambda rows: st.tuples(
+            st.just(rows),
+            st.lists(st.integers(1, rows), unique=True, max_size=rows).map(
+                lambda picked: [0, *sorted(row for row in picked if row < rows)]
+            ),
+        )
+    ),
+    max_size=5,
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), rounds), max_size=4))
+@settings(deadline=None)
+def test_committed_rows_are_those_of_a_plain_list(turns):
+    """Two sequences in turn, each with the history of a list of its own."""
+    cache, truths, name = make(capacity=128, sequences=2), [[], []], 0
+    for sequence, turn in turns:
+        truth = truths[sequence]
+        for rows, accepted in turn:
+            names = [float(name + row) for row in range(rows)]
+            name += rows
+            keys, values = forward(cache, names, sequence)
+            assert keys[0, 0, :, 0].tolist() == [2000.0 + n for n in truth + names]
+            assert values[0, 0, :, 0].tolist() == [2100.0 + n for n in truth + names]
+            cache.commit(accepted, sequence)
+            truth += [names[row] for row in accepted]
+            assert [held(cache, 0), held(cache, 1)] == truths
+
+
+def test_pending_rows_may_come_in_several_forwards():
+    cache = make()
+    forward(cache, [1.0, 2.0])
+    forward(cache, [3.0, 4.0])
+    assert cache.end(0) == 4
+    cache.commit([0, 3])
+    assert held(cache) == [1.0, 4.0]
+    assert cache.end(0) == 2
+
+
+def test_what_attention_sees_is_no_copy():
+    cache = make()
+    forward(cache, [1.0, 2.0])
+    cache.commit([0, 1])
+    keys, _ = forward(cache, [3.0])
+    keys[:] = 7.0
+    assert held_layer(cache, LAYERS - 1) == [7.0, 7.0]
+
+
+def held_layer(cache, layer):
+    return cache.data[layer, 0, 0, 0, : cache.lengths[0], 0].tolist()
+
+
+def test_rows_in_place_are_not_moved():
+    cache = make()
+    forward(cache, [1.0, 2.0, 3.0])
+    before = cache.data._version
+    cache.commit([0, 1])
+    assert cache.data._version == before
+    assert held(cache) == [1.0, 2.0]
+
+
+def test_truncation_forgets_the_end():
+    cache = make()
+    forward(cache, [1.0, 2.0, 3.0])
+    cache.commit([0, 1, 2])
+    cache.truncate(1)
+    forward(cache, [9.0])
+    cache.commit([0])
+    assert held(cache) == [1.0, 9.0]
+
+
+@pytest.mark.parametrize(("length", "rows", "fits"), [(0, 8, True), (0, 9, False), (7, 2, False)])
+def test_room(length, rows, fits):
+    cache = make(capacity=8)
+    cache.truncate(length)
+    if fits:
+        cache.check_room(rows, 0)
+        return
+    with pytest.raises(InputError, match=r"do not fit a KV cache of 8 tokens\. Use a smaller"):
+        cache.check_room(rows, 0)
+
+
+def test_no_memory_is_an_error_that_says_so():
+    with pytest.raises(InputError, match=r"no memory for a KV cache of .* tokens x batch 1"):
+        make(capacity=1 << 50)
+
+
+def test_shape():
+    cache = make(capacity=5, sequences=2)
+    assert cache.data.shape == (LAYERS, 2, 2, HEADS, 5 + 1, WIDTH)  # one for padding rows
+    assert (cache.capacity, cache.sequences, cache.lengths) == (5, 2, [0, 0])

@@ -1,0 +1,317 @@
+"""Packed weights: the outputs of the model's own layers, one copy of the weights, fallbacks."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from costmodel.errors import InputError
+from decoder.drafters.blocks import DraftCache, Rotary
+from decoder.drafters.checkpoint import read_config
+from decoder.drafters.dflash.model import load_dflash
+from decoder.drafters.eagle3.drafter import Eagle3Drafter
+from decoder.model.loading import borrow_model
+from decoder.model.runtime import linear as linear_module
+from decoder.model.runtime.int8 import Int8Linear
+from decoder.model.runtime.linear import PackedLinear, PlainLinear, join, plain_state
+from decoder.model.runtime.packed import packed_of
+from decoder.model.target import Step, Target, quantised
+from decoder.profiling.measured_profile import profile_key
+from decoder.tree.draft_tree import EMPTY
+from lab.papers.specblock.drafter import SpecBlockDrafter
+from lab.papers.specblock.model import load_specblock, plain_copy
+from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder, rounds
+from tests.decoder.model.test_fused import FUSIBLE, with_biases
+from tests.decoder.model.test_graphs import PROMPT, random_tree
+from tests.decoder.models import FAMILIES, greedy, plain_logits, random_model
+from tests.decoder.specblock_models import asked, specblock_folder
+
+DTYPES = [torch.float32, torch.bfloat16]
+# In bfloat16 each of some thirty operations may round to the other side.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.1}
+
+
+def target_of(model, runtime="auto"):
+    return Target(borrow_model(model), runtime=runtime)
+
+
+def outputs(target, sequences=1):
+    """Logits of prompts, of trees behind them and of plain steps, and features."""
+    target.capture((0, 1, 2))
+    target.reserve(80, sequences)
+    parts = [target.prefill(torch.tensor(PROMPT[s:]), s) for s in range(sequences)]
+    trees = [Step(5, random_tree(14, s), s) for s in range(sequences)]
+    for steps in (trees, [Step(7, EMPTY, s) for s in range(sequences)]):
+        parts += [logits.clone() for logits in target.verify(steps)]
+        parts += [target.features(s).clone() for s in range(sequences)]
+        for s in range(sequences):
+            target.commit([0], s)
+    return parts
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_packed_forwards_give_what_eager_ones_give(family, biased, dtype):
+    if biased and family not in FUSIBLE:
+        pytest.skip("no layers to give biases to")
+    models = [random_model(family, dtype=dtype) for _ in range(2)]
+    models = [with_biases(model) if biased else model for model in models]
+    packed, eager = target_of(models[0]), target_of(models[1], "eager")
+    assert (packed.runtime.kind, eager.runtime.kind) == ("packed", "eager")
+    assert (packed_of(models[0]).layers is not None) == (family in FUSIBLE)
+    for ours, theirs in zip(outputs(packed), outputs(eager), strict=True):
+        scale = max(float(theirs.abs().max()), 1.0)
+        bound = TOLERANCE[dtype] * scale
+        torch.testing.assert_close(ours, theirs, atol=bound, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["llama-mha-tied", "qwen3"])
+def test_without_biases_bfloat16_outputs_are_equal_bit_for_bit(family):
+    models = [random_model(family, dtype=torch.bfloat16) for _ in range(2)]
+    for s in (1, 2):
+        packed, eager = target_of(models[0]), target_of(models[1], "eager")
+        for ours, theirs in zip(outputs(packed, s), outputs(eager, s), strict=True):
+            assert torch.equal(ours, theirs)
+        models = [random_model(family, dtype=torch.bfloat16) for _ in range(2)]
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_a_packed_model_decodes_as_transformers(family):
+    wanted = greedy(random_model(family, dtype=torch.float32), PROMPT, 12)
+    target = target_of(random_model(family, dtype=torch.float32))
+    target.reserve(80)
+    tokens = [int(target.prefill(torch.tensor(PROMPT)).argmax())]
+    while len(tokens) < 12:
+        tokens.append(int(target.verify([Step(tokens[-1])])[0][0].argmax()))
+        target.commit([0])
+    assert tokens == wanted
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_modules_of_a_packed_model_still_compute(dtype):
+    model = random_model("llama-mha-tied", dtype=dtype)
+    wanted = plain_logits(model, PROMPT)
+    target_of(model)
+    bound = TOLERANCE[dtype] * float(wanted.abs().max())
+    torch.testing.assert_close(plain_logits(model, PROMPT), wanted, atol=bound, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["llama-mha-tied", "qwen3"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_and_state_of_packed_weights_are_the_plain_ones(family, dtype):
+    model, tokens = random_model(family, dtype=dtype), np.array([3, 96, 0])
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    head = model.get_output_embeddings().weight.detach().clone()
+    embedding = model.get_input_embeddings().weight.detach().clone()
+    target = target_of(model)
+    assert torch.equal(target.head_rows(tokens), head[tokens])
+    assert torch.equal(target.head_weight(), head)
+    assert torch.equal(target.embed(torch.tensor(tokens)), embedding[tokens])
+    whole = plain_state(model)
+    assert whole.keys() == state.keys()
+    assert all(torch.equal(whole[name], state[name]) for name in state)
+
+
+def test_packed_weights_replace_the_plain_ones():
+    model = random_model("llama-mha-tied", dtype=torch.bfloat16)
+    target_of(model)
+    linears = [module for module in model.modules() if type(module) is nn.Linear]
+    assert len(linears) == 15 and all(one.weight.is_meta for one in linears)
+    assert model.get_input_embeddings().weight.is_meta
+    assert all(not norm.is_meta for name, norm in model.named_parameters() if "norm" in name)
+
+
+def test_targets_share_the_packed_weights_of_a_model_and_refuse_others():
+    model = random_model("qwen3", dtype=torch.float32)
+    first, second = target_of(model), target_of(model)
+    for ours, theirs in zip(outputs(first), outputs(second), strict=True):
+        assert torch.equal(ours, theirs)
+    with pytest.raises(InputError, match="were packed"):
+        target_of(model, "eager")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "owned", "reason"),
+    [
+        (torch.float64, True, "not in torch.float64"),
+        (torch.float16, True, "not in torch.float16"),
+        (torch.float32, False, "borrowed"),
+    ],
+)
+def test_what_cannot_be_packed_runs_eagerly_and_says_so(dtype, owned, reason):
+    for runtime in ("auto", "packed"):
+        loaded = borrow_model(random_model("qwen3", dtype=dtype))
+        target = Target(loaded, owned=owned, runtime=runtime)
+        assert target.runtime.kind == "eager" and packed_of(loaded.model) is None
+        said = target.runtime.warnings
+        # A borrowed model is not packed by default either, so only a choice of `packed` says so.
+        assert len(said) == (runtime == "packed" or owned) and all(reason in one for one in said)
+        assert not Target(loaded, owned=owned, runtime="eager").runtime.warnings
+
+
+def test_without_operators_the_runtime_is_eager(monkeypatch):
+    monkeypatch.setattr(linear_module, "OPERATORS", ("no_such_operator",))
+    target = target_of(random_model("qwen3", dtype=torch.float32), "packed")
+    assert target.runtime.kind == "eager"
+    assert "no oneDNN operators" in target.runtime.warnings[0]
+
+
+def test_an_unknown_layout_leaves_a_tied_head_plain(monkeypatch):
+    monkeypatch.setattr(linear_module, "BLOCKS", ())
+    model, other = (random_model("llama-mha-tied", dtype=torch.bfloat16) for _ in range(2))
+    packed, eager = target_of(model), target_of(other, "eager")
+    assert not model.get_input_embeddings().weight.is_meta
+    for ours, theirs in zip(outputs(packed), outputs(eager), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_joined_layers_packed_and_plain(rows, biased, dtype):
+    torch.manual_seed(0)
+    linears = [nn.Linear(24, out, bias=biased, dtype=dtype) for out in (16, 40)]
+    inputs, others = (torch.randn(rows, width, dtype=dtype) for width in (24, 56))
+    with torch.no_grad():
+        wanted = torch.cat([one(inputs) for one in linears], -1)
+        plain = PlainLinear(linears)
+        torch.testing.assert_close(plain(inputs), wanted)
+        packed = join(linears)
+        assert isinstance(packed, PackedLinear)
+        for joined in (plain, packed):
+            torch.testing.assert_close(joined(inputs), wanted)
+            torch.testing.assert_close(joined.outputs_from(10, inputs), wanted[:, 10:])
+            rounded = torch.finfo(dtype).eps * 8  # of sums below 8
+            total = joined.added_to(others, inputs)
+            torch.testing.assert_close(total, others + wanted, atol=rounded, rtol=0)
+        torch.testing.assert_close(linears[1](inputs), wanted[:, 16:])
+
+
+def int8_target(family="qwen3", dtype=torch.bfloat16):
+    return Target(quantised(borrow_model(random_model(family, dtype=dtype)), "int8"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_int8_forwards_are_those_of_the_rounded_weights(family, dtype):
+    target = int8_target(family, dtype)
+    rounded, original = (random_model(family, dtype=dtype) for _ in range(2))
+    rounded.load_state_dict(plain_state(target.model))
+    plain, changed = original.state_dict(), 0
+    for name, weight in rounded.state_dict().items():
+        if not torch.equal(weight, plain[name]):
+            step = plain[name].float().abs().amax(1, keepdim=True) / 127
+            slack = 0.51 if dtype == torch.float32 else 1.1  # the scale and the product round too
+            error = (weight.float() - plain[name].float()).abs()
+            assert bool((error <= slack * step).all()), name
+            changed += 1
+    assert changed >= 9
+    for ours, theirs in zip(outputs(target), outputs(target_of(rounded, "eager")), strict=True):
+        bound = TOLERANCE[dtype] * max(float(theirs.abs().max()), 1.0)
+        torch.testing.assert_close(ours, theirs, atol=bound, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_int8_products_do_not_depend_on_the_number_of_rows(dtype):
+    torch.manual_seed(0)
+    layer = Int8Linear([nn.Linear(64, 101, dtype=dtype)])
+    inputs = torch.randn(64, 64, dtype=dtype)
+    with torch.inference_mode():
+        alone = torch.cat([layer(inputs[i : i + 1]) for i in range(64)])
+        for rows in range(1, 65):
+            assert torch.equal(layer(inputs[:rows]), alone[:rows])
+
+
+def test_int8_has_a_profile_key_and_weights_of_its_own():
+    target, plain = int8_target(), target_of(random_model("qwen3", dtype=torch.bfloat16))
+    key, other = profile_key(target), profile_key(plain)
+    assert (key.quantization, other.quantization) == ("int8", None)
+    assert list(key.differences(other)) == ["quantization"]
+    assert 1.0 < target.loaded.weight_bytes < 1.1
+
+
+def test_int8_needs_the_packed_runtime():
+    with pytest.raises(InputError, match=r"not in torch.float64"):
+        int8_target(dtype=torch.float64)
+    loaded = quantised(borrow_model(random_model("qwen3", dtype=torch.bfloat16)), "int8")
+    with pytest.raises(InputError, match="this is eager"):
+        Target(loaded, runtime="eager")
+    with pytest.raises(InputError, match="quantised already"):
+        quantised(loaded, "int8")
+
+
+def test_packed_memory_is_that_of_the_weights():
+    """In blocks of 64 rows a matrix of other sizes is padded; real ones are multiples."""
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 512}
+    model = random_model("llama-mha-tied", dtype=torch.bfloat16, **sizes)
+    weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    target_of(model)
+    joined = {
+        layer.__dict__["forward"].joined
+        for layer in model.modules()
+        if "forward" in vars(layer) and hasattr(vars(layer)["forward"], "joined")
+    }
+    packed_bytes = sum(torch.ops.mkldnn._nbytes(one._packed) for one in joined)
+    plain_bytes = sum(one.nbytes for one in model.parameters() if not one.is_meta)
+    assert packed_bytes > 0.9 * weights_bytes
+    assert packed_bytes + plain_bytes <= 1.1 * weights_bytes
+
+
+def test_an_eagle3_drafter_is_packed_too(tmp_path):
+    folder, _, tensors = eagle3_folder(tmp_path)
+    drafter = Eagle3Drafter(draft_target(), folder)
+    assert drafter.model.fc.weight.is_meta
+    state = plain_state(drafter.model)
+    assert all(torch.equal(state[name].float(), tensors[name]) for name in ("fc.weight",))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_specblock_drafter_is_packed_too(tmp_path, dtype):
+    """Its drafts are those of its plain weights; only W_fuse, used in parts, stays plain."""
+    folder = specblock_folder(tmp_path / "draft")[0]
+    target = draft_target(dtype=dtype)
+    packed = SpecBlockDrafter(target, folder)
+    model = load_specblock(folder, read_config(folder), packed.model.queries, target.head_weight())
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    linears = {name: one for name, one in packed.model.named_modules() if type(one) is nn.Linear}
+    assert {name for name, one in linears.items() if not one.weight.is_meta} == {"fuse"}
+    whole = plain_state(packed.model)
+    assert whole.keys() == state.keys()
+    assert all(torch.equal(whole[name], state[name]) for name in state)
+    assert all(
+        torch.equal(one, state[n]) for n, one in plain_copy(packed.model).state_dict().items()
+    )
+    for drafter in (packed, SpecBlockDrafter(target, model)):
+        *_, (session, context) = rounds(target, drafter, PROMPT, (2, 0))
+        tree = session.draft(context, asked())
+        if drafter is packed:
+            wanted = tree
+    np.testing.assert_array_equal(tree.tokens, wanted.tokens)
+    np.testing.assert_array_equal(tree.parents, wanted.parents)
+    if dtype == torch.bfloat16:
+        np.testing.assert_array_equal(tree.probabilities, wanted.probabilities)
+    np.testing.assert_allclose(tree.probabilities, wanted.probabilities, rtol=1e-4)
+
+
+def test_a_dflash_drafter_is_packed_too(tmp_path):
+    folder, *_ = dflash_folder(tmp_path)
+    published = read_config(folder)
+    passes, state = [], {}
+    for dtype in (torch.float64, torch.float32):
+        model = load_dflash(folder, published, torch.empty(0, dtype=dtype))
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        passes.append(model.passes())
+        assert model.fc.weight.is_meta == (dtype == torch.float32)
+    assert all(torch.equal(plain_state(model)[name], state[name]) for name in state)
+    shape, outputs = model.config.shape, []
+    for one, dtype in zip(passes, (torch.float64, torch.float32), strict=True):
+        generator = torch.Generator().manual_seed(0)
+        features = torch.randn(9, model.fc.in_features, generator=generator).to(dtype)
+        block = torch.randn(4, shape.hidden, generator=generator).to(dtype)
+        cache = DraftCache(shape, model.config.layers, dtype, torch.device("cpu"))
+        rope = Rotary(shape, torch.device("cpu"))
+        with torch.inference_mode():
+            one.add_context(features, rope.between(0, 9, dtype), cache)
+            outputs.append(one.block(block, rope.between(9, 13, dtype), cache))
+    torch.testing.assert_close(outputs[1], outputs[0].float(), atol=1e-4, rtol=1e-4)

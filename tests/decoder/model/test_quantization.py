@@ -1,0 +1,201 @@
+"""Quantised targets: their key, their bytes, and the packages that load them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from costmodel.architecture import ModelArchitecture
+from costmodel.catalog import Peaks
+from costmodel.errors import InputError, ProfileError
+from costmodel.profile.store import ProfileStore
+from costmodel.roofline import Roofline, paper_bytes, physical_bytes
+from decoder.drafters.ngram import NgramDrafter
+from decoder.engine import TreeDecoder
+from decoder.model.loading import load_model
+from decoder.model.quantization import check_loadable, quantization_of
+from decoder.model.target import Target
+from decoder.profiling.measured_profile import find_peaks, profile_key, roofline_of, soft_key
+from decoder.profiling.probe import quick_profile
+from tests.decoder.models import random_model, target_of
+from tests.tiny_folder import isolate, write_config, write_weights
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path, monkeypatch):
+    return isolate(monkeypatch, tmp_path / "home")
+
+
+def load(folder, **options):
+    return load_model(str(folder), **({"dtype": torch.float32, "device": CPU} | options))
+
+
+@pytest.mark.parametrize(
+    ("settings", "label"),
+    [
+        (GPTQ, "gptq-4bit-g128"),
+        ({"quant_method": "awq", "bits": 4, "group_size": -1}, "awq-4bit"),
+        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, "awq-4bit-g64"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes-4bit"),
+        ({"load_in_8bit": True}, "bitsandbytes-8bit"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+        ({"quant_method": "mxfp4"}, "mxfp4"),
+    ],
+)
+def test_labels(settings, label):
+    assert quantization_of({"quantization_config": settings}) == label
+
+
+def test_settings_without_bits_are_told_apart():
+    def label(bits):
+        weights = {"num_bits": bits, "type": "int"}
+        groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+        settings = {"quant_method": "compressed-tensors", "config_groups": groups}
+        return quantization_of({"quantization_config": settings})
+
+    assert label(4) == label(4) != label(8)
+    assert label(4).startswith("compressed-tensors-")
+    assert quantization_of({}) is quantization_of(AutoConfig.for_model("llama")) is None
+
+
+@pytest.mark.parametrize("settings", [[], {}, "gptq", {"bits": 4}, {"quant_method": 4}])
+def test_settings_that_are_none(settings, tmp_path):
+    with pytest.raises(InputError, match="quantization_config"):
+        quantization_of({"quantization_config": settings})
+
+
+def test_a_gptq_model_does_not_find_the_profile_of_plain_weights(tmp_path):
+    plain = target_of(random_model("llama-gqa", dtype=torch.float32))
+    ProfileStore().save(quick_profile(plain, NgramDrafter()))
+    assert ProfileStore().find(profile_key(plain), soft_key(plain))
+    model = random_model("llama-gqa", dtype=torch.float32)
+    model.config.quantization_config = GPTQ
+    quantised = target_of(model)
+    assert quantised.architecture.hash == plain.architecture.hash
+    with pytest.raises(ProfileError, match="quantization none, here gptq-4bit-g128"):
+        ProfileStore().find(profile_key(quantised), soft_key(quantised))
+    path = ProfileStore().save(quick_profile(quantised, NgramDrafter()))
+    assert path.name.startswith("random.float32-gptq-4bit-g128.")
+    assert ProfileStore().find(profile_key(quantised), soft_key(quantised)).path == path
+    assert ProfileStore().find(profile_key(plain), soft_key(plain)).path != path
+
+
+@pytest.mark.parametrize(
+    ("settings", "packages"),
+    [
+        (GPTQ, "optimum gptqmodel"),
+        ({"quant_method": "awq", "bits": 4}, "gptqmodel"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+        ({"quant_method": "compressed-tensors"}, "compressed-tensors"),
+        ({"quant_method": "hqq", "nbits": 4}, "hqq"),
+    ],
+)
+def test_a_missing_package_is_named(tmp_path, monkeypatch, settings, packages):
+    monkeypatch.setattr(
+        "decoder.model.quantization.find_spec", lambda name: name == "accelerate" or None
+    )
+    folder = write_weights(tmp_path / "tiny")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    with pytest.raises(InputError, match=r"is quantised by .* must be installed") as caught:
+        load(folder)
+    assert f"pip install {packages};" in str(caught.value)
+
+
+def test_a_method_that_transformers_does_not_know(tmp_path):
+    """It would go on with a warning and read the packed numbers as weights."""
+    config = {"quantization_config": {"quant_method": "secret", "bits": 3}}
+    with pytest.raises(InputError, match="quantised by 'secret', which this version"):
+        check_loadable(config, "folder")
+
+
+def test_random_weights_of_a_quantised_config_are_refused(tmp_path):
+    folder = write_config(tmp_path / "tiny", quantization_config=GPTQ)
+    for weights in ("auto", "random"):
+        with pytest.raises(InputError, match=r"quantised \(gptq-4bit-g128\), and random weights"):
+            load(folder, weights=weights)
+
+
+def bitnet_folder(folder):
+    """A tiny target whose layers hold four ternary weights a byte; no package is needed."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 4}
+    write_weights(folder, **sizes)
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    for name in [name for name in tensors if "_proj.weight" in name]:
+        rows, columns = tensors[name].shape
+        packed = torch.randint(0, 255, (rows // 4, columns), generator=generator)
+        # The pairs of bits are 0, 1 or 2: a ternary weight plus 1.
+        packed = sum((packed >> (2 * i) & 3).clamp(max=2) << (2 * i) for i in range(4))
+        tensors[name] = packed.to(torch.uint8)
+        tensors[name.replace(".weight", ".weight_scale")] = torch.tensor([20.0])
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    settings = {
+        "quant_method": "bitnet",
+        "linear_class": "bitlinear",
+        "quantization_mode": "offline",
+    }
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": settings}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_what_a_quantised_target_reads(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch._dynamo.config, "disable", True)  # BitNet's layers are compiled
+    loaded = load(bitnet_folder(tmp_path / "tiny"), dtype=torch.float32)
+    assert loaded.quantization == "bitnet"
+    packed = [p for p in (*loaded.model.parameters(), *loaded.model.buffers())
+              if p.dtype == torch.uint8]  # fmt: skip
+    a = loaded.architecture
+    weights = a.layers * (a.attention_parameters + a.expert_parameters)
+    assert sum(p.numel() for p in packed) * 4 == weights
+    assert 0.25 < loaded.weight_bytes < 0.35  # scales, norms and frequencies included
+    target = Target(loaded)
+    assert profile_key(target).quantization == "bitnet"
+    roofline = roofline_of(target, find_peaks(target))
+    assert roofline.weight_bytes == loaded.weight_bytes
+    prompt = [1, 2, 3, 1, 2, 3, 1, 2]
+    texts = [
+        TreeDecoder(target, policy=policy).generate(prompt, max_new_tokens=12).token_ids
+        for policy in ("plain", "fixed:6")
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_the_memory_check_counts_the_file(tmp_path, monkeypatch):
+    folder = bitnet_folder(tmp_path / "tiny")
+    size = (folder / "model.safetensors").stat().st_size
+
+    class Memory:
+        available = size - 1
+
+    monkeypatch.setattr("decoder.model.loading.psutil.virtual_memory", lambda: Memory)
+    with pytest.raises(InputError, match="for its weights, but cpu has"):
+        load(folder)
+    Memory.available = size + 1
+    assert load(folder).quantization == "bitnet"
+
+
+def test_rooflines_count_quantised_weights():
+    a = ModelArchitecture.from_hf_config(random_model("llama-gqa").config)
+    for count in (paper_bytes, physical_bytes):
+        whole, packed = count(a, 4, 100), count(a, 4, 100, weight_bytes=0.5)
+        assert packed.attention_weights * 4 == whole.attention_weights
+        assert packed.ffn_weights * 4 == whole.ffn_weights
+        assert packed.kv_read == whole.kv_read
+        assert packed.embedding_and_lm_head_weights == whole.embedding_and_lm_head_weights
+    peaks = Peaks(flops_per_s=1e15, bytes_per_s=1e9)
+    whole_s, packed_s = (
+        float(Roofline(architecture=a, peaks=peaks, weight_bytes=weight).seconds(1, 100))
+        for weight in (None, 0.5)
+    )
+    weights = 2 * a.layers * (a.attention_parameters + a.expert_parameters)
+    assert whole_s - packed_s == pytest.approx(0.75 * weights / 1e9)

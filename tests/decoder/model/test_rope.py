@@ -1,0 +1,138 @@
+"""Targets whose rotary factors depend on the length of a text, against transformers' own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
+
+from costmodel.errors import InputError
+from decoder.engine import TreeDecoder
+from decoder.model.rope import rope_by_length
+from tests.decoder.models import SIZES, decoder_of, greedy, plain_logits, random_model
+
+SWITCH, WIDTH = 40, 4  # tokens with the first factors; half of a head's width
+PROMPT = [int(token) for token in np.random.default_rng(1).integers(0, 97, 60)]
+POLICIES = ("plain", "fixed:12", "beam:2x6")
+
+
+def longrope(**more):
+    return {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "short_factor": [1.0 + 0.1 * i for i in range(WIDTH)],
+        "long_factor": [3.0 + 2.0 * i for i in range(WIDTH)],
+        "factor": 8.0,
+        "original_max_position_embeddings": SWITCH,
+    } | more
+
+
+def model_of(rope, **sizes):
+    fields = SIZES | {"num_key_value_heads": 2, "rope_parameters": rope} | sizes
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**fields)).double().eval()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(6.0)
+    return model
+
+
+def generated(model, prompt, tokens):
+    """transformers' own greedy text, token by token with its cache."""
+    ids = torch.tensor([prompt])
+    out = model.generate(ids, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
+    return out[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("borrowed", [False, True])
+@pytest.mark.parametrize(
+    ("prompt", "tokens"),
+    [(12, SWITCH - 12), (SWITCH + 1, 24), (SWITCH - 1, 1)],
+    ids=["up to the switch", "behind it", "to its edge"],
+)
+def test_longrope_on_either_side(policy, borrowed, prompt, tokens):
+    truth = generated(model_of(longrope()), PROMPT[:prompt], tokens)
+    model = model_of(longrope())
+    assert truth == greedy(model_of(longrope()), PROMPT[:prompt], tokens)
+    decoder = (
+        TreeDecoder.from_pretrained(model, policy=policy) if borrowed else decoder_of(model, policy)
+    )
+    for _ in range(2):  # the second text finds the model as the first left it
+        assert decoder.generate(PROMPT[:prompt], max_new_tokens=tokens).token_ids == truth
+
+
+def test_a_forward_of_mixed_lengths_would_be_wrong():
+    """transformers' factors at a row follow the largest position, so a long prompt's differ."""
+    model = model_of(longrope())
+    whole = plain_logits(model, PROMPT[:50])[30]
+    assert not torch.allclose(whole, plain_logits(model, PROMPT[:31])[30], rtol=1e-3)
+
+
+def test_a_long_prompt_is_rotated_alike_in_all_chunks(monkeypatch):
+    monkeypatch.setattr("decoder.model.target.PREFILL_CHUNK", 16)
+    truth = generated(model_of(longrope()), PROMPT, 12)
+    for policy in POLICIES:
+        decoder = decoder_of(model_of(longrope()), policy)
+        assert decoder.generate(PROMPT, max_new_tokens=12).token_ids == truth
+
+
+def test_phi3_as_transformers_generates_it():
+    torch.manual_seed(0)
+    fields = SIZES | {"num_key_value_heads": 2, "rope_parameters": longrope(), "pad_token_id": 0}
+    fields["original_max_position_embeddings"] = SWITCH
+    model = Phi3ForCausalLM(Phi3Config(**fields)).double().eval()
+    for prompt, tokens in ((12, 20), (50, 20)):
+        truth = generated(model, PROMPT[:prompt], tokens)
+        decoder = TreeDecoder.from_pretrained(model, policy="fixed:12")
+        assert decoder.generate(PROMPT[:prompt], max_new_tokens=tokens).token_ids == truth
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_text_across_the_switch_is_refused(policy):
+    decoder = decoder_of(model_of(longrope()), policy)
+    with pytest.raises(InputError, match="rotary factors of random change behind 40 tokens") as no:
+        decoder.generate(PROMPT[:30], max_new_tokens=11)
+    assert "at most 10 new tokens" in str(no.value)
+
+
+def test_prompts_on_both_sides_are_not_decoded_together():
+    decoder = decoder_of(model_of(longrope()), "fixed:4")
+    with pytest.raises(InputError, match="cannot be decoded together"):
+        decoder.generate_batch([PROMPT[:10], PROMPT[:50]], max_new_tokens=4)
+    both = decoder.generate_batch([PROMPT[:45], PROMPT[:50]], max_new_tokens=4)
+    assert [len(one.token_ids) for one in both] == [4, 4]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_dynamic_factors_are_those_of_texts_that_fit(policy):
+    """A tree reaches behind the last position, where the factors of all rows would change."""
+    rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
+    model = model_of(rope, max_position_embeddings=48)
+    truth = generated(model_of(rope, max_position_embeddings=48), PROMPT[:12], 36)
+    decoder = decoder_of(model, policy)
+    for _ in range(2):
+        assert decoder.generate(PROMPT[:12], max_new_tokens=36).token_ids == truth
+    with pytest.raises(InputError, match="exceed the 48 positions"):
+        decoder.generate(PROMPT[:12], max_new_tokens=37)
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn", "llama3"])
+def test_fixed_factors_need_no_care(kind):
+    rope = {"rope_type": kind, "rope_theta": 10_000.0, "factor": 4.0,
+            "original_max_position_embeddings": 128, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0}  # fmt: skip
+    if kind != "llama3":
+        del rope["low_freq_factor"], rope["high_freq_factor"]
+    model = model_of(rope)
+    assert rope_by_length(model, model.config) is None
+    truth = generated(model, PROMPT[:20], 20)
+    assert decoder_of(model, "fixed:8").generate(PROMPT[:20], max_new_tokens=20).token_ids == truth
+
+
+def test_an_unknown_kind_is_refused():
+    model = random_model("llama-gqa")
+    model.model.rotary_emb.rope_type = "spiral"
+    with pytest.raises(InputError, match="of the kind 'spiral' are not supported") as caught:
+        decoder_of(model, "plain")
+    assert "longrope" in str(caught.value)

@@ -1,0 +1,209 @@
+"""What is seen in a model's forward, and the check of its trees at load."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+)
+
+from costmodel.errors import InputError
+from costmodel.io import tool_version
+from decoder.model import selfcheck
+from decoder.model.loading import borrow_model
+from decoder.model.structure import Structure
+from decoder.model.target import Step, Target
+from decoder.tree.draft_tree import DraftTree
+from tests.decoder.models import SIZES, decoder_of, plain_logits, random_model, target_of
+from tests.tiny_folder import isolate
+
+MORE = SIZES | {"num_key_value_heads": 2, "pad_token_id": 0}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """A data directory of one's own, with nothing known from earlier tests."""
+    monkeypatch.setattr(selfcheck, "_checked", {})
+    isolate(monkeypatch, tmp_path / "home")
+    return tmp_path / "home"
+
+
+def kept(home):
+    return sorted(home.rglob("structures/*.json"))
+
+
+def granite(**more):
+    torch.manual_seed(0)
+    sizes = MORE | {"logits_scaling": 8.0, "residual_multiplier": 0.3} | more
+    return GraniteForCausalLM(GraniteConfig(**sizes)).double().eval()
+
+
+def test_sizes_are_those_that_attention_sees():
+    found = target_of(random_model("qwen3")).structure
+    assert found == Structure(layers=2, heads=4, kv_heads=2, head_dim=16)
+    assert found.group == 2
+    assert target_of(random_model("llama-mha")).structure.kv_heads == 4
+
+
+def test_a_checkout_that_is_not_installed(home, monkeypatch):
+    """As on a machine that a checkout was copied to: no package of that name is known."""
+
+    def unknown(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.Distribution.from_name", unknown)
+    target = target_of(random_model("llama-gqa"))
+    assert target.structure.heads == 4 and len(kept(home)) == 1
+    assert tool_version() == "unknown"
+
+
+@pytest.mark.parametrize("owned", [False, True])
+def test_a_scale_behind_the_head_is_transformers_own(owned):
+    model, reference = granite(), granite()
+    target = Target(borrow_model(model), owned=owned)
+    assert not target.structure.plain_head
+    target.reserve(32)
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6]
+    logits = target.prefill(torch.tensor(prompt))
+    torch.testing.assert_close(logits, plain_logits(reference, prompt)[-1], rtol=1e-5, atol=1e-8)
+    tree = DraftTree(np.array([7, 8]), np.array([0, 0]), np.array([1, 1]), np.array([0.5, 0.4]))
+    [rows] = target.verify([Step(root=5, tree=tree)])
+    for row, path in ((0, [5]), (1, [5, 7]), (2, [5, 8])):
+        wanted = plain_logits(reference, prompt + path)[-1]
+        torch.testing.assert_close(rows[row], wanted, rtol=1e-5, atol=1e-8)
+    assert target.head_rows(np.array([1, 2])) is None
+
+
+def test_a_cap_behind_the_head_shows_where_logits_are_small():
+    torch.manual_seed(0)
+    capped, plain = (
+        Gemma3ForCausalLM(
+            Gemma3TextConfig(**MORE, head_dim=8, sliding_window=64, final_logit_softcapping=cap)
+        ).eval()
+        for cap in (30.0, None)
+    )
+    assert not target_of(capped).structure.plain_head
+    assert target_of(plain).structure.plain_head
+
+
+def test_smallest_window_of_all_layers():
+    layers = ["full_attention", "sliding_attention"]
+    config = Gemma3TextConfig(**MORE, head_dim=8, sliding_window=24, layer_types=layers)
+    target = target_of(Gemma3ForCausalLM(config).eval())
+    assert (target.structure.window, target.max_context) == (24, 24)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (lambda: Gemma2ForCausalLM(Gemma2Config(**MORE, head_dim=8)), "soft caps on its scores"),
+        (
+            lambda: GptOssForCausalLM(
+                GptOssConfig(**MORE, head_dim=8, num_local_experts=4, num_experts_per_tok=2)
+            ),
+            "attention sinks",
+        ),
+    ],
+    ids=["gemma2", "gpt-oss"],
+)
+def test_options_of_attention_that_are_not_there(model, reason, home):
+    with pytest.raises(InputError, match=f"cannot be decoded by trees: its attention has {reason}"):
+        target_of(model().eval())
+    assert kept(home) == []
+
+
+def test_rows_that_meet_outside_of_attention_are_noticed():
+    """As a convolution or a recurrent state would let them."""
+    model = random_model("llama-gqa")
+    model.model.layers[0].mlp.register_forward_hook(lambda module, args, out: out.cumsum(1))
+    with pytest.raises(InputError, match=r"logits of a tree differ from transformers' own by \d"):
+        target_of(model)
+
+
+def test_a_forward_that_fails_is_a_reason():
+    model = random_model("llama-gqa")
+    model.model.layers[1].mlp.register_forward_hook(lambda module, args, out: out[:, :, :5])
+    with pytest.raises(InputError, match="its forward does not run with another") as caught:
+        target_of(model)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_passed_is_not_tried_again(home, monkeypatch):
+    first = target_of(random_model("llama-gqa")).structure
+    [path] = kept(home)
+    assert json.loads(path.read_text())["structure"]["kv_heads"] == 2
+    monkeypatch.setattr(selfcheck, "_checked", {})
+    monkeypatch.setattr(selfcheck, "_try", lambda step: pytest.fail("tried again"))
+    assert target_of(random_model("llama-gqa", seed=3)).structure == first
+    with pytest.raises(pytest.fail.Exception):  # another config
+        target_of(random_model("llama-gqa", rms_norm_eps=1e-4))
+
+
+def damaged(good: str, text: str) -> str:
+    """The text, or the good note with one of its fields changed to it."""
+    note = json.loads(good)
+    name, equals, value = text.partition("=")
+    if not equals:
+        return text
+    return json.dumps(note | {"structure": note["structure"] | {name: json.loads(value)}})
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"structure": 1}', "\x00", "[" * 9999,
+    'heads="4"', "kv_heads=4", "plain_head=false", 'window="far"', "window=99"])  # fmt: skip
+def test_a_damaged_file_is_replaced(home, monkeypatch, text):
+    first = target_of(random_model("llama-gqa")).structure
+    [path] = kept(home)
+    good = path.read_text()
+    path.write_text(damaged(good, text))
+    monkeypatch.setattr(selfcheck, "_checked", {})
+    assert target_of(random_model("llama-gqa")).structure == first
+    assert path.read_text() == good
+
+
+def test_a_home_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path / "file"))
+    assert target_of(random_model("llama-gqa")).structure.layers == 2
+
+
+def test_weights_that_give_no_numbers_are_left_to_decoding(home):
+    model = random_model("llama-gqa")
+    with torch.no_grad():
+        model.lm_head.weight.fill_(float("nan"))
+    assert target_of(model).structure.layers == 2
+    assert kept(home) == []
+
+
+def test_models_that_are_loaded_at_once():
+    def structure(family):
+        return target_of(random_model(family)).structure
+
+    families = ["llama-gqa", "qwen3", "llama-mha", "gpt-neox"]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(structure, families))
+    assert [one.kv_heads for one in found] == [2, 2, 4, 4]
+    assert [one.layers for one in found] == [2] * 4
+
+
+def test_a_family_that_passes_nothing_on_to_its_attention():
+    from transformers import NemotronConfig, NemotronForCausalLM
+
+    torch.manual_seed(0)
+    model = NemotronForCausalLM(NemotronConfig(**MORE)).double().eval()
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6]
+    ids = torch.tensor([prompt])
+    truth = model.generate(ids, max_new_tokens=12, do_sample=False)[0, len(prompt) :].tolist()
+    assert decoder_of(model, "fixed:8").generate(prompt, max_new_tokens=12).token_ids == truth

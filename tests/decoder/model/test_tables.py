@@ -1,0 +1,130 @@
+"""Row tables: their description of each row, and attention over them in PyTorch."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodel.errors import InputError
+from decoder.model.attention import RowBlock
+from decoder.model.runtime import fused
+from decoder.model.runtime.fused import reference_table_attention, text_attention
+from decoder.model.runtime.tables import RowTables
+from decoder.model.target import Step
+from decoder.tree.draft_tree import CandidateTree, ancestor_bits, best_first, pack_bits
+from tests.decoder.model.test_graphs import random_tree
+from tests.decoder.models import random_model, target_of
+from tests.decoder.table_cases import TableCase, assert_finite_padding, cases
+
+
+@given(case=cases)
+@settings(max_examples=60, deadline=None)
+def test_attention_from_tables_is_full_masked_attention(case):
+    made = TableCase(case)
+    output = reference_table_attention(
+        made.query, made.keys, made.values, made.tables, made.width**-0.5
+    )
+    truth = made.truth()
+    torch.testing.assert_close(output[: len(truth)].double(), truth, atol=1e-5, rtol=1e-5)
+    assert_finite_padding(made, output)
+
+
+@given(rows=st.integers(1, 100), seed=st.integers(0, 2**31))
+@settings(max_examples=60, deadline=None)
+def test_bits_say_what_visibility_says(rows, seed):
+    random = np.random.default_rng(seed)
+    parents = np.array([random.integers(0, node + 1) for node in range(rows - 1)], dtype=np.int64)
+    tree = best_first(CandidateTree(parents, parents, random.uniform(0.1, 0.9, rows - 1)), rows - 1)
+    words = -(-rows // 32) + 1
+    bits = ancestor_bits(tree.parents, words)
+    unpacked = np.array(
+        [[bool(bits[i, j // 32] >> (j % 32) & 1) for j in range(words * 32)] for i in range(rows)]
+    )
+    assert (unpacked[:, :rows] == tree.visibility()).all()
+    assert not unpacked[:, rows:].any()
+    assert (pack_bits(tree.visibility(), words) == bits).all()
+
+
+def test_padding_writes_behind_the_rows_and_sees_one_key():
+    made = TableCase(
+        {
+            "rows": [3], "prefixes": [20, 0, 0], "pending": 0, "padding": 2,
+            "kv_heads": 1, "group": 1, "width": 8, "seed": 0,
+        }
+    )  # fmt: skip
+    tables = made.tables
+    assert tables.slots.tolist() == [20, 21, 22, 23, 23]
+    assert tables.owners.tolist() == [0] * 5
+    assert tables.bits[3:].tolist() == [[1], [1]]
+    assert (tables.counts.tolist(), tables.tails.tolist()) == ([5, 0], [3, 0])
+
+
+def test_too_many_rows_or_keys_are_refused():
+    made = TableCase(
+        {
+            "rows": [3], "prefixes": [20, 0, 0], "pending": 0, "padding": 0,
+            "kv_heads": 1, "group": 1, "width": 8, "seed": 0,
+        }
+    )  # fmt: skip
+    small = RowTables(2, 2, 1, torch.device("cpu"))
+    with pytest.raises(InputError, match="tables of 2 rows"):
+        small.fill(made.cache, made.blocks)
+    with pytest.raises(InputError, match="cannot hold 33 rows"):
+        ancestor_bits(np.zeros(32, np.int64), 1)
+    with pytest.raises(InputError, match="cannot hold 33 keys"):
+        pack_bits(np.ones((1, 33), np.bool_), 1)
+
+
+def test_a_lone_row_sees_the_prefix_and_itself():
+    made = TableCase(
+        {
+            "rows": [1], "prefixes": [20, 0, 0], "pending": 0, "padding": 0,
+            "kv_heads": 1, "group": 2, "width": 8, "seed": 0,
+        }
+    )  # fmt: skip
+    bare = RowBlock(0, np.zeros(1, np.int64), np.zeros(1, np.int64), None)
+    made.tables.fill(made.cache, [bare])
+    output = reference_table_attention(made.query, made.keys, made.values, made.tables, 8**-0.5)
+    torch.testing.assert_close(output.double(), made.truth(), atol=1e-5, rtol=1e-5)
+
+
+@given(rows=st.integers(1, 9), before=st.integers(0, 20), group=st.integers(1, 3))
+@settings(max_examples=25, deadline=None)
+def test_a_piece_of_text_sees_what_is_before_each_row(rows, before, group):
+    random = torch.Generator().manual_seed(rows)
+    query = torch.randn(rows, 2 * group, 8, generator=random, dtype=torch.float64)
+    keys, values = torch.randn(2, 2, before + rows, 8, generator=random, dtype=torch.float64)
+    output = text_attention(query, keys, values, 0.3)
+    for row in range(rows):
+        seen = slice(before + row + 1)
+        for head in range(2 * group):
+            weights = (keys[head // group, seen] @ query[row, head] * 0.3).softmax(0)
+            torch.testing.assert_close(output[row, head], weights @ values[head // group, seen])
+
+
+def test_a_prompt_on_a_gpu_is_a_piece_of_text_and_a_tree_is_none(monkeypatch):
+    """Two chunks and a single row, then a tree, by tables as on a GPU."""
+    model, pieces = random_model("qwen3"), []
+    target, eager = target_of(model), target_of(model)
+    prompt, tree = torch.arange(33) % 97, Step(5, random_tree(7, 0))
+    monkeypatch.setattr("decoder.model.target.PREFILL_CHUNK", 16)
+    eager.reserve(60)
+    truth = eager.prefill(prompt), eager.verify([tree])[0]
+    monkeypatch.setattr("decoder.model.runtime.eager.kernels_usable", lambda device: True)
+    monkeypatch.setattr(fused, "flash_usable", lambda query: True)
+    monkeypatch.setattr(
+        fused,
+        "text_attention",
+        lambda query, keys, values, scale: (
+            pieces.append((len(query), keys.shape[1])) or text_attention(query, keys, values, scale)
+        ),
+    )
+    target.reserve(60)
+    torch.testing.assert_close((target.prefill(prompt), target.verify([tree])[0]), truth)
+    assert pieces == 2 * [(16, 16)] + 2 * [(16, 32)]  # by both layers
+
+
+def test_flash_attention_is_left_to_the_gpu():
+    for dtype in (torch.float32, torch.bfloat16):
+        assert not fused.flash_usable(torch.zeros(2, 2, 8, dtype=dtype))

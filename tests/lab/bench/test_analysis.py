@@ -1,0 +1,439 @@
+"""Ratios, intervals, verdicts and what is derived of rounds, against numbers worked by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from costmodel.errors import InputError
+from costmodel.planning.acceptance import find_acceptance
+from lab.bench.analysis.compare import compare_results
+from lab.bench.analysis.figures import arm_figures, cost_error, path_scores, verification
+from lab.bench.analysis.hindsight import hindsight
+from lab.bench.analysis.ratios import Tally, paired_ratio
+from lab.bench.analysis.summary import acceptance_of, derived
+from lab.bench.analysis.warnings import result_warnings
+from lab.bench.record import Environment, ProfileInfo, Prompt, Result, Rounds
+from lab.bench.store import write_result
+from tests.profiler.fake_bench import arm, prompt, response, result, rounds, settings
+
+
+def tallied(seconds: list[float], tokens: int = 100) -> dict[str, Tally]:
+    return {f"p{i}": Tally(tokens, own) for i, own in enumerate(seconds)}
+
+
+class TestRatio:
+    def test_pooled_is_not_a_mean_of_ratios(self) -> None:
+        ours = {"a": Tally(10, 1.0), "b": Tally(90, 3.0)}
+        theirs = {"a": Tally(10, 1.0), "b": Tally(90, 9.0)}
+        ratio = paired_ratio(ours, theirs)
+        assert ratio is not None
+        assert ratio.pooled == pytest.approx(10 / 4)
+        assert (ratio.least, ratio.median, ratio.most) == pytest.approx((1.0, 2.0, 3.0))
+        assert (ratio.low, ratio.high, ratio.verdict) == (None, None, "undecided")
+
+    def test_texts_of_other_lengths_are_rates(self) -> None:
+        ratio = paired_ratio({"a": Tally(50, 1.0)}, {"a": Tally(100, 4.0)})
+        assert ratio is not None
+        assert ratio.pooled == pytest.approx(2.0)
+
+    def test_only_prompts_that_both_decoded_count(self) -> None:
+        ours = {"a": Tally(10, 1.0), "b": Tally(0, 0.0), "c": Tally(10, 5.0)}
+        theirs = {"a": Tally(10, 2.0), "b": Tally(0, 0.0)}
+        ratio = paired_ratio(ours, theirs)
+        assert ratio is not None
+        assert (ratio.prompts, ratio.pooled) == (1, pytest.approx(2.0))
+        assert paired_ratio({"b": Tally(0, 0.0)}, theirs) is None
+
+    def test_the_same_ratio_everywhere_has_no_width(self) -> None:
+        ratio = paired_ratio(
+            tallied([1.0, 2.0, 3.0, 4.0, 5.0]), tallied([2.0, 4.0, 6.0, 8.0, 10.0])
+        )
+        assert ratio is not None
+        assert (ratio.low, ratio.high) == pytest.approx((2.0, 2.0))
+        assert ratio.verdict == "faster"
+
+    @pytest.mark.parametrize(("prompts", "least", "most"), [(6, 0.91, 0.985), (30, 0.925, 0.98)])
+    def test_the_interval_covers_the_truth(self, prompts: int, least: float, most: float) -> None:
+        """About 95 % of made-up benchmarks: prompts differ in length, and arms have noise."""
+        random, covered, trials = np.random.default_rng(1), 0, 400
+        for _ in range(trials):
+            length = random.lognormal(0.0, 0.5, prompts)
+            base, ours = (
+                length * random.lognormal(-0.02, 0.2, prompts) for _ in range(2)
+            )  # each of mean 1 but for the length, so the true ratio is that of 1 to 0.8
+            ratio = paired_ratio(tallied((0.8 * ours).tolist()), tallied(base.tolist()))
+            assert ratio is not None
+            assert ratio.low is not None
+            assert ratio.high is not None
+            covered += ratio.low <= 1 / 0.8 <= ratio.high
+        assert least <= covered / trials <= most
+
+    def test_the_interval_is_the_same_each_time(self) -> None:
+        ours, theirs = tallied([1.0, 2.0, 4.0, 3.0, 5.0]), tallied([3.0, 2.0, 6.0, 6.0, 5.0])
+        assert paired_ratio(ours, theirs) == paired_ratio(dict(ours), dict(theirs))
+
+
+def two_arms(ours_s: Sequence[float], plain_s: Sequence[float], tokens: int = 21) -> Result:
+    names = [f"p{i}" for i in range(len(plain_s))]
+    responses = [response("plain", n, tokens, s) for n, s in zip(names, plain_s, strict=True)]
+    responses += [response("chain+d", n, tokens, s) for n, s in zip(names, ours_s, strict=True)]
+    arms = [arm("plain"), arm("chain+d", drafter="d")]
+    return result(arms, [prompt(name) for name in names], responses)
+
+
+class TestCompare:
+    PLAIN = (2.0, 2.1, 1.9, 2.0, 2.2, 2.0)
+    OURS = (1.0, 1.1, 0.9, 1.2, 1.0, 1.0)
+
+    @pytest.mark.parametrize(
+        ("factors", "verdict"),
+        [
+            ([0.9, 0.85, 0.9, 0.92, 0.88, 0.9], "faster"),
+            ([1.1, 1.15, 1.1, 1.12, 1.08, 1.1], "slower"),
+            ([0.9, 1.15, 1.1, 0.92, 1.08, 0.9], "undecided"),
+        ],
+    )
+    def test_verdicts(self, factors: list[float], verdict: str) -> None:
+        first = two_arms(self.OURS, self.PLAIN)
+        changed = [s * f for s, f in zip(self.OURS, factors, strict=True)]
+        plain, trees = compare_results(first, two_arms(changed, self.PLAIN)).arms
+        assert (plain.arm, plain.verdict, plain.differing) == ("plain", "undecided", 0)
+        assert (trees.arm, trees.verdict) == ("chain+d", verdict)
+        assert trees.ratio is not None
+        assert trees.ratio.pooled == pytest.approx(sum(self.OURS) / sum(changed))
+        assert trees.beside_plain is not None
+        assert (trees.beside_plain.low or 0) > 1 or verdict != "faster"
+
+    def test_a_faster_machine_is_seen_beside_plain(self) -> None:
+        first = two_arms(self.OURS, self.PLAIN)
+        second = two_arms([s / 2 for s in self.OURS], [s / 2 for s in self.PLAIN])
+        trees = compare_results(first, second).arms[1]
+        assert trees.verdict == "faster"
+        assert trees.ratio is not None
+        assert trees.ratio.pooled == pytest.approx(2.0)
+        assert trees.beside_plain is not None
+        assert trees.beside_plain.pooled == pytest.approx(1.0)
+
+    def test_other_texts_are_counted_by_prompt_and_not_by_order(self) -> None:
+        first = two_arms(self.OURS, self.PLAIN)
+        turned = replace(first, prompts=first.prompts[::-1])
+        assert {own.differing for own in compare_results(first, turned).arms} == {0}
+        changed = list(first.responses)
+        changed[-1] = replace(changed[-1], tokens=(3,) * 21)
+        comparison = compare_results(first, replace(first, responses=tuple(changed)))
+        assert [own.differing for own in comparison.arms] == [0, 1]
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"settings": settings(new_tokens=128)}, "new_tokens is 64 and 128"),
+            ({"settings": settings(temperature=1.0)}, "temperature is 0.0 and 1.0"),
+            ({"settings": settings(same_text=True)}, "same_text is False and True"),
+        ],
+    )
+    def test_other_work_is_refused(self, change: dict, message: str) -> None:
+        first = two_arms(self.OURS, self.PLAIN)
+        with pytest.raises(InputError) as error:
+            compare_results(first, replace(first, **change))
+        assert message in str(error.value)
+
+    def test_other_prompts_are_refused(self) -> None:
+        first = two_arms(self.OURS, self.PLAIN)
+        with pytest.raises(InputError, match="1 prompts are in one of them only, as 'p5'"):
+            compare_results(first, two_arms(self.OURS[:5], self.PLAIN[:5]))
+        prompts = (
+            *first.prompts[:5],
+            Prompt(id="p5", set="set", category="", tokens=3, hash="other"),
+        )
+        with pytest.raises(InputError, match=r"1 prompts have other tokens .* as 'p5'"):
+            compare_results(first, replace(first, prompts=prompts))
+
+    def test_another_machine_and_profile_are_said(self) -> None:
+        first = two_arms(self.OURS, self.PLAIN)
+        machine = Environment(
+            created_utc="2026-01-02T00:00:00Z",
+            device="another CPU",
+            threads=2,
+            instruction_set="avx2",
+            fields={"torch_version": "2.12.0"},
+        )
+        profile = ProfileInfo(line="x", sha256="1" * 64, kind="measured", created_utc="2026")
+        second = replace(first, environment=machine, profile=profile)
+        assert compare_results(first, second).warnings == (
+            "the machine: a CPU and another CPU",
+            "the profile: none and measured 111111111111",
+            "torch_version: 2.13.0 and 2.12.0",
+        )
+
+
+class TestVerification:
+    def test_a_text_cut_within_a_round(self) -> None:
+        """Rounds emit 3, 1 and 4 tokens after the first; of the last only 2 are kept."""
+        own = rounds(nodes=(4, 0, 4), accepted=(2, 0, 3))
+        one = response("a", "p", tokens=1 + 3 + 1 + 2, decode_s=1.0, rounds=own)
+        found = verification([(one, own)])
+        assert found is not None
+        assert found.pooled == pytest.approx(6 / 3)
+        assert found.pooled_without_bonus == pytest.approx((2 + 0 + 2) / 3)
+
+    def test_pooled_and_mean_differ(self) -> None:
+        short, long = rounds(nodes=(2,), accepted=(1,)), rounds(nodes=(0,) * 4, accepted=(0,) * 4)
+        texts = [
+            (response("a", "p", tokens=3, decode_s=1.0, rounds=short), short),
+            (response("a", "q", tokens=5, decode_s=1.0, rounds=long), long),
+        ]
+        found = verification(texts)
+        assert found is not None
+        assert (found.pooled, found.mean) == pytest.approx((6 / 5, (2 + 1) / 2))
+        assert (found.pooled_without_bonus, found.mean_without_bonus) == pytest.approx((1 / 5, 0.5))
+
+    def test_without_rounds_there_is_none(self) -> None:
+        assert verification([]) is None
+
+
+class TestFigures:
+    def figures(self, last: int = 8) -> Result:
+        own = rounds(
+            nodes=(3, 5, 0, 2),
+            depths=(3, 2, 0, 2),
+            accepted=(3, 1, 0, 0),
+            expected=(2.5, 1.75, 1.0, 1.5),
+            predicted_verify_s=(0.011, 0.009, 0.010, 0.012),
+            predicted_cycle_s=(0.02,) * 4,
+            expected_by_depth=(1.9, 0.6, 0.25),
+        )
+        stages = {"draft_s": 0.01, "verify_s": 0.03}
+        responses = [
+            response("plain", "p", 9, 2.0, limit_s=0.5, peak_memory_bytes=100),
+            response("chain+d", "p", 9, 1.0, rounds=own, stages=stages),
+        ]
+        responses[1] = replace(responses[1], tokens=(*range(8), last))
+        arms = [arm("plain"), arm("chain+d", drafter="d")]
+        return result(arms, [prompt("p")], responses)
+
+    def test_depths(self) -> None:
+        """By counting: 3 rounds had a tree; 2, 1 and 1 of them accepted 1, 2 and 3 levels."""
+        found = arm_figures(self.figures(), "chain+d")
+        table = [(d.reached, d.accepted, d.predicted, d.realised, d.rounds) for d in found.depths]
+        assert table == [(3, 2, 1.9, 2, 3), (2, 1, 0.6, 1, 3), (1, 1, 0.25, 1, 3)]
+        assert found.accepted_rounds == (1, 1, 0, 1)
+        assert found.drafted_share == pytest.approx(0.75)
+        assert found.nodes_mean == pytest.approx(10 / 4)
+
+    def test_times_and_memory(self) -> None:
+        found = arm_figures(self.figures(), "plain")
+        assert found.tokens_per_s == pytest.approx(8 / 2.0)
+        assert found.end_to_end_tokens_per_s == pytest.approx(9 / 3.0)
+        assert (found.first_token_s, found.per_token_s) == (1.0, 0.25)
+        assert found.bandwidth_share == pytest.approx(0.25)
+        assert found.peak_memory_bytes == 100
+        assert found.verification is None
+        trees = arm_figures(self.figures(), "chain+d")
+        assert trees.stage_shares == {"draft": 0.25, "verify": 0.75}
+        assert (trees.draft_time_share, trees.bandwidth_share) == (0.25, None)
+        assert trees.peak_memory_bytes is None
+
+    def test_few_rounds_have_no_statistics(self) -> None:
+        found = arm_figures(self.figures(), "chain+d")
+        assert found.path_scores is not None
+        assert (found.path_scores.pearson, found.path_scores.spearman) == (None, None)
+        assert found.path_scores.predicted_mean == pytest.approx((2.5 + 1.75 + 1.5) / 3)
+        assert found.path_scores.realised_mean == pytest.approx((4 + 2 + 1) / 3)
+        assert found.verify_error is not None
+        assert (found.verify_error.median, found.verify_error.p95) == (None, None)
+        assert found.over_plain is not None
+        assert (found.over_plain.low, found.over_plain.pooled) == (None, 2.0)
+
+    def test_differing_texts(self) -> None:
+        assert arm_figures(self.figures(), "chain+d").differing == 0
+        changed = self.figures(last=50)
+        assert arm_figures(changed, "chain+d").differing == 1
+        drawn = replace(changed, settings=settings(temperature=1.0))
+        assert arm_figures(drawn, "chain+d").differing is None
+
+    def test_path_scores_of_many_rounds(self) -> None:
+        random = np.random.default_rng(0)
+        depth = random.integers(1, 6, 200)
+        accepted = random.integers(0, depth + 1)
+        expected = accepted + 1 + random.normal(0, 1, 200)
+        own = rounds(depth.tolist(), accepted.tolist(), expected=tuple(expected.tolist()))
+        found = path_scores([own])
+        assert found is not None
+        order = [np.argsort(np.argsort(expected))]
+        middle = [np.mean([np.sum(accepted < a), np.sum(accepted <= a) - 1]) for a in accepted]
+        assert found.pearson == pytest.approx(np.corrcoef(expected, accepted)[0, 1])
+        assert found.spearman == pytest.approx(np.corrcoef(order[0], middle)[0, 1])
+
+    def test_a_constant_prediction_has_no_correlation(self) -> None:
+        found = path_scores([rounds((2,) * 30, (0, 1, 2) * 10, expected=(1.5,) * 30)])
+        assert found is not None
+        assert (found.pearson, found.spearman) == (None, None)
+
+    def test_cost_error_is_relative_to_what_was_measured(self) -> None:
+        predicted = tuple(0.01 * (1 + error) for error in (-0.1, 0.2, 0.3, 0.0) * 10)
+        own = rounds((0,) * 40, (0,) * 40, predicted_verify_s=predicted)
+        found = cost_error([own], "verify_s")
+        assert found is not None
+        assert found.median == pytest.approx(0.15)
+        assert found.bias == pytest.approx(0.1)
+        assert found.p95 == pytest.approx(0.3)
+        assert cost_error([rounds((0,), (0,))], "verify_s") is None
+
+
+def sweep_result(times: dict[str, list[float]]) -> Result:
+    """Two sets of two prompts; 11 tokens each, 10 of them decoded in the given seconds."""
+    prompts = [prompt(name, name[0]) for name in ("a1", "a2", "b1", "b2")]
+    arms = [arm("plain")] + [
+        arm(name, drafter="d", nodes=int(name[6:-2]) if name.startswith("fixed") else None)
+        for name in times
+        if name != "plain"
+    ]
+    responses = [
+        response(name, one.id, 11, s)
+        for name, own in times.items()
+        for one, s in zip(prompts, own, strict=True)
+    ]
+    return result(arms, prompts, responses)
+
+
+class TestHindsight:
+    TIMES: ClassVar = {
+        "plain": [4.0, 4.0, 4.0, 4.0],
+        "fixed:3+d": [2.0, 2.0, 3.0, 5.0],
+        "fixed:7+d": [3.0, 1.0, 5.0, 6.0],
+        "bastion+d": [2.0, 1.5, 3.0, 4.5],
+    }
+
+    def test_against_what_can_be_added_up_by_hand(self) -> None:
+        found = hindsight(sweep_result(self.TIMES), "d")
+        assert found is not None
+        assert [(size.nodes, size.arm) for size in found.sizes] == [
+            (0, "plain"), (3, "fixed:3+d"), (7, "fixed:7+d"),
+        ]  # fmt: skip
+        assert found.single_best == "fixed:3+d"  # 12 s, against 16 and 15
+        assert found.set_best == {"a": "fixed:3+d", "b": "plain"}  # b: 8 s (fixed:3 too), 11
+        assert found.prompt_tokens_per_s == pytest.approx(40 / (2 + 1 + 3 + 4))
+        (bastion,) = found.against
+        assert bastion.arm == "bastion+d"
+        assert bastion.single is not None
+        assert bastion.single.pooled == pytest.approx(12 / 11)
+        assert bastion.per_set is not None
+        assert bastion.per_set.pooled == pytest.approx((4 + 8) / 11)
+        assert bastion.per_prompt is not None
+        assert bastion.per_prompt.pooled == pytest.approx(10 / 11)
+
+    def test_one_size_is_no_sweep(self) -> None:
+        few = {name: self.TIMES[name] for name in ("plain", "fixed:3+d")}
+        assert hindsight(sweep_result(few), "d") is None
+        assert hindsight(sweep_result(self.TIMES), "d") is not None
+
+
+class TestAcceptance:
+    def chain(self) -> Result:
+        own = rounds(nodes=(3,) * 8, accepted=(3, 0, 1, 2, 3, 0, 2, 1))
+        responses = [
+            response("plain", "p", 9, 2.0),
+            response("chain+d", "p", 9, 1.0, rounds=own),
+            response("fixed:2+d", "p", 9, 1.0, rounds=rounds((2,) * 4, (0, 1, 2, 1))),
+            response("fixed:4+d", "p", 9, 1.0, rounds=rounds((4, 4, 0), (3, 2, 0), (3, 3, 0))),
+        ]
+        arms = [
+            arm("plain"),
+            arm("chain+d", drafter="d"),
+            arm("fixed:2+d", policy="fixed:2", drafter="d", nodes=2),
+            arm("fixed:4+d", policy="fixed:4", drafter="d", nodes=4),
+        ]
+        return result(arms, [prompt("p")], responses)
+
+    def test_planning_reads_a_result(self, tmp_path) -> None:
+        found = self.chain()
+        path = tmp_path / "out.json"
+        write_result(found, path, **derived(found))
+        read = find_acceptance(str(path), "any target")
+        # 8 rounds: 6, 4 and 2 of them accepted 1, 2 and 3 tokens.
+        assert read.chain == pytest.approx([1, 1 + 6 / 8, 1 + 10 / 8, 1 + 12 / 8])
+        assert read.kind == "recorded"
+        sweep = find_acceptance(f"{path}#fixed:4+d", "any target")
+        # 4 nodes were asked for in three rounds; for one of them there was no candidate.
+        assert sweep.tree == pytest.approx([1.0, 1.5, 2.0, 2 + 1 / 3, 2 + 2 / 3])
+        with pytest.raises(InputError, match=r"no acceptance of 'plain'.*chain\+d, fixed:2\+d"):
+            find_acceptance(f"{path}#plain", "any target")
+
+    def test_rounds_without_a_draft_commit_one_token_in_a_plan(self, tmp_path) -> None:
+        own = rounds(nodes=(3, 0, 3, 0), accepted=(3, 0, 1, 0))
+        found = result(
+            [arm("plain"), arm("chain+d", drafter="d")],
+            [prompt("p")],
+            [response("plain", "p", 9, 2.0), response("chain+d", "p", 9, 1.0, rounds=own)],
+        )
+        path = tmp_path / "out.json"
+        write_result(found, path, **derived(found))
+        # 4 rounds: 2, 1 and 1 of them accepted 1, 2 and 3 tokens.
+        read = find_acceptance(str(path), "any target")
+        assert read.chain == pytest.approx([1, 1 + 2 / 4, 1 + 3 / 4, 1 + 4 / 4])
+
+    def test_a_chain_is_preferred_and_an_arm_can_be_named(self) -> None:
+        found = self.chain()
+        assert (acceptance_of(found) or {})["arm"] == "chain+d"
+        assert (acceptance_of(found, "fixed:2+d") or {})["nodes"] == [0, 2, 4]
+        with pytest.raises(InputError, match="'plain' does not tell"):
+            acceptance_of(found, "plain")
+
+
+class TestWarnings:
+    def test_a_quiet_result_has_none(self) -> None:
+        assert result_warnings(two_arms([1.0] * 12, [2.0] * 12)) == ()
+
+    def test_few_prompts(self) -> None:
+        (warning,) = result_warnings(two_arms([1.0] * 3, [2.0] * 3))
+        assert warning.startswith("only 3 prompts: intervals are wide or missing; give 10")
+
+    def test_a_machine_that_changed(self) -> None:
+        found = two_arms([1.0] * 12, [2.0] * 12)
+        responses = [
+            replace(one, place=place, total_s=1.0 + (2.0 if place < 6 else 2.5))
+            if one.arm == "plain"
+            else one
+            for place, one in enumerate(found.responses)
+        ]
+        (warning,) = result_warnings(replace(found, responses=tuple(responses)))
+        assert "plain steps took 25% more time in the second half" in warning
+
+    def test_repeats_that_are_apart(self) -> None:
+        found = two_arms([1.0] * 12, [2.0] * 12)
+        again = [
+            replace(one, repeat=1, total_s=1.0 + 1.2 * one.decode_s) for one in found.responses
+        ]
+        twice = replace(found, settings=settings(repeats=2), responses=(*found.responses, *again))
+        (warning,) = result_warnings(twice)
+        assert "repeats of plain decoding are 18% apart" in warning
+
+    def test_texts_a_borrowed_profile_and_drift(self) -> None:
+        found = two_arms([1.0] * 12, [2.0] * 12)
+        last = replace(found.responses[-1], tokens=(7,) * 21, warnings=("it drifts", "it drifts"))
+        profile = ProfileInfo(line="x", sha256="1", kind="composed", created_utc="2026")
+        changed = replace(found, responses=(*found.responses[:-1], last), profile=profile)
+        costs, texts, drift = result_warnings(changed)
+        assert costs.startswith("the costs come from a composed profile")
+        assert "of 12: chain+d 1" in texts
+        assert drift == "it drifts"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "depths", "message"),
+    [
+        ([3, 0], [2, 1], r"depths\[1\] is 1, of a tree of 0 nodes"),
+        ([3, 4], [2, 0], r"depths\[1\] is 0, of a tree of 4 nodes"),
+        ([3, 1], [2, 2], r"depths\[1\] is 2, of a tree of 1 nodes"),
+    ],
+)
+def test_rounds_that_cannot_be(nodes: list[int], depths: list[int], message: str) -> None:
+    one = dict.fromkeys(("accepted", "expected", "verify_s", "cycle_s"), (0,) * 2)
+    by_depth = (0.0,) * max(depths)
+    with pytest.raises(ValueError, match=message):
+        Rounds(nodes=tuple(nodes), depths=tuple(depths), expected_by_depth=by_depth, **one)

@@ -1,0 +1,398 @@
+"""Our decoder and transformers' generate as arms, on a tiny random model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from costmodel.errors import InputError
+from costmodel.profile.profile import Profile
+from costmodel.profile.schema import DrafterSection
+from decoder.engine import TreeDecoder
+from decoder.model.loading import load_model
+from decoder.model.target import Step, Target
+from decoder.profiling.probe import quick_profile
+from decoder.profiling.startup import ProfileChoice
+from decoder.tree.draft_tree import DraftTree
+from lab.bench.arms.builder import ArmBuilder, DecoderChoice
+from lab.bench.arms.choice import ArmChoice, plan_arms
+from lab.bench.arms.given_text import PlainTexts
+from lab.bench.arms.peers import PeerArm, share_weights, tie_weights
+from lab.bench.arms.tree_decoder import TreeArm
+from lab.bench.environment import bandwidth_limit
+from lab.bench.record import Arm
+from tests.decoder.models import greedy, round_of
+from tests.tiny_folder import isolate, write_all
+
+IDS = [5, 7, 5, 7, 5, 7, 9]
+NEW_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        place = tmp_path_factory.mktemp("runners")
+        isolate(patch, place)
+        yield write_all(place / "tiny")
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[int]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return greedy(model, IDS, NEW_TOKENS)
+
+
+def loaded(folder: Path):
+    return load_model(str(folder), dtype=torch.float32, device=torch.device("cpu"))
+
+
+def tokens_of(runner, ids=IDS, new_tokens=NEW_TOKENS, seed=0) -> list[int]:
+    """What it hands over, and that it hands it over piece by piece."""
+    pieces: list[list[int]] = []
+
+    def put(tokens) -> bool:
+        pieces.append(list(tokens))
+        return True
+
+    runner.start(ids, new_tokens, seed).run(put)
+    assert len(pieces) > 1
+    return [token for piece in pieces for token in piece]
+
+
+class TestPeers:
+    def peer(self, model, temperature=0.0, **options) -> PeerArm:
+        return PeerArm(Arm(name="x", kind="peer", policy="x"), model, temperature, options)
+
+    def test_peers_are_untouched_by_what_ours_does(self, folder: Path, expected) -> None:
+        own = loaded(folder)
+        before = own.model.config._attn_implementation
+        model = share_weights(own.model, frozenset())
+        target = Target(own, fused=False, runtime="eager")
+        assert own.model.config._attn_implementation != before
+        assert model.config._attn_implementation == before
+        theirs = dict(model.named_parameters())
+        for name, weight in own.model.named_parameters():
+            assert theirs[name].data_ptr() == weight.data_ptr()
+        assert tokens_of(self.peer(model)) == expected
+        plain = TreeDecoder(target, policy="plain")
+        assert plain.generate(IDS, max_new_tokens=NEW_TOKENS).token_ids == expected
+        assert tokens_of(self.peer(model, prompt_lookup_num_tokens=10)) == expected
+
+    def test_fused_layers_leave_one_copy_of_the_weights(self, folder: Path, expected) -> None:
+        own = loaded(folder)
+        model = share_weights(own.model, frozenset())
+        Target(own, fused=True, runtime="eager")
+        theirs = dict(model.named_parameters())
+        moved = [n for n, w in own.model.named_parameters() if w is not theirs[n]]
+        assert moved  # the layers have joined theirs
+        tie_weights(model, own.model)
+        theirs = dict(model.named_parameters())
+        assert all(weight is theirs[name] for name, weight in own.model.named_parameters())
+        assert tokens_of(self.peer(model)) == expected
+
+    def test_peers_keep_their_weights_where_ours_are_packed(self, folder: Path, expected) -> None:
+        own = loaded(folder)
+        model = share_weights(own.model, frozenset())
+        target = Target(own)
+        tie_weights(model, own.model)
+        assert target.runtime.kind == "packed"
+        assert tokens_of(self.peer(model)) == expected
+
+    def test_no_default_of_a_generation_config_stays(self, folder: Path, expected) -> None:
+        own = loaded(folder)
+        own.model.generation_config = GenerationConfig(repetition_penalty=5.0, do_sample=True)
+        assert tokens_of(self.peer(share_weights(own.model, frozenset()))) == expected
+
+    def test_it_ends_where_ours_ends(self, folder: Path, expected) -> None:
+        model = share_weights(loaded(folder).model, frozenset([expected[6]]))
+        first = expected.index(expected[6])
+        assert tokens_of(self.peer(model)) == expected[: first + 1]
+
+    def test_assisted_by_another_model(self, folder: Path, expected) -> None:
+        model = share_weights(loaded(folder).model, frozenset())
+        other = loaded(folder).model
+        assert tokens_of(self.peer(model, assistant_model=other))[:NEW_TOKENS] == expected
+
+    def test_draws_come_from_the_seed_alone(self, folder: Path) -> None:
+        peer = self.peer(share_weights(loaded(folder).model, frozenset()), temperature=1.0)
+        state = torch.get_rng_state()
+        first = tokens_of(peer, seed=3)
+        assert torch.equal(torch.get_rng_state(), state)
+        torch.manual_seed(11)
+        assert tokens_of(peer, seed=3) == first != tokens_of(peer, seed=4)
+
+
+class TestTreeArm:
+    def runner(self, folder: Path, policy: str, estimator=None, temperature=0.0) -> TreeArm:
+        choice = ProfileChoice(calibrate=False, estimator=estimator)
+        decoder = TreeDecoder(Target(loaded(folder)), policy=policy, profile=choice)
+        return TreeArm(Arm(name=policy, kind="policy", policy=policy), decoder, temperature)
+
+    def test_rounds_are_what_the_decoder_did(self, folder: Path, expected) -> None:
+        runner = self.runner(folder, "fixed:6")
+        runner.prepare(64)
+        decoding = runner.start(IDS, NEW_TOKENS, 0)
+        kept: list[int] = []
+        decoding.run(lambda tokens: not kept.extend(tokens))
+        assert kept == expected
+        details = decoding.details()
+        assert details.rounds is not None
+        stats = runner._decoder.generate(IDS, max_new_tokens=NEW_TOKENS).stats
+        assert sum(details.rounds.accepted) + details.rounds.count >= NEW_TOKENS - 1
+        assert max(details.rounds.nodes) <= 6
+        assert len(details.rounds.expected_by_depth) == max(details.rounds.depths)
+        assert sum(details.rounds.expected) == pytest.approx(
+            details.rounds.count + sum(details.rounds.expected_by_depth), abs=1e-4
+        )
+        assert stats.new_tokens == NEW_TOKENS
+        assert all(cycle >= verify for cycle, verify in zip(
+            details.rounds.cycle_s, details.rounds.verify_s, strict=True))  # fmt: skip
+        assert (details.rounds.predicted_verify_s, runner._decoder.on_round) == ((), None)
+
+    def test_predictions_are_those_before_each_round(self, folder: Path) -> None:
+        """`ema` by hand: the roofline times a bias that each round moves by a tenth."""
+        runner = self.runner(folder, "bastion", "ema")
+        decoding = runner.start(IDS, NEW_TOKENS, 0)
+        decoding.run(lambda tokens: True)
+        found = decoding.details().rounds
+        assert found is not None
+        source = runner._decoder.cost_source
+        assert source is not None
+        bias, context, first = 1.0, len(IDS), True
+        for index in range(found.count):
+            middle = 32 * (context // 32) + 16  # costs are read once for 32 tokens of context
+            bare_s = float(source.cost.cost.roofline.seconds(found.nodes[index] + 1, middle))
+            assert found.predicted_verify_s[index] == pytest.approx(bias * bare_s, abs=2e-7)
+            ratio = found.verify_s[index] / bare_s
+            # The record rounds to 0.1 us, so its ratio is only nearly the decoder's.
+            bias = ratio if first else 0.9 * bias + 0.1 * ratio
+            context, first = context + found.accepted[index] + 1, False
+        assert found.count > 3
+
+    def test_draws_come_from_the_seed_alone(self, folder: Path) -> None:
+        runner = self.runner(folder, "fixed:6", temperature=1.0)
+        first, again, other = (tokens_of(runner, seed=seed) for seed in (3, 3, 4))
+        assert first == again != other
+
+    def test_the_limit_is_the_sum_of_plain_steps(self, folder: Path) -> None:
+        decoder = TreeDecoder(Target(loaded(folder)), policy="bastion")
+        assert decoder.cost_source is not None
+        profile = decoder.cost_source.profile
+        assert profile is not None
+        physical = profile.roofline("physical")
+        by_hand = sum(float(physical.seconds(1, context)) for context in (7, 8, 9))
+        assert bandwidth_limit(profile)(7, 4) == pytest.approx(by_hand, abs=1e-7)
+        assert bandwidth_limit(None)(7, 4) is None
+
+
+class TestBuilder:
+    def test_every_kind_of_arm_gives_the_plain_text(self, folder: Path, expected) -> None:
+        drafters = {"ngram": "ngram", str(folder): "tiny"}
+        choice = DecoderChoice(profile=ProfileChoice(calibrate=False), max_nodes=16)
+        builder = ArmBuilder(loaded(folder), drafters, choice)
+        assert builder.causal_drafters == ("tiny",)
+        asked = ArmChoice(
+            policies=("chain", "bastion"),
+            drafters=tuple(drafters),
+            studies=("estimator", "dynatree"),
+            max_nodes=16,
+        )
+        arms = plan_arms(asked, causal_drafters=builder.causal_drafters)
+        runners = builder.runners(arms)
+        assert [one.arm.name for one in runners] == [arm.name for arm in arms]
+        short = {
+            one.arm.name: tokens_of(one, new_tokens=8)[:8]
+            for one in runners
+            if one.arm.drafter == "tiny" or one.arm.kind == "peer"
+        }
+        assert "transformers:assisted+tiny" in short
+        assert len(short) == 12
+        assert {name for name, tokens in short.items() if tokens != expected[:8]} == set()
+        modes = {one.arm.variant: one.arm.estimator for one in runners if one.arm.variant}
+        assert {modes[mode] for mode in ("static", "ema", "ema+calib")} == {
+            "static", "ema", "ema+calib",
+        }  # fmt: skip
+
+    @pytest.mark.parametrize("same_text", [True, False])
+    def test_arms_that_round_differently_write_one_text(
+        self, folder: Path, expected, monkeypatch: pytest.MonkeyPatch, same_text: bool
+    ) -> None:
+        """Forwards of several rows prefer another token; the time that they take is theirs."""
+        verify = Target.verify
+
+        @torch.inference_mode()
+        def rounded(target: Target, steps: Sequence[Step]) -> list[torch.Tensor]:
+            found = verify(target, steps)
+            for logits in found:
+                if len(logits) > 1:
+                    logits[:, 3] = logits.max() + 1
+            return found
+
+        monkeypatch.setattr(Target, "verify", rounded)
+        both = f"ngram+{folder}"
+        choice = DecoderChoice(same_text=same_text, profile=ProfileChoice(calibrate=False))
+        builder = ArmBuilder(loaded(folder), {"ngram": "ngram", both: "ngram+tiny"}, choice)
+        asked = ArmChoice(policies=("chain", "bastion"), drafters=("ngram", both), peers=())
+        written = {
+            one.arm.name: tokens_of(one)[:NEW_TOKENS] for one in builder.runners(plan_arms(asked))
+        }
+        assert written.pop("plain") == expected
+        assert len(written) == 4
+        assert all((tokens == expected) is same_text for tokens in written.values())
+
+    def test_arms_that_decode_together_share_weights_and_nothing_else(self, folder: Path) -> None:
+        both = f"ngram+{folder}"
+        choice = DecoderChoice(by_round=True, profile=ProfileChoice(calibrate=False))
+        builder = ArmBuilder(loaded(folder), {both: "ngram+tiny"}, choice)
+        asked = ArmChoice(policies=("chain", "fixed:3"), drafters=(both,), peers=())
+        own = [one._decoder for one in builder.runners(plan_arms(asked))]
+        for part in ("target", "drafter"):
+            assert len({id(getattr(decoder, part)) for decoder in own}) == 3
+        assert len({id(decoder.model.model) for decoder in own}) == 1
+        assert own[1].drafter.second is own[2].drafter.second
+
+    def test_the_text_of_all_is_decoded_once_for_each_length(self, folder: Path, expected) -> None:
+        decoder = TreeDecoder(Target(loaded(folder)), policy="plain")
+        texts = PlainTexts(decoder)
+        found = texts.behind(IDS, NEW_TOKENS)
+        assert found == [*IDS, *expected]
+        assert texts.behind(tuple(IDS), NEW_TOKENS) is found
+        assert texts.behind(IDS, 5) == [*IDS, *expected[:5]]
+
+    def test_dynatree_without_history_stays_as_it_is(self, folder: Path) -> None:
+        choice = DecoderChoice(profile=ProfileChoice(calibrate=False))
+        builder = ArmBuilder(loaded(folder), {"ngram": "ngram"}, choice)
+        arms = plan_arms(ArmChoice(studies=("dynatree",), peers=()))
+        own = {one.arm.name: one for one in builder.runners(arms)}
+        for name, still in (("dynatree[no-history]+ngram", True), ("dynatree+ngram", False)):
+            policy = own[name]._decoder.policy
+            before = policy.growth
+            for _ in range(40):
+                policy.observe(round_of(_chain(5), [1, 2, 3, 4, 5]))
+                policy.ended(0)
+            assert (policy.growth == before) is still
+
+    def test_n_gram_drafters_are_an_arm_s_own(self, folder: Path) -> None:
+        builder = ArmBuilder(loaded(folder), {"ngram": "ngram"}, DecoderChoice())
+        arms = plan_arms(ArmChoice(policies=("chain", "fixed:3"), peers=()))
+        drafters = [one._decoder.drafter for one in builder.runners(arms)]
+        assert len({id(drafter) for drafter in drafters}) == 3
+
+    def test_so_is_what_is_learnt_of_two_drafters_but_not_their_weights(self, folder: Path) -> None:
+        both = f"ngram+{folder}"
+        builder = ArmBuilder(loaded(folder), {both: "ngram+tiny"}, DecoderChoice())
+        arms = plan_arms(ArmChoice(policies=("chain", "fixed:3"), drafters=(both,), peers=()))
+        chain, fixed = (
+            one._decoder.drafter for one in builder.runners(arms) if one.arm.drafter is not None
+        )
+        for learnt in ("statistics", "gate", "first"):
+            assert getattr(chain, learnt) is not getattr(fixed, learnt)
+        assert chain.second is fixed.second
+
+    @pytest.mark.parametrize("home", ["kept", "not written", "bare"])
+    def test_device_and_drafters_are_timed_at_most_once(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
+    ) -> None:
+        """Whether or not costs can be kept in a profile of the user's."""
+        timed: list[str] = []
+
+        def time_drafter(drafter, target) -> DrafterSection:
+            timed.append(drafter.name)
+            return DrafterSection(
+                name=drafter.name, context=[64], median_s=[1e-3], mad_s=[0.0], n=[5]
+            )
+
+        monkeypatch.setattr("decoder.profiling.startup.time_drafter", time_drafter)
+        monkeypatch.setattr("decoder.profiling.probe.time_drafter", time_drafter)
+        probed: list[Profile] = []
+
+        def probe(*arguments) -> Profile:
+            probed.append(quick_profile(*arguments))
+            return probed[-1]
+
+        monkeypatch.setattr("decoder.profiling.startup.quick_profile", probe)
+        monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path / "home"))
+        if home == "not written":
+            (tmp_path / "home").write_text("a file is in the way")
+        drafters = {"ngram": "ngram", str(folder): "tiny", f"ngram+{folder}": "ngram+tiny"}
+        choice = DecoderChoice(profile=ProfileChoice(calibrate=home != "bare"), max_nodes=16)
+        builder = ArmBuilder(loaded(folder), drafters, choice)
+        asked = ArmChoice(
+            policies=("bastion", "bastion:printed"),
+            drafters=tuple(drafters),
+            peers=(),
+            max_nodes=16,
+        )
+        runners = builder.runners(plan_arms(asked))
+        assert sum(bool(one.arm.cost) for one in runners) == 2 * len(drafters)
+        assert len(timed) == len(set(timed)) == len(drafters)
+        assert len(probed) == (home != "bare"), "arms went by probes of their own"
+        kept = [Profile.from_yaml(path) for path in (tmp_path / "home").rglob("*.yaml")]
+        assert [len(profile.drafters) for profile in kept] == ([3] if home == "kept" else [])
+
+
+def _chain(nodes: int) -> DraftTree:
+    rows = np.arange(nodes)
+    return DraftTree(rows, rows, rows + 1, np.ones(nodes))
+
+
+class TestArms:
+    def test_names_groups_and_order(self) -> None:
+        arms = plan_arms(
+            ArmChoice(policies=("fixed:7", "plain"), studies=("sweep", "shape"), sweep=(3, 7))
+        )
+        assert [(arm.name, arm.studies) for arm in arms] == [
+            ("plain", ("policies",)),
+            ("fixed:7+ngram", ("policies", "sweep")),
+            ("fixed:3+ngram", ("sweep",)),
+            ("beam:4x15+ngram", ("shape",)),
+            ("fixed:60+ngram", ("shape",)),
+            ("transformers:plain", ("policies",)),
+            ("transformers:prompt-lookup", ("policies",)),
+        ]
+        assert [arm.nodes for arm in arms] == [None, 7, 3, 60, 60, None, None]
+
+    def test_two_drafters_together_are_called_by_both_names(self) -> None:
+        choice = ArmChoice(
+            policies=("chain",), drafters=("work/a", "ngram+work/a", "demo@block=4"), peers=()
+        )
+        assert [arm.name for arm in plan_arms(choice)] == [
+            "plain", "chain+a", "chain+ngram+a", "chain+demo@block=4",
+        ]  # fmt: skip
+
+    def test_folders_of_one_name_are_told_apart_by_those_they_lie_in(self) -> None:
+        drafters = ("/w/full/drafter", "/w/no-shift/drafter", "ngram+/w/full/drafter", "ngram",
+                    "/w/full/drafter@adapt=bandit")  # fmt: skip
+        choice = ArmChoice(policies=("chain",), drafters=drafters, peers=())
+        arms = plan_arms(choice)[1:]
+        assert [(arm.name, arm.updates) for arm in arms] == [
+            ("chain+full/drafter", ""),
+            ("chain+no-shift/drafter", ""),
+            ("chain+ngram+full/drafter", ""),
+            ("chain+ngram", ""),
+            ("chain+full/drafter@adapt=bandit", "bandit"),
+        ]
+
+    @pytest.mark.parametrize(
+        ("changed", "message"),
+        [
+            ({"policies": ("fixed:0",)}, "'fixed:0' is not a policy"),
+            ({"studies": ("sweeps",)}, "'sweeps' is not a study"),
+            ({"peers": ("vllm",)}, "'vllm' is not a peer"),
+            ({"peers": ("assisted",)}, "assisted generation needs a drafter that is a causal"),
+            ({"drafters": ("a/x", "a/x")}, "two drafters are called 'x'"),
+            ({"drafters": ("/c/a/x", "/d/a/x")}, "two drafters are called 'a/x'"),
+            ({"drafters": ("x@adapt=often",)}, "'often' does not say how a drafter is updated"),
+            ({"drafters": (" ",)}, "the drafter's name is empty"),
+            ({"studies": ("sweep",), "sweep": ()}, "the sweep has no tree size"),
+        ],
+    )
+    def test_what_is_wrong_is_said(self, changed: dict, message: str) -> None:
+        with pytest.raises(InputError) as error:
+            plan_arms(ArmChoice(**changed))
+        assert message in str(error.value)

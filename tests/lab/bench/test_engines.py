@@ -1,0 +1,282 @@
+"""Other engines as peers: options, processes that fail, model files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from costmodel.errors import InputError
+from decoder.model.demo_model import DEMO_NAME
+from lab.bench import session
+from lab.bench.arms.base import PeerFailure
+from lab.bench.engines.choice import engine_arms, engine_choices
+from lab.bench.engines.environment import EngineEnvironment, look_into
+from lab.bench.engines.gguf_file import is_gguf, write_gguf
+from lab.bench.engines.model_file import check_model, precision
+from lab.bench.engines.process import EngineProcess
+from lab.bench.record import Result
+from lab.bench.schedule import BenchProgress
+from lab.bench.store import read_result
+from profiler import cli
+from tests.tiny_folder import isolate, write_all
+
+ROOT = Path(__file__).parents[3]
+STUB = ROOT / "tests" / "data" / "stub_engine.py"
+OPTIONS = {"context": 99, "dtype": "float32", "ends": [], "mode": ["ngram-mod", 0]}
+
+
+@pytest.fixture
+def stub(tmp_path: Path) -> str:
+    """An interpreter with llama.cpp, as far as a run can tell."""
+    path = tmp_path / "python"
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{STUB}" "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+class Place:
+    """A tiny target, three prompts, and a file that begins as GGUF files do."""
+
+    def __init__(self, folder: Path, stub: str) -> None:
+        self.folder, self.stub = folder, stub
+        self.target = str(write_all(folder / "tiny"))
+        self.prompts = folder / "letters.jsonl"
+        lines = [{"id": f"p{i}", "prompt": "ab" * i} for i in range(1, 4)]
+        self.prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        self.gguf = folder / "model.gguf"
+        self.gguf.write_bytes(b"GGUF and more")
+        self.output = folder / "out.json"
+
+    def bench(self, *more: str) -> int:
+        words = ["bench", "--target", self.target, "--device", "cpu", "--dtype", "float32"]
+        words += ["--prompts", str(self.prompts), "--policy", "chain", "--peers", "none"]
+        words += ["--engine", f"llama.cpp={self.stub}", "--new-tokens", "8"]
+        words += ["--engine-option", f"llama.cpp:model={self.gguf}", "--output", str(self.output)]
+        return cli.run([*words, *more])
+
+    def result(self, *options: str) -> Result:
+        words = [word for one in options for word in ("--engine-option", f"llama.cpp:{one}")]
+        assert self.bench(*words) == 0
+        return read_result(self.output)
+
+
+@pytest.fixture
+def place(tmp_path: Path, stub: str, monkeypatch: pytest.MonkeyPatch) -> Place:
+    isolate(monkeypatch, tmp_path)
+    return Place(tmp_path, stub)
+
+
+class TestRuns:
+    def test_arms_of_an_engine_are_timed_like_others(self, place: Place) -> None:
+        result = place.result("late=true")
+        names = ["plain", "chain+ngram", "llama.cpp:plain", "llama.cpp:ngram-mod"]
+        assert [arm.name for arm in result.arms] == names and not result.failed
+        (engine,) = result.engines
+        assert engine.versions == {"xllamacpp": "1.2.3"} and engine.model == "model.gguf"
+        assert engine.options == {"late": True}
+        assert engine.precision == "weights as its model file has them"
+        for response in result.of("llama.cpp:ngram-mod"):
+            assert response.tokens == (3,) * 8 and response.first_tokens == 1
+            assert 0 < response.first_token_s < response.total_s
+            assert response.peak_memory_bytes is None and response.rounds is None
+
+    @pytest.mark.parametrize(
+        ("fails", "reason"),
+        [
+            ("exits", "its process ended with exit code 7: MemoryError: no room"),
+            ("killed", "its process was ended by SIGKILL"),
+            ("stops", "its text ended after 4 of 8 tokens without an end token"),
+        ],
+    )
+    def test_an_engine_that_fails_is_a_row_and_the_rest_goes_on(
+        self, place: Place, fails: str, reason: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        result = place.result(f"fails={fails}")
+        (failed,) = result.failed
+        assert (failed.name, failed.prompt, failed.answered, failed.reason) == (
+            "llama.cpp:ngram-mod", "p2", 1, reason,
+        )  # fmt: skip
+        assert [arm.name for arm in result.arms] == ["plain", "chain+ngram", "llama.cpp:plain"]
+        assert len(result.of("llama.cpp:plain")) == 3
+        captured = capsys.readouterr()
+        row = next(line for line in captured.out.splitlines() if "ngram-mod" in line)
+        assert row.split()[:2] == ["llama.cpp:ngram-mod", "failed"]
+        assert f"failed at prompt 'p2', after 1 texts, which are left out: {reason}" in captured.err
+
+    def test_an_engine_that_does_not_start_is_a_row(self, place: Place) -> None:
+        (failed,) = place.result("fails=start").failed
+        assert failed.prompt is None and failed.answered == 0
+        assert failed.reason.endswith("exit code 1: RuntimeError: cannot load the model")
+
+    @pytest.mark.slow
+    def test_a_failed_arm_stays_failed_when_the_run_is_resumed(
+        self, place: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = session.run_schedule
+
+        def killed(runners: Any, schedule: Any, journal: Any, tools: Any, listener: Any) -> Any:
+            def listen(progress: BenchProgress) -> None:
+                if progress.done == 9:
+                    raise KeyboardInterrupt
+
+            return real(runners, schedule, journal, tools, listen)
+
+        option = ("--engine-option", "llama.cpp:fails=exits")
+        with monkeypatch.context() as patch:
+            patch.setattr(session, "run_schedule", killed)
+            assert place.bench(*option) == 130
+        journal = place.output.with_name("out.json.journal").read_text()
+        assert '"failed"' in journal
+        assert place.bench(*option) == 0
+        (failed,) = read_result(place.output).failed
+        assert (failed.prompt, failed.answered) == ("p2", 1)
+
+    @pytest.mark.slow
+    def test_the_page_tells_engines_and_failures(self, place: Place) -> None:
+        page = place.folder / "page.html"
+        assert place.bench("--engine-option", "llama.cpp:fails=exits", "--html", str(page)) == 0
+        text = page.read_text()
+        assert "xllamacpp 1.2.3" in text and "MemoryError: no room" in text
+
+
+def test_a_process_is_asked_again_after_its_end(stub: str) -> None:
+    options = OPTIONS | {"arguments": {"fails": "exits"}}
+    process = EngineProcess(stub, "llama.cpp", options, {})
+    assert [token for part in process.decode([1], 4) for token in part] == [3] * 4
+    list(process.decode([1], 4))
+    for _ in range(2):
+        with pytest.raises(PeerFailure, match="exit code 7"):
+            list(process.decode([1], 4))
+    process.close()
+    process.close()
+
+
+REFUSED = [
+    ((("sglang", None),), (), "'sglang' is not an engine. Use vllm, openvino, llama.cpp."),
+    ((("vllm", None), ("vllm", "p")), (), "the engine vllm is named twice"),
+    ((("vllm", None),), (("openvino", "model", "x"),), "of an engine that does not run"),
+    ((("vllm", None),), (("vllm", "modes", "ngram-3,tree-5"),), "'tree-5' is not a mode of vllm"),
+    ((("vllm", None),), (("vllm", "modes", "ngram"),), "'ngram' is not a mode of vllm"),
+    ((("vllm", None),), (("vllm", "model", "x"),), "vllm takes the target itself"),
+]
+
+
+@pytest.mark.parametrize(("engines", "options", "message"), REFUSED)
+def test_what_cannot_be_asked_for_is_named(engines, options, message) -> None:
+    with pytest.raises(InputError) as raised:
+        engine_choices(engines, options)
+    assert message in str(raised.value)
+
+
+def test_modes_are_arms_and_other_options_the_engines_own() -> None:
+    (choice,) = engine_choices(
+        [("vllm", "/env/bin/python")],
+        [("vllm", "modes", "ngram-3,dflash-7,ngram-3"), ("vllm", "enforce_eager", False)],
+    )
+    names = [arm.name for arm in engine_arms(choice)]
+    assert names == ["vllm:plain", "vllm:ngram-3", "vllm:dflash-7"]
+    assert choice.mode("dflash-7") == ("dflash", 7) and choice.mode("plain") is None
+    assert choice.arguments == {"enforce_eager": False}
+    (choice,) = engine_choices([("llama.cpp", None)], [("llama.cpp", "modes", "none")])
+    assert [arm.name for arm in engine_arms(choice)] == ["llama.cpp:plain"]
+
+
+@pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"])
+def test_an_interpreter_that_does_not_run(python: str) -> None:
+    (choice,) = engine_choices([("vllm", python)], [])
+    with pytest.raises(InputError, match="is no Python interpreter that runs"):
+        look_into(choice)
+
+
+def test_an_interpreter_without_the_engine(stub: str) -> None:
+    (choice,) = engine_choices([("openvino", stub)], [])
+    with pytest.raises(InputError, match="has no package openvino_genai") as raised:
+        look_into(choice)
+    assert "pip install openvino-genai" in raised.value.hint
+
+
+def here(exports: bool = False) -> EngineEnvironment:
+    return EngineEnvironment(python="python", exports=exports, prefix=Path("/"), versions={})
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "target", "message"),
+    [
+        ("llama.cpp", None, "Qwen/Qwen3-8B", "convert_hf_to_gguf.py Qwen/Qwen3-8B --outtype bf16"),
+        ("llama.cpp", "none.gguf", DEMO_NAME, "none.gguf is not a GGUF file"),
+        ("llama.cpp", "other.bin", DEMO_NAME, "other.bin is not a GGUF file"),
+        ("openvino", None, "Qwen/Qwen3-8B", "--weight-format fp16 --model Qwen/Qwen3-8B FOLDER"),
+        ("openvino", ".", "Qwen/Qwen3-8B", ". is not a folder with openvino_model.xml"),
+    ],
+)
+def test_a_missing_model_is_named_with_the_command(
+    engine, model, target, message, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("other.bin").write_bytes(b"\x00" * 9)
+    options = [] if model is None else [(engine, "model", model)]
+    (choice,) = engine_choices([(engine, None)], options)
+    with pytest.raises(InputError) as raised:
+        check_model(choice, here(), target)
+    assert message in str(raised.value)
+
+
+def test_models_that_can_be_made_or_are_there_pass(tmp_path: Path) -> None:
+    (tmp_path / "openvino_model.xml").touch()
+    (choice,) = engine_choices([("openvino", None)], [("openvino", "model", str(tmp_path))])
+    check_model(choice, here(), "any")
+    assert precision(choice, "bfloat16") == (
+        "weights as its model file has them, computed in bfloat16"
+    )
+    (choice,) = engine_choices([("openvino", None)], [])
+    check_model(choice, here(exports=True), "any")
+    assert precision(choice, "bfloat16") == "float16 weights, computed in bfloat16"
+    if find_spec("gguf") is not None:
+        (choice,) = engine_choices([("llama.cpp", None)], [])
+        check_model(choice, here(), DEMO_NAME)
+
+
+@pytest.mark.parametrize("more", [("--temperature", "1"), ("--weights", "random")])
+def test_engines_decode_greedily_with_the_targets_weights(place: Place, more, capsys) -> None:
+    assert place.bench(*more) == 2
+    line = capsys.readouterr().err
+    assert "engines decode at temperature 0" in line or "target's own weights" in line
+    assert line.count("\n") == 1
+
+
+def test_a_gguf_file_keeps_its_fields_and_values(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    source, path = tmp_path / "quantised.gguf", tmp_path / "plain.gguf"
+    matrix = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
+    norm = np.linspace(0, 1, 64, dtype=np.float32)
+    writer = gguf.GGUFWriter(source, "llama")
+    writer.add_block_count(30)
+    writer.add_token_list(["a", "b"])
+    kind = gguf.GGMLQuantizationType.Q8_0
+    quantised = gguf.quants.quantize(matrix, kind)
+    writer.add_tensor("matrix", quantised, raw_dtype=kind)
+    writer.add_tensor("norm", norm)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    write_gguf(source, path, "float32")
+    assert is_gguf(path)
+    reader = gguf.GGUFReader(path)
+    assert reader.fields["llama.block_count"].contents() == 30
+    assert reader.fields["tokenizer.ggml.tokens"].contents() == ["a", "b"]
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    assert np.array_equal(tensors["norm"].data, norm)
+    scale_error = np.abs(matrix).max() / 127
+    assert np.allclose(tensors["matrix"].data, matrix, atol=scale_error)
+    write_gguf(source, path, "bfloat16")
+    reader = gguf.GGUFReader(path)
+    assert {tensor.name: tensor.tensor_type.name for tensor in reader.tensors} == {
+        "matrix": "BF16", "norm": "F32",
+    }  # fmt: skip

@@ -1,0 +1,307 @@
+"""Arms whose drafter learns between texts: what it costs, what is kept, and what a kill loses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from costmodel.errors import InputError
+from decoder.model.loading import load_model
+from decoder.model.runtime.linear import plain_state
+from decoder.profiling.startup import ProfileChoice
+from lab.bench.analysis.families import update_figures
+from lab.bench.analysis.ratios import compare_arms, rate, tally_arm
+from lab.bench.analysis.warnings import result_warnings
+from lab.bench.arms.base import Put
+from lab.bench.arms.builder import ArmBuilder, DecoderChoice
+from lab.bench.arms.choice import ArmChoice, plan_arms
+from lab.bench.arms.drafter_names import drafter_labels
+from lab.bench.record import Model, Result, Update
+from lab.bench.report.drafter_tables import drafter_tables
+from lab.bench.report.terminal import print_result
+from lab.bench.schedule import Schedule, Tools, open_journal, run_schedule
+from lab.bench.store import read_result, write_result
+from tests.decoder.models import greedy
+from tests.decoder.specblock_models import specblock_folder
+from tests.profiler import fake_bench
+from tests.profiler.fake_bench import (
+    Clock,
+    FakeArm,
+    FakeDecoding,
+    arm,
+    encoded,
+    result,
+    settings,
+)
+from tests.tiny_folder import isolate, write_all
+
+UPDATE_S = 0.5
+NEW_TOKENS = 21
+HEADER = {"device": "a CPU"}
+LEARNING = arm("chain+d@adapt=always", drafter="d@adapt=always", updates="always")
+FIXED = arm("chain+d", drafter="d", studies=("policies",))
+MODELS = (
+    Model(name="d", hash="d", kind="specblock"),
+    Model(name="d@adapt=always", hash="d", kind="specblock", updates="always", same_as="d"),
+)
+
+
+@dataclass
+class Learner(FakeArm):
+    """Trains behind every second text for half a second, and rolls back behind the fourth."""
+
+    learnt: list[str] = field(default_factory=list)
+
+    def start(self, ids: Sequence[int], new_tokens: int, seed: int) -> LearningDecoding:
+        plain = super().start(ids, new_tokens, seed)
+        return LearningDecoding(self, plain.text, plain.slowness)
+
+
+class LearningDecoding(FakeDecoding):
+    done = False
+
+    def run(self, put: Put) -> None:
+        super().run(put)
+        self.done = True
+
+    def rehearse(self) -> None:
+        assert self.done
+        self.runner.clock.now_s += 77.0  # timed nowhere
+        self.runner.learnt.append("rehearsal")
+
+    def update(self) -> Update:
+        assert self.done
+        learnt = self.runner.learnt
+        learnt.append("update")
+        place = learnt.count("update")
+        if place % 2 == 0:
+            self.runner.clock.now_s += UPDATE_S
+        return Update(
+            seconds=0.0,
+            action="heads" if place == 2 else "full",
+            trained=place % 2 == 0,
+            rollback=place == 4,
+        )
+
+
+def endless(ids: Sequence[int]) -> list[int]:
+    return [1, 2, 3, 4] * 20
+
+
+def runners(clock: Clock) -> list[FakeArm]:
+    return [
+        FakeArm(arm("plain"), clock, endless),
+        FakeArm(FIXED, clock, endless, round_s=0.025, tokens_a_round=4),
+        Learner(LEARNING, clock, endless, round_s=0.020, tokens_a_round=4),
+    ]
+
+
+def schedule(prompts: int = 6, repeats: int = 1) -> Schedule:
+    return Schedule(
+        prompts=[encoded(f"p{i}", [5] * (i + 1)) for i in range(prompts)],
+        new_tokens=NEW_TOKENS,
+        repeats=repeats,
+        ends=frozenset(),
+    )
+
+
+def run(own: list[FakeArm], plan: Schedule, journal=None) -> Result:
+    return fake_bench.run(own, plan, journal, drafters=MODELS)
+
+
+@pytest.mark.slow
+class TestKnownCosts:
+    def test_decoding_leaves_updates_out_and_end_to_end_pays_them(self) -> None:
+        """20 tokens in 5 rounds of 20 ms, 50 ms before them, three updates of half a second."""
+        found = run(runners(Clock()), schedule())
+        name = LEARNING.name
+        assert rate(tally_arm(found, name, "decode")) == pytest.approx(20 / 0.1)
+        assert rate(tally_arm(found, name, "total")) == pytest.approx(6 * 21 / (6 * 0.15 + 1.5))
+        decode, whole = (
+            compare_arms(found, name, FIXED.name, part) for part in ("decode", "total")
+        )
+        assert decode is not None and decode.pooled == pytest.approx(0.025 / 0.020)
+        assert whole is not None
+        assert whole.pooled == pytest.approx((6 * 0.175) / (6 * 0.15 + 1.5))
+
+    def test_every_text_is_learnt_from_once_and_the_warm_up_never(self) -> None:
+        own = runners(Clock())
+        found = run(own, schedule())
+        assert own[2].learnt == ["rehearsal", *["update"] * 6]
+        made = [one.update for one in found.of(LEARNING.name)]
+        assert [one.seconds for one in made] == pytest.approx([0.0, UPDATE_S] * 3)
+        assert [one.trained for one in made] == [False, True] * 3
+        assert all(one.update is None for one in found.of("plain") + found.of(FIXED.name))
+
+    def test_the_figures(self) -> None:
+        [own] = update_figures(run(runners(Clock()), schedule()))
+        assert (own.updater, own.fixed) == ("always", FIXED.name)
+        assert (own.texts, own.updates) == ({"full": 5, "heads": 1}, {"heads": 1, "full": 2})
+        assert own.rollbacks == 1
+        assert own.update_s == pytest.approx(1.5)
+        assert own.update_share == pytest.approx(1.5 / (1.5 + 6 * 0.15))
+        assert own.tokens_per_s == pytest.approx(200.0)
+        assert own.end_to_end_tokens_per_s == pytest.approx(6 * 21 / 2.4)
+        assert own.over_plain is not None and own.over_plain.pooled == pytest.approx(2.0)
+        assert own.end_to_end_over_plain is not None
+        assert own.end_to_end_over_plain.pooled == pytest.approx(6 * 0.25 / 2.4)
+
+    def test_the_tables_show_both(self, capsys: pytest.CaptureFixture[str]) -> None:
+        found = run(runners(Clock()), schedule())
+        learnt, gains = drafter_tables(found)
+        [row] = [dict(zip(learnt.columns[:5], row, strict=False)) for row in learnt.rows]
+        assert row == {
+            "arm": LEARNING.name,
+            "updates": "2 full, 1 heads",
+            "rollbacks": "1",
+            "seconds of updates": "1.50",
+            "of its time": "62.5%",
+        }
+        assert learnt.rows[0][5:7] == ["200.0", "2.00x"]
+        assert learnt.rows[0][8:10] == [f"{126 / 2.4:.1f}", "0.62x"]
+        assert gains.rows[0][1:5:2] == [FIXED.name, "1.25-1.25"]
+        assert (gains.rows[0][2], gains.rows[0][4]) == ("1.25x", f"{1.05 / 2.4:.2f}x")
+        print_result(found)
+        assert "Updates while serving" in capsys.readouterr().out
+
+    def test_what_is_written_comes_back(self, tmp_path: Path) -> None:
+        found = run(runners(Clock()), schedule())
+        write_result(found, tmp_path / "out.json")
+        assert read_result(tmp_path / "out.json") == found
+
+
+@pytest.mark.slow
+class TestInterrupted:
+    def killed(self, path: Path, after: int) -> None:
+        """Kill the run where the plain arm begins its text number `after` (the warm-up's is 0)."""
+        own = runners(Clock())
+        own[0].interrupt_at = after
+        with open_journal(path, HEADER, fresh=False) as journal, pytest.raises(KeyboardInterrupt):
+            run(own, schedule(), journal)
+
+    @pytest.mark.slow
+    def test_a_learning_arm_begins_anew_and_says_so(self, tmp_path: Path) -> None:
+        whole = run(runners(Clock()), schedule())
+        self.killed(tmp_path / "out.json", after=4)
+        own = runners(Clock())
+        with open_journal(tmp_path / "out.json", HEADER, fresh=False) as journal:
+            before = [record["response"]["arm"] for record in journal.records]
+            found = run(own, schedule(), journal)
+        again = before.count(LEARNING.name)
+        assert again > 1
+        assert own[2].learnt == ["rehearsal", *["update"] * 6]
+        assert len(own[1].calls) == 1 + 6 - before.count(FIXED.name)  # what it had done is kept
+        told = [one.warnings for one in found.of(LEARNING.name)]
+        assert [len(lines) for lines in told] == [1] * again + [0] * (6 - again)
+        [warning] = [line for line in result_warnings(found) if "was lost" in line]
+        assert warning.startswith(LEARNING.name) and "not in turn" in warning
+        bare = tuple(replace(one, warnings=()) for one in found.responses)
+        assert bare == whole.responses
+
+    @pytest.mark.slow
+    def test_the_warning_outlives_a_second_kill(self, tmp_path: Path) -> None:
+        for after in (4, 2):
+            self.killed(tmp_path / "out.json", after)
+        with open_journal(tmp_path / "out.json", HEADER, fresh=False) as journal:
+            found = run(runners(Clock()), schedule(), journal)
+        assert [line for line in result_warnings(found) if "was lost" in line]
+
+    @pytest.mark.slow
+    def test_one_that_had_come_to_its_end_is_kept(self, tmp_path: Path) -> None:
+        with open_journal(tmp_path / "out.json", HEADER, fresh=False) as journal:
+            first = run(runners(Clock()), schedule(), journal)
+        own = runners(Clock())
+        with open_journal(tmp_path / "out.json", HEADER, fresh=False) as journal:
+            assert run(own, schedule(), journal) == first
+        assert own[2].learnt == []
+
+
+@pytest.mark.slow
+class TestWarnings:
+    def test_repeats_and_idle_arms_are_named(self) -> None:
+        found = run(runners(Clock()), schedule(prompts=1))
+        [idle] = [line for line in result_warnings(found) if "no update" in line]
+        assert LEARNING.name in idle
+        repeated = run(runners(Clock()), schedule(prompts=1, repeats=4))
+        lines = result_warnings(repeated)
+        assert not [line for line in lines if "no update" in line]
+        assert [line for line in lines if "had learnt from it" in line]
+        plain = replace(repeated, arms=tuple(replace(a, updates="") for a in repeated.arms))
+        assert not [line for line in result_warnings(plain) if "learnt" in line]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A tiny target and a random SpecBlock drafter for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("updates")
+        isolate(patch, folder)
+        write_all(folder / "tiny")
+        specblock_folder(folder / "draft", vocab_size=260, feature_layers=[0, 1, 1])
+        yield folder
+
+
+@pytest.mark.slow
+class TestRealArms:
+    def builder(self, place: Path, drafters: Sequence[str]) -> ArmBuilder:
+        loaded = load_model(str(place / "tiny"), dtype=torch.float32, device=torch.device("cpu"))
+        choice = DecoderChoice(profile=ProfileChoice(calibrate=False))
+        return ArmBuilder(loaded, drafter_labels(drafters), choice)
+
+    @pytest.mark.slow
+    def test_arms_learn_apart_and_write_the_plain_text(self, place: Path) -> None:
+        draft = str(place / "draft")
+        drafters = (draft, f"{draft}@adapt=no-bandit")
+        builder = self.builder(place, drafters)
+        arms = plan_arms(ArmChoice(policies=("chain", "fixed:12"), drafters=drafters, peers=()))
+        names = [arm.name for arm in arms]
+        assert names[3:] == ["chain+draft@adapt=no-bandit", "fixed:12+draft@adapt=no-bandit"]
+        own = builder.runners(arms)
+        plan = Schedule(
+            prompts=[encoded(f"p{i}", [5, 7, 5, 9, 40 + i]) for i in range(4)],
+            new_tokens=16,
+            repeats=1,
+            ends=builder.ends,
+        )
+        responses = run_schedule(own, plan, None, Tools()).responses
+        found = result(arms, [one.prompt for one in plan.prompts], responses,
+                       settings=settings(new_tokens=16), drafters=builder.drafters())  # fmt: skip
+        for number, one in enumerate(found.of("plain")):
+            ids = list(plan.prompts[number].ids)
+            text = greedy(builder.loaded.model, ids, 16)
+            assert list(one.tokens) == text[: len(one.tokens)]
+            assert all(found.of(name)[number].tokens == one.tokens for name in names)
+        for name in names[3:]:
+            made = [one.update for one in found.of(name)]
+            assert [(one.action, one.trained) for one in made] == [("full", True)] * 4
+            assert all(one.seconds > 0 for one in made)
+        models = [one._decoder.drafter for one in own[3:]]
+        weights = [plain_state(model._serving)["lm_head.weight"] for model in models]
+        assert models[0]._serving is not models[1]._serving
+        assert not torch.equal(weights[0], weights[1])
+        fixed = plain_state(own[1]._decoder.drafter.model)["lm_head.weight"]
+        first = builder.target.head_weight()[own[1]._decoder.drafter.tokens]
+        assert torch.equal(fixed, first)
+        assert [one.fixed for one in update_figures(found)] == names[1:3]
+        full, updated = found.drafters
+        assert (full.kind, full.updates, full.same_as) == ("specblock", "", None)
+        assert (updated.updates, updated.same_as, updated.source) == (
+            "no-bandit", "draft", "draft@adapt=no-bandit",
+        )  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("drafter", "message"),
+        [
+            ("ngram@adapt=bandit", "'ngram@adapt=bandit': only a SpecBlock drafter"),
+            ("{draft}@adapt=", "'' does not say how a drafter is updated"),
+            ("ngram+{draft}@adapt=always", "only a SpecBlock drafter can be updated"),
+        ],
+    )
+    def test_what_cannot_be_updated(self, place: Path, drafter: str, message: str) -> None:
+        with pytest.raises(InputError) as error:
+            self.builder(place, [drafter.format(draft=place / "draft")])
+        assert message in str(error.value)

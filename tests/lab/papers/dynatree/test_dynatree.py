@@ -1,0 +1,278 @@
+"""DynaTree's rules against its Algorithm 1 spelt out, and its updates against sums by hand."""
+
+from collections import deque
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodel.errors import InputError
+from decoder.policies.base import Limits
+from decoder.policies.parse import parse_policy
+from decoder.tree.draft_tree import EMPTY, CandidateTree, DraftTree, Lattice
+from decoder.tree.growth import grow, source_of
+from lab.papers.dynatree.policy import ConfidentGrowth, DynaTree, HistorySettings
+from tests.decoder.models import round_of
+
+FREE = Limits(nodes=10_000, depth=64)
+
+
+def lattice(*probabilities):
+    """Tokens say where they come from: 10 * depth + rank."""
+    rows = np.array(probabilities)
+    tokens = 10 * np.arange(1, len(rows) + 1)[:, None] + np.arange(rows.shape[1])
+    return Lattice(tokens.astype(np.int64), rows)
+
+
+def paths(tree):
+    found = {0: ()}
+    for node in range(len(tree.tokens)):
+        found[node + 1] = (*found[int(tree.parents[node])], int(tree.tokens[node]))
+    return [found[row] for row in range(1, len(found))]
+
+
+def grown(candidates, **changes):
+    return paths(grow(source_of(candidates), ConfidentGrowth(**changes), 64))
+
+
+OPEN = {"stop_score": 0.0, "deep_score": 0.0, "least_score": 0.0}
+
+
+def test_breadth_follows_the_confidence_of_the_parent():
+    """Section 3.3: one child from 0.9 on, three below 0.4, two between."""
+    for confidence, children in ((0.95, 1), (0.9, 1), (0.89, 2), (0.4, 2), (0.39, 3)):
+        row = [confidence, 0.3, 0.2, 0.1] if confidence < 0.5 else [confidence, 0.04, 0.03, 0.02]
+        assert len(grown(lattice(row), **OPEN)) == children
+
+
+def test_the_paths_of_a_small_tree_by_hand():
+    """Scores 0.5, 0.3 | 0.5 * (0.95) = 0.475, 0.3 * 0.95 = 0.285 | level 3 from c = 0.35.
+
+    Level 3: 0.475 * (0.35, 0.3, 0.2) = 0.166, 0.143, 0.095; 0.285 * ... = 0.100, 0.086, 0.057.
+    """
+    candidates = lattice([0.5, 0.3, 0.1], [0.95, 0.02, 0.01], [0.35, 0.3, 0.2], [0.95, 0.01, 0.01])
+    expected_two = [(10,), (11,), (10, 20), (11, 20)]
+    level_three = [(*path, 30 + rank) for path in ((10, 20), (11, 20)) for rank in range(3)]
+    # Pruned below 0.09, stopped below 0.12, and beyond depth 3 only above 0.15.
+    kept = [(10, 20, 30), (10, 20, 31), (10, 20, 32), (11, 20, 30)]
+    assert grown(candidates, base_depth=4, stop_score=0.12, deep_score=0.15, least_score=0.09) == [
+        *expected_two,
+        *kept,
+        (10, 20, 30, 40),
+        (10, 20, 31, 40),
+    ]
+    assert grown(candidates, base_depth=3, stop_score=0.12, deep_score=0.15, least_score=0.09) == [
+        *expected_two,
+        *kept,
+        (10, 20, 30, 40),
+    ]
+    assert grown(candidates, base_depth=3, max_depth=3, **OPEN) == expected_two + level_three
+
+
+def test_the_node_budget_ends_the_tree_breadth_first():
+    candidates = lattice([0.5, 0.3, 0.1], [0.6, 0.3, 0.1], [0.7, 0.2, 0.1])
+    whole = grown(candidates, **OPEN)
+    assert len(whole) == 2 + 4 + 8
+    for most in range(1, 15):
+        assert grown(candidates, max_nodes=most, **OPEN) == whole[:most]
+
+
+def algorithm_1(children, rule):
+    """The paper's loop from a queue, rooted at the bonus token, pruned children left out."""
+    queue, nodes = deque([((), 1.0)]), []
+    while queue and len(nodes) < rule.max_nodes:
+        path, score = queue.popleft()
+        depth = len(path)
+        if depth >= rule.max_depth or score < rule.stop_score:
+            continue
+        if depth >= rule.base_depth and score <= rule.deep_score:
+            continue
+        below = children(path)
+        if not below:
+            continue
+        confidence = max(probability for _, probability in below)
+        if confidence >= rule.sure:
+            breadth = rule.few
+        elif confidence < rule.unsure:
+            breadth = rule.many
+        else:
+            breadth = rule.some
+        for token, probability in sorted(below, key=lambda child: -child[1])[:breadth]:
+            if score * probability >= rule.least_score and len(nodes) < rule.max_nodes:
+                nodes.append((*path, token))
+                queue.append(((*path, token), score * probability))
+    return nodes
+
+
+def confident_tree(rng, depth, width):
+    """A full candidate tree whose nodes are sure or unsure at random, and its children."""
+    tokens, parents, probabilities, table = [], [], [], {}
+    level = [(0, ())]
+    for _ in range(depth):
+        following = []
+        for row, path in level:
+            shares = -np.sort(-rng.dirichlet(np.full(width + 1, rng.choice([0.1, 0.6, 5.0]))))
+            table[path] = [(int(token), float(p)) for token, p in enumerate(shares[:width])]
+            for token, p in table[path]:
+                tokens.append(token)
+                parents.append(row)
+                probabilities.append(p)
+                following.append((len(tokens), (*path, token)))
+        level = following
+    tree = CandidateTree(np.array(tokens), np.array(parents), np.array(probabilities))
+    return tree, lambda path: table.get(path, [])
+
+
+rules = st.builds(
+    ConfidentGrowth,
+    base_depth=st.integers(1, 4),
+    max_depth=st.integers(1, 6),
+    few=st.just(1),
+    some=st.integers(1, 2),
+    many=st.integers(2, 4),
+    sure=st.sampled_from([0.0, 0.3, 0.7, 0.9, 1.0]),
+    unsure=st.sampled_from([0.2, 0.4]),
+    stop_score=st.sampled_from([0.0, 0.05, 0.2]),
+    deep_score=st.sampled_from([0.1, 0.3]),
+    least_score=st.sampled_from([0.0, 0.03, 0.1]),
+    max_nodes=st.sampled_from([1, 7, 40, 256]),
+)
+
+
+@pytest.mark.slow
+@given(st.integers(0, 10_000), rules)
+@settings(max_examples=150, deadline=None)
+def test_the_tree_is_that_of_algorithm_1(seed, rule):
+    candidates, children = confident_tree(np.random.default_rng(seed), 5, 4)
+    found = grow(source_of(candidates), rule, 64)
+    assert paths(found) == algorithm_1(children, rule)
+    again = grow(source_of(found), rule, 64)
+    np.testing.assert_array_equal(again.tokens, found.tokens)
+    np.testing.assert_array_equal(again.parents, found.parents)
+
+
+def test_the_policy_verifies_the_grown_tree_with_its_path_scores():
+    candidates, children = confident_tree(np.random.default_rng(1), 5, 4)
+    policy = DynaTree(max_nodes=256)
+    tree = policy.choose(candidates, 10, FREE)
+    expected = algorithm_1(children, policy.growth)
+    assert sorted(paths(tree)) == sorted(expected)
+    for path, score in zip(paths(tree), tree.scores, strict=True):
+        factors = [dict(children(path[:depth]))[path[depth]] for depth in range(len(path))]
+        assert score == pytest.approx(np.prod(factors), rel=1e-12)
+    assert policy.choose(candidates, 10, Limits(nodes=3, depth=64)).nodes == 3
+    assert policy.choose(candidates, 10, Limits(nodes=300, depth=1)).depths.tolist() == [1] * len(
+        [path for path in expected if len(path) == 1]
+    )
+    assert DynaTree(max_nodes=64).growth.max_nodes == 64
+    assert DynaTree(max_nodes=1000).max_nodes == 256
+
+
+def chain_of(depth):
+    rows = np.arange(depth, dtype=np.int64)
+    return DraftTree(rows, rows, rows + 1, np.full(depth, 0.5))
+
+
+def write(policy, text, *rounds):
+    """One text, its rounds given as (drafted levels, accepted ones)."""
+    for depth, accepted in rounds:
+        finished = round_of(chain_of(depth), list(range(1, accepted + 1)), 100)
+        policy.observe(replace(finished, text=text))
+    policy.ended(text)
+
+
+def test_the_defaults_are_those_of_the_authors_code():
+    growth, history = ConfidentGrowth(), HistorySettings()
+    assert (growth.deep_score, growth.least_score, growth.stop_score) == (0.5, 0.05, 0.1)
+    assert (history.window, history.least_texts, history.target_share) == (10, 5, 0.7)
+    assert (history.dead_zone, history.depth_step, history.threshold_step) == (0.1, 1, 0.05)
+
+
+def test_nothing_is_adapted_within_a_text_or_before_the_fifth():
+    policy = DynaTree(256)
+    for text in range(4):
+        write(policy, text, *[(5, 5)] * 50)
+    policy.ended(99)  # a text without any tree
+    assert policy.growth == ConfidentGrowth()
+    for _ in range(50):
+        policy.observe(round_of(chain_of(5), [1, 2, 3, 4, 5], 100))
+        policy.observe(round_of(EMPTY, [], 100))
+    assert policy.growth == ConfidentGrowth()
+    policy.ended(0)
+    assert policy.growth.base_depth == 6
+
+
+def test_the_updates_by_hand():
+    """Shares are tokens a round, the target's own included, over 5 levels: 6 / 5 = 1.2 first."""
+    policy = DynaTree(256, HistorySettings(window=2, least_texts=1))
+    write(policy, 0, (5, 5))
+    growth = policy.growth
+    assert (growth.base_depth, growth.sure, growth.deep_score) == (
+        6,
+        pytest.approx(0.85),
+        pytest.approx(0.45),
+    )
+    write(policy, 1, (5, 2))  # 0.6; mean 0.9
+    assert policy.growth.base_depth == 7
+    write(policy, 2, (5, 3))  # 0.8; mean 0.7 is the target
+    assert policy.growth.base_depth == 7
+    write(policy, 3, (5, 2), (5, 2))  # 0.6; mean 0.7 again
+    assert policy.growth.base_depth == 7
+    write(policy, 4, (5, 0), (5, 2))  # 0.4; mean 0.5 lies below the dead zone
+    growth = policy.growth
+    assert (growth.base_depth, growth.sure, growth.deep_score) == (
+        6,
+        pytest.approx(0.85),
+        pytest.approx(0.45),
+    )
+
+
+def test_texts_of_one_batch_are_counted_apart():
+    policy = DynaTree(256, HistorySettings(window=2, least_texts=2))
+    for _ in range(3):
+        for text, accepted in ((0, 5), (1, 0)):
+            finished = round_of(chain_of(5), list(range(1, accepted + 1)), 100)
+            policy.observe(replace(finished, text=text))
+    policy.ended(0)
+    assert policy.growth == ConfidentGrowth()
+    policy.ended(1)  # 1.2 and 0.2: the mean 0.7 is the target
+    assert policy.growth == ConfidentGrowth()
+
+
+def test_the_updates_are_clipped():
+    history = HistorySettings(window=1, least_texts=1)
+    policy = DynaTree(256, history)
+    for text in range(30):
+        write(policy, text, (5, 5))
+    growth = policy.growth
+    assert (growth.base_depth, growth.sure, growth.deep_score) == (7, 0.5, 0.3)
+    for text in range(30):
+        write(policy, text, (5, 0))
+    growth = policy.growth
+    assert (growth.base_depth, growth.sure, growth.deep_score) == (2, 0.95, 0.8)
+
+
+def test_a_name_sets_growth_and_history():
+    policy = parse_policy("dynatree:window=3,deep_score=0.4,base_depth=4", None, 100)
+    assert policy.name == "dynatree:window=3,deep_score=0.4,base_depth=4"
+    assert (policy.growth.deep_score, policy.growth.base_depth) == (0.4, 4)
+    assert policy._history == HistorySettings(window=3)
+    assert policy.growth.max_nodes == 100
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("dynatree:", "sets nothing"),
+        ("dynatree:windows=3", "'windows=3' sets nothing"),
+        ("dynatree:window=1.5", "'window=1.5' sets nothing"),
+        ("dynatree:window=0", "window must be 1 or more"),
+        ("dynatree:sure=1.5", r"sure must lie in \[0, 1\]"),
+        ("dynatree:sure=nan", r"sure must lie in \[0, 1\]"),
+    ],
+)
+def test_names_that_set_nothing(text, problem):
+    with pytest.raises(InputError, match=problem):
+        parse_policy(text, None, 100)

@@ -1,0 +1,152 @@
+"""Updates of a SpecBlock drafter: what is drafted again, what moves, and what is served."""
+
+import numpy as np
+import pytest
+import torch
+
+from decoder.engine import TreeDecoder
+from lab.papers.specblock.drafter import SpecBlockDrafter
+from lab.papers.specblock.model import plain_copy
+from lab.papers.specblock.updates.adaptation import Trainer, UpdateSettings
+from lab.papers.specblock.updates.bandit import AlwaysUpdate, Bandit, BanditSettings
+from lab.papers.specblock.updates.recording import RecordingSession, TargetResponse
+from lab.papers.specblock.updates.specblock import SpecBlockKind, adaptive_specblock
+from tests.decoder.draft_models import VOCAB, draft_target, plain_states
+from tests.decoder.models import greedy
+from tests.decoder.specblock_models import Reference, specblock_folder
+
+TEXT = [5, 17, 3, 88, 41, 2, 2, 60, 7, 19, 44, 8, 30, 71, 12, 3, 9, 50]
+PROMPT = TEXT[:5]
+
+
+def response_of(target, places):
+    """A response to `TEXT` with these (root, rejected) positions."""
+    generator = torch.Generator().manual_seed(3)
+    states = plain_states(target, TEXT[:-1])
+    return TargetResponse(
+        tokens=torch.tensor(TEXT),
+        features=torch.cat([states[i] for i in (1, 3, 5)], dim=-1).clone(),
+        roots=torch.tensor([root for root, _ in places]),
+        rejected=torch.tensor([rejected for _, rejected in places]),
+        logits=torch.randn(len(places), VOCAB, generator=generator) * 3,
+        probabilities=np.zeros(len(places)),
+    )
+
+
+class TestRedraft:
+    def test_against_the_reference_in_both_blocks(self, tmp_path):
+        """Depth 1, 3 and 4 of a first block; 5 and 7 of one that starts at its end."""
+        target = draft_target()
+        folder, config, tensors = specblock_folder(tmp_path / "draft")
+        drafter = SpecBlockDrafter(target, folder)
+        kind = SpecBlockKind(drafter)
+        places = [(5, 6), (7, 10), (9, 13), (8, 13), (10, 17)]
+        response = response_of(target, places)
+        found = kind.redraft(drafter.model, response)
+        rank_losses = []
+        for row, (root, rejected) in enumerate(places):
+            reference = Reference(config, tensors, target, np.array(TEXT[: root + 1]))
+            rows, path = reference.first_block()
+            if rejected - root > 4:
+                rows = [*rows, *reference.next_block(rows, path, 3, TEXT[root + 4])[0]]
+            rows = rows[: rejected - root]
+            logits = reference.read(rows[-1])[0]
+            torch.testing.assert_close(
+                found.logs[row].double(), logits.log_softmax(0), atol=2e-4, rtol=0
+            )
+            rank_losses += [
+                bucket_loss(reference, number, TEXT[root + 1 + place])
+                for place, number in enumerate(rows)
+            ]
+        assert len(rank_losses) == 1 + 3 + 4 + 5 + 7
+        np.testing.assert_allclose(found.extra.item(), 5 * np.mean(rank_losses), rtol=1e-3)
+        wanted = response.logits[:, reference.tokens].double().softmax(-1)
+        torch.testing.assert_close(kind.wanted(response).double(), wanted, atol=1e-6, rtol=0)
+
+    def test_which_weights_move(self, tmp_path):
+        target = draft_target()
+        folder = specblock_folder(tmp_path / "draft")[0]
+        head = target.head_weight().clone()
+        for action in ("heads", "full"):
+            drafter = SpecBlockDrafter(target, folder)
+            drafter.model = plain_copy(drafter.model)
+            first = plain_copy(drafter.model)
+            kind = SpecBlockKind(drafter)
+            response = response_of(target, [(5, 6), (7, 10), (8, 14)])
+            settings = UpdateSettings(steps=3, learning_rate=1e-2)
+            trainer = Trainer(drafter.model, first, kind, settings)
+            before = trainer.loss([response]).item()
+            trainer.train(action, [response])
+            assert trainer.loss([response]).item() < before
+            moved = {
+                name.split(".")[0]
+                for (name, new), old in zip(
+                    drafter.model.named_parameters(), first.parameters(), strict=True
+                )
+                if not torch.equal(new, old)
+            }
+            heads = {"lm_head", "rank"}
+            trunk = {"condition", "fuse", "layers", "norm", "queries"}
+            assert moved & (heads | trunk) == (heads if action == "heads" else heads | trunk)
+        assert torch.equal(head, target.head_weight())
+
+
+def bucket_loss(reference, row, token):
+    """Cross-entropy of the rank head at a row: the bucket of a token's rank."""
+    part, logits = reference.parts, reference.read(row)[0]
+    normed = reference.hidden[row]
+    normed = normed / (normed.pow(2).mean() + reference.config["rms_norm_eps"]).sqrt()
+    normed = normed * part["norm.weight"]
+    logs = logits.log_softmax(0)
+    best = logs.sort(descending=True).values
+    gaps = [best[0] - best[i - 1] for i in (2, 3, 5)]
+    entropy = -(logs.exp() * logs).sum()
+    seen = torch.cat((normed, best[:10], torch.stack([*gaps, best[0].exp(), entropy])))
+    inner = part["rank.inner.weight"] @ seen + part["rank.inner.bias"]
+    outer = part["rank.outer.weight"] @ (inner * inner.sigmoid()) + part["rank.outer.bias"]
+    rank = 99
+    if token in reference.tokens:
+        rank = 1 + int((logits > logits[reference.tokens.index(token)]).sum())
+    bucket = 0 if rank == 1 else 1 if rank <= 4 else 2 if rank <= 10 else 3
+    return -float(outer.log_softmax(0)[bucket])
+
+
+class TestServing:
+    @pytest.mark.slow
+    def test_the_text_stays_plain_decodings(self, tmp_path):
+        target = draft_target(dtype=torch.float64)
+        folder = specblock_folder(tmp_path / "draft")[0]
+        settings = BanditSettings(
+            warmup_queries=1,
+            first_epsilon=1.0,
+            last_epsilon=1.0,
+            buffer_queries=1,
+            blocked_queries=0,
+            interval_queries=2,
+        )
+        head = target.head_weight().clone()
+        for updater in (Bandit(settings, np.random.default_rng(0)), AlwaysUpdate(2)):
+            drafter = SpecBlockDrafter(target, folder)
+            before = drafter.model.lm_head.weight.clone()
+            adaptive = adaptive_specblock(drafter, updater, UpdateSettings(learning_rate=1e-4))
+            decoder = TreeDecoder(target, drafter=adaptive, policy="fixed:20")
+            for i in range(6):
+                prompt = [*PROMPT, i]
+                result = decoder.generate(prompt, max_new_tokens=16)
+                assert result.token_ids == greedy(target.model, prompt, 16)
+                assert isinstance(adaptive._session, RecordingSession)
+                adaptive.finish(result)
+            assert len(adaptive.updates) > 2
+            assert not torch.equal(before, drafter.model.lm_head.weight)
+        assert torch.equal(head, target.head_weight())
+
+    def test_sampled_texts_are_recorded_too(self, tmp_path):
+        target = draft_target()
+        drafter = SpecBlockDrafter(target, specblock_folder(tmp_path / "draft")[0])
+        adaptive = adaptive_specblock(drafter, AlwaysUpdate(1))
+        decoder = TreeDecoder(target, drafter=adaptive, policy="fixed:12", acceptance="recursive")
+        result = decoder.generate(PROMPT, max_new_tokens=16, temperature=1.0, seed=1)
+        response = adaptive._session.response(result.token_ids)
+        assert len(response.rejected) > 2
+        assert ((response.probabilities >= 0) & (response.probabilities < 1)).all()
+        assert adaptive.finish(result).train

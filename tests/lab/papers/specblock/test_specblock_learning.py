@@ -1,0 +1,144 @@
+"""SpecBlock drafters learn: a tiny one end to end, and the recipe that trains one."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from decoder.drafters.factory import load_drafter
+from decoder.engine import TreeDecoder
+from decoder.model.loading import load_model
+from lab.papers.specblock.drafter import SpecBlockDrafter
+from lab.papers.specblock.model import save_specblock
+from lab.papers.specblock.training import objective as specblock_tree
+from lab.papers.specblock.training.objective import SpecBlockSettings
+from lab.papers.specblock.training.recipe import SpecBlockRecipe, train_specblock
+from lab.training.corpus import Collecting
+from lab.training.loop import TrainingSettings, train
+from tests.decoder.draft_models import draft_target
+from tests.decoder.models import greedy, target_of
+from tests.decoder.specblock_models import (
+    asked,
+    example_of,
+    nodes_of,
+    seeded,
+    settings,
+    some_text,
+    specblock_objective,
+)
+from tests.tiny_folder import write_tokenizer, write_weights
+
+
+class TestLearning:
+    @pytest.mark.slow
+    def test_a_tiny_drafter_learns_and_then_saves_rounds(self, tmp_path):
+        """Its losses fall, its chain and rank head get better, and decoding stays exact."""
+        target = draft_target(runtime="eager")
+        with torch.no_grad():
+            target.model.lm_head.weight.mul_(12.0)  # a target that is sure of its tokens
+        prompts = [[5, 17, 3, 88], [9, 9, 41], [60, 2, 7, 7]]
+        texts = [[*prompt, *greedy(target.model, prompt, 28)] for prompt in prompts]
+        wanted = SpecBlockSettings(feature_layers=(2, 3, 5), rank_from_step=20)
+        objective = specblock_objective(target.loaded, wanted, seeded())
+        examples = [
+            example_of(target, text, len(prompt), objective.layers)
+            for text, prompt in zip(texts, prompts, strict=True)
+        ]
+        before = objective.validate(examples)
+        run = TrainingSettings(
+            steps=90,
+            batch=2,
+            learning_rate=5e-3,
+            warmup=5,
+            clip=0.5,
+            autocast=False,
+            save_every=30,
+        )
+        history = train(objective, examples, examples, run, tmp_path)
+        after = history[-1]
+        assert after["first_loss_1"] < 0.5 * history[0]["first_loss_1"]
+        assert after["first_loss_2"] < 0.5 * history[0]["first_loss_2"]
+        assert after["rank_loss"] < history[1]["rank_loss"]
+        assert after["alpha_1_1"] > before["alpha_1_1"] + 0.3
+        assert after["chain"] > before["chain"] + 1
+        assert after["tree"] > before["tree"] + 1.5
+        assert after["rank_accuracy"] > 0.6
+        save_specblock(tmp_path / "draft", objective.model)
+        drafter = SpecBlockDrafter(target, tmp_path / "draft")
+        assert drafter.growth.branching == (2, 4, 10, 0)
+        decoder = TreeDecoder(target, drafter=drafter, policy="fixed:60")
+        result = decoder.generate(prompts[0], max_new_tokens=28)
+        assert result.token_ids == texts[0][4:]
+        assert result.stats.rounds < 14
+
+    def test_the_reported_length_is_that_of_fresh_drafts(self, monkeypatch):
+        """A session at every place anew, and what of the text its tree holds."""
+        monkeypatch.setattr(specblock_tree, "STRIDE", 1)
+        target = draft_target(runtime="eager")
+        objective = specblock_objective(target.loaded, settings(), seeded())
+        examples = [example_of(target, some_text(20, seed), 6) for seed in (1, 2)]
+        drafter, lengths = SpecBlockDrafter(target, objective.model), []
+        for example in examples:
+            text = example.tokens.tolist()
+            for at in range(6, 19):
+                session = drafter.start(np.array(text[:at]), example.features[:at])
+                nodes = nodes_of(session.draft(np.array(text[: at + 1]), asked()))
+                rest = text[at + 1 :]
+                lengths.append(sum(tuple(rest[:k]) in nodes for k in range(1, len(rest) + 1)))
+        found = specblock_tree.tree_tokens(target.loaded, objective.model, examples)
+        assert found == pytest.approx(1 + np.mean(lengths)) and found > 1
+        assert specblock_tree.tree_tokens(target.loaded, objective.model, []) is None
+
+
+class TestRecipe:
+    RECIPE = SpecBlockRecipe(
+        collecting=Collecting(batches=2, batch=4, prompt_tokens=6, answer_tokens=16),
+        vocabulary=40,
+        drafter=SpecBlockSettings(anchors=6, rank_from_step=2),
+        settings=TrainingSettings(steps=6, batch=2, warmup=2, autocast=False, save_every=3, seed=5),
+    )
+
+    @pytest.mark.slow
+    def test_stopped_and_gone_on_with_it_is_the_same_drafter(self, tmp_path):
+        folder = write_tokenizer(
+            write_weights(tmp_path / "target", num_hidden_layers=4, eos_token_id=None)
+        )
+
+        def loaded():
+            return load_model(
+                str(folder),
+                weights="pretrained",
+                dtype=torch.float32,
+                device=torch.device("cpu"),
+                download=False,
+            )
+
+        def stop(line):
+            if line.startswith("step"):
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            train_specblock(loaded(), tmp_path / "run", self.RECIPE, say=stop)
+        trained = train_specblock(loaded(), tmp_path / "run", self.RECIPE)
+        whole = train_specblock(loaded(), tmp_path / "whole", self.RECIPE)
+        files = [(t.folder / "model.safetensors").read_bytes() for t in (trained, whole)]
+        assert files[0] == files[1]
+        assert [row["step"] for row in trained.history] == [3, 6]
+        target = target_of(loaded().model)
+        drafter = load_drafter(str(trained.folder), target)
+        assert drafter.name == "specblock"
+        assert len(drafter.tokens) == 40
+        assert drafter.model.examples.tolist() == [12, 8]
+        still = replace(self.RECIPE.settings, steps=1, learning_rate=1e-9)
+        again = replace(self.RECIPE, settings=still, start=str(trained.folder))
+        onward = train_specblock(loaded(), tmp_path / "on", again)
+        further = load_drafter(str(onward.folder), target)
+        assert further.model.examples.tolist() == [14, 10]  # the rank head stays in
+        for name, weight in drafter.model.named_parameters():
+            torch.testing.assert_close(
+                further.model.get_parameter(name), weight, atol=1e-6, rtol=0, msg=name
+            )
+        decoder = TreeDecoder(target, drafter=drafter, policy="fixed:12")
+        found = decoder.generate([5, 6, 7], max_new_tokens=12).token_ids
+        assert found == greedy(target.model, [5, 6, 7], 12)

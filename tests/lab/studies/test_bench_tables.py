@@ -1,0 +1,95 @@
+"""The Markdown of a stored run against sums over its responses."""
+
+import re
+
+from lab.studies.bench_tables import arm_table, heading, main_arms, set_table, sweep_table
+from tests.profiler.made_bench import make_result
+
+RESULT = make_result(repeats=1)
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def rate(arm, prompt_set=None):
+    """Tokens after the first over seconds after the first, by plain sums."""
+    inside = {one.id for one in RESULT.prompts if prompt_set in (None, one.set)}
+    own = [one for one in RESULT.responses if one.arm == arm and one.prompt in inside]
+    tokens = sum(len(one.tokens) - one.first_tokens for one in own)
+    return tokens / sum(one.total_s - one.first_token_s for one in own)
+
+
+def ratio(cell):
+    return float(re.match(r"(\d+\.\d\d)x", cell)[1])
+
+
+def close(cell, expected):
+    return abs(ratio(cell) - expected) < 0.0051
+
+
+def test_a_row_divides_by_plain_chain_and_prompt_lookup():
+    [row] = arm_table(RESULT, ["bastion+demo"])[2:]
+    name, length, plain, chain, lookup, single, best = cells(row)
+    assert name == "bastion+demo"
+    assert close(plain, rate(name) / rate("plain"))
+    assert close(chain, rate(name) / rate("chain+demo"))
+    assert close(lookup, rate(name) / rate("transformers:prompt-lookup"))
+    assert re.search(r" \(\d\.\d\d-\d\.\d\d\)$", plain)
+    own = [one for one in RESULT.responses if one.arm == name]
+    rounds = sum(len(one.rounds.nodes) for one in own)
+    assert abs(float(length) - sum(len(one.tokens) - 1 for one in own) / rounds) < 0.0051
+    sizes = [
+        "plain",
+        *(arm.name for arm in RESULT.arms if re.fullmatch(r"fixed:\d+\+demo", arm.name)),
+    ]
+    assert close(single, rate(name) / max(map(rate, sizes)))
+    tokens = seconds = 0
+    for prompt_set in RESULT.sets:
+        picked = max(sizes, key=lambda arm: rate(arm, prompt_set))
+        inside = {one.id for one in RESULT.prompts if one.set == prompt_set}
+        for one in RESULT.responses:
+            if one.arm == picked and one.prompt in inside:
+                tokens += len(one.tokens) - one.first_tokens
+                seconds += one.total_s - one.first_token_s
+    assert close(best, rate(name) * seconds / tokens)
+
+
+def test_what_does_not_apply_is_a_dash():
+    plain, chain, peer = arm_table(RESULT, ["plain", "chain+demo", "transformers:plain"])[2:]
+    assert cells(plain) == ["plain", "1.00", "-", "-", "-", "-", "-"]
+    assert cells(chain)[3] == "-"
+    assert cells(peer)[1] == "-" and cells(peer)[3:] == ["-", "-", "-", "-"]
+    assert close(cells(peer)[2], rate("transformers:plain") / rate("plain"))
+
+
+def test_the_main_arms_are_policies_best_sizes_and_peers():
+    names = main_arms(RESULT)
+    fixed = [name for name in names if name.startswith("fixed:")]
+    for drafter, best in zip(("demo", "ngram"), fixed, strict=True):
+        arms = [arm.name for arm in RESULT.arms if arm.nodes and arm.name.endswith(f"+{drafter}")]
+        sizes = [name for name in arms if name.startswith("fixed:")]
+        assert best == max(sizes, key=rate)
+    assert {"plain", "chain+ngram", "bastion+demo", "transformers:plain"} <= set(names)
+    assert not any("[" in name or name.startswith(("beam", "dynatree")) for name in names)
+
+
+def test_sweeps_and_sets():
+    head, _, demo, ngram = map(cells, sweep_table(RESULT))
+    assert (demo[0], ngram[0]) == ("demo", "ngram")
+    assert head[1] == "0" and demo[1] == f"{rate('plain'):.1f}"
+    at = head.index("15")
+    assert ngram[at] == f"{rate('fixed:15+ngram'):.1f}"
+    assert ngram[head.index("60")] == "-"
+    head, _, *rows = map(cells, set_table(RESULT))
+    assert head == ["arm", *RESULT.sets]
+    [row] = [row for row in rows if row[0] == "bastion+ngram"]
+    for name, cell in zip(RESULT.sets, row[1:], strict=True):
+        assert close(cell, rate("bastion+ngram", name) / rate("plain", name))
+
+
+def test_the_heading_says_what_was_run():
+    text = heading(RESULT)
+    for part in ("Made CPU 3000", "2 threads", "torch 2.13.0", "2026-03-04", "6 of humaneval",
+                 "bfloat16", "64 new tokens", "T = 0"):  # fmt: skip
+        assert part in text

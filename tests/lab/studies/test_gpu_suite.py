@@ -1,0 +1,297 @@
+"""The GPU suite on a CPU: every part in tiny, and going on where it stopped."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import tarfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from costmodel.errors import InputError, RooftreeError
+from costmodel.io import shipped_directory
+from costmodel.profile.profile import Profile
+from lab.studies import gpu_checks, gpu_suite
+from lab.studies.gpu_parts import LIMITS_S, TINY, Part, Scale, all_parts
+from lab.studies.gpu_store import store_archive
+from lab.studies.gpu_suite import KINDS, run_part
+from lab.studies.gpu_timing import replay_result
+from tests.tiny_folder import fake_clock, isolate, write_config
+
+TINY_OF_ONE = replace(TINY, targets=("tiny",))
+
+
+@pytest.fixture
+def scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scale:
+    write_config(tmp_path / "tiny", num_hidden_layers=6)  # EAGLE-3 reads three of them
+    isolate(monkeypatch, tmp_path)
+    fake_clock(monkeypatch)
+    return replace(TINY, targets=(str(tmp_path / "tiny"),))
+
+
+def test_every_part_has_a_kind_and_a_name_of_its_own() -> None:
+    parts = all_parts(Scale())
+    assert {part.kind for part in parts} == set(KINDS) == set(LIMITS_S)
+    names = [part.name for part in parts]
+    assert len(set(names)) == len(names)
+    assert names[:5] == [
+        "smoke.qwen3-0.6b.graphs",
+        "kernels",
+        "logits.qwen3-8b.graphs",
+        "calibrate.qwen3-8b.graphs",
+        "forwards.qwen3-8b.graphs",
+    ]
+    for part in parts:  # a profile is there before what reads it
+        if part.kind in ("held-out", "replay"):
+            needed = replace(part, kind="calibrate").name
+            assert names.index(needed) < names.index(part.name)
+
+
+def test_the_first_command_holds_what_is_needed_most() -> None:
+    """Its parts, each at its own limit, fit into ten minutes but for what comes last in it."""
+    parts = [part for part in all_parts(Scale()) if part.target != "meta-llama/Llama-3.1-8B"]
+    assert max(part.limit_s for part in parts) <= 300
+    assert Scale().budget_s < LIMITS_S["calibrate"] / 2  # loading, compiling and captures beside
+    assert 2 * Scale().brief_budget_s < LIMITS_S["held-out"] / 2
+    assert sum(part.limit_s for part in parts[:3]) < 540
+    first = {part.kind for part in parts[:12]}
+    assert first == set(KINDS) - {"brief"}
+
+
+def test_the_documented_commands_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three, short enough to be sent as one line, each well within ten minutes."""
+    text = (Path(__file__).parents[3] / "docs" / "gpu-runs.md").read_text(encoding="utf-8")
+    commands = [line for line in text.splitlines() if line.startswith("export ")]
+    assert len(commands) == 3 and max(map(len, commands)) <= 2000
+    for command in commands:
+        arguments = shlex.split(command.partition("lab.studies.gpu_suite")[2])
+        monkeypatch.setattr(sys, "argv", ["gpu_suite", *arguments])
+        options = gpu_suite.parse()
+        assert options.minutes <= 9 and options.archive.name == options.resume.name
+        assert not options.parts and not options.tiny
+
+
+@pytest.mark.slow
+def test_every_measuring_part_in_tiny(scale: Scale, tmp_path: Path) -> None:
+    found = {}
+    for part in all_parts(scale):
+        if part.kind not in ("tests", "kernels") and not part.dtype:
+            record = run_part(part, scale, tmp_path / "work")
+            found[part.kind] = json.loads(json.dumps(record, allow_nan=False))["result"]
+    assert found["smoke"]["policies"] == ["plain", "chain", "fixed:15", "bastion"]
+    assert found["calibrate"]["points"] > 0 and found["brief"]["points"] > 0
+    assert (tmp_path / "work" / "calibrate.tiny.eager" / "profile.yaml").is_file()
+    rows = {(row["rows"], row["context"]) for row in found["forwards"]["forwards"]}
+    assert rows == {(1, 16), (1, 64), (1, 32), (8, 32)}
+    assert all(row["over_physical_roofline"] > 0 for row in found["forwards"]["forwards"])
+    assert {point["batch"] for point in found["held-out"]["points"]} == {1}
+    assert set(found["replay"]["tokens_per_s"]) == {
+        "plain", "bastion", "chain", "fixed:3", "fixed:7",
+    }  # fmt: skip
+    assert found["replay"]["acceptance"].startswith("simulated")
+    assert sum(found["replay"]["bastion_stages_s"].values()) > 0
+    assert [row["rows"] for row in found["logits"]["compared"]] == [0, 1, 8]
+    assert all(row["same_argmax"] == 1.0 for row in found["logits"]["compared"])
+    assert all(row["against_eager"] == 0.0 for row in found["logits"]["compared"][1:])
+    assert found["peers"]["tokens_per_s"]["eager"] > 0 and found["peers"]["errors"] == {}
+    table = found["launches"]["rows"]["1"]
+    assert any("mm" in event["name"] for event in table["kernels"])
+    assert table["launches"] >= len(table["kernels"]) and table["kernels_s"] > 0
+    assert set(found["drafters"]["drafters"]) == {"dflash", "eagle3"}
+    for drafter in found["drafters"]["drafters"].values():
+        assert drafter["draft_s"][0] > 0 and drafter["rounds"] > 1
+
+
+def test_logits_that_are_wrong_are_no_result(scale: Scale, tmp_path: Path, monkeypatch) -> None:
+    real = gpu_checks.transformers_logits
+    monkeypatch.setattr(gpu_checks, "transformers_logits", lambda *sources: real(*sources) + 0.1)
+    part = Part("logits", scale.targets[0], "eager")
+    with pytest.raises(RooftreeError, match=r"logits of \[0, 1, 8\] rows differ"):
+        run_part(part, scale, tmp_path)
+    assert (tmp_path / part.name / "logits.json").is_file()
+
+
+def test_a_peer_that_fails_is_recorded(scale: Scale, tmp_path: Path, monkeypatch) -> None:
+    def broken(*arguments: object) -> float:
+        raise ValueError("no compiler")
+
+    monkeypatch.setattr("lab.studies.gpu_timing.decoding_rate", broken)
+    record = run_part(Part("peers", scale.targets[0]), scale, tmp_path)
+    assert record["result"]["errors"] == {"eager": "ValueError: no compiler"}
+
+
+@pytest.mark.slow
+def test_the_kernels_of_a_layer_in_the_interpreter(tmp_path: Path) -> None:
+    """In a process of its own, because importing the kernels chooses the interpreter."""
+    write_config(tmp_path / "tiny")
+    archive, work = tmp_path / "suite.tar.gz", tmp_path / "work"
+    command = [sys.executable, "-m", "lab.studies.gpu_suite", "--archive", str(archive)]
+    command += ["--tiny", str(tmp_path / "tiny"), "--work", str(work), "--parts", "kernels"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((work / "kernels" / "result.json").read_text())["result"]["kernels"]
+    assert [row["kernel"] for row in rows] == [
+        "rms_norm", "add_rms_norm", "swiglu", "table_attention", "rotate_and_store",
+    ]  # fmt: skip
+    assert all(row["relative_error"] < 1e-5 and row["deterministic"] for row in rows)
+
+
+def test_a_part_without_its_profile_says_so(scale: Scale, tmp_path: Path) -> None:
+    with pytest.raises(RooftreeError, match="there is no profile for replay"):
+        run_part(Part("replay", scale.targets[0], "eager"), scale, tmp_path / "work")
+
+
+def test_what_bastion_is_compared_with() -> None:
+    rows = {
+        "plain": [(10.0, 2.0), (10.0, 2.0)],
+        "bastion": [(10.0, 1.0), (10.0, 1.0)],
+        "chain": [(10.0, 1.5), (10.0, 1.5)],
+        "fixed:3": [(10.0, 1.25), (10.0, 1.25)],
+        "fixed:7": [(10.0, 1.0), (10.0, 1.1)],
+    }
+    stages = {"draft_s": 0.2, "build_s": 0.1, "verify_s": 1.6, "accept_s": 0.1, "commit_s": 0.0}
+    found = replay_result(rows, stages)
+    assert found["best_fixed"] == "fixed:7"
+    assert found["tokens_per_s"]["plain"] == 5.0
+    assert found["bastion_over"]["plain"]["ratio"] == pytest.approx(2.0)
+    assert found["share_outside_forwards"] == pytest.approx(0.1)
+
+
+def test_without_a_gpu_it_says_that_it_needs_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu_suite", "--archive", str(tmp_path / "suite.tar.gz")])
+    with pytest.raises(SystemExit, match="measures a CUDA device and there is none"):
+        gpu_suite.main()
+
+
+class TestResuming:
+    @pytest.fixture
+    def run(self, scale: Scale, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        """Runs the suite with parts that write a file; `broken` ones fail after writing some."""
+        done: list[str] = []
+        broken: set[str] = set()
+
+        def limited(part: Part, options: argparse.Namespace, limit_s: float) -> str:
+            done.append(part.name)
+            folder = options.work / part.name
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "log.txt").write_text("so far")
+            if part.name in broken:
+                return "stopped after 120 s"
+            (folder / "result.json").write_text(part.name)
+            return ""
+
+        monkeypatch.setattr(gpu_suite, "run_limited", limited)
+
+        def start(machine: str, *arguments: str) -> list[str]:
+            done.clear()
+            archive = str(tmp_path / "suite.tar.gz")
+            command = ["gpu_suite", "--archive", archive, "--resume", archive]
+            command += ["--work", str(tmp_path / machine), "--tiny", scale.targets[0]]
+            monkeypatch.setattr(sys, "argv", [*command, *arguments])
+            gpu_suite.main()
+            return list(done)
+
+        start.broken, start.done = broken, done
+        return start
+
+    def test_only_what_is_missing_is_run_again(self, run, tmp_path: Path) -> None:
+        run.broken.add("forwards.tiny.eager")
+        with pytest.raises(SystemExit, match=r"not measured: forwards\.tiny\.eager;"):
+            run("one")
+        assert len(run.done) == len(all_parts(TINY_OF_ONE))
+        with tarfile.open(tmp_path / "suite.tar.gz") as archive:
+            names = archive.getnames()
+        assert "forwards.tiny.eager/log.txt" in names  # what a failed part left helps to mend it
+        assert "forwards.tiny.eager/result.json" not in names
+        assert "forwards.tiny.eager/failed.json" in names
+        run.broken.clear()
+        assert run("one") == ["forwards.tiny.eager"]
+        assert run("one") == []
+
+    def test_what_failed_is_tried_again_behind_what_was_not_tried(self, run, tmp_path) -> None:
+        """So that a part that always fails cannot take the time of the others twice."""
+        run.broken.add("smoke.tiny.eager")
+        with pytest.raises(SystemExit):
+            run("one", "--parts", "smoke")
+        failed = tmp_path / "one" / "smoke.tiny.eager" / "failed.json"
+        assert json.loads(failed.read_text())["reason"] == "stopped after 120 s"
+        run.broken.clear()
+        assert run("one")[-1] == "smoke.tiny.eager"
+        assert not failed.exists()
+
+    def test_another_machine_goes_on(self, run, tmp_path: Path) -> None:
+        run("one", "--parts", "calibrate")
+        assert run("two", "--parts", "calibrate", "held-out") == ["held-out.tiny.eager"]
+        assert (tmp_path / "two" / "calibrate.tiny.eager" / "result.json").is_file()
+        assert sorted(path.name for path in tmp_path.glob("*.tar.gz*")) == ["suite.tar.gz"]
+
+    def test_no_part_begins_after_the_time(self, run) -> None:
+        with pytest.raises(SystemExit, match="not measured: smoke"):
+            run("one", "--minutes", "0")
+        assert run.done == []
+
+
+def test_a_part_that_takes_too_long_leaves_no_process(tmp_path: Path, monkeypatch) -> None:
+    """What it started, too, would hold the device's memory."""
+    child = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True)"
+    monkeypatch.setattr(gpu_suite, "child_command", lambda part, options: [
+        sys.executable, "-c", f"{child}; time.sleep(600)",
+    ])  # fmt: skip
+    options = argparse.Namespace(work=tmp_path, tiny=None)
+    assert gpu_suite.run_limited(Part("tests"), options, 5.0) == "stopped after 5 s"
+    grandchild = int((tmp_path / "tests" / "log.txt").read_text())
+    assert any(has_ended(grandchild) or time.sleep(0.1) for _ in range(100))
+
+
+def has_ended(process: int) -> bool:
+    """Whether a process is gone, or waits to be collected; a signal takes a moment."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_text()
+    except FileNotFoundError:
+        return True
+    return status.rpartition(")")[2].split()[0] == "Z"
+
+
+def test_failing_tests_are_no_result(scale: Scale, tmp_path: Path, monkeypatch) -> None:
+    failed = subprocess.CompletedProcess([], 1, stdout="E assert\n1 failed, 3 passed\n", stderr="")
+    monkeypatch.setattr("lab.studies.gpu_checks.subprocess.run", lambda *_, **__: failed)
+    with pytest.raises(RooftreeError, match="tests fail: 1 failed, 3 passed"):
+        run_part(Part("tests"), scale, tmp_path)
+    assert "E assert" in (tmp_path / "tests" / "pytest.txt").read_text()
+
+
+class TestStoring:
+    def archive(self, folder: Path, device: str) -> Path:
+        part = folder / "work" / "calibrate.tiny.eager"
+        part.mkdir(parents=True)
+        shipped = next(shipped_directory().glob("h100-sxm/*.yaml"))
+        (part / "profile.yaml").write_bytes(shipped.read_bytes())
+        (part / "result.json").write_text(
+            json.dumps({"scale": {"device": device}, "environment": {"device": "NVIDIA H100"}})
+        )
+        gpu_suite.note(folder / "work", Part("peers", "tiny"), "stopped after 240 s")
+        gpu_suite.pack(folder / "work", folder / "gpu.tar.gz")
+        return folder / "gpu.tar.gz"
+
+    def test_profiles_and_results_go_to_their_places(self, tmp_path: Path, monkeypatch) -> None:
+        monkeypatch.setattr("lab.studies.common.RESULTS", tmp_path / "results")
+        written = store_archive(self.archive(tmp_path, "cuda"), tmp_path / "calibrations")
+        assert [path.parent.name for path in written] == ["h100-sxm", "results"]
+        assert Profile.from_yaml(written[0]).device.name
+        stored = json.loads(written[1].read_text())
+        assert list(stored["parts"]) == ["calibrate.tiny.eager"]
+        assert stored["failed"]["peers.tiny"]["reason"] == "stopped after 240 s"
+
+    def test_numbers_of_a_cpu_are_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=r"calibrate\.tiny\.eager ran on a CPU"):
+            store_archive(self.archive(tmp_path, "cpu"), tmp_path / "calibrations")
+        assert not (tmp_path / "calibrations").exists()

@@ -1,0 +1,31 @@
+"""docs/planning.md cannot rot: its output is that of its commands."""
+
+import re
+
+import pytest
+
+from lab.studies import fleet_page
+from lab.studies.planning_page import BLOCK, PAGE, with_output
+
+
+@pytest.mark.slow
+def test_output_is_what_the_commands_print():
+    text = PAGE.read_text(encoding="utf-8")
+    assert len(BLOCK.findall(text)) >= 4
+    assert with_output(text) == text
+
+
+@pytest.mark.slow
+def test_the_python_example_runs(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
+    block = re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[1]
+    exec(compile(block, "planning.md", "exec"), {})
+    gpu, count = capsys.readouterr().out.split()
+    assert gpu in ("h100-sxm", "l40s") and int(count) >= 1
+
+
+def test_the_fleets_output_is_what_was_stored():
+    text = PAGE.read_text(encoding="utf-8")
+    (block,) = fleet_page.BLOCK.findall(text)
+    assert block[0] == fleet_page.COMMAND
+    assert fleet_page.with_output(text) == text

@@ -1,0 +1,125 @@
+"""The controller on published acceptance, simulated: against every fixed size in hindsight."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from costmodel.acceptance import AcceptanceProcess, published
+from costmodel.io import shipped_directory
+from costmodel.online.cycle import CycleCost
+from costmodel.profile.profile import Profile
+from decoder.policies.bastion import Bastion, PaperBastion, PrintedBastion
+from decoder.policies.shapes import Chain, Fixed, Plain
+from lab.studies.policy_simulation import CostAt, Setting, compare
+
+CONTEXT, MOST = 1024, 255
+CURVES = (
+    ("bastion", "math500", "qwen3-8b", 0),
+    ("bastion", "alpaca", "qwen3-4b", 0),
+    ("ddtree", "mt_bench", "qwen3-8b", 0),
+    ("ddtree", "humaneval", "qwen3-coder-30b-a3b", 1),
+)
+
+
+def costs(device):
+    """The shipped costs of Qwen3-8B: as selected, by two branches, and by the linear line."""
+    path = shipped_directory() / device / "qwen3-8b.bfloat16.kernels.tp1.yaml"
+    profile = Profile.from_yaml(path)
+    best = CycleCost.from_profile(profile)
+    fits = (profile.released_calibration(), profile.linear_calibration())
+    papers = [CycleCost(verify=fit, roofline=best.roofline) for fit in fits]
+    return [CostAt.of(cost, CONTEXT, MOST) for cost in (best, *papers)]
+
+
+def straight(slope, draft=0.0, plain=1.0):
+    """A cycle of plain + slope x nodes, as on a CPU, where nodes are not free."""
+    return CostAt(plain + draft + slope * np.arange(MOST + 1), draft, plain)
+
+
+def play(process, policies, cost, rounds, seed=0):
+    setting = Setting(cost=cost, context=CONTEXT, max_nodes=MOST, rounds=rounds, seed=seed)
+    return compare(process, policies, setting)
+
+
+class TestPublishedAcceptance:
+    @pytest.mark.slow
+    @pytest.mark.parametrize("device", ["h100-sxm", "a100-sxm-80gb"])
+    @pytest.mark.parametrize("curve", CURVES, ids=lambda curve: f"{curve[0]}-{curve[1]}")
+    def test_no_fixed_size_is_faster_by_a_hundredth(self, device, curve):
+        table, dataset, target, temperature = curve
+        process = published(table, dataset, target=target, temperature=temperature)
+        true, released, linear = costs(device)
+        policies = {
+            "bastion": Bastion(true, MOST),
+            "paper": PaperBastion(released, MOST),
+            "printed": PrintedBastion(linear, MOST),
+            "chain": Chain(max_nodes=MOST),
+            "plain": Plain(),
+        }
+        played, hindsight = play(process, policies, true, rounds=1000)
+        _, best = hindsight.best_fixed()
+        assert played["bastion"].rate > 0.99 * best
+        assert played["bastion"].rate > 0.98 * played["paper"].rate
+        for name in ("printed", "chain", "plain"):
+            assert played["bastion"].rate > played[name].rate
+
+    @pytest.mark.parametrize("device", ["h100-sxm", "a100-sxm-80gb"])
+    def test_the_released_rule_comes_close_to_the_best_size_and_the_printed_one_does_not(
+        self, device
+    ):
+        true, released, linear = costs(device)
+        policies = {
+            "paper": PaperBastion(released, MOST),
+            "printed": PrintedBastion(linear, MOST),
+        }
+        process = published("bastion", "math500", target="qwen3-8b", temperature=0)
+        played, hindsight = play(process, policies, true, rounds=400)
+        _, best = hindsight.best_fixed()
+        assert played["paper"].rate > 0.97 * best
+        assert played["printed"].rate < 0.98 * played["paper"].rate
+
+    @pytest.mark.parametrize("slope", [0.02, 0.1])
+    def test_it_beats_every_fixed_size_where_nodes_cost(self, slope):
+        """Drafts differ in how far they may be trusted, which one size cannot follow."""
+        cost = straight(slope)
+        policies = {"bastion": Bastion(cost, MOST)}
+        played, hindsight = play(published("bastion", "gsm8k"), policies, cost, rounds=1000)
+        assert played["bastion"].rate > 1.01 * hindsight.best_fixed()[1]
+        assert played["bastion"].rate < hindsight.oracle()[1]
+
+
+class TestSimulation:
+    def test_fixed_policies_are_the_sizes_of_hindsight(self):
+        cost = straight(0.05)
+        policies = {str(nodes): Fixed(nodes) for nodes in (1, 7, 40)}
+        played, hindsight = play(published("ddtree", "alpaca"), policies, cost, rounds=60)
+        rates = hindsight.fixed_rates()
+        for nodes in (1, 7, 40):
+            assert played[str(nodes)].rate == pytest.approx(rates[nodes])
+        assert rates[0] == pytest.approx(1.0)
+
+    def test_a_drafter_that_is_always_equally_sure_has_one_best_size(self):
+        """Nothing to adapt to: the controller finds the size and gains nothing more."""
+        process = AcceptanceProcess(
+            label="flat", kind="given", rank1=(0.8,) * 15, concentration=np.inf, tail=0.5
+        )
+        cost = straight(0.05)
+        policies = {"bastion": Bastion(cost, MOST)}
+        played, hindsight = play(process, policies, cost, rounds=1500)
+        ratio = played["bastion"].rate / hindsight.best_fixed()[1]
+        assert 0.985 < ratio < 1.005
+
+    def test_a_hopeless_drafter_is_given_up(self):
+        process = AcceptanceProcess(label="hopeless", kind="given", rank1=(0.05,) * 15, tail=0.0)
+        cost = straight(0.05, draft=0.4)
+        policies = {"bastion": Bastion(cost, MOST), "plain": Plain()}
+        played, _ = play(process, policies, cost, rounds=1000)
+        assert played["bastion"].rate > 0.97 * played["plain"].rate
+
+    def test_a_cost_that_is_wrong_by_a_factor_changes_nothing(self):
+        process, cost = published("bastion", "mbpp"), straight(0.03, draft=0.1)
+        double = CostAt(cost.cycles_s * 2, cost.draft * 2, cost.plain * 2)
+        policies = {"right": Bastion(cost, MOST), "double": Bastion(double, MOST)}
+        played, _ = play(process, policies, cost, rounds=300)
+        np.testing.assert_array_equal(played["right"].rounds, played["double"].rounds)

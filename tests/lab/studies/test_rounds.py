@@ -1,0 +1,146 @@
+"""Hindsight on rounds whose answers are known, by hand or by trying everything."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodel.errors import InputError
+from decoder.tree.draft_tree import CandidateTree, Lattice, best_first
+from lab.studies.rounds import RecordedHindsight, accepted_rows, committed_by_size, pooled_ratio
+
+
+def lattice(seed, gamma=4, width=3):
+    random = np.random.default_rng(seed)
+    tokens = np.stack([random.permutation(9)[:width] for _ in range(gamma)])
+    shares = -np.sort(-random.dirichlet(np.ones(width + 1), gamma)[:, :width], axis=1)
+    return Lattice(tokens, shares)
+
+
+def committed_by_walking(candidates, truth, nodes):
+    """A tree of its own for the size, and the target's walk through it, token by token."""
+    tree = best_first(candidates, nodes)
+    row, length = 0, 1
+    for token in truth:
+        below = [
+            node + 1
+            for node in range(tree.nodes)
+            if tree.parents[node] == row and tree.tokens[node] == token
+        ]
+        if not below:
+            break
+        row, length = below[0], length + 1
+    return length
+
+
+@given(seed=st.integers(0, 10_000), truth=st.lists(st.integers(0, 8), max_size=6))
+@settings(max_examples=150, deadline=None)
+def test_every_size_commits_what_its_own_tree_would(seed, truth):
+    candidates = lattice(seed)
+    found = committed_by_size(best_first(candidates, 30), truth, 30)
+    by_walking = [committed_by_walking(candidates, truth, nodes) for nodes in range(31)]
+    assert found.tolist() == by_walking
+
+
+def test_candidate_trees_are_walked_too():
+    """5 below the root, 6 and 7 below 5; by score the order is 5 (0.9), 6 (0.63), 7 (0.18)."""
+    tree = CandidateTree(np.array([5, 7, 6]), np.array([0, 1, 1]), np.array([0.9, 0.2, 0.7]))
+    assert committed_by_size(best_first(tree, 4), [5, 7, 1], 4).tolist() == [1, 2, 2, 3, 3]
+    assert accepted_rows(best_first(tree, 3), [5, 7, 1]) == [1, 3]
+    assert accepted_rows(best_first(tree, 3), [4, 5]) == []
+
+
+def hindsight(committed, seconds):
+    committed = np.asarray(committed, dtype=float)
+    return RecordedHindsight(
+        sizes=np.array([0, 3, 7][: committed.shape[1]]),
+        committed=committed,
+        seconds=np.broadcast_to(np.asarray(seconds, dtype=float), committed.shape),
+    )
+
+
+class TestHindsight:
+    def test_by_hand(self):
+        """Sizes 0, 3, 7 take 1, 2, 4 s. In the first round 7 nodes bring 8 tokens, in the
+        second nothing helps. Over both, 0 nodes bring 2 tokens in 2 s, 3 bring 3 in 4 s and
+        7 bring 9 in 8 s; knowing all, 8 + 1 tokens in 4 + 1 s."""
+        found = hindsight([[1, 2, 8], [1, 1, 1]], [1.0, 2.0, 4.0])
+        assert found.fixed_rates().tolist() == [1.0, 0.75, 1.125]
+        assert found.best_fixed() == (7, 1.125)
+        sizes, rate = found.oracle()
+        assert sizes.tolist() == [7, 0]
+        assert rate == pytest.approx(9 / 5)
+
+    def test_the_oracle_is_not_each_rounds_own_best(self):
+        """Round 1 offers 10 tokens in 1 s or 13 in 2 s, and its own best rate is the first.
+        Beside a round of 1 token in 9 s, 14 / 11 beats 11 / 10."""
+        found = RecordedHindsight(
+            sizes=np.array([0, 3]),
+            committed=np.array([[10.0, 13.0], [1.0, 1.0]]),
+            seconds=np.array([[1.0, 2.0], [9.0, 9.5]]),
+        )
+        sizes, rate = found.oracle()
+        assert sizes.tolist() == [3, 0]
+        assert rate == pytest.approx(14 / 11)
+
+    @given(
+        st.lists(
+            st.tuples(*[st.integers(1, 16)] * 3, *[st.floats(0.1, 5.0)] * 3),
+            min_size=1,
+            max_size=5,
+        )
+    )
+    @settings(deadline=None)
+    def test_the_oracle_is_the_best_of_all_choices(self, rows):
+        committed = np.array([row[:3] for row in rows], dtype=float)
+        seconds = np.array([row[3:] for row in rows])
+        found = RecordedHindsight(sizes=np.array([0, 3, 7]), committed=committed, seconds=seconds)
+        rounds = range(len(rows))
+        best = max(
+            sum(committed[r, c] for r, c in zip(rounds, choice, strict=True))
+            / sum(seconds[r, c] for r, c in zip(rounds, choice, strict=True))
+            for choice in product(range(3), repeat=len(rows))
+        )
+        assert found.oracle()[1] == pytest.approx(best, rel=1e-9)
+
+    def test_it_needs_matching_arrays(self):
+        with pytest.raises(InputError, match="every round and size"):
+            RecordedHindsight(
+                sizes=np.arange(2), committed=np.ones((2, 3)), seconds=np.ones((2, 3))
+            )
+        with pytest.raises(InputError, match="above 0"):
+            hindsight([[1.0, 2.0]], [0.0, 1.0])
+
+
+class TestPairedRatio:
+    def test_equal_arms(self):
+        arm = [[10.0, 2.0], [30.0, 1.0]]
+        assert pooled_ratio(arm, arm) == {"ratio": 1.0, "interval_95": [1.0, 1.0]}
+
+    def test_a_constant_factor_has_no_uncertainty(self):
+        """Twice as fast on every text: the texts' own speeds cancel."""
+        slow = np.array([[10.0, 2.0], [30.0, 1.0], [5.0, 9.0]])
+        fast = slow / [1.0, 2.0]
+        found = pooled_ratio(fast, slow)
+        assert found["ratio"] == pytest.approx(2.0)
+        assert found["interval_95"] == pytest.approx([2.0, 2.0])
+
+    def test_the_interval_covers_as_often_as_it_says(self):
+        """True ratio 1 with noise of 10 % a text: 95 % of intervals contain it, or nearly so."""
+        random, covered = np.random.default_rng(0), 0
+        for _ in range(200):
+            seconds = np.exp(random.normal(0.0, 0.1, (40, 2)))
+            low, high = pooled_ratio(
+                np.column_stack([np.ones(40), seconds[:, 0]]),
+                np.column_stack([np.ones(40), seconds[:, 1]]),
+            )["interval_95"]
+            covered += low < 1.0 < high
+        assert 0.88 <= covered / 200 <= 0.99
+
+    def test_arms_of_other_texts(self):
+        with pytest.raises(InputError, match="same texts"):
+            pooled_ratio([[1.0, 1.0]], [[1.0, 1.0], [2.0, 1.0]])

@@ -1,0 +1,90 @@
+"""What is kept of a training, and the tables made of it."""
+
+import json
+import sys
+
+import pytest
+
+from lab.studies import trained
+
+HISTORY = [
+    {"step": 200.0, "seconds": 60.0, "chain": 1.25, "tree": 1.5, "accepted_1": 0.3}
+    | {"accepted_2": 0.05},
+    {"step": 400.0, "seconds": 120.0, "chain": 2.5, "tree": 3.25, "accepted_1": 0.625}
+    | {"accepted_2": 0.25},
+]
+PRINTED = {
+    "kind": "dflash",
+    "drafter": "/home/somebody/work/drafter",
+    "texts": 1200,
+    "held_out": 40,
+    "tokens": 150000,
+    "collecting": {"openings": "free"},
+    "settings": {"steps": 400, "batch": 4, "learning_rate": 0.002},
+    "last": HISTORY[-1],
+    "history": HISTORY,
+    "environment": {
+        "device": "A CPU",
+        "created_utc": "2026-01-02T03:04:05Z",
+        "fields": {"torch_version": "2.9"},
+    },
+}
+
+
+@pytest.fixture
+def stored(tmp_path, monkeypatch):
+    monkeypatch.setattr(trained, "TRAINED", tmp_path / "trained.json")
+    printed = tmp_path / "printed.json"
+
+    def store(**runs: dict) -> dict:
+        for name, run in runs.items():
+            printed.write_text(json.dumps(run), encoding="utf-8")
+            monkeypatch.setattr(sys, "argv", ["trained", f"{name}={printed}"])
+            trained.main()
+        return trained.runs()
+
+    return store
+
+
+def test_where_a_run_lay_is_not_kept_and_others_stay(stored):
+    runs = stored(demo=PRINTED, other=PRINTED | {"texts": 7})
+    assert set(runs) == {"demo", "other"}
+    assert runs["demo"]["texts"] == 1200
+    assert "somebody" not in json.dumps(runs)
+
+
+def test_the_drafters_table_has_the_figures_of_the_run(stored):
+    stored(demo=PRINTED)
+    table = trained.demo_table()
+    assert "1,200 texts (150,000 tokens written by the target, openings: free), 40 more" in table
+    assert "400 steps of 4 texts, AdamW at 0.002, 2 minutes on one core of A CPU" in table
+    assert "| 200 | 1.25 | 1.50 |\n| 400 | 2.50 | 3.25 |" in table
+    assert table.endswith("| first i places right | 1 | 2 |\n|---|---|---|\n"
+                          "| share of blocks | 62% | 25% |")  # fmt: skip
+
+
+def test_a_drafter_of_two_runs_has_both_in_turn(stored):
+    """A run of before there were other openings says nothing of them."""
+    before = PRINTED | {"texts": 900, "collecting": {}}
+    runs = stored(**{"demo-start": before}, demo=PRINTED | {"from": "/home/somebody/work/first"})
+    assert runs["demo"]["from"] == "first"
+    first, second = trained.demo_table().split("From first: ")
+    assert first.startswith("900 texts (150,000 tokens written by the target, openings: templates)")
+    assert second.startswith("1,200 texts") and first.count("| 200 |") == second.count("| 200 |")
+
+
+def test_specblock_drafters_stand_side_by_side(stored):
+    last = {"step": 500.0, "chain": 1.5, "tree": 2.0, "alpha_1_1": 0.25, "alpha_1_2": 0.5}
+    stored(demo=PRINTED, whole=PRINTED | {"kind": "specblock", "last": last})
+    rows = trained.specblock_table().splitlines()[2:]
+    assert rows == ["| whole | 1,200, free | 500 | 1.50 | 2.00 | 25%, 50%, 0%, 0% |"]
+
+
+def test_blockpilot_stands_between_fixed_sizes_and_hindsight(stored):
+    held_out = {"fixed": [1.5, 2.0, 1.75], "chosen": 2.125, "hindsight": 2.25, "samples": 9}
+    run = {"kind": "blockpilot", "block_sizes": [7, 8, 9], "held_out": held_out}
+    stored(blockpilot=run | {"trained": {"samples": 90}})
+    table = trained.blockpilot_table()
+    assert table.startswith("90 prompts to train on, 9 that chose the epoch")
+    assert "| block of 7 | block of 8 | block of 9 | BlockPilot | the best of each" in table
+    assert table.endswith("| 1.50 | 2.00 | 1.75 | 2.12 | 2.25 |")
