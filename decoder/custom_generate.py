@@ -79,7 +79,7 @@ class CustomGenerate:
     def __init__(self, decoder: TreeDecoder) -> None:
         self.decoder = decoder
         self.stats: list[Statistics] = []
-        model = decoder.model.model
+        model = decoder.target.model
         if EXTRACT not in vars(model):
             setattr(model, EXTRACT, partial(_extract_all, model))
 

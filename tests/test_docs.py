@@ -20,8 +20,8 @@ PAGES = (
     *sorted((ROOT / "docs").rglob("*.md")),
 )
 HISTORY = "LOG.md"  # may name what was tried and left out
-PACKAGES = ("rooftree", "costmodel", "decoder", "integrations", "profiler")
-CODE = (*PACKAGES, "benchmarks", "examples", "tests")
+PACKAGES = ("rooftree", "costmodel", "decoder", "integrations", "profiler", "lab")
+CODE = (*PACKAGES, "examples", "tests")
 DATA = ("calibrations", "docs")
 FOLDERED = re.compile(rf"(?<![\w./~-])(?:{'|'.join(CODE + DATA)})/[\w./-]*")
 PYTHON_FILE = re.compile(r"(?<![\w/.])\w[\w/]*\.py\b")  # or the last part of its path
@@ -91,7 +91,7 @@ def missing(text: str) -> dict[str, list[str]]:
         for name in names.split(",")
     ]
     modules = [span for span in spans if MODULE.fullmatch(span) and not span.endswith(".py")]
-    modules += re.findall(r"python -m ((?:benchmarks|profiler)[\w.]+)", text)
+    modules += re.findall(r"python -m ((?:lab|profiler)[\w.]+)", text)
     modules += re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE)
     named = [span.removesuffix("()") for span in spans]
     return {

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("costmodel", "decoder", "integrations", "profiler", "rooftree")
+PACKAGES = ("costmodel", "decoder", "integrations", "lab", "profiler", "rooftree")
 METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = METADATA["project"]
 
@@ -27,7 +27,7 @@ IMPLIED = {"tokenizers": "transformers", "huggingface_hub": "transformers", "tri
 
 
 # Runs by an interpreter that has an engine, and not by the one that has rooftree.
-ELSEWHERE = ROOT / "profiler" / "bench" / "engines" / "worker.py"
+ELSEWHERE = ROOT / "lab" / "bench" / "engines" / "worker.py"
 
 
 def normal(name: str) -> str:

@@ -53,7 +53,7 @@ start_s = time.perf_counter()
 decoder = TreeDecoder.from_pretrained(sys.argv[1], dtype="bfloat16", policy="plain")
 seconds = time.perf_counter() - start_s
 after = memory()
-runtime, parameters = decoder.model.runtime.kind, decoder.model.architecture.parameters
+runtime, parameters = decoder.target.runtime.kind, decoder.target.architecture.parameters
 decoder.generate([1, 2, 3], max_new_tokens=2)
 print(json.dumps({"seconds": seconds, "imported": before, "loaded": after, "decoded": memory(),
                   "runtime": runtime, "weight_bytes": 2 * parameters}))

@@ -121,7 +121,7 @@ def command(**options: Any) -> None:
     decoder = _decoder(options)
     note(decoder.profile_line)
     source = decoder.cost_source
-    for warning in (*decoder.model.runtime.warnings, *(source.warnings if source else ())):
+    for warning in (*decoder.target.runtime.warnings, *(source.warnings if source else ())):
         note(f"warning: {warning}")
     template = template_options(options["template"], options["thinking"])
     generation = {name: options[name] for name in GENERATION_OPTIONS} | {"template": template}

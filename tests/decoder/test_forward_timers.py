@@ -117,7 +117,7 @@ def test_the_cost_model_learns_of_every_forward_with_its_own_rows(late):
     device = FakeDevice()
     stopwatch = EventTimer(device.event)
     decoder.timer = stopwatch
-    verify = decoder.model.verify
+    verify = decoder.target.verify
 
     def timed(steps):
         logits = verify(steps)
@@ -125,7 +125,7 @@ def test_the_cost_model_learns_of_every_forward_with_its_own_rows(late):
         device.passes(len(device.recorded) + 1 - 2 * late)
         return logits
 
-    decoder.model.verify = timed
+    decoder.target.verify = timed
     result = decoder.generate([5, 17, 3], max_new_tokens=20)
     rows = [nodes + 1 for nodes in result.stats.tree_nodes]
     observed = decoder.cost_source.cost.observed

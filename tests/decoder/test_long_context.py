@@ -109,7 +109,7 @@ def test_6000_tokens_of_a_book_with_a_real_model(smollm2_folder, shared_dir):
     prompt = decoder.encode(book[:60_000])[:TOKENS]
     assert len(prompt) == TOKENS
     result = decoder.generate(prompt, max_new_tokens=16)
-    model = decoder.model.model
+    model = decoder.target.model
     truth = plain_continuation(model, prompt, 16)
     pairs = enumerate(zip(truth, result.token_ids, strict=True))
     same = next((i for i, (a, b) in pairs if a != b), 16)
@@ -181,7 +181,7 @@ class TestMemory:
             decoder = decoder_of(model, "fixed:64", NgramDrafter())
             prompt = long_text()[:tokens]
             peaks[tokens] = peak_bytes(decoder.generate, prompt, max_new_tokens=8)
-            caches[tokens] = decoder.model.cache.data.nbytes
+            caches[tokens] = decoder.target.cache.data.nbytes
         layers, kv_heads, head_dim, float32 = 2, 2, 8, 4
         a_token = layers * 2 * kv_heads * head_dim * float32
         assert caches[TOKENS] - caches[3000] == (TOKENS - 3000) * a_token

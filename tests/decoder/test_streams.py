@@ -99,7 +99,7 @@ def test_an_older_stream_says_that_it_cannot_go_on(decoder, truth):
 def test_two_decoders_of_one_target_are_told_apart_too(decoder, truth):
     first = decoder.stream(PROMPT, max_new_tokens=TOKENS)
     next(first)
-    other = TreeDecoder(decoder.model, policy="plain")
+    other = TreeDecoder(decoder.target, policy="plain")
     assert other.generate(PROMPT, max_new_tokens=TOKENS).text == truth
     with pytest.raises(InputError, match="its target began another text"):
         list(first)
@@ -195,7 +195,7 @@ def test_an_interrupt_in_a_forward_gives_a_borrowed_model_back(monkeypatch):
     prompt, before = [5, 17, 3, 88, 5, 17], model.config._attn_implementation
     truth = greedy(model, prompt, 20)
     decoder = TreeDecoder.from_pretrained(model, policy="fixed:5")
-    decoder.model.capture([0, 2])
+    decoder.target.capture([0, 2])
     calls = []
 
     def broken(*_):
@@ -216,7 +216,7 @@ def test_an_interrupt_in_a_forward_gives_a_borrowed_model_back(monkeypatch):
 class TestOverflow:
     def test_more_than_the_positions_is_refused_before_anything_runs(self, monkeypatch):
         decoder = decoder_of(random_model("llama-gqa"), "fixed:9")
-        monkeypatch.setattr(decoder.model, "prefill", forbidden)
+        monkeypatch.setattr(decoder.target, "prefill", forbidden)
         with pytest.raises(InputError, match="exceed the 512 positions"):
             decoder.generate([1] * 500, max_new_tokens=13)
 

@@ -591,13 +591,13 @@ class TestWholeTexts:
         decoder = combined_decoder(tmp_path, second, policy)
         for prompt in (PROMPT, [9]):
             result = decoder.generate(prompt, max_new_tokens=30)
-            assert result.token_ids == greedy(decoder.model.model, prompt, 30)
+            assert result.token_ids == greedy(decoder.target.model, prompt, 30)
 
     def test_plain_rounds_in_between(self, tmp_path):
         decoder = combined_decoder(tmp_path, "dflash", "fixed:20")
         decoder.policy = Pausing(20)
         result = decoder.generate(PROMPT, max_new_tokens=40)
-        assert result.token_ids == greedy(decoder.model.model, PROMPT, 40)
+        assert result.token_ids == greedy(decoder.target.model, PROMPT, 40)
 
     def test_rounds_without_the_second_drafter(self, tmp_path):
         decoder = combined_decoder(tmp_path, "dflash", "fixed:20")
@@ -615,7 +615,7 @@ class TestWholeTexts:
         second.start = counted
         decoder.policy = Told(20)
         result = decoder.generate(PROMPT, max_new_tokens=120)
-        assert result.token_ids == greedy(decoder.model.model, PROMPT, 120)
+        assert result.token_ids == greedy(decoder.target.model, PROMPT, 120)
         assert LEAST_ROUNDS <= len(drafted) < result.stats.rounds
         shares = decoder.policy.shares
         assert shares.count(1.0) == len(drafted)
@@ -627,7 +627,7 @@ class TestWholeTexts:
         prompts = [PROMPT[:length] for length in (1, 4, 10, 7)]
         together = decoder.generate_batch(prompts, max_new_tokens=20)
         for prompt, result in zip(prompts, together, strict=True):
-            assert result.token_ids == greedy(decoder.model.model, prompt, 20)
+            assert result.token_ids == greedy(decoder.target.model, prompt, 20)
 
     def test_sampled_texts_are_the_same_for_a_seed(self, tmp_path):
         decoder = combined_decoder(tmp_path, "dflash", "fixed:20")

@@ -101,7 +101,7 @@ class TestWholeGenerations:
         decoder = decoder_with(kind, tmp_path / "draft", family, policy)
         for prompt in (PROMPT, [9]):
             result = decoder.generate(prompt, max_new_tokens=30)
-            assert result.token_ids == greedy(decoder.model.model, prompt, 30)
+            assert result.token_ids == greedy(decoder.target.model, prompt, 30)
         if policy == "static-tree:1x97":
             # All tokens are children of the root, so each round accepts one and moves its row.
             assert result.stats.accepted_tokens == 14
@@ -112,7 +112,7 @@ class TestWholeGenerations:
         prompts = [PROMPT[:length] for length in (1, 4, 10, 7)]
         together = decoder.generate_batch(prompts, max_new_tokens=20)
         for prompt, result in zip(prompts, together, strict=True):
-            assert result.token_ids == greedy(decoder.model.model, prompt, 20)
+            assert result.token_ids == greedy(decoder.target.model, prompt, 20)
 
     @pytest.mark.parametrize("rule", ["walk", "recursive", "traversal"])
     @pytest.mark.parametrize("kind", WRITERS)

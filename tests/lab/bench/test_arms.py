@@ -253,7 +253,7 @@ class TestBuilder:
         own = [one._decoder for one in builder.runners(plan_arms(asked))]
         for part in ("target", "drafter"):
             assert len({id(getattr(decoder, part)) for decoder in own}) == 3
-        assert len({id(decoder.model.model) for decoder in own}) == 1
+        assert len({id(decoder.target.model) for decoder in own}) == 1
         assert own[1].drafter.second is own[2].drafter.second
 
     def test_the_text_of_all_is_decoded_once_for_each_length(self, folder: Path, expected) -> None:

@@ -252,7 +252,7 @@ class TestWholeGenerations:
         decoder = decoder_with(specblock_folder(tmp_path / "draft")[0], family, policy)
         for prompt in (PROMPT, [9]):
             result = decoder.generate(prompt, max_new_tokens=30)
-            assert result.token_ids == greedy(decoder.model.model, prompt, 30)
+            assert result.token_ids == greedy(decoder.target.model, prompt, 30)
 
     def test_accepted_rows_that_lie_apart(self, tmp_path):
         """With all tokens as siblings every round accepts at least one."""
@@ -260,7 +260,7 @@ class TestWholeGenerations:
         wide = BlockGrowth(branching=(VOCAB,) * 4, uncertain=(0, 1, 2, 3), starts=97, nodes=9000)
         decoder = decoder_with(folder, "qwen3", "fixed:500", wide)
         result = decoder.generate(PROMPT, max_new_tokens=24)
-        assert result.token_ids == greedy(decoder.model.model, PROMPT, 24)
+        assert result.token_ids == greedy(decoder.target.model, PROMPT, 24)
         assert result.stats.accepted_tokens >= 11
 
     def test_prompts_together_are_what_they_are_alone(self, tmp_path):
@@ -269,7 +269,7 @@ class TestWholeGenerations:
         prompts = [PROMPT[:length] for length in (1, 4, 5, 2)]
         together = decoder.generate_batch(prompts, max_new_tokens=20)
         for prompt, result in zip(prompts, together, strict=True):
-            assert result.token_ids == greedy(decoder.model.model, prompt, 20)
+            assert result.token_ids == greedy(decoder.target.model, prompt, 20)
 
     @pytest.mark.parametrize("rule", ["walk", "recursive", "traversal"])
     def test_sampling_is_repeatable_under_every_rule(self, tmp_path, rule):
