@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 
 from costmodel.catalog import resolve_target
@@ -35,7 +34,7 @@ from costmodel.planning.traffic import LognormalLength, Trace, poisson_trace
 from costmodel.profile.profile import Profile
 from lab.studies.common import environment, read_prompts, store
 from lab.studies.load_client import Load, Request, acceptance, load, metrics, spread, summary
-from lab.studies.vllm_server import vllm_environment, vllm_server
+from lab.studies.vllm_server import read_url, vllm_environment, vllm_server
 
 ROOT = Path(__file__).parents[2]
 SETS = ("alpaca", "gsm8k", "humaneval", "mbpp", "mt_bench", "wikitext2")
@@ -201,7 +200,7 @@ def run_cell(url: str, model: str, texts: Sequence[Sequence[int]], cell: dict[st
 
 
 def counters(url: str) -> dict[str, float]:
-    return metrics(httpx.get(f"{url}/metrics", trust_env=False).text)
+    return metrics(read_url(f"{url}/metrics"))
 
 
 def run_mode(
