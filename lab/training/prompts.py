@@ -7,7 +7,7 @@ project's own.
 
 No drafter may be trained on evaluation prompts. `refused.txt` holds hashes of them: for the
 beginning of each prompt, of the whole and of runs of eight words (of one run in four, chosen by
-the hash itself: Manber's sketch). `python -m lab.studies.refused_prompts` writes it.
+the hash itself: Manber's sketch). `sketch` makes them.
 """
 
 from __future__ import annotations

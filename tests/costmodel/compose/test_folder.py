@@ -13,9 +13,36 @@ from costmodel.catalog import find_target
 from costmodel.compose.llmservingsim import folder_subject, load_folder
 from costmodel.compose.operators import ComposedForward
 from costmodel.errors import InputError
-from lab.studies.faults.formats import OPERATORS, make_operators
 
 LLAMA = find_target("llama-3.1-8b-instruct").architecture
+OPERATORS = "rtx-pro-6000-server_llama-3.1-8b_tp1"
+
+
+def make_operators(folder):
+    """Operator tables of a made-up speed, in the form of fused kernels."""
+    place = folder / OPERATORS
+    place.mkdir()
+    sizes = [2**i for i in range(12)]
+    layers = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "embedding", "layernorm",
+              "rotary_emb", "act_fn", "final_layernorm")  # fmt: skip
+    dense = [f"{name},{n},{20 + i + 0.1 * n}" for i, name in enumerate(layers) for n in sizes]
+    heads = [f"lm_head,{n},{700 + n}" for n in sizes[:8]]
+    attention = [
+        f"{rows},{cached},0,0,{5 + 0.02 * rows + 1e-5 * rows * (cached + rows)}"
+        for rows in sizes[4:]
+        for cached in (0, 512, 4096)
+    ]
+    attention += [
+        f"0,0,{batch},{cached},{8 + 0.002 * batch * cached}"
+        for batch in (1, 2, 4, 8)
+        for cached in (16, 256, 1024, 4096, 16384)
+    ]
+    for name, head, rows in (
+        ("dense.csv", "layer,tokens,time_us", dense),
+        ("per_sequence.csv", "layer,sequences,time_us", heads),
+        ("attention.csv", "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us", attention),
+    ):
+        (place / name).write_text("\n".join([head, *rows]) + "\n")
 
 
 def measured(shared_data, name):

@@ -28,7 +28,7 @@ from costmodel.planning.simulation.percentiles import (
 )
 from costmodel.planning.traffic import Trace, Traffic
 from costmodel.profile.store import ProfileStore
-from lab.studies.queueing import md1_waiting_quantile_s
+from tests.costmodel.planning.queueing import md1_waiting_quantile_s
 
 LLAMA = find_target("llama-3.1-8b-instruct").architecture
 SHIPPED = ProfileStore([shipped_directory()])

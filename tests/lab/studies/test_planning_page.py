@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from lab.studies import fleet_page
 from lab.studies.planning_page import BLOCK, PAGE, with_output
 
 
@@ -22,10 +21,3 @@ def test_the_python_example_runs(capsys, tmp_path, monkeypatch):
     exec(compile(block, "planning.md", "exec"), {})
     gpu, count = capsys.readouterr().out.split()
     assert gpu in ("h100-sxm", "l40s") and int(count) >= 1
-
-
-def test_the_fleets_output_is_what_was_stored():
-    text = PAGE.read_text(encoding="utf-8")
-    (block,) = fleet_page.BLOCK.findall(text)
-    assert block[0] == fleet_page.COMMAND
-    assert fleet_page.with_output(text) == text

@@ -1,0 +1,1 @@
+"""Mutated files of every format."""
