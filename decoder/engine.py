@@ -26,13 +26,12 @@ from decoder.arguments import (
 )
 from decoder.chat import ChatOptions, Turn, chat_ids, is_chat
 from decoder.decode_loop import LoopParts
-from decoder.device import parse_dtype
+from decoder.device import parse_dtype, select_device
 from decoder.drafters.base import Drafter
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.guarded import GuardedDrafter
 from decoder.generation import DecodeRun, GenerationParts, run_together
 from decoder.model.loading import LoadedModel, Weights, borrow_model, default_target, load_model
-from decoder.model.ranks import ALONE, Ranks, rank_device
 from decoder.model.runtime.base import RuntimeChoice
 from decoder.model.runtime.graphs import runtime_kind
 from decoder.model.target import Quantization, Target, quantised
@@ -124,7 +123,7 @@ class TreeDecoder:
         self.drafter = load_drafter(drafter, target) if isinstance(drafter, str) else drafter
         if not isinstance(self.drafter, Drafter):
             raise InputError(f"drafter must be a name or a Drafter, got {shown(drafter)}")
-        self._guarded = GuardedDrafter(self.drafter, target.architecture.vocab, target.ranks)
+        self._guarded = GuardedDrafter(self.drafter, target.architecture.vocab)
         self.acceptance: RuleName = parse_rule(
             acceptance, self.drafter.name, draws=self.drafter.draws != "never"
         )
@@ -132,7 +131,7 @@ class TreeDecoder:
         self.trace = None if trace is None else RoundTrace(path_of("trace", trace))
         self.stage_times = stage_times or trace is not None
         self.on_round: Callable[[Round], None] | None = None
-        self.timer = forward_timer(target.device, target.ranks)
+        self.timer = forward_timer(target.device)
         self._text_numbers = count()
         self._profile_choice = _profile_choice(profile)
         target.capture(self.drafter.feature_layers)
@@ -151,7 +150,7 @@ class TreeDecoder:
         self._tokenizer: Any = None
 
     @classmethod
-    def from_pretrained(  # noqa: PLR0913
+    def from_pretrained(
         cls,
         target: str | Path | Any | None = None,
         *,
@@ -160,7 +159,6 @@ class TreeDecoder:
         weights: Weights = "pretrained",
         runtime: RuntimeChoice = "auto",
         quantization: Quantization | None = None,
-        ranks: Ranks = ALONE,
         **options: Unpack[DecoderOptions],
     ) -> TreeDecoder:
         """A decoder for a folder, a hub id, a known target, or a transformers model.
@@ -168,8 +166,6 @@ class TreeDecoder:
         runtime  `packed` (weights reordered once, CPU only), `graphs` (captured forwards, CUDA
                  only), `eager`, or `auto`: packed or graphs for a model that is not borrowed
         quantization  `int8` rounds the weights to int8, one scale an output (packed runtime)
-        ranks    the processes that share the target (decoder/model/ranks.py); each decodes the
-                 same texts
         options  of the constructor
         Raises InputError or ProfileError.
         """
@@ -177,9 +173,7 @@ class TreeDecoder:
         if target is not None and not isinstance(target, (str, Path)):
             borrowed = borrow_model(target)
             return cls(Target(borrowed, owned=False, runtime=runtime), **options)
-        if not isinstance(ranks, Ranks):
-            raise InputError(f"ranks must be processes that joined, got {shown(ranks)}")
-        placed = rank_device(device, ranks)
+        placed = select_device(device)
         runtime_kind(runtime, placed)  # an error before the target is loaded
         name = default_target(placed) if target is None else str(target)
         loaded: LoadedModel = load_model(
@@ -188,7 +182,6 @@ class TreeDecoder:
             dtype=parse_dtype(dtype, placed),
             device=placed,
             download=True,
-            ranks=ranks,
         )
         return cls(Target(quantised(loaded, quantization), runtime=runtime), **options)
 

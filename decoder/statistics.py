@@ -20,7 +20,6 @@ from costmodel.io import write_error
 from costmodel.online.estimator import OnlineEstimator
 from decoder.acceptance.rules import Accepted
 from decoder.device import synchronise
-from decoder.model.ranks import Ranks
 from decoder.tree.draft_tree import DraftTree
 
 
@@ -307,29 +306,8 @@ class EventTimer:
         return done
 
 
-class RankTimer:
-    """The timer of one of several ranks: all ranks learn the times that the first one took.
-
-    Ranks that had learnt different times would choose different trees.
-    """
-
-    def __init__(self, timer: ForwardTimer, ranks: Ranks) -> None:
-        self._timer, self._ranks = timer, ranks
-
-    def start(self) -> None:
-        self._timer.start()
-
-    def stop(self, forward: TimedForward) -> None:
-        self._timer.stop(forward)
-
-    def finished(self) -> list[tuple[TimedForward, float]]:
-        done = self._timer.finished()
-        return self._ranks.decide(lambda: done)
-
-
-def forward_timer(device: torch.device, ranks: Ranks) -> ForwardTimer:
-    """An `EventTimer` on CUDA, a `HostTimer` elsewhere; shared if there are several ranks."""
-    timer: ForwardTimer = HostTimer()
+def forward_timer(device: torch.device) -> ForwardTimer:
+    """An `EventTimer` on CUDA, a `HostTimer` elsewhere."""
     if device.type == "cuda":
-        timer = EventTimer(lambda: torch.cuda.Event(enable_timing=True))
-    return timer if ranks.alone else RankTimer(timer, ranks)
+        return EventTimer(lambda: torch.cuda.Event(enable_timing=True))
+    return HostTimer()

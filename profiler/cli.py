@@ -19,7 +19,6 @@ from importlib.metadata import entry_points
 import click
 
 from costmodel.errors import RooftreeError
-from profiler.launch import launched_rank
 from profiler.report.console import note
 
 EXIT_USAGE = 2
@@ -153,11 +152,6 @@ def main() -> None:
 
 
 def _report(message: str, exit_code: int) -> int:
-    if launched_rank() > 0:
-        from profiler.calibrate.ranks import first_rank_reports
-
-        if first_rank_reports():
-            return exit_code
     with contextlib.suppress(OSError):
         note(f"rooftree: {' '.join(message.split())}")
     return exit_code

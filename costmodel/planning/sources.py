@@ -137,9 +137,9 @@ def _missing(
 
 
 def _measure_hint(device: DeviceSpec, architecture: ModelArchitecture, degree: int) -> str:
-    together = f"torchrun --no-python --nproc-per-node {degree} " if degree > 1 else ""
+    engine = f" --engine vllm --engine-option tensor_parallel_size={degree}" if degree > 1 else ""
     return (
-        f"Measure it with `{together}rooftree calibrate --target {architecture.name}` on"
+        f"Measure it with `rooftree calibrate{engine} --target {architecture.name}` on"
         f" {device.name}"
     )
 

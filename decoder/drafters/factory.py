@@ -61,7 +61,7 @@ def _ensemble(name: str, target: Target) -> Drafter | None:
     from decoder.drafters.ensemble.drafter import EnsembleDrafter
 
     first, second = (load_drafter(part.strip(), target) for part in names)
-    return EnsembleDrafter(first, second, ranks=target.ranks)
+    return EnsembleDrafter(first, second)
 
 
 def _with_suffix(name: str, target: Target) -> Drafter | None:

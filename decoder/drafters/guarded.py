@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from costmodel.errors import DeviceError, DrafterError, reason_of, shown
 from decoder.acceptance.drawn import DrawnTree
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
-from decoder.model.ranks import ALONE, Ranks
 from decoder.tree.draft_tree import EMPTY, Candidates, CandidateTree, DraftTree, Lattice
 
 Result = TypeVar("Result")
@@ -31,13 +30,11 @@ LAST_HINT = "The text goes on without drafts."
 class GuardedDrafter:
     """A drafter whose failures are `DrafterError`s of its sessions, logged once.
 
-    ranks  processes that share the target; one of them cannot go on without the others, so
-           there a failure is raised
     Raises DrafterError for attributes that are not those of a drafter.
     """
 
-    def __init__(self, drafter: Drafter, vocab: int, ranks: Ranks = ALONE) -> None:
-        self.drafter, self.vocab, self.ranks = drafter, vocab, ranks
+    def __init__(self, drafter: Drafter, vocab: int) -> None:
+        self.drafter, self.vocab = drafter, vocab
         self._said = False
         self._check_attributes()
 
@@ -61,8 +58,6 @@ class GuardedDrafter:
         failed = DrafterError(
             f"the drafter {self.name} fails in {what}: {reason_of(error)}", hint=LAST_HINT
         )
-        if not self.ranks.alone:
-            raise failed from error
         if not self._said:
             self._said = True
             logging.getLogger(__name__).warning(str(failed))
@@ -138,7 +133,7 @@ class GuardedSession:
             return otherwise
         try:
             return call()
-        except DeviceError:  # of the device or of another rank, not of the drafter
+        except DeviceError:  # of the device, not of the drafter
             raise
         except (Exception, SystemExit) as error:
             self.failure = self._guard.failure(what, error)

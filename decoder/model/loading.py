@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -34,8 +34,6 @@ from costmodel.io import folder_of
 from costmodel.strict_json import read_json
 from decoder.model.demo_model import DEMO_NAME, demo_model_folder
 from decoder.model.quantization import check_loadable, quantization_of
-from decoder.model.ranks import ALONE, Ranks
-from decoder.model.sharding import Checkpoint, RandomWeights, build_shard, local_architecture
 
 Weights = Literal["auto", "random", "pretrained"]
 
@@ -75,7 +73,6 @@ class LoadedModel:
     """A causal LM with its name and the origin of its weights.
 
     source        the folder or hub id of weights and tokenizer; empty for random weights
-    architecture  of the whole target, also where `ranks` share it
     int8          whether a decoder is to round the weights to int8
     """
 
@@ -84,13 +81,7 @@ class LoadedModel:
     source: str
     weights: Literal["pretrained", "random"]
     architecture: ModelArchitecture
-    ranks: Ranks = ALONE
     int8: bool = False
-
-    @property
-    def local(self) -> ModelArchitecture:
-        """The architecture that this process holds."""
-        return local_architecture(self.architecture, self.ranks.size)
 
     @property
     def quantization(self) -> str | None:
@@ -167,9 +158,8 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     download: bool = False,
-    ranks: Ranks = ALONE,
 ) -> LoadedModel:
-    """Load `name` (folder, hub id or known target), or this rank's part of it, onto the device.
+    """Load `name` (folder, hub id or known target) onto the device.
 
     weights   `pretrained`, `random` (from the config alone) or `auto`: local weights if
               there are any, else random ones
@@ -189,14 +179,14 @@ def load_model(
         source = weights_source(name, download=download and weights == "pretrained")
     with _quiet():
         if source is not None:
-            return _load_pretrained(name, source, dtype, device, ranks)
+            return _load_pretrained(name, source, dtype, device)
         if weights == "pretrained":
             raise InputError(
                 f"no weights found for '{name}'",
                 hint="Give a folder with config.json and *.safetensors, a hub id that can be "
                 "reached, or run `rooftree demo-model` for a small real model.",
             )
-        return _build_random(name, dtype, device, ranks)
+        return _build_random(name, dtype, device)
 
 
 def borrow_model(model: Any) -> LoadedModel:
@@ -219,28 +209,24 @@ def borrow_model(model: Any) -> LoadedModel:
 
 
 def _load_pretrained(
-    name: str, source: str, dtype: torch.dtype, device: torch.device, ranks: Ranks
+    name: str, source: str, dtype: torch.dtype, device: torch.device
 ) -> LoadedModel:
     target = resolve_target(source, _read_config)
     config, architecture = target.hf_config, replace(target.architecture, name=label_of(name))
     check_loadable(config, source)
     needed_bytes = None if quantization_of(config) is None else _stored_bytes(Path(source))
-    _check_memory(architecture, dtype, device, ranks, needed_bytes)
-    if ranks.alone:
-        model = _whole_pretrained(source, config, dtype, device)
-    else:
-        model = _pretrained_shard(source, config, (dtype, device), ranks)
+    _check_memory(architecture, dtype, device, needed_bytes)
+    model = _pretrained(source, config, dtype, device)
     return LoadedModel(
         model=model.eval(),
         name=label_of(name),
         source=source,
         weights="pretrained",
         architecture=architecture,
-        ranks=ranks,
     )
 
 
-def _whole_pretrained(
+def _pretrained(
     source: str, config: Any, dtype: torch.dtype, device: torch.device
 ) -> PreTrainedModel:
     quantised = quantization_of(config) is not None
@@ -272,19 +258,6 @@ def _whole_pretrained(
     return model
 
 
-def _pretrained_shard(
-    source: str, config: Any, placed: tuple[torch.dtype, torch.device], ranks: Ranks
-) -> PreTrainedModel:
-    """A rank's part; only its pieces of the files are read."""
-    if getattr(config, "quantization_config", None) is not None:
-        raise _bad_weights(source, "quantised weights cannot be shared by several processes")
-    try:
-        with ExitStack() as files:
-            return build_shard(config, placed, ranks, Checkpoint(Path(source), files))
-    except BROKEN_FILES as error:
-        raise _bad_weights(source, first_reason(error)) from error
-
-
 def _bad_weights(source: str, reason: str) -> InputError:
     return InputError(
         f"cannot load the weights in {source}: {reason}",
@@ -292,7 +265,7 @@ def _bad_weights(source: str, reason: str) -> InputError:
     )
 
 
-def _build_random(name: str, dtype: torch.dtype, device: torch.device, ranks: Ranks) -> LoadedModel:
+def _build_random(name: str, dtype: torch.dtype, device: torch.device) -> LoadedModel:
     target = resolve_target(name, _read_config)
     config, architecture = target.hf_config, target.architecture
     if isinstance(config, Mapping):  # a known target's
@@ -305,13 +278,9 @@ def _build_random(name: str, dtype: torch.dtype, device: torch.device, ranks: Ra
             hint="Give a folder with the quantised weights, or a config without "
             "'quantization_config'.",
         )
-    _check_memory(architecture, dtype, device, ranks)
+    _check_memory(architecture, dtype, device)
     try:
-        if ranks.alone:
-            model = _initialised(config, dtype, device)
-        else:
-            source = RandomWeights(deviation=float(config.initializer_range))
-            model = build_shard(config, (dtype, device), ranks, source)
+        model = _initialised(config, dtype, device)
     except BROKEN_FILES as error:
         raise InputError(
             f"no model can be built from the config of {name}: {first_reason(error)}",
@@ -323,7 +292,6 @@ def _build_random(name: str, dtype: torch.dtype, device: torch.device, ranks: Ra
         source="",
         weights="random",
         architecture=architecture,
-        ranks=ranks,
     )
 
 
@@ -353,7 +321,6 @@ def _check_memory(
     architecture: ModelArchitecture,
     dtype: torch.dtype,
     device: torch.device,
-    ranks: Ranks,
     needed_bytes: int | None = None,
 ) -> None:
     """Raise InputError for weights that do not fit the free memory; a CPU would swap.
@@ -361,12 +328,11 @@ def _check_memory(
     needed_bytes  where it does not follow from the sizes: of quantised weights
     """
     if needed_bytes is None:
-        needed_bytes = local_architecture(architecture, ranks.size).parameters * dtype.itemsize
+        needed_bytes = architecture.parameters * dtype.itemsize
     if device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(device)
     else:
-        needed_bytes *= ranks.size  # all ranks use the same memory
-        free_bytes = int(ranks.least(psutil.virtual_memory().available))
+        free_bytes = psutil.virtual_memory().available
     if needed_bytes > free_bytes:
         raise InputError(
             f"{architecture.name} needs {needed_bytes / 1e9:.1f} GB for its weights, but {device} "

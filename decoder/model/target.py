@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from threading import Lock, RLock
 from typing import Any, Literal
@@ -25,7 +24,6 @@ from decoder.model.runtime.graphs import experts_capturable, make_runtime, runti
 from decoder.model.runtime.linear import packing_refused
 from decoder.model.runtime.packed import PackedRuntime, PackedStep, packed_of
 from decoder.model.selfcheck import checked_structure
-from decoder.model.structure import Structure
 from decoder.tree.draft_tree import EMPTY, DraftTree
 
 Quantization = Literal["int8"]
@@ -96,7 +94,6 @@ class Target:
         """
         self.loaded = loaded
         self.architecture = loaded.architecture
-        self.ranks = loaded.ranks
         self.model = loaded.model
         self.lock = lock_of(loaded.model)
         self.cache: KVCache | None = None
@@ -123,7 +120,7 @@ class Target:
             )
         if owned and fused and kind != "packed":
             fuse(loaded.model)
-        self.structure = self._structure()
+        self.structure = checked_structure(self._step, loaded.name)
         self._step.plain_head = self.structure.plain_head
         told = refused is not None and (runtime == "packed" or self._lost_default(runtime, owned))
         notes = (f"runs eagerly: {refused}",) if told else ()
@@ -134,7 +131,7 @@ class Target:
         self._eager = (PackedRuntime if kind == "packed" else EagerRuntime)(
             self._step, self.structure.group, notes
         )
-        self.runtime: Runtime = make_runtime(kind, self._step, self._eager, self.ranks)
+        self.runtime: Runtime = make_runtime(kind, self._step, self._eager)
         self._features: dict[int, torch.Tensor] = {}
         self._chosen: tuple[ChosenTokens, int] | None = None
 
@@ -312,46 +309,18 @@ class Target:
         with torch.inference_mode():
             cache.commit(rows, sequence)
 
-    @contextmanager
-    def rehearsal(self) -> Iterator[None]:
-        """Forwards of this rank alone, to try whether memory suffices; their numbers are wrong.
-
-        They run eagerly, because a forward captured here would lack communication for good.
-        """
-        runtime, self.runtime = self.runtime, self._eager
-        try:
-            with self.ranks.muted():
-                yield
-        finally:
-            self.runtime = runtime
-
     def _packing_refused(self, owned: bool) -> str | None:
         """The reason why the weights cannot be packed; None where they can."""
         if not owned:
             return "the weights of a borrowed model stay as they are"
-        if not self.ranks.alone:
-            return "weights that several processes share are not packed"
         if self.loaded.quantization is not None and not self.loaded.int8:
             return "quantised weights are not packed"
         return packing_refused(self.device, self.dtype)
 
     def _lost_default(self, runtime: RuntimeChoice, owned: bool) -> bool:
         """Whether dtype, CPU or torch's build alone keep a CPU from the packed runtime."""
-        ours = owned and self.ranks.alone and self.loaded.quantization is None
+        ours = owned and self.loaded.quantization is None
         return runtime == "auto" and self.device.type == "cpu" and ours
-
-    def _structure(self) -> Structure:
-        """The structure of the model; that of a shard is known, since few families are shared."""
-        if self.ranks.alone:
-            return checked_structure(self._step, self.loaded.name)
-        local = self.loaded.local
-        return Structure(
-            layers=local.layers,
-            heads=local.heads,
-            kv_heads=local.kv_heads,
-            head_dim=local.head_dim,
-            window=local.sliding_window,
-        )
 
     def _bounded(self, offsets: NDArray[np.int64], sequence: int) -> NDArray[np.int64]:
         """Offsets whose positions the model has; rows behind the last cannot be accepted."""

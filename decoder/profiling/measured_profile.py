@@ -48,7 +48,7 @@ def profile_key(target: Target) -> ProfileKey:
         quantization=target.loaded.quantization,
         runtime=target.runtime.kind,
         attention=ATTENTION,
-        tensor_parallel=target.ranks.size,
+        tensor_parallel=1,
     )
 
 
@@ -71,7 +71,7 @@ def runtime_section(target: Target) -> RuntimeSection:
         quantization=target.loaded.quantization,
         weight_bytes=target.loaded.weight_bytes,
         attention=ATTENTION,
-        tensor_parallel=target.ranks.size,
+        tensor_parallel=1,
         buckets=target.runtime.buckets,
         torch=torch.__version__,
         transformers=transformers.__version__,
@@ -80,12 +80,8 @@ def runtime_section(target: Target) -> RuntimeSection:
 
 
 def find_peaks(target: Target) -> PeaksSection:
-    """The peaks of the target's device.
-
-    All ranks measure at once and take the peaks of the first, so that they choose the same trees.
-    """
-    section = peaks_of(target.device, target.dtype)
-    return target.ranks.decide(lambda: section)
+    """The peaks of the target's device."""
+    return peaks_of(target.device, target.dtype)
 
 
 def peaks_of(device: torch.device, dtype: torch.dtype) -> PeaksSection:
@@ -164,16 +160,13 @@ class Measurement:
 
 
 def weights_note(target: Target) -> str:
-    """A note on the weights, and on the devices if several share the target.
+    """A note on the weights.
 
     Dense forwards take the same time with any weights; experts do not.
     """
     note = f"{target.loaded.weights} weights"
     if target.loaded.weights == "random" and target.architecture.experts:
         note += ", and random routing, which spreads tokens over experts more evenly than real"
-    if not target.ranks.alone:
-        places = "devices" if target.device.type == "cuda" else "processes on one CPU"
-        note += f"; {target.ranks.size} {places}, the interconnect between them not recorded"
     return note
 
 

@@ -107,8 +107,7 @@ def calibrate_command(target: Target) -> str:
         command += f" --runtime {key.runtime}"
     if loaded.int8:
         command += f" --quantization {key.quantization}"
-    together = f"torchrun --no-python --nproc-per-node {key.tensor_parallel} "
-    return together + command if key.tensor_parallel > 1 else command
+    return command
 
 
 def find_cost(
@@ -120,8 +119,7 @@ def find_cost(
     Raises ProfileError for a profile that cannot be read, lacks the calibration, or is required
     and not there.
     """
-    local = _find_on_this_rank(target, drafter, choice)
-    source = target.ranks.decide(lambda: local)  # or ranks would choose different trees
+    source = _find(target, drafter, choice)
     cost, mode = source.cost.cost, choice.estimator or source.cost.mode
     if kind != "best" and source.profile is not None:
         profile = source.profile
@@ -131,7 +129,7 @@ def find_cost(
     return replace(source, cost=OnlineEstimator(cost, mode))
 
 
-def _find_on_this_rank(target: Target, drafter: Drafter, choice: ProfileChoice) -> CostSource:
+def _find(target: Target, drafter: Drafter, choice: ProfileChoice) -> CostSource:
     store = ProfileStore()
     key, soft = profile_key(target), soft_key(target)
     if choice.path is not None:
@@ -173,14 +171,14 @@ def _with_draft_cost(
     """The profile with this drafter's cost, and a note if the cost was timed separately.
 
     A cost that neither the profile nor this process has is timed, and kept for the next
-    start. All ranks time it or none does, since a draft may need them all.
+    start.
     """
     name, profile = drafter.architecture_hash, lookup.profile
-    section = target.ranks.decide(lambda: profile.drafters.get(name) or choice.drafts.get(name))
+    section = profile.drafters.get(name) or choice.drafts.get(name)
     if section is None:
         timed = time_drafter(drafter, target)
         timed = timed.model_copy(update={"kind": "quick", "created_utc": now_utc()})
-        note = target.ranks.decide(lambda: _keep_draft_cost(drafter, timed, lookup))
+        note = _keep_draft_cost(drafter, timed, lookup)
         return profile.with_drafter(name, timed), f"; draft cost of {drafter.name} {note}"
     profile = profile.with_drafter(name, section)
     if section.created_utc is None:
@@ -227,7 +225,7 @@ def _from_probe(target: Target, drafter: Drafter, choice: ProfileChoice) -> Cost
             stored = (
                 profile if is_storable(drafter) else profile.model_copy(update={"drafters": {}})
             )
-            saved = f"saved as {ProfileStore().save(stored)}" if target.ranks.first else ""
+            saved = f"saved as {ProfileStore().save(stored)}"
         except ProfileError as error:
             saved = f"not saved: {error.problem}"
     else:

@@ -13,11 +13,10 @@ import torch
 from costmodel.errors import InputError
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import PeaksSection
-from decoder.device import dtype_name, fingerprint, parse_dtype
+from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
 from decoder.drafters.base import Drafter
 from decoder.drafters.factory import load_drafter
 from decoder.model.loading import Weights, default_target, load_model
-from decoder.model.ranks import Ranks, rank_device
 from decoder.model.runtime.base import RuntimeChoice
 from decoder.model.runtime.graphs import runtime_kind
 from decoder.model.target import Quantization, Target, quantised
@@ -37,8 +36,7 @@ from profiler.calibrate.files import (
     store,
     with_stored_drafters,
 )
-from profiler.calibrate.instruments import instruments, on_all_ranks
-from profiler.calibrate.ranks import check_same_device, shared_journal, together
+from profiler.calibrate.instruments import instruments
 from profiler.calibrate.sections import (
     drafter_sections,
     points_of,
@@ -147,20 +145,14 @@ def calibrate(
 ) -> CalibrationResult:
     """Measure one target on one device, and store its profile, picture and raw samples.
 
-    Under torchrun the processes share the target; the first one prints and writes everything.
     An interrupted run keeps its samples: the next call with the same settings resumes it.
 
-    Raises InputError, DeviceError, MeasurementError or ProfileError, and EndedElsewhere in a
-    process that ends because of an error in another one.
+    Raises InputError, DeviceError, MeasurementError or ProfileError.
     """
-    with together() as ranks:
-        if not ranks.first:
-            listener = CalibrationListener()
-        subject = resolve(settings, ranks)
-        with subject.lock():
-            prepared = prepare(subject, listener)
-            measured = measure(prepared, listener)
-            return ranks.decide(lambda: write(prepared, measured))
+    subject = resolve(settings)
+    with subject.lock():
+        prepared = prepare(subject, listener)
+        return write(prepared, measure(prepared, listener))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,35 +160,26 @@ class Subject:
     """What is calibrated and where: the settings with device, dtype and target resolved."""
 
     settings: CalibrationSettings
-    ranks: Ranks
     device: torch.device
     dtype: torch.dtype
     target: str
 
     def lock(self) -> contextlib.AbstractContextManager[None]:
-        """The lock of this rank's device; the first rank holds that of a CPU for all."""
-        if self.device.type == "cpu" and not self.ranks.first:
-            return contextlib.nullcontext()
+        """The lock of the device."""
         return device_lock(f"{fingerprint(self.device).name} {device_label(self.device)}")
 
 
-def resolve(settings: CalibrationSettings, ranks: Ranks) -> Subject:
+def resolve(settings: CalibrationSettings) -> Subject:
     """Resolve device, dtype and target, and check what can be checked without loading."""
-    device = rank_device(settings.device, ranks)
-    target = settings.target
-    if target is None:
-        target = ranks.decide(lambda: default_target(device))
+    device = select_device(settings.device)
     runtime_kind(settings.runtime, device)
     _plan(settings, device)
-    if ranks.first:
-        check_writable(settings.output)
-    check_same_device(fingerprint(device).name, ranks)
+    check_writable(settings.output)
     return Subject(
         settings=settings,
-        ranks=ranks,
         device=device,
         dtype=parse_dtype(settings.dtype, device),
-        target=target,
+        target=settings.target or default_target(device),
     )
 
 
@@ -224,7 +207,6 @@ def prepare(subject: Subject, listener: CalibrationListener) -> Prepared:
         weights=settings.weights,
         dtype=subject.dtype,
         device=device,
-        ranks=subject.ranks,
     )
     target = Target(quantised(loaded, settings.quantization), runtime=settings.runtime)
     drafter = load_drafter(settings.drafter, target)
@@ -299,10 +281,10 @@ class Measured:
 def measure(prepared: Prepared, listener: CalibrationListener) -> Measured:
     """Sweep the points of the plan; every sample goes into the journal."""
     settings, plan, workload = prepared.settings, prepared.plan, prepared.workload
-    target, ranks = prepared.target, workload.ranks
+    target = prepared.target
     roofline = roofline_of(target, prepared.peaks)
     grid = AdaptiveGrid([task for task in plan.grid() if not workload.shortfall(task)], roofline)
-    tools = on_all_ranks(instruments(workload.device), ranks)
+    tools = instruments(workload.device)
     default_s = BUDGETS_S[workload.device.type]
     budget_s = settings.time_budget_s or default_s
     limit_s = settings.time_limit_s or (
@@ -312,14 +294,12 @@ def measure(prepared: Prepared, listener: CalibrationListener) -> Measured:
         budget_s=budget_s,
         limit_s=limit_s,
         on_progress=listener.progress,
-        more=lambda swept: ranks.decide(lambda: grid.more(swept)),
-        doubt=lambda swept: ranks.decide(lambda: grid.doubt(swept)),
+        more=grid.more,
+        doubt=grid.doubt,
         on_doubt=tell_of_doubts(listener),
     )
     tasks = grid.first() + plan.held_out() + plan.stages()
-    with shared_journal(
-        lambda: open_journal(target, prepared.drafter, plan, fresh=settings.fresh), ranks
-    ) as journal:
+    with open_journal(target, prepared.drafter, plan, fresh=settings.fresh) as journal:
         swept = run_sweep(tasks, workload, tools, journal, steering)
     report_sweep(swept, listener, budget_s)
     return Measured(swept=swept, device_state=tools.guard.summary(), journal=journal.path)

@@ -1,23 +1,12 @@
-"""The instruments of a sweep: timer, guard and stopping rule of a device, on one rank or several.
-
-Several ranks run the same sweep, so their instruments have to report the same on all of them: a
-sample is the largest of the ranks' times, and the clock is the latest of their clocks.
-
-The largest time, with all ranks started together, is the time until the step is done everywhere.
-Work without a collective (building, accepting, committing) ends with the slowest rank. A forward
-ends on all ranks at once, so its times differ only by the skew of the start.
-"""
+"""The instruments of a sweep: timer, guard and stopping rule of a device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
 from costmodel.errors import DeviceError
-from decoder.model.ranks import Ranks
 from decoder.nvml import Gpu
 from profiler.measure.guards import CpuGuard, GpuGuard, Guard, NoGuard
 from profiler.measure.stopping import NoiseRule, StoppingRule
@@ -52,44 +41,3 @@ def gpu_guard(cuda_index: int) -> Guard:
         return GpuGuard(Gpu.open(cuda_index))
     except DeviceError:
         return NoGuard()
-
-
-def on_all_ranks(tools: Instruments, ranks: Ranks) -> Instruments:
-    """The instruments, reporting the same on every rank."""
-    if ranks.alone:
-        return tools
-    return replace(
-        tools, timer=CommonTimer(tools.timer, ranks), guard=CommonGuard(tools.guard, ranks)
-    )
-
-
-class CommonTimer:
-    """Times a call that all ranks make together: the largest of their times."""
-
-    def __init__(self, timer: Timer, ranks: Ranks) -> None:
-        self._timer, self._ranks = timer, ranks
-        self._start_s = timer.now_s()
-
-    def time_s(self, function: Callable[[], object]) -> float:
-        self._ranks.largest(0.0)  # a barrier, so that no time includes another rank's delay
-        return self._ranks.largest(self._timer.time_s(function))
-
-    def now_s(self) -> float:
-        return self._ranks.largest(self._timer.now_s() - self._start_s)
-
-
-class CommonGuard:
-    """Rejects a sample that was disturbed on any rank."""
-
-    def __init__(self, guard: Guard, ranks: Ranks) -> None:
-        self._guard, self._ranks = guard, ranks
-
-    def start(self) -> None:
-        self._guard.start()
-
-    def disturbance(self) -> str:
-        return self._ranks.any_text(self._guard.disturbance())
-
-    def summary(self) -> dict[str, Any]:
-        """The state of this rank's own device."""
-        return self._guard.summary()

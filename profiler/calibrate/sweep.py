@@ -20,7 +20,7 @@ from costmodel.errors import MeasurementError
 from profiler.calibrate.instruments import Instruments
 from profiler.calibrate.memory import OutOfMemory
 from profiler.calibrate.workload import Task
-from profiler.measure.journal import FollowedJournal, Journal
+from profiler.measure.journal import Journal
 from profiler.measure.pace import paces
 from profiler.measure.samples import PointAccumulator, Samples, interleave, take_sample
 
@@ -119,7 +119,7 @@ def run_sweep(
     tasks: Sequence[Task],
     workload: Calls,
     instruments: Instruments,
-    journal: Journal | FollowedJournal,
+    journal: Journal,
     steering: Steering,
 ) -> SweepResult:
     """Measure the tasks in mixed order until all are done and suffice, or the time is spent.
@@ -158,7 +158,7 @@ class _Sweep:
         self,
         workload: Calls,
         instruments: Instruments,
-        journal: Journal | FollowedJournal,
+        journal: Journal,
         steering: Steering,
     ) -> None:
         self._workload, self._instruments, self._journal = workload, instruments, journal
@@ -288,7 +288,7 @@ class _Sweep:
 
 
 def _recorded(
-    journal: Journal | FollowedJournal,
+    journal: Journal,
 ) -> tuple[dict[Task, list[tuple[int, float, bool]]], int]:
     """The journal's samples by task: number, seconds, accepted or not; and how many are none."""
     recorded: dict[Task, list[tuple[int, float, bool]]] = {}

@@ -15,7 +15,6 @@ from decoder.acceptance.rules import AcceptanceRule, accept_together
 from decoder.acceptance.sampling import Sampling
 from decoder.drafters.base import Drafter
 from decoder.model.kv_cache import KVCache
-from decoder.model.ranks import Ranks
 from decoder.model.runtime.eager import greedy_tokens
 from decoder.model.target import PREFILL_CHUNK, Step, Target
 from decoder.profiling.probe import steady_draft
@@ -23,7 +22,6 @@ from decoder.tree.draft_tree import EMPTY, DraftTree, Lattice, best_first
 from profiler.calibrate.memory import (
     CACHE_SHARE,
     OutOfMemory,
-    Rehearsed,
     forward_bytes,
     free_memory,
     slot_bytes,
@@ -83,7 +81,7 @@ class Workload:
         self._target = target
         self._drafter = drafter
         self._capacity, self._capacities = capacity, dict(capacities or {})
-        self._free_bytes = free_memory(target.device, target.ranks)
+        self._free_bytes = free_memory(target.device)
         self._seed = seed
         self._random = np.random.default_rng(seed)
         self._caches: dict[int, KVCache] = {}
@@ -91,11 +89,6 @@ class Workload:
     @property
     def device(self) -> torch.device:
         return self._target.device
-
-    @property
-    def ranks(self) -> Ranks:
-        """The processes that share the target."""
-        return self._target.ranks
 
     def call(self, task: Task) -> Callable[[], object]:
         """A function of no arguments that runs the task once, from the same state each time.
@@ -121,8 +114,7 @@ class Workload:
                 reason = str(error).partition("\n")[0]
                 raise OutOfMemory(f"out of memory: {reason}") from error
 
-        together = not self.ranks.alone and task.kind in (*FORWARDS, "prefill")
-        return Rehearsed(run, self._target) if together else run
+        return run
 
     def shortfall(self, task: Task) -> str:
         """The reason why the task does not fit into memory; empty where it fits."""
@@ -136,7 +128,7 @@ class Workload:
         if tokens > capacity:
             return f"{tokens} tokens x batch {task.batch}; memory is left for {capacity}"
         rows = min(task.size, PREFILL_CHUNK) if task.kind == "prefill" else task.size * task.batch
-        work_bytes = forward_bytes(self._target.loaded.local, rows, self._element_bytes)
+        work_bytes = forward_bytes(self._target.architecture, rows, self._element_bytes)
         free_bytes = self._free_bytes()
         if task.kind in (*FORWARDS, "prefill") and work_bytes > free_bytes:
             return (
@@ -203,16 +195,12 @@ class Workload:
         return run
 
     def _cache_problem(self, batch: int) -> str:
-        """The reason why a rank cannot hold the cache of this batch size; empty where all can."""
-        problem = ""
+        """The reason why the cache of this batch size does not fit; empty where it does."""
         try:
             self._use_cache(batch)
         except InputError as error:
-            problem = error.problem
-        problem = self.ranks.any_text(problem)
-        if problem:
-            self._caches.pop(batch, None)
-        return problem
+            return error.problem
+        return ""
 
     def _use_cache(self, batch: int) -> KVCache:
         """The cache of this batch size, filled with noise: zeros may run faster."""
@@ -233,7 +221,7 @@ class Workload:
     def _room(self, batch: int) -> int:
         """Tokens of this batch's cache: the planned capacity, or fewer where memory is short."""
         planned = self._capacities.get(batch, self._capacity)
-        each_bytes = slot_bytes(self._target.loaded.local, batch, self._element_bytes)
+        each_bytes = slot_bytes(self._target.architecture, batch, self._element_bytes)
         return max(min(planned, int(CACHE_SHARE * self._free_bytes()) // each_bytes), 1)
 
     def _tokens(self, tokens: int) -> torch.Tensor:

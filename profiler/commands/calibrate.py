@@ -108,9 +108,6 @@ def command(
     GPU (of CPU with --device cpu, or where there is no GPU), and the profiles are
     stored here. Needs `pip install 'rooftree[fleet]'` on every node.
 
-    With `torchrun --no-python --nproc-per-node N rooftree calibrate` N GPUs share the
-    target (tensor parallelism); the profile is valid for that degree alone.
-
     With --engine vllm the steps of vLLM itself are measured, in this process, and the
     cost of its drafter: none, ngram, mtp, demo, or a folder. Needs vLLM (docs/engines.md).
 
@@ -130,8 +127,6 @@ def command(
         run_fleet(settings, fleet_address or "auto", as_json=as_json)
         return
     result = _run(settings, engine, server)
-    if result is None:
-        return
     if as_json:
         from profiler.report.console import print_json
 
@@ -172,21 +167,16 @@ def _check_engine(engine: str | None, fleet: bool, settings: dict[str, Any]) -> 
         )
 
 
-def _run(
-    settings: dict[str, Any], engine: str | None, server: dict[str, Any]
-) -> CalibrationResult | None:
-    """Calibrate with a progress bar; None on a rank that prints nothing."""
+def _run(settings: dict[str, Any], engine: str | None, server: dict[str, Any]) -> CalibrationResult:
+    """Calibrate with a progress bar."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
     from profiler.calibrate.calibrate import CalibrationListener, CalibrationSettings, calibrate
-    from profiler.calibrate.ranks import EndedElsewhere
-    from profiler.launch import launched_rank
 
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     columns = (TextColumn("measuring"), BarColumn(), TextColumn("{task.fields[state]}"))
-    first = launched_rank() == 0
-    hidden = not first or not console.is_terminal
+    hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("measuring", total=1.0, state="loading the target")
         listener = CalibrationListener(
@@ -195,16 +185,11 @@ def _run(
                 task, completed=progress.share, state=progress.text
             ),
         )
-        try:
-            if server["url"] is not None:
-                result = _at_server(CalibrationSettings(**settings), server, listener)
-            elif engine is None:
-                result = calibrate(CalibrationSettings(**settings), listener)
-            else:
-                result = _in_engine(CalibrationSettings(**settings), listener)
-        except EndedElsewhere as ended:
-            raise click.exceptions.Exit(ended.exit_code) from ended
-    return result if first else None
+        if server["url"] is not None:
+            return _at_server(CalibrationSettings(**settings), server, listener)
+        if engine is None:
+            return calibrate(CalibrationSettings(**settings), listener)
+        return _in_engine(CalibrationSettings(**settings), listener)
 
 
 def _in_engine(settings: CalibrationSettings, listener: CalibrationListener) -> CalibrationResult:

@@ -163,20 +163,3 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     except NotJson:
         return None
     return value if isinstance(value, dict) else None
-
-
-class FollowedJournal:
-    """The first rank's journal as seen by another rank: its records; `append` writes nothing."""
-
-    damaged = 0  # the first rank tells
-
-    def __init__(self, path: Path, records: list[dict[str, Any]]) -> None:
-        self.path, self.records = path, records
-
-    def append(self, record: Mapping[str, Any], *, durable: bool = True) -> None:
-        """Does nothing: the first rank writes the record."""
-
-    def __enter__(self) -> FollowedJournal:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...

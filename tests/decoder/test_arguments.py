@@ -119,7 +119,6 @@ def test_turns_that_are_none(tmp_path, prompt):
         ({"device": "\ud800"}, "is not a device"),
         ({"dtype": []}, r"\[\] is not a dtype"),
         ({"dtype": torch.int8}, "torch.int8 is not a dtype"),
-        ({"ranks": 2}, "ranks must be"),
     ],
 )
 def test_where_and_how_to_load(options, message):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from decoder.model.ranks import ALONE
 from decoder.statistics import EventTimer, HostTimer, TimedForward, forward_timer
 from tests.decoder.models import LatticeDrafter, decoder_of, random_model
 
@@ -81,7 +80,7 @@ def test_the_host_knows_at_once():
         stopwatch.stop(forward)
     assert stopwatch.finished() == [(forwards[0], 0.5), (forwards[1], 0.25)]
     assert stopwatch.finished() == []
-    assert isinstance(forward_timer(torch.device("cpu"), ALONE), HostTimer)
+    assert isinstance(forward_timer(torch.device("cpu")), HostTimer)
 
 
 class Seen:

@@ -22,7 +22,6 @@ from decoder.drafters.ensemble.learning import EnsembleStatistics, TextWeights
 from decoder.drafters.ensemble.mixture import JointDraft, join_drafts
 from decoder.drafters.ensemble.search import best_paths
 from decoder.drafters.ngram import NgramDrafter
-from decoder.model.ranks import ALONE, Ranks
 from decoder.tree.draft_tree import CandidateTree, Lattice
 
 
@@ -32,7 +31,6 @@ class EnsembleDrafter(Drafter):
     first   the cheap one, best one that gives trees, as `NgramDrafter`
     second  one of marginals or trees; marginals also apply behind the first one's paths
     gate    decides when the second is left out; by default from times measured as it runs
-    ranks   the processes that share the target: all of them follow the first one's decision
 
     What is learnt of both is shared by all sessions, and so is each drafter's own learning.
     """
@@ -42,9 +40,8 @@ class EnsembleDrafter(Drafter):
         first: Drafter,
         second: Drafter,
         gate: EnsembleGate | None = None,
-        ranks: Ranks = ALONE,
     ) -> None:
-        self.first, self.second, self.ranks = first, second, ranks
+        self.first, self.second = first, second
         self.members = (first, second)
         self.name = f"{first.name}+{second.name}"
         self.architecture_hash = hash_of(
@@ -90,7 +87,7 @@ class EnsembleDrafter(Drafter):
             drafter.unlearnt() if isinstance(drafter, NgramDrafter) else drafter
             for drafter in (self.first, self.second)
         )
-        return EnsembleDrafter(first, second, ranks=self.ranks)
+        return EnsembleDrafter(first, second)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +128,8 @@ class EnsembleSession(DraftSession):
         alone = both = join_drafts(first, None, nodes)
         tree, expected = best_paths(alone, *learnt, nodes)
         first_s, second_s = perf_counter() - began_s, None
-        if drafter.ranks.decide(lambda: drafter.gate.skips(expected, self._skipped)):
-            self._share = drafter.ranks.decide(drafter.gate.first_share)
+        if drafter.gate.skips(expected, self._skipped):
+            self._share = drafter.gate.first_share()
         else:
             started_s = perf_counter()
             second = _draft(self._second, drafter.second, context, request)

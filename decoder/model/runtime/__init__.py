@@ -2,5 +2,5 @@
 
 `base` is the protocol. `packed` is a CPU's runtime, over the products of `linear`. `tables` holds a
 forward's rows for a graph, `fused` chooses Triton kernels on CUDA, `capture` records device work.
-Imports the target's cache, attention and ranks; never loading or the target itself.
+Imports the target's cache, and attention; never loading or the target itself.
 """

@@ -15,7 +15,6 @@ from weakref import WeakSet
 import torch
 
 from costmodel.errors import InputError
-from decoder.model.ranks import ALONE, Ranks
 
 WARM_UP_CALLS = 2  # before a capture: compile and choose kernels, allocate workspaces
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1025)
@@ -93,13 +92,11 @@ class CudaCapture:
     """CUDA graphs of one device in one memory pool.
 
     The pool can be shared: graphs are replayed one after another, and their outputs are
-    written to tensors outside the pool. A recording sends nothing to other ranks before its
-    first replay, so one rank can fail without the others.
+    written to tensors outside the pool.
     """
 
-    def __init__(self, device: torch.device, ranks: Ranks = ALONE) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._ranks = ranks
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -113,7 +110,7 @@ class CudaCapture:
     def _recorded(self, function: Callable[[], None]) -> Callable[[], None]:
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream), self._ranks.muted():
+        with torch.cuda.stream(self._stream):
             for _ in range(WARM_UP_CALLS):
                 function()
         current.wait_stream(self._stream)

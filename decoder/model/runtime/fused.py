@@ -32,7 +32,6 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
 
 from decoder.model.attention import AttentionPlan, current_plan
-from decoder.model.ranks import SummedLinear
 from decoder.model.runtime.tables import LayerCache, RowTables
 from decoder.model.structure import base_of
 from decoder.tree.draft_tree import WORD
@@ -335,18 +334,15 @@ def join_linears(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tens
 
 
 def add_product(rows: torch.Tensor, inputs: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
-    """rows + linear(inputs) as one product: [rows, hidden].
-
-    The addition stays outside a `SummedLinear`, in which every rank would add the rows.
-    """
-    if linear.bias is not None or type(linear) is SummedLinear:
+    """rows + linear(inputs) as one product: [rows, hidden]."""
+    if linear.bias is not None:
         return rows + linear(inputs)
     return torch.addmm(rows, inputs, linear.weight.t())
 
 
 def add_product_(rows: torch.Tensor, inputs: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
     """`add_product` in place, for `rows` that are not used afterwards."""
-    if linear.bias is not None or type(linear) is SummedLinear:
+    if linear.bias is not None:
         return rows.add_(linear(inputs))
     return rows.addmm_(inputs, linear.weight.t())
 
@@ -370,5 +366,5 @@ def plain_linears(layer: Any) -> bool:
 
 
 def is_plain(linear: nn.Module) -> bool:
-    """Whether it is an `nn.Linear` or `SummedLinear`: not quantised, adapted or packed."""
-    return type(linear) in (nn.Linear, SummedLinear) and "forward" not in linear.__dict__
+    """Whether it is an `nn.Linear`: not quantised, adapted or packed."""
+    return type(linear) is nn.Linear and "forward" not in linear.__dict__

@@ -14,7 +14,6 @@ import torch
 from costmodel.errors import DeviceError, InputError
 from decoder.model.attention import RowBlock, TreeVisible
 from decoder.model.kv_cache import KVCache
-from decoder.model.ranks import ALONE, Ranks
 from decoder.model.runtime.base import ChosenTokens, Forwarded, Runtime, RuntimeChoice, RuntimeKind
 from decoder.model.runtime.capture import (
     BUCKETS,
@@ -61,22 +60,16 @@ class GraphRuntime:
     A forward is captured when its bucket is first needed, or by `prepare`, while the captured
     forwards take less than `budget_bytes`. More rows than the largest bucket run eagerly.
     Graphs belong to one cache and are dropped with it. A drafter's forwards share `capture`,
-    its memory and its budget. With several ranks, a forward that one rank cannot capture runs
-    eagerly on all.
+    its memory and its budget.
     """
 
     kind: RuntimeKind = "graphs"
 
     def __init__(
-        self,
-        step: ModelStep,
-        eager: EagerRuntime,
-        capture: Capture,
-        budget_bytes: int,
-        ranks: Ranks = ALONE,
+        self, step: ModelStep, eager: EagerRuntime, capture: Capture, budget_bytes: int
     ) -> None:
         self._step, self._eager = step, eager
-        self.capture, self._ranks = BudgetedCapture(capture, budget_bytes), ranks
+        self.capture = BudgetedCapture(capture, budget_bytes)
         self._captured: WeakKeyDictionary[KVCache, dict[GraphShape, CapturedStep]]
         self._captured = WeakKeyDictionary()
         self._refused: dict[GraphShape, str] = {}
@@ -140,22 +133,11 @@ class GraphRuntime:
         shape = GraphShape(rows=rows, words=needed_words(cache, blocks))
         captured = self._captured.setdefault(cache, {})
         if shape not in captured and shape not in self._refused:
-            step, reason = self._try(cache, blocks, shape)
-            reason = self._ranks.any_text(reason)
-            if reason:
-                self._refuse(shape, reason)
-            elif step is not None:
-                captured[shape] = step
+            try:
+                captured[shape] = self._record(cache, blocks, shape)
+            except RuntimeError as error:  # out of memory, or of the budget
+                self._refuse(shape, first_line(error))
         return captured.get(shape)
-
-    def _try(
-        self, cache: KVCache, blocks: Sequence[RowBlock], shape: GraphShape
-    ) -> tuple[CapturedStep | None, str]:
-        """The captured forward and "", or None and the reason."""
-        try:
-            return self._record(cache, blocks, shape), ""
-        except RuntimeError as error:  # out of memory, or of the budget
-            return None, first_line(error)
 
     def _record(
         self, cache: KVCache, blocks: Sequence[RowBlock], shape: GraphShape
@@ -247,12 +229,10 @@ def experts_capturable(step: ModelStep) -> bool:
     return grouped and torch.cuda.get_device_capability(step.device) in GROUPED_CAPABILITIES
 
 
-def make_runtime(
-    kind: RuntimeKind, step: ModelStep, eager: EagerRuntime, ranks: Ranks = ALONE
-) -> Runtime:
+def make_runtime(kind: RuntimeKind, step: ModelStep, eager: EagerRuntime) -> Runtime:
     """The runtime of one model: `eager`, which may be packed, or graphs beside it."""
     if kind != "graphs":
         return eager
     _, total_bytes = torch.cuda.mem_get_info(step.device)
     budget_bytes = int(MEMORY_SHARE * total_bytes)
-    return GraphRuntime(step, eager, CudaCapture(step.device, ranks), budget_bytes, ranks)
+    return GraphRuntime(step, eager, CudaCapture(step.device), budget_bytes)

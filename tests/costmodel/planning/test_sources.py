@@ -98,7 +98,7 @@ def test_a_mixture_on_several_gpus_is_measured_on_as_many():
         find_forward(
             find_device("b200"), find_target("openai/gpt-oss-20b"), SHIPPED, tensor_parallel=2
         )
-    command = "torchrun --no-python --nproc-per-node 2 rooftree calibrate --target"
+    command = "rooftree calibrate --engine vllm --engine-option tensor_parallel_size=2 --target"
     assert f"`{command} openai/gpt-oss-20b`" in missing.value.hint
 
 

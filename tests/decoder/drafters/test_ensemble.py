@@ -28,7 +28,6 @@ from decoder.drafters.ensemble.search import best_paths
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
-from decoder.model.ranks import Ranks
 from decoder.policies.shapes import Fixed
 from decoder.profiling.probe import steady_draft
 from decoder.tree.draft_tree import CandidateTree, Lattice, best_first
@@ -498,19 +497,6 @@ class TestBothDrafters:
             decoder.generate(prompt, max_new_tokens=4)
             scores = pilot.predictor(plain_logits(target.model, prompt)[-1])
             assert given[-1].block_size == CANDIDATES[int(scores.argmax())]
-
-    def test_all_ranks_do_as_the_first_one_decides(self):
-        class Follower(Ranks):
-            def decide(self, function):
-                return self.first_says
-
-        ranks = Follower(rank=1, size=2)
-        second = Stated(always({(4,): 0.5}))
-        drafter = EnsembleDrafter(Stated(always({})), second, EnsembleGate(NEVER), ranks)
-        session = drafter.start(np.array([1]), None)
-        for ranks.first_says in (True, False):
-            session.draft(np.array([1]), request(4))
-            assert second.drafts == (0 if ranks.first_says else 1)
 
 
 class TestTiming:

@@ -18,14 +18,12 @@ from costmodel.profile.store import ProfileStore, user_directory
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.loading import LoadedModel
-from decoder.model.ranks import Ranks
 from decoder.model.target import Target
 from decoder.profiling import startup
 from decoder.profiling.measured_profile import profile_key, soft_key
 from decoder.profiling.probe import POINTS, probe_shapes, quick_profile, time_drafter
 from decoder.profiling.startup import (
     ProfileChoice,
-    _with_draft_cost,
     calibrate_command,
     find_cost,
 )
@@ -279,23 +277,6 @@ class TestDraftCosts:
         source = find_cost(target, NgramDrafter(), choice)
         assert stopwatch.timed == []
         assert (source.cost.draft_s(300) == 7e-3) is (stored != "has it")
-
-    def test_the_first_rank_alone_decides_and_writes(self, target, probed, stopwatch, monkeypatch):
-        """What the others find in their files, which may be later, counts for nothing."""
-        path = ProfileStore().save(probed)
-        before = path.read_bytes()
-        says = iter([None, "timed now and kept there"])
-
-        class Second(Ranks):
-            def decide(self, function):
-                return next(says)
-
-        monkeypatch.setattr(target, "ranks", Second())
-        found = ProfileStore().find(profile_key(target), soft_key(target))
-        _, note = _with_draft_cost(target, NgramDrafter(), found, ProfileChoice())
-        assert stopwatch.timed == ["ngram"]
-        assert note == "; draft cost of ngram timed now and kept there"
-        assert path.read_bytes() == before
 
 
 def test_a_draft_is_timed_by_the_median_of_warm_calls(target, monkeypatch):
