@@ -127,7 +127,7 @@ class BlockDrafter:
         target = Roofline(
             architecture=forward.architecture,
             peaks=device.peaks if device else _USUAL_PEAKS,
-            element_bytes=forward.precision.weight_bytes,
+            element_bytes=forward.value_bytes.weight,
             count="physical",
             tensor_parallel=forward.tensor_parallel,
         )

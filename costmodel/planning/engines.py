@@ -5,24 +5,30 @@ from __future__ import annotations
 import dataclasses
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.compose.serving_tables import Precision
 from costmodel.errors import InputError
 
-_HEAD_BYTES = 2.0  # embedding and LM head stay in bfloat16
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ValueBytes:
+    """Bytes of one weight of the layers, of embedding and LM head, and of one cached value."""
+
+    weight: float = 2.0
+    embedding: float = 2.0
+    cached: float = 2.0
 
 
 def weight_bytes(
-    architecture: ModelArchitecture, precision: Precision, tensor_parallel: int = 1
+    architecture: ModelArchitecture, value: ValueBytes, tensor_parallel: int = 1
 ) -> float:
-    """Bytes of the weights on one of `tensor_parallel` devices; embeddings are in bfloat16."""
+    """Bytes of the weights on one of `tensor_parallel` devices."""
     a = architecture
     embeddings = a.vocab * a.hidden * (1 if a.tied else 2)
     rest = a.parameters - embeddings
-    return (rest * precision.weight_bytes + embeddings * _HEAD_BYTES) / tensor_parallel
+    return (rest * value.weight + embeddings * value.embedding) / tensor_parallel
 
 
 def cache_bytes_per_token(
-    architecture: ModelArchitecture, precision: Precision, tensor_parallel: int = 1
+    architecture: ModelArchitecture, value: ValueBytes, tensor_parallel: int = 1
 ) -> float:
     """Bytes of one token's cache on one device; a head is never split, nor a latent vector.
 
@@ -31,7 +37,7 @@ def cache_bytes_per_token(
     """
     a = architecture
     share = 1.0 if a.latent_rank else max(a.kv_heads / tensor_parallel, 1.0) / a.kv_heads
-    return a.layers * share * a.cached_width * precision.cache_bytes
+    return a.layers * share * a.cached_width * value.cached
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,10 @@ from costmodel.calibration.base import Calibration
 from costmodel.catalog import DeviceSpec, device_by_name
 from costmodel.communication import LinkProtocol, all_reduce_s
 from costmodel.compose.operators import prompt_attention_s
-from costmodel.compose.serving_tables import Precision, ServingTables
+from costmodel.compose.serving_tables import ServingTables
 from costmodel.compose.unsplit import unsplit_attention_s
 from costmodel.errors import InputError
+from costmodel.planning.engines import ValueBytes
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import PlainSection
 
@@ -73,7 +74,7 @@ class TargetForward(Protocol):
     @property
     def architecture(self) -> ModelArchitecture: ...
     @property
-    def precision(self) -> Precision: ...
+    def value_bytes(self) -> ValueBytes: ...
     @property
     def device(self) -> DeviceLimits: ...
     @property
@@ -105,22 +106,17 @@ class ProfileForward:
     profile: Profile
     unsplit: bool = False
 
-    def __post_init__(self) -> None:
-        if self.profile.runtime.element_bytes != 2 or self.profile.runtime.quantization:
-            raise InputError(
-                "plans need a profile in bfloat16 or float16"
-                f" (it is in {self.profile.runtime.quantization or self.profile.runtime.dtype})"
-            )
-
     @property
     def architecture(self) -> ModelArchitecture:
         """The target's architecture."""
         return self.profile.target.architecture
 
     @property
-    def precision(self) -> Precision:
-        """bfloat16 weights and cache."""
-        return Precision()
+    def value_bytes(self) -> ValueBytes:
+        """Those of the profile's dtype, and of its quantised weights."""
+        runtime = self.profile.runtime
+        size = float(runtime.element_bytes)
+        return ValueBytes(weight=runtime.weight_bytes or size, embedding=size, cached=size)
 
     @property
     def tensor_parallel(self) -> int:
@@ -164,7 +160,7 @@ class ProfileForward:
             whole = dataclasses.replace(whole, attention=max(whole.attention, walk_s))
         if not self._protocols:
             return whole
-        message_bytes = 2.0 * batch * rows * self.architecture.hidden
+        message_bytes = self.profile.runtime.element_bytes * batch * rows * self.architecture.hidden
         one_s = float(all_reduce_s(self._protocols, message_bytes))
         reduced_s = min(2 * self.architecture.layers * one_s, whole.products)
         return dataclasses.replace(whole, products=whole.products - reduced_s, all_reduce=reduced_s)
@@ -326,9 +322,10 @@ class ServingForward:
             )
 
     @property
-    def precision(self) -> Precision:
-        """Precision of weights and cache."""
-        return self.tables.precision
+    def value_bytes(self) -> ValueBytes:
+        """Those of the tables' precision."""
+        precision = self.tables.precision
+        return ValueBytes(weight=precision.weight_bytes, cached=precision.cache_bytes)
 
     @property
     def device(self) -> DeviceLimits:

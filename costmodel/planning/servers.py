@@ -100,8 +100,8 @@ class Server:
     def cache_tokens(self, degree: int | None = None) -> float:
         """Tokens that the cache holds at a tensor-parallel degree (None: the server's own)."""
         f, tp = self.forward, degree or self.forward.tensor_parallel
-        weights = weight_bytes(f.architecture, f.precision, tp)
-        token = cache_bytes_per_token(f.architecture, f.precision, tp)
+        weights = weight_bytes(f.architecture, f.value_bytes, tp)
+        token = cache_bytes_per_token(f.architecture, f.value_bytes, tp)
         if self.drafter is not None:
             weights += self.drafter.weight_bytes(f.architecture) / tp
             token += self.drafter.cache_bytes_per_token(f.architecture) / tp

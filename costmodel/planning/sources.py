@@ -14,7 +14,7 @@ from costmodel.compose.transfer_errors import transfer_errors
 from costmodel.compose.unsplit import leaves_keys_unsplit
 from costmodel.errors import InputError, ProfileError, RooftreeError
 from costmodel.io import read_bytes
-from costmodel.planning.engines import weight_bytes
+from costmodel.planning.engines import ValueBytes, weight_bytes
 from costmodel.planning.forwards import (
     ProfileForward,
     ServingForward,
@@ -111,7 +111,8 @@ def _missing(
     problem = f"no profile of {name} on {device.slug}, tp {degree}"
     if precision != Precision():
         problem += f", weights {precision.weights}, cache {precision.cache}"
-    weights = weight_bytes(target.architecture, precision, degree)
+    value = ValueBytes(weight=precision.weight_bytes, cached=precision.cache_bytes)
+    weights = weight_bytes(target.architecture, value, degree)
     if weights > device.memory_bytes:
         problem += (
             f"; its weights alone are {weights / 1e9:.0f} GB on each device, which has"

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.compose.serving_tables import Precision
 from costmodel.errors import InputError
 from costmodel.planning.batching import (
     COEFFICIENTS,
@@ -33,6 +32,7 @@ from costmodel.planning.batching import (
 from costmodel.planning.engines import (
     EngineRules,
     MemoryRule,
+    ValueBytes,
     cache_bytes_per_token,
     weight_bytes,
 )
@@ -85,12 +85,12 @@ class MeasuredServer:
 def cache_tokens(
     rule: MemoryRule,
     architecture: ModelArchitecture,
-    precision: Precision,
+    value: ValueBytes,
     memory_bytes: float,
     tensor_parallel: int = 1,
 ) -> float:
     """Tokens that fit into the cache. Raises InputError where the weights do not fit."""
-    weights = weight_bytes(architecture, precision, tensor_parallel)
+    weights = weight_bytes(architecture, value, tensor_parallel)
     free = rule.free_bytes(memory_bytes, weights)
     if free <= 0:
         raise InputError(
@@ -98,7 +98,7 @@ def cache_tokens(
             f" {tensor_parallel} device(s) with {memory_bytes / 1e9:.1f} GB",
             hint="Use more devices (tensor parallelism) or a smaller precision",
         )
-    return free / cache_bytes_per_token(architecture, precision, tensor_parallel)
+    return free / cache_bytes_per_token(architecture, value, tensor_parallel)
 
 
 def largest_concurrency(tokens: float, tokens_held: float) -> float:
@@ -112,7 +112,7 @@ def steady_work(forward: TargetForward, rules: EngineRules, load: ServerLoad) ->
     tokens = cache_tokens(
         rules.memory,
         forward.architecture,
-        forward.precision,
+        forward.value_bytes,
         forward.device.memory_bytes,
         forward.tensor_parallel,
     )

@@ -14,7 +14,7 @@ from costmodel.compose.matmul import MatmulTable
 from costmodel.compose.serving_tables import Precision, ServingTables
 from costmodel.planning.acceptance import Acceptance
 from costmodel.planning.batching import Overheads
-from costmodel.planning.engines import EngineRules
+from costmodel.planning.engines import EngineRules, ValueBytes
 from costmodel.planning.forwards import DeviceLimits, ForwardSeconds, Origin
 from costmodel.planning.request import ServingPolicy
 from costmodel.planning.servers import OperatingPoint, Server
@@ -72,7 +72,7 @@ class LineSteps:
     fixed_s: float = 10e-3
     row_s: float = 20e-6
     token_s: float = 1e-8
-    precision: Precision = dataclasses.field(default_factory=Precision)
+    value_bytes: ValueBytes = dataclasses.field(default_factory=ValueBytes)
     device: DeviceLimits = dataclasses.field(
         default_factory=lambda: DeviceLimits(name="made up", memory_bytes=80e9, power_w=500.0)
     )

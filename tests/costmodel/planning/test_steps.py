@@ -7,9 +7,12 @@ import pytest
 
 from costmodel.catalog import find_device, find_target
 from costmodel.compose.serving_tables import Precision, load_serving
-from costmodel.errors import InputError
 from costmodel.io import shipped_directory
+from costmodel.planning.exports.settings import export_plan
 from costmodel.planning.forwards import ProfileForward, ServingForward
+from costmodel.planning.request import PlanRequest
+from costmodel.planning.search import make_server, plan_profile
+from costmodel.planning.traffic import Traffic
 from costmodel.profile.profile import Profile
 
 NAME = "qwen3-8b.bfloat16.kernels.tp1.yaml"
@@ -76,10 +79,20 @@ def test_a_composed_profile_says_so(profile):
     assert ProfileForward(profile=profile).device.power_w == 700
 
 
-def test_other_dtypes_are_refused(profile):
+def test_a_profile_in_float32_plans_with_values_of_four_bytes(profile):
     runtime = profile.runtime.model_copy(update={"dtype": "float32"})
-    with pytest.raises(InputError, match="bfloat16 or float16"):
-        ProfileForward(profile=profile.model_copy(update={"runtime": runtime}))
+    single = profile.model_copy(update={"runtime": runtime})
+    request = PlanRequest(
+        target=profile.target.name,
+        gpus=("a.yaml",),
+        traffic=Traffic(prompt_tokens=1000, output_tokens=200),
+        rate=1.0,
+    )
+    room = [make_server(request, ProfileForward(profile=p), None) for p in (profile, single)]
+    half, whole = (server.cache_tokens() for server in room)
+    assert whole < half / 2
+    planned = plan_profile(request, single, 4)
+    assert "vllm serve" in export_plan(planned, "vllm")
 
 
 @pytest.mark.parametrize("device", ["a100-sxm-80gb", "h100-sxm", "l40s", "rtx-pro-6000-server"])
