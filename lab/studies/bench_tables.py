@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from lab.bench.analysis.hindsight import HindsightRatios
 from lab.bench.analysis.ratios import Ratio, compare_arms
 from lab.bench.analysis.summary import ResultFigures
-from lab.bench.record import PLAIN, Arm, Result
+from lab.bench.record import Arm, Result
 from lab.bench.report.drafter_tables import drafter_tables
 from lab.bench.report.tables import interval_text, number_text, ratio_text
 
@@ -38,7 +38,7 @@ def heading(result: Result) -> str:
 
 
 def arm_table(result: Result, names: Iterable[str]) -> list[str]:
-    """A row for each arm: tokens per verification, and its speed over several others."""
+    """A row for each arm: tokens per verification, and its speed over what the run has."""
     figures = ResultFigures(result)
     against = {own.arm: own for sweep in figures.hindsight.values() for own in sweep.against}
     columns = (
@@ -51,7 +51,9 @@ def arm_table(result: Result, names: Iterable[str]) -> list[str]:
         "over the best of each set",
     )
     rows = [_arm_cells(figures, result.arm(name), against.get(name)) for name in names]
-    return markdown(columns, rows)
+    filled = [one for one in zip(columns, *rows, strict=True) if any(one[1:])]
+    head, *body = zip(*filled, strict=True)
+    return markdown(head, body)
 
 
 def main_arms(result: Result) -> list[str]:
@@ -71,17 +73,6 @@ def sweep_table(result: Result) -> list[str]:
         rates = {size.nodes: f"{size.tokens_per_s:.1f}" for size in sweep.sizes}
         rows.append([sweep.drafter, *map(rates.get, sizes)])
     return markdown(["tokens/s by nodes", *map(str, sizes)], rows)
-
-
-def set_table(result: Result) -> list[str]:
-    """A row for each arm: speed over plain decoding and tokens per verification, by prompt set."""
-    figures = ResultFigures(result)
-    rows = [
-        [arm.name, *(_set_cell(figures, arm.name, name) for name in result.sets)]
-        for arm in result.arms
-        if arm.name != PLAIN
-    ]
-    return markdown(["arm", *result.sets], rows)
 
 
 def family_tables(result: Result) -> list[str]:
@@ -117,12 +108,6 @@ def _arm_cells(
         _cell(against and against.single),
         _cell(against and against.per_set),
     ]
-
-
-def _set_cell(figures: ResultFigures, arm: str, prompt_set: str) -> str:
-    own = figures.of(arm, prompt_set)
-    length = number_text(own.tokens_per_verification, ".2f")
-    return f"{ratio_text(own.over_plain) or ABSENT}" + ("" if length is None else f" ({length})")
 
 
 def _cell(ratio: Ratio | None) -> str | None:

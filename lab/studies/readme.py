@@ -25,7 +25,6 @@ from lab.studies.bench_tables import (
     heading,
     main_arms,
     markdown,
-    set_table,
     sweep_table,
 )
 from lab.studies.common import RESULTS
@@ -37,7 +36,6 @@ PAGES = tuple(
     for page in (
         "README.md",
         "docs/benchmark.md",
-        "docs/numbers.md",
         "docs/training.md",
         "decoder/demo/README.md",
     )
@@ -154,23 +152,11 @@ def headline() -> str:
     )
 
 
-def bench_short() -> str:
-    """The stored run in short: policies, best sizes and peers."""
+def bench_run() -> str:
+    """The stored run: its policies, best sizes and peers, and tokens/s by tree size."""
     result = bench_result()
-    return "\n".join([heading(result), "", *arm_table(result, main_arms(result))])
-
-
-def bench_whole() -> str:
-    """The stored run in full: every arm, the sweeps and the prompt sets."""
-    result = bench_result()
-    parts = [
-        [heading(result)],
-        arm_table(result, [arm.name for arm in result.arms]),
-        sweep_table(result),
-        ["Over plain decoding, and tokens a verification, by prompt set:"],
-        set_table(result),
-    ]
-    return "\n\n".join("\n".join(part) for part in parts if part)
+    arms = "\n".join(arm_table(result, main_arms(result)))
+    return "\n\n".join([heading(result), arms, "\n".join(sweep_table(result))])
 
 
 def bench_families(name: str) -> str:
@@ -187,20 +173,16 @@ def bench_arms(name: str) -> str:
 
 
 def bench_engines() -> str:
-    """The stored run beside other engines: the engines, then every arm."""
+    """The stored run beside other engines."""
     result = bench_result("peers")
-    tables = [markdown(table.columns, table.rows) for table in engine_tables(result)]
-    return "\n\n".join(["\n".join(lines) for lines in tables] + [bench_arms("peers")])
+    tables = ["\n".join(markdown(one.columns, one.rows)) for one in engine_tables(result)]
+    return "\n\n".join([heading(result), *tables])
 
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "headline": headline,
     "numbers": numbers,
-    "bench-short": bench_short,
-    "bench-whole": bench_whole,
-    "bench-again": lambda: "\n\n".join(map(bench_arms, ("bench_again", "bench_30_prompts"))),
-    "bench-other-sets": lambda: bench_arms("bench_other_sets"),
-    "bench-own-texts": lambda: bench_arms("bench_own_texts"),
+    "bench-run": bench_run,
     "bench-drafters": lambda: bench_families("bench_drafters"),
     "bench-updates": lambda: bench_families("bench_updates"),
     "bench-studies": lambda: bench_arms("bench_studies"),

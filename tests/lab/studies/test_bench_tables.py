@@ -2,7 +2,7 @@
 
 import re
 
-from lab.studies.bench_tables import arm_table, heading, main_arms, set_table, sweep_table
+from lab.studies.bench_tables import arm_table, heading, main_arms, sweep_table
 from tests.profiler.made_bench import make_result
 
 RESULT = make_result(repeats=1)
@@ -56,11 +56,18 @@ def test_a_row_divides_by_plain_chain_and_prompt_lookup():
 
 
 def test_what_does_not_apply_is_a_dash():
-    plain, chain, peer = arm_table(RESULT, ["plain", "chain+demo", "transformers:plain"])[2:]
+    names = ["plain", "chain+demo", "bastion+demo", "transformers:plain"]
+    plain, chain, _, peer = arm_table(RESULT, names)[2:]
     assert cells(plain) == ["plain", "1.00", "-", "-", "-", "-", "-"]
     assert cells(chain)[3] == "-"
     assert cells(peer)[1] == "-" and cells(peer)[3:] == ["-", "-", "-", "-"]
     assert close(cells(peer)[2], rate("transformers:plain") / rate("plain"))
+
+
+def test_columns_that_apply_to_no_arm_are_left_out():
+    head, _, *rows = map(cells, arm_table(RESULT, ["plain", "transformers:plain"]))
+    assert head == ["arm", "tokens a verification", "over plain"]
+    assert rows[0] == ["plain", "1.00", "-"]
 
 
 def test_the_main_arms_are_policies_best_sizes_and_peers():
@@ -74,18 +81,13 @@ def test_the_main_arms_are_policies_best_sizes_and_peers():
     assert not any("[" in name or name.startswith(("beam", "dynatree")) for name in names)
 
 
-def test_sweeps_and_sets():
+def test_sweeps():
     head, _, demo, ngram = map(cells, sweep_table(RESULT))
     assert (demo[0], ngram[0]) == ("demo", "ngram")
     assert head[1] == "0" and demo[1] == f"{rate('plain'):.1f}"
     at = head.index("15")
     assert ngram[at] == f"{rate('fixed:15+ngram'):.1f}"
     assert ngram[head.index("60")] == "-"
-    head, _, *rows = map(cells, set_table(RESULT))
-    assert head == ["arm", *RESULT.sets]
-    [row] = [row for row in rows if row[0] == "bastion+ngram"]
-    for name, cell in zip(RESULT.sets, row[1:], strict=True):
-        assert close(cell, rate("bastion+ngram", name) / rate("plain", name))
 
 
 def test_the_heading_says_what_was_run():
