@@ -224,4 +224,4 @@ def test_linked_files_exist(page: Path) -> None:
 def test_the_tour_has_every_folder() -> None:
     tour = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     folders = {path.parent.as_posix() for path in sources() if path.parts[0] != "tests"}
-    assert sorted(folder for folder in folders if f"| `{folder}/` |" not in tour) == []
+    assert sorted(folder for folder in folders if f"- `{folder}/` " not in tour) == []
