@@ -140,7 +140,7 @@ def _missing(
 def _measure_hint(device: DeviceSpec, architecture: ModelArchitecture, degree: int) -> str:
     engine = f" --engine vllm --engine-option tensor_parallel_size={degree}" if degree > 1 else ""
     return (
-        f"Measure it with `rooftree calibrate{engine} --target {architecture.name}` on"
+        f"Measure it with `rooftree calibrate --target {architecture.name}{engine}` on"
         f" {device.name}"
     )
 
