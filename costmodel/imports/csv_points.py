@@ -8,7 +8,7 @@ from pathlib import Path
 
 from costmodel.calibration.points import Points
 from costmodel.errors import InputError
-from costmodel.imports.table import ImportedTable, ReadOptions, ShapeTimes
+from costmodel.imports.table import ImportedTable, ShapeTimes
 from costmodel.io import read_table
 
 _TIMES = {
@@ -23,7 +23,7 @@ _UNITS = {"_s": 1.0, "_ms": 1e-3, "_us": 1e-6}
 _HINT = "Give a CSV with the columns new_tokens, context_tokens and seconds or microseconds"
 
 
-def read_csv(path: Path, options: ReadOptions) -> ImportedTable:
+def read_csv(path: Path, context: int | None = None) -> ImportedTable:
     """`read_points`, as a table of a tool that the file does not name."""
     return ImportedTable(
         points=read_points(path),

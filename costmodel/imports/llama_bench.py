@@ -12,7 +12,7 @@ from statistics import median
 
 from costmodel.catalog import slugify
 from costmodel.errors import InputError, shown
-from costmodel.imports.table import ImportedTable, ReadOptions, Record, ShapeTimes, WeightFormat
+from costmodel.imports.table import ImportedTable, Record, ShapeTimes, WeightFormat
 from costmodel.io import MAX_TABLE_BYTES, read_bytes
 from costmodel.strict_json import json_lines
 
@@ -25,7 +25,7 @@ _SETTINGS = (
 _PLAIN_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def read_llama_bench(path: Path, options: ReadOptions) -> ImportedTable:
+def read_llama_bench(path: Path, context: int | None = None) -> ImportedTable:
     """All tests of one setting. Raises InputError."""
     raw = read_bytes(path, InputError, most_bytes=MAX_TABLE_BYTES)
     records = [

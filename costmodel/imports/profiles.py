@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,9 @@ from costmodel.calibration.selection import Selection, select_calibration
 from costmodel.catalog import DeviceFingerprint, device_slug, find_device
 from costmodel.communication import protocols_of
 from costmodel.errors import InputError
+from costmodel.imports.csv_points import read_csv
+from costmodel.imports.llama_bench import read_llama_bench
+from costmodel.imports.sglang import read_dspark
 from costmodel.imports.table import ImportedTable, WeightFormat
 from costmodel.io import now_utc, tool_version
 from costmodel.profile.profile import Profile
@@ -32,6 +36,13 @@ from costmodel.profile.schema import (
 )
 from costmodel.roofline import Roofline
 
+# The formats of `rooftree fit --from`; a reader takes the path and, where the file does not say it,
+# the cached tokens of each request.
+READERS: dict[str, Callable[[Path, int | None], ImportedTable]] = {
+    "csv": read_csv,
+    "llama-bench": read_llama_bench,
+    "sglang-dspark": read_dspark,
+}
 # Points of larger tables that a profile is fitted to; all others are held out.
 MOST_FITTED = 120
 # Medians of measured times over the physical roofline: a wrong unit is far outside.

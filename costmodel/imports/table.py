@@ -20,20 +20,6 @@ MOST_SHAPES = 200_000
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions:
-    """What a file may not say.
-
-    tensor_parallel  devices that shared the target
-    context          cached tokens of each request while a table without contexts was measured
-    where            for tables of several settings: the value of each column to read
-    """
-
-    tensor_parallel: int = 1
-    context: int | None = None
-    where: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
     """Weights as the file says: `dtype`, or the quantisation and the mean bytes of a weight."""
 
@@ -190,13 +176,6 @@ class Record:
         if not isinstance(value, str) or not value.strip():
             raise self._error(f"{name} must be a text (is {shown(value)})")
         return value.strip()
-
-    def records(self, name: str) -> list[Record]:
-        """A list of mappings."""
-        return [
-            Record(value, f"{self.at}, {name}[{index}]", hint=self.hint)
-            for index, value in enumerate(self._list(name))
-        ]
 
     def _list(self, name: str) -> list[Any]:
         value = self.get(name)

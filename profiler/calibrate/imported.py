@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.catalog import DeviceFingerprint, find_device, resolve_target
-from costmodel.errors import InputError
-from costmodel.imports.formats import READERS
-from costmodel.imports.profiles import TimedModel, check_subject, imported_profile
-from costmodel.imports.table import ImportedTable, ReadOptions
+from costmodel.imports.profiles import READERS, TimedModel, check_subject, imported_profile
+from costmodel.imports.table import ImportedTable
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import PeaksSection
 from profiler.report.fits import fit_table
@@ -20,16 +18,18 @@ from profiler.report.fits import fit_table
 class FitRequest:
     """A file of forward times, what it is of, and what to fit.
 
-    device  slug, name or alias of a known device, or `cpu` for this machine
-    count   points to fit; None: all
-    source  tool and version that measured, where the file does not say
+    device   slug, name or alias of a known device, or `cpu` for this machine
+    context  cached tokens of each request, for a table that does not say them
+    count    points to fit; None: all
+    source   tool and version that measured, where the file does not say
     """
 
     path: Path
     format: str
     device: str
     target: str
-    options: ReadOptions
+    tensor_parallel: int = 1
+    context: int | None = None
     count: int | None = None
     source: str | None = None
 
@@ -55,12 +55,9 @@ def import_file(request: FitRequest) -> Profile:
 
 
 def _read(request: FitRequest) -> tuple[ImportedTable, TimedModel]:
-    degree = request.options.tensor_parallel
-    if degree < 1:
-        raise InputError(f"--tp must be 1 or more (is {degree})")
     architecture = resolve_target(request.target, hub=True).architecture
     known = None if request.device == "cpu" else find_device(request.device)
-    table = READERS[request.format](request.path, request.options)
+    table = READERS[request.format](request.path, request.context)
     if known is None:
         device, peaks = _this_cpu(table.threads)
     else:
@@ -71,7 +68,10 @@ def _read(request: FitRequest) -> tuple[ImportedTable, TimedModel]:
             bytes_per_s=known.peak_bytes_per_s,
         )
     return table, TimedModel(
-        device=device, peaks=peaks, architecture=architecture, tensor_parallel=degree
+        device=device,
+        peaks=peaks,
+        architecture=architecture,
+        tensor_parallel=request.tensor_parallel,
     )
 
 

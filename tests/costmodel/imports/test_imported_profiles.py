@@ -12,9 +12,7 @@ import pytest
 from costmodel.calibration.points import Points
 from costmodel.catalog import DeviceFingerprint, find_device, find_target
 from costmodel.errors import InputError, ProfileError
-from costmodel.imports.formats import READERS
-from costmodel.imports.profiles import MOST_FITTED, TimedModel, imported_profile
-from costmodel.imports.table import ReadOptions
+from costmodel.imports.profiles import MOST_FITTED, READERS, TimedModel, imported_profile
 from costmodel.planning.request import PlanRequest
 from costmodel.planning.search import plan
 from costmodel.planning.traffic import Traffic
@@ -27,12 +25,9 @@ from tests.costmodel.imports.files import (
     CONTEXTS,
     ROWS,
     forward_s,
-    nvidia_rows,
-    one_batch_lines,
-    vllm_case,
-    vllm_cases,
     write_json,
     write_lines,
+    write_points,
 )
 
 LLAMA = Path(__file__).parent / "data" / "llama_bench.jsonl"
@@ -53,20 +48,20 @@ def subject(device: str = "h100-sxm", target: str = "Qwen/Qwen3-8B") -> TimedMod
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> Path:
-    return write_json(tmp_path_factory.mktemp("vllm") / "forward.json", vllm_cases())
+    return write_points(tmp_path_factory.mktemp("table") / "forward.csv")
 
 
 @pytest.fixture(scope="module")
 def profile(path) -> Profile:
-    table = READERS["vllm-forward"](path, ReadOptions())
+    table = READERS["csv"](path, None)
     return imported_profile(table, subject(), path=path, source="vLLM 0.33.0")
 
 
 def test_it_says_where_it_is_from_and_what_it_lacks(profile, tmp_path):
     made = profile.provenance
-    assert made.kind == "imported" and made.points == len(vllm_cases())
-    assert made.source == "vLLM bench forward, vLLM 0.33.0, file forward.json"
-    for words in ("host time", "the LM head", "no draft and no acceptance", "32 rows", "batch 4"):
+    assert made.kind == "imported" and made.points == len(ROWS) * len(CONTEXTS) * len(BATCHES)
+    assert made.source == "CSV table, vLLM 0.33.0, file forward.csv"
+    for words in ("host time", "no draft and no acceptance", "32 rows", "batch 4"):
         assert words in made.note
     assert (profile.runtime.kind, profile.runtime.dtype) == ("kernels", "bfloat16")
     assert not profile.drafters and profile.stages.accept is None
@@ -133,53 +128,27 @@ def test_a_plan_takes_it(profile, tmp_path):
 
 
 def test_a_version_is_asked_for(path):
-    table = READERS["vllm-forward"](path, ReadOptions())
+    table = READERS["csv"](path, None)
     with pytest.raises(InputError, match="does not say which version") as raised:
         imported_profile(table, subject(), path=path)
     assert "--source" in raised.value.hint
 
 
-@pytest.mark.parametrize(("factor", "message"), [(1e-3, "times faster than"), (1e3, "unit right")])
-def test_a_wrong_unit_is_refused(tmp_path, factor, message):
-    cases = [
-        vllm_case(r, c, 1, median_us=forward_s(r, c, 1) * 1e6 * factor)
-        for c in CONTEXTS
-        for r in ROWS
-    ]
-    path = write_json(tmp_path / "f.json", cases)
-    table = READERS["vllm-forward"](path, ReadOptions())
-    with pytest.raises(InputError, match=message):
-        imported_profile(table, subject(), path=path, source="vLLM 0.33.0")
-
-
 def written(name: str, path: Path, factor: float) -> Path:
     """A file of one format, whose times are multiplied."""
-    if name == "sglang-one-batch":
-        times = ("prefill_latency", "median_decode_latency")
-        lines = [line | {one: line[one] * factor for one in times} for line in one_batch_lines()]
-        return write_lines(path, lines)
     if name == "sglang-dspark":
         rates = [1 / forward_s(rows, 512, 1) / factor for rows in ROWS]
         table = {"sample_batch_tokens": ROWS, "sample_steps_per_sec": rates}
         return write_json(path, table | {"max_batch_tokens": ROWS[-1]})
-    if name == "nvidia-forward":
-        pyarrow = pytest.importorskip("pyarrow")
-        parquet = pytest.importorskip("pyarrow.parquet")
-        rows = [row | {"latency_ms": row["latency_ms"] * factor} for row in nvidia_rows()]
-        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-        return path
-    lines = [f"{rows},{context},{forward_s(rows, context, 1) * 1e3 * factor}"
-             for rows in ROWS for context in CONTEXTS]  # fmt: skip
-    path.write_text("\n".join(["new_tokens,context_tokens,milliseconds", *lines]))
-    return path
+    return write_points(path, factor)
 
 
 @pytest.mark.parametrize(("factor", "message"), [(1e-3, "times faster than"), (1e3, "unit right")])
-@pytest.mark.parametrize("name", ["csv", "sglang-one-batch", "sglang-dspark", "nvidia-forward"])
+@pytest.mark.parametrize("name", ["csv", "sglang-dspark"])
 def test_a_wrong_unit_is_refused_in_every_format(tmp_path, name, factor, message):
     def made(factor):
         path = written(name, tmp_path / "file", factor)
-        table = READERS[name](path, ReadOptions(context=512))
+        table = READERS[name](path, 512)
         return imported_profile(table, subject(), path=path, source="the tool 1.0")
 
     assert made(1.0).provenance.kind == "imported"
@@ -201,13 +170,13 @@ def test_a_wrong_unit_of_llama_bench_is_refused(tmp_path):
             line | {"samples_ns": [t * factor for t in line["samples_ns"]]} for line in lines
         ]
         path = write_lines(tmp_path / "f.jsonl", changed)
-        table = READERS["llama-bench"](path, ReadOptions())
+        table = READERS["llama-bench"](path, None)
         with pytest.raises(InputError, match=message):
             imported_profile(table, one, path=path, source="a build")
 
 
 def test_another_device_or_model_is_refused():
-    table = READERS["llama-bench"](LLAMA, ReadOptions())
+    table = READERS["llama-bench"](LLAMA, None)
     with pytest.raises(InputError, match="was measured on AMD EPYC, not on NVIDIA H100"):
         imported_profile(table, subject(), path=LLAMA, source="a build")
     on_cpu = dataclasses.replace(
@@ -232,7 +201,7 @@ def test_a_large_table_is_fitted_to_a_part_and_checked_on_the_rest():
         seconds=[forward_s(*shape, 1) for shape in zip(rows.flat, contexts.flat, strict=True)],
     )
     table = dataclasses.replace(
-        READERS["llama-bench"](LLAMA, ReadOptions()),
+        READERS["llama-bench"](LLAMA, None),
         points=points, processor=None, threads=None, parameters=0,
     )  # fmt: skip
     profile = imported_profile(table, subject(), path=LLAMA, source="made up")

@@ -9,20 +9,8 @@ from statistics import median
 import pytest
 
 from costmodel.errors import InputError
-from costmodel.imports.formats import READERS
-from costmodel.imports.table import ReadOptions
-from tests.costmodel.imports.files import (
-    BATCHES,
-    CONTEXTS,
-    ROWS,
-    forward_s,
-    nvidia_rows,
-    one_batch_lines,
-    vllm_case,
-    vllm_cases,
-    write_json,
-    write_lines,
-)
+from costmodel.imports.profiles import READERS
+from tests.costmodel.imports.files import write_json, write_lines
 
 DATA = Path(__file__).parent / "data"
 LLAMA = DATA / "llama_bench.jsonl"
@@ -40,36 +28,14 @@ SUM = {
 }
 
 
-def read(name: str, path: Path, **options):
-    return READERS[name](path, ReadOptions(**options))
+def read(name: str, path: Path, context: int | None = None):
+    return READERS[name](path, context)
 
 
 def times_of(table) -> dict[tuple[int, int, int], float]:
     p = table.points
     shapes = zip(p.rows, p.context, p.batch, strict=True)
     return dict(zip(((int(r), int(c), int(b)) for r, c, b in shapes), p.seconds, strict=True))
-
-
-def test_every_case_of_vllm_is_a_point(tmp_path):
-    table = read("vllm-forward", write_json(tmp_path / "f.json", vllm_cases()))
-    expected = {(r, c, b): forward_s(r, c, b) for r in ROWS for c in CONTEXTS for b in BATCHES}
-    assert times_of(table) == pytest.approx(expected)
-    assert table.points.n.tolist() == [5] * len(expected)
-    assert table.points.mad_s == pytest.approx([1e-6] * len(expected), rel=0.02)
-    assert table.version is None and "the LM head" in table.lacks
-
-
-def test_cases_that_are_no_forward_of_equal_sequences_are_left_out_by_reason(tmp_path):
-    mixed = vllm_case(1, 256, 2)
-    mixed["requests"][0] = {"query_len": 9, "kv_len": 9, "num_draft_tokens": 0}
-    drafted = vllm_case(3, 256, 1)
-    drafted["ranks"][0]["drafter"] = {"max_abs": 0.0}
-    path = write_json(tmp_path / "f.json", [*vllm_cases(), mixed, drafted])
-    table = read("vllm-forward", path)
-    assert len(table.points) == len(vllm_cases())
-    reasons = "; ".join(table.left_out)
-    assert sum(table.left_out.values()) == 2
-    assert "different query lengths" in reasons and "--exclude-drafter" in reasons
 
 
 def test_a_file_that_llama_bench_wrote():
@@ -100,14 +66,6 @@ def test_tests_beyond_one_forward_are_left_out(tmp_path):
     more = [lines[0] | {"n_prompt": 600}, lines[0] | {"n_gen": 8}]
     table = read("llama-bench", write_lines(tmp_path / "f", [*lines, *more]))
     assert len(table.points) == len(lines) and sum(table.left_out.values()) == 2
-
-
-def test_prompts_and_steps_of_bench_one_batch(tmp_path):
-    table = read("sglang-one-batch", write_lines(tmp_path / "r.jsonl", one_batch_lines()))
-    prompts = {(p, 0, b): forward_s(p, 0, b) for p in (128, 512, 2048) for b in BATCHES}
-    steps = {(1, p + 8, b): forward_s(1, p + 8, b) for p in (128, 512, 2048) for b in BATCHES}
-    assert times_of(table) == pytest.approx(prompts | steps)
-    assert "steps of 2 to 127 rows" in table.lacks
 
 
 def test_both_tables_of_dspark(tmp_path):
@@ -142,53 +100,11 @@ def test_a_table_without_a_context_is_refused(tmp_path):
     assert "--context" in raised.value.hint
 
 
-def parquet(path: Path, rows: list[dict]) -> Path:
-    pytest.importorskip("pyarrow")
-    import pyarrow
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    return path
-
-
-def test_prompts_and_steps_of_nvidias_tables(tmp_path):
-    rows = nvidia_rows() + nvidia_rows(tp=2)
-    rows.append(rows[1] | {"total_prefill_tokens": 65, "batch_size": 4})
-    table = read("nvidia-forward", parquet(tmp_path / "f.parquet", rows))
-    expected = {
-        (r, c, b): forward_s(r, c, b) for r in (1, 64, 256) for c in CONTEXTS for b in BATCHES
-    }
-    assert times_of(table) == pytest.approx(expected)
-    assert (table.version, table.runtime) == ("vllm 0.25.1", "external")
-    assert table.left_out == {"of prompts of different lengths": 1}
-
-
-def test_one_setting_of_a_table_is_chosen(tmp_path):
-    path = parquet(tmp_path / "f.parquet", nvidia_rows() + nvidia_rows(dp=4))
-    with pytest.raises(InputError, match="several settings: dp is 1, 4") as raised:
-        read("nvidia-forward", path)
-    assert "--where dp=1" in raised.value.hint
-    assert len(read("nvidia-forward", path, where={"dp": "4"}).points) == len(nvidia_rows())
-    for where in ({"dp": "3"}, {"colour": "red"}):
-        with pytest.raises(InputError, match=next(iter(where))):
-            read("nvidia-forward", path, where=where)
-    with pytest.raises(InputError, match="no forwards with tp 8") as raised:
-        read("nvidia-forward", path, tensor_parallel=8)
-    assert "--tp" in raised.value.hint
-
-
 def without(record: dict, name: str) -> dict:
     return {key: value for key, value in record.items() if key != name}
 
 
 BAD = [
-    ("vllm-forward", [without(vllm_case(1, 9, 1), "median_us")], "has no field median_us"),
-    ("vllm-forward", [vllm_case(1, 9, 1, median_us="fast")], "median_us must be a number"),
-    ("vllm-forward", [vllm_case(1, 9, 1, median_us=-1)], "must be a finite number above 0"),
-    ("vllm-forward", [vllm_case(1, 9, 1, ranks=[{}, {}])], "run by 2 ranks, but --tp is 1"),
-    ("vllm-forward", [vllm_case(1, 9, 1, median_us=1e15)], "is no time of a forward"),
-    ("vllm-forward", {"cases": []}, "holds no list of cases"),
-    ("vllm-forward", [vllm_case(1, 9, 1)], "1 shapes with a time, and a fit needs 4"),
     ("sglang-dspark", without(STEPS, "sample_steps_per_sec"), "no field sample_steps_per_sec"),
     ("sglang-dspark", STEPS | {"sample_batch_tokens": [8, 1, 16, 64]}, "must ascend"),
     ("sglang-dspark", STEPS | {"sample_steps_per_sec": [1.0]}, "have 4 and 1 numbers"),
@@ -206,27 +122,22 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path, name, value, message):
 
 
 BAD_LINES = [
-    ("llama-bench", {"n_prompt": None}, "line 2 n_prompt must be a whole number"),
-    ("llama-bench", {"n_threads": 64}, "line 2: n_threads is 64"),
-    ("llama-bench", {"samples_ns": [0]}, "samples_ns must be a finite number above 0"),
-    ("sglang-one-batch", {"prefill_latency": True}, "prefill_latency must be a number"),
-    ("sglang-one-batch", {"batch_size": 1.5}, "batch_size must be a whole number"),
+    ({"n_prompt": None}, "line 2 n_prompt must be a whole number"),
+    ({"n_threads": 64}, "line 2: n_threads is 64"),
+    ({"samples_ns": [0]}, "samples_ns must be a finite number above 0"),
 ]
 
 
-@pytest.mark.parametrize(("name", "change", "message"), BAD_LINES)
-def test_what_is_wrong_in_a_line_is_named(tmp_path, name, change, message):
-    good = [json.loads(line) for line in LLAMA.read_text().splitlines()]
-    lines = good if name == "llama-bench" else one_batch_lines()
+@pytest.mark.parametrize(("change", "message"), BAD_LINES)
+def test_what_is_wrong_in_a_line_is_named(tmp_path, change, message):
+    lines = [json.loads(line) for line in LLAMA.read_text().splitlines()]
     path = write_lines(tmp_path / "bad.jsonl", [lines[0], lines[1] | change, *lines[2:]])
     with pytest.raises(InputError) as raised:
-        read(name, path)
+        read("llama-bench", path)
     assert message in str(raised.value)
-    missing = next(iter(change))
-    if missing in ("n_prompt", "prefill_latency"):
-        write_lines(path, [without(line, missing) for line in lines])
-        with pytest.raises(InputError, match=f"line 1 has no field {missing}"):
-            read(name, path)
+    write_lines(path, [without(line, "n_prompt") for line in lines])
+    with pytest.raises(InputError, match="line 1 has no field n_prompt"):
+        read("llama-bench", path)
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -237,15 +148,3 @@ def test_damaged_files_are_one_line(tmp_path, name, content):
     with pytest.raises(InputError) as raised:
         read(name, path, context=1)
     assert "\n" not in str(raised.value) and str(path) in str(raised.value)
-
-
-def test_a_truncated_table_of_nvidia_is_one_line(tmp_path):
-    path = parquet(tmp_path / "f.parquet", nvidia_rows())
-    whole = path.read_bytes()
-    for end in (len(whole) // 2, len(whole) - 6):
-        path.write_bytes(whole[:end])
-        with pytest.raises(InputError, match="cannot be read as parquet"):
-            read("nvidia-forward", path)
-    parquet(path, [without(row, "latency_ms") for row in nvidia_rows()])
-    with pytest.raises(InputError, match="has no column latency_ms"):
-        read("nvidia-forward", path)

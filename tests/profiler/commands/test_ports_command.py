@@ -9,20 +9,19 @@ import pytest
 
 from costmodel.profile.profile import Profile
 from profiler.cli import run
-from tests.costmodel.imports.files import forward_s, vllm_case, write_json
+from tests.costmodel.imports.files import forward_s, write_points
 
 ON = ["--device", "h100-sxm", "--target", "Qwen/Qwen3-8B"]
 
 
 @pytest.fixture
 def forward(tmp_path):
-    cases = [vllm_case(r, c, 1) for r in (1, 2, 4, 8, 16) for c in (256, 2048)]
-    return write_json(tmp_path / "forward.json", cases)
+    return write_points(tmp_path / "forward.csv", batches=(1,))
 
 
 def test_from_a_file_to_an_engine(forward, tmp_path, capsys):
     made = tmp_path / "mine.yaml"
-    words = ["fit", str(forward), "--from", "vllm-forward", *ON, "--source", "vLLM 0.33.0"]
+    words = ["fit", str(forward), *ON, "--source", "vLLM 0.33.0"]
     assert run([*words, "--output", str(made), "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["path"] == str(made)
@@ -37,9 +36,9 @@ def test_from_a_file_to_an_engine(forward, tmp_path, capsys):
 
 
 def test_without_output_the_errors_are_reported(forward, capsys):
-    assert run(["fit", str(forward), "--from", "vllm-forward", *ON, "--json"]) == 0
+    assert run(["fit", str(forward), *ON, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["points"] == 10 and report["target"] == "Qwen/Qwen3-8B"
+    assert report["points"] == 18 and report["target"] == "Qwen/Qwen3-8B"
 
 
 @pytest.mark.parametrize(
@@ -47,13 +46,11 @@ def test_without_output_the_errors_are_reported(forward, capsys):
     [
         (["--output", "p.yaml"], "Give --source"),
         (["--output", "p.yaml", "--points", "5"], "--points is for a report"),
-        (["--where", "dp"], "--where takes COLUMN=VALUE"),
-        (["--tp", "0"], "--tp must be 1 or more"),
-        (["--tp", "2"], "run by 1 ranks, but --tp is 2"),
+        (["--tp", "0"], "is not in the range"),
     ],
 )
 def test_what_is_missing_is_one_line(forward, capsys, words, message):
-    assert run(["fit", str(forward), "--from", "vllm-forward", *ON, *words]) == 2
+    assert run(["fit", str(forward), *ON, *words]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and message in lines[0]
 
