@@ -33,8 +33,7 @@ from decoder.drafters.guarded import GuardedDrafter
 from decoder.generation import DecodeRun, GenerationParts, run_together
 from decoder.model.loading import LoadedModel, Weights, borrow_model, default_target, load_model
 from decoder.model.runtime.base import RuntimeChoice
-from decoder.model.runtime.graphs import runtime_kind
-from decoder.model.target import Quantization, Target, quantised
+from decoder.model.target import Quantization, Target, make_target, quantised, runtime_kind
 from decoder.policies.base import DEFAULT_MAX_NODES, CostKind, Policy
 from decoder.policies.parse import parse_policy
 from decoder.processors import checkpoint_settings
@@ -172,7 +171,7 @@ class TreeDecoder:
         refuse_unknown(options, DecoderOptions.__annotations__)
         if target is not None and not isinstance(target, (str, Path)):
             borrowed = borrow_model(target)
-            return cls(Target(borrowed, owned=False, runtime=runtime), **options)
+            return cls(make_target(borrowed, owned=False, runtime=runtime), **options)
         placed = select_device(device)
         runtime_kind(runtime, placed)  # an error before the target is loaded
         name = default_target(placed) if target is None else str(target)
@@ -183,7 +182,7 @@ class TreeDecoder:
             device=placed,
             download=True,
         )
-        return cls(Target(quantised(loaded, quantization), runtime=runtime), **options)
+        return cls(make_target(quantised(loaded, quantization), runtime=runtime), **options)
 
     @property
     def tokenizer(self) -> Any:

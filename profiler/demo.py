@@ -13,7 +13,7 @@ from decoder.drafters.ensemble.drafter import EnsembleDrafter
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import Generation, TreeDecoder
-from decoder.model.target import Target
+from decoder.model.target import Target, make_target
 from profiler.measure.samples import in_turn
 from profiler.report.console import print_table
 
@@ -41,9 +41,9 @@ def compare(folder: Path, *, say: Callable[[str], None]) -> dict[str, Any]:
     """
     plain = TreeDecoder.from_pretrained(folder, policy="plain", drafter=FALLBACK)
     loaded = plain.target.loaded
-    drafter_name, drafter = choose_drafter(Target(loaded), say)
+    drafter_name, drafter = choose_drafter(make_target(loaded), say)
     arms = {"plain": plain} | {
-        policy: TreeDecoder(Target(loaded), policy=policy, drafter=drafter.unlearnt())
+        policy: TreeDecoder(make_target(loaded), policy=policy, drafter=drafter.unlearnt())
         for policy in POLICIES[1:]
     }
     adaptive = arms[ADAPTIVE]

@@ -20,7 +20,7 @@ from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
 from decoder.drafters.caches import Caches, OwnCaches, Place, SharedCaches
 from decoder.drafters.vocabulary import TopChildren, check_vocabulary
 from decoder.model.loading import load_model
-from decoder.model.target import Target
+from decoder.model.target import Target, make_target
 from decoder.tree.draft_tree import EMPTY, CandidateTree, DraftTree
 from decoder.tree.growth import Frontier, grow
 
@@ -80,7 +80,7 @@ class CausalLMDrafter(Drafter):
         )
         check_vocabulary(loaded, target.loaded)
         vocab = target.architecture.vocab
-        return cls(Target(loaded), max_depth=max_depth, vocab=vocab, target=target)
+        return cls(make_target(loaded), max_depth=max_depth, vocab=vocab, target=target)
 
     def start(
         self,

@@ -22,8 +22,7 @@ from decoder.arguments import path_of
 from decoder.device import default_dtype
 from decoder.drafters.base import Drafter
 from decoder.extensions import DRAFTERS, is_installed
-from decoder.model.runtime.graphs import runtime_kind
-from decoder.model.target import Target
+from decoder.model.target import Target, runtime_kind
 from decoder.policies.base import CostKind
 from decoder.profiling.measured_profile import (
     find_peaks,

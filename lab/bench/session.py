@@ -15,8 +15,7 @@ from costmodel.errors import InputError
 from decoder.acceptance.sampling import Sampling
 from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
 from decoder.model.loading import Weights, default_target, load_model
-from decoder.model.runtime.graphs import runtime_kind
-from decoder.model.target import Quantization, quantised
+from decoder.model.target import Quantization, quantised, runtime_kind
 from lab.bench.analysis.summary import derived
 from lab.bench.analysis.warnings import result_warnings
 from lab.bench.arms.base import ArmRunner

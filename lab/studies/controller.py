@@ -30,7 +30,7 @@ from decoder.engine import TreeDecoder
 from decoder.generation import DecodeRun
 from decoder.model.demo_model import DEMO_NAME, ensure_demo_model
 from decoder.model.loading import LoadedModel
-from decoder.model.target import Target
+from decoder.model.target import make_target
 from lab.bench.arms.given_text import GivenTextTarget
 from lab.bench.simulated import SimulatedDrafter, Truth
 from lab.studies.common import environment, read_prompts, store
@@ -102,7 +102,7 @@ class Series:
         for policy in POLICIES:
             trace = folder / f"{name}.{table}.{policy}.jsonl".replace(":", "-")
             decoder = TreeDecoder(
-                GivenTextTarget(Target(loaded)),
+                GivenTextTarget(make_target(loaded)),
                 drafter=drafter,
                 policy=policy,
                 max_nodes=MOST,
@@ -212,7 +212,8 @@ def main() -> None:
                 for line in read_prompts(name, options.prompts_per_set)
             ]
             plain = Arm(
-                TreeDecoder(GivenTextTarget(Target(loaded)), policy="plain"), options.new_tokens
+                TreeDecoder(GivenTextTarget(make_target(loaded)), policy="plain"),
+                options.new_tokens,
             )
             work = (options.new_tokens, Path(folder))
             series = [Series.open(name, table, loaded, work) for table in TABLES]

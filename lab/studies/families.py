@@ -37,7 +37,7 @@ from costmodel.errors import InputError
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
 from decoder.engine import TreeDecoder
 from decoder.model.loading import borrow_model
-from decoder.model.target import Target
+from decoder.model.target import make_target
 from decoder.tree.draft_tree import Lattice
 from lab.studies.common import RESULTS, environment, store
 
@@ -320,7 +320,7 @@ def _differing(model: Any, prompt: list[int], count: int) -> str:
         drafter = HidingDrafter([*prompt, *truth])
         for owned, policy in ways:
             own = copy.deepcopy(typed) if owned else typed
-            target = Target(borrow_model(own), owned=owned)
+            target = make_target(borrow_model(own), owned=owned)
             decoder = TreeDecoder(target, drafter=drafter, policy=policy)
             text = decoder.generate(prompt, max_new_tokens=len(truth)).token_ids
             if text != truth:

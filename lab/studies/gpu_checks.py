@@ -19,7 +19,7 @@ from costmodel.errors import RooftreeError
 from decoder.device import parse_dtype, select_device, synchronise
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
-from decoder.model.target import Step, Target
+from decoder.model.target import Step, Target, make_target
 from decoder.tree.draft_tree import DraftTree
 from lab.studies.gpu_parts import (
     SEED,
@@ -163,13 +163,13 @@ def run_logits(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
     context, most = scale.verify_context, max(scale.verify_rows)
     tokens = np.random.default_rng(SEED).integers(0, loaded.architecture.vocab, context + most)
     truth = transformers_logits(loaded.model, tokens, context - 1)
-    target = Target(loaded, runtime=part.runtime)  # type: ignore[arg-type]
+    target = make_target(loaded, runtime=part.runtime)  # type: ignore[arg-type]
     start_s = perf_counter()
     prompt = fill(target, tokens, context, most)
     prefill_s = perf_counter() - start_s
     target.prepare(most)
     prepare_s = perf_counter() - start_s - prefill_s
-    eager = Target(loaded, runtime="eager")
+    eager = make_target(loaded, runtime="eager")
     fill(eager, tokens, context, most)
     compared = [{"rows": 0, **difference(prompt[None], truth[:1])}]  # of the prompt
     for rows in scale.verify_rows:

@@ -16,7 +16,7 @@ import torch
 from costmodel.errors import RooftreeError
 from decoder.device import parse_dtype, select_device
 from decoder.model.loading import LoadedModel, load_model
-from decoder.model.target import Target
+from decoder.model.target import Target, make_target
 
 SEED = 20262  # of weights, held-out points and texts; the calibration uses another
 
@@ -138,7 +138,7 @@ def dtype_of(part: Part, scale: Scale) -> str:
 
 
 def open_target(part: Part, scale: Scale) -> Target:
-    return Target(load(part, scale), runtime=part.runtime)  # type: ignore[arg-type]
+    return make_target(load(part, scale), runtime=part.runtime)  # type: ignore[arg-type]
 
 
 def random_texts(vocab: int, scale: Scale) -> list[list[int]]:

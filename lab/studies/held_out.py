@@ -22,7 +22,7 @@ from costmodel.profile.store import ProfileStore
 from decoder.device import default_dtype, select_device
 from decoder.drafters.ngram import NgramDrafter
 from decoder.model.loading import default_target, load_model
-from decoder.model.target import Target
+from decoder.model.target import make_target
 from decoder.profiling.measured_profile import profile_key
 from lab.studies.common import environment, store
 from profiler.calibrate.instruments import instruments
@@ -46,7 +46,7 @@ def main() -> None:
     options = parser.parse_args()
     device = select_device(options.device)
     name = options.target or default_target(device)
-    target = Target(load_model(name, dtype=default_dtype(device), device=device))
+    target = make_target(load_model(name, dtype=default_dtype(device), device=device))
     profile = ProfileStore().find(profile_key(target)).profile
     contexts = sorted(set(profile.surface.context))
     plan = SweepPlan(

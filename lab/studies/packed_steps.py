@@ -28,7 +28,7 @@ from decoder.device import default_dtype, parse_dtype
 from decoder.model.attention import DenseVisible, RowBlock, partial_attention
 from decoder.model.loading import CPU_TARGET, load_model
 from decoder.model.runtime.base import RuntimeChoice
-from decoder.model.target import Step, Target, quantised
+from decoder.model.target import Step, Target, make_target, quantised
 from decoder.tree.draft_tree import EMPTY, DraftTree
 from lab.studies.common import environment, read_prompts, store
 
@@ -121,7 +121,7 @@ def target_arm(kind: str, name: str, dtype: torch.dtype) -> tuple[Target, Any]:
     before_bytes = process.memory_info().rss
     loaded = load_model(name, dtype=dtype, device=CPU)
     runtime: RuntimeChoice = "eager" if kind == "eager" else "packed"
-    target = Target(quantised(loaded, "int8" if kind == "int8" else None), runtime=runtime)
+    target = make_target(quantised(loaded, "int8" if kind == "int8" else None), runtime=runtime)
     target.reserve(8)
     target.prefill(torch.zeros(1, dtype=torch.long))
     start_up_s = perf_counter() - start_s

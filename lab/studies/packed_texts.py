@@ -22,7 +22,7 @@ import torch
 from decoder.engine import TreeDecoder
 from decoder.model.demo_model import DEMO_NAME
 from decoder.model.loading import load_model
-from decoder.model.target import Step, Target
+from decoder.model.target import Step, Target, make_target
 from lab.studies.common import environment, read_prompts, store
 from lab.studies.packed_steps import CPU, MOST_TOKENS, perplexity, tree_of
 
@@ -116,7 +116,7 @@ def main() -> None:
         for text in read_prompts("wikitext2", options.passages)
     ]
     packed, eager = (
-        Target(load_model(DEMO_NAME, dtype=torch.bfloat16, device=CPU), runtime=runtime)
+        make_target(load_model(DEMO_NAME, dtype=torch.bfloat16, device=CPU), runtime=runtime)
         for runtime in ("packed", "eager")
     )
     result = {

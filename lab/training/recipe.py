@@ -18,7 +18,7 @@ from decoder.drafters.dflash.model import (
 )
 from decoder.drafters.factory import load_drafter
 from decoder.model.loading import LoadedModel, default_target, load_model
-from decoder.model.target import Target
+from decoder.model.target import make_target
 from lab.training.corpus import Collecting, TrainingText, collect, read_corpus, split
 from lab.training.dflash import (
     DFlashObjective,
@@ -112,7 +112,7 @@ def _first_model(loaded: LoadedModel, recipe: Recipe) -> DFlashModel:
     """The drafter before training, in float32."""
     if recipe.start is None:
         published = fresh_config(loaded, recipe.drafter, mask_token(loaded))
-        check_fit(DFlashConfig.parse(published), Target(loaded, owned=False))
+        check_fit(DFlashConfig.parse(published), make_target(loaded, owned=False))
         return fresh_model(loaded, published, recipe.settings.seed)
     model = trainable_copy(begun(loaded, recipe.start, DFlashDrafter, "DFlash").model)
     if set(model.config.kinds) != {(None, False)}:
@@ -125,7 +125,7 @@ def _first_model(loaded: LoadedModel, recipe: Recipe) -> DFlashModel:
 
 def begun(loaded: LoadedModel, start: str, kind: type[Kind], label: str) -> Kind:
     """The trained drafter to continue from. Raises InputError if it is of another kind."""
-    drafter = load_drafter(start, Target(loaded, owned=False))
+    drafter = load_drafter(start, make_target(loaded, owned=False))
     if not isinstance(drafter, kind):
         raise InputError(f"{start} is no {label} drafter", hint="Choose its --kind.")
     return drafter

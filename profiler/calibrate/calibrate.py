@@ -18,8 +18,7 @@ from decoder.drafters.base import Drafter
 from decoder.drafters.factory import load_drafter
 from decoder.model.loading import Weights, default_target, load_model
 from decoder.model.runtime.base import RuntimeChoice
-from decoder.model.runtime.graphs import runtime_kind
-from decoder.model.target import Quantization, Target, quantised
+from decoder.model.target import Quantization, Target, make_target, quantised, runtime_kind
 from decoder.profiling.measured_profile import (
     Measurement,
     find_peaks,
@@ -208,7 +207,7 @@ def prepare(subject: Subject, listener: CalibrationListener) -> Prepared:
         dtype=subject.dtype,
         device=device,
     )
-    target = Target(quantised(loaded, settings.quantization), runtime=settings.runtime)
+    target = make_target(quantised(loaded, settings.quantization), runtime=settings.runtime)
     drafter = load_drafter(settings.drafter, target)
     plan = _fit_to_target(_plan(settings, device), settings, target)
     workload = Workload(

@@ -22,7 +22,7 @@ from decoder.acceptance.rules import Accepted
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
 from decoder.engine import TreeDecoder
 from decoder.model.loading import LoadedModel
-from decoder.model.target import Target
+from decoder.model.target import Target, make_target
 from decoder.statistics import Round
 from decoder.tree.draft_tree import Lattice
 from decoder.tree.growth import TopPaths
@@ -83,7 +83,7 @@ def random_model(family, *, dtype=torch.float64, scale=6.0, seed=0, **sizes):
 
 
 def target_of(model, runtime="auto") -> Target:
-    return Target(
+    return make_target(
         LoadedModel(
             model=model,
             name="random",

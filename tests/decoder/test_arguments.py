@@ -9,7 +9,7 @@ import torch
 from costmodel.errors import InputError, RooftreeError, shown
 from decoder.acceptance.sampling import Sampling, target_distribution
 from decoder.engine import TreeDecoder
-from decoder.model.target import Target
+from decoder.model.target import make_target
 from decoder.profiling.startup import ProfileChoice
 from tests.decoder.models import random_model, target_of
 from tests.tiny_folder import write_tokenizer
@@ -108,7 +108,7 @@ def test_turns_that_are_none(tmp_path, prompt):
     write_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     with pytest.raises(InputError, match="prompt"):
-        TreeDecoder(Target(loaded), policy="plain").encode(prompt)
+        TreeDecoder(make_target(loaded), policy="plain").encode(prompt)
 
 
 @pytest.mark.parametrize(

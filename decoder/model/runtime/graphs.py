@@ -5,30 +5,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
-from costmodel.errors import DeviceError, InputError
 from decoder.model.attention import RowBlock, TreeVisible
 from decoder.model.kv_cache import KVCache
-from decoder.model.runtime.base import ChosenTokens, Forwarded, Runtime, RuntimeChoice, RuntimeKind
+from decoder.model.runtime.base import ChosenTokens, Forwarded, RuntimeKind
 from decoder.model.runtime.capture import (
     BUCKETS,
     BudgetedCapture,
     Capture,
-    CudaCapture,
     first_line,
     padded_rows,
 )
 from decoder.model.runtime.eager import EagerRuntime, ModelStep, greedy_tokens
 from decoder.model.runtime.fused import TablePlan
 from decoder.model.runtime.tables import RowTables, needed_words
-
-MEMORY_SHARE = 0.1  # of the device, for captured forwards
-GROUPED_CAPABILITIES = ((9, 0), (10, 0))  # on which PyTorch has a kernel for grouped products
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,56 +177,3 @@ def _chain_block(sequence: int, rows: int) -> RowBlock:
     """A causal chain of rows with token 0; a capture does not depend on the tokens."""
     visible = TreeVisible(np.arange(rows - 1)) if rows > 1 else None
     return RowBlock(sequence, np.zeros(rows, np.int64), np.arange(rows), visible)
-
-
-def runtime_kind(
-    choice: RuntimeChoice,
-    device: torch.device,
-    *,
-    capturable: bool = True,
-    packable: bool = True,
-) -> RuntimeKind:
-    """The runtime of a choice: `auto` is graphs on CUDA and packed on a CPU, where they can be.
-
-    capturable  False for a borrowed model, whose weights may move while a graph reads them, and
-                for experts that need the host (`experts_capturable`)
-    packable    whether the weights may be given up for packed ones; without it a choice of packed
-                is eager
-    Raises InputError for an unknown choice, DeviceError for a runtime that the device has not.
-    """
-    if choice not in get_args(RuntimeChoice):
-        raise InputError(
-            f"'{choice}' is not a runtime", hint=f"Use one of {', '.join(get_args(RuntimeChoice))}."
-        )
-    needs = {"graphs": "cuda", "packed": "cpu"}.get(choice, device.type)
-    if needs != device.type:
-        raise DeviceError(
-            f"the {choice} runtime needs a {needs.upper()} device, and this is {device}",
-            hint="Use --runtime eager, or leave it out.",
-        )
-    if choice == "auto" and device.type == "cuda":
-        return "graphs" if capturable else "eager"
-    if choice in ("auto", "packed"):
-        return "packed" if device.type == "cpu" and packable else "eager"
-    return choice
-
-
-def experts_capturable(step: ModelStep) -> bool:
-    """Whether a mixture of experts is computed without asking the host for anything.
-
-    transformers' grouped product does not, where PyTorch has one kernel for it; on other devices
-    and in other dtypes PyTorch copies the sizes of the groups to the host.
-    """
-    if step.device.type != "cuda" or step.dtype != torch.bfloat16:
-        return False
-    grouped = step.model.config.get_text_config()._experts_implementation == "grouped_mm"
-    return grouped and torch.cuda.get_device_capability(step.device) in GROUPED_CAPABILITIES
-
-
-def make_runtime(kind: RuntimeKind, step: ModelStep, eager: EagerRuntime) -> Runtime:
-    """The runtime of one model: `eager`, which may be packed, or graphs beside it."""
-    if kind != "graphs":
-        return eager
-    _, total_bytes = torch.cuda.mem_get_info(step.device)
-    budget_bytes = int(MEMORY_SHARE * total_bytes)
-    return GraphRuntime(step, eager, CudaCapture(step.device), budget_bytes)

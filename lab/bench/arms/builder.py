@@ -17,7 +17,7 @@ from decoder.drafters.factory import NAMED, load_drafter
 from decoder.engine import TreeDecoder
 from decoder.model.loading import LoadedModel, load_model
 from decoder.model.runtime.base import RuntimeChoice
-from decoder.model.target import Target
+from decoder.model.target import Target, make_target
 from decoder.profiling.startup import CostSource, ProfileChoice
 from decoder.text import end_tokens
 from lab.bench.arms.base import ArmRunner
@@ -67,12 +67,12 @@ class ArmBuilder:
             loaded.model, self.ends
         )  # before the target changes its modules
         self._choice, self._seed = choice, seed
-        self.target = Target(loaded, runtime=choice.runtime)
+        self.target = make_target(loaded, runtime=choice.runtime)
         self._names = {label: name for name, label in drafters.items()}
         self._checkpoints: dict[str, tuple[Target, Drafter]] = {}
         for label, name in self._names.items():
             if name not in NAMED:
-                target = Target(loaded, runtime=choice.runtime)
+                target = make_target(loaded, runtime=choice.runtime)
                 base, updater = split_updater(name)
                 drafter = load_drafter(base, target)
                 drafter = updatable(drafter, name) if updater else drafter
@@ -142,7 +142,7 @@ class ArmBuilder:
             target = self.target
             drafter = load_drafter("ngram" if label is None else self._names[label], target)
         if self._choice.by_round:
-            target = Target(self.loaded, runtime=self._choice.runtime)
+            target = make_target(self.loaded, runtime=self._choice.runtime)
         return target, drafter
 
     def _tree_arm(self, arm: Arm) -> ArmRunner:

@@ -64,14 +64,14 @@ def command(drafter: str, output: Path, as_json: bool, **given: Any) -> None:
     from dataclasses import asdict
 
     from decoder.drafters.factory import shipped
-    from decoder.model.target import Target
+    from decoder.model.target import make_target
     from lab.bench.environment import machine
     from lab.papers.blockpilot.recipe import PilotRecipe, PilotTraining, train_blockpilot
     from lab.papers.blockpilot.sweeps import Sweep
     from lab.training.recipe import load_target
     from profiler.report.console import note, print_json
 
-    target, seed = Target(load_target(given["target"], given["device"])), given["seed"]
+    target, seed = make_target(load_target(given["target"], given["device"])), given["seed"]
     recipe = PilotRecipe(
         sweep=Sweep(radius=given["radius"], max_new_tokens=given["max_new_tokens"], seed=seed),
         training=PilotTraining(

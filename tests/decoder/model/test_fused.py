@@ -5,7 +5,7 @@ import torch
 
 from decoder.model.loading import borrow_model
 from decoder.model.runtime.fused import fuse, join_linears, unfuse
-from decoder.model.target import Step, Target
+from decoder.model.target import Step, make_target
 from tests.decoder.model.test_graphs import PROMPT, graph_target, random_tree
 from tests.decoder.models import FAMILIES, plain_logits, random_model, target_of
 
@@ -26,7 +26,7 @@ def with_biases(model):
 
 def verified(model, *, fused):
     """Logits of a prompt and of a tree behind it, and features, with or without fused layers."""
-    target = Target(borrow_model(model), fused=fused, runtime="eager")
+    target = make_target(borrow_model(model), fused=fused, runtime="eager")
     target.capture((1,))
     target.reserve(60)
     prompt = target.prefill(torch.tensor(PROMPT))
@@ -77,7 +77,7 @@ def test_joined_weights_share_their_memory():
 def test_a_borrowed_model_is_never_touched():
     model = random_model("qwen3")
     pointers = [parameter.data_ptr() for parameter in model.parameters()]
-    target = Target(borrow_model(model), owned=False)
+    target = make_target(borrow_model(model), owned=False)
     target.reserve(60)
     target.prefill(torch.tensor(PROMPT))
     assert [parameter.data_ptr() for parameter in model.parameters()] == pointers
@@ -121,7 +121,7 @@ def test_fused_layers_on_the_device(family, dtype):
     outputs = []
     for fused in (True, False):
         model = random_model(family, dtype=dtype).cuda()
-        target = Target(borrow_model(model), fused=fused, runtime="eager")
+        target = make_target(borrow_model(model), fused=fused, runtime="eager")
         target.reserve(60)
         target.prefill(torch.tensor(PROMPT).cuda())
         outputs.append(target.verify([Step(5, random_tree(14, 0))])[0].float())

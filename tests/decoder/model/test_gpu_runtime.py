@@ -11,7 +11,7 @@ from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.engine import TreeDecoder
 from decoder.model.runtime.capture import CudaCapture, GraphedFunction
-from decoder.model.target import Step, Target
+from decoder.model.target import Step, Target, make_target
 from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder, rounds
 from tests.decoder.model.test_graphs import PROMPT, random_tree
 from tests.decoder.models import LatticeDrafter, greedy, random_model, request, target_of
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 def targets(family="qwen3", dtype=torch.bfloat16) -> tuple[Target, Target]:
     """The same random model under graphs and eagerly."""
     model = random_model(family, dtype=dtype).cuda()
-    return Target(target_of(model).loaded, runtime="graphs"), Target(
+    return make_target(target_of(model).loaded, runtime="graphs"), make_target(
         target_of(model).loaded, runtime="eager"
     )
 
@@ -31,7 +31,7 @@ def drafting(folder, kind, runtime):
     """A float32 target on the GPU under this runtime, and a drafter of this kind for it."""
     loaded = draft_target().loaded
     loaded.model.cuda()
-    target = Target(loaded, runtime=runtime)
+    target = make_target(loaded, runtime=runtime)
     if kind == "dflash":
         return target, DFlashDrafter(target, dflash_folder(folder)[0])
     return target, Eagle3Drafter(target, eagle3_folder(folder)[0])
@@ -70,7 +70,7 @@ def test_a_padded_batch_gives_plain_decoding():
     model = random_model("llama-gqa", dtype=torch.float32)
     prompts = [PROMPT, PROMPT[:1], PROMPT[2:7] * 6]
     truths = [greedy(model, prompt, 20) for prompt in prompts]
-    target = Target(target_of(model.cuda()).loaded, runtime="graphs")
+    target = make_target(target_of(model.cuda()).loaded, runtime="graphs")
     decoder = TreeDecoder(target, policy="fixed:7", drafter=LatticeDrafter(97))
     results = decoder.generate_batch(prompts, max_new_tokens=20)
     assert [result.token_ids for result in results] == truths

@@ -14,13 +14,8 @@ from costmodel.profile.schema import PeaksSection
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.runtime.capture import BUCKETS, GraphedFunction, bucket, padded_rows
-from decoder.model.runtime.graphs import (
-    GraphRuntime,
-    GraphShape,
-    experts_capturable,
-    runtime_kind,
-)
-from decoder.model.target import Step, Target
+from decoder.model.runtime.graphs import GraphRuntime, GraphShape
+from decoder.model.target import Step, Target, experts_capturable, runtime_kind
 from decoder.profiling.measured_profile import profile_key, runtime_section
 from decoder.profiling.startup import ProfileChoice, find_cost
 from decoder.tree.draft_tree import EMPTY, CandidateTree, best_first

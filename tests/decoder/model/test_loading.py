@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from costmodel.errors import InputError
 from decoder.model.loading import borrow_model, load_model
-from decoder.model.target import Target
+from decoder.model.target import make_target
 from tests.decoder.models import random_model
 from tests.tiny_folder import CONFIG, END, write_all, write_config, write_weights
 
@@ -61,7 +61,7 @@ class TestFolders:
         dtype = load_file(stored)["lm_head.weight"].dtype
         loaded = load(folder, dtype=dtype)
         mapped = stored in MAPS.read_text()
-        target = Target(loaded)
+        target = make_target(loaded)
         gc.collect()
         assert target.runtime.kind == "packed"
         assert mapped and stored not in MAPS.read_text()

@@ -15,7 +15,7 @@ from decoder.model.runtime import linear as linear_module
 from decoder.model.runtime.int8 import Int8Linear
 from decoder.model.runtime.linear import PackedLinear, PlainLinear, join, plain_state
 from decoder.model.runtime.packed import packed_of
-from decoder.model.target import Step, Target, quantised
+from decoder.model.target import Step, make_target, quantised
 from decoder.profiling.measured_profile import profile_key
 from decoder.tree.draft_tree import EMPTY
 from lab.papers.specblock.drafter import SpecBlockDrafter
@@ -32,7 +32,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.1}
 
 
 def target_of(model, runtime="auto"):
-    return Target(borrow_model(model), runtime=runtime)
+    return make_target(borrow_model(model), runtime=runtime)
 
 
 def outputs(target, sequences=1):
@@ -142,12 +142,12 @@ def test_targets_share_the_packed_weights_of_a_model_and_refuse_others():
 def test_what_cannot_be_packed_runs_eagerly_and_says_so(dtype, owned, reason):
     for runtime in ("auto", "packed"):
         loaded = borrow_model(random_model("qwen3", dtype=dtype))
-        target = Target(loaded, owned=owned, runtime=runtime)
+        target = make_target(loaded, owned=owned, runtime=runtime)
         assert target.runtime.kind == "eager" and packed_of(loaded.model) is None
         said = target.runtime.warnings
         # A borrowed model is not packed by default either, so only a choice of `packed` says so.
         assert len(said) == (runtime == "packed" or owned) and all(reason in one for one in said)
-        assert not Target(loaded, owned=owned, runtime="eager").runtime.warnings
+        assert not make_target(loaded, owned=owned, runtime="eager").runtime.warnings
 
 
 def test_without_operators_the_runtime_is_eager(monkeypatch):
@@ -189,7 +189,7 @@ def test_joined_layers_packed_and_plain(rows, biased, dtype):
 
 
 def int8_target(family="qwen3", dtype=torch.bfloat16):
-    return Target(quantised(borrow_model(random_model(family, dtype=dtype)), "int8"))
+    return make_target(quantised(borrow_model(random_model(family, dtype=dtype)), "int8"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -236,7 +236,7 @@ def test_int8_needs_the_packed_runtime():
         int8_target(dtype=torch.float64)
     loaded = quantised(borrow_model(random_model("qwen3", dtype=torch.bfloat16)), "int8")
     with pytest.raises(InputError, match="this is eager"):
-        Target(loaded, runtime="eager")
+        make_target(loaded, runtime="eager")
     with pytest.raises(InputError, match="quantised already"):
         quantised(loaded, "int8")
 

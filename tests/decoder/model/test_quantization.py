@@ -17,7 +17,7 @@ from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.loading import load_model
 from decoder.model.quantization import check_loadable, quantization_of
-from decoder.model.target import Target
+from decoder.model.target import make_target
 from decoder.profiling.measured_profile import find_peaks, profile_key, roofline_of, soft_key
 from decoder.profiling.probe import quick_profile
 from tests.decoder.models import random_model, target_of
@@ -158,7 +158,7 @@ def test_what_a_quantised_target_reads(tmp_path, monkeypatch):
     weights = a.layers * (a.attention_parameters + a.expert_parameters)
     assert sum(p.numel() for p in packed) * 4 == weights
     assert 0.25 < loaded.weight_bytes < 0.35  # scales, norms and frequencies included
-    target = Target(loaded)
+    target = make_target(loaded)
     assert profile_key(target).quantization == "bitnet"
     roofline = roofline_of(target, find_peaks(target))
     assert roofline.weight_bytes == loaded.weight_bytes

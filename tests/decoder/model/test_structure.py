@@ -25,7 +25,7 @@ from costmodel.io import tool_version
 from decoder.model import selfcheck
 from decoder.model.loading import borrow_model
 from decoder.model.structure import Structure
-from decoder.model.target import Step, Target
+from decoder.model.target import Step, make_target
 from decoder.tree.draft_tree import DraftTree
 from tests.decoder.models import SIZES, decoder_of, plain_logits, random_model, target_of
 from tests.tiny_folder import isolate
@@ -73,7 +73,7 @@ def test_a_checkout_that_is_not_installed(home, monkeypatch):
 @pytest.mark.parametrize("owned", [False, True])
 def test_a_scale_behind_the_head_is_transformers_own(owned):
     model, reference = granite(), granite()
-    target = Target(borrow_model(model), owned=owned)
+    target = make_target(borrow_model(model), owned=owned)
     assert not target.structure.plain_head
     target.reserve(32)
     prompt = [3, 1, 4, 1, 5, 9, 2, 6]

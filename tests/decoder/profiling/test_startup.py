@@ -18,7 +18,7 @@ from costmodel.profile.store import ProfileStore, user_directory
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.loading import LoadedModel
-from decoder.model.target import Target
+from decoder.model.target import make_target
 from decoder.profiling import startup
 from decoder.profiling.measured_profile import profile_key, soft_key
 from decoder.profiling.probe import POINTS, probe_shapes, quick_profile, time_drafter
@@ -475,6 +475,6 @@ def test_text_is_none_where_there_is_no_tokenizer(tmp_path):
         weights="pretrained",
         architecture=target_of(model).architecture,
     )
-    result = TreeDecoder(Target(loaded), policy="fixed:4").generate(PROMPT, max_new_tokens=5)
+    result = TreeDecoder(make_target(loaded), policy="fixed:4").generate(PROMPT, max_new_tokens=5)
     assert result.text is None
     assert result.token_ids == greedy(model, PROMPT, 5)

@@ -15,7 +15,7 @@ from costmodel.profile.profile import Profile
 from costmodel.profile.schema import DrafterSection
 from decoder.engine import TreeDecoder
 from decoder.model.loading import load_model
-from decoder.model.target import Step, Target
+from decoder.model.target import Step, Target, make_target
 from decoder.profiling.probe import quick_profile
 from decoder.profiling.startup import ProfileChoice
 from decoder.tree.draft_tree import DraftTree
@@ -72,7 +72,7 @@ class TestPeers:
         own = loaded(folder)
         before = own.model.config._attn_implementation
         model = share_weights(own.model, frozenset())
-        target = Target(own, fused=False, runtime="eager")
+        target = make_target(own, fused=False, runtime="eager")
         assert own.model.config._attn_implementation != before
         assert model.config._attn_implementation == before
         theirs = dict(model.named_parameters())
@@ -86,7 +86,7 @@ class TestPeers:
     def test_fused_layers_leave_one_copy_of_the_weights(self, folder: Path, expected) -> None:
         own = loaded(folder)
         model = share_weights(own.model, frozenset())
-        Target(own, fused=True, runtime="eager")
+        make_target(own, fused=True, runtime="eager")
         theirs = dict(model.named_parameters())
         moved = [n for n, w in own.model.named_parameters() if w is not theirs[n]]
         assert moved  # the layers have joined theirs
@@ -98,7 +98,7 @@ class TestPeers:
     def test_peers_keep_their_weights_where_ours_are_packed(self, folder: Path, expected) -> None:
         own = loaded(folder)
         model = share_weights(own.model, frozenset())
-        target = Target(own)
+        target = make_target(own)
         tie_weights(model, own.model)
         assert target.runtime.kind == "packed"
         assert tokens_of(self.peer(model)) == expected
@@ -130,7 +130,7 @@ class TestPeers:
 class TestTreeArm:
     def runner(self, folder: Path, policy: str, estimator=None, temperature=0.0) -> TreeArm:
         choice = ProfileChoice(calibrate=False, estimator=estimator)
-        decoder = TreeDecoder(Target(loaded(folder)), policy=policy, profile=choice)
+        decoder = TreeDecoder(make_target(loaded(folder)), policy=policy, profile=choice)
         return TreeArm(Arm(name=policy, kind="policy", policy=policy), decoder, temperature)
 
     def test_rounds_are_what_the_decoder_did(self, folder: Path, expected) -> None:
@@ -180,7 +180,7 @@ class TestTreeArm:
         assert first == again != other
 
     def test_the_limit_is_the_sum_of_plain_steps(self, folder: Path) -> None:
-        decoder = TreeDecoder(Target(loaded(folder)), policy="bastion")
+        decoder = TreeDecoder(make_target(loaded(folder)), policy="bastion")
         assert decoder.cost_source is not None
         profile = decoder.cost_source.profile
         assert profile is not None
@@ -257,7 +257,7 @@ class TestBuilder:
         assert own[1].drafter.second is own[2].drafter.second
 
     def test_the_text_of_all_is_decoded_once_for_each_length(self, folder: Path, expected) -> None:
-        decoder = TreeDecoder(Target(loaded(folder)), policy="plain")
+        decoder = TreeDecoder(make_target(loaded(folder)), policy="plain")
         texts = PlainTexts(decoder)
         found = texts.behind(IDS, NEW_TOKENS)
         assert found == [*IDS, *expected]

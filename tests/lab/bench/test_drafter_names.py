@@ -10,7 +10,7 @@ import torch
 
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.model.loading import load_model
-from decoder.model.target import Target
+from decoder.model.target import make_target
 from lab.bench.store import read_result
 from lab.papers.blockpilot.drafter import PilotConfig, save_predictor
 from profiler import cli
@@ -32,7 +32,7 @@ def write_drafters(folder: Path) -> list[str]:
         folder / "flash", vocab_size=VOCAB, num_target_layers=2, dflash_config=layers
     )[0]
     loaded = load_model(str(folder / "tiny"), dtype=torch.float32, device=torch.device("cpu"))
-    drafter = DFlashDrafter(Target(loaded), flash)
+    drafter = DFlashDrafter(make_target(loaded), flash)
     config = PilotConfig(
         drafter="../flash",
         drafter_hash=drafter.architecture_hash,

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from decoder.model.target import make_target
 from lab.studies import families
 from lab.studies.families import Outcome, document_table, kinds, try_kind
 from tests.tiny_folder import isolate
@@ -69,12 +70,12 @@ def test_a_wrong_text_is_seen(monkeypatch):
 def test_a_model_of_the_decoder_runs_by_packed_weights_too(monkeypatch):
     tried = []
 
-    class Noted(families.Target):
-        def __init__(self, *arguments, **options):
-            super().__init__(*arguments, **options)
-            tried.append((self.model.dtype, self.runtime.kind))
+    def noted(*arguments, **options):
+        target = make_target(*arguments, **options)
+        tried.append((target.model.dtype, target.runtime.kind))
+        return target
 
-    monkeypatch.setattr(families, "Target", Noted)
+    monkeypatch.setattr(families, "make_target", noted)
     assert try_kind("llama").result == "exact"
     assert set(tried) == {(torch.float64, "eager"), (torch.float32, "packed")}
 

@@ -20,7 +20,7 @@ from decoder.drafters.blocks import DraftCache, Rotary
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.loading import load_model
-from decoder.model.target import Target
+from decoder.model.target import make_target
 from lab.training import corpus
 from lab.training import prompts as refused
 from lab.training.corpus import Collecting, TrainingText, collect, read_corpus, split
@@ -368,7 +368,7 @@ def test_a_drafter_for_a_target_of_two_layers_is_one_that_drafts(tmp_path):
     recipe = replace(RECIPE, drafter=replace(WANTED, layers=3, target_layers=None))
     trained = train_dflash(loaded, tmp_path / "run", recipe)
     loaded = load_model(str(folder), weights="pretrained", dtype=torch.float32, device=CPU)
-    decoder = TreeDecoder(Target(loaded), drafter=str(trained.folder), policy="fixed:4")
+    decoder = TreeDecoder(make_target(loaded), drafter=str(trained.folder), policy="fixed:4")
     assert len(decoder.generate([3, 4, 5], max_new_tokens=5).token_ids) == 5
     beyond = replace(RECIPE, drafter=replace(WANTED, target_layers=(0, 1)))
     loaded = load_model(str(folder), weights="pretrained", dtype=torch.float32, device=CPU)
@@ -415,7 +415,7 @@ def test_the_shared_prompt_sets_are_all_refused(shared_dir):
 def test_a_drafter_from_one_command_drafts_for_its_target(loaded, folder, tmp_path):
     trained = train_dflash(loaded, tmp_path, RECIPE)
     assert trained.history[-1]["step"] == SETTINGS.steps
-    target = Target(
+    target = make_target(
         load_model(
             str(folder), weights="pretrained", dtype=torch.float32, device=CPU, download=False
         )

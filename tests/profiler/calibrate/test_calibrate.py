@@ -15,7 +15,7 @@ from costmodel.errors import InputError, MeasurementError, ProfileError
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
 from decoder.model.loading import load_model
-from decoder.model.target import Target
+from decoder.model.target import make_target
 from decoder.profiling.measured_profile import profile_key, soft_key
 from profiler.calibrate import calibrate as module
 from profiler.calibrate.calibrate import (
@@ -69,7 +69,7 @@ class Calibrated:
         wanted = settings(folder, time_budget_s=30.0)
         self.result = calibrate(wanted, listener)
         loaded = load_model(wanted.target, dtype=torch.float32, device=torch.device("cpu"))
-        self.target = Target(loaded)
+        self.target = make_target(loaded)
 
 
 @pytest.fixture(scope="module")

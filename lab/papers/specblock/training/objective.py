@@ -28,7 +28,7 @@ from costmodel.errors import InputError
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.blocks import Rotary
 from decoder.model.loading import LoadedModel
-from decoder.model.target import Target
+from decoder.model.target import make_target
 from decoder.tree.draft_tree import best_first
 from decoder.tree.growth import TopPaths
 from lab.papers.specblock.drafter import SpecBlockDrafter
@@ -297,7 +297,7 @@ def tree_tokens(
 
     The text stands for the target: for a greedy text the figure is that of decoding.
     """
-    drafter = SpecBlockDrafter(Target(loaded, owned=False), model)
+    drafter = SpecBlockDrafter(make_target(loaded, owned=False), model)
     nodes, width = drafter.growth.nodes, loaded.architecture.vocab
     request = DraftRequest(depth=drafter.max_depth, width=width, growth=TopPaths())
     accepted = drafts = 0

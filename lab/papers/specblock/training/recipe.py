@@ -14,7 +14,7 @@ from torch import nn
 from costmodel.errors import InputError
 from decoder.drafters.blocks import ROPE_TYPES
 from decoder.model.loading import LoadedModel
-from decoder.model.target import Target
+from decoder.model.target import make_target
 from lab.papers.specblock.drafter import SpecBlockDrafter
 from lab.papers.specblock.model import (
     ARCHITECTURE,
@@ -178,7 +178,7 @@ def feature_scale(
     what they add. Measured on drafted tokens in random order.
     """
     picks = torch.randint(len(tokens), (PROBE_TOKENS,), generator=generator)
-    reader = Target(target, owned=False)
+    reader = make_target(target, owned=False)
     reader.reserve(PROBE_TOKENS)
     reader.capture((layer,))
     reader.prefill(tokens[picks].to(reader.device))
