@@ -16,8 +16,7 @@ from costmodel.errors import InputError, shown
 from costmodel.fields import Bytes, Count, Section, Text, Watts
 from costmodel.hf_config import KINDS, config_fields
 from costmodel.hub import hub_config, is_hub_id
-from costmodel.io import folder_of, input_yaml, shipped_directory
-from costmodel.strict_json import read_json
+from costmodel.io import folder_of, read_json, read_yaml, shipped_directory
 
 LEAST_FIGURE, MOST_FIGURE = 1e-6, 1e9  # of a device, in the units of devices.yaml
 
@@ -108,7 +107,7 @@ def load_devices(path: Path | None = None) -> dict[str, DeviceSpec]:
     """All known devices by slug, from the shipped file or `path`. Raises InputError."""
     if path is None:
         return dict(_shipped_devices())
-    table = input_yaml(path)
+    table = read_yaml(path)
     if not isinstance(table, Mapping) or not table:
         raise InputError(f"{path}: must map device slugs to their figures")
     devices = {str(slug): _spec(path, str(slug), row) for slug, row in table.items()}
@@ -274,7 +273,7 @@ def load_targets(path: Path | None = None) -> dict[str, TargetEntry]:
     """All known targets by name, from the shipped file or `path`. Raises InputError."""
     if path is None:
         return dict(_shipped_targets())
-    table = input_yaml(path)
+    table = read_yaml(path)
     if not isinstance(table, Mapping) or not table:
         raise InputError(f"{path}: must map target names to their sizes")
     return {

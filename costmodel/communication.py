@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from costmodel.errors import InputError
-from costmodel.io import input_yaml, shipped_directory
+from costmodel.io import read_yaml, shipped_directory
 
 Array = NDArray[np.float64]
 
@@ -57,7 +57,7 @@ def _shipped() -> dict[tuple[str, int], tuple[LinkProtocol, ...]]:
 
 def load_protocols(path: Path) -> dict[tuple[str, int], tuple[LinkProtocol, ...]]:
     """Protocols by device and degree from a YAML file. Raises InputError."""
-    table = input_yaml(path)
+    table = read_yaml(path)
     if not isinstance(table, Mapping):
         raise InputError(f"{path}: must map device slugs to degrees")
     protocols: dict[tuple[str, int], tuple[LinkProtocol, ...]] = {}

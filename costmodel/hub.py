@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.errors import InputError
-from costmodel.io import read_bytes
-from costmodel.strict_json import NotJson, parse_json
+from costmodel.io import NotJson, parse_json, read_bytes
 
 TIMEOUT_S = 10.0
 MAX_CONFIG_BYTES = 4_000_000

@@ -1,7 +1,6 @@
-"""Bounded reading of files, writing in one step, locks, and the place of the shipped data.
+"""Reading of YAML, JSON and tables, each file bounded, and writing in one step.
 
-Errors of the file system become errors of one line: for a full disk or a missing permission
-with what to do.
+A file that cannot be used is an error of one line that names the file and what to do.
 """
 
 from __future__ import annotations
@@ -10,28 +9,39 @@ import contextlib
 import errno
 import fcntl
 import io
+import json
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
+import yaml
+
 from costmodel.errors import InputError, ProfileError, RooftreeError
-from costmodel.safe_yaml import parse_yaml
 
 # A profile of a thousand points takes about 100 kB; a far larger file is not a profile.
 MAX_YAML_BYTES = 4_000_000
-
+# libyaml recurses without a limit and crashes the process above some 20,000 levels; each value
+# takes about 1 kB and 5 us. A profile of a thousand points has some 7,000 values.
+MAX_YAML_OPENERS, MAX_YAML_VALUES = 5_000, 30_000
 MAX_TABLE_BYTES = 256_000_000  # a million lines take some 30 MB
+MAX_JSON_BYTES = 256_000_000  # a bench result of many prompts takes some 10 MB
 
 LOCK_WAIT_S = 5.0  # a profile is written within milliseconds
-
+STALE_S = 86_400.0  # a temporary file of this age has lost its writer
 _PART = (".rooftree-", ".tmp")  # around the random part of a temporary file's name
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class NotJson(ValueError):
+    """Text that is not JSON; the message says why in a few words."""
 
 
 def tool_version() -> str:
@@ -70,28 +80,14 @@ def folder_of(name: str | Path) -> Path | None:
     return path if os.path.isdir(path) else None
 
 
-def read_yaml(path: Path, error: type[RooftreeError] = ProfileError) -> Any:
-    """Parse one YAML document into plain Python values; nothing in it is executed.
-
-    Raises `error` with one line where it is unreadable, too large, not UTF-8 or not YAML.
-    """
-    return parse_yaml(read_bytes(path, error), str(path), error)
-
-
 def read_bytes(
     path: Path, error: type[RooftreeError] = ProfileError, *, most_bytes: int = MAX_YAML_BYTES
 ) -> bytes:
-    """The bytes of a regular file; raises `error` where it is none, unreadable or too large.
-
-    Pipes and devices, which may have no end, are refused before they are opened.
-    """
+    """The bytes of a regular file; raises `error` where it is none, unreadable or too large."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
+        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe or device may have no end
             raise error(f"{path}: cannot be read (it is not a regular file)", hint="Check the path")
-        with (
-            _opened(path, os.O_RDONLY | os.O_NONBLOCK) as handle,
-            open(handle, "rb", closefd=False) as stream,
-        ):
+        with open(path, "rb") as stream:
             raw = stream.read(most_bytes + 1)
     except FileNotFoundError:
         raise error(f"{path}: there is no such file", hint="Check the path") from None
@@ -109,12 +105,106 @@ def read_bytes(
 
 
 def read_table(path: Path) -> io.StringIO:
-    """The text of a CSV file in UTF-8, for `csv.DictReader`.
-
-    Raises InputError where it cannot be read, and UnicodeDecodeError.
-    """
+    """The text of a CSV file, for `csv.DictReader`. Raises InputError and UnicodeDecodeError."""
     raw = read_bytes(path, InputError, most_bytes=MAX_TABLE_BYTES)
     return io.StringIO(raw.decode("utf-8-sig"), newline="")
+
+
+def read_yaml(path: Path, error: type[RooftreeError] = InputError) -> Any:
+    """The plain values of a YAML file. Raises `error` where it cannot be read or parsed."""
+    return parse_yaml(read_bytes(path, error), str(path), error)
+
+
+def parse_yaml(raw: bytes, label: str, error: type[RooftreeError] = ProfileError) -> Any:
+    """The plain values of a YAML document; nothing in it is executed.
+
+    Raises `error`, which names `label` as the origin, for bytes that are not UTF-8, not YAML,
+    hold aliases or too many entries.
+    """
+    try:
+        text = raw.decode("utf-8")
+        openers = sum(text.count(mark) for mark in ("[", "{", "- ", "? ", ": "))
+        if openers > MAX_YAML_OPENERS or text.count(",") + text.count("\n") > MAX_YAML_VALUES:
+            raise yaml.YAMLError("too many or too deep entries")
+        # Looking for an alias's character is a hundred times as fast as parsing.
+        if "*" in text and any(
+            isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=_Loader)
+        ):
+            raise yaml.YAMLError("aliases are not read")
+        return yaml.load(text, Loader=_Loader)
+    except UnicodeDecodeError as failure:
+        problem = f"not UTF-8 text (byte {failure.start})"
+    except RecursionError:
+        problem = "not readable as YAML: nested too deeply"
+    # The constructors' errors for values that do not fit their tag are of several classes.
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError) as failure:
+        mark = getattr(failure, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark is not None else ""
+        reason = " ".join(str(getattr(failure, "problem", None) or failure).split())[:200]
+        reason = "".join(letter if letter.isprintable() else "?" for letter in reason)
+        problem = f"not readable as YAML{where}: {reason}"
+    hint = "Restore the file"
+    if error is ProfileError:
+        hint += ", or measure again with `rooftree calibrate`"
+    raise error(f"{label}: {problem}", hint=hint)
+
+
+def read_json(
+    path: Path, error: type[RooftreeError] = InputError, *, hint: str = "", finite: bool = True
+) -> Any:
+    """The JSON value in a file; `finite` refuses NaN and infinity, which JSON does not have.
+
+    Raises `error` naming the file where it cannot be read or is not JSON.
+    """
+    raw = read_bytes(path, error, most_bytes=MAX_JSON_BYTES)
+    try:
+        return parse_json(raw, finite=finite)
+    except NotJson as failure:
+        raise error(
+            f"{path} cannot be read as JSON: {failure}", hint=hint or "Restore the file."
+        ) from None
+
+
+def json_lines(
+    path: Path, raw: bytes, error: type[RooftreeError] = InputError, *, hint: str = ""
+) -> Iterator[tuple[int, Any]]:
+    """The number, from 1, and the JSON value of each line of `raw` that is not blank.
+
+    Raises `error` naming the file and the line that is not JSON.
+    """
+    for number, line in enumerate(raw.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        if line.strip():
+            try:
+                yield number, parse_json(line)
+            except NotJson as failure:
+                raise error(
+                    f"{path}, line {number} cannot be read as JSON: {failure}", hint=hint
+                ) from None
+
+
+def parse_json(raw: bytes | str, *, finite: bool = True) -> Any:
+    """The value of a JSON text, in plain Python types. Raises NotJson."""
+    number = _finite if finite else float
+    try:
+        text = raw.decode("utf-8-sig") if isinstance(raw, bytes) else raw
+        return json.loads(text, parse_constant=number, parse_float=number)
+    except NotJson:
+        raise
+    except UnicodeDecodeError as failure:
+        raise NotJson(f"it is not UTF-8 text (byte {failure.start})") from None
+    except RecursionError:
+        raise NotJson("it is nested too deeply") from None
+    except json.JSONDecodeError as failure:
+        raise NotJson(f"{failure.msg} in line {failure.lineno}") from None
+    except ValueError:  # Python's limit of digits
+        raise NotJson("a number has too many digits") from None
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not isfinite(value):
+        raise NotJson("a number is not finite")
+    return value
 
 
 def write_atomic(
@@ -126,143 +216,98 @@ def write_atomic(
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
     try:
-        with replacing(path) as part, _opened(part, os.O_WRONLY) as handle:
+        with replacing(path) as part, open(part, "wb") as stream:
             view = memoryview(data)
             while view:
-                view = view[os.write(handle, view) :]
+                view = view[os.write(stream.fileno(), view) :]
     except OSError as failure:
         raise write_error(path, failure, error) from None
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` for the body to fill; replaces `path` after it.
+    """A temporary file beside `path` for the body to fill; synced and renamed to `path` after it.
 
-    The file is synced and renamed, so that `path` holds the old content or the new, never a
-    part. Where the body fails, the file is removed and `path` stays unchanged. The file of a
-    process that was killed is removed by the next one that writes into the folder. The name is
-    new each time, so that two processes may write one `path`. The folder is made where it is
-    missing. Raises OSError, also for a pipe or device, which the rename would replace.
+    Where the body fails, the file is removed and `path` stays unchanged. What a killed process
+    left is removed a day later, by the next one that writes into the folder. The folder is made
+    where it is missing. Raises OSError, also for a pipe or device, which the rename would replace.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale(path.parent)
-    locked, part = _locked_part(path.parent)
+    prefix, suffix = _PART
+    for left in path.parent.glob(f"{prefix}*{suffix}"):
+        with contextlib.suppress(OSError):
+            if left.lstat().st_mtime < time.time() - STALE_S:
+                left.unlink()
+    handle, name = tempfile.mkstemp(prefix=prefix, suffix=suffix, dir=path.parent)
+    os.close(handle)
+    part = Path(name)
     try:
         yield part
-        with _opened(part, os.O_RDONLY) as handle:
-            os.fchmod(handle, 0o644)
-            os.fsync(handle)
+        with open(part, "rb") as stream:
+            os.fchmod(stream.fileno(), 0o644)
+            os.fsync(stream.fileno())
         os.replace(part, path)
     finally:
         with contextlib.suppress(OSError):
             part.unlink()  # gone already where the rename succeeded
-        os.close(locked)
-    _sync_folder(path.parent)
-
-
-def _locked_part(folder: Path) -> tuple[int, Path]:
-    """A new file in the folder, and the open lock that says that its process lives."""
-    prefix, suffix = _PART
-    while True:
-        handle, name = tempfile.mkstemp(prefix=prefix, suffix=suffix, dir=folder)
-        with contextlib.suppress(OSError):  # some network file systems lock no files
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        if os.fstat(handle).st_nlink:
-            return handle, Path(name)
-        os.close(handle)  # another process took it for stale before it was locked
-
-
-def _remove_stale(folder: Path) -> None:
-    """Remove the temporary files of processes that were killed: nobody locks them."""
-    prefix, suffix = _PART
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            if name.startswith(prefix) and name.endswith(suffix):
-                _remove_unlocked(folder / name)
-
-
-def _remove_unlocked(path: Path) -> None:
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-    with contextlib.suppress(OSError), _opened(path, flags) as handle:
-        status = os.fstat(handle)
-        if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its writer lives
-            path.unlink()
-
-
-@contextlib.contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
-    """The descriptor of a file or folder, closed after the body. Raises OSError."""
-    handle = os.open(path, flags | os.O_CLOEXEC, 0o600)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename durable. Some file systems refuse; the file is complete all the same."""
-    with contextlib.suppress(OSError), _opened(folder, os.O_RDONLY) as handle:
-        os.fsync(handle)
 
 
 @contextlib.contextmanager
 def folder_lock(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
     """Lock a folder of profiles while the body changes a file in it; make it where missing.
 
-    The folder itself is locked, so no lock file is left behind. Where its file system has no
-    such locks, the body runs without one. Raises ProfileError where the folder cannot be made
-    or another process holds the lock for more than `wait_s`.
+    Raises ProfileError where the folder cannot be written to or another process holds the lock
+    for more than `wait_s`.
     """
+    from filelock import FileLock, Timeout  # 25 ms, which no lookup needs
+
+    lock = FileLock(folder / ".rooftree.lock", timeout=wait_s)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
+        lock.acquire()
+    except Timeout:
+        raise ProfileError(
+            f"{folder}: not written, another process is writing there",
+            hint="Try again once it has ended",
+        ) from None
     except OSError as failure:
         raise write_error(folder, failure, ProfileError) from None
     try:
-        if not lock(handle, wait_s):
-            raise ProfileError(
-                f"{folder}: not written, another process is writing there",
-                hint="Try again once it has ended",
-            )
         yield
     finally:
-        os.close(handle)  # which gives the lock back
+        lock.release()
 
 
 @contextlib.contextmanager
 def file_lock(path: Path, wait_s: float = inf) -> Iterator[int]:
     """Lock a file of one's own during the body, made where missing; yields its descriptor.
 
-    Symbolic links are not followed. The system gives the lock back when the process ends,
-    however it ends. Raises BlockingIOError where another process holds it for more than
-    `wait_s`, and OSError where the file cannot be opened.
+    Raises BlockingIOError where another process holds it for more than `wait_s`, and OSError.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-    with _opened(path, flags) as handle:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
         if not lock(handle, wait_s):
             raise BlockingIOError(errno.EAGAIN, "another process holds the lock")
         yield handle
+    finally:
+        os.close(handle)
 
 
 def lock(handle: int, wait_s: float) -> bool:
-    """Lock an open file or folder; whether that succeeded in time. Closing it unlocks it.
-
-    Where the file system has no such locks, it counts as locked.
-    """
-    deadline_s = monotonic() + wait_s
+    """Lock an open file; whether that succeeded in time. Closing it unlocks it."""
+    deadline_s = time.monotonic() + wait_s
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if monotonic() > deadline_s:
+            if time.monotonic() > deadline_s:
                 return False
-            sleep(0.01)
-        except OSError:  # some network file systems lock no folders
+            time.sleep(0.01)
+        except OSError:  # some network file systems have no locks
             return True
         else:
             return True
@@ -278,17 +323,8 @@ def write_error(path: Path, failure: OSError, error: type[RooftreeError]) -> Roo
             f"{path}: not written, the disk is full",
             hint=f"Free some space, or {elsewhere} on another disk",
         )
+    reason, wanted = f" ({failure.strerror or failure})", "can be written to"
     if failure.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return error(
-            f"{path}: not written, no permission to write there",
-            hint=f"{elsewhere[0].upper()}{elsewhere[1:]} that you may write to",
-        )
-    return error(
-        f"{path}: not written ({failure.strerror or failure})",
-        hint=f"{elsewhere[0].upper()}{elsewhere[1:]} that can be written to",
-    )
-
-
-def input_yaml(path: Path) -> Any:
-    """`read_yaml` for data files that are no profiles: raises InputError."""
-    return read_yaml(path, InputError)
+        reason, wanted = ", no permission to write there", "you may write to"
+    hint = f"{elsewhere[0].upper()}{elsewhere[1:]} that {wanted}"
+    return error(f"{path}: not written{reason}", hint=hint)

@@ -12,7 +12,7 @@ import numpy as np
 
 from costmodel.catalog import load_devices
 from costmodel.errors import InputError
-from costmodel.io import input_yaml, shipped_directory
+from costmodel.io import read_yaml, shipped_directory
 
 # Least error of a transfer: the clocks under another power limit are not in a data sheet.
 LEAST_ERROR = 0.05
@@ -114,7 +114,7 @@ def transfer_errors() -> TransferErrors:
 
 def load_transfer_errors(path: Path) -> TransferErrors:
     """The study in a file. Raises InputError."""
-    table: Any = input_yaml(path)
+    table: Any = read_yaml(path)
     try:
         return TransferErrors(
             pairs={

@@ -13,8 +13,7 @@ from statistics import median
 from costmodel.catalog import slugify
 from costmodel.errors import InputError, shown
 from costmodel.imports.table import ImportedTable, Record, ShapeTimes, WeightFormat
-from costmodel.io import MAX_TABLE_BYTES, read_bytes
-from costmodel.strict_json import json_lines
+from costmodel.io import MAX_TABLE_BYTES, json_lines, read_bytes
 
 _HINT = "Write it with `llama-bench -p 1,2,4,8,16 -n 0 -d 256,1024 -o jsonl`"
 # One profile is of one build, model and setting.

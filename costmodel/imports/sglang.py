@@ -14,7 +14,7 @@ import numpy as np
 
 from costmodel.errors import InputError
 from costmodel.imports.table import ImportedTable, Record, ShapeTimes
-from costmodel.strict_json import read_json
+from costmodel.io import read_json
 
 _HINT = "Give the file that --speculative-dspark-sps-table-path takes"
 # Rows of one request in the points that are read off a sum.

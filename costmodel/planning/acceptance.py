@@ -20,7 +20,7 @@ from costmodel.acceptance import (
     recorded,
 )
 from costmodel.errors import InputError
-from costmodel.strict_json import read_json
+from costmodel.io import read_json
 
 Array = NDArray[np.float64]
 Shape = Literal["plain", "chain", "tree"]

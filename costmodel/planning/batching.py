@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.errors import InputError
-from costmodel.io import input_yaml, shipped_directory
+from costmodel.io import read_yaml, shipped_directory
 from costmodel.planning.engines import EngineRules
 from costmodel.planning.forwards import ForwardSeconds, TargetForward
 from costmodel.planning.traffic import Traffic
@@ -254,7 +254,7 @@ def _shipped_overheads() -> dict[str, Overheads]:
 
 def load_overheads(path: Path) -> dict[str, Overheads]:
     """Overheads by engine from a YAML file. Raises InputError with the field that is wrong."""
-    table = input_yaml(path)
+    table = read_yaml(path)
     if not isinstance(table, Mapping) or SHARED not in table:
         raise InputError(f"{path}: must map engines, and '{SHARED}', to their overheads")
     return {str(engine): _overheads_of(path, str(engine), row) for engine, row in table.items()}

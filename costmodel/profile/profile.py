@@ -18,7 +18,7 @@ from costmodel.catalog import DeviceFingerprint, device_by_name
 from costmodel.communication import protocols_of
 from costmodel.errors import InputError, ProfileError
 from costmodel.fields import Hash, Section
-from costmodel.io import read_bytes, write_atomic
+from costmodel.io import parse_yaml, read_bytes, write_atomic
 from costmodel.profile.schema import (
     CalibrationSection,
     DrafterSection,
@@ -35,7 +35,6 @@ from costmodel.profile.schema import (
 )
 from costmodel.profile.text import describe_error, dump_yaml, shown
 from costmodel.roofline import Roofline
-from costmodel.safe_yaml import parse_yaml
 from lab.papers.bastion.two_branch import TwoBranchCalibration, fit_released
 
 # Cards with error correction switched on report up to 7 % less than they have (A6000, L40S).

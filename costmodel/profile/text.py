@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from costmodel import errors
+
 HEADER = "# rooftree calibration profile; docs/profile-format.md explains every field\n"
 
 MOST_LINE, MOST_NAME, MOST_VALUE = 300, 60, 40  # characters in an error
@@ -98,7 +100,7 @@ def shown(value: Any) -> str:
         return f"a list of {len(value)}"
     if isinstance(value, Mapping):
         return "a mapping"
-    return _printable(repr(value), MOST_VALUE)
+    return _printable(errors.shown(value), MOST_VALUE)
 
 
 def _printable(text: str, most: int) -> str:

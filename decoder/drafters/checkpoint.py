@@ -20,8 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from costmodel.errors import InputError
-from costmodel.io import folder_of, write_atomic
-from costmodel.strict_json import read_json
+from costmodel.io import folder_of, read_json, write_atomic
 from decoder.drafters.blocks import ROPE_FIELDS, DraftShape
 from decoder.model.target import Target
 

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from costmodel.errors import InputError
-from costmodel.io import write_atomic
-from costmodel.strict_json import read_json
+from costmodel.io import read_json, write_atomic
 from decoder.acceptance.drawn import LevelDistributions
 from decoder.acceptance.sampling import cooled
 from decoder.device import to_device

@@ -30,8 +30,7 @@ from transformers.utils import logging as transformers_logging
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import find_target, resolve_target
 from costmodel.errors import InputError, RooftreeError
-from costmodel.io import folder_of
-from costmodel.strict_json import read_json
+from costmodel.io import folder_of, read_json
 from decoder.model.demo_model import DEMO_NAME, demo_model_folder
 from decoder.model.quantization import check_loadable, quantization_of
 

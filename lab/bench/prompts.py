@@ -11,8 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from costmodel.errors import InputError
-from costmodel.io import read_bytes
-from costmodel.strict_json import MOST_BYTES, json_lines
+from costmodel.io import MAX_JSON_BYTES, json_lines, read_bytes
 from lab.bench.record import Prompt, PromptFile
 
 EXAMPLE = '{"id": "a", "category": "math", "prompt": "..."}'
@@ -55,7 +54,7 @@ def read_files(
     texts: list[PromptText] = []
     infos: list[PromptFile] = []
     for file in files:
-        raw = read_bytes(file, InputError, most_bytes=MOST_BYTES)
+        raw = read_bytes(file, InputError, most_bytes=MAX_JSON_BYTES)
         parsed = _parse(file, raw)
         digest = hashlib.sha256(raw).hexdigest()
         infos.append(PromptFile(name=file.stem, sha256=digest, prompts=len(parsed)))

@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from costmodel.errors import InputError
-from costmodel.io import write_atomic
+from costmodel.io import read_json, write_atomic
 from costmodel.profile.text import describe_error
-from costmodel.strict_json import read_json
 from lab.bench.record import SCHEMA_VERSION, Environment, FailedArm, Response, Result
 
 _HINT = "Give a file that `rooftree bench --output` of this version wrote."

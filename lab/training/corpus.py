@@ -20,8 +20,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from costmodel.errors import InputError
-from costmodel.io import read_bytes, write_atomic
-from costmodel.strict_json import MOST_BYTES, json_lines, read_json
+from costmodel.io import MAX_JSON_BYTES, json_lines, read_bytes, read_json, write_atomic
 from decoder.chat import apply_chat_template
 from decoder.model.loading import LoadedModel
 from decoder.text import end_tokens
@@ -97,7 +96,7 @@ def read_corpus(folder: Path, vocab: int) -> list[TrainingText]:
         _text(place, number, data, vocab)
         for place in sorted(folder.glob("texts-*.jsonl"))
         for number, data in json_lines(
-            place, read_bytes(place, InputError, most_bytes=MOST_BYTES), hint=COLLECT_AGAIN
+            place, read_bytes(place, InputError, most_bytes=MAX_JSON_BYTES), hint=COLLECT_AGAIN
         )
     ]
     if not texts:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from costmodel.errors import InputError
-from costmodel.io import read_bytes
-from costmodel.strict_json import MOST_BYTES, NotJson, json_lines, parse_json
+from costmodel.io import MAX_JSON_BYTES, NotJson, json_lines, parse_json, read_bytes
 from profiler.commands.options import (
     count_option,
     execution_options,
@@ -239,7 +238,7 @@ def utf8_text(argument: str) -> str:
 
 def _read_file(file: Path) -> list[tuple[str, Prompt]]:
     hint = 'Write one object a line, as {"id": "a", "prompt": "..."}.'
-    raw = read_bytes(file, InputError, most_bytes=MOST_BYTES)
+    raw = read_bytes(file, InputError, most_bytes=MAX_JSON_BYTES)
     texts: list[tuple[str, Prompt]] = []
     for number, record in json_lines(file, raw, hint=hint):
         fields = record if isinstance(record, dict) else {}

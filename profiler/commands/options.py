@@ -57,7 +57,7 @@ class NamedValue(click.ParamType):
     name = "name=value"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, Any]:
-        from costmodel.strict_json import NotJson, parse_json
+        from costmodel.io import NotJson, parse_json
 
         if isinstance(value, tuple):
             return value

@@ -19,8 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from costmodel.errors import InputError, MeasurementError
-from costmodel.io import lock, read_bytes
-from costmodel.strict_json import NotJson, parse_json
+from costmodel.io import NotJson, lock, parse_json, read_bytes
 
 VERSION = 1
 MOST_BYTES = 256_000_000  # a long sweep takes some 5 MB

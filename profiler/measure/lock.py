@@ -16,9 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from costmodel.errors import DeviceError
-from costmodel.io import file_lock, read_bytes
+from costmodel.io import file_lock, parse_json, read_bytes
 from costmodel.profile.store import user_directory
-from costmodel.strict_json import parse_json
 
 MOST_PID = 1 << 31
 OWNER_BYTES = 1000

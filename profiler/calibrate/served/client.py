@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from costmodel.errors import InputError, MeasurementError, RooftreeError, reason_of, shown
-from costmodel.strict_json import NotJson, parse_json
+from costmodel.io import NotJson, parse_json
 
 MOST_ANSWER_BYTES = 8_000_000
 MOST_LINES = 10_000  # of one stream
