@@ -34,7 +34,7 @@ from decoder.generation import DecodeRun, GenerationParts, run_together
 from decoder.model.loading import LoadedModel, Weights, borrow_model, default_target, load_model
 from decoder.model.runtime.base import RuntimeChoice
 from decoder.model.target import Quantization, Target, make_target, quantised, runtime_kind
-from decoder.policies.base import DEFAULT_MAX_NODES, CostKind, Policy
+from decoder.policies.base import DEFAULT_MAX_NODES, Fit, Policy
 from decoder.policies.parse import parse_policy
 from decoder.processors import checkpoint_settings
 from decoder.profiling.startup import CostSource, ProfileChoice, find_cost
@@ -378,8 +378,8 @@ class TreeDecoder:
                 hint="Use a smaller tree.",
             )
 
-    def _find_cost(self, kind: CostKind) -> OnlineEstimator:
-        self.cost_source = find_cost(self.target, self.drafter, self._profile_choice, kind)
+    def _find_cost(self, fit: Fit | None = None) -> OnlineEstimator:
+        self.cost_source = find_cost(self.target, self.drafter, self._profile_choice, fit)
         return self.cost_source.cost
 
 

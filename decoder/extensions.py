@@ -1,7 +1,14 @@
 """Drafters and policies of other packages, by `package:Class` or by entry point.
 
 An entry point in the group `rooftree.drafters` or `rooftree.policies` gives a class or a function
-a name of its own; `package.module:Class` needs none.
+a name of its own; `package.module:Class` needs none. It is called with those of the keyword
+arguments that it names: a drafter's `target`, a policy's `cost` and `max_nodes`, and `arguments`,
+the text behind the first colon of the name: an entry point `beam` also makes `beam:4x15`. A name
+may have a colon of its own, as `bastion:paper`; such a name comes first.
+
+A class that reads checkpoints needs no name. If an entry point of `rooftree.drafters` is a class
+with two functions, `recognises(config)` and `from_pretrained(name, target)`, it is asked for every
+checkpoint folder or hub id whether it recognises its config.json, before the decoder's own formats.
 """
 
 from __future__ import annotations
@@ -12,7 +19,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from costmodel.errors import InputError, reason_of
@@ -25,25 +32,24 @@ T = TypeVar("T")
 Factory = Callable[..., object]
 
 
-def find_extension(name: str, group: str) -> Factory | None:
-    """The class or function of a name; None unless it is `package:Class` or in the group.
+def make_extension(name: str, group: str, kind: type[T], **available: object) -> T | None:
+    """The object of a name; None unless it is `package:Class` or of an entry point in the group.
 
+    available  keyword arguments; a class or function is called with those that it names
     Modules are looked for on Python's path, then in the working directory.
-    Raises InputError where the module or what it should define is missing or fails.
+    Raises InputError where the module, or what it should define, is missing or fails.
     """
+    entry, arguments = _entry_point(name, group)
+    if entry is not None:
+        factory = load_entry_point(entry)
+        if is_format(factory):
+            return None  # it is made from a checkpoint, not by its name
+        return build(factory, kind, name, available | {"arguments": arguments})
     reference = REFERENCE.fullmatch(name)
-    if reference is not None:
-        return _attribute(name, _module(name, reference[1]), reference[2])
-    for entry in entry_points(group=group, name=name):
-        try:
-            factory: Factory = entry.load()
-        except Exception as error:
-            raise InputError(
-                f"the entry point '{name}' ({entry.value}) cannot be loaded: {reason_of(error)}",
-                hint=f"Mend or remove the package {entry.dist.name if entry.dist else 'of it'}.",
-            ) from error
-        return factory
-    return None
+    if reference is None:
+        return None
+    factory = _attribute(name, _module(name, reference[1]), reference[2])
+    return build(factory, kind, name, available)
 
 
 def extension_names(group: str) -> list[str]:
@@ -51,10 +57,32 @@ def extension_names(group: str) -> list[str]:
     return sorted({entry.name for entry in entry_points(group=group)})
 
 
-def build(factory: Factory, kind: type[T], name: str, **available: object) -> T:
+def load_entry_point(entry: EntryPoint) -> Factory:
+    """What an entry point names. Raises InputError where it cannot be imported."""
+    try:
+        factory: Factory = entry.load()
+    except Exception as error:
+        raise InputError(
+            f"the entry point '{entry.name}' ({entry.value}) cannot be loaded: {reason_of(error)}",
+            hint=f"Mend or remove the package {entry.dist.name if entry.dist else 'of it'}.",
+        ) from error
+    return factory
+
+
+def is_format(factory: Factory) -> bool:
+    """Whether it reads the checkpoints that it recognises."""
+    return hasattr(factory, "recognises")
+
+
+def checkpoint_formats() -> dict[str, Any]:
+    """The classes of other packages that recognise checkpoints, by the names of entry points."""
+    loaded = {entry.name: load_entry_point(entry) for entry in entry_points(group=DRAFTERS)}
+    return {name: loaded[name] for name in sorted(loaded) if is_format(loaded[name])}
+
+
+def build(factory: Factory, kind: type[T], name: str, available: dict[str, object]) -> T:
     """The object that a class or function makes.
 
-    available  keyword arguments; it is called with those that it names
     Raises InputError where the call fails or gives another type than `kind`.
     """
     if not callable(factory):
@@ -71,6 +99,15 @@ def build(factory: Factory, kind: type[T], name: str, **available: object) -> T:
     if not isinstance(made, kind):
         raise InputError(f"'{name}' makes a {type(made).__name__}", hint=_hint(kind))
     return made
+
+
+def _entry_point(name: str, group: str) -> tuple[EntryPoint | None, str]:
+    """The entry point of a name or of its part before the first colon, and the text behind it."""
+    first, _, arguments = name.partition(":")
+    for part, behind in ((name, ""), (first, arguments)):
+        for entry in entry_points(group=group, name=part):
+            return entry, behind
+    return None, ""
 
 
 def is_installed(extension: object, group: str) -> bool:

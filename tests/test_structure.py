@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("costmodel", "decoder", "integrations", "profiler", "rooftree")
+PACKAGES = ("costmodel", "decoder", "integrations", "lab", "profiler", "rooftree")
 MOST_FILES = 15
 MOST_LINES = 500
 
@@ -21,6 +21,7 @@ def modules() -> dict[str, Path]:
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
         for package in PACKAGES
         for path in sorted((ROOT / package).rglob("*.py"))
+        if (ROOT / "lab" / "studies") not in path.parents
     }
 
 

@@ -15,10 +15,8 @@ from costmodel.fields import Section
 from costmodel.roofline import Roofline
 
 Array = NDArray[np.float64]
-CalibrationName = Literal["linear", "two_branch", "physical", "stairs", "surface"]
-CALIBRATIONS: tuple[CalibrationName, ...] = (
-    "linear", "two_branch", "physical", "surface", "stairs",
-)  # fmt: skip
+CalibrationName = Literal["linear", "physical", "stairs", "surface"]
+CALIBRATIONS: tuple[CalibrationName, ...] = ("linear", "physical", "surface", "stairs")
 
 
 class Calibration(Protocol):

@@ -19,7 +19,6 @@ from costmodel.calibration.surface import EXACT, SurfaceCalibration, SurfaceOpti
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline
 from costmodel.speculation import Regret, decision_regret, standard_curves
-from lab.papers.bastion.two_branch import TwoBranchCalibration, fit_two_branch
 
 Array = NDArray[np.float64]
 MIN_CHOICES = 4  # row counts of a context; with fewer there is hardly a choice to get wrong
@@ -40,7 +39,6 @@ class Selection:
 
     selected: CalibrationName
     linear: LinearCalibration
-    two_branch: TwoBranchCalibration | None = None
     physical: PhysicalCalibration | None = None
     stairs: StairsCalibration | None = None
     surface: SurfaceCalibration | None = None
@@ -209,7 +207,6 @@ def _fitters(roofline: Roofline) -> Mapping[str, Fitter]:
 
     return {
         "linear": simple(fit_linear),
-        "two_branch": simple(fit_two_branch),
         "physical": simple(fit_physical),
         "stairs": simple(stairs),
         "surface": surface,

@@ -35,7 +35,6 @@ from costmodel.profile.schema import (
 )
 from costmodel.profile.text import describe_error, dump_yaml, shown
 from costmodel.roofline import Roofline
-from lab.papers.bastion.two_branch import TwoBranchCalibration, fit_released
 
 # Cards with error correction switched on report up to 7 % less than they have (A6000, L40S).
 MEMORY_TOLERANCE = 0.08
@@ -252,13 +251,6 @@ class Profile(Section):
     def linear_calibration(self) -> LinearCalibration:
         """The calibration that the paper prints, which every profile has."""
         return self.calibration.linear.over(self.roofline())
-
-    def released_calibration(self) -> TwoBranchCalibration:
-        """The calibration of the paper's public code, fitted to what the selected one predicts.
-
-        That code measures a grid of its own; the selected calibration gives its times.
-        """
-        return fit_released(self.verify_calibration(), self.roofline())
 
     def verify_calibration(self) -> Calibration:
         """The selected calibration, with `predict_s(rows, context, batch)`."""

@@ -48,7 +48,6 @@ from costmodel.fields import (
     check_spread,
 )
 from costmodel.roofline import Roofline
-from lab.papers.bastion.two_branch import TwoBranchCalibration
 
 Array = NDArray[np.float64]
 
@@ -255,7 +254,6 @@ class CalibrationSection(Section):
 
     selected: CalibrationName
     linear: LinearCalibration
-    two_branch: TwoBranchCalibration | None = None
     physical: PhysicalCalibration | None = None
     surface: SurfaceOptions | None = None
     stairs: StairsScales | None = None
@@ -269,7 +267,6 @@ class CalibrationSection(Section):
         return cls(
             selected=selection.selected,
             linear=selection.linear,
-            two_branch=selection.two_branch,
             physical=selection.physical,
             surface=None if surface is None else surface.options,
             stairs=None if stairs is None else stairs.scales,
@@ -290,7 +287,7 @@ class CalibrationSection(Section):
 
         Raises InputError where points are missing or too few.
         """
-        if self.selected in ("linear", "two_branch", "physical"):
+        if self.selected in ("linear", "physical"):
             coefficients: RooflineCalibration = getattr(self, self.selected)
             return coefficients.over(roofline)
         if points is None:

@@ -15,7 +15,7 @@ from costmodel.errors import InputError
 from costmodel.io import folder_of
 from decoder.drafters.base import Drafter
 from decoder.drafters.ngram import NgramDrafter
-from decoder.extensions import DRAFTERS, build, extension_names, find_extension
+from decoder.extensions import DRAFTERS, checkpoint_formats, extension_names, make_extension
 from decoder.model.demo_model import DEMO_NAME, demo_model_folder, has_demo_model
 from decoder.model.target import Target
 
@@ -29,7 +29,6 @@ DEMO_DRAFTER = Path(__file__).parents[1] / "demo"
 NAMED: Mapping[str, Callable[[], Drafter]] = {"ngram": NgramDrafter}
 
 BLOCK = re.compile(r"(.+)@block=(\d{1,4})", re.ASCII)  # a DFlash drafter and its block size
-ADAPT = re.compile(r"(.+)@adapt=(.*)")  # a drafter that is updated between texts, and how
 
 
 def load_drafter(name: str, target: Target) -> Drafter:
@@ -65,16 +64,10 @@ def _ensemble(name: str, target: Target) -> Drafter | None:
 
 
 def _with_suffix(name: str, target: Target) -> Drafter | None:
-    """A name followed by `@block=N`; `@adapt=HOW` is refused here."""
+    """A name followed by `@block=N`."""
     if not name.strip():
         raise InputError("the drafter's name is empty", hint=_hint())
-    adapted, sized = ADAPT.fullmatch(name), BLOCK.fullmatch(name)
-    if adapted is not None:
-        raise InputError(
-            f"'{name}': a drafter is updated between the texts of `rooftree bench` only",
-            hint=f"Use {adapted[1]} here; in Python, "
-            "lab.papers.specblock.updates.specblock.updated wraps one.",
-        )
+    sized = BLOCK.fullmatch(name)
     if sized is None:
         return None
     from decoder.drafters.dflash.drafter import DFlashDrafter
@@ -106,8 +99,7 @@ def _extension(name: str, target: Target) -> Drafter | None:
     """A drafter of another package, by `package:Class` or by its entry point's name."""
     if name == DEMO or folder_of(name) is not None:
         return None
-    factory = find_extension(name, DRAFTERS)
-    return None if factory is None else build(factory, Drafter, name, target=target)
+    return make_extension(name, DRAFTERS, Drafter, target=target)
 
 
 # Each gives the drafter, or None for a name of another kind; `_checkpoint` takes any name.
@@ -128,9 +120,11 @@ def shipped(name: str) -> str:
 def _hint() -> str:
     from decoder.drafters.published import KINDS
 
-    labels = ", ".join(kind.label for kind in KINDS)
+    formats = checkpoint_formats()
+    labels = ", ".join((*(kind.label for kind in KINDS), *formats))
+    names = (name for name in extension_names(DRAFTERS) if name not in formats)
     return (
-        f"Use {', '.join((*NAMED, *extension_names(DRAFTERS)))} or {DEMO}, package:Class for a "
+        f"Use {', '.join((*NAMED, *names))} or {DEMO}, package:Class for a "
         f"drafter of your own, or a folder or hub id of {labels}; a DFlash drafter's "
         f"name with @block=N behind it drafts blocks of N, and two drafters joined by {JOINT} are "
         "combined."

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from costmodel.errors import InputError
 from decoder.drafters.base import Drafter
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.drafters.checkpoint import architectures, find_config
@@ -14,10 +13,8 @@ from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.dflash.model import is_dflash
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.drafters.eagle3.model import is_eagle3
+from decoder.extensions import checkpoint_formats
 from decoder.model.target import Target
-from lab.papers.blockpilot.drafter import BlockPilotDrafter, is_blockpilot
-from lab.papers.specblock.drafter import SpecBlockDrafter
-from lab.papers.specblock.model import is_released, is_specblock
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +36,9 @@ def is_causal_lm(published: Mapping[str, Any]) -> bool:
     return any(str(name).endswith(suffixes) for name in architectures(published))
 
 
-def refuse_released_specblock(name: str, target: Target) -> Drafter:
-    """Raise InputError: the released SpecBlock computes something else than this package's."""
-    raise InputError(
-        f"'{name}' is a SpecBlock checkpoint in its authors' format, which is not read: it has "
-        "K prefix rows a token and another rank head",
-        hint="`rooftree train-drafter --kind specblock` trains one for this decoder.",
-    )
-
-
-# In this order: a SpecBlock config has an EAGLE-3 one's fields too, and an EAGLE-3 config may
-# also call itself a causal language model.
+# In this order: an EAGLE-3 config may also call itself a causal language model.
 KINDS = (
-    Kind("a BlockPilot predictor", is_blockpilot, BlockPilotDrafter.from_pretrained),
     Kind("a DFlash drafter", is_dflash, lambda name, target: DFlashDrafter(target, name)),
-    Kind("a released SpecBlock drafter", is_released, refuse_released_specblock),
-    Kind("a SpecBlock drafter", is_specblock, lambda name, target: SpecBlockDrafter(target, name)),
     Kind("an EAGLE-3 drafter", is_eagle3, lambda name, target: Eagle3Drafter(target, name)),
     Kind("a causal language model", is_causal_lm, CausalLMDrafter.from_pretrained),
 )
@@ -67,6 +51,11 @@ def load_published(name: str, target: Target) -> Drafter | None:
     another target.
     """
     published = find_config(name)
+    # Other packages first: a config.json may have all fields of an EAGLE-3 one and some more.
+    for extension in checkpoint_formats().values():
+        if extension.recognises(published):
+            drafter: Drafter = extension.from_pretrained(name, target)
+            return drafter
     for kind in KINDS:
         if kind.recognise(published):
             return kind.load(name, target)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.calibration.base import Calibration
+from costmodel.profile.profile import Profile
 from decoder.statistics import Round
 from decoder.tree.draft_tree import Candidates, DraftTree
 from decoder.tree.growth import Growth, TopPaths
 
-# The calibration of the profile that a policy reads; `best` is the selected one.
-CostKind = Literal["best", "released", "linear"]
+# Gives another calibration of a profile than the selected one.
+Fit = Callable[[Profile], Calibration]
 
 DEFAULT_MAX_NODES = 256
 
@@ -36,6 +38,13 @@ class Cost(Protocol):
         self, nodes: NDArray[np.float64], context: float, batch: int = 1
     ) -> NDArray[np.float64]:
         """Seconds of whole cycles with N nodes a sequence, the draft included."""
+
+
+class FindCost(Protocol):
+    """Gives a policy its cost model; called only by policies that read one."""
+
+    def __call__(self, fit: Fit | None = None) -> Cost:
+        """The cost model of the profile, or of the calibration that `fit` makes from it."""
 
 
 @dataclass(frozen=True, slots=True)

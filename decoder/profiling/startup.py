@@ -23,7 +23,7 @@ from decoder.device import default_dtype
 from decoder.drafters.base import Drafter
 from decoder.extensions import DRAFTERS, is_installed
 from decoder.model.target import Target, runtime_kind
-from decoder.policies.base import CostKind
+from decoder.policies.base import Fit
 from decoder.profiling.measured_profile import (
     find_peaks,
     profile_key,
@@ -110,20 +110,18 @@ def calibrate_command(target: Target) -> str:
 
 
 def find_cost(
-    target: Target, drafter: Drafter, choice: ProfileChoice, kind: CostKind = "best"
+    target: Target, drafter: Drafter, choice: ProfileChoice, fit: Fit | None = None
 ) -> CostSource:
     """The cost model for a target and a drafter.
 
-    kind  `released` and `linear` take that calibration of the profile, not its selected one
+    fit  gives another calibration of the profile than its selected one
     Raises ProfileError for a profile that cannot be read, lacks the calibration, or is required
     and not there.
     """
     source = _find(target, drafter, choice)
     cost, mode = source.cost.cost, choice.estimator or source.cost.mode
-    if kind != "best" and source.profile is not None:
-        profile = source.profile
-        fits = {"linear": profile.linear_calibration, "released": profile.released_calibration}
-        cost = replace(cost, verify=fits[kind]())
+    if fit is not None and source.profile is not None:
+        cost = replace(cost, verify=fit(source.profile))
         mode = choice.estimator or "static"
     return replace(source, cost=OnlineEstimator(cost, mode))
 

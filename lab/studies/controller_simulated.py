@@ -29,8 +29,9 @@ from costmodel.profile.schema import DrafterSection
 from costmodel.profile.store import user_directory
 from decoder.model.demo_model import DEMO_NAME
 from decoder.policies.base import Policy
-from decoder.policies.bastion import Bastion, DecodingSpeed, PaperBastion, PrintedBastion
+from decoder.policies.bastion import Bastion, DecodingSpeed
 from decoder.policies.shapes import Chain, Plain
+from lab.papers.bastion.policy import PaperBastion, PrintedBastion, released_calibration
 from lab.studies.common import RESULTS, store
 from lab.studies.policy_simulation import CostAt, Played, Setting, compare
 from lab.studies.rounds import pooled_ratio
@@ -85,7 +86,7 @@ class Place:
                 n=[1],
             )
             cost = replace(cost, drafter=draft)
-        released = replace(cost, verify=profile.released_calibration())
+        released = replace(cost, verify=released_calibration(profile))
         linear = replace(cost, verify=profile.linear_calibration())
         return cls(
             name=name,

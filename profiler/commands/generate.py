@@ -72,16 +72,16 @@ GENERATION_OPTIONS = (
     "--drafter",
     default="ngram",
     show_default=True,
-    help="ngram; demo, the trained drafter of the demo model; a folder or hub id of a DFlash, "
-    "SpecBlock or EAGLE-3 drafter, a BlockPilot predictor or a smaller model; A@block=N, a DFlash "
+    help="ngram; demo, the trained drafter of the demo model; a folder or hub id of a DFlash or "
+    "EAGLE-3 drafter, of one of the lab, or of a smaller model; A@block=N, a DFlash "
     "drafter with blocks of N; A+B, two drafters together, as ngram+demo; package:Class, your own.",
 )
 @click.option(
     "--policy",
     default="bastion",
     show_default=True,
-    help="bastion, bastion:paper, bastion:printed, fixed:N, chain, beam:WxD, static-tree:DxB, "
-    "dynatree or plain; package:Class, your own.",
+    help="bastion, fixed:N, chain or plain; those of the lab, as bastion:paper and dynatree; "
+    "package:Class, your own.",
 )
 @click.option("--max-nodes", type=int, help="Nodes of the largest draft tree.")
 @click.option(

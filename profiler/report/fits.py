@@ -18,7 +18,6 @@ from costmodel.calibration.selection import Selection, regret_at_contexts, selec
 from costmodel.errors import InputError
 from costmodel.imports.profiles import check_times
 from costmodel.roofline import Roofline
-from lab.papers.bastion.two_branch import TwoBranchCalibration
 from profiler.report.console import note, print_table
 
 Array = NDArray[np.float64]
@@ -116,10 +115,6 @@ def coefficients(selection: Selection, name: str) -> dict[str, Any]:
     if isinstance(fitted, LinearCalibration):
         names = ("slope", "intercept_s", "slope_se", "intercept_se_s")
         return {"coefficients": {field: getattr(fitted, field) for field in names}}
-    if isinstance(fitted, TwoBranchCalibration):
-        names = ("memory_slope", "memory_floor_s", "compute_slope", "compute_floor_s")
-        values = {field: getattr(fitted, field) for field in names}
-        return {"coefficients": values | {"standard_errors": list(fitted.standard_errors)}}
     if isinstance(fitted, PhysicalCalibration):
         values = dict(zip(COEFFICIENTS, fitted.coefficients, strict=True))
         errors = dict(zip(COEFFICIENTS, fitted.standard_errors, strict=True))

@@ -64,7 +64,7 @@ class PromptSession(DraftSession):
 
 def decoder_with(model, policy, drafter="ngram"):
     decoder = decoder_of(model, "plain", drafter)
-    decoder.policy = parse_policy(policy, lambda kind: StairCost(), max_nodes=40)
+    decoder.policy = parse_policy(policy, lambda fit=None: StairCost(), max_nodes=40)
     return decoder
 
 

@@ -128,7 +128,7 @@ PAIRS = ((0, 1), (0, 2), (1, 2))  # of policy, drafter and family
 def decoder_for(family, policy, drafter, **options):
     truth = PROMPT + truth_of(family)
     decoder = decoder_of(model_of(family), "plain", DRAFTERS[drafter](truth, VOCAB), **options)
-    decoder.policy = parse_policy(policy, lambda kind: StairCost(), max_nodes=60)
+    decoder.policy = parse_policy(policy, lambda fit=None: StairCost(), max_nodes=60)
     return decoder
 
 
@@ -228,7 +228,7 @@ class TestDraftersThatReadTheTarget:
         """Each family with a third of the policies, all of them over the families."""
         decoder, truth = self.decoder(tmp_path, kind, family)
         for policy in POLICIES[turn % 3 :: 3]:
-            decoder.policy = parse_policy(policy, lambda kind: StairCost(), max_nodes=60)
+            decoder.policy = parse_policy(policy, lambda fit=None: StairCost(), max_nodes=60)
             assert decoder.generate(PROMPT, max_new_tokens=TOKENS).token_ids == truth
 
     @pytest.mark.parametrize("kind", MAKERS)
@@ -237,13 +237,13 @@ class TestDraftersThatReadTheTarget:
         decoder, truth = self.decoder(tmp_path, kind, "llama-gqa")
         with torch.no_grad():
             decoder.drafter.model.norm.weight.fill_(float("nan"))
-        decoder.policy = parse_policy(policy, lambda kind: StairCost(), max_nodes=60)
+        decoder.policy = parse_policy(policy, lambda fit=None: StairCost(), max_nodes=60)
         assert decoder.generate(PROMPT, max_new_tokens=TOKENS).token_ids == truth
 
     @pytest.mark.parametrize("kind", MAKERS)
     def test_in_a_batch(self, tmp_path, kind):
         decoder, truth = self.decoder(tmp_path, kind, "qwen3")
-        decoder.policy = parse_policy("bastion", lambda kind: StairCost(), max_nodes=60)
+        decoder.policy = parse_policy("bastion", lambda fit=None: StairCost(), max_nodes=60)
         results = decoder.generate_batch([PROMPT[:3], PROMPT], max_new_tokens=TOKENS)
         alone = decoder.generate(PROMPT[:3], max_new_tokens=TOKENS)
         assert [result.token_ids for result in results] == [alone.token_ids, truth]

@@ -57,11 +57,19 @@ class Small(Policy):
 class Priced(Small):
     def __init__(self, cost, max_nodes):
         super().__init__(max_nodes)
-        self.cost = cost("linear")
+        self.cost = cost(len)
 
 
-def small(max_nodes):
-    return Small(min(max_nodes, 2))
+def small(max_nodes, arguments=""):
+    return Small(int(arguments or min(max_nodes, 2)))
+
+
+class Stored(Repeat):
+    def recognises(config):
+        return config.get("mine") is True
+
+    def from_pretrained(name, target):
+        return Stored()
 
 
 class Broken(Drafter):
@@ -111,8 +119,8 @@ def installed(folder: Path) -> None:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine-here\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[rooftree.drafters]\nrepeat = mine_here:Repeat\ngone = mine_here:Gone\n"
-        "[rooftree.policies]\nsmall = mine_here:small\n"
+        "[rooftree.drafters]\nrepeat = mine_here:Repeat\nstored = mine_here:Stored\n"
+        "[rooftree.policies]\nsmall = mine_here:small\nsmall:one = mine_here:Small\n"
     )
     sys.path.append(str(folder))
 
@@ -123,7 +131,7 @@ def target() -> Target:
 
 
 def policy(name: str) -> Policy:
-    return parse_policy(name, lambda kind: kind, 9)  # type: ignore[arg-type, return-value]
+    return parse_policy(name, lambda fit=None: fit, 9)  # type: ignore[arg-type, return-value]
 
 
 class TestNames:
@@ -142,15 +150,36 @@ class TestNames:
     def test_policy(self) -> None:
         assert (policy("mine_here:Small").name, policy("mine_here:Small").max_nodes) == ("small", 9)
         assert policy("mine_here:small").max_nodes == 2
-        assert policy("mine_here:Priced").cost == "linear"  # type: ignore[attr-defined]
+        assert policy("mine_here:Priced").cost is len  # type: ignore[attr-defined]
 
     def test_entry_points(self, installed: None, target: Target) -> None:
         assert load_drafter("repeat", target).name == "repeat"
         assert policy("small").max_nodes == 2
-        with pytest.raises(InputError, match=r"'gone' \(mine_here:Gone\) cannot be loaded"):
-            load_drafter("gone", target)
-        with pytest.raises(InputError, match=r"plain, small, or package:Class"):
+        assert policy("small:5").max_nodes == 5
+        assert policy("small:one").max_nodes == 9  # the whole name comes first
+        with pytest.raises(InputError, match=r"'small:x' cannot be made"):
+            policy("small:x")
+        with pytest.raises(InputError, match=r"plain, .*small, small:one, .*or package:Class"):
             policy("nonesuch")
+
+    def test_checkpoints(self, installed: None, folder: Path, target: Target) -> None:
+        """A class that recognises a config.json reads its folder, and has no name."""
+        (folder / "config.json").write_text('{"mine": true, "draft_vocab_size": 9}')
+        drafter = load_drafter(str(folder), target)
+        assert type(drafter).__name__ == "Stored"
+        assert is_storable(drafter)
+        with pytest.raises(InputError, match="stored"):
+            load_drafter("stored", target)
+
+    def test_an_entry_point_that_cannot_be_loaded(
+        self, installed: None, folder: Path, target: Target
+    ) -> None:
+        points = folder / "mine_here-1.0.dist-info" / "entry_points.txt"
+        points.write_text("[rooftree.drafters]\ngone = mine_here:Gone\n")
+        (folder / "config.json").write_text("{}")
+        for name in ("gone", str(folder)):
+            with pytest.raises(InputError, match=r"'gone' \(mine_here:Gone\) cannot be loaded"):
+                load_drafter(name, target)
 
     def test_our_names_come_first(self, installed: None, folder: Path, target: Target) -> None:
         points = folder / "mine_here-1.0.dist-info" / "entry_points.txt"

@@ -142,6 +142,6 @@ def _check_names(choice: ArmChoice) -> None:
         raise InputError("the sweep has no tree size", hint="Give --sweep 1,3,7,15,31.")
 
 
-def _no_cost(kind: str) -> Any:
+def _no_cost(fit: Any = None) -> Any:
     """A cost for policies that are built only to check their names."""
     return None

@@ -16,14 +16,14 @@ from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.dflash.model import DFlashModel
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.drafters.ensemble.drafter import EnsembleDrafter
-from decoder.drafters.factory import ADAPT, BLOCK, JOINT
+from decoder.drafters.factory import BLOCK, JOINT
 from decoder.drafters.ngram import NgramDrafter
 from decoder.model.runtime.linear import plain_state
 from lab.bench.record import Model
 from lab.papers.blockpilot.drafter import BlockPilotDrafter
 from lab.papers.specblock.drafter import SpecBlockDrafter
 from lab.papers.specblock.model import SpecBlockModel
-from lab.papers.specblock.updates.specblock import split_updater
+from lab.papers.specblock.updates.specblock import ADAPT, split_updater
 
 KINDS = (
     (NgramDrafter, "ngram"),

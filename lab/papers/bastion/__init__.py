@@ -1,1 +1,1 @@
-"""BASTION: its two budget rules as printed and as released, and their calibration."""
+"""BASTION as its authors released and printed it: two budget rules and their calibration."""

@@ -61,6 +61,11 @@ class BlockPilotDrafter(Drafter):
         self.feature_layers = dflash.feature_layers
         self.architecture_hash = dflash.architecture_hash
 
+    @staticmethod
+    def recognises(published: Mapping[str, Any]) -> bool:
+        """Whether a config.json is that of a BlockPilot predictor."""
+        return ARCHITECTURE in architectures(published)
+
     @classmethod
     def from_pretrained(cls, name: str, target: Target) -> BlockPilotDrafter:
         """The predictor in a folder or of a hub id, with the DFlash drafter named in its config."""
@@ -180,11 +185,6 @@ def local_candidates(block_size: int, radius: int = RADIUS) -> tuple[int, ...]:
     """Block sizes B - k..B + k (equation 4 of the paper), without those that draft nothing."""
     least = max(block_size - radius, LEAST_BLOCK)
     return tuple(range(least, min(block_size + radius, MOST_TIMES * block_size) + 1))
-
-
-def is_blockpilot(published: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a BlockPilot predictor."""
-    return ARCHITECTURE in architectures(published)
 
 
 class BlockPredictor(nn.Module):

@@ -1,1 +1,1 @@
-"""DynaTree: confident growth, its history of acceptance, and the static trees beside it."""
+"""DynaTree: confident growth, its history of acceptance, and the baselines beside it."""

@@ -22,14 +22,15 @@ Two things differ from it:
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.errors import InputError
-from decoder.policies.shapes import Grown
 from decoder.statistics import Round
+from lab.papers.dynatree.baselines import Grown
 
 # Bounds of what the history moves, in the authors' code.
 LEAST_BASE_DEPTH = 2
@@ -185,3 +186,22 @@ def _moved(value: float, step: float, bounds: tuple[float, float]) -> float:
     """The value less the step, stopped by the bounds; outside of them it only moves inwards."""
     low, high = min(value, bounds[0]), max(value, bounds[1])
     return min(max(value - step, low), high)
+
+
+def dynatree(arguments: str, max_nodes: int) -> DynaTree:
+    """`dynatree`, or `dynatree:NAME=VALUE,...` with settings of its growth and its history."""
+    name = f"dynatree:{arguments}" if arguments else "dynatree"
+    values: dict[type, dict[str, Any]] = {ConfidentGrowth: {}, HistorySettings: {}}
+    settings = {one.name: (part, type(one.default)) for part in values for one in fields(part)}
+    for item in arguments.split(",") if arguments else ():
+        setting, _, value = item.partition("=")
+        try:
+            part, kind = settings[setting]
+            values[part][setting] = kind(value)
+        except (KeyError, ValueError):
+            raise InputError(
+                f"'{name}' is not a policy: '{item}' sets nothing",
+                hint=f"Write dynatree, or dynatree:NAME=VALUE,... with {', '.join(settings)}.",
+            ) from None
+    growth = ConfidentGrowth(**values[ConfidentGrowth])
+    return DynaTree(max_nodes, HistorySettings(**values[HistorySettings]), growth, name)

@@ -6,11 +6,11 @@ whatever rule of growth the policy has; the policy verifies as much of a tree as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from decoder.acceptance.drawn import draw_levels
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
 from decoder.drafters.blocks import DraftCache, Rotary, Span, span
 from decoder.drafters.caches import WaitingFeatures, check_observed
-from decoder.drafters.checkpoint import differences, refuse_misfit, stored_model
+from decoder.drafters.checkpoint import differences, find_config, refuse_misfit, stored_model
 from decoder.drafters.vocabulary import softmax
 from decoder.model.target import Target
 from decoder.tree.draft_tree import CandidateTree, DraftTree
@@ -30,6 +30,8 @@ from lab.papers.specblock.model import (
     SpecBlockConfig,
     SpecBlockModel,
     Wanted,
+    is_released,
+    is_specblock,
     load_specblock,
     pack_specblock,
 )
@@ -72,6 +74,22 @@ class SpecBlockDrafter(Drafter):
             {"blocks": self.growth.blocks, "starts": self.growth.starts}
         )
         self.tokens = self.model.tokens.cpu().numpy()
+
+    @staticmethod
+    def recognises(published: Mapping[str, Any]) -> bool:
+        """Whether a config.json is that of a SpecBlock drafter, or of one its authors released."""
+        return is_specblock(published) or is_released(published)
+
+    @classmethod
+    def from_pretrained(cls, name: str, target: Target) -> SpecBlockDrafter:
+        """The drafter of a folder or hub id. Raises InputError for the authors' own format."""
+        if is_released(find_config(name)):
+            raise InputError(
+                f"'{name}' is a SpecBlock checkpoint in its authors' format, which is not read: "
+                "it has K prefix rows a token and another rank head",
+                hint="`rooftree train-drafter --kind specblock` trains one for this decoder.",
+            )
+        return cls(target, name)
 
     def start(
         self,

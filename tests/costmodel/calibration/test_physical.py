@@ -1,4 +1,4 @@
-"""The physical, two-branch and stairs calibrations against known truths."""
+"""The physical and stairs calibrations against known truths."""
 
 from __future__ import annotations
 
@@ -14,13 +14,6 @@ from costmodel.calibration.stairs import fit_stairs, step_mass
 from costmodel.catalog import find_device, find_target
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline
-from lab.papers.bastion.two_branch import (
-    RELEASED_CONTEXTS,
-    RELEASED_ROWS,
-    TwoBranchCalibration,
-    fit_released,
-    fit_two_branch,
-)
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 100, 128, 192, 200, 256, 300, 384, 512, 700, 1000)
 CONTEXTS = (64, 256, 1024, 2048, 4096, 8192)
@@ -87,60 +80,6 @@ def test_what_points_cannot_tell_has_no_interval(roofline):
     assert fitted.intervals()["matrix_flops"] is None  # all of them read weights
 
 
-def test_two_branches_are_found(roofline):
-    compute_s, memory_s = roofline.branches_s(*(x.ravel() for x in np.meshgrid(ROWS, CONTEXTS)))
-    seconds = np.maximum(1.2 * memory_s + 0.002, 1.7 * compute_s + 0.004)
-    r, c = (x.ravel() for x in np.meshgrid(ROWS, CONTEXTS))
-    fitted = fit_two_branch(Points(rows=r, context=c, seconds=seconds), roofline)
-    found = (
-        fitted.memory_slope, fitted.memory_floor_s, fitted.compute_slope, fitted.compute_floor_s,
-    )  # fmt: skip
-    assert found == pytest.approx((1.2, 0.002, 1.7, 0.004), rel=0.02)
-    assert fitted.predict_s(r, c) == pytest.approx(seconds, rel=1e-3)
-
-
-def test_the_released_fit_finds_two_branches_and_weighs_few_rows_most(roofline):
-    known = TwoBranchCalibration(
-        memory_slope=1.2, memory_floor_s=0.002, compute_slope=1.7, compute_floor_s=0.004
-    ).over(roofline)
-    fitted = fit_released(known, roofline)
-    found = (
-        fitted.memory_slope, fitted.memory_floor_s, fitted.compute_slope, fitted.compute_floor_s,
-    )  # fmt: skip
-    assert found == pytest.approx((1.2, 0.002, 1.7, 0.004), rel=0.02)
-
-    curved = truth(roofline)  # which no two lines follow
-    rows, context = (x.ravel() for x in np.meshgrid(RELEASED_ROWS, RELEASED_CONTEXTS))
-    seconds, fitted = curved.predict_s(rows, context), fit_released(curved, roofline)
-    weights = (1 + 30 * (rows - 16) / 496) ** -2.0
-
-    def loss(factor):
-        slopes = {
-            name: getattr(fitted, name) * factor for name in ("memory_slope", "compute_slope")
-        }
-        changed = fitted.model_copy(update=slopes).over(roofline)
-        return float(np.sum(weights * (changed.predict_s(rows, context) - seconds) ** 2))
-
-    assert loss(1.0) < min(loss(0.97), loss(1.03))
-    few = np.abs(fitted.predict_s(rows, context) / seconds - 1)[rows <= 64].mean()
-    assert few < 0.05
-
-
-def test_one_branch_alone_can_be_stored(roofline):
-    """As a start-up probe on a busy machine may find it."""
-    r, c = (x.ravel() for x in np.meshgrid(ROWS, CONTEXTS))
-    compute_s, memory_s = roofline.branches_s(r, c)
-    slope = float(2 * np.max(memory_s / compute_s))  # above every bound
-    alone = TwoBranchCalibration(
-        memory_slope=0.0, memory_floor_s=0.0, compute_slope=slope, compute_floor_s=0.0
-    )
-    stored = TwoBranchCalibration.model_validate(alone.model_dump()).over(roofline)
-    assert stored == alone
-    assert stored.predict_s(r, c) == pytest.approx(slope * compute_s)
-    with pytest.raises(ValueError, match="at least one of the coefficients"):
-        TwoBranchCalibration(memory_slope=0, memory_floor_s=0, compute_slope=0, compute_floor_s=0)
-
-
 def steps(roofline, noise=0.0, seed=0, rows=ROWS):
     """A truth with steps that the physical model does not have."""
     base = points_of(truth(roofline, tile_rows=1), noise, seed=seed, rows=rows)
@@ -202,15 +141,13 @@ def test_expected_steps_grow_and_are_largest_early():
 
 def test_too_few_points_are_refused(roofline):
     points = points_of(truth(roofline), rows=(1, 2, 4), contexts=(64,))
-    for fit in (fit_physical, fit_two_branch):
-        with pytest.raises(InputError, match="at least 4 points"):
-            fit(points, roofline)
+    with pytest.raises(InputError, match="at least 4 points"):
+        fit_physical(points, roofline)
     with pytest.raises(InputError, match="at least 6 points"):
         fit_stairs(points, truth(roofline))
 
 
 FIT = {
-    "two_branch": fit_two_branch,
     "physical": fit_physical,
     "stairs": lambda points, roofline: fit_stairs(points, fit_physical(points, roofline)),
     "surface": fit_surface,

@@ -163,7 +163,7 @@ def selecting(profile, name) -> Profile:
     return Profile.model_validate(fields)
 
 
-@pytest.mark.parametrize("name", ["two_branch", "physical", "stairs"])
+@pytest.mark.parametrize("name", ["physical", "stairs"])
 def test_a_stored_calibration_predicts_what_the_fitted_one_did(invented, profile, tmp_path, name):
     fitted = getattr(invented.selection(), name)
     selecting(profile, name).to_yaml(tmp_path / "profile.yaml")

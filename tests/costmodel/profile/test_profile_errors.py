@@ -235,7 +235,7 @@ def test_each_section_as_something_else(path):
         (
             ("calibration", "selected"),
             "best",
-            "must be 'linear', 'two_branch', 'physical', 'stairs' or 'surface'",
+            "must be 'linear', 'physical', 'stairs' or 'surface'",
         ),
         (("calibration", "linear", "mape_after"), "12%", "is '12%'"),
         (("calibration", "cross_validated", "linear", "worst"), 0.0, "must ascend"),

@@ -9,8 +9,9 @@ from costmodel.acceptance import AcceptanceProcess, published
 from costmodel.io import shipped_directory
 from costmodel.online.cycle import CycleCost
 from costmodel.profile.profile import Profile
-from decoder.policies.bastion import Bastion, PaperBastion, PrintedBastion
+from decoder.policies.bastion import Bastion
 from decoder.policies.shapes import Chain, Fixed, Plain
+from lab.papers.bastion.policy import PaperBastion, PrintedBastion, released_calibration
 from lab.studies.policy_simulation import CostAt, Setting, compare
 
 CONTEXT, MOST = 1024, 255
@@ -27,7 +28,7 @@ def costs(device):
     path = shipped_directory() / device / "qwen3-8b.bfloat16.kernels.tp1.yaml"
     profile = Profile.from_yaml(path)
     best = CycleCost.from_profile(profile)
-    fits = (profile.released_calibration(), profile.linear_calibration())
+    fits = (released_calibration(profile), profile.linear_calibration())
     papers = [CycleCost(verify=fit, roofline=best.roofline) for fit in fits]
     return [CostAt.of(cost, CONTEXT, MOST) for cost in (best, *papers)]
 

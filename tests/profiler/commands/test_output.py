@@ -107,7 +107,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, result: 
     rows = [{"name": "all", "prompt": "p", "text": "t", "same_tokens": True, "arms": arms()}]
     comparison = {"profile": "none", "drafter": "ngram", "prompts": rows, "pooled": rows[0]}
     held_out = {"mape": 0.1, "p95": 0.2, "worst": 0.3, "regret": None, "regret_worst": None}
-    fits = {"linear": {"held_out": held_out}, "two_branch": {"held_out": held_out}}
+    fits = {"linear": {"held_out": held_out}, "physical": {"held_out": held_out}}
     device = make_profile("A Device With A Long Name")
     provenance = device.provenance.model_copy(update={"duration_s": 3.0})
     measured = device.model_copy(update={"provenance": provenance})
@@ -130,7 +130,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, result: 
         "profiler.demo.compare": comparison,
         "lab.training.recipe.train_dflash": trained,
         "lab.papers.blockpilot.recipe.train_blockpilot": (tmp_path / "pilot", pilot),
-        "lab.papers.blockpilot.command._prompts": [],
+        "lab.commands.train_blockpilot._prompts": [],
     }
     for name, value in made.items():
         monkeypatch.setattr(name, lambda *words, value=value, **options: value)

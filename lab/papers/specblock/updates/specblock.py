@@ -11,12 +11,11 @@ Choices made here where the paper leaves one open:
 - The rank head learns from the accepted positions above a rejection too, the bucket of each
   target's token: from rejected ones alone it would come to expect misses everywhere, and a
   tree without branches gives no further signal. Its mean loss counts once for each rejection.
-
-The names are not in `decoder.drafters.factory`, since updates depend on the engine.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
@@ -27,7 +26,6 @@ from torch.nn import functional
 
 from costmodel.errors import InputError
 from decoder.drafters.base import Drafter
-from decoder.drafters.factory import ADAPT
 from lab.papers.specblock.drafter import SpecBlockDrafter
 from lab.papers.specblock.model import SpecBlockModel, buckets_of, plain_copy, ranks_of
 from lab.papers.specblock.training.objective import UNKNOWN
@@ -107,6 +105,8 @@ def adaptive_specblock(
         drafter.model = plain_copy(drafter.model)
     return AdaptiveDrafter(drafter, drafter.model, SpecBlockKind(drafter), updater, settings)
 
+
+ADAPT = re.compile(r"(.+)@adapt=(.*)")  # a drafter that is updated between texts, and how
 
 # The SpecBlock paper's bandit and baseline (A.4), and the two ablations of its table 2.
 UPDATERS: Mapping[str, Callable[[np.random.Generator], Updater]] = {

@@ -13,7 +13,7 @@ from costmodel.errors import InputError
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.factory import load_drafter
 from decoder.engine import TreeDecoder
-from lab.papers.blockpilot import command as train_blockpilot_command
+from lab.commands import train_blockpilot as train_blockpilot_command
 from lab.papers.blockpilot.drafter import BlockPilotDrafter, save_predictor
 from lab.papers.blockpilot.recipe import (
     Corpus,

@@ -265,7 +265,6 @@ def test_a_name_sets_growth_and_history():
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("dynatree:", "sets nothing"),
         ("dynatree:windows=3", "'windows=3' sets nothing"),
         ("dynatree:window=1.5", "'window=1.5' sets nothing"),
         ("dynatree:window=0", "window must be 1 or more"),
