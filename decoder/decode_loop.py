@@ -17,14 +17,14 @@ from costmodel.online.estimator import OnlineEstimator
 from decoder.acceptance.rules import AcceptanceRule, LogitRows, accept_together
 from decoder.device import to_device
 from decoder.drafters.base import DraftRequest
-from decoder.drafters.guarded import GuardedDrafter, GuardedSession
+from decoder.drafters.isolation import IsolatedDrafter, IsolatedSession
 from decoder.model.runtime.base import NO_TOKEN
 from decoder.model.target import Step, Target
-from decoder.policies.base import Limits, Offer, Policy
+from decoder.policies.base import Limits, Policy, TreeRequest
 from decoder.processors import ProcessedRows
 from decoder.statistics import ForwardTimer, Round, StageTimer, Statistics, TimedForward
 from decoder.text import TextRequest
-from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, Lattice, usable
+from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, Lattice
 
 FillShape = Callable[[DraftTree], DraftTree]  # from a chosen shape to the tree that is verified
 
@@ -40,7 +40,7 @@ class LoopParts:
     """
 
     target: Target
-    drafter: GuardedDrafter
+    drafter: IsolatedDrafter
     policy: Policy
     cost: OnlineEstimator | None
     timer: ForwardTimer
@@ -56,7 +56,7 @@ class TextSequence:
     session  its drafting, from the prefill on
     """
 
-    session: GuardedSession
+    session: IsolatedSession
 
     def __init__(
         self,
@@ -242,18 +242,16 @@ def _choose_trees(
         return None
     nodes = policy.wanted_nodes()
     width = min(nodes, parts.target.architecture.vocab)
-    offers, drafting = [], [index for index in range(batch) if depths[index] >= 1]
+    requests, drafting = [], [index for index in range(batch) if depths[index] >= 1]
     fills: list[FillShape] = []
     for index in drafting:
         candidates, fill = _draft(parts, sequences[index], depths[index], width)
         fills.append(fill)
         # The cache always has room for the policy's largest tree.
         limits = Limits(nodes=nodes, depth=depths[index])
-        offers.append(Offer(candidates, sequences[index].cached, limits))
-    shares = [sequences[index].session.drafted_share() for index in drafting]
-    policy.drafted(float(np.mean(shares)))
+        requests.append(TreeRequest(candidates, sequences[index].cached, limits))
     timer.end("draft_s")
-    shapes = policy.choose_together(offers)
+    shapes = policy.choose_together(requests)
     timer.end("build_s")
     trees = [EMPTY] * batch
     for index, fill, shape in zip(drafting, fills, shapes, strict=True):
@@ -262,7 +260,7 @@ def _choose_trees(
     return trees
 
 
-def _draft_depth(drafter: GuardedDrafter, sequence: TextSequence) -> int:
+def _draft_depth(drafter: IsolatedDrafter, sequence: TextSequence) -> int:
     """The deepest position to draft; 0 without a draft, for good where the drafter has failed."""
     if sequence.session.failure is not None:
         return 0
@@ -292,7 +290,7 @@ def _draft(
         temperature=temperature,
         whole=drawn,
     )
-    candidates = usable(session.draft(context, request), parts.target.architecture.vocab)
+    candidates = session.draft(context, request)
     if not drawn or session.failure is not None:
         return candidates, lambda shape: shape
     lattice = cast(Lattice, candidates)

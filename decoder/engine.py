@@ -29,7 +29,7 @@ from decoder.decode_loop import LoopParts
 from decoder.device import parse_dtype, select_device
 from decoder.drafters.base import Drafter
 from decoder.drafters.factory import load_drafter
-from decoder.drafters.guarded import GuardedDrafter
+from decoder.drafters.isolation import IsolatedDrafter
 from decoder.generation import DecodeRun, GenerationParts, run_together
 from decoder.model.loading import LoadedModel, Weights, borrow_model, default_target, load_model
 from decoder.model.runtime.base import RuntimeChoice
@@ -122,7 +122,7 @@ class TreeDecoder:
         self.drafter = load_drafter(drafter, target) if isinstance(drafter, str) else drafter
         if not isinstance(self.drafter, Drafter):
             raise InputError(f"drafter must be a name or a Drafter, got {shown(drafter)}")
-        self._guarded = GuardedDrafter(self.drafter, target.architecture.vocab)
+        self._isolated = IsolatedDrafter(self.drafter, target.architecture.vocab)
         self.acceptance: RuleName = parse_rule(
             acceptance, self.drafter.name, draws=self.drafter.draws != "never"
         )
@@ -287,7 +287,7 @@ class TreeDecoder:
             observers.append(partial(self.trace.write, cost=cost))
         loop = LoopParts(
             target=self.target,
-            drafter=self._guarded,
+            drafter=self._isolated,
             policy=self.policy,
             cost=cost,
             timer=self.timer,

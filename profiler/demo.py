@@ -9,7 +9,7 @@ from typing import Any, cast
 import click
 
 from costmodel.errors import InputError
-from decoder.drafters.ensemble.drafter import EnsembleDrafter
+from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import Generation, TreeDecoder

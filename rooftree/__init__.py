@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from costmodel.profile.profile import Profile
     from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
     from decoder.engine import Generation, TreeDecoder
-    from decoder.policies.base import Cost, Limits, Offer, Policy
+    from decoder.policies.base import Cost, Limits, Policy, TreeRequest
     from decoder.profiling.startup import ProfileChoice
     from decoder.statistics import Round
     from decoder.tree.draft_tree import (
@@ -68,7 +68,6 @@ __all__ = [
     "InputError",
     "Lattice",
     "Limits",
-    "Offer",
     "Plan",
     "PlanRequest",
     "Policy",
@@ -83,6 +82,7 @@ __all__ = [
     "TopPaths",
     "Traffic",
     "TreeDecoder",
+    "TreeRequest",
     "__version__",
     "best_first",
     "calibrate",
@@ -103,7 +103,7 @@ _NAMES_BY_MODULE = {
     "costmodel.profile.profile": ("Profile",),
     "decoder.drafters.base": ("DraftRequest", "DraftSession", "Drafter", "Draws"),
     "decoder.engine": ("Generation", "TreeDecoder"),
-    "decoder.policies.base": ("Cost", "Limits", "Offer", "Policy"),
+    "decoder.policies.base": ("Cost", "Limits", "TreeRequest", "Policy"),
     "decoder.profiling.startup": ("ProfileChoice",),
     "decoder.statistics": ("Round",),
     "decoder.tree.draft_tree": (

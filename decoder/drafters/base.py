@@ -91,10 +91,6 @@ class DraftSession(ABC):
         """The target's logits [vocab] from which this round's new bonus token was picked."""
         return None
 
-    def drafted_share(self) -> float:
-        """Time of the last draft over that of a full one; below 1 where a part was left out."""
-        return 1.0
-
     def draw(
         self,
         context: NDArray[np.int64],

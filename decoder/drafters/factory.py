@@ -57,7 +57,7 @@ def _ensemble(name: str, target: Target) -> Drafter | None:
             f"{name} does not name two drafters",
             hint=f"Join two by {JOINT}, the cheaper one first, as ngram{JOINT}FOLDER.",
         )
-    from decoder.drafters.ensemble.drafter import EnsembleDrafter
+    from decoder.drafters.ensemble import EnsembleDrafter
 
     first, second = (load_drafter(part.strip(), target) for part in names)
     return EnsembleDrafter(first, second)

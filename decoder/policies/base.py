@@ -56,8 +56,8 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """One sequence's candidates in a round; `context` is its cached tokens."""
+class TreeRequest:
+    """What a policy chooses a sequence's tree from; `context` is its cached tokens."""
 
     candidates: Candidates
     context: int
@@ -82,9 +82,11 @@ class Policy(ABC):
     def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
         """The tree to verify behind `context` cached tokens; `EMPTY` for a plain step."""
 
-    def choose_together(self, offers: Sequence[Offer]) -> list[DraftTree]:
+    def choose_together(self, requests: Sequence[TreeRequest]) -> list[DraftTree]:
         """The trees of several sequences that are verified in one forward."""
-        return [self.choose(offer.candidates, offer.context, offer.limits) for offer in offers]
+        return [
+            self.choose(request.candidates, request.context, request.limits) for request in requests
+        ]
 
     def wants_draft(self, context: int, batch: int = 1) -> bool:
         """Whether to draft in this round; called in every round, before the drafter runs."""
@@ -93,9 +95,6 @@ class Policy(ABC):
     def wanted_nodes(self) -> int:
         """Candidates a sequence that this round can use, from 1 to `max_nodes`."""
         return max(self.max_nodes, 1)
-
-    def drafted(self, share: float) -> None:  # noqa: B027 - most policies do not need it
-        """Called after the draft with `DraftSession.drafted_share`, meaned over the texts."""
 
     def observe(self, finished: Round) -> None:  # noqa: B027 - most policies learn nothing
         """Called after each round, for each sequence; plain steps included."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.jit import jit
-from decoder.policies.base import DEFAULT_MAX_NODES, Cost, Limits, Offer, Policy
+from decoder.policies.base import DEFAULT_MAX_NODES, Cost, Limits, Policy, TreeRequest
 from decoder.statistics import Round
 from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, best_first
 
@@ -196,13 +196,11 @@ class Bastion(Policy):
         self._bias = DepthBias()
         self._gate = DraftGate()
         self._speed = DecodingSpeed()
-        # Of the present round: the share of a whole draft's time that its draft took, and the
-        # predicted time of the round and of its drafts, in plain steps of the same batch.
-        self._draft_share = 1.0
+        # Predicted time of the present round and of its drafts, in plain steps of the same batch.
         self._round_steps = 1.0
         self._draft_steps = 0.0
         # Compiled before the first round.
-        _best_index(np.zeros(0), np.zeros(1, np.int64), np.ones(1), (1.0, 0.0, 0.0))
+        _best_index(np.zeros(0), np.zeros(1, np.int64), np.ones(1), 1.0, 0.0, 0.0)
 
     def wanted_nodes(self) -> int:
         """A multiple of the largest recent tree; candidates far beyond it only cost time."""
@@ -210,31 +208,27 @@ class Bastion(Policy):
         return max(min(wanted, self.max_nodes), 1)
 
     def wants_draft(self, context: int, batch: int = 1) -> bool:
-        self._draft_share = 1.0
         return self._gate.open()
-
-    def drafted(self, share: float) -> None:
-        self._draft_share = share
 
     def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
         tree = self._largest(candidates, limits)
         size = self._best_size(tree.scores, context)
         return tree.first(size) if size else EMPTY
 
-    def choose_together(self, offers: Sequence[Offer]) -> list[DraftTree]:
+    def choose_together(self, requests: Sequence[TreeRequest]) -> list[DraftTree]:
         """One budget for the whole batch, spent on the best nodes of all trees.
 
         Trees are nested, so the n best nodes of all sequences are a prefix of each tree. The
         forward is priced at the mean number of nodes and the mean context.
         """
-        if len(offers) == 1:
-            only = offers[0]
+        if len(requests) == 1:
+            only = requests[0]
             return [self.choose(only.candidates, only.context, only.limits)]
-        trees = [self._largest(offer.candidates, offer.limits) for offer in offers]
+        trees = [self._largest(request.candidates, request.limits) for request in requests]
         scores = np.concatenate([tree.scores for tree in trees])
         tree_of = np.repeat(np.arange(len(trees)), [tree.nodes for tree in trees])
         order = np.argsort(-scores, kind="stable")
-        batch, context = len(offers), float(np.mean([offer.context for offer in offers]))
+        batch, context = len(requests), float(np.mean([request.context for request in requests]))
         taken = tree_of[order[: self._best_size(scores[order], context, batch)]]
         counts = np.bincount(taken, minlength=batch)
         return [tree.first(int(count)) for tree, count in zip(trees, counts, strict=True)]
@@ -260,21 +254,22 @@ class Bastion(Policy):
         plain_s = self.cost.plain_s(context, batch)
         speed = self._speed.tokens_per_step()
         rate = 0.0 if speed is None else speed * batch / plain_s
-        best = _best_index(scores, sizes, cycle_s, (float(batch), draft_s, rate))
-        drafts_s = self._draft_share * draft_s * batch  # one after the other
+        best = _best_index(scores, sizes, cycle_s, float(batch), draft_s, rate)
+        drafts_s = draft_s * batch  # one after the other
         self._round_steps = (float(cycle_s[best]) - draft_s + drafts_s) / plain_s
         self._draft_steps = drafts_s / plain_s
         return int(sizes[best])
 
 
 @jit
-def _best_index(scores, sizes, cycle_s, known):  # type: ignore[no-untyped-def]
+def _best_index(scores, sizes, cycle_s, plain_tokens, draft_s, rate):  # type: ignore[no-untyped-def]
     """The index of the size whose tokens are worth most beyond the time of its cycle.
 
-    known  tokens without drafts; seconds of the draft, which are spent already; and the tokens
-           that a second is worth, 0 before the first round, which takes its own highest speed
+    plain_tokens  tokens of a plain step
+    draft_s       seconds of the draft, which are spent already
+    rate          tokens that a second is worth. It is 0 before the first round; the highest speed
+                  of this round takes its place then
     """
-    plain_tokens, draft_s, rate = known
     tokens = np.empty(len(sizes))
     total, node = plain_tokens, 0
     for index in range(len(sizes)):

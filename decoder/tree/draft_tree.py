@@ -5,8 +5,8 @@ forward is the root, row i + 1 is node i; parents are row numbers. Nodes are in 
 order, so the first n nodes are the best tree of n nodes (BASTION, proposition 2.3: the trees
 are nested).
 
-A drafter may overflow, be damaged, or be somebody else's code. Its candidates may cost speed
-but never change the output, so `usable` removes bad ones before a tree is built.
+A drafter may overflow or be damaged. Its candidates may cost speed but never change the output,
+so `sound` removes bad ones before a tree is built (`drafters.isolation`).
 """
 
 from __future__ import annotations
@@ -99,13 +99,6 @@ class Lattice:
     probabilities: NDArray[np.float64]
     whole: Any = None
 
-    def __post_init__(self) -> None:
-        if self.tokens.shape != self.probabilities.shape or self.tokens.ndim != 2:
-            raise InputError(
-                f"a lattice needs tokens and probabilities of one shape [gamma, K], got "
-                f"{self.tokens.shape} and {self.probabilities.shape}"
-            )
-
 
 @dataclass(frozen=True, slots=True)
 class CandidateTree:
@@ -124,19 +117,21 @@ class CandidateTree:
 Candidates = Lattice | CandidateTree
 
 
-def usable(candidates: Candidates, vocab: int) -> Candidates:
-    """The candidates with a token in [0, vocab) and a probability of 0 or more.
+def sound(candidates: Candidates, vocab: int | None = None) -> Candidates:
+    """The candidates with a token from 0 on, below `vocab`, and a probability of 0 or more.
 
     Probabilities above 1, infinity included, become 1. A node of a tree is removed with its
     subtree. Sound candidates are returned unchanged.
     """
     tokens, probabilities = candidates.tokens, candidates.probabilities
-    sound = (probabilities >= 0.0) & (tokens >= 0) & (tokens < vocab)  # NaN compares false
-    if sound.all() and (probabilities <= 1.0).all():
+    mask = (probabilities >= 0.0) & (tokens >= 0)  # NaN compares false
+    if vocab is not None:
+        mask &= tokens < vocab
+    if mask.all() and (probabilities <= 1.0).all():
         return candidates
     if isinstance(candidates, Lattice):
-        return _sound_lattice(candidates, sound)
-    return _sound_tree(candidates, sound)
+        return _sound_lattice(candidates, mask)
+    return _sound_tree(candidates, mask)
 
 
 def _sound_lattice(lattice: Lattice, sound: NDArray[np.bool_]) -> Lattice:

@@ -13,7 +13,7 @@ from costmodel.errors import InputError
 from decoder.drafters.base import Drafter, DraftSession
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.drafters.ngram import NgramDrafter
-from decoder.policies.base import Limits, Offer
+from decoder.policies.base import Limits, TreeRequest
 from decoder.policies.bastion import Bastion
 from decoder.policies.parse import parse_policy
 from decoder.tree.draft_tree import EMPTY, CandidateTree, Lattice, best_first
@@ -192,7 +192,7 @@ class CountingCost(StairCost):
         return 1.0 + self.step_s * np.floor(np.round(rows) / self.every) + 0.01 * rows + 0.05
 
 
-offers = st.lists(
+requests = st.lists(
     st.builds(
         lattice_of,
         first=st.floats(0.05, 0.6),
@@ -207,7 +207,7 @@ offers = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    lattices=offers,
+    lattices=requests,
     most=st.integers(1, 6),
     step_s=st.floats(0.0, 0.8),
     every=st.integers(1, 9),
@@ -215,8 +215,8 @@ offers = st.lists(
 def test_one_budget_for_the_batch_is_the_best_of_all_splits(lattices, most, step_s, every):
     """Every split of nodes among the texts, each tree built for itself: none is faster."""
     cost = CountingCost(step_s, every)
-    given_offers = [Offer(lattice, 100 + i, Limits(most, 8)) for i, lattice in enumerate(lattices)]
-    trees = Bastion(cost, most).choose_together(given_offers)
+    given = [TreeRequest(lattice, 100 + i, Limits(most, 8)) for i, lattice in enumerate(lattices)]
+    trees = Bastion(cost, most).choose_together(given)
     batch = len(lattices)
     context = float(np.mean([100 + i for i in range(batch)]))
 

@@ -74,7 +74,7 @@ def test_exactly_the_tokens_asked_for(wanted):
     assert result.stats.new_tokens == wanted
 
 
-def test_the_policy_is_asked_every_round_and_told_of_every_draft():
+def test_the_policy_is_asked_in_every_round():
     """The last token needs no draft, but an answer of the round before is none for it."""
 
     class Asked(Fixed):
@@ -86,9 +86,6 @@ def test_the_policy_is_asked_every_round_and_told_of_every_draft():
             self.events.append("asked")
             return True
 
-        def drafted(self, share):
-            self.events.append(share)
-
         def observe(self, finished):
             self.events.append(finished.nodes)
 
@@ -96,7 +93,7 @@ def test_the_policy_is_asked_every_round_and_told_of_every_draft():
     decoder.policy = Asked(3)
     decoder.generate(PROMPT, max_new_tokens=4)
     # One token is the prefill's, and nothing that this drafter says comes true.
-    assert decoder.policy.events == [*["asked", 1.0, 3] * 2, "asked", 0]
+    assert decoder.policy.events == [*["asked", 3] * 2, "asked", 0]
 
 
 def test_a_policy_of_ones_own_needs_only_a_choice():

@@ -32,7 +32,7 @@ from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.policies.parse import parse_policy
-from decoder.tree.draft_tree import CandidateTree, Lattice, usable
+from decoder.tree.draft_tree import CandidateTree, Lattice, sound
 from lab.bench.simulated import SimulatedDrafter, Truth
 from tests.decoder.adversaries import ADVERSARIES, MASK
 from tests.decoder.draft_models import dflash_folder, eagle3_folder
@@ -263,7 +263,7 @@ class TestUsable:
 
     def test_sound_candidates_are_left_alone(self):
         lattice = Lattice(np.array([[3, 4]]), np.array([[0.6, 0.4]]))
-        assert usable(lattice, 10) is lattice
+        assert sound(lattice, 10) is lattice
 
     def test_a_lattice_keeps_what_is_sound_in_order(self):
         nan = float("nan")
@@ -271,7 +271,7 @@ class TestUsable:
             np.array([[1, 2, 3, 4], [5, 99, 6, 7], [1, 2, 3, 4], [1, 2, 3, 4]]),
             np.array([[0.4, nan, 0.3, 0.2], [0.5, 0.3, 7.0, 0.1], [nan] * 4, [0.4, 0.3, 0.2, 0.1]]),
         )
-        found = usable(lattice, 10)
+        found = sound(lattice, 10)
         assert found.tokens.tolist() == [[1, 3, 4], [6, 5, 7]]
         assert found.probabilities.tolist() == [[0.4, 0.3, 0.2], [1.0, 0.5, 0.1]]
 
@@ -281,7 +281,7 @@ class TestUsable:
             parents=np.array([0, 1, 1, 3, 2, 0]),
             probabilities=np.array([0.9, 0.5, 0.4, 0.9, 1.5, float("nan")]),
         )
-        found = usable(tree, 10)
+        found = sound(tree, 10)
         assert found.tokens.tolist() == [1, 2, 5]
         assert found.parents.tolist() == [0, 1, 2]
         assert found.probabilities.tolist() == [0.9, 0.5, 1.0]

@@ -12,7 +12,7 @@ from costmodel.catalog import Peaks
 from costmodel.errors import InputError
 from costmodel.profile.profile import Profile
 from decoder.drafters.base import Drafter
-from decoder.drafters.ensemble.drafter import EnsembleDrafter
+from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder

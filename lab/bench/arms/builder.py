@@ -12,7 +12,7 @@ from costmodel.profile.profile import Profile
 from costmodel.profile.schema import DrafterSection
 from decoder.drafters.base import Drafter
 from decoder.drafters.causal_lm import CausalLMDrafter
-from decoder.drafters.ensemble.drafter import EnsembleDrafter
+from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.factory import NAMED, load_drafter
 from decoder.engine import TreeDecoder
 from decoder.model.loading import LoadedModel, load_model

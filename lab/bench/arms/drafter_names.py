@@ -15,7 +15,7 @@ from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.dflash.model import DFlashModel
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
-from decoder.drafters.ensemble.drafter import EnsembleDrafter
+from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.factory import BLOCK, JOINT
 from decoder.drafters.ngram import NgramDrafter
 from decoder.model.runtime.linear import plain_state

@@ -39,7 +39,7 @@ def test_what_a_drafter_is_by_default():
     drafter, session = Repeat(), RepeatSession()
     assert (drafter.max_depth, drafter.feature_layers, drafter.draws) == (8, (), "never")
     assert drafter.architecture_hash.endswith(":Repeat")
-    assert not session.rewinds and session.drafted_share() == 1.0
+    assert not session.rewinds
     for call in (lambda: session.rewind(1), lambda: session.draw(None, None, 1.0, None)):
         with pytest.raises(NotImplementedError, match="RepeatSession"):
             call()

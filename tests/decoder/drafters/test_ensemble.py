@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import weakref
 
 import numpy as np
@@ -15,30 +14,20 @@ from hypothesis import strategies as st
 from costmodel.errors import InputError
 from decoder.drafters.base import Drafter, DraftSession
 from decoder.drafters.dflash.drafter import DFlashDrafter
-from decoder.drafters.ensemble.drafter import EnsembleDrafter
-from decoder.drafters.ensemble.gate import (
-    LEAST_ROUNDS,
-    RETRY_ROUNDS,
-    EnsembleGate,
-    EnsembleRound,
-)
-from decoder.drafters.ensemble.learning import EnsembleStatistics
-from decoder.drafters.ensemble.mixture import join_drafts
-from decoder.drafters.ensemble.search import best_paths
+from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.factory import load_drafter
+from decoder.drafters.mixture import best_paths, join_drafts, new_statistics
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.policies.shapes import Fixed
 from decoder.profiling.probe import steady_draft
-from decoder.tree.draft_tree import CandidateTree, Lattice, best_first
+from decoder.tree.draft_tree import CandidateTree, Lattice, best_first, sound
 from lab.papers.blockpilot.drafter import BlockPilotDrafter
 from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder
 from tests.decoder.models import as_paths, greedy, plain_logits, request
 from tests.lab.papers.blockpilot.test_blockpilot import CANDIDATES, pilot_folder, sessions_of
 
-EVEN = np.ones(3)
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
-NEVER = 0.0  # the share of a draft that costs nothing: it is never left out
 
 
 def tree_of(paths):
@@ -63,9 +52,9 @@ def scores_of(paths):
 class Definition:
     """The union straight from what it is defined to be: every path, no search."""
 
-    def __init__(self, first, second, arrays, factors):
-        self.first, self.second, self.factors = first, second, factors
-        self.predicted, self.realised, self.counts, self.missed = arrays
+    def __init__(self, first, second, statistics):
+        self.first, self.second = first, second
+        self.predicted, self.realised, self.counts, self.missed = statistics
 
     def behind(self, source, path):
         """{token: probability} that a source states behind a path."""
@@ -110,7 +99,7 @@ class Definition:
         a, b = self.kind(0, path), self.kind(1, path)
         if not a or not b:
             return p if a else q
-        weights = self.counts[min(len(path), 1), a, b] * self.factors
+        weights = self.counts[min(len(path), 1), a, b]
         weights = weights / weights.sum()
         common = {t: p[t] * q[t] for t in p.keys() & q.keys()}
         neither = (1 - sum(p.values())) * (1 - sum(q.values()))
@@ -156,25 +145,25 @@ def random_lattice(random, depth, width, tokens):
 
 
 def random_statistics(random):
-    """Statistics of some rounds, and the factors of a text."""
-    statistics = EnsembleStatistics()
-    predicted, realised, counts, missed = statistics.arrays
+    """Statistics of some rounds."""
+    statistics = new_statistics()
+    predicted, realised, counts, missed = statistics
     predicted += random.uniform(0, 30, predicted.shape)
     realised += random.uniform(0, 30, realised.shape)
     counts *= random.uniform(0.1, 3, counts.shape)
     missed += random.uniform(0, 9, missed.shape)
-    return statistics, random.uniform(0.3, 2, 3)
+    return statistics
 
 
 def cases(seed):
     random = np.random.default_rng(seed)
     first = random_tree(random, int(random.integers(0, 5)), 5)
-    statistics, factors = random_statistics(random)
+    statistics = random_statistics(random)
     if seed % 2:
         second = random_lattice(random, int(random.integers(1, 5)), int(random.integers(1, 4)), 5)
-        return first, second, second, statistics, factors
+        return first, second, second, statistics
     paths = random_tree(random, 3, 5)
-    return first, paths, tree_of(paths), statistics, factors
+    return first, paths, tree_of(paths), statistics
 
 
 class TestUnion:
@@ -182,39 +171,34 @@ class TestUnion:
     @given(st.integers(0, 10**6), st.integers(1, 60))
     @settings(max_examples=150, deadline=None)
     def test_it_holds_the_best_paths_of_the_definition(self, seed, nodes):
-        first, second, candidates, statistics, factors = cases(seed)
-        everything = Definition(first, second, statistics.arrays, factors).all_paths()
-        tree, expected = best_paths(
-            join_drafts(tree_of(first), candidates, nodes), statistics.arrays, factors, nodes
-        )
+        first, second, candidates, statistics = cases(seed)
+        everything = Definition(first, second, statistics).all_paths()
+        tree = best_paths(join_drafts(tree_of(first), candidates, nodes), statistics, nodes)
         found = as_paths(tree)
         assert found == pytest.approx({path: everything[path] for path in found})
         best = sorted(scores_of(everything).values(), reverse=True)[:nodes]
         scores = list(scores_of(found).values())
         assert scores == pytest.approx(best)
-        assert expected == pytest.approx(sum(best))
 
     @given(st.integers(0, 10**6))
     @settings(max_examples=60, deadline=None)
     def test_children_of_a_node_sum_to_one_at_most(self, seed):
-        first, _, candidates, statistics, factors = cases(seed)
-        tree, _ = best_paths(
-            join_drafts(tree_of(first), candidates, 200), statistics.arrays, factors, 200
-        )
+        first, _, candidates, statistics = cases(seed)
+        tree = best_paths(join_drafts(tree_of(first), candidates, 200), statistics, 200)
         for row in range(len(tree.tokens) + 1):
             assert tree.probabilities[tree.parents == row].sum() <= 1 + 1e-9
 
     def test_each_source_alone_is_itself(self):
         random = np.random.default_rng(3)
         paths, lattice = random_tree(random, 4, 5), random_lattice(random, 3, 3, 9)
-        nothing, fresh = tree_of({}), EnsembleStatistics().arrays
+        nothing, fresh = tree_of({}), new_statistics()
         kept = {path: q for path, q in paths.items() if q > 0}
-        for first, second in ((tree_of(paths), None), (nothing, tree_of(paths))):
-            tree, _ = best_paths(join_drafts(first, second, 99), fresh, EVEN, 99)
+        for first, second in ((tree_of(paths), nothing), (nothing, tree_of(paths))):
+            tree = best_paths(join_drafts(first, second, 99), fresh, 99)
             assert as_paths(tree) == pytest.approx(kept)
         alone = best_first(lattice, 20)
-        for first, second in ((nothing, lattice), (lattice, None)):
-            tree, _ = best_paths(join_drafts(first, second, 20), fresh, EVEN, 20)
+        for first, second in ((nothing, lattice), (lattice, nothing)):
+            tree = best_paths(join_drafts(first, second, 20), fresh, 20)
             drawn = best_first(tree, 20)
             np.testing.assert_array_equal(drawn.tokens, alone.tokens)
             np.testing.assert_array_equal(drawn.parents, alone.parents)
@@ -222,26 +206,20 @@ class TestUnion:
 
     def test_marginals_go_on_behind_the_first_ones_paths(self):
         lattice = Lattice(np.array([[1], [2], [3]]), np.full((3, 1), 0.9))
-        tree, _ = best_paths(
-            join_drafts(tree_of({(7,): 0.9}), lattice, 9), EnsembleStatistics().arrays, EVEN, 9
-        )
+        tree = best_paths(join_drafts(tree_of({(7,): 0.9}), lattice, 9), new_statistics(), 9)
         assert (7, 2, 3) in as_paths(tree)
 
     def test_agreement_makes_a_token_likelier_than_either_says(self):
         lattice = Lattice(np.array([[4]]), np.array([[0.8]]))
-        statistics = EnsembleStatistics()
-        statistics.arrays[2][:] = (0.0, 0.0, 1.0)
-        tree, _ = best_paths(
-            join_drafts(tree_of({(4,): 0.8}), lattice, 9), statistics.arrays, EVEN, 9
-        )
+        statistics = new_statistics()
+        statistics.counts[:] = (0.0, 0.0, 1.0)
+        tree = best_paths(join_drafts(tree_of({(4,): 0.8}), lattice, 9), statistics, 9)
         assert as_paths(tree) == pytest.approx({(4,): 1 - 0.2 * 0.2})
 
     def test_where_they_disagree_a_miss_is_a_miss_of_both(self):
         """Right one time in two each, with different tokens: one of them is in three of four."""
         lattice = Lattice(np.array([[5]]), np.array([[0.5]]))
-        tree, _ = best_paths(
-            join_drafts(tree_of({(4,): 0.5}), lattice, 9), EnsembleStatistics().arrays, EVEN, 9
-        )
+        tree = best_paths(join_drafts(tree_of({(4,): 0.5}), lattice, 9), new_statistics(), 9)
         assert tree.probabilities.sum() == pytest.approx(0.75)
 
     @pytest.mark.parametrize("damage", [np.nan, np.inf, -1.0, 7.0])
@@ -250,10 +228,9 @@ class TestUnion:
         paths, lattice = random_tree(random, 4, 5), random_lattice(random, 3, 3, 9)
         paths = {path: damage if i % 3 == 1 else q for i, (path, q) in enumerate(paths.items())}
         lattice.probabilities[1, 0] = damage
-        joint = join_drafts(tree_of(paths), lattice, 50)
-        tree, expected = best_paths(joint, EnsembleStatistics().arrays, EVEN, 50)
+        joint = join_drafts(sound(tree_of(paths)), sound(lattice), 50)
+        tree = best_paths(joint, new_statistics(), 50)
         assert np.all((tree.probabilities > 0) & (tree.probabilities <= 1 + 1e-12))
-        assert 0 <= expected <= 50
         assert np.all(tree.parents <= np.arange(len(tree.parents)))
 
 
@@ -289,9 +266,7 @@ def root_children(drafter):
 
 class TestLearning:
     def drafter(self, first, second):
-        return EnsembleDrafter(
-            Stated(always(first)), Stated(always(second), "other"), EnsembleGate(NEVER)
-        )
+        return EnsembleDrafter(Stated(always(first)), Stated(always(second), "other"))
 
     def test_a_source_that_is_always_wrong_fades(self):
         for right, wrong in ((0, 1), (1, 0)):
@@ -325,24 +300,13 @@ class TestLearning:
         for drafter, share in ((independent, 0.5), (together, 0.25)):
             assert sum(root_children(drafter).values()) == pytest.approx(share, abs=0.1)
 
-    def test_a_text_leans_beyond_what_all_texts_say(self):
-        drafter = self.drafter({(3,): 0.5}, {(4,): 0.5})
-        sessions = drafter.start(np.array([1]), None), drafter.start(np.array([1]), None)
-        for _ in range(40):  # the first source is right in one text, the second in the other
-            for session, token in zip(sessions, (3, 4), strict=True):
-                session.draft(np.array([1]), request(4))
-                session.observe([token], None)
-        own, other = (as_paths(s.draft(np.array([1]), request(4))) for s in sessions)
-        assert own[(3,)] > 1.2 * own[(4,)]
-        assert other[(4,)] > 1.2 * other[(3,)]
-
     def test_plain_rounds_and_a_new_start_teach_nothing(self):
         drafter = self.drafter({(3,): 0.5}, {(4,): 0.5})
-        before = [array.copy() for array in drafter.statistics.arrays]
+        before = [array.copy() for array in drafter.statistics]
         session = drafter.start(np.array([1]), None)
         session.draft(np.array([1]), request(4))
         drafter.start(np.array([1]), None).observe([3, 4], None)
-        for array, was in zip(drafter.statistics.arrays, before, strict=True):
+        for array, was in zip(drafter.statistics, before, strict=True):
             np.testing.assert_array_equal(array, was)
 
     def test_drafting_twice_gives_the_same(self):
@@ -353,95 +317,6 @@ class TestLearning:
         assert as_paths(first) == as_paths(again)
         session.observe([3, 4], None)
         assert as_paths(session.draft(context, request(6))) != as_paths(first)
-
-
-def round_of(expected=2.5, followed=2, committed=3, first_s=0.005, second_s=0.02, verify_s=0.1):
-    return EnsembleRound(
-        expected=expected,
-        followed=followed,
-        committed=committed,
-        first_s=first_s,
-        second_s=second_s,
-        verify_s=verify_s,
-    )
-
-
-class TestGate:
-    def test_nothing_is_saved_before_enough_is_known(self):
-        gate = EnsembleGate(second_share=0.3)
-        for count in range(LEAST_ROUNDS + 1):
-            assert gate.skips(2.5, 0) == (count >= LEAST_ROUNDS)
-            gate.observe(round_of())
-        assert not gate.skips(0.1, 0)  # rounds that promised less say nothing of it
-
-    def test_a_gain_is_compared_with_the_tokens_of_the_time_it_takes(self):
-        # 3 tokens in 1.2 verifications; 0.2 verifications are worth 0.5 tokens, a quarter 0.125.
-        for gains, skipped in (([1] + [0] * 19, True), ([0, 0, 1], False)):
-            gate = EnsembleGate(second_share=0.2)
-            for gain in itertools.islice(itertools.cycle(gains), 60):
-                gate.observe(round_of(followed=2 - gain))
-            assert gate.skips(2.5, 0) == skipped
-
-    def test_it_is_tried_again(self):
-        gate = EnsembleGate(second_share=0.3)
-        for _ in range(20):
-            gate.observe(round_of())
-        assert gate.skips(2.5, RETRY_ROUNDS - 1)
-        assert not gate.skips(2.5, RETRY_ROUNDS)
-
-    def test_the_share_is_measured(self):
-        gate = EnsembleGate()
-        assert gate.second_share() == 0.0
-        for index in range(9):  # one draft in three is slow, as the first of all is
-            gate.observe(round_of(second_s=5.0 if index % 3 == 0 else 0.02, verify_s=0.1))
-        assert gate.second_share() == pytest.approx(0.2)
-
-    def test_the_part_of_the_first_is_measured(self):
-        gate = EnsembleGate()
-        assert gate.first_share() == 1.0
-        for index in range(9):
-            gate.observe(round_of(first_s=3.0 if index % 3 == 0 else 0.005, second_s=None))
-        assert gate.first_share() == 1.0  # nothing is known of the second drafter
-        for _ in range(4):
-            gate.observe(round_of(first_s=0.005, second_s=0.02))
-        assert gate.first_share() == pytest.approx(0.2)
-
-    def test_the_second_drafter_is_left_out_while_the_first_is_right(self):
-        first = Stated(always({(3,): 0.95, (3, 4): 0.95}))
-        second = Stated(always({(3,): 0.9, (3, 4): 0.9, (3, 4, 5): 0.2}), "neural", layers=(1,))
-        drafter = EnsembleDrafter(first, second, EnsembleGate(second_share=0.2))
-        session = drafter.start(np.array([1]), torch.zeros(1, 2))
-
-        def drafts(emitted, rounds):
-            before = second.drafts
-            for _ in range(rounds):
-                session.draft(np.array([1]), request(4))
-                session.observe(emitted, torch.ones(len(emitted), 2))
-            return second.drafts - before
-
-        drafts([3, 4, 9], 20)
-        assert drafts([3, 4, 9], 36) == 4  # one in nine
-        assert len(second.seen) == 57  # every round's features all the same
-        drafts([3, 4, 5, 9], 500)
-        assert drafts([3, 4, 5, 9], 20) == 20  # it adds a token each round
-
-    def test_a_draft_without_the_second_is_said_to_take_the_part_of_the_first(self):
-        class Known(EnsembleGate):
-            def first_share(self):
-                return 0.1
-
-        first, second = Stated(always({(3,): 0.95})), Stated(always({(3,): 0.9}), "neural")
-        drafter = EnsembleDrafter(first, second, Known(second_share=5.0))
-        session = drafter.start(np.array([1]), None)
-        shares, drafts = [], []
-        for _ in range(40):
-            before = second.drafts
-            session.draft(np.array([1]), request(4))
-            shares.append(session.drafted_share())
-            drafts.append(second.drafts - before)
-            session.observe([3, 9], None)
-        assert shares == [1.0 if drafted else 0.1 for drafted in drafts]
-        assert set(shares) == {1.0, 0.1}
 
 
 class TestBothDrafters:
@@ -504,21 +379,20 @@ class TestTiming:
         target = draft_target()
         drafter = load_drafter(f"ngram+{dflash_folder(tmp_path / 'draft')[0]}", target)
         hits = drafter.first.hit_rates()
-        statistics = [array.copy() for array in drafter.statistics.arrays]
+        statistics = [array.copy() for array in drafter.statistics]
         given = sessions_of(drafter.second)
         draft = steady_draft(drafter, target, context=60)
         taken, observe = [], given[0].observe
         given[0].observe = lambda *arguments: taken.append(1) or observe(*arguments)
         first = draft()
-        for _ in range(LEAST_ROUNDS):
+        for _ in range(8):
             again = draft()
             np.testing.assert_array_equal(again.tokens, first.tokens)
             np.testing.assert_array_equal(again.probabilities, first.probabilities)
-        assert len(taken) == 1 + LEAST_ROUNDS
+        assert len(taken) == 1 + 8
         np.testing.assert_array_equal(drafter.first.hit_rates(), hits)
-        for array, was in zip(drafter.statistics.arrays, statistics, strict=True):
+        for array, was in zip(drafter.statistics, statistics, strict=True):
             np.testing.assert_array_equal(array, was)
-        assert drafter.gate.second_share() == 0.0
 
     def test_a_session_is_gone_with_its_text(self, tmp_path):
         target = draft_target()  # else shared caches would find no free place for the next one
@@ -550,17 +424,6 @@ class Pausing(Fixed):
         return self.rounds % 3 != 0
 
 
-class Told(Fixed):
-    """Keeps what it is told of each round's draft."""
-
-    def __init__(self, nodes):
-        super().__init__(nodes)
-        self.shares = []
-
-    def drafted(self, share):
-        self.shares.append(share)
-
-
 def combined_decoder(tmp_path, second, policy, **options):
     target = draft_target("qwen3", torch.float64)
     folders = {"dflash": dflash_folder, "eagle3": eagle3_folder}
@@ -584,29 +447,6 @@ class TestWholeTexts:
         decoder.policy = Pausing(20)
         result = decoder.generate(PROMPT, max_new_tokens=40)
         assert result.token_ids == greedy(decoder.target.model, PROMPT, 40)
-
-    def test_rounds_without_the_second_drafter(self, tmp_path):
-        decoder = combined_decoder(tmp_path, "dflash", "fixed:20")
-        # A draft that would cost ten verifications is left out as soon as it can be judged.
-        decoder.drafter.gate = EnsembleGate(second_share=10.0)
-        drafted = []
-        second, start = decoder.drafter.second, decoder.drafter.second.start
-
-        def counted(*arguments):
-            made = start(*arguments)
-            draft = made.draft
-            made.draft = lambda *given: drafted.append(1) or draft(*given)
-            return made
-
-        second.start = counted
-        decoder.policy = Told(20)
-        result = decoder.generate(PROMPT, max_new_tokens=120)
-        assert result.token_ids == greedy(decoder.target.model, PROMPT, 120)
-        assert LEAST_ROUNDS <= len(drafted) < result.stats.rounds
-        shares = decoder.policy.shares
-        assert shares.count(1.0) == len(drafted)
-        assert 0.0 < min(shares) < 1.0
-        assert len(shares) <= result.stats.rounds
 
     def test_prompts_together_are_what_they_are_alone(self, tmp_path):
         decoder = combined_decoder(tmp_path, "dflash", "fixed:30")

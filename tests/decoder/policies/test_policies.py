@@ -254,14 +254,13 @@ class TestDraftedRounds:
     HOPELESS = Lattice(np.zeros((1, 1), np.int64), np.full((1, 1), 0.01))
 
     @staticmethod
-    def rounds(policy, count, share=1.0, candidates=HOPELESS):
+    def rounds(policy, count, candidates=HOPELESS):
         """Which of `count` rounds drafted; nothing is ever accepted."""
         asked = []
         for _ in range(count):
             asked.append(policy.wants_draft(CONTEXT))
             tree = EMPTY
             if asked[-1]:
-                policy.drafted(share)
                 tree = policy.choose(candidates, CONTEXT, FREE)
             policy.observe(round_of(tree, [], CONTEXT, drafted=asked[-1]))
         return asked
@@ -270,34 +269,6 @@ class TestDraftedRounds:
         asked = self.rounds(Bastion(Stairs(step_s=0.5, drafting_s=0.5)), 100)
         assert all(asked[:4])
         assert sum(asked) < 30
-
-    def test_a_draft_that_costs_next_to_nothing_is_not_charged_as_a_whole_one(self):
-        """The dear part of the draft is left out of every round."""
-        cost = Stairs(step_s=0.5, drafting_s=0.5)
-        assert all(self.rounds(Bastion(cost), 100, share=0.001))
-
-    def test_what_a_round_took_is_what_its_draft_took(self):
-        cost = Stairs(step_s=0.0, node_s=0.02, drafting_s=0.4)
-        for share in (1.0, 0.25):
-            policy = Bastion(cost, 20)
-            policy.wants_draft(CONTEXT)
-            policy.drafted(share)
-            tree = policy.choose(lattice(0.5), CONTEXT, FREE)
-            assert tree.nodes > 0
-            policy.observe(round_of(tree, [1, 2], CONTEXT))
-            took = 1.0 + 0.02 * tree.nodes + 0.4 * share
-            assert policy._speed.tokens_per_step() == pytest.approx(3 / took)
-
-    def test_a_smaller_draft_does_not_change_the_tree_of_its_own_round(self):
-        """Its cost is sunk when the tree is chosen."""
-        cost, sizes = Stairs(step_s=0.0, node_s=0.03, drafting_s=0.4), set()
-        for share in (1.0, 0.3, 0.0):
-            policy = Bastion(cost, 40)
-            policy._speed.observe(2, 1.0)
-            policy.wants_draft(CONTEXT)
-            policy.drafted(share)
-            sizes.add(policy.choose(lattice(0.5), CONTEXT, FREE).nodes)
-        assert len(sizes) == 1
 
     def test_no_candidates_still_cost_their_draft(self):
         policy = Bastion(Stairs(step_s=0.0, node_s=0.0, drafting_s=0.5))

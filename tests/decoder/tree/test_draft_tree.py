@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodel.errors import InputError
 from decoder.tree.draft_tree import (
     EMPTY,
     CandidateTree,
@@ -194,11 +193,6 @@ def test_no_nodes_is_the_empty_tree():
     assert best_first(lattice([[0.5]]), 0) is EMPTY
     assert EMPTY.rows == 1
     assert EMPTY.expected_committed == 1.0
-
-
-def test_mismatched_lattice_is_an_error():
-    with pytest.raises(InputError, match="one shape"):
-        Lattice(np.zeros((2, 3), np.int64), np.zeros((2, 2)))
 
 
 def test_committed_by_size_against_the_oracle(shared_dir):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from decoder.drafters import factory
-from decoder.drafters.ensemble.drafter import EnsembleDrafter
+from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.model.demo_model import FILES
 from profiler import cli, demo

@@ -81,9 +81,6 @@ class RecordingSession(DraftSession):
         self._logits = logits
         self._session.read_logits(logits)
 
-    def drafted_share(self) -> float:
-        return self._session.drafted_share()
-
     def rewind(self, tokens: int) -> None:
         self._session.rewind(tokens)
 

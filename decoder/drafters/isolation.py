@@ -1,8 +1,8 @@
 """Isolation of a drafter's failures: where it fails, its text goes on without drafts.
 
-A drafter may be somebody else's code. Whatever it does, the decoded text is the target's. Its
-candidates are checked, its arguments are read-only, and after an exception it drafts no more in
-that text.
+A drafter may be somebody else's code. Whatever it does, the decoded text is the target's. This is
+the one place where drafts are made sound: candidates are checked here, arguments are read-only,
+and after an exception a drafter drafts no more in that text.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from costmodel.errors import DeviceError, DrafterError, reason_of, shown
 from decoder.acceptance.drawn import DrawnTree
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
-from decoder.tree.draft_tree import EMPTY, Candidates, CandidateTree, DraftTree, Lattice
+from decoder.tree.draft_tree import EMPTY, Candidates, CandidateTree, DraftTree, Lattice, sound
 
 Result = TypeVar("Result")
 NO_TREE = CandidateTree(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
 LAST_HINT = "The text goes on without drafts."
 
 
-class GuardedDrafter:
+class IsolatedDrafter:
     """A drafter whose failures are `DrafterError`s of its sessions, logged once.
 
     Raises DrafterError for attributes that are not those of a drafter.
@@ -47,9 +47,9 @@ class GuardedDrafter:
         prompt: NDArray[np.int64],
         features: torch.Tensor | None,
         logits: torch.Tensor | None,
-    ) -> GuardedSession:
+    ) -> IsolatedSession:
         """The session of a new text; one that has failed already where `start` fails."""
-        return GuardedSession(
+        return IsolatedSession(
             self, partial(self.drafter.start, read_only(prompt), features, logits)
         )
 
@@ -82,24 +82,25 @@ class GuardedDrafter:
                 )
 
 
-class GuardedSession:
+class IsolatedSession:
     """The drafting of one text; its methods are those of `DraftSession`.
 
     failure  why it has ended before the text; None while it drafts
     """
 
-    def __init__(self, guard: GuardedDrafter, start: Callable[[], DraftSession]) -> None:
+    def __init__(self, owner: IsolatedDrafter, start: Callable[[], DraftSession]) -> None:
         self.failure: DrafterError | None = None
-        self._guard = guard
+        self._owner = owner
         self._session: Any = None
         self._session = self._run("start", start, None)
 
     def draft(self, context: NDArray[np.int64], request: DraftRequest) -> Candidates:
-        """The session's candidates in arrays that fit together; none where it has failed."""
+        """The session's sound candidates; none where it has failed."""
 
         def checked() -> Candidates:
             drafted = self._session.draft(read_only(context), request)
-            return _sound(drafted, self._guard.vocab if request.whole else None)
+            vocab = self._owner.vocab
+            return sound(_well_formed(drafted, vocab if request.whole else None), vocab)
 
         nothing: Candidates = NO_TREE
         return self._run("draft", checked, nothing)
@@ -115,12 +116,9 @@ class GuardedSession:
 
         def checked() -> DraftTree:
             drawn = self._session.draw(read_only(context), shape, temperature, generator)
-            return _sound_drawn(drawn, shape, self._guard.vocab)
+            return _well_drawn(drawn, shape, self._owner.vocab)
 
         return self._run("draw", checked, EMPTY)
-
-    def drafted_share(self) -> float:
-        return self._run("drafted_share", lambda: _share(self._session.drafted_share()), 1.0)
 
     def read_logits(self, logits: torch.Tensor) -> None:
         self._run("read_logits", lambda: self._session.read_logits(logits), None)
@@ -136,7 +134,7 @@ class GuardedSession:
         except DeviceError:  # of the device, not of the drafter
             raise
         except (Exception, SystemExit) as error:
-            self.failure = self._guard.failure(what, error)
+            self.failure = self._owner.failure(what, error)
             return otherwise
 
 
@@ -150,7 +148,7 @@ def read_only(array: NDArray[np.int64]) -> NDArray[np.int64]:
     return copy
 
 
-def _sound(drafted: Any, whole_vocab: int | None) -> Candidates:
+def _well_formed(drafted: Any, whole_vocab: int | None) -> Candidates:
     """The candidates with arrays of the right kinds. Raises ValueError for others.
 
     whole_vocab  the vocabulary, if `Lattice.whole` was asked for
@@ -175,7 +173,7 @@ def _check_whole(whole: Any, depth: int, vocab: int) -> None:
         raise ValueError(f"whole must be a tensor [{depth}, {vocab}]")
 
 
-def _sound_drawn(drawn: Any, shape: DraftTree, vocab: int) -> DraftTree:
+def _well_drawn(drawn: Any, shape: DraftTree, vocab: int) -> DraftTree:
     if not isinstance(drawn, DrawnTree) and drawn is not EMPTY:
         raise ValueError(f"it must give a DrawnTree, not a {type(drawn).__name__}")
     if drawn.nodes > shape.nodes:
@@ -206,13 +204,6 @@ def _parents(parents: Any, nodes: int) -> NDArray[np.int64]:
     if ((rows < 0) | (rows > np.arange(nodes))).any():
         raise ValueError("a parent must be a row before its child")
     return rows.astype(np.int64, copy=False)
-
-
-def _share(value: Any) -> float:
-    share = float(value)
-    if not 0.0 <= share < float("inf"):
-        raise ValueError(f"the share must be a number of 0 or more, not {share}")
-    return share
 
 
 def _is_text(value: Any) -> bool:

@@ -69,10 +69,6 @@ class Fails(LatticeDrafter):
     def read_logits(self, logits):
         self._fail("read_logits")
 
-    def drafted_share(self):
-        self._fail("drafted_share")
-        return float("nan") if self.where == "share" else 1.0
-
     def _fail(self, where, least=3):
         if self.where == where and self.rounds >= least:
             raise RuntimeError(f"broken {where}\nand more")
@@ -90,7 +86,7 @@ def truth(model):
 
 def check(model, truth, drafter, caplog, reason):
     decoder = TreeDecoder(target_of(model), drafter=drafter, policy="fixed:6")
-    with caplog.at_level(logging.WARNING, logger="decoder.drafters.guarded"):
+    with caplog.at_level(logging.WARNING, logger="decoder.drafters.isolation"):
         results = [decoder.generate(PROMPT, max_new_tokens=TOKENS) for _ in range(2)]
     for result in results:
         assert result.token_ids == truth
@@ -102,7 +98,7 @@ def check(model, truth, drafter, caplog, reason):
     return results
 
 
-@pytest.mark.parametrize("where", ["start", "draft", "observe", "read_logits", "drafted_share"])
+@pytest.mark.parametrize("where", ["start", "draft", "observe", "read_logits"])
 def test_one_that_raises(model, truth, caplog, where):
     first, _ = check(model, truth, Fails(where), caplog, f"{where}: RuntimeError: broken {where}")
     assert (first.stats.drafted_rounds > 0) == (where != "start")
@@ -111,10 +107,6 @@ def test_one_that_raises(model, truth, caplog, where):
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_one_that_gives_something_else(model, truth, caplog, draft):
     check(model, truth, Fails("gives", DRAFTS[draft]), caplog, "draft: ")
-
-
-def test_one_whose_share_is_no_number(model, truth, caplog):
-    check(model, truth, Fails("share"), caplog, "drafted_share: ValueError")
 
 
 class Writes(LatticeDrafter):

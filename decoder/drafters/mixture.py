@@ -1,0 +1,467 @@
+"""The mixture of two drafters' predictions, the best paths by it, and its online learning.
+
+Each drafter's probabilities are calibrated by how often they came true. Three predictions for the
+token after a path are mixed: the first drafter's p, the second's q, and that of both as
+independent experts,
+
+    both(x) = p(x) q(x) / (sum over common tokens of p q + (1 - sum p) (1 - sum q)),
+
+whose last term is the case that neither names the token. The mixture is scaled to the sum
+
+    1 - r (1 - sum p) (1 - sum q),
+
+because two drafters that name different tokens cover more together than the better one alone.
+r is 1 if the drafters miss tokens independently of each other; the measured ratio takes its place.
+Where one drafter proposes nothing, the other's calibrated probabilities hold. The children of one
+path never sum to more than 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.jit import jit
+from decoder.tree.draft_tree import (
+    Candidates,
+    CandidateTree,
+    Lattice,
+    best_first,
+    sift_down,
+    sift_up,
+)
+
+TOKEN, CHILD, SIBLING = range(3)  # columns of a trie, by row; -1: none
+NO_TREE = CandidateTree(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+NO_LATTICE = Lattice(np.zeros((0, 0), np.int64), np.zeros((0, 0)))
+
+CONFIDENCE_EDGES = (0.3, 0.6, 0.85)  # of the largest probability that a drafter gives
+SURE = len(CONFIDENCE_EDGES) + 1
+# A drafter's confidence class behind a path: 0 where it proposes nothing, 1..SURE by its largest
+# probability, and SURE more for marginals off their own best path: what a block drafter says of a
+# position supposes its best tokens at the positions before.
+CLASSES = 1 + 2 * SURE
+DEPTHS = 4  # the calibration is kept apart for depths 1, 2, 3, and 4 or more
+CALIBRATION_PRIOR = 4.0  # pseudo-observations of a drafter that is calibrated already
+MISSES_PRIOR = 1.0  # pseudo-observations of a token that both drafters miss independently
+# Weights of the mixture at first (the first drafter, the second, both as experts), and the tokens
+# that they count as.
+PRIOR_WEIGHTS = np.array([0.25, 0.35, 0.4])
+PRIOR_TOKENS = 16.0
+FORGETTING = 0.998  # factor of old counts for each new token of the same class
+UNNAMED = 1e-4  # probability of any one token to a drafter that does not name it
+
+
+class JointDraft(NamedTuple):
+    """The candidates of two drafters as arrays, of the same types whatever they drafted.
+
+    trie    int64 [M + 1, 3]    the paths of both trees; row 0 is the root, parents come first
+    given   float64 [M + 1, 2]  probability of a row given its parent in each drafter's tree; 0
+                                where the tree lacks it
+    tokens  int64 [gamma, K]    the second drafter's marginals; empty where it gave a tree
+    shares  float64 [gamma, K]  their probabilities
+    totals  float64 [gamma]     sums of these by position
+    """
+
+    trie: NDArray[np.int64]
+    given: NDArray[np.float64]
+    tokens: NDArray[np.int64]
+    shares: NDArray[np.float64]
+    totals: NDArray[np.float64]
+
+
+class MixtureStatistics(NamedTuple):
+    """Fading counts of two drafters, shared by all texts.
+
+    predicted  [drafter, depth, confidence, best or other child]: hits that were predicted
+    realised   the same: hits that came true
+    counts     [root or below, confidence of the first, of the second, part of the mixture]:
+               tokens that each part explained
+    missed     [root or below, confidence of the first, of the second, expected or realised]:
+               tokens that both missed, as expected of independent drafters and in fact
+    """
+
+    predicted: NDArray[np.float64]
+    realised: NDArray[np.float64]
+    counts: NDArray[np.float64]
+    missed: NDArray[np.float64]
+
+
+class Mixture(NamedTuple):
+    """The mixture behind one path. Pairs are of the first and the second drafter.
+
+    confidences  confidence class of each; 0 where it proposes nothing
+    tops         its largest probability
+    totals       the sum of its probabilities
+    best_rows    the trie's row of its best child; -1 for marginals
+    best, rest   calibration factors of its best child and of its others
+    left         probability that it leaves to tokens it does not name
+    weights      of the mixture's three parts
+    divisor      of the part of both as experts
+    scale        of the mixture, which gives named tokens their sum
+    """
+
+    confidences: Any
+    tops: Any
+    totals: Any
+    best_rows: Any
+    best: Any
+    rest: Any
+    left: Any
+    weights: Any
+    divisor: Any
+    scale: Any
+
+
+def new_statistics() -> MixtureStatistics:
+    """The statistics before any text."""
+    shape = (2, DEPTHS, CLASSES, 2)
+    counts = np.tile(PRIOR_WEIGHTS * PRIOR_TOKENS, (2, CLASSES, CLASSES, 1))
+    missed = np.zeros((2, CLASSES, CLASSES, 2))
+    return MixtureStatistics(np.zeros(shape), np.zeros(shape), counts, missed)
+
+
+def join_drafts(first: Candidates, second: Candidates, nodes: int) -> JointDraft:
+    """The joint draft of two drafters' sound candidates.
+
+    A lattice of the first drafter counts as the tree of its best `nodes` paths.
+    """
+    tree = _as_tree(first, nodes) if isinstance(first, Lattice) else first
+    lattice = second if isinstance(second, Lattice) else NO_LATTICE
+    other = NO_TREE if isinstance(second, Lattice) else second
+    trie, given = _merge(_arrays(tree), _arrays(other))
+    tokens = np.array(lattice.tokens, dtype=np.int64, order="C")
+    shares = np.array(lattice.probabilities, dtype=np.float64, order="C")
+    return JointDraft(trie, given, tokens, shares, shares.sum(axis=1))
+
+
+def best_paths(joint: JointDraft, statistics: MixtureStatistics, nodes: int) -> CandidateTree:
+    """The `nodes` paths of highest score, in the order of their scores."""
+    tree, given = _search(joint, statistics, nodes)
+    return CandidateTree(tree[0], tree[1], given)
+
+
+def _arrays(
+    tree: CandidateTree,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    return (
+        np.array(tree.tokens, dtype=np.int64),
+        np.array(tree.parents, dtype=np.int64),
+        np.array(tree.probabilities, dtype=np.float64),
+    )
+
+
+def _as_tree(lattice: Lattice, nodes: int) -> CandidateTree:
+    paths = best_first(lattice, nodes)
+    above = np.concatenate((np.ones(1), paths.scores))[paths.parents]
+    given = np.divide(paths.scores, above, out=np.zeros(paths.nodes), where=above > 0.0)
+    return CandidateTree(paths.tokens, paths.parents, given)
+
+
+@jit
+def _merge(first, second):  # type: ignore[no-untyped-def]
+    """The trie of two trees, and each tree's probability of its rows."""
+    room = len(first[0]) + len(second[0]) + 1
+    trie = np.full((room, 3), -1, np.int64)
+    given = np.zeros((room, 2), np.float64)
+    size = 1
+    for drafter in range(2):
+        tokens, parents, probabilities = first if drafter == 0 else second
+        rows = np.zeros(len(tokens) + 1, np.int64)  # of the trie, by row of the drafter's tree
+        for node in range(len(tokens)):
+            parent = rows[parents[node]]
+            row = _child_of(trie, parent, tokens[node])
+            if row < 0:
+                row = size
+                trie[row, TOKEN], trie[row, SIBLING] = tokens[node], trie[parent, CHILD]
+                trie[parent, CHILD] = row
+                size += 1
+            given[row, drafter] = min(given[row, drafter] + probabilities[node], 1.0)
+            rows[node + 1] = row
+    return trie[:size], given[:size]
+
+
+@jit
+def _first_child(trie, row):  # type: ignore[no-untyped-def]
+    """The first child of a row, or -1; a row of -1 has none."""
+    return trie[row, CHILD] if row >= 0 else np.int64(-1)
+
+
+@jit
+def _child_of(trie, row, token):  # type: ignore[no-untyped-def]
+    """The row of `row`'s child that carries `token`, or -1."""
+    child = _first_child(trie, row)
+    while child >= 0 and trie[child, TOKEN] != token:
+        child = trie[child, SIBLING]
+    return child
+
+
+@jit
+def _mixture_behind(row, position, on_best, joint, statistics):  # type: ignore[no-untyped-def]
+    """The mixture for the tokens at a position (0: below the root) behind a path.
+
+    row      of the path in the trie, -1 where it has left the trie
+    on_best  whether all tokens of the path are the best of their positions in the marginals
+    """
+    level, below = min(position, DEPTHS - 1), min(position, 1)
+    top, total, best_row, one = _prediction(0, row, position, on_best, joint)
+    best, rest, left = _calibration(0, level, one, top, total, statistics)
+    other_top, other_total, other_best_row, two = _prediction(1, row, position, on_best, joint)
+    other = _calibration(1, level, two, other_top, other_total, statistics)
+    counts = statistics.counts[below, one, two]
+    mixture = Mixture(
+        (one, two), (top, other_top), (total, other_total), (best_row, other_best_row),
+        (best, other[0]), (rest, other[1]), (left, other[2]),
+        (counts[0] / counts.sum(), counts[1] / counts.sum(), counts[2] / counts.sum()), 1.0, 1.0,
+    )  # fmt: skip
+    if one == 0 or two == 0:
+        alone = (1.0 if one > 0 else 0.0), (1.0 if two > 0 else 0.0), 0.0
+        return _with_weights(mixture, alone, 1.0, 1.0)
+    left_by_both = left * other[2]
+    divisor = left_by_both
+    child = _first_child(joint.trie, row)
+    while child >= 0:
+        p, _ = _probability(0, joint.trie[child, TOKEN], child, position, joint, mixture)
+        if p > 0.0:
+            q, _ = _probability(1, joint.trie[child, TOKEN], child, position, joint, mixture)
+            divisor += p * q
+        child = joint.trie[child, SIBLING]
+    named = mixture.weights[0] * (1.0 - left) + mixture.weights[1] * (1.0 - other[2])
+    if divisor > 0.0:
+        named += mixture.weights[2] * (1.0 - left_by_both / divisor)
+    missed = statistics.missed[below, one, two]
+    ratio = (missed[1] + MISSES_PRIOR) / (missed[0] + MISSES_PRIOR)
+    scale = (1.0 - min(ratio * left_by_both, 1.0)) / named if named > 0.0 else 1.0
+    return _with_weights(mixture, mixture.weights, divisor, scale)
+
+
+@jit
+def _with_weights(mixture, weights, divisor, scale):  # type: ignore[no-untyped-def]
+    return Mixture(
+        mixture.confidences, mixture.tops, mixture.totals, mixture.best_rows,
+        mixture.best, mixture.rest, mixture.left, weights, divisor, scale,
+    )  # fmt: skip
+
+
+@jit
+def _prediction(drafter, row, position, on_best, joint):  # type: ignore[no-untyped-def]
+    """A drafter's largest probability behind a path, their sum, its best row and its class."""
+    top, total, best_row, marginal = 0.0, 0.0, np.int64(-1), False
+    if drafter == 1 and len(joint.tokens) > 0:
+        marginal = True
+        if position < len(joint.shares) and joint.shares.shape[1] > 0:
+            top, total = joint.shares[position, 0], joint.totals[position]
+    else:
+        child = _first_child(joint.trie, row)
+        while child >= 0:
+            share = joint.given[child, drafter]
+            total += share
+            if share > top:
+                top, best_row = share, child
+            child = joint.trie[child, SIBLING]
+    if top <= 0.0:
+        return top, total, best_row, 0
+    confidence = 1 if on_best or not marginal else 1 + SURE
+    for edge in CONFIDENCE_EDGES:
+        confidence += 1 if top >= edge else 0
+    return top, total, best_row, confidence
+
+
+@jit
+def _calibration(drafter, level, confidence, top, total, statistics):  # type: ignore[no-untyped-def]
+    """Factors of a drafter's best child and of its others, and what they leave, 0 or more."""
+    predicted = statistics.predicted[drafter, level, confidence]
+    realised = statistics.realised[drafter, level, confidence]
+    best = (realised[0] + CALIBRATION_PRIOR) / (predicted[0] + CALIBRATION_PRIOR)
+    rest = (realised[1] + CALIBRATION_PRIOR) / (predicted[1] + CALIBRATION_PRIOR)
+    mass = best * top + rest * max(total - top, 0.0)
+    if mass <= 1.0:
+        return best, rest, 1.0 - mass
+    return best / mass, rest / mass, 0.0
+
+
+@jit
+def _probability(drafter, token, child, position, joint, mixture):  # type: ignore[no-untyped-def]
+    """A drafter's calibrated probability of a token, and whether that is its best.
+
+    child  the token's row in the trie, or -1
+    """
+    share, is_best = 0.0, False
+    if drafter == 1 and len(joint.tokens) > 0:
+        if position < len(joint.tokens):
+            for rank in range(joint.tokens.shape[1]):
+                if joint.tokens[position, rank] == token:
+                    share, is_best = joint.shares[position, rank], rank == 0
+                    break
+    elif child >= 0:
+        share, is_best = joint.given[child, drafter], child == mixture.best_rows[drafter]
+    return share * (mixture.best[drafter] if is_best else mixture.rest[drafter]), is_best
+
+
+@jit
+def _mixed(p, q, mixture):  # type: ignore[no-untyped-def]
+    """The mixture's probability of a token to which the drafters give p and q."""
+    both = p * q / mixture.divisor if p > 0.0 and q > 0.0 else 0.0
+    one, two, three = mixture.weights
+    return mixture.scale * (one * p + two * q + three * both)
+
+
+# Columns of a frontier entry, and of a node of the tree. RANK: where the entry stands for a token
+# of the marginals and for those after it; SINGLE where it is one child.
+ABOVE, DRAFTED, ROW, ON_BEST, RANK, DEPTH = range(6)
+SINGLE = -1
+
+
+@jit
+def _search(joint, statistics, limit):  # type: ignore[no-untyped-def]
+    """Best-first search of the trie, with the marginals' children behind every path."""
+    nodes = np.zeros((limit + 1, 6), np.int64)  # row 0 is the root
+    nodes[0, ON_BEST] = 1
+    scores, given = np.ones(limit + 1), np.ones(limit + 1)
+    # A row of the trie is listed once; of the marginals each path adds the best and the others.
+    room = len(joint.trie) + 2 * limit + 4
+    keys, items = np.empty(room, np.float64), np.empty(room, np.int64)
+    entries = np.empty((room, 6), np.int64)
+    chances = np.empty((room, 2), np.float64)  # given the parent; the factor of its siblings
+    size, used, taken = 0, 0, 0
+    while taken < limit:
+        first = used
+        used = _expand(taken, nodes, joint, statistics, (entries, chances), used)
+        for entry in range(first, used):
+            keys[size], items[size] = scores[taken] * chances[entry, 0], entry
+            sift_up(keys, items, size)
+            size += 1
+        if size == 0:
+            break
+        taken += 1
+        entry = items[0]
+        nodes[taken] = entries[entry]
+        scores[taken], given[taken] = keys[0], chances[entry, 0]
+        if _next_sibling(entries[entry], chances[entry], nodes, joint):
+            keys[0] = scores[nodes[taken, ABOVE]] * chances[entry, 0]
+        else:
+            size -= 1
+            keys[0], items[0] = keys[size], items[size]
+        if size > 0:
+            sift_down(keys, items, size)
+    tree = np.stack((nodes[1 : taken + 1, DRAFTED], nodes[1 : taken + 1, ABOVE]))
+    return tree, given[1 : taken + 1].copy()
+
+
+@jit
+def _expand(parent, nodes, joint, statistics, listed, used):  # type: ignore[no-untyped-def]
+    """List the children of a node behind the `used` entries; the new number of entries."""
+    row, position, on_best = nodes[parent, ROW], nodes[parent, DEPTH], nodes[parent, ON_BEST] > 0
+    mixture = _mixture_behind(row, position, on_best, joint, statistics)
+    entries, chances = listed
+    child = _first_child(joint.trie, row)
+    while child >= 0:
+        token = joint.trie[child, TOKEN]
+        p, _ = _probability(0, token, child, position, joint, mixture)
+        q, is_best = _probability(1, token, child, position, joint, mixture)
+        chance = _mixed(p, q, mixture)
+        if chance > 0.0:
+            _list(entries[used], parent, token, position)
+            entries[used, ROW], entries[used, ON_BEST] = child, 1 if on_best and is_best else 0
+            chances[used, 0] = chance
+            used += 1
+        child = joint.trie[child, SIBLING]
+    for rank in range(2 if position < len(joint.tokens) else 0):
+        if rank == 1:
+            rank = _unlisted(1, position, row, joint)
+        elif _child_of(joint.trie, row, joint.tokens[position, 0]) >= 0:
+            continue
+        if rank >= joint.tokens.shape[1]:
+            continue
+        calibration = mixture.best[1] if rank == 0 else mixture.rest[1]
+        factor = mixture.scale * mixture.weights[1] * calibration
+        if factor * joint.shares[position, rank] > 0.0:
+            _list(entries[used], parent, joint.tokens[position, rank], position)
+            entries[used, ON_BEST] = 1 if on_best and rank == 0 else 0
+            entries[used, RANK] = SINGLE if rank == 0 else rank
+            chances[used, 0], chances[used, 1] = factor * joint.shares[position, rank], factor
+            used += 1
+    return used
+
+
+@jit
+def _list(entry, parent, token, position):  # type: ignore[no-untyped-def]
+    """Fill an entry with one child that has no row of the trie."""
+    entry[ABOVE], entry[DRAFTED], entry[ROW] = parent, token, -1
+    entry[ON_BEST], entry[RANK], entry[DEPTH] = 0, SINGLE, position + 1
+
+
+@jit
+def _next_sibling(entry, chance, nodes, joint):  # type: ignore[no-untyped-def]
+    """Move an entry of the marginals to its next token; False where there is none."""
+    if entry[RANK] == SINGLE:
+        return False
+    position = entry[DEPTH] - 1
+    rank = _unlisted(entry[RANK] + 1, position, nodes[entry[ABOVE], ROW], joint)
+    if rank >= joint.tokens.shape[1] or not joint.shares[position, rank] > 0.0:
+        return False
+    entry[RANK], entry[DRAFTED] = rank, joint.tokens[position, rank]
+    chance[0] = chance[1] * joint.shares[position, rank]
+    return True
+
+
+@jit
+def _unlisted(rank, position, row, joint):  # type: ignore[no-untyped-def]
+    """The first rank from `rank` on whose token is no child of `row` in the trie."""
+    width = joint.tokens.shape[1]
+    while rank < width and _child_of(joint.trie, row, joint.tokens[position, rank]) >= 0:
+        rank += 1
+    return rank
+
+
+@jit
+def learn(emitted, joint, statistics):  # type: ignore[no-untyped-def]
+    """Count the emitted tokens [n] as far as a drafter proposes anything behind them."""
+    row, on_best = np.int64(0), True
+    for position in range(len(emitted)):
+        token = emitted[position]
+        mixture = _mixture_behind(row, position, on_best, joint, statistics)
+        one, two = mixture.confidences
+        if one == 0 and two == 0:
+            break
+        child = _child_of(joint.trie, row, token)
+        p, p_is_best = _probability(0, token, child, position, joint, mixture)
+        q, q_is_best = _probability(1, token, child, position, joint, mixture)
+        if one > 0 and two > 0:
+            below = min(position, 1)
+            _explain(p, q, mixture, statistics.counts[below, one, two])
+            missed = statistics.missed[below, one, two]
+            missed[0] = missed[0] * FORGETTING + mixture.left[0] * mixture.left[1]
+            missed[1] = missed[1] * FORGETTING + (0.0 if p > 0.0 or q > 0.0 else 1.0)
+        for drafter in range(2):
+            confidence = mixture.confidences[drafter]
+            if confidence == 0:
+                continue
+            is_best, named = (p_is_best, p > 0.0) if drafter == 0 else (q_is_best, q > 0.0)
+            top, level = mixture.tops[drafter], min(position, DEPTHS - 1)
+            others = max(min(mixture.totals[drafter], 1.0) - top, 0.0)
+            predicted = statistics.predicted[drafter, level, confidence]
+            realised = statistics.realised[drafter, level, confidence]
+            predicted[0] = predicted[0] * FORGETTING + top
+            predicted[1] = predicted[1] * FORGETTING + others
+            realised[0] = realised[0] * FORGETTING + (1.0 if is_best else 0.0)
+            realised[1] = realised[1] * FORGETTING + (1.0 if named and not is_best else 0.0)
+        row, on_best = child, on_best and q_is_best
+
+
+@jit
+def _explain(p, q, mixture, counts):  # type: ignore[no-untyped-def]
+    """Share one token among the parts of the mixture: an expectation-maximisation step."""
+    divisor = mixture.divisor
+    product = p * q / divisor if p > 0.0 and q > 0.0 else 0.0
+    left_both = mixture.left[0] * mixture.left[1] / divisor if divisor > 0.0 else 0.0
+    one = mixture.weights[0] * (p if p > 0.0 else mixture.left[0] * UNNAMED)
+    two = mixture.weights[1] * (q if q > 0.0 else mixture.left[1] * UNNAMED)
+    both = mixture.weights[2] * (product if product > 0.0 else left_both * UNNAMED)
+    total = one + two + both
+    if total > 0.0:
+        counts[0] = counts[0] * FORGETTING + one / total
+        counts[1] = counts[1] * FORGETTING + two / total
+        counts[2] = counts[2] * FORGETTING + both / total
