@@ -312,7 +312,11 @@ def resolve_target(
     if not (folder / "config.json").is_file():
         raise InputError(f"{name} holds no config.json", hint="Give a Hugging Face model folder.")
     config = (read_config or _read_config)(str(folder))
-    return _target_of(folder.resolve().name, config, approximate=read_config is not None)
+    try:
+        return _target_of(folder.resolve().name, config, approximate=read_config is not None)
+    except InputError as failure:
+        where = folder / "config.json"
+        raise InputError(f"{where}: {failure.problem}", hint=failure.hint) from None
 
 
 def _target_of(label: str, config: Any, *, approximate: bool = False) -> TargetEntry:

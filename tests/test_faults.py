@@ -55,7 +55,7 @@ COMMON: dict[str, Any] = {
     "database": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
 }
-settings.register_profile("quick", max_examples=40, derandomize=True, **COMMON)
+settings.register_profile("quick", max_examples=25, derandomize=True, **COMMON)
 settings.register_profile("long", max_examples=5000, **COMMON)
 MODE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
@@ -212,7 +212,7 @@ def times_text() -> str:
 
 
 def llama_text() -> str:
-    path = Path(__file__).parent / "costmodel" / "data" / "llama_bench.jsonl"
+    path = Path(__file__).parent / "costmodel" / "imports" / "data" / "llama_bench.jsonl"
     return "".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:6])
 
 
@@ -291,6 +291,8 @@ def nudged(value: Any, draw: Callable[[Any], Any]) -> Any:
         return not value
     if isinstance(value, (int, float)):
         return draw(st.sampled_from((value + 1, -value, 0 * value, value * 10**9, str(value))))
+    if isinstance(value, dict):
+        return draw(st.sampled_from(([value], list(value), {**value, "extra": 1})))
     return draw(st.sampled_from((value[:-1], value[1:], [value], list(value)[::-1])))
 
 
@@ -398,10 +400,10 @@ def test_a_reader_without_checks_is_found(tmp_path: Path) -> None:
 
 
 def write_profile(path: Path, new: bool) -> None:
-    ProfileWriter = make_profile()
+    profile = make_profile()
     note = {"note": "new"} if new else {}
-    provenance = ProfileWriter.provenance.model_copy(update=note)
-    ProfileWriter.model_copy(update={"provenance": provenance}).to_yaml(path)
+    provenance = profile.provenance.model_copy(update=note)
+    profile.model_copy(update={"provenance": provenance}).to_yaml(path)
 
 
 def write_bench(path: Path, new: bool) -> None:

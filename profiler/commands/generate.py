@@ -215,12 +215,16 @@ def read_prompts(
         texts += _read_file(file)
     texts = texts[:limit]
     if not texts:
-        raise InputError("there is no prompt", hint="Give --prompt TEXT or --prompts FILE.jsonl.")
+        where = "" if file is None else f" in {file}"
+        raise InputError(
+            f"there is no prompt{where}", hint="Give --prompt TEXT or --prompts FILE.jsonl."
+        )
     empty = next(
         (identity for identity, text in texts if isinstance(text, str) and not text.strip()), None
     )
     if empty is not None:
-        raise InputError(f"the prompt is empty ({empty})", hint="Give some text.")
+        where = "" if file is None else f" in {file}"
+        raise InputError(f"the prompt is empty ({empty}){where}", hint="Give some text.")
     return texts
 
 

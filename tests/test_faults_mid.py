@@ -1,0 +1,523 @@
+"""Damaged files of every format, killed writers, full disks and links: a value or one line.
+
+A sound file of each format is mutated at a place that hypothesis draws: a value of the parsed
+document is dropped, replaced, copied elsewhere or renamed, or the text is cut, spliced or flipped.
+Its reader must then give a value that is as good as any other, or raise a RooftreeError of one
+line that names the file.
+
+    python -m pytest tests/test_faults.py                            # as `make test`, always alike
+    HYPOTHESIS_PROFILE=long python -m pytest tests/test_faults.py    # half an hour, other mutants
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from costmodel.catalog import load_devices, load_targets, resolve_target
+from costmodel.errors import RooftreeError
+from costmodel.imports.formats import READERS
+from costmodel.imports.table import ReadOptions
+from costmodel.io import read_yaml, shipped_directory
+from costmodel.planning.acceptance import from_file
+from costmodel.planning.traffic import read_trace
+from costmodel.profile.profile import Profile
+from decoder.drafters.checkpoint import find_config
+from decoder.drafters.dflash.model import DFlashConfig
+from decoder.drafters.eagle3.model import Eagle3Config
+from decoder.drafters.vocabulary import read_tokens
+from lab.bench.analysis.summary import derived
+from lab.bench.prompts import read_files
+from lab.bench.store import read_result, write_result
+from profiler.commands.generate import read_prompts
+from profiler.measure.journal import Journal
+from tests.costmodel.conftest import make_profile
+from tests.profiler.made_bench import PLAIN_ARM, make_result, policy_arm
+from tests.tiny_folder import CONFIG
+
+LONGEST_MESSAGE = 720
+COMMON: dict[str, Any] = {
+    "deadline": None,
+    "database": None,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+}
+settings.register_profile("quick", max_examples=25, derandomize=True, **COMMON)
+settings.register_profile("long", max_examples=400, **COMMON)
+MODE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+# Values of wrong types and ranges, and such as break what comes after the reading.
+ODD = (
+    None, True, 0, -1, 1, 8.5, -0.0, 1e-300, 1e308, 2**31, 2**63, -(2**70), 10**400, float("nan"),
+    float("inf"), "", " ", "0", "nan", "x" * 5000, "\x00", "\x1b[31mred", "\u202egnp", "../../x",
+    "/dev/full", "~nosuchuser/x", "a\nb", [], {}, [[]], [None], [0], [1, "a"], [2**70], {"a": 1},
+)  # fmt: skip
+# Spliced into the text: what parsers of YAML, JSON and CSV differ about.
+PARTS = (
+    "\x00", "\ufeff", "\r", "\u2028", "{", "[", "]", "'", '"', ":", "- ", "#", "%", ",", "\n\n",
+    "&a [*a]", "<<: ", "*a", "? 1", "|", "!!python/object/apply:os._exit [3]", "!!binary x",
+    "!!float x", "0x10", "1:30:00", "1_0", ".inf", "1e999", "9" * 5000, "[" * 900, "z" * 70_000,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """One format of files.
+
+    name   of its file
+    sound  the text of a sound file
+    use    reads the file, and refuses what no later code could use, with a RooftreeError
+    """
+
+    name: str
+    sound: Callable[[], str]
+    use: Callable[[Path], None]
+
+
+def positive(values: Any) -> None:
+    array = np.asarray(values, dtype=np.float64)
+    assert np.isfinite(array).all() and (array > 0).all()
+
+
+def profile_text() -> str:
+    return make_profile().to_yaml()
+
+
+def use_profile(path: Path) -> None:
+    profile = Profile.from_yaml(path)
+    positive(profile.verify_calibration().predict_s(np.array([1, 7, 300]), np.array([0, 900, 9e4])))
+    again = path.with_name("again.yaml")
+    profile.to_yaml(again)
+    assert Profile.from_yaml(again) == profile
+
+
+def composed_text() -> str:
+    (path, *_) = (shipped_directory() / "h100-sxm").glob("qwen3-8b.*.yaml")
+    return path.read_text(encoding="utf-8")
+
+
+def some_of(name: str) -> str:
+    """Some entries of a shipped catalogue, and those that they are like."""
+    entries = read_yaml(shipped_directory() / name)
+    chosen = dict(list(entries.items())[::5])
+    chosen |= {one["like"]: entries[one["like"]] for one in chosen.values() if "like" in one}
+    return yaml.safe_dump(chosen, sort_keys=False)
+
+
+def use_devices(path: Path) -> None:
+    for device in load_devices(path).values():
+        positive([device.peaks.flops_per_s, device.peaks.bytes_per_s, device.memory_bytes])
+
+
+def use_targets(path: Path) -> None:
+    for target in load_targets(path).values():
+        positive(target.architecture.parameters)
+
+
+def use_config(path: Path) -> None:
+    positive(resolve_target(str(path.parent)).architecture.parameters)
+
+
+def dflash_config() -> str:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
+    sizes |= {"intermediate_size": 48, "num_key_value_heads": 2, "rms_norm_eps": 1e-6}
+    more = {"architectures": ["DFlashDraftModel"], "block_size": 4, "vocab_size": 260}
+    more |= {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8}
+    inner = {"mask_token_id": 259, "target_layer_ids": [0, 1]}
+    return json.dumps(sizes | more | {"num_target_layers": 2, "dflash_config": inner})
+
+
+def eagle_config() -> str:
+    sizes = CONFIG | {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
+    return json.dumps(sizes | {"draft_vocab_size": 64, "rms_norm_eps": 1e-6, "head_dim": 8})
+
+
+def lines(records: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
+def prompts_text() -> str:
+    more = {"category": "math", "prompt": "What is 6 \u00d7 7?\u2028Say it."}
+    return lines([{"id": f"p{i}"} | more for i in range(3)])
+
+
+def use_prompts(path: Path) -> None:
+    for identity, prompt in read_prompts((), path, None):
+        (identity + str(prompt)).encode()
+    for one in read_files((path,), 2, 0)[0]:
+        (one.id + one.category + one.prompt).encode()
+
+
+HEADER = {"device": "cpu", "contexts": [32, 128]}
+
+
+def journal_text() -> str:
+    task = {"kind": "verify", "size": 3, "context": 32, "batch": 1, "disturbance": ""}
+    return lines([{"journal": 1, "header": HEADER}, *(task | {"seconds": 1e-3} for _ in range(4))])
+
+
+def use_journal(path: Path) -> None:
+    """A damaged line costs one record, and the next run writes behind the others."""
+    with Journal(path, HEADER) as journal:
+        before = journal.records
+        journal.append({"size": 1})
+    with Journal(path, HEADER) as journal:
+        assert journal.records == [*before, {"size": 1}]
+
+
+def acceptance_text() -> str:
+    depths = {"by_depth": [0.8, 0.7, 0.6], "rounds": 400, "drafted_share": 0.9}
+    return json.dumps({"acceptance": depths, "acceptance_by_arm": {"chain": depths}})
+
+
+def use_acceptance(path: Path) -> None:
+    positive(from_file(path).tree)
+
+
+def result_text() -> str:
+    result = make_result([PLAIN_ARM, policy_arm("bastion")], per_set=2, repeats=1, sets=("gsm8k",))
+    return json.dumps(result.as_dict())
+
+
+def use_result(path: Path) -> None:
+    json.dumps(derived(read_result(path)), allow_nan=False)
+
+
+def trace_text() -> str:
+    rows = [f"{0.4 * i:.2f},{100 + i},{20 + i}" for i in range(6)]
+    return "\n".join(["arrival_s,prompt_tokens,output_tokens", *rows, ""])
+
+
+def use_trace(path: Path) -> None:
+    trace = read_trace(path)
+    positive([trace.prompt_tokens, trace.output_tokens])
+
+
+def times_text() -> str:
+    rows = [f"{n},{c},{1e-2 + 1e-5 * n + 1e-8 * n * c}" for n in (1, 4, 64) for c in (0, 4096)]
+    return "\n".join(["new_tokens,context_tokens,seconds", *rows, ""])
+
+
+def llama_text() -> str:
+    path = Path(__file__).parent / "costmodel" / "imports" / "data" / "llama_bench.jsonl"
+    return "".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:6])
+
+
+def times_of(tool: str) -> Callable[[Path], None]:
+    return lambda path: positive(READERS[tool](path, ReadOptions()).points.seconds)
+
+
+FORMATS = {
+    "profile": Format(name="p.yaml", sound=profile_text, use=use_profile),
+    "composed-profile": Format(name="p.yaml", sound=composed_text, use=use_profile),
+    "devices": Format(name="d.yaml", sound=lambda: some_of("devices.yaml"), use=use_devices),
+    "targets": Format(name="t.yaml", sound=lambda: some_of("targets.yaml"), use=use_targets),
+    "target": Format(name="config.json", sound=lambda: json.dumps(CONFIG), use=use_config),
+    "dflash": Format(
+        name="config.json",
+        sound=dflash_config,
+        use=lambda path: DFlashConfig.parse(find_config(path.parent), str(path)) and None,
+    ),
+    "eagle3": Format(
+        name="config.json",
+        sound=eagle_config,
+        use=lambda path: Eagle3Config.parse(find_config(path.parent), str(path)) and None,
+    ),
+    "draft-tokens": Format(
+        name="draft_tokens.json",
+        sound=lambda: json.dumps([0, 3, 5, 9, 64]),
+        use=lambda path: str(read_tokens(path.parent)) and None,
+    ),
+    "prompts": Format(name="p.jsonl", sound=prompts_text, use=use_prompts),
+    "journal": Format(name="a.jsonl", sound=journal_text, use=use_journal),
+    "acceptance": Format(name="a.json", sound=acceptance_text, use=use_acceptance),
+    "result": Format(name="r.json", sound=result_text, use=use_result),
+    "trace": Format(name="trace.csv", sound=trace_text, use=use_trace),
+    "times": Format(name="times.csv", sound=times_text, use=times_of("csv")),
+    "llama-bench": Format(name="l.jsonl", sound=llama_text, use=times_of("llama-bench")),
+}
+
+
+def places(document: Any) -> Iterator[tuple[Any, Any]]:
+    """(container, key or index) of every value in a document."""
+    keys = document if isinstance(document, dict) else range(len(document))
+    for key in list(keys):
+        yield document, key
+        if isinstance(document[key], (dict, list)):
+            yield from places(document[key])
+
+
+def changed(document: Any, draw: Callable[[Any], Any]) -> Any:
+    """The document with one value dropped, replaced, retyped, copied elsewhere or renamed."""
+    if not isinstance(document, (dict, list)) or not document:
+        return draw(st.sampled_from(ODD))
+    every = list(places(document))
+    container, key = every[draw(st.integers(0, len(every) - 1))]
+    match draw(st.sampled_from(("odd", "odd", "nudge", "drop", "copy", "rename", "repeat"))):
+        case "odd":
+            container[key] = draw(st.sampled_from(ODD))
+        case "nudge":
+            container[key] = nudged(container[key], draw)
+        case "drop":
+            del container[key]
+        case "copy":
+            other, place = every[draw(st.integers(0, len(every) - 1))]
+            container[key] = json.loads(json.dumps(other[place]))
+        case "rename" if isinstance(container, dict):
+            container[draw(st.sampled_from((f"{key}x", "", "\x1b[2J", "k" * 400)))] = container.pop(
+                key
+            )
+        case _ if isinstance(container, list):
+            container[key:key] = [container[key]] * draw(st.sampled_from((1, 30)))
+    return document
+
+
+def nudged(value: Any, draw: Callable[[Any], Any]) -> Any:
+    """A value of the same type that is somewhat or far off."""
+    if isinstance(value, bool) or value is None:
+        return not value
+    if isinstance(value, (int, float)):
+        return draw(st.sampled_from((value + 1, -value, 0 * value, value * 10**9, str(value))))
+    if isinstance(value, dict):
+        return draw(st.sampled_from(([value], list(value), {**value, "extra": 1})))
+    return draw(st.sampled_from((value[:-1], value[1:], [value], list(value)[::-1])))
+
+
+def changed_text(text: str, draw: Callable[[Any], Any]) -> bytes:
+    """The text cut, spliced, or with a byte flipped or a line dropped or doubled."""
+    raw = text.encode("utf-8", errors="surrogatepass")
+    place = draw(st.integers(0, max(len(raw) - 1, 0)))
+    match draw(st.sampled_from(("cut", "part", "value", "flip", "line", "random"))):
+        case "cut":
+            return raw[:place]
+        case "part":
+            return raw[:place] + draw(st.sampled_from(PARTS)).encode() + raw[place:]
+        case "value":  # what stands behind the next colon
+            at = raw.find(b": ", place) + 2
+            end = raw.find(b"\n", at)
+            return raw[:at] + draw(st.sampled_from(PARTS)).encode() + raw[max(end, at) :]
+        case "flip" if raw:
+            return raw[:place] + bytes([raw[place] ^ draw(st.integers(1, 255))]) + raw[place + 1 :]
+        case "line":
+            rows = raw.splitlines(keepends=True) or [b""]
+            at = draw(st.integers(0, len(rows) - 1))
+            return b"".join(rows[:at] + [rows[at]] * draw(st.sampled_from((0, 2))) + rows[at + 1 :])
+    return raw[:place] + draw(st.binary(max_size=12)) + raw[place:]
+
+
+def mutated(name: str, text: str, draw: Callable[[Any], Any]) -> bytes:
+    """The bytes of a file of this name with one mutation, of its document or of its text."""
+    if draw(st.integers(0, 3)) == 0:
+        return changed_text(text, draw)
+    suffix = Path(name).suffix
+    if suffix == ".csv":
+        rows = list(csv.reader(io.StringIO(text)))
+        table = changed(rows, draw)
+        cells = [row if isinstance(row, list) else [row] for row in table or []]
+        text = "\n".join(",".join(map(str, row)) for row in cells)
+    elif suffix == ".yaml":
+        document = changed(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)), draw)
+        dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+        text = yaml.dump(document, Dumper=dumper, allow_unicode=True, sort_keys=False)
+    elif suffix == ".jsonl":
+        rows = text.split("\n")
+        at = draw(st.integers(0, len(rows) - 2))
+        rows[at] = json.dumps(changed(json.loads(rows[at]), draw))
+        text = "\n".join(rows)
+    else:
+        text = json.dumps(changed(json.loads(text), draw))
+    return text.encode("utf-8", errors="surrogatepass")
+
+
+def outcome(form: Format, path: Path) -> str:
+    """`read` or `refused`; an AssertionError or any other exception is a fault."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of numpy about odd numbers
+            form.use(path)
+    except RooftreeError as refusal:
+        message = str(refusal)
+        assert len(message.splitlines()) == 1, message
+        assert len(message) <= LONGEST_MESSAGE, message
+        assert path.name in message or path.parent.name in message, message
+        return "refused"
+    return "read"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_damaged_file_is_refused_in_one_line_or_read(
+    name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    form = FORMATS[name]
+    text = form.sound()
+    path = tmp_path_factory.mktemp(name) / form.name
+    path.write_text(text, encoding="utf-8")
+    assert outcome(form, path) == "read"  # otherwise every refusal might have another reason
+    seen: set[str] = set()
+
+    @MODE
+    @given(data=st.data())
+    def one(data: st.DataObject) -> None:
+        path.write_bytes(mutated(form.name, text, data.draw))
+        seen.add(outcome(form, path))
+
+    one()
+    assert "refused" in seen
+
+
+def test_a_reader_without_checks_is_found(tmp_path: Path) -> None:
+    """Mutants find what a plain reader of JSON lets through."""
+    path, errors = tmp_path / "a.json", set()
+
+    def use(path: Path) -> None:
+        data = json.loads(path.read_bytes())
+        assert data["sizes"][0] * data["sizes"][1] > 0
+
+    @MODE
+    @given(data=st.data())
+    def one(data: st.DataObject) -> None:
+        path.write_bytes(mutated("a.json", '{"sizes": [3, 4], "name": "x"}', data.draw))
+        try:
+            outcome(Format(name="a.json", sound=str, use=use), path)
+        except Exception as error:
+            errors.add(type(error).__name__)
+
+    one()
+    assert len(errors) >= 3, errors
+
+
+def write_profile(path: Path, new: bool) -> None:
+    profile = make_profile()
+    note = {"note": "new"} if new else {}
+    provenance = profile.provenance.model_copy(update=note)
+    profile.model_copy(update={"provenance": provenance}).to_yaml(path)
+
+
+def write_bench(path: Path, new: bool) -> None:
+    write_result(make_result([PLAIN_ARM], per_set=1, repeats=1 + new, sets=("gsm8k",)), path)
+
+
+WRITERS = pytest.mark.parametrize("write", [write_profile, write_bench])
+CALLS = ("open", "write", "fsync", "replace", "fchmod", "unlink", "close")
+
+
+@WRITERS
+def test_a_killed_writer_leaves_the_old_file_or_the_new(
+    write: Callable[[Path, bool], None], tmp_path: Path
+) -> None:
+    """Killed before each of its calls of the system in turn; a write is cut in half."""
+    path = tmp_path / "file.yaml"
+    write(path, True)
+    new = path.read_bytes()
+    write(path, False)
+    old = path.read_bytes()
+    assert old != new
+    for number in range(1, 100):
+        child = os.fork()
+        if child == 0:
+            die_at_call(number)
+            write(path, True)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert path.read_bytes() in (old, new)
+        if os.waitstatus_to_exitcode(status) == 0:
+            break
+        write(path, False)
+    assert number > 5
+    assert path.read_bytes() == new
+    assert list(tmp_path.iterdir()) == [path]  # the next writer removed what was left
+
+
+def die_at_call(number: int) -> None:
+    """End this process at the so manieth call of the file system."""
+    count = 0
+    real_write = os.write
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == number:
+                if real is real_write:
+                    real(arguments[0], arguments[1][: len(arguments[1]) // 2])
+                os._exit(9)
+            return real(*arguments, **options)
+
+        return call
+
+    for name in CALLS:
+        setattr(os, name, counted(getattr(os, name)))
+
+
+@WRITERS
+@pytest.mark.parametrize("room", [0, 100])
+def test_a_full_disk_leaves_the_old_file(
+    write: Callable[[Path, bool], None], room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file.yaml"
+    write(path, False)
+    old, real, left = path.read_bytes(), os.write, room
+
+    def full(handle: int, data: Any) -> int:
+        nonlocal left
+        if not left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        part, left = data[:left], 0
+        return real(handle, part)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(RooftreeError, match=r"file\.yaml: not written, the disk is full"):
+            write(path, True)
+    assert path.read_bytes() == old
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@WRITERS
+def test_a_link_is_replaced_and_not_followed(
+    write: Callable[[Path, bool], None], tmp_path: Path
+) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "file.yaml"
+    victim.write_text("precious")
+    path.symlink_to(victim)
+    write(path, False)
+    assert victim.read_text() == "precious"
+    assert not path.is_symlink()
+
+
+def test_a_journal_follows_no_link_and_keeps_whole_lines_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "a.jsonl"
+    victim.write_text("precious")
+    path.symlink_to(victim)
+    with pytest.raises(RooftreeError, match="cannot write the journal"):
+        Journal(path, HEADER)
+    assert victim.read_text() == "precious"
+    path.unlink()
+    with Journal(path, HEADER) as journal:
+        journal.append({"size": 1})
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", lambda handle: os.write(handle, b"x") and full_disk())
+            with pytest.raises(RooftreeError, match="No space left on device"):
+                journal.append({"size": 2})
+    assert path.read_bytes().endswith(b'{"size":1}\n')
+    with Journal(path, HEADER) as journal:
+        assert (journal.records, journal.damaged) == ([{"size": 1}], 0)
+
+
+def full_disk() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
