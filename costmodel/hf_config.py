@@ -222,7 +222,7 @@ def _kind(fields: Fields) -> str:
         raise InputError("the field 'model_type' of the target's config must be a text")
     if kind not in KINDS:
         raise InputError(
-            f"the model kind '{kind}' is not supported",
+            f"the model kind {shown(kind)} is not supported",
             hint=f"Kinds whose cost is known: {', '.join(KINDS)}",
         )
     return kind

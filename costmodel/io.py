@@ -187,7 +187,7 @@ def parse_json(raw: bytes | str, *, finite: bool = True) -> Any:
     number = _finite if finite else float
     try:
         text = raw.decode("utf-8-sig") if isinstance(raw, bytes) else raw
-        return json.loads(text, parse_constant=number, parse_float=number)
+        return json.loads(text, parse_constant=number, parse_float=number, parse_int=_whole)
     except NotJson:
         raise
     except UnicodeDecodeError as failure:
@@ -198,6 +198,13 @@ def parse_json(raw: bytes | str, *, finite: bool = True) -> Any:
         raise NotJson(f"{failure.msg} in line {failure.lineno}") from None
     except ValueError:  # Python's limit of digits
         raise NotJson("a number has too many digits") from None
+
+
+def _whole(text: str) -> int:
+    value = int(text)
+    if value.bit_length() > 63:
+        raise NotJson("a whole number has more than 64 bits")
+    return value
 
 
 def _finite(text: str) -> float:
