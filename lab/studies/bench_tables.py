@@ -16,7 +16,7 @@ ABSENT = "-"
 
 
 def heading(result: Result) -> str:
-    """One sentence: machine, target, settings and prompts, and the meaning of the ratios."""
+    """One sentence: machine, target, settings and prompts."""
     machine, settings = result.environment, result.settings
     counts = {name: sum(one.set == name for one in result.prompts) for name in result.sets}
     prompts = ", ".join(f"{count} of {name}" for name, count in counts.items())
@@ -30,10 +30,8 @@ def heading(result: Result) -> str:
         f"{machine.created_utc[:10]}; {result.target.name}, {settings.dtype}, "
         f"runtime {settings.runtime}, "
         f"T = {settings.temperature:g}, up to {settings.new_tokens} new tokens"
-        f"{', our arms writing the text of plain decoding' if settings.same_text else ''}"
-        f"{', round by round in turn' if settings.by_round else ''}; "
-        f"prompts: {prompts}; decoding alone, ratios pooled over prompts with 95 % bootstrap "
-        "intervals."
+        f"{', --same-text' if settings.same_text else ''}"
+        f"{', --by-round' if settings.by_round else ''}; prompts: {prompts}."
     )
 
 
