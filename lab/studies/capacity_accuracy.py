@@ -24,7 +24,7 @@ import numpy as np
 from costmodel.catalog import find_device, find_target
 from costmodel.compose.aiconfigurator import data_folder
 from costmodel.compose.serving_tables import Precision, Weights, load_serving
-from costmodel.planning.batching import IN_STEP_SHARE, Overheads
+from costmodel.planning.batching import Overheads
 from costmodel.planning.engines import engine_rules
 from costmodel.planning.forwards import ServingForward
 from lab.studies.fit_overheads import MeasuredServer, ServerLoad, fit_overheads, steady_work
@@ -211,10 +211,6 @@ def main() -> None:
         if name != "all":
             result[name]["planner"] = summary(planner, measured, chosen)
         print(name, result[name])
-    result["variants"] = {
-        name: summary(leave_pairs_out(pairs, changed), measured, subsets["all"])
-        for name, changed in variants(servers).items()
-    }
     for label, key in (("pairs", _pair), ("servers", _server)):
         result[label] = {
             "ours": groups(rows, key, predicted, same),
@@ -225,25 +221,6 @@ def main() -> None:
         for name, o in fit_overheads(servers).items()
     }
     store("capacity_accuracy", result)
-
-
-def variants(servers: Sequence[MeasuredServer]) -> dict[str, list[MeasuredServer]]:
-    """The same servers under other assumptions, to tell how much those matter."""
-
-    def whole_prompts(server: MeasuredServer) -> MeasuredServer:
-        if engine_rules(server.engine).mixes_prompts:
-            return server
-        share = {
-            "prompts_s": server.work.prompts_s / IN_STEP_SHARE,
-            "prompt_steps": server.work.prompt_steps / IN_STEP_SHARE,
-        }
-        return dataclasses.replace(server, work=dataclasses.replace(server.work, **share))
-
-    return {
-        "host never overlaps": [dataclasses.replace(s, overlaps_host=False) for s in servers],
-        "host always overlaps": [dataclasses.replace(s, overlaps_host=True) for s in servers],
-        "every prompt counts whole": [whole_prompts(server) for server in servers],
-    }
 
 
 def kernel_seconds(server: MeasuredServer) -> float:

@@ -8,8 +8,13 @@ import platform
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
+from costmodel.errors import InputError
 from costmodel.io import now_utc
 from decoder.device import fingerprint, select_device
+from lab.bench.analysis.ratios import bootstrap_interval, rate_ratios
 from profiler.measure.machine import collect, observe
 
 RESULTS = Path(__file__).parent / "results"
@@ -53,3 +58,19 @@ def store(name: str, result: dict[str, Any]) -> Path:
     path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     print(f"stored {path}")
     return path
+
+
+def pooled_ratio(arm: ArrayLike, base: ArrayLike) -> dict[str, Any]:
+    """Ratio of two arms' pooled rates, with the bootstrap interval of `rooftree bench`.
+
+    arm, base: [texts, 2] tokens and seconds of the same texts in the same order. The interval
+    is None for a single text. Raises InputError for arms of different texts.
+    """
+    first, second = np.asarray(arm, dtype=np.float64), np.asarray(base, dtype=np.float64)
+    if first.shape != second.shape or first.ndim != 2 or first.shape[1] != 2 or not len(first):
+        raise InputError("paired arms need tokens and seconds of the same texts")
+    table = np.hstack([first, second])
+    return {
+        "ratio": float(rate_ratios(table.sum(axis=0))),
+        "interval_95": list(bootstrap_interval(table)) if len(table) > 1 else None,
+    }

@@ -1,15 +1,10 @@
-"""The communication of tensor parallelism: fits of all-reduces, and calibrations that hold them.
+"""The all-reduces of tensor parallelism, fitted to published measurements.
 
-    python -m lab.studies.communication [--sets 6] [--write]
+    python -m lab.studies.communication [--write]
 
-All-reduces: protocols are fitted to every other message size of the fastest engine's measurements
+Protocols are fitted to every other message size of the fastest engine's measurements
 (aiconfigurator-core, NVIDIA, Apache-2.0), from 1 KB to 64 MB, and scored on the sizes between. With
 `--write`, fits to all sizes replace calibrations/communication.yaml.
-
-Calibrations: all of them are fitted to 24 self-chosen points of forward times of tensor-parallel
-targets and scored on all others, every row count with equal weight. Two kinds of sets: published
-forwards of two devices (../shared/data, whose sums leave all-reduces out) plus all-reduces
-measured on that device; and forwards composed from published operators, all-reduces included.
 """
 
 from __future__ import annotations
@@ -21,21 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.calibration.points import Points
-from costmodel.catalog import find_device, find_target
-from costmodel.communication import LinkProtocol, all_reduce_s, protocols_of
+from costmodel.communication import LinkProtocol, all_reduce_s
 from costmodel.compose.aiconfigurator import (
     ENGINES,
     SYSTEMS,
     all_reduce_curves,
     data_folder,
-    load_published,
 )
-from costmodel.compose.operators import ComposedForward
-from costmodel.roofline import Roofline
 from lab.studies.common import environment, store
-from lab.studies.fit_public_data import DATA, LAYERS, WHOLE, read_set
-from profiler.report.fits import chosen
 
 FILE = Path(__file__).parents[2] / "calibrations" / "communication.yaml"
 HEADER = """\
@@ -51,20 +39,6 @@ LEAST_BYTES, MOST_BYTES = 1024, 64 * 2**20
 MOST_PROTOCOLS = 4
 WORTH_A_PROTOCOL = 1e-4
 LEAST_SIZES = 2
-POINTS = 24
-ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024)
-CONTEXTS = (64, 256, 1024, 4096, 8192)
-LLAMA, LARGE = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct"
-RTX = "rtx-pro-6000-server"
-# (device, devices, engine whose all-reduces are taken, target, published columns or None: composed)
-SETS = (
-    (RTX, 2, "vllm", LLAMA, WHOLE),
-    (RTX, 2, "trtllm", LLAMA, LAYERS),
-    (RTX, 8, "sglang", LLAMA, None),
-    (RTX, 4, "vllm", LLAMA, None),
-    ("l40s", 4, "vllm", LLAMA, None),
-    ("h100-sxm", 8, "vllm", LARGE, None),
-)
 
 
 def fit_protocols(message_bytes: np.ndarray, seconds: np.ndarray) -> list[LinkProtocol]:
@@ -161,75 +135,12 @@ def all_reduces(*, write: bool) -> dict[str, Any]:
     }
 
 
-def forwards(device: str, devices: int, engine: str, target: str, columns: Any) -> Points:
-    """Forward times of one tensor-parallel set, all-reduces included."""
-    architecture = find_target(target).architecture
-    if columns is None:
-        tables = load_published(find_device(device), engine)
-        composed = ComposedForward(
-            architecture=architecture, tables=tables, tensor_parallel=devices
-        )
-        rows, contexts = np.meshgrid(ROWS, CONTEXTS, indexing="ij")
-        seconds = composed.seconds(ROWS, CONTEXTS)
-        return Points(rows=rows.ravel(), context=contexts.ravel(), seconds=seconds.ravel())
-    points = read_set(DATA / "rtxpro6000-server_llama-3.1-8b_tp2.csv", columns)
-    size, seconds = all_reduce_curves(data_folder() / SYSTEMS[device], engine)[devices]
-    one = np.interp(points.rows * architecture.hidden, size, seconds)
-    return Points(
-        rows=points.rows,
-        context=points.context,
-        seconds=points.seconds + 2 * architecture.layers * one,
-    )
-
-
-def calibrations(count: int) -> list[dict[str, Any]]:
-    """Errors of every calibration on the points of each set that it did not choose."""
-    reports = []
-    for device, devices, engine, target, columns in SETS[:count]:
-        points = forwards(device, devices, engine, target, columns)
-        roofline = Roofline(
-            architecture=find_target(target).architecture,
-            peaks=find_device(device).peaks,
-            tensor_parallel=devices,
-            protocols=protocols_of(device, devices),
-        )
-        fitted = chosen(points, roofline, POINTS)
-        held_out = {name: c["held_out"] for name, c in fitted["calibrations"].items()}
-        report = {
-            "device": device,
-            "devices": devices,
-            "all_reduces": engine,
-            "target": target,
-            "forwards": "composed" if columns is None else " + ".join(columns),
-            "points": len(points),
-            "selected": fitted["selected"],
-            "held_out": held_out,
-        }
-        reports.append(report)
-        best = held_out[fitted["selected"]]
-        print(
-            f"{device} x {devices}, {engine}, {report['forwards']}: {fitted['selected']}"
-            f" mean {best['mape']:.2%} p95 {best['p95']:.2%}",
-            flush=True,
-        )
-    return reports
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sets", type=int, default=len(SETS))
     parser.add_argument("--write", action="store_true")
-    options = parser.parse_args()
-    reduced = all_reduces(write=options.write)
+    reduced = all_reduces(write=parser.parse_args().write)
     print(f"all-reduces: mean {reduced['mean']:.1%}, p95 {reduced['p95']:.1%}", flush=True)
-    store(
-        "communication",
-        {
-            "environment": environment("cpu"),
-            "all_reduces": reduced,
-            "calibrations": calibrations(options.sets),
-        },
-    )
+    store("communication", {"environment": environment("cpu"), "all_reduces": reduced})
 
 
 if __name__ == "__main__":

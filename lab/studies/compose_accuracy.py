@@ -6,8 +6,7 @@ Forwards composed from aiconfigurator-core against forwards summed from the oper
 casys-kaist/LLMServingSim (MIT). Nothing in the composition was fitted on that GPU's chunked
 attention: the form of attention over cached tokens comes from the RTX 4090 and the RTX A6000.
 The form of verifications, which split their keys, is compared with measured single rows of as many
-query heads. Also: time per output token of an H100 server (end to end, in the same package) against
-composed plain steps and prompts.
+query heads.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ import numpy as np
 
 from costmodel.calibration.points import ErrorSummary
 from costmodel.catalog import find_device, find_target
-from costmodel.compose.aiconfigurator import ENGINES, SYSTEMS, data_folder, load_published
+from costmodel.compose.aiconfigurator import ENGINES, SYSTEMS, load_published
 from costmodel.compose.attention import fit_tile_rows
-from costmodel.compose.llmservingsim import load_folder
 from costmodel.compose.operators import ComposedForward
 from lab.studies.common import environment, store
 
@@ -143,47 +141,6 @@ def _summary(taken: np.ndarray, measured: np.ndarray) -> dict[str, Any]:
     return {"points": error.points, "mape": error.mape, "worst": error.worst, "bias": bias}
 
 
-def folder_error(shared: Path) -> float:
-    """Mean error of the RTX A6000's forwards from its folder, cached length less the chunk."""
-    tables = load_folder(shared / "operators" / "rtx-a6000_llama-3.1-8b_tp1")
-    forward = ComposedForward(architecture=TARGET, tables=tables)
-    measured = read_set(shared / "forward_latency" / "rtx-a6000_llama-3.1-8b_tp1.csv")
-    rows, length = measured["new_tokens"], measured["context_tokens"]
-    here = (length <= 16384) & np.isfinite(measured["forward_us"])
-    cached = np.where(rows > 1, length - rows, length)
-    predicted = [
-        forward.seconds([s], [c])[0, 0] for s, c in zip(rows[here], cached[here], strict=True)
-    ]
-    return ErrorSummary.of(predicted, measured["forward_us"][here] * 1e-6).mape
-
-
-def server_error() -> dict[str, Any]:
-    """Composed time per output token against measured servers: H100 SXM, TensorRT-LLM, bf16.
-
-    B requests in flight, prompts of i and answers of o tokens: while a request decodes o tokens,
-    the other B - 1 are prefilled once each, so a token takes plain(B) + (B - 1) / o x prefill(i).
-    """
-    tables = load_published(find_device("h100-sxm"), "trtllm")
-    forward = ComposedForward(architecture=TARGET, tables=tables)
-    with (data_folder().parent / "silicon_sample.csv").open(encoding="utf-8") as stream:
-        lines = [line for line in csv.DictReader(stream) if _is_plain_h100(line)]
-    predicted, measured = [], []
-    for line in lines:
-        batch, prompt, answer = (int(line[name]) for name in ("batch_size", "isl", "osl"))
-        step_s = forward.seconds([1], [prompt + answer // 2], batch)[0, 0]
-        predicted.append(step_s + (batch - 1) / answer * forward.prefill_s([prompt])[0])
-        measured.append(float(line["silicon_tpot_ms"]) * 1e-3)
-    error = ErrorSummary.of(predicted, measured)
-    bias = float(np.mean(np.array(predicted) / measured - 1))
-    return {"points": error.points, "mape": error.mape, "worst": error.worst, "bias": bias}
-
-
-def _is_plain_h100(line: dict[str, str]) -> bool:
-    wanted = {"model_path": "meta-llama/Llama-3.1-8B-Instruct", "system": "h100_sxm"}
-    wanted |= {"mode": "agg", "tp_size": "1", "precision": "", "backend": "trtllm"}
-    return all(line[name] == value for name, value in wanted.items())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shared", type=Path, default=Path(__file__).parents[3] / "shared")
@@ -207,8 +164,6 @@ def main() -> None:
             "tensor_parallel_2": two_devices(shared),
             "tile_forms": tile_forms(shared),
             "split_form": split_form(),
-            "a6000_folder_mape": folder_error(shared),
-            "h100_server_time_per_token": server_error(),
         },
     )
 

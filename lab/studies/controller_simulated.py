@@ -32,9 +32,8 @@ from decoder.policies.base import Policy
 from decoder.policies.bastion import Bastion, DecodingSpeed
 from decoder.policies.shapes import Chain, Plain
 from lab.papers.bastion.policy import PaperBastion, PrintedBastion, released_calibration
-from lab.studies.common import RESULTS, store
+from lab.studies.common import RESULTS, pooled_ratio, store
 from lab.studies.policy_simulation import CostAt, Played, Setting, compare
-from lab.studies.rounds import pooled_ratio
 
 DEVICES = ("a100-sxm-80gb", "h100-sxm", "b200", "rtx-a6000")
 TARGET = "qwen3-8b.bfloat16.kernels.tp1.yaml"

@@ -30,6 +30,7 @@ from decoder.profiling.probe import time_drafter
 from decoder.profiling.startup import ProfileChoice
 from lab.bench.arms.given_text import GivenTextTarget
 from lab.bench.simulated import SimulatedDrafter, Truth
+from lab.studies.common import pooled_ratio
 from lab.studies.gpu_parts import (
     SEED,
     Part,
@@ -41,7 +42,6 @@ from lab.studies.gpu_parts import (
     random_texts,
 )
 from lab.studies.held_out import summary
-from lab.studies.rounds import pooled_ratio
 from profiler.calibrate.calibrate import CalibrationListener, CalibrationSettings, calibrate
 from profiler.calibrate.instruments import instruments
 from profiler.calibrate.sections import points_of

@@ -2,12 +2,13 @@
 
 Each round draws one block of a calibrated drafter and the tokens that the target then writes.
 Every policy chooses its tree from that block, observes the accepted nodes, and is charged by the
-cost model. All fixed tree sizes run on the same rounds, so the best of them in hindsight is exact.
+cost model. Best-first trees are nested, so all fixed sizes run on the same rounds, and the best
+of them in hindsight is exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,13 +19,80 @@ from decoder.acceptance.rules import Accepted
 from decoder.drafters.base import DraftRequest
 from decoder.policies.base import Cost, Limits, Policy
 from decoder.statistics import Round
-from decoder.tree.draft_tree import EMPTY, Lattice, best_first
+from decoder.tree.draft_tree import EMPTY, DraftTree, Lattice, best_first
 from decoder.tree.growth import TopPaths
 from lab.bench.simulated import SimulatedDrafter, Truth
-from lab.studies.rounds import RecordedHindsight, accepted_rows, committed_by_size
 
 WIDTH = 256  # candidates a position; lower ranks hardly ever end in a tree
 VOCAB = 151_936  # Qwen3's; only its order of size matters
+
+
+Array = NDArray[np.float64]
+
+
+def accepted_rows(tree: DraftTree, truth: Sequence[int]) -> list[int]:
+    """The rows that a target accepts whose next tokens are `truth`, in order."""
+    rows: list[int] = []
+    row = 0
+    for token in truth:
+        row = tree.child(row, int(token))
+        if row < 0:
+            break
+        rows.append(row)
+    return rows
+
+
+def committed_by_size(tree: DraftTree, truth: Sequence[int], max_nodes: int) -> NDArray[np.int64]:
+    """Tokens that the first N = 0 .. `max_nodes` nodes of a tree commit, the bonus token included.
+
+    tree  in best-first order, so that its first N nodes are the best tree of N nodes
+    Row r is in every tree of r nodes or more, so an accepted row r adds one token to all sizes
+    N >= r.
+    """
+    rows = np.asarray(accepted_rows(tree, truth), dtype=np.int64)
+    return 1 + np.searchsorted(rows, np.arange(max_nodes + 1), side="right")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedHindsight:
+    """Tokens and seconds of R rounds at S tree sizes.
+
+    sizes      int [S]  nodes
+    committed  [R, S]   tokens that each size commits in each round
+    seconds    [R, S]   of the whole cycle
+    """
+
+    sizes: NDArray[np.int64]
+    committed: Array
+    seconds: Array
+
+    def fixed_rates(self) -> Array:
+        """[S] tokens per second if every round had verified a tree of that size."""
+        rates: Array = self.committed.sum(axis=0) / self.seconds.sum(axis=0)
+        return rates
+
+    def best_fixed(self) -> tuple[int, float]:
+        """The size with the highest overall rate, and that rate in tokens per second."""
+        rates = self.fixed_rates()
+        best = int(np.argmax(rates))
+        return int(self.sizes[best]), float(rates[best])
+
+    def oracle(self) -> tuple[NDArray[np.int64], float]:
+        """The sizes [R] that maximise total tokens / total seconds, and that rate.
+
+        Dinkelbach's iteration (1967): at the optimal rate, each round takes the size with the
+        highest tokens - rate x seconds. It is an upper bound for every policy, since it knows
+        the outcome of each round.
+        """
+        rounds = np.arange(len(self.committed))
+        _, rate = self.best_fixed()
+        while True:
+            chosen = np.argmax(self.committed - rate * self.seconds, axis=1)
+            tokens = float(self.committed[rounds, chosen].sum())
+            better = tokens / float(self.seconds[rounds, chosen].sum())
+            if better <= rate * (1.0 + 1e-12):
+                return self.sizes[chosen], max(better, rate)
+            rate = better
 
 
 class Played:

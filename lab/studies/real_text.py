@@ -1,14 +1,12 @@
-"""Exactness and speed on real text: transformers' decoding and this decoder, interleaved.
+"""Exactness on real text, and speed where drafts do not help.
 
     python -m lab.studies.real_text [--prompts-per-set 10] [--new-tokens 128]
 
-Three parts:
+Two parts:
 `exact` (float32, two more sets) compares token ids with transformers' greedy `generate`, for a
 fixed and an adaptive budget, with the n-gram drafter and with one that replays the right text
 at published acceptance, so that long paths are accepted too. A difference is listed with the
 gap of the top two logits; a gap of 1e-3 or more is a failure.
-`speed` (bfloat16) times whole calls of transformers' plain generate and prompt lookup, of plain
-steps and of draft trees, each prompt with all four in turn.
 `no_loss` decodes continuations of encyclopaedia text plainly, with trees from the n-gram
 drafter, and with trees from a drafter that is always wrong and always sure.
 """
@@ -35,8 +33,7 @@ from decoder.model.target import Target
 from decoder.tree.draft_tree import CandidateTree
 from lab.bench.analysis.ratios import rate_ratios
 from lab.bench.simulated import SimulatedDrafter, Truth
-from lab.studies.common import environment, read_prompts, store
-from lab.studies.rounds import pooled_ratio
+from lab.studies.common import environment, pooled_ratio, read_prompts, store
 
 SETS = ("gsm8k", "humaneval", "mt_bench")
 EXACT_SETS = (*SETS, "math500", "alpaca")
@@ -195,42 +192,6 @@ def first_difference(
     return {"position": at, "gap": float(top[0] - top[1])}
 
 
-def speed_part(prompts: list[list[int]], new_tokens: int, folder: str) -> dict[str, Any]:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-    trees = TreeDecoder.from_pretrained(DEMO_NAME, dtype="bfloat16", policy="bastion")
-    plain = TreeDecoder(trees.target, policy="plain")
-    stats: dict[str, list[Any]] = {"plain": [], "trees": []}
-    arms = {
-        "transformers_plain": transformers_arm(model, new_tokens),
-        "transformers_lookup": transformers_arm(model, new_tokens, prompt_lookup_num_tokens=10),
-        "plain": tree_arm(plain, new_tokens, stats["plain"]),
-        "trees": tree_arm(trees, new_tokens, stats["trees"]),
-    }
-    for arm in arms.values():
-        arm(prompts[0][:32])
-    stats["plain"].clear()
-    stats["trees"].clear()
-    rows, outputs = timed_rounds(arms, prompts)
-    tokens = sum(s.new_tokens - 1 for s in stats["trees"])
-    rounds = sum(s.rounds for s in stats["trees"])
-    return {
-        "sets": list(SETS),
-        "dtype": "bfloat16",
-        "profile": trees.cost_source.profile.as_dict()["provenance"],
-        "tokens_per_s": {name: pooled_rate(rows, name) for name in arms},
-        "tokens_per_verification": tokens / rounds,
-        "plain_over_transformers_plain": ratio(rows, "plain", "transformers_plain"),
-        "trees_over_plain": ratio(rows, "trees", "plain"),
-        "trees_over_transformers_lookup": ratio(rows, "trees", "transformers_lookup"),
-        "trees_over_transformers_plain": ratio(rows, "trees", "transformers_plain"),
-        "same_output_as_plain": sum(
-            a == b for a, b in zip(outputs["plain"], outputs["trees"], strict=True)
-        ),
-        "stage_shares": stage_shares(stats["trees"]),
-        "rows": rows,
-    }
-
-
 def no_loss_part(prompts: list[list[int]], new_tokens: int) -> dict[str, Any]:
     trees = TreeDecoder.from_pretrained(DEMO_NAME, dtype="bfloat16", policy="bastion")
     plain = TreeDecoder(trees.target, policy="plain")
@@ -249,18 +210,11 @@ def no_loss_part(prompts: list[list[int]], new_tokens: int) -> dict[str, Any]:
     }
 
 
-def stage_shares(stats: list[Any]) -> dict[str, float]:
-    names = ("draft_s", "build_s", "verify_s", "accept_s", "commit_s")
-    seconds = {name: sum(getattr(s.stages, name) for s in stats) for name in names}
-    total = sum(seconds.values())
-    return {name.removesuffix("_s"): value / total for name, value in seconds.items()}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prompts-per-set", type=int, default=10)
     parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--parts", nargs="+", default=["speed", "no_loss", "exact"])
+    parser.add_argument("--parts", nargs="+", default=["no_loss", "exact"])
     options = parser.parse_args()
     folder = str(ensure_demo_model(say=print))
     tokenizer = TreeDecoder.from_pretrained(DEMO_NAME, policy="plain")
@@ -276,9 +230,6 @@ def main() -> None:
         for p in read_prompts("wikitext2", options.prompts_per_set)
     ]
     parts = {
-        "speed": lambda: speed_part(
-            [ids for name in SETS for ids in chats[name]], options.new_tokens, folder
-        ),
         "no_loss": lambda: no_loss_part(articles, options.new_tokens),
         "exact": lambda: exact_part(
             [ids for name in EXACT_SETS for ids in chats[name]], options.new_tokens, folder

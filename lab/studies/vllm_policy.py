@@ -10,7 +10,6 @@ stand those that the profile gives for the same steps.
 Results are appended to a file of JSON lines, and a later call goes on from it:
 
     python -m lab.studies.vllm_policy run RESULTS --model FOLDER --profile FILE --prompts FOLDER
-    python -m lab.studies.vllm_policy texts RESULTS --model FOLDER --profile FILE --prompts FOLDER
     python -m lab.studies.vllm_policy show RESULTS
 
 The engine runs in this process and uses all cores. Its profile is made by `rooftree calibrate
@@ -322,20 +321,6 @@ def run(options: argparse.Namespace) -> None:
                 return
 
 
-def compare_texts(options: argparse.Namespace) -> None:
-    """Greedy texts in float32: the policy's against those of a plain engine."""
-    engine = Engine(options, options.method, "float32")
-    texts = list(prompts_of(options, engine.llm.get_tokenizer()))
-    answers = []
-    for index, context in enumerate(options.contexts):
-        prompts = [text[-context:] for text in texts[4 * index : 4 * index + 4]]
-        arm = 0 if options.method == "plain" else POLICY
-        whole = len(prompts) * MOST_TOKENS
-        outcomes = engine.run(prompts, [arm], np.random.default_rng(0), whole)
-        answers.append(outcomes[arm].texts)
-    append(options.results, [{"kind": "texts", "drafter": options.method, "texts": answers}])
-
-
 def append(path: Path, records: Sequence[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
@@ -354,12 +339,12 @@ def numbers(text: str) -> tuple[int, ...]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("action", choices=["run", "texts", "show"])
+    parser.add_argument("action", choices=["run", "show"])
     parser.add_argument("results", type=Path)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--profile", type=Path)
     parser.add_argument("--prompts", type=Path)
-    parser.add_argument("--method", choices=[*LENGTHS, "plain"], default="ngram")
+    parser.add_argument("--method", choices=list(LENGTHS), default="ngram")
     parser.add_argument("--drafter", type=Path, help="folder of the DFlash drafter")
     parser.add_argument("--at-once", type=numbers, default=AT_ONCE)
     parser.add_argument("--contexts", type=numbers, default=CONTEXTS)
@@ -371,7 +356,7 @@ def main() -> None:
     if options.action == "show":
         show(read(options.results), to_store=options.store)
     else:
-        {"run": run, "texts": compare_texts}[options.action](options)
+        run(options)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ Tables = dict[tuple[int, int], np.ndarray]
 
 
 def show(records: Sequence[Record], *, to_store: bool) -> None:
-    """Print the tables of each drafter by each clock, and the texts; store them if asked to."""
+    """Print the tables of each drafter by each clock; store them if asked to."""
     summaries = [
         summary(drafter, clock, tables)
         for drafter, clock in product(LENGTHS, CLOCKS)
@@ -31,15 +31,12 @@ def show(records: Sequence[Record], *, to_store: bool) -> None:
     ]
     for one in summaries:
         print_summary(one)
-    equal = equal_texts(records)
-    for drafter, count in equal.items():
-        print(f"{drafter}: {count['equal']} of {count['texts']} greedy float32 texts equal plain")
     if to_store:
         from lab.studies.common import environment, store
 
         versions = sorted({record["vllm"] for record in records if record["kind"] == "run"})
         made = {"environment": environment("cpu"), "vllm": versions, "tokens_a_sequence": TOKENS}
-        store("vllm_policy", made | {"rates": summaries, "texts": equal})
+        store("vllm_policy", made | {"rates": summaries})
 
 
 def tables_of(records: Sequence[Record], drafter: str, clock: str) -> Tables:
@@ -120,23 +117,6 @@ def mean_interval(tables: Tables, base: int) -> tuple[float, float]:
         ratios.append(means[-1] / means[base])
     low, high = np.quantile(ratios, [0.025, 0.975])
     return float(low), float(high)
-
-
-def equal_texts(records: Sequence[Record]) -> dict[str, dict[str, int]]:
-    """How many greedy float32 texts of each drafter equal those of the plain engine."""
-    texts = {record["drafter"]: record["texts"] for record in records if record["kind"] == "texts"}
-    plain = texts.pop("plain", None)
-    if plain is None:
-        return {}
-    counts = {}
-    for drafter, answers in texts.items():
-        pairs = [
-            one == other
-            for mine, theirs in zip(answers, plain, strict=True)
-            for one, other in zip(mine, theirs, strict=True)
-        ]
-        counts[drafter] = {"texts": len(pairs), "equal": sum(pairs)}
-    return counts
 
 
 def print_summary(result: Record) -> None:

@@ -65,10 +65,10 @@ def test_the_first_command_holds_what_is_needed_most() -> None:
 
 
 def test_the_documented_commands_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three, short enough to be sent as one line, each well within ten minutes."""
+    """Short enough to be sent as one line, and well within ten minutes."""
     text = (Path(__file__).parents[3] / "docs" / "gpu-runs.md").read_text(encoding="utf-8")
     commands = [line for line in text.splitlines() if line.startswith("export ")]
-    assert len(commands) == 3 and max(map(len, commands)) <= 2000
+    assert commands and max(map(len, commands)) <= 2000
     for command in commands:
         arguments = shlex.split(command.partition("lab.studies.gpu_suite")[2])
         monkeypatch.setattr(sys, "argv", ["gpu_suite", *arguments])

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodel.errors import InputError
 from decoder.tree.draft_tree import CandidateTree, Lattice, best_first
-from lab.studies.rounds import RecordedHindsight, accepted_rows, committed_by_size, pooled_ratio
+from lab.studies.policy_simulation import RecordedHindsight, accepted_rows, committed_by_size
 
 
 def lattice(seed, gamma=4, width=3):
@@ -106,41 +105,3 @@ class TestHindsight:
             for choice in product(range(3), repeat=len(rows))
         )
         assert found.oracle()[1] == pytest.approx(best, rel=1e-9)
-
-    def test_it_needs_matching_arrays(self):
-        with pytest.raises(InputError, match="every round and size"):
-            RecordedHindsight(
-                sizes=np.arange(2), committed=np.ones((2, 3)), seconds=np.ones((2, 3))
-            )
-        with pytest.raises(InputError, match="above 0"):
-            hindsight([[1.0, 2.0]], [0.0, 1.0])
-
-
-class TestPairedRatio:
-    def test_equal_arms(self):
-        arm = [[10.0, 2.0], [30.0, 1.0]]
-        assert pooled_ratio(arm, arm) == {"ratio": 1.0, "interval_95": [1.0, 1.0]}
-
-    def test_a_constant_factor_has_no_uncertainty(self):
-        """Twice as fast on every text: the texts' own speeds cancel."""
-        slow = np.array([[10.0, 2.0], [30.0, 1.0], [5.0, 9.0]])
-        fast = slow / [1.0, 2.0]
-        found = pooled_ratio(fast, slow)
-        assert found["ratio"] == pytest.approx(2.0)
-        assert found["interval_95"] == pytest.approx([2.0, 2.0])
-
-    def test_the_interval_covers_as_often_as_it_says(self):
-        """True ratio 1 with noise of 10 % a text: 95 % of intervals contain it, or nearly so."""
-        random, covered = np.random.default_rng(0), 0
-        for _ in range(200):
-            seconds = np.exp(random.normal(0.0, 0.1, (40, 2)))
-            low, high = pooled_ratio(
-                np.column_stack([np.ones(40), seconds[:, 0]]),
-                np.column_stack([np.ones(40), seconds[:, 1]]),
-            )["interval_95"]
-            covered += low < 1.0 < high
-        assert 0.88 <= covered / 200 <= 0.99
-
-    def test_arms_of_other_texts(self):
-        with pytest.raises(InputError, match="same texts"):
-            pooled_ratio([[1.0, 1.0]], [[1.0, 1.0], [2.0, 1.0]])
