@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,11 +74,11 @@ def without_home(line: str) -> str:
     return line
 
 
-def stored_profile(target: Target, path: Path | None) -> tuple[Profile, str] | None:
+def stored_profile(target: Target) -> tuple[Profile, str] | None:
     """The stored profile of this target and machine and a line about it; None without one."""
     store, key, soft = ProfileStore(), profile_key(target), soft_key(target)
     try:
-        match = store.find(key, soft) if path is None else store.open(path, key, soft)
+        match = store.find(key, soft)
     except ProfileError:
         return None
     made = match.profile.provenance

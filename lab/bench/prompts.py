@@ -1,4 +1,4 @@
-"""Prompts from JSONL files: reading, checking, drawing a subset, encoding."""
+"""Prompts from JSONL files: reading, checking, encoding."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
-
-import numpy as np
 
 from costmodel.errors import InputError
 from costmodel.io import MAX_JSON_BYTES, json_lines, read_bytes
@@ -43,12 +41,9 @@ class Encoder(Protocol):
     def check(self, ids: Sequence[int], max_new_tokens: int) -> None: ...
 
 
-def read_files(
-    files: Sequence[Path], per_file: int | None, seed: int
-) -> tuple[list[PromptText], tuple[PromptFile, ...]]:
+def read_files(files: Sequence[Path]) -> tuple[list[PromptText], tuple[PromptFile, ...]]:
     """The texts of all files in order, and a record of each file.
 
-    per_file  number of texts of each file, drawn by `seed`; None takes all
     Raises InputError naming the file and line, and for repeated ids or file names.
     """
     texts: list[PromptText] = []
@@ -58,7 +53,7 @@ def read_files(
         parsed = _parse(file, raw)
         digest = hashlib.sha256(raw).hexdigest()
         infos.append(PromptFile(name=file.stem, sha256=digest, prompts=len(parsed)))
-        texts += _drawn(parsed, per_file, seed)
+        texts += parsed
     names = [info.name for info in infos]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -134,12 +129,3 @@ def _text(file: Path, number: int, record: Any) -> PromptText:
     return PromptText(
         id=name, set=file.stem, category=str(record.get("category") or file.stem), prompt=prompt
     )
-
-
-def _drawn(texts: list[PromptText], per_file: int | None, seed: int) -> list[PromptText]:
-    """A random subset of `per_file` texts in their original order."""
-    if per_file is None or per_file >= len(texts):
-        return texts
-    random = np.random.default_rng((seed, 40961))
-    chosen = random.choice(len(texts), size=per_file, replace=False)
-    return [texts[index] for index in sorted(chosen)]

@@ -58,8 +58,7 @@ class PromptFile:
 class BenchSettings:
     """The settings of a run; two results can be compared where these agree.
 
-    seed       of the choice of prompts, of sampling (prompt and repeat are added), and of the
-               exploration of drafters that learn
+    seed       of sampling (prompt and repeat are added), and of drafters that learn
     same_text  all arms but the peers wrote the text of plain decoding
     by_round   all arms but the peers decoded each prompt together, a round each in turn
     """
@@ -69,14 +68,10 @@ class BenchSettings:
     repeats: AtLeastOne
     chat: bool
     seed: Count
-    per_file: AtLeastOne | None
     files: tuple[PromptFile, ...]
     dtype: Name
     runtime: Name
     device: Name
-    max_nodes: AtLeastOne | None = None
-    acceptance: str = "auto"
-    stage_times: bool = False
     same_text: bool = False
     by_round: bool = False
     quantization: Name | None = None
@@ -203,8 +198,6 @@ class Rounds:
     expected           predicted committed length: 1 + the sum of the tree's path scores
     verify_s, cycle_s  seconds of the target's forward and of the whole round
     predicted_*        by the cost model before the round; empty without one
-    expected_by_depth  by depth instead of by round: path scores at depth 1, 2, ... summed over
-                       all rounds, the predicted number of rounds that accept that depth
     """
 
     nodes: tuple[Count, ...]
@@ -215,7 +208,6 @@ class Rounds:
     cycle_s: tuple[Seconds, ...]
     predicted_verify_s: tuple[Seconds, ...] = ()
     predicted_cycle_s: tuple[Seconds, ...] = ()
-    expected_by_depth: tuple[Finite, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.nodes)
@@ -225,8 +217,6 @@ class Rounds:
         for name in ("predicted_verify_s", "predicted_cycle_s"):
             if len(getattr(self, name)) not in (0, count):
                 raise ValueError(f"{name} must have one entry a round ({count}), or none")
-        if len(self.expected_by_depth) != max(self.depths, default=0):
-            raise ValueError("expected_by_depth must have one entry a depth of the deepest tree")
         for index, (accepted, depth) in enumerate(zip(self.accepted, self.depths, strict=True)):
             if accepted > depth:
                 raise ValueError(f"accepted[{index}] is {accepted}, of a tree {depth} deep")
@@ -270,7 +260,6 @@ class Response:
     limit_s            least seconds of this response's plain steps, by the physical roofline
                        at the profile's peaks; None without a profile
     stages             seconds of each stage over all rounds; empty for peers
-    peak_memory_bytes  of the device's allocator, on a CPU of the process; None if unknown
     rounds             None for peers, which do not report them
     update             after the text; None for arms whose drafter does not learn
     """
@@ -286,7 +275,6 @@ class Response:
     limit_s: Seconds | None = None
     first_tokens: AtLeastOne = 1
     stages: dict[str, Seconds] = field(default_factory=dict)
-    peak_memory_bytes: AtLeastOne | None = None
     rounds: Rounds | None = None
     update: Update | None = None
     warnings: tuple[str, ...] = ()

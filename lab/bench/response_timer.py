@@ -1,13 +1,9 @@
-"""The clock and token count of one response, the same for every arm; gauges of peak memory."""
+"""The clock and token count of one response, the same for every arm."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Protocol
-
-import torch
 
 from costmodel.errors import MeasurementError
 from lab.bench.arms.base import ArmDecoding, SteppedArmDecoding, UpdatingArmDecoding
@@ -87,62 +83,3 @@ class ResponseTimer:
         if first:
             self._first_s, self.first_tokens = now_s, len(self.tokens)
         return self.finish is None
-
-
-class MemoryGauge(Protocol):
-    """The peak of memory use since `start`."""
-
-    def start(self) -> None: ...
-
-    def peak_bytes(self) -> int | None: ...
-
-
-class NoGauge:
-    """A gauge without a reading."""
-
-    def start(self) -> None:
-        return
-
-    def peak_bytes(self) -> int | None:
-        return None
-
-
-class CudaGauge:
-    """The peak of torch's allocator on one device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def start(self) -> None:
-        torch.cuda.reset_peak_memory_stats(self._device)
-
-    def peak_bytes(self) -> int | None:
-        return int(torch.cuda.max_memory_allocated(self._device))
-
-
-class ProcessGauge:
-    """The peak of this process's resident memory, which Linux can reset."""
-
-    RESET, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
-
-    def __init__(self) -> None:
-        self._works = True
-
-    def start(self) -> None:
-        try:
-            self.RESET.write_text("5")
-        except OSError:
-            self._works = False  # a peak since the process began says nothing of one arm
-
-    def peak_bytes(self) -> int | None:
-        if not self._works:
-            return None
-        for line in self.STATUS.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-        return None
-
-
-def memory_gauge(device: torch.device) -> MemoryGauge:
-    """The gauge of a device: of its allocator, on a CPU of the process."""
-    return CudaGauge(device) if device.type == "cuda" else ProcessGauge()

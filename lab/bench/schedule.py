@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
@@ -23,8 +23,8 @@ from lab.bench.arms.base import (
 )
 from lab.bench.prompts import Encoded
 from lab.bench.record import Environment, FailedArm, Response
-from lab.bench.response_timer import Clock, MemoryGauge, NoGauge, ResponseTimer
-from lab.bench.store import environment_from, failed_arm_from, response_from
+from lab.bench.response_timer import Clock, ResponseTimer
+from lab.bench.store import record_from
 from profiler.measure.journal import Journal
 from profiler.measure.samples import in_turn
 
@@ -82,10 +82,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """The clock, memory gauge and bandwidth limit of a run; tests replace them."""
+    """The clock and the bandwidth limit of a run; tests replace them."""
 
     clock: Clock = perf_counter
-    memory: MemoryGauge = field(default_factory=NoGauge)
     limit_s: Callable[[int, int], float | None] = lambda prompt_tokens, new_tokens: None
 
 
@@ -125,9 +124,10 @@ def run_schedule(
     whose engine fails is left out from there on, also when the run is resumed. Raises
     MeasurementError naming arm and prompt where a decoder stops before its end.
     """
-    run = _Run(runners, schedule, tools, journal, _recorded_failures(journal))
+    failed = {one.name: one for one in _recorded(journal, FailedArm, "failed")}
+    run = _Run(runners, schedule, tools, journal, failed)
     turns = list(schedule.turns(len(runners)))
-    recorded = _recorded_responses(journal)
+    recorded = {one.key: one for one in _recorded(journal, Response, "response")}
     lost = run.lost_arms(turns, recorded)
     done = {key: response for key, response in recorded.items() if key[0] not in lost}
     if any(run.key(turn) not in done for turn in turns):
@@ -233,22 +233,14 @@ class _Run:
         """One response, decoded without interruption. Raises PeerFailure."""
         timer = self._timer()
         gc.collect()  # garbage of earlier arms is not collected in this one's time
-        self.tools.memory.start()
         decoding = self._start(turn)
         with _naming(self._runner(turn), self._encoded(turn)):
             timer.time(decoding)
         update = timer.update(decoding)
-        # The gauge is of this process, and an engine has its own.
-        own = self._runner(turn).arm.engine is None
-        peak_bytes = self.tools.memory.peak_bytes() if own else None
-        response = self._response(turn, timer, decoding)
-        return replace(response, update=update, peak_memory_bytes=peak_bytes)
+        return replace(self._response(turn, timer, decoding), update=update)
 
     def respond_together(self, turns: Sequence[Turn]) -> dict[Turn, Response]:
-        """The turns of one prompt whose arms can pause, a round each in turn.
-
-        Arms share the memory, so none has a peak of its own.
-        """
+        """The turns of one prompt whose arms can pause, a round each in turn."""
         started: dict[Turn, tuple[ResponseTimer, SteppedArmDecoding]] = {}
         for turn in turns:
             decoding = self._start(turn)
@@ -324,29 +316,18 @@ def recorded_environment(journal: Journal, current: Environment) -> Environment:
     """The environment at the beginning of the run: the journal's, or `current`, then recorded."""
     for record in journal.records:
         if "environment" in record:
-            return environment_from(record["environment"])
+            return record_from(Environment, record["environment"])
     journal.append({"environment": asdict(current)})
     return current
 
 
-def _recorded_responses(journal: Journal | None) -> dict[ResponseKey, Response]:
-    """The responses of a journal; one that is damaged counts as such and is made again."""
-    read = _recorded(journal, "response", response_from)
-    return {response.key: response for response in read}
-
-
-def _recorded_failures(journal: Journal | None) -> dict[str, FailedArm]:
-    """The failed arms of a journal by name."""
-    return {failed.name: failed for failed in _recorded(journal, "failed", failed_arm_from)}
-
-
-def _recorded(journal: Journal | None, kind: str, read: Callable[[Any], Entry]) -> list[Entry]:
-    """What one kind of a journal's records holds; a damaged one only counts."""
+def _recorded(journal: Journal | None, kind: type[Entry], name: str) -> list[Entry]:
+    """What a journal's records of one name hold; a damaged one counts as such and is made again."""
     entries = []
     for record in () if journal is None else journal.records:
-        if kind in record:
+        if name in record:
             try:
-                entries.append(read(record[kind]))
+                entries.append(record_from(kind, record[name]))
             except InputError:
                 assert journal is not None
                 journal.damaged += 1

@@ -14,8 +14,8 @@ import torch
 from costmodel.errors import InputError
 from decoder.acceptance.sampling import Sampling
 from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
-from decoder.model.loading import Weights, default_target, load_model
-from decoder.model.target import Quantization, quantised, runtime_kind
+from decoder.model.loading import default_target, load_model
+from decoder.model.target import Quantization, quantised
 from lab.bench.analysis.summary import derived
 from lab.bench.analysis.warnings import result_warnings
 from lab.bench.arms.base import ArmRunner
@@ -44,7 +44,6 @@ from lab.bench.record import (
     PromptFile,
     Result,
 )
-from lab.bench.response_timer import memory_gauge
 from lab.bench.schedule import (
     Listener,
     Outcome,
@@ -79,14 +78,12 @@ class BenchOptions:
     engines: Sequence[EngineChoice] = ()
     decoder: DecoderChoice = field(default_factory=DecoderChoice)
     files: Sequence[Path] = ()
-    per_file: int | None = None
     seed: int = 0
     chat: bool | None = None
     new_tokens: int = 128
     repeats: int = 1
     device: str | None = None
     dtype: str | None = None
-    weights: Weights = "pretrained"
     quantization: Quantization | None = None
     output: Path | None = None
     fresh: bool = False
@@ -108,7 +105,6 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
     """
     device = select_device(options.device)
     dtype = parse_dtype(options.dtype, device)
-    runtime_kind(options.decoder.runtime, device)  # errors before a model is loaded
     Sampling(temperature=options.decoder.temperature)
     if options.decoder.same_text and options.decoder.temperature:
         raise InputError(
@@ -124,14 +120,14 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
         options.engines,
         name,
         greedy=not options.decoder.temperature,
-        pretrained=options.weights == "pretrained" and options.quantization is None,
+        pretrained=options.quantization is None,
         device=device.type,
     )
     with device_lock(f"{fingerprint(device).name} {device_label(device)}"):
         environment, machine_warnings = machine(device)
         loaded = load_model(
             name,
-            weights=options.weights,
+            weights="pretrained",
             dtype=dtype,
             device=device,
             download=True,
@@ -171,7 +167,7 @@ class _LoadedRun:
         """Decode what the journal does not hold, and return the whole result."""
         located = self.builder.profile
         if located is None:
-            located = stored_profile(self.builder.target, self.options.decoder.profile.path)
+            located = stored_profile(self.builder.target)
         profile = None if located is None else describe_profile(*located)
         schedule = Schedule(
             prompts=self.prompts,
@@ -181,10 +177,7 @@ class _LoadedRun:
             seed=self.settings.seed,
             by_round=self.settings.by_round,
         )
-        tools = Tools(
-            memory=memory_gauge(self.builder.target.device),
-            limit_s=bandwidth_limit(None if located is None else located[0]),
-        )
+        tools = Tools(limit_s=bandwidth_limit(None if located is None else located[0]))
         with self._journal(environment, profile) as journal:
             if journal is not None:
                 environment = recorded_environment(journal, environment)
@@ -242,11 +235,11 @@ class _LoadedRun:
 def _texts(options: BenchOptions) -> tuple[list[PromptText], tuple[PromptFile, ...]]:
     """The prompts of the files, or the demo's where no file is set."""
     if options.files:
-        return read_files(options.files, options.per_file, options.seed)
+        return read_files(options.files)
     texts = [
         PromptText(id=name, set=BUILT_IN, category=name, prompt=prompt)
         for name, prompt in PROMPTS.items()
-    ][: options.per_file]
+    ]
     digest = hashlib.sha256("".join(PROMPTS.values()).encode()).hexdigest()
     return texts, (PromptFile(name=BUILT_IN, sha256=digest, prompts=len(PROMPTS)),)
 
@@ -278,14 +271,10 @@ def _settings(
         repeats=options.repeats,
         chat=chat,
         seed=options.seed,
-        per_file=options.per_file,
         files=files,
         dtype=dtype_name(target.dtype),
         runtime=target.runtime.kind,
         device=target.device.type,
-        max_nodes=decoder.max_nodes,
-        acceptance=decoder.acceptance,
-        stage_times=decoder.stage_times,
         same_text=decoder.same_text,
         by_round=decoder.by_round,
         quantization=target.loaded.quantization,

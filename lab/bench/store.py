@@ -11,14 +11,10 @@ from pydantic import TypeAdapter, ValidationError
 from costmodel.errors import InputError
 from costmodel.io import read_json, write_atomic
 from costmodel.profile.text import describe_error
-from lab.bench.record import SCHEMA_VERSION, Environment, FailedArm, Response, Result
+from lab.bench.record import SCHEMA_VERSION, Result
 
 _HINT = "Give a file that `rooftree bench --output` of this version wrote."
 
-_RESULT = TypeAdapter(Result)
-_RESPONSE = TypeAdapter(Response)
-_ENVIRONMENT = TypeAdapter(Environment)
-_FAILED = TypeAdapter(FailedArm)
 T = TypeVar("T")
 
 
@@ -33,7 +29,7 @@ def read_result(path: str | Path) -> Result:
             hint=_HINT,
         )
     try:
-        return _RESULT.validate_json(json.dumps(data), strict=True)
+        return TypeAdapter(Result).validate_json(json.dumps(data), strict=True)
     except ValidationError as failure:
         raise InputError(f"{path}: {first_problem(failure)}", hint=_HINT) from None
 
@@ -47,26 +43,12 @@ def write_result(result: Result, path: str | Path, **derived: Any) -> None:
     write_atomic(Path(path), text + "\n", InputError)
 
 
-def response_from(data: Any) -> Response:
-    """A response from the JSON values of a journal. Raises InputError."""
-    return _checked(_RESPONSE, data, "a response")
-
-
-def failed_arm_from(data: Any) -> FailedArm:
-    """A failed arm from the JSON values of a journal. Raises InputError."""
-    return _checked(_FAILED, data, "a failed arm")
-
-
-def environment_from(data: Any) -> Environment:
-    """An environment from the JSON values of a journal. Raises InputError."""
-    return _checked(_ENVIRONMENT, data, "the environment")
-
-
-def _checked(adapter: TypeAdapter[T], data: Any, label: str) -> T:
+def record_from(kind: type[T], data: Any) -> T:
+    """A part of a result from the JSON values of a journal. Raises InputError."""
     try:
-        return adapter.validate_json(json.dumps(data), strict=True)
+        return TypeAdapter(kind).validate_json(json.dumps(data), strict=True)
     except ValidationError as failure:
-        raise InputError(f"{label}: {first_problem(failure)}") from None
+        raise InputError(f"{kind.__name__}: {first_problem(failure)}") from None
 
 
 def first_problem(failure: ValidationError) -> str:

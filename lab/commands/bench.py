@@ -9,15 +9,13 @@ import click
 
 from profiler.commands.options import (
     NamedValue,
-    Numbers,
     count_option,
-    execution_options,
+    device_option,
+    dtype_option,
     json_option,
-    profile_option,
-    require_profile_option,
+    quantization_option,
     seed_option,
     target_option,
-    weights_option,
 )
 
 if TYPE_CHECKING:
@@ -28,11 +26,6 @@ html_option = click.option(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write tables and pictures as one HTML page.",
-)
-plot_option = click.option(
-    "--plot",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Write the pictures into this folder, as PNG.",
 )
 
 
@@ -92,7 +85,6 @@ class EngineOption(NamedValue):
     type=click.Path(path_type=Path),
     help="JSONL file with id, category and prompt. May be repeated [default: five built in].",
 )
-@count_option("--per-file", "Number of prompts of each file, drawn by --seed [default: all].")
 @click.option(
     "--policy",
     "policies",
@@ -104,14 +96,7 @@ class EngineOption(NamedValue):
     "studies",
     type=Names(),
     default=(),
-    help="More arms: sweep, shape, estimator, dynatree.",
-)
-@click.option(
-    "--sweep",
-    type=Numbers(),
-    default="1,3,7,15,31",
-    show_default=True,
-    help="Tree sizes of the sweep.",
+    help="More arms: sweep (fixed trees of 1, 3, 7, 15 and 31 nodes), shape, estimator, dynatree.",
 )
 @click.option(
     "--peers",
@@ -154,7 +139,7 @@ class EngineOption(NamedValue):
     type=click.IntRange(min=1),
     help="Times that each arm decodes each prompt.",
 )
-@seed_option(2**31 - 1, "Seed of the choice of prompts and of sampling.")
+@seed_option(2**31 - 1, "Seed of sampling, and of drafters that learn.")
 @click.option(
     "--same-text",
     is_flag=True,
@@ -166,13 +151,9 @@ class EngineOption(NamedValue):
     help="Let all arms but the peers decode a prompt together, a round each in turn, so that slow "
     "moments of the machine affect all alike.",
 )
-@count_option("--max-nodes", "Nodes of the largest adaptive tree.")
-@click.option("--acceptance", default="auto", show_default=True, help="As in generate.")
-@execution_options
-@weights_option
-@profile_option
-@require_profile_option
-@click.option("--stage-times", is_flag=True, help="Synchronise the device after every stage.")
+@device_option
+@dtype_option
+@quantization_option
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
@@ -180,13 +161,10 @@ class EngineOption(NamedValue):
     "beside it.",
 )
 @click.option("--fresh", is_flag=True, help="Drop the journal of an unfinished run.")
-@plot_option
 @html_option
 @json_option
 @click.pass_context
-def command(
-    ctx: click.Context, html: Path | None, plot: Path | None, as_json: bool, **values: Any
-) -> None:
+def command(ctx: click.Context, html: Path | None, as_json: bool, **values: Any) -> None:
     """Decode the same prompts with every policy, transformers' generate and other engines.
 
     Arms take turns prompt by prompt after a warm-up. All are timed by one clock, and
@@ -196,7 +174,7 @@ def command(
     """
     if ctx.invoked_subcommand is not None:
         return
-    _report(_run(_options(values)), html, plot, as_json=as_json)
+    _report(_run(_options(values)), html, as_json=as_json)
     if values["output"] is not None:
         click.echo(f"result: {values['output']}", err=as_json)
 
@@ -204,9 +182,8 @@ def command(
 @command.command(short_help="Compare two results, arm by arm.")
 @click.argument("first", type=click.Path(path_type=Path))
 @click.argument("second", type=click.Path(path_type=Path))
-@click.option("--end-to-end", is_flag=True, help="Compare whole calls, the prefill included.")
 @json_option
-def compare(first: Path, second: Path, end_to_end: bool, as_json: bool) -> None:
+def compare(first: Path, second: Path, as_json: bool) -> None:
     """Compare two results of the same prompts: is SECOND faster, slower, or undecided?
 
     The column "beside plain" divides the times of each prompt by those of plain
@@ -219,8 +196,7 @@ def compare(first: Path, second: Path, end_to_end: bool, as_json: bool) -> None:
     from lab.bench.store import read_result
     from profiler.report.console import print_json
 
-    part = "total" if end_to_end else "decode"
-    comparison = compare_results(read_result(first), read_result(second), part)
+    comparison = compare_results(read_result(first), read_result(second))
     if as_json:
         data = asdict(comparison)
         for record, arm in zip(data["arms"], comparison.arms, strict=True):
@@ -232,18 +208,16 @@ def compare(first: Path, second: Path, end_to_end: bool, as_json: bool) -> None:
 
 @command.command(short_help="Show a stored result.")
 @click.argument("path", type=click.Path(path_type=Path))
-@plot_option
 @html_option
 @json_option
-def show(path: Path, html: Path | None, plot: Path | None, as_json: bool) -> None:
-    """Print the tables of a stored result, and write its page and pictures if wanted."""
+def show(path: Path, html: Path | None, as_json: bool) -> None:
+    """Print the tables of a stored result, and write its page if wanted."""
     from lab.bench.store import read_result
 
-    _report(read_result(path), html, plot, as_json=as_json)
+    _report(read_result(path), html, as_json=as_json)
 
 
 def _options(values: dict[str, Any]) -> BenchOptions:
-    from decoder.profiling.startup import ProfileChoice
     from lab.bench.arms.builder import DecoderChoice
     from lab.bench.arms.choice import DEFAULT_POLICIES, ArmChoice
     from lab.bench.engines.choice import engine_choices
@@ -253,22 +227,15 @@ def _options(values: dict[str, Any]) -> BenchOptions:
         policies=values["policies"] or DEFAULT_POLICIES,
         drafters=values["drafters"] or ("ngram",),
         studies=values["studies"],
-        sweep=values["sweep"],
         peers=values["peers"],
-        max_nodes=values["max_nodes"],
     )
     decoder = DecoderChoice(
-        runtime=values["runtime"],
         temperature=values["temperature"],
-        max_nodes=values["max_nodes"],
-        acceptance=values["acceptance"],
-        stage_times=values["stage_times"],
         same_text=values["same_text"],
         by_round=values["by_round"],
-        profile=ProfileChoice(path=values["profile"], require=values["require_profile"]),
     )
-    same = ("target", "files", "per_file", "seed", "chat", "new_tokens", "repeats", "device",
-            "dtype", "weights", "quantization", "output", "fresh")  # fmt: skip
+    same = ("target", "files", "seed", "chat", "new_tokens", "repeats", "device", "dtype",
+            "quantization", "output", "fresh")  # fmt: skip
     return BenchOptions(
         arms=arms,
         decoder=decoder,
@@ -296,8 +263,8 @@ def _run(options: BenchOptions) -> Result:
         return bench(options, Listeners(say=console.print, progress=progress))
 
 
-def _report(result: Result, html: Path | None, plot: Path | None, *, as_json: bool) -> None:
-    """Print the result, as JSON or as tables, and write its page and pictures if wanted."""
+def _report(result: Result, html: Path | None, *, as_json: bool) -> None:
+    """Print the result, as JSON or as tables, and write its page if wanted."""
     from lab.bench.analysis.summary import derived
     from lab.bench.report.terminal import print_result
     from profiler.report.console import print_json
@@ -306,11 +273,6 @@ def _report(result: Result, html: Path | None, plot: Path | None, *, as_json: bo
         print_json(result.as_dict() | derived(result), one_line=True)
     else:
         print_result(result)
-    if plot is not None:
-        from lab.bench.report.page import write_plots
-
-        write_plots(result, plot)
-        click.echo(f"pictures: {plot}", err=as_json)
     if html is not None:
         from lab.bench.report.page import write_page
 

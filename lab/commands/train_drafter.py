@@ -2,25 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from profiler.commands.options import (
-    Numbers,
+    Decorated,
+    NamedValue,
     count_option,
-    device_option,
     json_option,
-    learning_rate_option,
     output_folder_option,
     prompts_option,
-    seed_option,
     target_option,
 )
 
-if TYPE_CHECKING:
-    from lab.training.prompts import Kinds
+SIZES = {"layers", "block_size", "block_length", "target_layers", "feature_layers", "without"}
+
+
+def setting_option(names: str) -> Callable[[Decorated], Decorated]:
+    """`--set NAME=VALUE`, the settings of a recipe."""
+    return click.option(
+        "--set",
+        "given",
+        type=NamedValue(),
+        multiple=True,
+        help=f"A setting of the recipe: {names}. May be repeated.",
+    )
+
+
+def with_settings(given: Sequence[tuple[str, Any]], *parts: Any) -> list[Any]:
+    """The dataclasses with the settings that are given, checked against their types.
+
+    Raises InputError for an unknown name or a wrong value.
+    """
+    from dataclasses import fields
+
+    from pydantic import TypeAdapter, ValidationError
+
+    from costmodel.errors import InputError
+
+    values = dict(given)
+    names = sorted({field.name for part in parts for field in fields(part)})
+    for name in values:
+        if name not in names:
+            raise InputError(f"there is no setting '{name}'", hint=f"Set {', '.join(names)}.")
+    try:
+        return [
+            TypeAdapter(type(part)).validate_python(
+                {one.name: values.get(one.name, getattr(part, one.name)) for one in fields(part)}
+            )
+            for part in parts
+        ]
+    except ValidationError as failure:
+        first = failure.errors(include_url=False)[0]
+        problem = f"--set {first['loc'][0]}={first['input']}: {first['msg']}"
+        raise InputError(problem, hint="Give another value, or leave it out.") from None
 
 
 @click.command(name="train-drafter")
@@ -35,30 +73,7 @@ if TYPE_CHECKING:
     help="dflash: all positions of a block at once; specblock: short blocks, chained.",
 )
 @click.option(
-    "--openings",
-    type=click.Choice(["free", "templates"]),
-    default="free",
-    show_default=True,
-    help="Generated prompts: from templates alone, or half of them from a word or two that the "
-    "target continues.",
-)
-@click.option(
     "--from", "start", help="Trained drafter to continue from: its folder, hub id, or demo."
-)
-@count_option("--layers", "Layers of the drafter [default: dflash 3, specblock 2].", most=16)
-@count_option(
-    "--block-size", "Tokens of a block [default: dflash 8, specblock 4].", least=2, most=64
-)
-@click.option(
-    "--feature-layers",
-    type=Numbers(),
-    help="Hidden states of the target to read, from 1 [default: spread over its layers].",
-)
-@click.option(
-    "--without",
-    type=click.Choice(["no-broadcast", "no-shift", "no-mask", "no-rank-head"]),
-    multiple=True,
-    help="Parts of SpecBlock to leave out, as its paper's table 2 does.",
 )
 @count_option(
     "--texts",
@@ -67,26 +82,20 @@ if TYPE_CHECKING:
     least=64,
 )
 @count_option("--steps", "Optimiser steps.", default=3000)
-@learning_rate_option(help="Largest learning rate [default: dflash 2e-3, specblock 1.5e-3].")
-@seed_option(help="Seed of texts and training.")
-@device_option
+@setting_option(
+    "layers, block_size (specblock: block_length), learning_rate, seed, openings=templates, "
+    'without=["no-shift"] for an ablation of SpecBlock, ...'
+)
 @json_option
 def command(  # noqa: PLR0913 - one argument an option
     target: str | None,
     prompts: tuple[Path, ...],
     output: Path,
     kind: str,
-    openings: Kinds,
     start: str | None,
-    layers: int | None,
-    block_size: int | None,
-    feature_layers: tuple[int, ...] | None,
-    without: tuple[str, ...],
     texts: int,
     steps: int,
-    learning_rate: float | None,
-    seed: int,
-    device: str | None,
+    given: tuple[tuple[str, Any], ...],
     as_json: bool,
 ) -> None:
     """Train a drafter for a target, on texts that the target writes itself.
@@ -100,48 +109,30 @@ def command(  # noqa: PLR0913 - one argument an option
     from lab.bench.environment import machine
     from lab.bench.prompts import read_files
     from lab.papers.specblock.training.objective import SpecBlockSettings
-    from lab.papers.specblock.training.recipe import SpecBlockRecipe, train_specblock
+    from lab.papers.specblock.training.recipe import RUN, train_specblock
     from lab.training.corpus import Collecting
     from lab.training.dflash import DFlashTraining
+    from lab.training.loop import TrainingSettings
     from lab.training.recipe import Recipe, load_target, train_dflash
     from profiler.report.console import note, print_json
 
-    if without and kind == "dflash":
-        raise click.UsageError("--without names parts of a SpecBlock drafter.")
-    if start is not None and any((layers, block_size, feature_layers, without)):
+    if start is not None and SIZES & dict(given).keys():
         raise click.UsageError("--from brings its own layers, block, features and parts.")
-    given_prompts = [text.prompt for text in read_files(prompts, None, seed)[0]]
-    batches = -(-(len(given_prompts) or texts) // Collecting().batch)
-    collecting = Collecting(batches=batches, openings=openings, seed=seed)
-    settings = replace(
-        Recipe().settings if kind == "dflash" else SpecBlockRecipe().settings,
+    asked = [text.prompt for text in read_files(prompts)[0]]
+    run = replace(
+        TrainingSettings() if kind == "dflash" else RUN,
         steps=steps,
-        seed=seed,
         save_every=min(max(200, steps // 4), 500),
     )
-    if learning_rate is not None:
-        settings = replace(settings, learning_rate=learning_rate)
-    loaded = load_target(target, device)
-    if kind == "dflash":
-        drafter = DFlashTraining(
-            layers=layers or 3,
-            block_size=block_size or 8,
-            target_layers=feature_layers and tuple(number - 1 for number in feature_layers),
-        )
-        recipe = Recipe(collecting=collecting, drafter=drafter, settings=settings, start=start)
-        trained = train_dflash(loaded, output, recipe, given_prompts, note)
-    else:
-        spec = SpecBlockSettings(
-            layers=layers or 2,
-            block_length=block_size or 4,
-            feature_layers=feature_layers,
-            without=frozenset(without),
-            rank_from_step=steps * 2 // 3,
-        )
-        block_recipe = SpecBlockRecipe(
-            collecting=collecting, drafter=spec, settings=settings, start=start
-        )
-        trained = train_specblock(loaded, output, block_recipe, given_prompts, note)
+    sizes = (
+        DFlashTraining() if kind == "dflash" else SpecBlockSettings(rank_from_step=steps * 2 // 3)
+    )
+    batches = -(-(len(asked) or texts) // Collecting().batch_texts)
+    collecting, sizes, settings = with_settings(given, Collecting(batches=batches), sizes, run)
+    recipe = Recipe(collecting=collecting, drafter=sizes, settings=settings, start=start)
+    train = train_dflash if kind == "dflash" else train_specblock
+    loaded = load_target(target)
+    trained = train(loaded, output, recipe, asked, note)
     last = trained.history[-1]
     if as_json:
         counts = {"texts": trained.texts[0], "held_out": trained.texts[1]}

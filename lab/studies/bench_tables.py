@@ -8,8 +8,7 @@ from lab.bench.analysis.hindsight import HindsightRatios
 from lab.bench.analysis.ratios import Ratio, compare_arms
 from lab.bench.analysis.summary import ResultFigures
 from lab.bench.record import Arm, Result
-from lab.bench.report.drafter_tables import drafter_tables
-from lab.bench.report.tables import interval_text, number_text, ratio_text
+from lab.bench.report.tables import drafter_tables, interval_text, number_text, ratio_text
 
 LOOKUP = "transformers:prompt-lookup"
 ABSENT = "-"
@@ -76,7 +75,7 @@ def sweep_table(result: Result) -> list[str]:
 def family_tables(result: Result) -> list[str]:
     """The tables of online updates, SpecBlock's ablations and DFlash's block sizes."""
     lines = []
-    for table in drafter_tables(result):
+    for table in drafter_tables(ResultFigures(result)):
         lines += [f"{table.title}:", "", *markdown(table.columns, table.rows), ""]
     return lines[:-1]
 

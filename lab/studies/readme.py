@@ -16,7 +16,7 @@ from typing import Any
 
 from lab.bench.analysis.ratios import compare_arms
 from lab.bench.record import PLAIN, Result
-from lab.bench.report.engine_table import engine_tables
+from lab.bench.report.tables import engine_tables
 from lab.bench.store import read_result
 from lab.studies.bench_tables import (
     LOOKUP,

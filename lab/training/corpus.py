@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -36,7 +37,7 @@ Say = Callable[[str], None]
 class Collecting:
     """The settings of a collection.
 
-    batches         files of `batch` texts each
+    batches         files of `batch_texts` texts each
     prompt_tokens   most tokens that the target adds to an open prompt
     answer_tokens   most tokens of a continuation
     temperature     of prompts that the target completes; continuations are greedy
@@ -44,12 +45,12 @@ class Collecting:
     """
 
     batches: int = 64
-    batch: int = 64
-    prompt_tokens: int = 64
-    answer_tokens: int = 160
-    temperature: float = 0.8
+    batch_texts: PositiveInt = 64
+    prompt_tokens: PositiveInt = 64
+    answer_tokens: Annotated[int, Field(ge=SHORTEST)] = 160
+    temperature: PositiveFloat = 0.8
     openings: Kinds = "free"
-    seed: int = 0
+    seed: NonNegativeInt = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +211,10 @@ class Writer:
 
 def _openings(number: int, wanted: Collecting, prompts: Sequence[str]) -> list[Opening]:
     if prompts:
-        chosen = prompts[number * wanted.batch : (number + 1) * wanted.batch]
+        chosen = prompts[number * wanted.batch_texts : (number + 1) * wanted.batch_texts]
         return [Opening("own", text, open=False) for text in chosen]
     random = Random(f"{wanted.seed}/{number}")
-    return [make_opening(random, wanted.openings) for _ in range(wanted.batch)]
+    return [make_opening(random, wanted.openings) for _ in range(wanted.batch_texts)]
 
 
 def _claim(folder: Path, loaded: LoadedModel, wanted: Collecting, prompts: Sequence[str]) -> None:

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import nn
 from torch.nn import functional
 
@@ -45,13 +46,13 @@ class DFlashTraining:
                    about a position than its one token (EAGLE, Li et al.)
     """
 
-    layers: int = 3
-    block_size: int = 8
-    target_layers: tuple[int, ...] | None = None
-    anchors: int = 48
-    vocabulary: int = 8192
-    decay: float = 4.0
-    likeness: float = 1.0
+    layers: Annotated[int, Field(ge=1, le=16)] = 3
+    block_size: Annotated[int, Field(ge=2, le=64)] = 8
+    target_layers: tuple[NonNegativeInt, ...] | None = None
+    anchors: PositiveInt = 48
+    vocabulary: PositiveInt = 8192
+    decay: PositiveFloat = 4.0
+    likeness: NonNegativeFloat = 1.0
 
 
 def fresh_config(loaded: LoadedModel, wanted: DFlashTraining, mask_token: int) -> dict[str, Any]:

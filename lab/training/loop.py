@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import torch
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import nn
 
 from costmodel.errors import InputError
@@ -50,15 +51,15 @@ class TrainingSettings:
     save_every  steps between checkpoints, and between validations
     """
 
-    steps: int = 2000
-    batch: int = 4
-    learning_rate: float = 2e-3
-    warmup: int = 100
-    weight_decay: float = 0.01
-    clip: float = 1.0
+    steps: PositiveInt = 2000
+    batch: PositiveInt = 4
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 2e-3
+    warmup: NonNegativeInt = 100
+    weight_decay: NonNegativeFloat = 0.01
+    clip: PositiveFloat = 1.0
     autocast: bool = True
-    save_every: int = 200
-    seed: int = 0
+    save_every: PositiveInt = 200
+    seed: NonNegativeInt = 0
 
 
 def train(
@@ -215,7 +216,7 @@ def _resume(
         )
     try:
         model.load_state_dict(state["model"])
-        optimiser.load_state_dict(_checked_moments(state["optimiser"], optimiser))
+        optimiser.load_state_dict(state["optimiser"])
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(
             f"{place} belongs to another drafter",
@@ -225,64 +226,13 @@ def _resume(
 
 
 def _read_checkpoint(place: Path) -> dict[str, Any]:
-    """The state in a checkpoint, its settings and history checked. Raises InputError."""
+    """The state in a checkpoint. Raises InputError where it is damaged."""
     try:
         state: dict[str, Any] = torch.load(place, map_location="cpu", weights_only=True)
+        int(state["history"][-1]["step"]), dict(state["settings"])
     except Exception as error:  # torch's reader fails in many ways
-        raise _damaged(place, type(error).__name__) from error
-    sections = state if isinstance(state, dict) else {}
-    history = sections.get("history")
-    rows = history if isinstance(history, list) else []
-    if not isinstance(sections.get("settings"), dict) or not rows or not all(map(_is_row, rows)):
-        raise _damaged(place, "its settings or its history are none")
-    return sections
-
-
-def _is_row(row: object) -> bool:
-    """Whether a value is a row of a history: finite figures with a step and seconds."""
-    return (
-        isinstance(row, dict)
-        and {"step", "seconds"} <= row.keys()
-        and all(isinstance(value, (int, float)) for value in row.values())
-        and all(0 <= row[name] < math.inf for name in ("step", "seconds"))
-    )
-
-
-def _damaged(place: Path, reason: str) -> InputError:
-    return InputError(
-        f"{place} cannot be read ({reason})", hint="It is damaged; remove it to begin again."
-    )
-
-
-def _checked_moments(stored: Any, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
-    """The optimiser's state with the stored moments, each like its weight.
-
-    The fused step does not look at sizes: moments of another shape, type or layout would be
-    read and written beyond their end. Raises LookupError, TypeError or ValueError.
-    """
-    fresh = optimiser.state_dict()
-    weights = [weight for group in optimiser.param_groups for weight in group["params"]]
-    if not set(stored["state"]) <= set(range(len(weights))):
-        raise ValueError("the optimiser's state is of other weights")
-    fresh["state"] = {
-        index: {
-            "step": _like(stored["state"][index]["step"], torch.zeros(())),
-            "exp_avg": _like(stored["state"][index]["exp_avg"], weight),
-            "exp_avg_sq": _like(stored["state"][index]["exp_avg_sq"], weight),
-        }
-        for index, weight in enumerate(weights)
-        if index in stored["state"]  # a weight without a gradient has none
-    }
-    return fresh
-
-
-def _like(value: Any, weight: torch.Tensor) -> torch.Tensor:
-    """A dense copy of a stored tensor of the weight's shape and dtype. Raises ValueError."""
-    if (
-        not isinstance(value, torch.Tensor)
-        or value.layout != torch.strided
-        or value.device.type != "cpu"
-        or (value.shape, value.dtype) != (weight.shape, weight.dtype)
-    ):
-        raise ValueError("a moment is not like its weight")
-    return value.detach().clone(memory_format=torch.contiguous_format)
+        raise InputError(
+            f"{place} cannot be read ({type(error).__name__})",
+            hint="It is damaged; remove it to begin again.",
+        ) from error
+    return state

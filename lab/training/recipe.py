@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from costmodel.errors import InputError
 from decoder.device import parse_dtype, select_device
@@ -31,18 +31,20 @@ from lab.training.features import Examples
 from lab.training.loop import Objective, Say, TrainingSettings, train
 
 Kind = TypeVar("Kind")
+Sizes = TypeVar("Sizes")
 DRAFTER = "drafter"  # folder of the finished drafter, beside the texts and the checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class Recipe(Generic[Sizes]):
     """All settings that determine the trained drafter.
 
-    start  name of a trained drafter to continue from, whose sizes then apply
+    drafter  sizes and loss of its kind
+    start    name of a trained drafter to continue from, whose sizes then apply
     """
 
+    drafter: Sizes
     collecting: Collecting = field(default_factory=Collecting)
-    drafter: DFlashTraining = field(default_factory=DFlashTraining)
     settings: TrainingSettings = field(default_factory=TrainingSettings)
     start: str | None = None
 
@@ -69,12 +71,12 @@ class Trained:
     history: list[dict[str, float]]
 
 
-def load_target(name: str | None, device: str | None) -> LoadedModel:
+def load_target(name: str | None) -> LoadedModel:
     """A target with pretrained weights, downloaded if needed; None: the default of the device.
 
     Raises InputError or DeviceError.
     """
-    place = select_device(device)
+    place = select_device(None)
     return load_model(
         name or default_target(place),
         weights="pretrained",
@@ -87,7 +89,7 @@ def load_target(name: str | None, device: str | None) -> LoadedModel:
 def train_dflash(
     loaded: LoadedModel,
     folder: Path,
-    recipe: Recipe,
+    recipe: Recipe[DFlashTraining],
     prompts: Sequence[str] = (),
     say: Say = lambda line: None,
 ) -> Trained:
@@ -108,7 +110,7 @@ def train_dflash(
     return trained
 
 
-def _first_model(loaded: LoadedModel, recipe: Recipe) -> DFlashModel:
+def _first_model(loaded: LoadedModel, recipe: Recipe[DFlashTraining]) -> DFlashModel:
     """The drafter before training, in float32."""
     if recipe.start is None:
         published = fresh_config(loaded, recipe.drafter, mask_token(loaded))

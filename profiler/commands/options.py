@@ -150,14 +150,6 @@ def output_folder_option(help: str) -> Callable[[Decorated], Decorated]:
     return click.option("--output", required=True, type=folder, help=help)
 
 
-def learning_rate_option(
-    default: float | None = None, help: str | None = None
-) -> Callable[[Decorated], Decorated]:
-    """`--learning-rate`, above 0 and at most 1."""
-    rate = click.FloatRange(0, 1, min_open=True)
-    return click.option("--learning-rate", type=rate, default=default, show_default=True, help=help)
-
-
 def execution_options(command: Decorated) -> Decorated:
     """`--device`, `--dtype`, `--runtime`, `--quantization`: where and how the target runs."""
     return device_option(dtype_option(runtime_option(quantization_option(command))))

@@ -1,6 +1,6 @@
 """Self-contained HTML pages from templates: no network, no script, readable on a phone.
 
-The templates lie beside this module. Every text that goes into them is escaped; only the pictures
+Every text that goes into them is escaped; only the pictures
 that `inline_svg` makes are inserted unchanged.
 """
 
@@ -25,6 +25,7 @@ from profiler.report.drawing import Picture
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+TEMPLATES = Path(__file__).with_name("templates")
 Row = Sequence[str | None]
 
 
@@ -48,9 +49,9 @@ class Figures:
 
 
 @cache
-def _environment() -> Environment:
+def _environment(folder: Path) -> Environment:
     return Environment(
-        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        loader=FileSystemLoader([folder, TEMPLATES]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -59,9 +60,12 @@ def _environment() -> Environment:
     )
 
 
-def render(template: str, **values: Any) -> str:
-    """The page that a template makes of these values, all of which are escaped."""
-    return _environment().get_template(template).render(**values)
+def render(template: Path, **values: Any) -> str:
+    """The page that a template makes of these values, all of which are escaped.
+
+    A template may lie anywhere; it extends `page.html` here.
+    """
+    return _environment(template.parent).get_template(template.name).render(**values)
 
 
 def save_page(path: str | Path, page: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from costmodel.planning.result import Option, Plan
-from profiler.report.html import Table, draw, render, save_page
+from profiler.report.html import TEMPLATES, Table, draw, render, save_page
 from profiler.report.plan_pictures import plan_pictures
 from profiler.report.plan_reasons import pays_line, pays_table
 from profiler.report.plan_tables import (
@@ -34,7 +34,7 @@ def plan_page(plan: Plan) -> str:
     """The page of HTML."""
     best = plan.best
     return render(
-        "plan.html",
+        TEMPLATES / "plan.html",
         title=f"Capacity plan: {plan.request.target}",
         lead=heading(plan),
         summary=_summary(plan),

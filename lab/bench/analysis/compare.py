@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from costmodel.errors import InputError
-from lab.bench.analysis.ratios import Part, Ratio, Tally, paired_ratio, tally_arm
+from lab.bench.analysis.ratios import Ratio, Tally, paired_ratio, tally_arm
 from lab.bench.record import PLAIN, Result
 
 # Settings that must agree for two runs to have done the same work.
 SAME_WORK = ("new_tokens", "temperature", "same_text")
 # Settings that may differ, with a warning.
-WARNED = ("dtype", "runtime", "device", "max_nodes", "acceptance", "stage_times")
+WARNED = ("dtype", "runtime", "device")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmComparison:
     """One arm in both results.
 
-    ratio         its speed in the second result over that in the first, paired by prompt
+    ratio         its decoding speed in the second result over that in the first, paired by prompt
     beside_plain  the same ratio with each prompt's times divided by those of plain decoding in
                   the same run, which cancels changes of the whole machine
     differing     number of prompts whose texts differ
@@ -40,14 +40,13 @@ class ArmComparison:
 class Comparison:
     """The arms of both results, those of one result only, and other differences."""
 
-    part: Part
     arms: tuple[ArmComparison, ...]
     only_first: tuple[str, ...]
     only_second: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
-def compare_results(first: Result, second: Result, part: Part = "decode") -> Comparison:
+def compare_results(first: Result, second: Result) -> Comparison:
     """Compare the arms of two results.
 
     Raises InputError that lists the differences where the two runs did other work.
@@ -56,17 +55,16 @@ def compare_results(first: Result, second: Result, part: Part = "decode") -> Com
     names = [arm.name for arm in first.arms]
     others = [arm.name for arm in second.arms]
     return Comparison(
-        part=part,
-        arms=tuple(_arm(first, second, name, part) for name in names if name in others),
+        arms=tuple(_arm(first, second, name) for name in names if name in others),
         only_first=tuple(name for name in names if name not in others),
         only_second=tuple(name for name in others if name not in names),
         warnings=tuple(_differences(first, second)),
     )
 
 
-def _arm(first: Result, second: Result, name: str, part: Part) -> ArmComparison:
-    before, after = (tally_arm(result, name, part) for result in (first, second))
-    plain_before, plain_after = (tally_arm(result, PLAIN, part) for result in (first, second))
+def _arm(first: Result, second: Result, name: str) -> ArmComparison:
+    before, after = (tally_arm(result, name, "decode") for result in (first, second))
+    plain_before, plain_after = (tally_arm(result, PLAIN, "decode") for result in (first, second))
     texts = {one.key: one.tokens for one in first.of(name)}
     return ArmComparison(
         arm=name,

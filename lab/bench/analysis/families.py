@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from lab.bench.analysis.figures import arm_figures
-from lab.bench.analysis.ratios import Ratio, compare_arms
+from lab.bench.analysis.ratios import Part, Ratio, compare_arms
 from lab.bench.record import Arm, Model, Result
 
 
@@ -18,27 +16,23 @@ class FamilyArm:
 
     without      parts that a SpecBlock drafter lacks
     block_size   of a DFlash drafter; None where it is chosen for each text
-    over_base    its speed over the base arm's, paired by prompt; None for the base itself
+    over_base    its decoding speed over the base arm's, paired by prompt; None for the base itself
     """
 
     arm: str
     drafter: str
     without: tuple[str, ...]
     block_size: int | None
-    tokens_per_s: float | None
-    tokens_per_verification: float | None
-    over_plain: Ratio | None
     over_base: Ratio | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Arms of one policy whose drafters differ in one respect. Figures are of decoding alone.
+    """Arms of one policy whose drafters differ in one respect.
 
     base  name of the arm with the whole SpecBlock drafter, or with BlockPilot; None without one
     """
 
-    kind: Literal["ablations", "block sizes"]
     policy: str
     base: str | None
     members: tuple[FamilyArm, ...]
@@ -53,8 +47,8 @@ class UpdateFigures:
     update_s      seconds between texts
     update_share  `update_s` over the arm's whole time
     fixed         the arm of the same policy and weights without updates; None without one
-    over_fixed    the speed over the fixed arm's, decoding alone
-    end_to_end_*  of whole calls, each with the update after it
+    over_fixed    the speed over the fixed arm's, decoding alone; `end_to_end_over_fixed` is of
+                  whole calls, each with the update after it
     """
 
     arm: str
@@ -64,13 +58,7 @@ class UpdateFigures:
     rollbacks: int
     update_s: float
     update_share: float
-    tokens_per_s: float | None
-    end_to_end_tokens_per_s: float | None
-    tokens_per_verification: float | None
-    over_plain: Ratio | None
-    end_to_end_over_plain: Ratio | None
     fixed: str | None
-    fixed_tokens_per_verification: float | None
     over_fixed: Ratio | None
     end_to_end_over_fixed: Ratio | None
 
@@ -78,7 +66,7 @@ class UpdateFigures:
 def ablations(result: Result) -> list[Family]:
     """SpecBlock drafters without updates; empty where a run holds fewer than two."""
     drafters = [one for one in result.drafters if one.kind == "specblock" and not one.updates]
-    return _families(result, "ablations", drafters, lambda drafter: not drafter.without)
+    return _families(result, drafters, lambda drafter: not drafter.without)
 
 
 def block_sizes(result: Result) -> list[Family]:
@@ -88,7 +76,7 @@ def block_sizes(result: Result) -> list[Family]:
         if first.same_as is None and first.kind in ("dflash", "blockpilot"):
             same = [one for one in result.drafters if weights_of(one) == first.name]
             same.sort(key=lambda one: (one.block_size is None, one.block_size))
-            families += _families(result, "block sizes", same, lambda one: one.kind == "blockpilot")
+            families += _families(result, same, lambda one: one.kind == "blockpilot")
     return families
 
 
@@ -104,7 +92,6 @@ def weights_of(drafter: Model) -> str:
 
 def _families(
     result: Result,
-    kind: Literal["ablations", "block sizes"],
     drafters: Sequence[Model],
     is_base: Callable[[Model], bool],
 ) -> list[Family]:
@@ -118,8 +105,19 @@ def _families(
         if len(arms) < 2:
             continue
         base = next((arm.name for arm, one in arms if is_base(one)), None)
-        members = tuple(_family_arm(result, arm, one, base) for arm, one in arms)
-        families.append(Family(kind=kind, policy=policy, base=base, members=members))
+        members = tuple(
+            FamilyArm(
+                arm=arm.name,
+                drafter=one.name,
+                without=one.without,
+                block_size=one.block_size,
+                over_base=compare_arms(result, arm.name, base)
+                if base not in (None, arm.name)
+                else None,
+            )
+            for arm, one in arms
+        )
+        families.append(Family(policy=policy, base=base, members=members))
     return families
 
 
@@ -131,27 +129,14 @@ def _arms(result: Result, policy: str, drafter: Model) -> list[Arm]:
     ]
 
 
-def _family_arm(result: Result, arm: Arm, drafter: Model, base: str | None) -> FamilyArm:
-    figures = arm_figures(result, arm.name)
-    compared = base is not None and base != arm.name
-    return FamilyArm(
-        arm=arm.name,
-        drafter=drafter.name,
-        without=drafter.without,
-        block_size=drafter.block_size,
-        tokens_per_s=figures.tokens_per_s,
-        tokens_per_verification=figures.tokens_per_verification,
-        over_plain=figures.over_plain,
-        over_base=compare_arms(result, arm.name, base or "") if compared else None,
-    )
-
-
 def _update_figures(result: Result, arm: Arm) -> UpdateFigures:
-    figures = arm_figures(result, arm.name)
-    made = [one.update for one in result.of(arm.name) if one.update is not None]
+    responses, fixed = result.of(arm.name), _fixed(result, arm)
+    made = [one.update for one in responses if one.update is not None]
     update_s = sum(one.seconds for one in made)
-    fixed = _fixed(result, arm)
-    fixed_length = None if fixed is None else arm_figures(result, fixed).tokens_per_verification
+
+    def over_fixed(part: Part) -> Ratio | None:
+        return None if fixed is None else compare_arms(result, arm.name, fixed, part)
+
     return UpdateFigures(
         arm=arm.name,
         updater=arm.updates,
@@ -159,19 +144,11 @@ def _update_figures(result: Result, arm: Arm) -> UpdateFigures:
         updates=dict(Counter(one.action for one in made if one.trained)),
         rollbacks=sum(one.rollback for one in made),
         update_s=update_s,
-        update_share=update_s / sum(one.occupied_s for one in result.of(arm.name)),
-        tokens_per_s=figures.tokens_per_s,
-        end_to_end_tokens_per_s=figures.end_to_end_tokens_per_s,
-        tokens_per_verification=figures.tokens_per_verification,
-        over_plain=figures.over_plain,
-        end_to_end_over_plain=figures.over_plain_end_to_end,
+        update_share=update_s / sum(one.occupied_s for one in responses),
         fixed=fixed,
-        fixed_tokens_per_verification=fixed_length,
-        over_fixed=None if fixed is None else compare_arms(result, arm.name, fixed),
-        end_to_end_over_fixed=None if fixed is None else compare_arms(
-            result, arm.name, fixed, "total"
-        ),
-    )  # fmt: skip
+        over_fixed=over_fixed("decode"),
+        end_to_end_over_fixed=over_fixed("total"),
+    )
 
 
 def _fixed(result: Result, arm: Arm) -> str | None:

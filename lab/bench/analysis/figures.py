@@ -37,25 +37,6 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DepthFigures:
-    """One depth of the draft trees.
-
-    reached    rounds whose tree has this depth and that accepted every level above
-    accepted   rounds among them that accepted this level too
-    predicted  expected number of rounds that accept this depth, by path scores
-    realised   number of rounds that accepted it
-    rounds     rounds with a tree
-    """
-
-    depth: int
-    reached: int
-    accepted: int
-    predicted: float
-    realised: int
-    rounds: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PathScores:
     """Predicted against realised committed length over rounds with a tree."""
 
@@ -92,7 +73,6 @@ class ArmFigures:
     drafted_share            share of the rounds that had a tree
     draft_time_share         share of drafting in the time of all stages
     bandwidth_share          least possible over measured time; of plain decoding only
-    accepted_rounds          rounds with a tree by accepted levels: 0, 1, 2, ...
     """
 
     arm: str
@@ -105,7 +85,6 @@ class ArmFigures:
     end_to_end_tokens_per_s: float | None
     first_token_s: float
     per_token_s: float | None
-    peak_memory_bytes: int | None
     over_plain: Ratio | None
     over_plain_end_to_end: Ratio | None
     differing: int | None
@@ -116,8 +95,6 @@ class ArmFigures:
     draft_time_share: float | None
     stage_shares: dict[str, float]
     bandwidth_share: float | None
-    accepted_rounds: tuple[int, ...]
-    depths: tuple[DepthFigures, ...]
     path_scores: PathScores | None
     verify_error: CostError | None
     cycle_error: CostError | None
@@ -136,7 +113,6 @@ def arm_figures(result: Result, arm: str, prompt_set: str | None = None) -> ArmF
     count = sum(one.count for one in rounds)
     drafted = sum(nodes > 0 for one in rounds for nodes in one.nodes)
     stages = stage_shares(responses)
-    peaks = [one.peak_memory_bytes for one in responses if one.peak_memory_bytes is not None]
     later = [one.decode_s / one.decoded_tokens for one in responses if one.decoded_tokens > 0]
     return ArmFigures(
         arm=arm,
@@ -149,7 +125,6 @@ def arm_figures(result: Result, arm: str, prompt_set: str | None = None) -> ArmF
         end_to_end_tokens_per_s=rate(tally(responses, "total")),
         first_token_s=median(one.first_token_s for one in responses),
         per_token_s=median(later) if later else None,
-        peak_memory_bytes=max(peaks, default=None),
         over_plain=compare_arms(result, arm, PLAIN, "decode", prompt_set),
         over_plain_end_to_end=compare_arms(result, arm, PLAIN, "total", prompt_set),
         differing=differing(result, arm, prompt_set),
@@ -160,8 +135,6 @@ def arm_figures(result: Result, arm: str, prompt_set: str | None = None) -> ArmF
         draft_time_share=stages.get("draft"),
         stage_shares=stages,
         bandwidth_share=bandwidth_share(result, arm, responses),
-        accepted_rounds=accepted_rounds(rounds),
-        depths=depth_figures(rounds),
         path_scores=path_scores(rounds),
         verify_error=cost_error(rounds, "verify_s"),
         cycle_error=cost_error(rounds, "cycle_s"),
@@ -219,42 +192,20 @@ def bandwidth_share(result: Result, arm: str, responses: Sequence[Response]) -> 
     return math.fsum(limit_s for limit_s, _ in times) / spent_s if spent_s > 0 else None
 
 
-def accepted_rounds(rounds: Sequence[Rounds]) -> tuple[int, ...]:
-    """Numbers of rounds with a tree that accepted 0, 1, 2, ... levels."""
-    accepted, _ = _with_tree(rounds)
-    return tuple(int(count) for count in np.bincount(accepted)) if len(accepted) else ()
-
-
-def depth_figures(rounds: Sequence[Rounds]) -> tuple[DepthFigures, ...]:
-    """Predicted and realised acceptance at each depth of the trees."""
-    accepted, depths = _with_tree(rounds)
-    deepest = int(depths.max(initial=0))
-    predicted = np.zeros(deepest)
-    for one in rounds:
-        predicted[: len(one.expected_by_depth)] += one.expected_by_depth
-    return tuple(
-        DepthFigures(
-            depth=depth,
-            reached=int(np.sum((depths >= depth) & (accepted >= depth - 1))),
-            accepted=int(np.sum(accepted >= depth)),
-            predicted=float(predicted[depth - 1]),
-            realised=int(np.sum(accepted >= depth)),
-            rounds=len(accepted),
-        )
-        for depth in range(1, deepest + 1)
-    )
-
-
 def path_scores(rounds: Sequence[Rounds]) -> PathScores | None:
     """Path scores against committed lengths; None where no round had a tree."""
-    accepted, _ = _with_tree(rounds)
-    if not len(accepted):
+    pairs = [
+        (expected, accepted + 1)
+        for one in rounds
+        for expected, accepted, nodes in zip(one.expected, one.accepted, one.nodes, strict=True)
+        if nodes
+    ]
+    if not pairs:
         return None
-    realised = accepted + 1.0
-    predicted = np.array([e for one in rounds for e, n in _pairs(one.expected, one.nodes) if n])
-    enough = len(accepted) >= LEAST_ROUNDS
+    predicted, realised = np.array(pairs, dtype=np.float64).T
+    enough = len(pairs) >= LEAST_ROUNDS
     return PathScores(
-        rounds=len(accepted),
+        rounds=len(pairs),
         predicted_mean=float(predicted.mean()),
         realised_mean=float(realised.mean()),
         pearson=_correlation(predicted, realised) if enough else None,
@@ -268,7 +219,7 @@ def cost_error(rounds: Sequence[Rounds], which: str) -> CostError | None:
         pair
         for one in rounds
         if (predicted := getattr(one, f"predicted_{which}"))
-        for pair in _pairs(predicted, getattr(one, which))
+        for pair in zip(predicted, getattr(one, which), strict=True)
     ]
     errors = np.array([predicted / measured - 1 for predicted, measured in pairs if measured > 0])
     if not len(errors):
@@ -280,22 +231,6 @@ def cost_error(rounds: Sequence[Rounds], which: str) -> CostError | None:
         p95=float(np.quantile(np.abs(errors), 0.95)) if enough else None,
         bias=float(np.median(errors)) if enough else None,
     )
-
-
-def _with_tree(rounds: Sequence[Rounds]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(accepted, depth) of every round that had a tree."""
-    pairs = [
-        (accepted, depth)
-        for one in rounds
-        for accepted, depth in _pairs(one.accepted, one.depths)
-        if depth > 0
-    ]
-    table = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-    return table[:, 0], table[:, 1]
-
-
-def _pairs(first: Sequence[float], second: Sequence[float]) -> list[tuple[float, float]]:
-    return list(zip(first, second, strict=True))
 
 
 def _correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:

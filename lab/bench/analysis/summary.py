@@ -16,7 +16,6 @@ from costmodel.errors import InputError
 from lab.bench.analysis.families import ablations, block_sizes, update_figures
 from lab.bench.analysis.figures import ArmFigures, arm_figures
 from lab.bench.analysis.hindsight import Hindsight, fixed_arms, hindsight
-from lab.bench.analysis.round_groups import RoundTable, round_table
 from lab.bench.record import PLAIN, Arm, Result
 
 LEAST_SPREAD = 0.05
@@ -28,7 +27,6 @@ class ResultFigures:
     def __init__(self, result: Result) -> None:
         self.result = result
         self._figures: dict[tuple[str, str | None], ArmFigures] = {}
-        self._rounds: dict[str, RoundTable | None] = {}
 
     def of(self, arm: str, prompt_set: str | None = None) -> ArmFigures:
         """The figures of one arm over one prompt set, or over all."""
@@ -36,12 +34,6 @@ class ResultFigures:
         if key not in self._figures:
             self._figures[key] = arm_figures(self.result, arm, prompt_set)
         return self._figures[key]
-
-    def rounds(self, arm: str) -> RoundTable | None:
-        """Every round of one arm; None where it reports none."""
-        if arm not in self._rounds:
-            self._rounds[arm] = round_table(self.result, arm)
-        return self._rounds[arm]
 
     @cached_property
     def hindsight(self) -> dict[str, Hindsight]:
@@ -55,22 +47,8 @@ class ResultFigures:
         return [
             arm
             for arm in self.result.arms
-            if arm.kind == "policy" and arm.policy != PLAIN and self.rounds(arm.name) is not None
+            if arm.kind == "policy" and arm.policy != PLAIN and self.of(arm.name).rounds
         ]
-
-    @cached_property
-    def main(self) -> list[Arm]:
-        """The speculating arms without fixed sizes and variants, which only study one part."""
-        main = [arm for arm in self.speculating if arm.nodes is None and not arm.variant]
-        return main or self.speculating
-
-    def with_policy(self, policy: str) -> list[Arm]:
-        """The speculating arms of one policy with its defaults, one for each drafter."""
-        return [arm for arm in self.speculating if arm.policy == policy and not arm.variant]
-
-    def with_drafter(self, drafter: str) -> list[Arm]:
-        """The speculating arms with one drafter, in the order of the run."""
-        return [arm for arm in self.speculating if arm.drafter == drafter]
 
 
 def derived(result: Result) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from costmodel.online.estimator import Mode
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import DrafterSection
 from decoder.drafters.base import Drafter
@@ -16,7 +17,6 @@ from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.factory import NAMED, load_drafter
 from decoder.engine import TreeDecoder
 from decoder.model.loading import LoadedModel, load_model
-from decoder.model.runtime.base import RuntimeChoice
 from decoder.model.target import Target, make_target
 from decoder.profiling.startup import CostSource, ProfileChoice
 from decoder.text import end_tokens
@@ -36,11 +36,7 @@ from lab.papers.specblock.updates.specblock import split_updater, updatable, upd
 class DecoderChoice:
     """Options that all arms of this project's decoder share."""
 
-    runtime: RuntimeChoice = "auto"
     temperature: float = 0.0
-    max_nodes: int | None = None
-    acceptance: str = "auto"
-    stage_times: bool = False
     same_text: bool = False  # every arm writes the text of plain decoding
     by_round: bool = False  # arms decode a prompt together, each with its own cache
     profile: ProfileChoice = field(default_factory=ProfileChoice)
@@ -67,12 +63,12 @@ class ArmBuilder:
             loaded.model, self.ends
         )  # before the target changes its modules
         self._choice, self._seed = choice, seed
-        self.target = make_target(loaded, runtime=choice.runtime)
+        self.target = make_target(loaded)
         self._names = {label: name for name, label in drafters.items()}
         self._checkpoints: dict[str, tuple[Target, Drafter]] = {}
         for label, name in self._names.items():
             if name not in NAMED:
-                target = make_target(loaded, runtime=choice.runtime)
+                target = make_target(loaded)
                 base, updater = split_updater(name)
                 drafter = load_drafter(base, target)
                 drafter = updatable(drafter, name) if updater else drafter
@@ -142,30 +138,25 @@ class ArmBuilder:
             target = self.target
             drafter = load_drafter("ngram" if label is None else self._names[label], target)
         if self._choice.by_round:
-            target = make_target(self.loaded, runtime=self._choice.runtime)
+            target = make_target(self.loaded)
         return target, drafter
 
     def _tree_arm(self, arm: Arm) -> ArmRunner:
-        choice = self._choice
         target, drafter = self._drafter(arm.drafter)
         if arm.updates:
             random = np.random.default_rng(self._seed)
             drafter = updated(updatable(drafter, arm.name), arm.updates, random)
-        mode = arm.variant if arm.variant in ESTIMATORS else choice.profile.estimator
         profile = self.profile
         decoder = TreeDecoder(
             target if self._texts is None else GivenTextTarget(target),
             drafter=drafter,
             policy=arm.policy,
-            max_nodes=choice.max_nodes,
-            acceptance=choice.acceptance,
             profile=replace(
-                choice.profile,
-                estimator=mode,
+                self._choice.profile,
+                estimator=cast(Mode, arm.variant) if arm.variant in ESTIMATORS else None,
                 drafts=dict(self._drafts),
                 probed=None if profile is None else profile[0],
             ),
-            stage_times=choice.stage_times,
         )
         if arm.variant == NO_HISTORY:
             still = HistorySettings(depth_step=0, threshold_step=0.0)
@@ -177,7 +168,7 @@ class ArmBuilder:
             if draft is not None:
                 self._drafts[drafter.architecture_hash] = draft
             arm = replace(arm, estimator=source.cost.mode, cost=without_home(source.line))
-        return TreeArm(arm, decoder, choice.temperature, self._texts)
+        return TreeArm(arm, decoder, self._choice.temperature, self._texts)
 
     def _peer(self, arm: Arm) -> ArmRunner:
         options: dict[str, Any] = dict(arm.options)

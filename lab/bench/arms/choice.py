@@ -17,7 +17,7 @@ from lab.papers.specblock.updates.specblock import split_updater
 STUDIES = ("sweep", "shape", "estimator", "dynatree")
 PEERS = ("plain", "prompt-lookup", "assisted")
 DEFAULT_POLICIES = ("chain", "bastion")
-DEFAULT_SWEEP = (1, 3, 7, 15, 31)
+SWEEP = (1, 3, 7, 15, 31)  # tree sizes; more come with --policy fixed:N
 ESTIMATORS = ("static", "ema", "ema+calib")
 NO_HISTORY = "no-history"  # DynaTree without its history adaptation
 # Table 4 of the DynaTree paper, and the fixed tree of its table 1.
@@ -37,9 +37,7 @@ class ArmChoice:
     policies: Sequence[str] = DEFAULT_POLICIES
     drafters: Sequence[str] = ("ngram",)
     studies: Sequence[str] = ()
-    sweep: Sequence[int] = DEFAULT_SWEEP
     peers: Sequence[str] | None = None
-    max_nodes: int | None = None
 
 
 def plan_arms(choice: ArmChoice, *, causal_drafters: Iterable[str] = ()) -> tuple[Arm, ...]:
@@ -55,7 +53,7 @@ def plan_arms(choice: ArmChoice, *, causal_drafters: Iterable[str] = ()) -> tupl
     for label in labels.values():
         for policy, variant, study in _policies(choice):
             if policy != PLAIN:
-                _add(arms, _policy_arm(policy, variant, label, study, choice.max_nodes))
+                _add(arms, _policy_arm(policy, variant, label, study))
     causal = list(causal_drafters)
     peers = choice.peers
     if peers is None:
@@ -70,7 +68,7 @@ def _policies(choice: ArmChoice) -> list[tuple[str, str, str]]:
     """(policy, variant, study) of all arms of one drafter."""
     policies = [(policy, "", "policies") for policy in choice.policies]
     if "sweep" in choice.studies:
-        policies += [(f"fixed:{nodes}", "", "sweep") for nodes in choice.sweep]
+        policies += [(f"fixed:{nodes}", "", "sweep") for nodes in SWEEP]
     if "shape" in choice.studies:
         policies += [(policy, "", "shape") for policy in _SHAPES]
     if "estimator" in choice.studies:
@@ -80,8 +78,8 @@ def _policies(choice: ArmChoice) -> list[tuple[str, str, str]]:
     return policies
 
 
-def _policy_arm(policy: str, variant: str, drafter: str, study: str, max_nodes: int | None) -> Arm:
-    shape = parse_policy(policy, _no_cost, max_nodes or DEFAULT_MAX_NODES)
+def _policy_arm(policy: str, variant: str, drafter: str, study: str) -> Arm:
+    shape = parse_policy(policy, _no_cost, DEFAULT_MAX_NODES)
     fixed = policy.startswith(("fixed:", "beam:"))
     mark = f"[{variant}]" if variant else ""
     return Arm(
@@ -138,8 +136,6 @@ def _check_names(choice: ArmChoice) -> None:
                 raise InputError(
                     f"'{name}' is not a {kind}", hint=f"Use {', '.join(valid)}{others}."
                 )
-    if "sweep" in choice.studies and not choice.sweep:
-        raise InputError("the sweep has no tree size", hint="Give --sweep 1,3,7,15,31.")
 
 
 def _no_cost(fit: Any = None) -> Any:

@@ -105,21 +105,16 @@ class TreeArmDecoding:
 
     def _rounds(self) -> Rounds:
         rounds = self._finished
-        depths = [one.depth for one in rounds]
-        by_depth = np.zeros(max(depths, default=0) + 1)
-        for one in rounds:
-            np.add.at(by_depth, one.tree.depths, one.tree.scores)
         verify_s, cycle_s = self._predicted()
         return Rounds(
             nodes=tuple(one.nodes for one in rounds),
-            depths=tuple(depths),
+            depths=tuple(one.depth for one in rounds),
             accepted=tuple(one.accepted_tokens for one in rounds),
             expected=tuple(round(one.tree.expected_committed, 6) for one in rounds),
             verify_s=tuple(round(one.stages.verify_s, _DIGITS) for one in rounds),
             cycle_s=tuple(round(one.stages.total_s, _DIGITS) for one in rounds),
             predicted_verify_s=verify_s,
             predicted_cycle_s=cycle_s,
-            expected_by_depth=tuple(round(float(score), 6) for score in by_depth[1:]),
         )
 
     def _predicted(self) -> tuple[tuple[float, ...], tuple[float, ...]]:

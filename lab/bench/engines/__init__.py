@@ -1,6 +1,5 @@
-"""Other inference engines as peers: vLLM, OpenVINO GenAI and llama.cpp.
+"""Other engines as peers, each in a process of its own.
 
-Each arm is a process of its own (`worker`), by an interpreter that has the engine. `choice` names
-engines, their options and arms, `environment` looks into an interpreter, `model_file` and
-`gguf_file` give the model the engine's format, `process` talks to a worker, and `arm` joins them.
+`choice` reads the options and looks into an engine's interpreter, `model_file` gives the model the
+engine's format, `process` talks to a `worker`, and `arm` joins them.
 """

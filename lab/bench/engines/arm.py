@@ -12,8 +12,7 @@ from typing import Any
 from costmodel.errors import InputError
 from decoder.drafters.factory import DEMO_DRAFTER
 from lab.bench.arms.base import ArmRunner, Details, PeerFailure, Put
-from lab.bench.engines.choice import EngineChoice, engine_arms
-from lab.bench.engines.environment import EngineEnvironment, look_into
+from lab.bench.engines.choice import EngineChoice, EngineEnvironment, engine_arms, look_into
 from lab.bench.engines.model_file import check_model, engine_model, precision
 from lab.bench.engines.process import EngineProcess
 from lab.bench.record import Arm, EngineInfo
@@ -66,9 +65,7 @@ def check_engines(
     if choices and not greedy:
         raise InputError("engines decode at temperature 0", hint="Leave out --temperature.")
     if choices and not pretrained:
-        raise InputError(
-            "engines run the target's own weights", hint="Leave out --weights and --quantization."
-        )
+        raise InputError("engines run the target's own weights", hint="Leave out --quantization.")
     checked = []
     for choice in choices:
         if device != "cpu" and choice.name != "vllm":

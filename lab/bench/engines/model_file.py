@@ -6,12 +6,14 @@ import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
+
 from costmodel.errors import InputError
 from decoder.model.demo_model import DEMO_NAME, fetch_gguf
-from lab.bench.engines.choice import EngineChoice
-from lab.bench.engines.environment import EngineEnvironment
-from lab.bench.engines.gguf_file import is_gguf, write_gguf
+from lab.bench.engines.choice import EngineChoice, EngineEnvironment
 
+_SHORT = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")
+_KINDS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _EXPORT = "optimum-cli export openvino --task text-generation-with-past --weight-format"
 _EXPORT_LIMIT_S = 3600.0
 
@@ -112,3 +114,36 @@ def _export(environment: EngineEnvironment, source: str, dtype: str, work: Path)
             hint="Export it by hand, and give --engine-option openvino:model=FOLDER.",
         )
     return folder
+
+
+def write_gguf(source: Path, path: Path, dtype: str) -> None:
+    """Write the GGUF file `source` again with its matrices in `dtype` and its vectors in float32.
+
+    dtype  bfloat16, float16 or float32
+    """
+    import gguf
+
+    matrices = gguf.GGMLQuantizationType[_KINDS[dtype]]
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(path, reader.fields["general.architecture"].contents())
+    writer.add_file_type(
+        gguf.LlamaFileType["ALL_F32" if dtype == "float32" else f"MOSTLY_{_KINDS[dtype]}"]
+    )
+    for field in reader.fields.values():
+        if not field.name.startswith(_SHORT):
+            element = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], element)
+    for tensor in reader.tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        kind = matrices if values.ndim > 1 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(tensor.name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a file begins as GGUF files do."""
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"

@@ -1,37 +1,16 @@
-"""The HTML page of a benchmark result, and its pictures as PNG files."""
+"""The HTML page of a benchmark result: verdicts, tables, two pictures, and what it was run on."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import fields
 from pathlib import Path
 
-from costmodel.errors import InputError
 from lab.bench.analysis.ratios import Ratio
 from lab.bench.analysis.summary import ResultFigures
-from lab.bench.record import Result
-from lab.bench.report.drafter_tables import drafter_tables
-from lab.bench.report.engine_table import engine_tables
-from lab.bench.report.facts import (
-    arm_facts,
-    environment_facts,
-    heading,
-    model_facts,
-    settings_facts,
-)
-from lab.bench.report.speed_pictures import speed_pictures, study_pictures, sweep_pictures
-from lab.bench.report.tables import (
-    accuracy_table,
-    arms_table,
-    depths_table,
-    more_table,
-    sets_table,
-    sweep_tables,
-)
-from lab.bench.report.time_pictures import time_pictures
-from lab.bench.report.tree_pictures import choice_pictures, length_pictures, score_pictures
-from profiler.report.drawing import Picture, save_figure, set_title
-from profiler.report.html import Figures, Table, draw, render, save_page
+from lab.bench.record import Arm, Result
+from lab.bench.report.pictures import pictures
+from lab.bench.report.tables import all_tables
+from profiler.report.html import draw, render, save_page
 
 HOW = (
     "Every arm decoded the same prompts, taking turns prompt by prompt after a warm-up, on one "
@@ -42,8 +21,9 @@ HOW = (
     "prompts. Intervals are 95 % bootstrap intervals over prompts (paired); a dash stands where "
     "there were too few.",
     "Tokens per verification: tokens kept for each forward of the target after the prefill, the "
-    "bonus token counted unless said otherwise, plain steps included.",
+    "bonus token counted, plain steps included.",
 )
+Facts = dict[str, str]
 
 
 def write_page(result: Result, path: str | Path) -> None:
@@ -55,52 +35,42 @@ def page(result: Result) -> str:
     """The whole page."""
     figures = ResultFigures(result)
     return render(
-        "bench.html",
+        Path(__file__).with_name("bench.html"),
         title=f"rooftree bench: {result.target.name}",
         lead=heading(result),
-        made=f"{result.environment.created_utc}; {_profile_line(result)}",
         warnings=result.warnings,
         verdicts=verdicts(figures),
-        arms=[arms_table(figures), *([sets_table(figures)] if len(result.sets) > 1 else [])],
-        more=more_table(figures),
-        drafters=[*engine_tables(result), *drafter_tables(result)],
-        sections=_sections(figures),
+        tables=all_tables(figures),
+        figures=draw(pictures(figures)),
         how=HOW,
         settings=settings_facts(result),
-        arm_facts=arm_facts(result),
+        arm_facts={arm.name: _arm(arm) for arm in result.arms},
         models=model_facts(result),
         environment=environment_facts(result),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Section:
-    """Pictures, and tables below them; a table with a title is folded away."""
-
-    title: str
-    figures: Figures
-    tables: Sequence[Table]
-
-
-def _sections(figures: ResultFigures) -> list[_Section]:
-    accuracy = accuracy_table(figures)
-    tables = {
-        "Speed": sweep_tables(figures),
-        "Acceptance": [depths_table(figures)],
-        "Time": [accuracy] if accuracy.rows else [],
-    }
-    return [
-        _Section(title=title, figures=draw(pictures), tables=tables.get(title, ()))
-        for title, pictures in gallery(figures).items()
-    ]
+def heading(result: Result) -> str:
+    """One line: target, machine, prompts and settings."""
+    settings, machine = result.settings, result.environment
+    threads = "" if machine.threads is None else f", {machine.threads} thread"
+    threads += "s" if (machine.threads or 0) > 1 else ""
+    repeats = f" x {settings.repeats}" if settings.repeats > 1 else ""
+    texts = ", our arms writing plain decoding's text" if settings.same_text else ""
+    texts += ", round by round in turn" if settings.by_round else ""
+    return (
+        f"{result.target.name} ({settings.dtype}, {settings.runtime}) on {machine.device}{threads}"
+        f": {len(result.prompts)} prompts{repeats} of {', '.join(result.sets)}, up to "
+        f"{settings.new_tokens} new tokens, T = {settings.temperature:g}{texts}"
+    )
 
 
 def verdicts(figures: ResultFigures) -> list[str]:
     """One sentence for each `bastion` arm: its speed over plain decoding and the best size."""
     lines = []
-    for arm in figures.with_policy("bastion"):
+    for arm in figures.speculating:
         speed = figures.of(arm.name)
-        if speed.over_plain is None:
+        if arm.policy != "bastion" or arm.variant or speed.over_plain is None:
             continue
         text = (
             f"{arm.name} decodes {speed.over_plain.pooled:.2f} times as fast as plain decoding"
@@ -111,9 +81,8 @@ def verdicts(figures: ResultFigures) -> list[str]:
         if speed.verification is not None:
             text += f", with {speed.verification.pooled:.2f} tokens per verification"
         sweep = figures.hindsight.get(arm.drafter or "")
-        against = [] if sweep is None else [one for one in sweep.against if one.arm == arm.name]
-        for one in against:
-            if sweep is not None and one.single is not None:
+        for one in () if sweep is None else sweep.against:
+            if sweep is not None and one.arm == arm.name and one.single is not None:
                 text += (
                     f", and {one.single.pooled:.2f} times as fast as {sweep.single_best}, the best "
                     f"single size in hindsight{_interval(one.single)}"
@@ -128,41 +97,63 @@ def _interval(ratio: Ratio) -> str:
     return f" (95 % interval {ratio.low:.2f} to {ratio.high:.2f}, {ratio.prompts} prompts)"
 
 
-def _profile_line(result: Result) -> str:
-    if result.profile is None:
-        return "no arm read a profile"
-    return f"profile {result.profile.sha256[:12]} ({result.profile.kind})"
+def settings_facts(result: Result) -> Facts:
+    """Settings, and prompt files with their hashes."""
+    facts = _facts(result.settings, without="files")
+    for file in result.settings.files:
+        facts[f"prompts: {file.name}"] = f"{file.prompts} in the file, sha256 {file.sha256}"
+    return facts
 
 
-def write_plots(result: Result, folder: str | Path) -> list[Path]:
-    """Draw every picture that the run has data for as `folder/<name>.png`, and return the paths.
-
-    Raises InputError where the folder or a file cannot be written.
-    """
-    where = Path(folder)
-    try:
-        where.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"cannot make the folder {where}: {error.strerror or error}",
-            hint="Choose a folder you can write to for --plot.",
-        ) from error
-    written = []
-    for pictures in gallery(ResultFigures(result)).values():
-        for picture in pictures:
-            if picture.draw is None:
-                continue
-            figure = picture.draw()
-            set_title(figure, picture.title)
-            written.append(save_figure(figure, where / f"{picture.name}.png"))
-    return written
-
-
-def gallery(figures: ResultFigures) -> dict[str, list[Picture]]:
-    """The pictures by section of the page."""
-    return {
-        "Speed": [*speed_pictures(figures), *sweep_pictures(figures), *study_pictures(figures)],
-        "Acceptance": [*length_pictures(figures), *score_pictures(figures)],
-        "Chosen trees": choice_pictures(figures),
-        "Time": time_pictures(figures),
+def model_facts(result: Result) -> Facts:
+    """Target, drafters, engines, and the profile with its hash."""
+    facts = {
+        one.name if one is not result.target else "target": _listed(_facts(one))
+        for one in (result.target, *result.drafters)
     }
+    facts |= {f"engine {one.name}": _listed(_facts(one)) for one in result.engines}
+    profile = result.profile
+    return facts | {"profile": "none was read" if profile is None else _listed(_facts(profile))}
+
+
+def environment_facts(result: Result) -> Facts:
+    """The machine, its state and versions, and why some fields are absent."""
+    environment = result.environment
+    facts = _facts(environment, without="fields absent busy")
+    facts["busy beside"] = ", ".join(environment.busy) or "nothing that was seen"
+    facts |= {_words(name): _value(value) for name, value in environment.fields.items()}
+    return facts | {f"{name} (not there)": why for name, why in environment.absent.items()}
+
+
+def _arm(arm: Arm) -> str:
+    return _listed(_facts(arm, without="name kind studies"))
+
+
+def _facts(record: object, without: str = "") -> Facts:
+    """The fields of a dataclass that hold something, as text."""
+    names = [one.name for one in fields(record)]  # type: ignore[arg-type]
+    values = {name: getattr(record, name) for name in names if name not in without.split()}
+    return {
+        _words(name): _value(value) for name, value in values.items() if value not in ("", (), {})
+    }
+
+
+def _listed(facts: Facts) -> str:
+    return "; ".join(f"{name}: {value}" for name, value in facts.items() if value != "-")
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _value(value: object) -> str:
+    """A value as text: a dash for None, yes or no, short floats."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return _listed({name: _value(one) for name, one in value.items()})
+    if isinstance(value, (tuple, list)):
+        return ", ".join(map(_value, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

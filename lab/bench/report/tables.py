@@ -1,4 +1,4 @@
-"""Tables of a benchmark result: arms, prompt sets, sweeps, accuracy of predictions.
+"""Tables of a benchmark result: arms, prompt sets, engines, related drafters, sweeps, predictions.
 
 A table is text cells with a title and a caption. The page shows them as HTML, the terminal and
 the Markdown of the docs show some of them.
@@ -6,26 +6,51 @@ the Markdown of the docs show some of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
+from lab.bench.analysis.families import Family, FamilyArm, ablations, block_sizes, update_figures
 from lab.bench.analysis.figures import ArmFigures, CostError
-from lab.bench.analysis.ratios import Ratio
+from lab.bench.analysis.hindsight import Hindsight
+from lab.bench.analysis.ratios import Ratio, compare_arms, rate, tally_arm
 from lab.bench.analysis.summary import ResultFigures
+from lab.bench.record import PLAIN, Result
 from profiler.report.html import Row, Table
 
+INTERVAL = "95 % interval"
 ARMS = (
-    "arm", "tokens/s", "over plain", "95 % interval", "end to end", "first token", "per token",
+    "arm", "tokens/s", "over plain", INTERVAL, "end to end", "first token", "per token",
     "tokens/verification", "without bonus", "nodes", "drafting", "differing",
 )  # fmt: skip
-MORE = (
-    "arm", "end-to-end tokens/s", "end to end over plain", "95 % interval", "median of prompts",
-    "worst prompt", "best prompt", "tokens/verification, mean of texts", "rounds", "with a draft",
-    "texts", "ended by themselves", "peak memory", "of the bandwidth limit",
+ENGINES = (
+    "engine", "plain tokens/s", "plain here over it", INTERVAL, "its best arm", "tokens/s",
+    "the best here", "over it", INTERVAL,
 )  # fmt: skip
-SIZES = ("nodes", "tokens/s", "over plain", "95 % interval", "best size of")
 ACCURACY = (
     "arm", "forward: error", "95th percentile", "bias", "round: error", "95th percentile", "bias",
     "predicted tokens", "committed tokens", "Pearson", "Spearman",
 )  # fmt: skip
-DEPTHS = ("arm", "depth", "reached", "accepted", "share", "predicted share", "realised share")
+UPDATES = (
+    "arm", "updates", "rollbacks", "seconds of updates", "of its time", "decoding: tokens/s",
+    "over plain", INTERVAL, "end to end: tokens/s", "over plain", INTERVAL,
+)  # fmt: skip
+GAINS = (
+    "arm", "over", "decoding", INTERVAL, "end to end", INTERVAL, "tokens/verification",
+    "without updates",
+)  # fmt: skip
+
+
+def all_tables(figures: ResultFigures) -> list[Table]:
+    """Every table that the run has data for."""
+    result = figures.result
+    tables = [
+        arms_table(figures),
+        *([sets_table(figures)] if len(result.sets) > 1 else []),
+        *engine_tables(result),
+        *drafter_tables(figures),
+        *sweep_tables(figures),
+        accuracy_table(figures),
+    ]
+    return [table for table in tables if table.rows]
 
 
 def ratio_text(ratio: Ratio | None) -> str | None:
@@ -50,6 +75,7 @@ def number_text(value: float | None, form: str, unit: str = "") -> str | None:
 def arms_table(figures: ResultFigures) -> Table:
     return Table(
         name="arms",
+        title="All arms",
         columns=ARMS,
         rows=[
             *(_arm_cells(figures.of(arm.name)) for arm in figures.result.arms),
@@ -94,6 +120,7 @@ def sets_table(figures: ResultFigures) -> Table:
         rows.append(row)
     return Table(
         name="sets",
+        title="By prompt set",
         columns=[
             "arm",
             *(column for name in sets for column in (name, "95 % interval", "tokens/verification")),
@@ -103,31 +130,140 @@ def sets_table(figures: ResultFigures) -> Table:
     )
 
 
-def more_table(figures: ResultFigures) -> Table:
-    return Table(
-        name="more",
-        columns=MORE,
-        rows=[_more_cells(figures.of(arm.name)) for arm in figures.result.arms],
-        caption="Prompts by their ratio over plain decoding, decoding alone.",
+def engine_tables(result: Result) -> list[Table]:
+    """A row for each engine, of whole calls; no table without engines."""
+    if not result.engines:
+        return []
+    rates = {arm.name: rate(tally_arm(result, arm.name, "total")) or 0.0 for arm in result.arms}
+    ours = [arm.name for arm in result.arms if arm.kind != "peer"]
+    here = max(ours, key=lambda name: rates[name])
+    table = Table(
+        name="engines",
+        title="beside other engines, whole calls",
+        columns=ENGINES,
+        rows=[_engine_cells(result, engine.name, here, rates) for engine in result.engines],
+        caption="Whole calls, the prefill included, from token ids to token ids. The best arms are "
+        "those of the highest rate in this run.",
+    )
+    return [table]
+
+
+def _engine_cells(result: Result, engine: str, here: str, rates: Mapping[str, float]) -> Row:
+    names = [arm.name for arm in result.arms if arm.engine == engine]
+    plain = next((name for name in names if name == f"{engine}:{PLAIN}"), None)
+    best = max(names, key=lambda name: rates[name], default=None)
+    versions = next(one.versions for one in result.engines if one.name == engine)
+    return [
+        " ".join([engine, *list(versions.values())[:1]]),
+        number_text(None if plain is None else rates[plain], ".1f"),
+        *with_interval(None if plain is None else compare_arms(result, PLAIN, plain, "total")),
+        best,
+        number_text(None if best is None else rates[best], ".1f"),
+        here,
+        *with_interval(None if best is None else compare_arms(result, here, best, "total")),
+    ]
+
+
+def drafter_tables(figures: ResultFigures) -> list[Table]:
+    """Updates while serving, SpecBlock's ablations and DFlash's block sizes, if they were run."""
+    result = figures.result
+    tables = (
+        *_update_tables(figures),
+        Table(
+            name="ablations",
+            title="SpecBlock's ablations",
+            columns=_family_columns("lacks", "over the whole drafter"),
+            rows=_family_rows(
+                figures, ablations(result), lambda one: ", ".join(one.without) or "nothing"
+            ),
+            caption="SpecBlock drafters trained without parts of the method (the paper's table 2), "
+            "decoding alone; the last ratio is paired by prompt.",
+        ),
+        Table(
+            name="blocks",
+            title="DFlash's block sizes and BlockPilot",
+            columns=_family_columns("block", "over BlockPilot"),
+            rows=_family_rows(
+                figures, block_sizes(result), lambda one: f"{one.block_size or 'by prompt'}"
+            ),
+            caption="One DFlash drafter with fixed blocks, and with those that BlockPilot's "
+            "predictor chooses for each prompt, decoding alone; the last ratio is paired by "
+            "prompt.",
+        ),
+    )
+    return [table for table in tables if table.rows]
+
+
+def _update_tables(figures: ResultFigures) -> tuple[Table, Table]:
+    costs, gains = [], []
+    for learner in update_figures(figures.result):
+        one = figures.of(learner.arm)
+        counts = sorted(learner.updates.items())
+        costs.append(
+            [
+                learner.arm,
+                ", ".join(f"{count} {name}" for name, count in counts) or "none",
+                f"{learner.rollbacks}",
+                f"{learner.update_s:.2f}",
+                f"{learner.update_share:.1%}",
+                number_text(one.tokens_per_s, ".1f"),
+                *with_interval(one.over_plain),
+                number_text(one.end_to_end_tokens_per_s, ".1f"),
+                *with_interval(one.over_plain_end_to_end),
+            ]
+        )
+        if learner.fixed is not None:
+            gains.append(
+                [
+                    learner.arm,
+                    learner.fixed,
+                    *with_interval(learner.over_fixed, learner.end_to_end_over_fixed),
+                    number_text(one.tokens_per_verification, ".2f"),
+                    number_text(figures.of(learner.fixed).tokens_per_verification, ".2f"),
+                ]
+            )
+    return (
+        Table(
+            name="updates",
+            title="Updates while serving",
+            columns=UPDATES,
+            rows=costs,
+            caption="Drafters that learn between texts, in the order of the prompts. Decoding "
+            "leaves their updates out; end to end holds the prefill and every update.",
+        ),
+        Table(
+            name="gains",
+            title="What the updates gained",
+            columns=GAINS,
+            rows=gains,
+            caption="Against the arm of the same policy whose drafter keeps the weights that this "
+            "one began with; paired by prompt.",
+        ),
     )
 
 
-def _more_cells(figures: ArmFigures) -> Row:
-    plain, verification = figures.over_plain, figures.verification
-    memory_bytes = figures.peak_memory_bytes
-    by_prompt = (None,) * 3 if plain is None else (plain.median, plain.least, plain.most)
+def _family_columns(difference: str, base: str) -> tuple[str, ...]:
+    return (
+        "arm", difference, "tokens/verification", "tokens/s", "over plain", INTERVAL, base,
+        INTERVAL,
+    )  # fmt: skip
+
+
+def _family_rows(
+    figures: ResultFigures, families: Sequence[Family], difference: Callable[[FamilyArm], str]
+) -> list[Row]:
+    """One row for each arm; `difference` tells its drafter from the others of the family."""
     return [
-        figures.arm,
-        number_text(figures.end_to_end_tokens_per_s, ".1f"),
-        *with_interval(figures.over_plain_end_to_end),
-        *(number_text(ratio, ".2f", "x") for ratio in by_prompt),
-        number_text(None if verification is None else verification.mean, ".2f"),
-        number_text(figures.rounds, "d"),
-        number_text(figures.drafted_share, ".1%"),
-        f"{figures.responses}",
-        f"{figures.ended}",
-        None if memory_bytes is None else f"{memory_bytes / 2**20:.0f} MiB",
-        number_text(figures.bandwidth_share, ".0%"),
+        [
+            member.arm,
+            difference(member),
+            number_text(one.tokens_per_verification, ".2f"),
+            number_text(one.tokens_per_s, ".1f"),
+            *with_interval(one.over_plain, member.over_base),
+        ]
+        for family in families
+        for member in family.members
+        for one in [figures.of(member.arm)]
     ]
 
 
@@ -141,7 +277,8 @@ def sweep_tables(figures: ResultFigures) -> list[Table]:
         }
         sizes = Table(
             name=f"sizes-{number}",
-            columns=SIZES,
+            title=f"Fixed tree sizes with {drafter}",
+            columns=("nodes", "tokens/s", "over plain", INTERVAL, "best size of"),
             rows=[
                 [
                     f"{size.nodes}",
@@ -151,29 +288,33 @@ def sweep_tables(figures: ResultFigures) -> list[Table]:
                 ]
                 for size in sweep.sizes
             ],
-            caption=f"Fixed tree sizes with {drafter}; 0 is plain decoding.",
+            caption="0 is plain decoding.",
         )
-        against = Table(
-            name=f"hindsight-{number}",
-            columns=(
-                "arm", f"over {sweep.single_best}", "95 % interval", "over the best of each set",
-                "95 % interval", "over the best of each prompt", "95 % interval",
-                f"than {sweep.single_best}",
-            ),
-            rows=[
-                [
-                    ratios.arm,
-                    *with_interval(ratios.single, ratios.per_set, ratios.per_prompt),
-                    None if ratios.single is None else ratios.single.verdict,
-                ]
-                for ratios in sweep.against
-            ],
-            caption=f"Arms with {drafter} against fixed sizes picked knowing the outcome: the "
-            "single best one, the best of each prompt set, the best of each prompt (which also "
-            "profits from the noise of the timings).",
-        )  # fmt: skip
-        tables += [sizes, against]
+        tables += [sizes, hindsight_table(sweep, number)]
     return tables
+
+
+def hindsight_table(sweep: Hindsight, number: int = 1) -> Table:
+    """Arms with one drafter against its fixed sizes that were best in hindsight."""
+    return Table(
+        name=f"hindsight-{number}",
+        title=f"Against sizes chosen in hindsight (best single size: {sweep.single_best}, "
+        f"{sweep.single_tokens_per_s:.1f} tokens/s)",
+        columns=(
+            "arm", "best single size", INTERVAL, "best of each set", INTERVAL,
+            "best of each prompt", INTERVAL, "than the single one",
+        ),
+        rows=[
+            [
+                ratios.arm,
+                *with_interval(ratios.single, ratios.per_set, ratios.per_prompt),
+                None if ratios.single is None else ratios.single.verdict,
+            ]
+            for ratios in sweep.against
+        ],
+        caption=f"Speed of arms with {sweep.drafter} over fixed sizes picked knowing the outcome. "
+        "The best of each prompt also profits from the noise of the timings.",
+    )  # fmt: skip
 
 
 def accuracy_table(figures: ResultFigures) -> Table:
@@ -191,6 +332,7 @@ def accuracy_table(figures: ResultFigures) -> Table:
         )
     return Table(
         name="accuracy",
+        title="Predictions against outcomes",
         columns=ACCURACY,
         rows=rows,
         caption="Seconds of the target's forward and of a whole round as the cost model "
@@ -207,27 +349,3 @@ def _error_cells(error: CostError | None) -> Row:
         number_text(error.p95, ".1%"),
         number_text(error.bias, "+.1%"),
     ]
-
-
-def depths_table(figures: ResultFigures) -> Table:
-    rows = [
-        [
-            arm.name,
-            f"{one.depth}",
-            f"{one.reached}",
-            f"{one.accepted}",
-            f"{one.accepted / one.reached:.1%}" if one.reached else None,
-            f"{one.predicted / one.rounds:.1%}",
-            f"{one.realised / one.rounds:.1%}",
-        ]
-        for arm in figures.speculating
-        for one in figures.of(arm.name).depths
-    ]
-    return Table(
-        name="depths",
-        title="Acceptance by depth, in numbers",
-        columns=DEPTHS,
-        rows=rows,
-        caption="Reached: rounds whose tree goes so deep and that accepted every level above. "
-        "Predicted and realised are shares of all rounds with a tree.",
-    )

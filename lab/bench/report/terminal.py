@@ -5,13 +5,18 @@ from __future__ import annotations
 import click
 
 from lab.bench.analysis.compare import Comparison
-from lab.bench.analysis.hindsight import Hindsight
 from lab.bench.analysis.summary import ResultFigures
 from lab.bench.record import Result
-from lab.bench.report.drafter_tables import drafter_tables
-from lab.bench.report.engine_table import engine_tables
-from lab.bench.report.facts import heading
-from lab.bench.report.tables import arms_table, number_text, ratio_text, with_interval
+from lab.bench.report.page import heading
+from lab.bench.report.tables import (
+    arms_table,
+    drafter_tables,
+    engine_tables,
+    hindsight_table,
+    number_text,
+    ratio_text,
+    with_interval,
+)
 from profiler.report.console import note, print_table
 
 
@@ -25,9 +30,8 @@ def print_result(result: Result) -> None:
     print_table(arms.columns, arms.rows)
     if len(result.sets) > 1:
         _print_sets(figures)
-    for sweep in figures.hindsight.values():
-        _print_sweep(sweep)
-    for table in (*engine_tables(result), *drafter_tables(result)):
+    sweeps = map(hindsight_table, figures.hindsight.values())
+    for table in (*sweeps, *engine_tables(result), *drafter_tables(figures)):
         print_table(table.columns, table.rows, title=table.title)
     for line in _accuracy_lines(figures):
         click.echo(line)
@@ -66,17 +70,6 @@ def _print_sets(figures: ResultFigures) -> None:
         rows.append(cells)
     title = "over plain decoding, and tokens a verification, by prompt set"
     print_table(("arm", *sets), rows, title=title)
-
-
-def _print_sweep(sweep: Hindsight) -> None:
-    columns = ("arm", "best single size", "interval", "best of each set", "interval",
-               "best of each prompt", "interval")  # fmt: skip
-    rows = [
-        [ratios.arm, *with_interval(ratios.single, ratios.per_set, ratios.per_prompt)]
-        for ratios in sweep.against
-    ]
-    best = f"best single size: {sweep.single_best}, {sweep.single_tokens_per_s:.1f} tokens/s"
-    print_table(columns, rows, title=f"against sizes chosen in hindsight ({best})")
 
 
 def print_comparison(comparison: Comparison) -> None:

@@ -1,5 +1,5 @@
-"""Training of BlockPilot predictors.
+"""BlockPilot: a DFlash drafter whose block size a predictor chooses for each text.
 
-`sweeps` records how every block size does, `sources` runs the prompts or texts, `recipe` trains
-the predictor and writes its folder.
+`drafter` drafts with it. `sources` counts the rounds of every block size along texts, `sweeps`
+keeps them, and `recipe` trains the predictor and writes its folder.
 """

@@ -1,4 +1,4 @@
-"""Training of BlockPilot's predictor into a folder: prompts, sweep, classifier of block sizes.
+"""Training of BlockPilot's predictor into a folder: texts, sweep, classifier of block sizes.
 
 Zhang et al., "BlockPilot", 2.3 and 3.1.
 """
@@ -9,8 +9,10 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import Field, PositiveInt
 from torch.nn import functional
 
 from costmodel.errors import InputError
@@ -24,18 +26,16 @@ from lab.papers.blockpilot.drafter import (
     PilotConfig,
     save_predictor,
 )
-from lab.papers.blockpilot.sources import DecodingSource, KnownTextSource
+from lab.papers.blockpilot.sources import TextSource
 from lab.papers.blockpilot.sweeps import (
     Best,
     BlockSizeSample,
-    Source,
     Sweep,
     Sweeps,
     best_candidates,
     collect_sweeps,
 )
-from lab.training.corpus import TrainingText, read_corpus
-from lab.training.prompts import refuse
+from lab.training.corpus import TrainingText
 
 SWEEPS, PILOT = "sweeps", "pilot"  # folders of what is collected, and of the predictor
 
@@ -44,6 +44,7 @@ SWEEPS, PILOT = "sweeps", "pilot"  # folders of what is collected, and of the pr
 class PilotTraining:
     """The settings of a predictor's training; Adam, epochs and learning rate as in the paper (3.1).
 
+    texts           most texts to learn from
     hidden, layers  of the predictor
     dropout         as in the published code
     batch           samples a step; not given in the paper
@@ -51,13 +52,14 @@ class PilotTraining:
     best            the criterion for the best block size
     """
 
-    epochs: int = 100
-    learning_rate: float = 1e-5
-    batch: int = 32
-    hidden: int = HIDDEN
-    layers: int = LAYERS
-    dropout: float = 0.2
-    held_out: float = 0.1
+    texts: PositiveInt = 1000
+    epochs: PositiveInt = 100
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-5
+    batch: PositiveInt = 32
+    hidden: PositiveInt = HIDDEN
+    layers: PositiveInt = LAYERS
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.1
     best: Best = "length"
     seed: int = 0
 
@@ -100,27 +102,18 @@ class PilotRecipe:
     training: PilotTraining = field(default_factory=PilotTraining)
 
 
-@dataclass(frozen=True, slots=True)
-class Corpus:
-    """Up to `most` texts of different prompts, from a folder that `train-drafter` collected."""
-
-    folder: Path
-    most: int
-
-    def texts(self, vocab: int) -> list[TrainingText]:
-        """The texts, of a target with this vocabulary. Raises InputError without any."""
-        if self.most < 1:
-            raise InputError(f"1 prompt or more is needed, got {self.most}")
-        first: dict[tuple[int, ...], TrainingText] = {}
-        for text in read_corpus(self.folder, vocab):
-            first.setdefault(text.tokens[: text.prompt_tokens], text)
-        return list(first.values())[: self.most]
+def distinct(texts: Sequence[TrainingText], most: int) -> list[TrainingText]:
+    """The first texts of up to `most` different prompts."""
+    first: dict[tuple[int, ...], TrainingText] = {}
+    for text in texts:
+        first.setdefault(text.tokens[: text.prompt_tokens], text)
+    return list(first.values())[:most]
 
 
 def train_blockpilot(
     target: Target,
     drafter: str,
-    prompts: Sequence[Sequence[int]] | Corpus,
+    texts: Sequence[TrainingText],
     folder: Path,
     recipe: PilotRecipe,
     say: Callable[[str], None] = lambda line: None,
@@ -128,43 +121,16 @@ def train_blockpilot(
     """Sweep, train and save a predictor; returns its folder and the result.
 
     drafter  folder or hub id of a DFlash drafter
-    prompts  token ids to decode, as `prompts_of_texts` gives them; or texts with continuations
+    texts    that the target wrote, of different prompts
     A run that was stopped is continued. Raises InputError for a folder of another recipe.
     """
-    dflash = DFlashDrafter(target, drafter)
-    source: Source
-    if isinstance(prompts, Corpus):
-        texts = prompts.texts(target.architecture.vocab)
-        source = KnownTextSource(target, dflash.model, texts, recipe.sweep)
-    else:
-        source = DecodingSource(target, dflash.model, prompts, recipe.sweep)
+    source = TextSource(target, DFlashDrafter(target, drafter).model, texts, recipe.sweep)
     sweeps = collect_sweeps(source, folder / SWEEPS, say)
     place = folder / PILOT
-    result = train_predictor(
-        sweeps, drafter_name(drafter, place), recipe.training, str(target.device)
-    )
+    name = drafter_name(drafter, place)
+    result = train_predictor(sweeps, name, recipe.training, str(target.device))
     save_predictor(place, result.predictor)
     return place, result
-
-
-def prompts_of_texts(target: Target, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of texts, in the chat template if there is one.
-
-    Raises InputError if a text belongs to an evaluation set.
-    """
-    refuse((f"training prompt {number}", text) for number, text in enumerate(texts, 1))
-    tokenizer = target.loaded.tokenizer()
-    if not getattr(tokenizer, "chat_template", None):
-        return [list(tokenizer(text)["input_ids"]) for text in texts]
-    turns = [[{"role": "user", "content": text}] for text in texts]
-    return [
-        list(
-            tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)[
-                "input_ids"
-            ]
-        )
-        for turn in turns
-    ]
 
 
 def train_predictor(

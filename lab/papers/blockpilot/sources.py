@@ -1,10 +1,10 @@
-"""Sources of block-size samples: prompts that are decoded, or texts with known continuations.
+"""Samples of block sizes along texts that the target wrote.
 
 The paper decodes every prompt with every block size (BlockPilot, Zhang et al., 2.3). At T = 0 a
 text is the same whatever is drafted, so the accepted tokens of a round are those in which the
-block drafted at its bonus token agrees with the text. Known texts need no decoding then: all
-blocks are drafted in one forward, as in training, and the rounds are counted, a hundred times as
-fast.
+block drafted at its bonus token agrees with the text. So nothing is decoded here: all blocks of a
+text are drafted in one forward, as in training, and the rounds are counted, a hundred times as
+fast. Only the seconds of a cycle are measured, by decoding after the first prompt.
 """
 
 from __future__ import annotations
@@ -22,105 +22,30 @@ from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.dflash.model import DFlashModel
 from decoder.engine import TreeDecoder
 from decoder.model.target import Target
-from decoder.statistics import Statistics
 from lab.papers.blockpilot.drafter import local_candidates
 from lab.papers.blockpilot.sweeps import BlockSizeSample, Sweep
 from lab.training.corpus import TrainingText
 from lab.training.dflash import DFlashObjective, DFlashTraining
 
 
-class DecodingSource:
-    """Samples from decoding every prompt with every candidate block size.
+class TextSource:
+    """The samples of greedy chains along texts with known continuations.
 
-    prompts  token ids, chat template included
-    """
-
-    def __init__(
-        self,
-        target: Target,
-        model: DFlashModel,
-        prompts: Sequence[Sequence[int]],
-        sweep: Sweep,
-    ) -> None:
-        self.prompts = prompts
-        self.candidates = local_candidates(model.config.block_size, sweep.radius)
-        self._target, self._model, self._sweep = target, model, sweep
-        self._decoders = [
-            TreeDecoder(target, drafter=DFlashDrafter(target, model, size), policy=sweep.policy)
-            for size in self.candidates
-        ]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The settings that must be equal for a collection to be continued."""
-        target, model = self._target, self._model
-        return {
-            "target": target.loaded.name,
-            "dtype": str(target.dtype).removeprefix("torch."),
-            "drafter_hash": model.config.hash(target.architecture.vocab),
-            "vocab": target.architecture.vocab,
-            "block_size": model.config.block_size,
-            "candidates": list(self.candidates),
-            **asdict(self._sweep),
-        }
-
-    def sample(self, number: int) -> BlockSizeSample:
-        """The sample of the prompt with this number."""
-        target, sweep = self._target, self._sweep
-        ids = list(self.prompts[number])
-        self._decoders[0].check(ids, sweep.max_new_tokens)
-        target.reserve(len(ids) + 1)
-        logits = target.prefill(torch.tensor(ids, device=target.device)).float().cpu()
-        stats = self._stats(ids, sweep.max_new_tokens, sweep.seed + number)
-        return BlockSizeSample(
-            prompt=torch.tensor(ids),
-            logits=logits,
-            decoded=torch.tensor([counts.new_tokens - 1 for counts in stats]),
-            rounds=torch.tensor([counts.rounds for counts in stats]),
-            decode_s=torch.tensor([counts.decode_s for counts in stats], dtype=torch.float64),
-        )
-
-    def cycle_s(self, prompt: Sequence[int], new_tokens: int) -> torch.Tensor:
-        """Seconds of a cycle after one prompt with each candidate [candidates]."""
-        stats = self._stats(prompt, new_tokens, self._sweep.seed)
-        return torch.tensor(
-            [counts.decode_s / max(counts.rounds, 1) for counts in stats], dtype=torch.float64
-        )
-
-    def _stats(self, prompt: Sequence[int], new_tokens: int, seed: int) -> list[Statistics]:
-        temperature = self._sweep.temperature
-        return [
-            decoder.generate(
-                prompt, max_new_tokens=new_tokens, temperature=temperature, seed=seed
-            ).stats
-            for decoder in self._decoders
-        ]
-
-
-class KnownTextSource:
-    """Samples from texts with known continuations; only the cycles' seconds are measured.
-
-    Raises InputError for a sweep that samples or verifies trees, for which the texts do not
-    tell the accepted tokens.
+    Raises InputError for a drafter whose blocks cannot be drafted together.
     """
 
     def __init__(
         self, target: Target, model: DFlashModel, texts: Sequence[TrainingText], sweep: Sweep
     ) -> None:
-        if sweep.temperature > 0 or sweep.policy != "chain":
-            raise InputError(
-                "known texts say how greedy chains do, and nothing of other policies or sampling",
-                hint="Give --prompts, which are decoded.",
-            )
         if any(model.config.windows) or any(model.config.causal):
             raise InputError(
                 "blocks of this drafter see a window or only rows before them, and are drafted "
                 "together only where they see all",
-                hint="Give --prompts, which are decoded.",
+                hint="Choose a DFlash drafter with full attention within its blocks.",
             )
-        self.decoding = DecodingSource(target, model, [], sweep)
         self.prompts = [list(text.tokens[: text.prompt_tokens]) for text in texts]
-        self._texts, self._target, self._length = texts, target, sweep.max_new_tokens
+        self.candidates = local_candidates(model.config.block_size, sweep.radius)
+        self._target, self._model, self._texts, self._sweep = target, model, texts, sweep
         vocab = target.architecture.vocab
         head = np.arange(vocab) if model.head_tokens is None else model.head_tokens
         self._objective = DFlashObjective(
@@ -129,24 +54,33 @@ class KnownTextSource:
         self._cycle_s: torch.Tensor | None = None
 
     @property
-    def settings(self) -> dict[str, object]:
+    def settings(self) -> dict[str, Any]:
         """The settings that must be equal for a collection to be continued."""
-        return self.decoding.settings | {"known": True}
+        target, config = self._target, self._model.config
+        return {
+            "target": target.loaded.name,
+            "dtype": str(target.dtype).removeprefix("torch."),
+            "drafter_hash": config.hash(target.architecture.vocab),
+            "vocab": target.architecture.vocab,
+            "block_size": config.block_size,
+            "candidates": list(self.candidates),
+            **asdict(self._sweep),
+        }
 
     @torch.no_grad()
     def sample(self, number: int) -> BlockSizeSample:
         """The sample of the text with this number, cut where decoding would stop."""
-        text, target = self._texts[number], self._target
+        text, target, length = self._texts[number], self._target, self._sweep.max_new_tokens
         prompt = self.prompts[number]
         if self._cycle_s is None:
-            self._cycle_s = self.decoding.cycle_s(prompt, self._length)
-        tokens = torch.tensor(text.tokens[: len(prompt) + self._length], device=target.device)
+            self._cycle_s = self._measured_cycle_s(prompt, length)
+        tokens = torch.tensor(text.tokens[: len(prompt) + length], device=target.device)
         target.reserve(len(tokens) + 1)
         logits, features = self._read(tokens[: len(prompt)])
         features = torch.cat((features, self._read(tokens[len(prompt) :])[1]))
         bonus = torch.arange(len(prompt), len(tokens) - 1, device=target.device)
         rounds = torch.tensor(
-            [self._rounds(tokens, features, bonus, size) for size in self.decoding.candidates]
+            [self._rounds(tokens, features, bonus, size) for size in self.candidates]
         )
         return BlockSizeSample(
             prompt=torch.tensor(prompt),
@@ -155,6 +89,16 @@ class KnownTextSource:
             rounds=rounds,
             decode_s=rounds * self._cycle_s,
         )
+
+    def _measured_cycle_s(self, prompt: Sequence[int], new_tokens: int) -> torch.Tensor:
+        """Seconds of a cycle after one prompt with each candidate [candidates]."""
+        cycles_s = []
+        for size in self.candidates:
+            drafter = DFlashDrafter(self._target, self._model, size)
+            decoder = TreeDecoder(self._target, drafter=drafter, policy="chain")
+            stats = decoder.generate(prompt, max_new_tokens=new_tokens).stats
+            cycles_s.append(stats.decode_s / max(stats.rounds, 1))
+        return torch.tensor(cycles_s, dtype=torch.float64)
 
     def _read(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [vocab] after the next tokens, and their features [tokens, layers * hidden]."""

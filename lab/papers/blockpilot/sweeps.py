@@ -1,8 +1,8 @@
 """Sweeps of block sizes over prompts, the training data of BlockPilot's predictor.
 
-Zhang et al., "BlockPilot", 2.3: for every prompt the target's logits after it, and a speculative
-decoding with each candidate block size. Each prompt has a file, so a run that was stopped
-continues with the first missing prompt. The same seed gives the same data, but for the seconds.
+Zhang et al., "BlockPilot", 2.3: for every prompt the target's logits after it, and the rounds that
+decoding takes with each candidate block size. Each prompt has a file, so a run that was stopped
+continues with the first missing prompt.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
@@ -41,15 +42,10 @@ class Sweep:
 
     radius          k: candidates are B - k..B + k
     max_new_tokens  of each text
-    policy          chooses the trees; the paper verifies the block's single path
-    seed            of texts at a temperature above 0; the number of the prompt is added
     """
 
-    radius: int = RADIUS
-    max_new_tokens: int = 256
-    policy: str = "chain"
-    temperature: float = 0.0
-    seed: int = 0
+    radius: Annotated[int, Field(ge=1, le=64)] = RADIUS
+    max_new_tokens: Annotated[int, Field(ge=2)] = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from lab.bench.analysis.summary import acceptance_of, derived
 from lab.bench.analysis.warnings import result_warnings
 from lab.bench.record import Environment, ProfileInfo, Prompt, Result, Rounds
 from lab.bench.store import write_result
-from tests.profiler.fake_bench import arm, prompt, response, result, rounds, settings
+from tests.lab.bench.fake_bench import arm, prompt, response, result, rounds, settings
 
 
 def tallied(seconds: list[float], tokens: int = 100) -> dict[str, Tally]:
@@ -205,23 +205,18 @@ class TestFigures:
             expected=(2.5, 1.75, 1.0, 1.5),
             predicted_verify_s=(0.011, 0.009, 0.010, 0.012),
             predicted_cycle_s=(0.02,) * 4,
-            expected_by_depth=(1.9, 0.6, 0.25),
         )
         stages = {"draft_s": 0.01, "verify_s": 0.03}
         responses = [
-            response("plain", "p", 9, 2.0, limit_s=0.5, peak_memory_bytes=100),
+            response("plain", "p", 9, 2.0, limit_s=0.5),
             response("chain+d", "p", 9, 1.0, rounds=own, stages=stages),
         ]
         responses[1] = replace(responses[1], tokens=(*range(8), last))
         arms = [arm("plain"), arm("chain+d", drafter="d")]
         return result(arms, [prompt("p")], responses)
 
-    def test_depths(self) -> None:
-        """By counting: 3 rounds had a tree; 2, 1 and 1 of them accepted 1, 2 and 3 levels."""
+    def test_trees(self) -> None:
         found = arm_figures(self.figures(), "chain+d")
-        table = [(d.reached, d.accepted, d.predicted, d.realised, d.rounds) for d in found.depths]
-        assert table == [(3, 2, 1.9, 2, 3), (2, 1, 0.6, 1, 3), (1, 1, 0.25, 1, 3)]
-        assert found.accepted_rounds == (1, 1, 0, 1)
         assert found.drafted_share == pytest.approx(0.75)
         assert found.nodes_mean == pytest.approx(10 / 4)
 
@@ -231,12 +226,10 @@ class TestFigures:
         assert found.end_to_end_tokens_per_s == pytest.approx(9 / 3.0)
         assert (found.first_token_s, found.per_token_s) == (1.0, 0.25)
         assert found.bandwidth_share == pytest.approx(0.25)
-        assert found.peak_memory_bytes == 100
         assert found.verification is None
         trees = arm_figures(self.figures(), "chain+d")
         assert trees.stage_shares == {"draft": 0.25, "verify": 0.75}
         assert (trees.draft_time_share, trees.bandwidth_share) == (0.25, None)
-        assert trees.peak_memory_bytes is None
 
     def test_few_rounds_have_no_statistics(self) -> None:
         found = arm_figures(self.figures(), "chain+d")
@@ -434,6 +427,5 @@ class TestWarnings:
 )
 def test_rounds_that_cannot_be(nodes: list[int], depths: list[int], message: str) -> None:
     one = dict.fromkeys(("accepted", "expected", "verify_s", "cycle_s"), (0,) * 2)
-    by_depth = (0.0,) * max(depths)
     with pytest.raises(ValueError, match=message):
-        Rounds(nodes=tuple(nodes), depths=tuple(depths), expected_by_depth=by_depth, **one)
+        Rounds(nodes=tuple(nodes), depths=tuple(depths), **one)

@@ -145,10 +145,6 @@ class TestTreeArm:
         stats = runner._decoder.generate(IDS, max_new_tokens=NEW_TOKENS).stats
         assert sum(details.rounds.accepted) + details.rounds.count >= NEW_TOKENS - 1
         assert max(details.rounds.nodes) <= 6
-        assert len(details.rounds.expected_by_depth) == max(details.rounds.depths)
-        assert sum(details.rounds.expected) == pytest.approx(
-            details.rounds.count + sum(details.rounds.expected_by_depth), abs=1e-4
-        )
         assert stats.new_tokens == NEW_TOKENS
         assert all(cycle >= verify for cycle, verify in zip(
             details.rounds.cycle_s, details.rounds.verify_s, strict=True))  # fmt: skip
@@ -193,14 +189,13 @@ class TestTreeArm:
 class TestBuilder:
     def test_every_kind_of_arm_gives_the_plain_text(self, folder: Path, expected) -> None:
         drafters = {"ngram": "ngram", str(folder): "tiny"}
-        choice = DecoderChoice(profile=ProfileChoice(calibrate=False), max_nodes=16)
+        choice = DecoderChoice(profile=ProfileChoice(calibrate=False))
         builder = ArmBuilder(loaded(folder), drafters, choice)
         assert builder.causal_drafters == ("tiny",)
         asked = ArmChoice(
             policies=("chain", "bastion"),
             drafters=tuple(drafters),
             studies=("estimator", "dynatree"),
-            max_nodes=16,
         )
         arms = plan_arms(asked, causal_drafters=builder.causal_drafters)
         runners = builder.runners(arms)
@@ -320,13 +315,12 @@ class TestBuilder:
         if home == "not written":
             (tmp_path / "home").write_text("a file is in the way")
         drafters = {"ngram": "ngram", str(folder): "tiny", f"ngram+{folder}": "ngram+tiny"}
-        choice = DecoderChoice(profile=ProfileChoice(calibrate=home != "bare"), max_nodes=16)
+        choice = DecoderChoice(profile=ProfileChoice(calibrate=home != "bare"))
         builder = ArmBuilder(loaded(folder), drafters, choice)
         asked = ArmChoice(
             policies=("bastion", "bastion:printed"),
             drafters=tuple(drafters),
             peers=(),
-            max_nodes=16,
         )
         runners = builder.runners(plan_arms(asked))
         assert sum(bool(one.arm.cost) for one in runners) == 2 * len(drafters)
@@ -344,18 +338,21 @@ def _chain(nodes: int) -> DraftTree:
 class TestArms:
     def test_names_groups_and_order(self) -> None:
         arms = plan_arms(
-            ArmChoice(policies=("fixed:7", "plain"), studies=("sweep", "shape"), sweep=(3, 7))
+            ArmChoice(
+                policies=("fixed:7", "plain"),
+                studies=("sweep", "shape"),
+            )
         )
         assert [(arm.name, arm.studies) for arm in arms] == [
             ("plain", ("policies",)),
             ("fixed:7+ngram", ("policies", "sweep")),
-            ("fixed:3+ngram", ("sweep",)),
+            *((f"fixed:{nodes}+ngram", ("sweep",)) for nodes in (1, 3, 15, 31)),
             ("beam:4x15+ngram", ("shape",)),
             ("fixed:60+ngram", ("shape",)),
             ("transformers:plain", ("policies",)),
             ("transformers:prompt-lookup", ("policies",)),
         ]
-        assert [arm.nodes for arm in arms] == [None, 7, 3, 60, 60, None, None]
+        assert [arm.nodes for arm in arms] == [None, 7, 1, 3, 15, 31, 60, 60, None, None]
 
     def test_two_drafters_together_are_called_by_both_names(self) -> None:
         choice = ArmChoice(
@@ -389,7 +386,6 @@ class TestArms:
             ({"drafters": ("/c/a/x", "/d/a/x")}, "two drafters are called 'a/x'"),
             ({"drafters": ("x@adapt=often",)}, "'often' does not say how a drafter is updated"),
             ({"drafters": (" ",)}, "the drafter's name is empty"),
-            ({"studies": ("sweep",), "sweep": ()}, "the sweep has no tree size"),
         ],
     )
     def test_what_is_wrong_is_said(self, changed: dict, message: str) -> None:

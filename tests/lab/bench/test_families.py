@@ -13,14 +13,14 @@ from lab.bench.analysis.families import ablations, block_sizes
 from lab.bench.analysis.summary import ResultFigures, derived
 from lab.bench.arms.drafter_names import describe_drafters, drafter_labels
 from lab.bench.record import Model, Result, Update
-from lab.bench.report.drafter_tables import drafter_tables
 from lab.bench.report.page import page, verdicts
+from lab.bench.report.tables import drafter_tables
 from lab.bench.report.terminal import print_result
 from lab.bench.store import read_result, write_result
 from tests.decoder.draft_models import dflash_folder, draft_target
 from tests.decoder.specblock_models import specblock_folder
+from tests.lab.bench.made_bench import PLAIN_ARM, make_result, policy_arm
 from tests.lab.papers.blockpilot.test_blockpilot import pilot_folder
-from tests.profiler.made_bench import PLAIN_ARM, make_result, policy_arm
 from tests.profiler.page_reader import PageReader
 
 SPECBLOCK = (
@@ -70,14 +70,12 @@ class TestAblations:
         assert [own.drafter for own in chain.members] == ["no-shift", "whole", "poor"]
         for own in (*chain.members, *bastion.members):
             policy = own.arm.partition("+")[0]
-            assert own.tokens_per_s == pytest.approx(rate_of(result, own.arm))
-            assert own.tokens_per_verification == pytest.approx(kept_of(result, own.arm))
             whole = rate_of(result, f"{policy}+whole")
             if own.drafter == "whole":
                 assert own.over_base is None
             else:
                 assert own.over_base is not None and own.over_base.low is not None
-                assert own.over_base.pooled == pytest.approx(own.tokens_per_s / whole)
+                assert own.over_base.pooled == pytest.approx(rate_of(result, own.arm) / whole)
 
     def test_the_table(self, capsys: pytest.CaptureFixture[str]) -> None:
         result = made(SPECBLOCK, ("chain",))
@@ -92,8 +90,8 @@ class TestAblations:
         assert rows["chain+poor"][6] == f"{poor / rate_of(result, 'chain+whole'):.2f}x"
         assert "SpecBlock's ablations" in reader.texts["h2"]
         models = dict(reader.tables["models"])
-        assert models["drafter 3"].endswith("without no-mask, no-rank-head")
-        assert "updated by bandit" in models["drafter 4"]
+        assert "without: no-mask, no-rank-head" in models["poor"]
+        assert "updates: bandit" in models["whole@adapt=bandit"]
         print_result(result)
         assert "SpecBlock's ablations" in capsys.readouterr().out
 
@@ -104,7 +102,7 @@ class TestAblations:
 
     def test_one_drafter_alone_is_no_ablation(self) -> None:
         assert ablations(made((SPECBLOCK[1], SPECBLOCK[3]))) == []
-        assert [one.name for one in drafter_tables(made(BLOCKS[:1]))] == []
+        assert [one.name for one in drafter_tables(ResultFigures(made(BLOCKS[:1])))] == []
 
 
 class TestBlockSizes:

@@ -14,7 +14,7 @@ import pytest
 from costmodel.errors import InputError, MeasurementError
 from lab.bench.analysis.ratios import compare_arms, rate, tally_arm
 from lab.bench.record import Response
-from lab.bench.response_timer import ProcessGauge, ResponseTimer
+from lab.bench.response_timer import ResponseTimer
 from lab.bench.schedule import (
     Schedule,
     Tools,
@@ -23,7 +23,7 @@ from lab.bench.schedule import (
     run_schedule,
 )
 from lab.bench.store import read_result, write_result
-from tests.profiler.fake_bench import (
+from tests.lab.bench.fake_bench import (
     END,
     Clock,
     FakeArm,
@@ -391,24 +391,6 @@ class TestRecord:
         (tmp_path / "list.json").write_text("[1]")
         with pytest.raises(InputError, match="schema_version must be 1"):
             read_result(tmp_path / "list.json")
-
-
-def test_the_process_gauge_sees_an_allocation() -> None:
-    gauge = ProcessGauge()
-    gauge.start()
-    before = gauge.peak_bytes()
-    if before is None:
-        pytest.skip("this system does not count the peak anew")
-    taken = bytearray(64 << 20)
-    taken[:: 1 << 12] = b"1" * len(taken[:: 1 << 12])
-    grown = gauge.peak_bytes()
-    assert grown is not None
-    assert grown - before > 50 << 20
-    del taken
-    gauge.start()
-    after = gauge.peak_bytes()
-    assert after is not None
-    assert after < grown
 
 
 def test_a_stopwatch_ignores_empty_batches() -> None:

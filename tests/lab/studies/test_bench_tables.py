@@ -3,7 +3,7 @@
 import re
 
 from lab.studies.bench_tables import arm_table, heading, main_arms, sweep_table
-from tests.profiler.made_bench import make_result
+from tests.lab.bench.made_bench import make_result
 
 RESULT = make_result(repeats=1)
 

@@ -25,7 +25,7 @@ from profiler import checks, cli
 from profiler.calibrate.calibrate import CalibrationResult
 from profiler.measure.machine import Activity
 from profiler.report import console
-from tests.profiler.made_bench import PLAIN_ARM, make_result, policy_arm
+from tests.lab.bench.made_bench import PLAIN_ARM, make_result, policy_arm
 from tests.profiler.made_profile import make_profile
 from tests.tiny_folder import isolate, write_all
 
@@ -88,9 +88,9 @@ class Place:
             "profiles validate": [self.profile, SHIPPED],
             "support": [],
             "targets": [],
-            "train-blockpilot": [*on_cpu, "--drafter", "some/drafter", "--prompts",
-                                 str(ROOT / "pyproject.toml"), "--output", str(self.folder)],
-            "train-drafter": [*on_cpu, "--output", str(self.folder)],
+            "train-blockpilot": [*on_cpu[:2], "--drafter", "some/drafter", "--texts", "x",
+                                 "--output", str(self.folder)],
+            "train-drafter": [*on_cpu[:2], "--output", str(self.folder)],
             "transfer": [SHIPPED, "--to", "h100-pcie", "--output", str(self.folder)],
         }  # fmt: skip
 
@@ -130,7 +130,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, result: 
         "profiler.demo.compare": comparison,
         "lab.training.recipe.train_dflash": trained,
         "lab.papers.blockpilot.recipe.train_blockpilot": (tmp_path / "pilot", pilot),
-        "lab.commands.train_blockpilot._prompts": [],
+        "lab.training.corpus.read_corpus": [],
     }
     for name, value in made.items():
         monkeypatch.setattr(name, lambda *words, value=value, **options: value)

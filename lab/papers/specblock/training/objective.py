@@ -20,8 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field, NonNegativeInt, PositiveInt
 from torch.nn import functional
 
 from costmodel.errors import InputError
@@ -53,7 +55,8 @@ UNKNOWN = -1  # the draft id of a token that the drafter lacks
 class SpecBlockSettings:
     """The sizes of a new drafter, and the settings of its loss.
 
-    tokens          the reduced vocabulary; empty for all of the target's tokens
+    vocabulary      size of the reduced vocabulary, which the texts' most frequent tokens make
+    tokens          that vocabulary; empty for all of the target's tokens
     feature_layers  indices into `hidden_states`; None for EAGLE-3's low, mid and top
     without         names of table 2's ablations: no-broadcast, no-shift, no-mask, no-rank-head
     own_head        whether to train an LM head, as the paper does, which the checkpoint then
@@ -63,16 +66,17 @@ class SpecBlockSettings:
     rank_from_step  the first step at which the rank head is trained too
     """
 
-    layers: int = 2
-    block_length: int = 4
+    layers: Annotated[int, Field(ge=1, le=16)] = 2
+    block_length: Annotated[int, Field(ge=2, le=64)] = 4
+    vocabulary: PositiveInt = 8192
     tokens: Sequence[int] = ()
-    feature_layers: tuple[int, ...] | None = None
+    feature_layers: tuple[NonNegativeInt, ...] | None = None
     branching: tuple[int, ...] = CONCENTRATED
     without: frozenset[str] = frozenset()
     own_head: bool = False
-    anchors: int = 32
-    blocks: int = 2
-    rank_from_step: int = 2000
+    anchors: PositiveInt = 32
+    blocks: PositiveInt = 2
+    rank_from_step: NonNegativeInt = 2000
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,37 +27,23 @@ from lab.papers.specblock.model import (
     save_specblock,
 )
 from lab.papers.specblock.training.objective import SpecBlockObjective, SpecBlockSettings
-from lab.training.corpus import Collecting, TrainingText
+from lab.training.corpus import TrainingText
 from lab.training.loop import Say, TrainingSettings
-from lab.training.recipe import Trained, begun, gather, learn
+from lab.training.recipe import Recipe, Trained, begun, gather, learn
 
 WEIGHT_SPREAD = 0.02  # standard deviation of new weights
 PROBE_TOKENS = 64  # for the scale of the features
 QUERY_SHARE = 0.5  # weight of a query in the fused input, beside condition and embedding
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpecBlockRecipe:
-    """All settings that determine the trained drafter.
-
-    vocabulary  size of the reduced vocabulary, from which `drafter.tokens` are chosen
-    settings    of the run; the paper's clip of 0.5 with this project's other defaults
-    start       name of a trained drafter to continue from, whose sizes then apply
-    """
-
-    collecting: Collecting = field(default_factory=Collecting)
-    vocabulary: int = 8192
-    drafter: SpecBlockSettings = field(default_factory=SpecBlockSettings)
-    settings: TrainingSettings = field(
-        default_factory=lambda: TrainingSettings(learning_rate=1.5e-3, clip=0.5)
-    )
-    start: str | None = None
+# The paper's clip, with this project's other defaults.
+RUN = TrainingSettings(learning_rate=1.5e-3, clip=0.5)
 
 
 def train_specblock(
     loaded: LoadedModel,
     folder: Path,
-    recipe: SpecBlockRecipe,
+    recipe: Recipe[SpecBlockSettings],
     prompts: Sequence[str] = (),
     say: Say = lambda line: None,
 ) -> Trained:
@@ -69,7 +55,7 @@ def train_specblock(
     """
     first = None if recipe.start is None else _begun_model(loaded, recipe.start)
     texts = gather(loaded, folder, recipe.collecting, prompts, say)
-    tokens = frequent_tokens(texts[0], recipe.vocabulary, loaded.architecture.vocab)
+    tokens = frequent_tokens(texts[0], recipe.drafter.vocabulary, loaded.architecture.vocab)
     wanted = replace(recipe.drafter, tokens=tokens)
     generator = torch.Generator().manual_seed(recipe.settings.seed)
     model = first or first_model(loaded, wanted, generator)

@@ -13,19 +13,17 @@ from costmodel.errors import InputError
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.factory import load_drafter
 from decoder.engine import TreeDecoder
-from lab.commands import train_blockpilot as train_blockpilot_command
 from lab.papers.blockpilot.drafter import BlockPilotDrafter, save_predictor
 from lab.papers.blockpilot.recipe import (
-    Corpus,
     PilotRecipe,
     PilotTraining,
+    distinct,
     drafter_name,
     measure,
-    prompts_of_texts,
     train_blockpilot,
     train_predictor,
 )
-from lab.papers.blockpilot.sources import DecodingSource, KnownTextSource
+from lab.papers.blockpilot.sources import TextSource
 from lab.papers.blockpilot.sweeps import (
     BlockSizeSample,
     Sweep,
@@ -35,8 +33,7 @@ from lab.papers.blockpilot.sweeps import (
     cycle_s,
     read_sweeps,
 )
-from lab.training import prompts as refused
-from lab.training.corpus import TrainingText
+from lab.training.corpus import TrainingText, read_corpus
 from tests.decoder.draft_models import VOCAB, dflash_folder, draft_target
 from tests.decoder.drafters.test_dflash import reference
 from tests.decoder.models import greedy, plain_logits
@@ -49,10 +46,20 @@ CANDIDATES = (4, 5, 6)
 def swept(tmp_path, prompts=PROMPTS, sweep=SWEEP, name="swept", target=None):
     """A collection with a random drafter, or one that is like it; returns it and its folder."""
     target = target or draft_target(dtype=torch.float64)
-    draft = dflash_folder(tmp_path / "draft")[0]
-    model = DFlashDrafter(target, draft).model
-    source = DecodingSource(target, model, prompts, sweep)
+    source = source_of(tmp_path, target, texts_of(target, prompts, sweep.max_new_tokens), sweep)
     return collect_sweeps(source, tmp_path / name), tmp_path / name
+
+
+def source_of(tmp_path, target, texts, sweep=SWEEP):
+    model = DFlashDrafter(target, dflash_folder(tmp_path / "draft")[0]).model
+    return TextSource(target, model, texts, sweep)
+
+
+def texts_of(target, prompts=PROMPTS, new_tokens=12):
+    return [
+        TrainingText((*prompt, *greedy(target.model, prompt, new_tokens)), len(prompt))
+        for prompt in prompts
+    ]
 
 
 def same(one, other):
@@ -112,15 +119,9 @@ class TestCollection:
         assert (folder / "000000.safetensors").stat().st_mtime_ns == kept
         assert same(whole, read_sweeps(folder))
 
-    def test_sampled_texts_are_the_same_again(self, tmp_path):
-        sampled = Sweep(radius=1, max_new_tokens=12, temperature=1.0, seed=3)
-        one, _ = swept(tmp_path, sweep=sampled, name="one")
-        swept(tmp_path, PROMPTS[:3], sampled, name="two")
-        two, _ = swept(tmp_path, sweep=sampled, name="two")
-        assert same(one, two)
-
     def test_a_text_without_a_round_has_no_label(self, tmp_path):
         found, _ = swept(tmp_path, PROMPTS[:1], Sweep(radius=1, max_new_tokens=1))
+        assert found.samples[0].rounds.tolist() == found.samples[0].decoded.tolist() == [0] * 3
         assert found.samples[0].lengths is None
         assert best_candidates(found.samples).tolist() == [-1]
         with pytest.raises(InputError, match="no prompt of the collection"):
@@ -298,68 +299,22 @@ class TestTraining:
 
 
 @pytest.mark.slow
-class TestKnownTexts:
-    """Rounds counted along texts of the target, against rounds decoded by hand."""
-
-    def known(self, tmp_path, target, texts, sweep=SWEEP):
-        model = DFlashDrafter(target, dflash_folder(tmp_path / "draft")[0]).model
-        return KnownTextSource(target, model, texts, sweep)
-
-    def texts(self, target, new_tokens=12):
-        written = [[*prompt, *greedy(target.model, prompt, new_tokens)] for prompt in PROMPTS]
-        return [
-            TrainingText(tuple(text), len(prompt))
-            for text, prompt in zip(written, PROMPTS, strict=True)
-        ]
-
-    def test_the_rounds_are_those_of_decoding(self, tmp_path):
+class TestTexts:
+    def test_they_are_cut_where_decoding_would_stop(self, tmp_path):
         target = draft_target(dtype=torch.float64)
-        source = self.known(tmp_path, target, self.texts(target))
-        found = collect_sweeps(source, tmp_path / "known")
-        decoded, _ = swept(tmp_path, target=target)
-        assert found.candidates == decoded.candidates
-        for one, other in zip(found.samples, decoded.samples, strict=True):
-            assert torch.equal(one.prompt, other.prompt)
-            assert torch.equal(one.rounds, other.rounds)
-            assert torch.equal(one.decoded, other.decoded)
-            torch.testing.assert_close(one.logits, other.logits, atol=1e-4, rtol=0)
-            assert (one.decode_s > 0).all()
-        assert len({tuple(sample.rounds.tolist()) for sample in found.samples}) > 1
-
-    def test_texts_are_cut_where_decoding_would_stop(self, tmp_path):
-        target = draft_target(dtype=torch.float64)
-        long = self.known(tmp_path, target, self.texts(target, 20))
-        short = self.known(tmp_path, target, self.texts(target, 12))
+        long = source_of(tmp_path, target, texts_of(target, new_tokens=20))
+        short = source_of(tmp_path, target, texts_of(target))
         for number in range(len(PROMPTS)):
             one, other = long.sample(number), short.sample(number)
             assert torch.equal(one.rounds, other.rounds)
             assert one.decoded.tolist() == [11] * 3
-
-    def test_a_text_of_one_new_token_has_no_rounds(self, tmp_path):
-        target = draft_target(dtype=torch.float64)
-        sample = self.known(tmp_path, target, self.texts(target, 1)).sample(0)
-        assert sample.rounds.tolist() == sample.decoded.tolist() == [0] * 3
-        assert sample.lengths is None
-
-    @pytest.mark.parametrize("other", [{"temperature": 0.5}, {"policy": "bastion"}])
-    def test_what_the_texts_do_not_say_is_refused(self, tmp_path, other):
-        target = draft_target(dtype=torch.float64)
-        with pytest.raises(InputError, match="nothing of other policies or sampling"):
-            self.known(tmp_path, target, [], replace(SWEEP, **other))
 
     def test_drafters_with_windows_are_refused(self, tmp_path):
         target = draft_target(dtype=torch.float64)
         model = DFlashDrafter(target, dflash_folder(tmp_path / "draft")[0]).model
         model.config = replace(model.config, causal=(True, False))
         with pytest.raises(InputError, match="only rows before them"):
-            KnownTextSource(target, model, [], SWEEP)
-
-    def test_a_folder_that_was_decoded_is_not_gone_on_with(self, tmp_path):
-        target = draft_target(dtype=torch.float64)
-        swept(tmp_path, name="both", target=target)
-        source = self.known(tmp_path, target, self.texts(target))
-        with pytest.raises(InputError, match="known None instead of True"):
-            collect_sweeps(source, tmp_path / "both")
+            TextSource(target, model, [], SWEEP)
 
 
 class TestRecipe:
@@ -374,16 +329,17 @@ class TestRecipe:
             for prompt in (PROMPTS[0], PROMPTS[1], PROMPTS[0], PROMPTS[2])
         ]
         (texts / "texts-000.jsonl").write_text("\n".join(lines) + "\n")
-        found = [list(text.tokens[: text.prompt_tokens]) for text in Corpus(texts, 9).texts(VOCAB)]
+        corpus = read_corpus(texts, VOCAB)
+        found = [list(text.tokens[: text.prompt_tokens]) for text in distinct(corpus, 9)]
         assert found == [PROMPTS[0], PROMPTS[1], PROMPTS[2]]
-        prompts = Corpus(texts, 2)
+        chosen = distinct(corpus, 2)
         recipe = PilotRecipe(
             sweep=SWEEP, training=PilotTraining(epochs=2, hidden=8, learning_rate=1e-2)
         )
         said, folders = [], []
         for _ in range(2):
             folder, result = train_blockpilot(
-                target, str(tmp_path / "draft"), prompts, tmp_path / "out", recipe, said.append
+                target, str(tmp_path / "draft"), chosen, tmp_path / "out", recipe, said.append
             )
             folders.append((folder, result.predictor.scores.weight.clone()))
         assert said == ["prompt 1 of 2", "prompt 2 of 2"]
@@ -393,16 +349,3 @@ class TestRecipe:
         decoder = TreeDecoder(target, drafter=drafter, policy="chain")
         result = decoder.generate(PROMPTS[3], max_new_tokens=12)
         assert result.token_ids == greedy(target.model, PROMPTS[3], 12)
-
-    def test_evaluation_prompts_are_refused(self, monkeypatch):
-        text = "How many eggs does a duck lay in one whole week of days?"
-        marks = frozenset(refused.sketch(text))
-        monkeypatch.setattr(refused, "hashes", lambda: marks)
-        with pytest.raises(InputError, match="training prompt 2 is"):
-            prompts_of_texts(None, ["Another one.", text])
-
-    @pytest.mark.parametrize("files", [(), ("a.jsonl",)])
-    def test_prompts_come_from_one_place(self, tmp_path, files):
-        texts = tmp_path if files else None
-        with pytest.raises(InputError, match="come from one place"):
-            train_blockpilot_command._prompts(None, texts, files, 5, 0)

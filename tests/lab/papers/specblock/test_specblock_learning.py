@@ -13,9 +13,10 @@ from lab.papers.specblock.drafter import SpecBlockDrafter
 from lab.papers.specblock.model import save_specblock
 from lab.papers.specblock.training import objective as specblock_tree
 from lab.papers.specblock.training.objective import SpecBlockSettings
-from lab.papers.specblock.training.recipe import SpecBlockRecipe, train_specblock
+from lab.papers.specblock.training.recipe import train_specblock
 from lab.training.corpus import Collecting
 from lab.training.loop import TrainingSettings, train
+from lab.training.recipe import Recipe
 from tests.decoder.draft_models import draft_target
 from tests.decoder.models import greedy, target_of
 from tests.decoder.specblock_models import (
@@ -92,10 +93,9 @@ class TestLearning:
 
 
 class TestRecipe:
-    RECIPE = SpecBlockRecipe(
-        collecting=Collecting(batches=2, batch=4, prompt_tokens=6, answer_tokens=16),
-        vocabulary=40,
-        drafter=SpecBlockSettings(anchors=6, rank_from_step=2),
+    RECIPE = Recipe(
+        collecting=Collecting(batches=2, batch_texts=4, prompt_tokens=6, answer_tokens=16),
+        drafter=SpecBlockSettings(vocabulary=40, anchors=6, rank_from_step=2),
         settings=TrainingSettings(steps=6, batch=2, warmup=2, autocast=False, save_every=3, seed=5),
     )
 

@@ -19,7 +19,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def run(capture: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     """Its exit status and what it printed."""
-    status = cli.run(["train-drafter", "--device", "cpu", *words])
+    status = cli.run(["train-drafter", *words])
     printed = capture.readouterr()
     return status, printed.out, printed.err
 
@@ -27,9 +27,10 @@ def run(capture: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--without", "no-mask"], "--without names parts of a SpecBlock drafter"),
-        (["--from", "demo", "--layers", "2"], "--from brings its own layers"),
-        (["--openings", "closed"], "'free', 'templates'"),
+        (["--set", "without=[]"], "there is no setting 'without'"),
+        (["--set", "layers=17"], "--set layers=17: Input should be less than or equal to 16"),
+        (["--set", "openings=closed"], "--set openings=closed: Input should be"),
+        (["--from", "demo", "--set", "layers=2"], "--from brings its own layers"),
         (["--from", "nowhere/at/all"], "nowhere/at/all"),
         (["--from", "demo"], "hidden size is 576, the target's is 32"),
         (["--from", "ngram", "--kind", "specblock"], "ngram is no SpecBlock drafter"),
@@ -60,7 +61,8 @@ def test_trains_and_goes_on_from_what_it_trained(
     assert first["texts"] + first["held_out"] <= 64 and first["last"]["step"] == 1
     assert (Path(first["drafter"]) / "model.safetensors").exists()
     again = [*common, "--output", str(tmp_path / "second"), "--from", first["drafter"]]
-    status, out, err = run(capsys, *again, "--openings", "templates", "--learning-rate", "1e-4")
+    more = ("--set", "openings=templates", "--set", "learning_rate=1e-4")
+    status, out, err = run(capsys, *again, *more)
     assert status == 0, err
     second = json.loads(out)
     assert second["collecting"]["openings"] == "templates"

@@ -102,7 +102,7 @@ def make_result(
         environment=ENVIRONMENT,
         settings=BenchSettings(
             new_tokens=NEW_TOKENS, temperature=0.0, repeats=repeats, chat=True, seed=seed,
-            per_file=per_set, dtype="bfloat16", runtime="eager", device="cpu", max_nodes=64,
+            dtype="bfloat16", runtime="eager", device="cpu",
             files=tuple(PromptFile(name=name, sha256="ab" * 32, prompts=80) for name in sets),
         ),
         target=Model(name="made/target-135m", hash="0123abcd", source="made"),
@@ -130,8 +130,7 @@ def _respond(
     finish = "eos" if wanted <= NEW_TOKENS else "length"
     rate = PLAIN_STEP_S * float(generator.normal(1.0, 0.02))
     common = {"arm": arm.name, "prompt": prompt.id, "repeat": 0, "place": 0, "tokens": tokens,
-              "finish": finish, "first_token_s": 0.0004 * prompt.tokens,
-              "peak_memory_bytes": int(6e8 + 1e5 * prompt.tokens)}  # fmt: skip
+              "finish": finish, "first_token_s": 0.0004 * prompt.tokens}  # fmt: skip
     decoded = new_tokens - 1
     if arm.kind == "peer":
         gain = {"plain": 0.8, "prompt-lookup": 1.1, "assisted": 0.6}[arm.policy]
@@ -146,7 +145,6 @@ def _respond(
 def _rounds(
     arm: Arm, prompt: Prompt, hardness: float, decoded: int, generator: np.random.Generator
 ) -> tuple[Rounds, dict[str, float]]:
-    by_depth = np.zeros(BLOCK)
     columns: dict[str, list[float]] = {name: [] for name in (
         "nodes", "depths", "accepted", "expected", "verify_s", "cycle_s",
         "predicted_verify_s", "predicted_cycle_s")}  # fmt: skip
@@ -171,11 +169,8 @@ def _rounds(
                verify_s, draft_s + verify_s + 5e-4)  # fmt: skip
         for name, value in zip(columns, row, strict=True):
             columns[name].append(value)
-        by_depth[:depth] += 0.9 * chances
         done += accepted + 1
-    deepest = int(max(columns["depths"], default=0))
-    lists = {name: tuple(values) for name, values in columns.items()}
-    return Rounds(expected_by_depth=tuple(by_depth[:deepest].tolist()), **lists), stages
+    return Rounds(**{name: tuple(values) for name, values in columns.items()}), stages
 
 
 def _size(arm: Arm, sure: float, generator: np.random.Generator) -> tuple[int, int]:

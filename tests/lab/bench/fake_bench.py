@@ -123,7 +123,6 @@ def settings(**changed: Any) -> BenchSettings:
         "repeats": 1,
         "chat": False,
         "seed": 0,
-        "per_file": None,
         "files": (),
         "dtype": "float32",
         "runtime": "eager",
@@ -160,7 +159,6 @@ def rounds(
         "expected": (1.0,) * count,
         "verify_s": (0.01,) * count,
         "cycle_s": (0.02,) * count,
-        "expected_by_depth": (0.0,) * max(deep, default=0),
     }
     return Rounds(**usual | more)
 
