@@ -43,13 +43,6 @@ FIXED = (1, 3, 7, 15, 31, 63, 127, 255, 511)
 CHUNK = 25  # rounds that are resampled together
 
 
-class _NoMemory(DecodingSpeed):
-    """A speed of decoding without memory of earlier rounds."""
-
-    def tokens_per_step(self) -> None:
-        return None
-
-
 class RatioBastion(Bastion):
     """`bastion` with the paper's objective: the highest A(N) / C(N) of each round."""
 
@@ -57,7 +50,8 @@ class RatioBastion(Bastion):
 
     def __init__(self, cost: CostAt, max_nodes: int) -> None:
         super().__init__(cost, max_nodes)
-        self._speed = _NoMemory()
+        self._speed = DecodingSpeed()
+        self._speed.tokens_per_step = lambda: None  # no memory of earlier rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +131,8 @@ def outcome(place: Place, played: dict[str, Played], hindsight: Any) -> dict[str
         "best_of_all_sizes": hindsight.best_fixed()[0],
         "oracle": hindsight.oracle()[1] / float(rates[best]),
         "policies": {
-            name: pooled_ratio(chunks(run.rounds), chunks(fixed)) | {"nodes": run.mean_nodes}
+            name: pooled_ratio(chunks(run.rounds), chunks(fixed))
+            | {"nodes": float(run.rounds[:, 2].mean())}
             for name, run in played.items()
         },
     }
@@ -188,21 +183,10 @@ def main() -> None:
         figures = {"rounds": options.rounds} | columns(results)
         for name, ratio in figures["over_best_fixed"].items():
             print(f"{place.name} {name}: mean {ratio['mean']:.3f}, worst {ratio['worst']:.3f}")
-        keep(place.name, figures)
-
-
-def keep(name: str, figures: dict[str, Any]) -> None:
-    """Store the figures of one place beside those of the others."""
-    stored = json.loads((RESULTS / "controller_simulated.json").read_text(encoding="utf-8"))
-    store(
-        "controller_simulated",
-        {
-            "acceptance": "simulated",
-            "draft_share_of_plain_step": DRAFT_SHARE,
-            "curves": [row.label for row in published_rows()],
-            "places": stored["places"] | {name: figures},
-        },
-    )
+        stored = json.loads((RESULTS / "controller_simulated.json").read_text(encoding="utf-8"))
+        result = {"acceptance": "simulated", "draft_share_of_plain_step": DRAFT_SHARE}
+        result["curves"] = [row.label for row in published_rows()]
+        store("controller_simulated", result | {"places": stored["places"] | {place.name: figures}})
 
 
 if __name__ == "__main__":

@@ -3,9 +3,7 @@
     python -m lab.studies.live_server --python VLLM/bin/python --model FOLDER --work FOLDER
 
 A profile is made by `rooftree calibrate --engine vllm` first. Then a server is loaded at several
-rates, plain and with n-gram drafts. Each cell is planned twice: with its very requests
-(`replayed`), and as `rooftree plan --trace --simulate` says it for the same lengths in steady state
-(`steady`).
+rates, plain and with n-gram drafts, and each cell's very requests are planned (`replayed`).
 Nothing is fitted to the server; acceptance comes from its own counters. The folder keeps the
 profile and the finished cells, so that a run that was interrupted goes on.
 """
@@ -23,10 +21,9 @@ from typing import Any
 import numpy as np
 
 from costmodel.catalog import resolve_target
-from costmodel.errors import RooftreeError
 from costmodel.planning.acceptance import find_acceptance
-from costmodel.planning.request import PlanRequest, ServingPolicy, SimulationSettings
-from costmodel.planning.search import make_server, plan
+from costmodel.planning.request import PlanRequest, ServingPolicy
+from costmodel.planning.search import make_server
 from costmodel.planning.servers import Server
 from costmodel.planning.simulation.percentiles import replay
 from costmodel.planning.sources import forward_of_profile
@@ -100,30 +97,22 @@ def requests_of(
 
 
 def planned_server(options: argparse.Namespace, profile: Path, cell: dict[str, Any]) -> Server:
-    return make_server(
-        plan_request(options, profile, cell, None),
-        forward_of_profile(profile, resolve_target(str(options.model))),
-        find_acceptance(cell["acceptance_file"], str(options.model)) if cell["drafted"] else None,
-    )
-
-
-def plan_request(
-    options: argparse.Namespace, profile: Path, cell: dict[str, Any], steady: Trace | None
-) -> PlanRequest:
-    """The request of `rooftree plan`, with a simulation where there are requests for it."""
-    trace = cell["trace"] if steady is None else steady
-    return PlanRequest(
+    """The server that `rooftree plan` assumes for the cell's requests."""
+    drafted, acceptance_file = cell["drafted"], cell["acceptance_file"]
+    request = PlanRequest(
         target=str(options.model),
         gpus=(str(profile),),
-        traffic=trace.means,
+        traffic=cell["trace"].means,
         rate=cell["rate_per_s"],
-        policy=ServingPolicy.parse(f"chain:{cell['drafted']}" if cell["drafted"] else "plain"),
-        acceptance=cell["acceptance_file"] if cell["drafted"] else None,
-        drafter="ngram" if cell["drafted"] else None,
+        policy=ServingPolicy.parse(f"chain:{drafted}" if drafted else "plain"),
+        acceptance=acceptance_file if drafted else None,
+        drafter="ngram" if drafted else None,
         utilisation=1.0,
         most_running=options.at_once,
-        simulation=None if steady is None else SimulationSettings(trace=steady),
     )
+    forward = forward_of_profile(profile, resolve_target(str(options.model)))
+    found = find_acceptance(acceptance_file, str(options.model)) if drafted else None
+    return make_server(request, forward, found)
 
 
 def replayed(options: argparse.Namespace, profile: Path, cell: dict[str, Any]) -> dict[str, Any]:
@@ -136,32 +125,6 @@ def replayed(options: argparse.Namespace, profile: Path, cell: dict[str, Any]) -
         "tokens_per_s": float(requests.output_tokens.sum()) / span_s,
         "ttft_s": spread(result.ttft_s.tolist()),
         "tpot_s": spread(tpot_s.tolist()),
-    }
-
-
-def steady(
-    options: argparse.Namespace, profile: Path, cell: dict[str, Any], texts: Sequence[Sequence[int]]
-) -> dict[str, Any]:
-    """What `rooftree plan` says at the cell's rate for the same lengths, arrivals drawn anew."""
-    drawn, _ = requests_of(texts, cell["rate_per_s"], STEADY_REQUESTS, (1, cell["number"]))
-    try:
-        result = plan(plan_request(options, profile, cell, drawn))
-    except RooftreeError as failure:
-        return {"problem": failure.problem}
-    simulated = result.simulated[0] if result.simulated else None
-    if simulated is None or simulated.planned is None:
-        return {"problem": simulated.problem if simulated else result.options[0].problem}
-    fleet = simulated.planned
-    return {
-        "servers": fleet.gpus,
-        "overloaded": fleet.overloaded,
-        "utilisation": fleet.utilisation,
-        "running": fleet.running,
-        **{
-            f"{name}_s": {key: value["value"] for key, value in dataclasses.asdict(one).items()}
-            for name, one in (("ttft", fleet.ttft), ("tpot", fleet.tpot))
-            if one is not None
-        },
     }
 
 
@@ -240,7 +203,6 @@ def run_mode(
             record["client_cpu_share"] = outcome.cpu_share
             record["measured"] = summary(outcome.answers)
             record["replayed"] = replayed(options, profile, cell)
-            record["steady"] = steady(options, profile, cell, texts)
             record["errors"] = errors(record["measured"], record["replayed"], floor_s)
             cell_path(options, drafted, number).write_text(json.dumps(record), encoding="utf-8")
             show(record)

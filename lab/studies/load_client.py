@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import resource
 import time
@@ -51,12 +50,6 @@ class Answer:
         """Seconds a token after the first ones; None for an answer in one piece."""
         further = self.output_tokens - self.events[0][1]
         return (self.events[-1][0] - self.events[0][0]) / further if further else None
-
-    @property
-    def gaps_s(self) -> list[float]:
-        """Seconds between two arrivals of tokens."""
-        times = [seconds for seconds, _ in self.events]
-        return [later - sooner for sooner, later in itertools.pairwise(times)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +154,6 @@ def summary(answers: Sequence[Answer]) -> dict[str, Any]:
         "tokens_per_s": sum(answer.output_tokens for answer in answers) / (end_s - start_s),
         "ttft_s": spread([answer.ttft_s for answer in answers]),
         "tpot_s": spread([a.tpot_s for a in answers if a.tpot_s is not None]),
-        "between_arrivals_s": spread([gap for answer in answers for gap in answer.gaps_s]),
         "latest_send_s": max(answer.sent_s - answer.arrival_s for answer in answers),
     }
 

@@ -99,15 +99,12 @@ class Played:
     """The rounds of one policy: rows of tokens, seconds and nodes."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[float, float, float]] = []
-
-    def add(self, committed: int, seconds: float, nodes: int) -> None:
-        self._rows.append((committed, seconds, nodes))
+        self.rows: list[tuple[float, float, float]] = []
 
     @property
-    def rounds(self) -> NDArray[np.float64]:
+    def rounds(self) -> Array:
         """[rounds, 3]"""
-        return np.array(self._rows, dtype=np.float64)
+        return np.array(self.rows, dtype=np.float64)
 
     @property
     def rate(self) -> float:
@@ -178,7 +175,7 @@ def _play(
     if not policy.wants_draft(context):
         plain = Accepted([], [], int(truth[0]))
         policy.observe(Round(tree=EMPTY, accepted=plain, context=context, drafted=False))
-        played.add(1, cost.plain_s(context), 0)
+        played.rows.append((1, cost.plain_s(context), 0))
         return
     limits = Limits(nodes=max(policy.max_nodes, 1), depth=len(truth))
     tree = policy.choose(block, context, limits)
@@ -186,7 +183,7 @@ def _play(
     tokens = truth[: len(rows)].tolist()
     policy.observe(Round(tree=tree, accepted=Accepted(rows, tokens, 0), context=context))
     cycle_s = float(cost.cycle_s(np.array([float(tree.nodes)]), context)[0])
-    played.add(1 + len(rows), cycle_s, tree.nodes)
+    played.rows.append((1 + len(rows), cycle_s, tree.nodes))
 
 
 @dataclass(frozen=True, slots=True)

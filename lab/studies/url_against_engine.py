@@ -34,6 +34,7 @@ SERVER_ARGUMENTS = (
     "--enforce-eager", "--enable-prefix-caching", "--disable-uvicorn-access-log",
     "--max-model-len", "2432", "--max-num-seqs", "8",
 )  # fmt: skip
+COLUMNS = ("rows", "context", "batch")
 
 
 def main() -> None:
@@ -80,54 +81,45 @@ def main() -> None:
 
 
 def compared(served: Profile, engine: Profile) -> dict[str, Any]:
-    """The differences over all points measured over HTTP, and by rows."""
-    points, own = served.surface.points(), engine.surface.points()
+    """The relative differences over all points measured over HTTP, and the points."""
+    points, inside = served.surface.points(), engine.surface.points()
+    measured_s = dict(zip(shapes_of(inside), inside.seconds, strict=True))
+    shapes = shapes_of(points)
     fit_s = engine.verify_calibration().predict_s(points.rows, points.context, points.batch)
-    several = points.batch > 1
-    rows = [
-        {
-            "rows": int(points.rows[i]),
-            "context": int(points.context[i]),
-            "batch": int(points.batch[i]),
-            "served_s": float(points.seconds[i]),
-            "engine_s": float(fit_s[i]),
-            "engine_measured_s": same_point(own, points, i),
-        }
-        for i in range(len(points))
-    ]
-    both = [row for row in rows if row["engine_measured_s"] is not None]
+    both = np.array([shape in measured_s for shape in shapes])
+    there_s = np.array([measured_s.get(shape, np.nan) for shape in shapes])
     return {
         "engine": engine.as_dict()["runtime"] | {"created_utc": engine.provenance.created_utc},
         "served": served.as_dict()["provenance"],
-        "measured_in_both": difference(both, "engine_measured_s"),
-        "against_the_fit": difference(rows, "engine_s"),
+        "measured_in_both": difference(points.seconds[both], there_s[both]),
+        "against_the_fit": difference(points.seconds, fit_s),
         "plain_of_several_sequences": difference(
-            [row for row, more in zip(rows, several, strict=True) if more], "engine_s"
+            points.seconds[points.batch > 1], fit_s[points.batch > 1]
         ),
-        "points": rows,
+        "points": [
+            dict(zip(COLUMNS, shape, strict=True))
+            | {"served_s": float(points.seconds[i]), "engine_s": float(fit_s[i])}
+            | {"engine_measured_s": float(there_s[i]) if both[i] else None}
+            for i, shape in enumerate(shapes)
+        ],
     }
 
 
-def same_point(own: Points, points: Points, i: int) -> float | None:
-    """The engine's own measured seconds at the i-th point; None where it has no such point."""
-    same = (own.rows == points.rows[i]) & (own.context == points.context[i])
-    same &= own.batch == points.batch[i]
-    return float(own.seconds[same][0]) if np.any(same) else None
+def shapes_of(points: Points) -> list[tuple[int, ...]]:
+    """(rows, context, batch) of each point."""
+    return list(zip(*(getattr(points, name).tolist() for name in COLUMNS), strict=True))
 
 
-def difference(rows: list[dict[str, Any]], of: str) -> dict[str, float] | None:
-    """The relative differences from the engine's times: median, 95th percentile, and their sign."""
-    if not rows:
+def difference(served_s: np.ndarray, engine_s: np.ndarray) -> dict[str, float] | None:
+    """Differences from the engine's times: median, 95th percentile, worst, and their sign."""
+    if not len(served_s):
         return None
-    served_s, engine_s = ([row[name] for row in rows] for name in ("served_s", of))
     error = ErrorSummary.of(served_s, engine_s)
+    signed = float(np.mean(served_s / engine_s - 1.0))
     return {
-        "points": len(rows),
-        "median": error.median,
-        "p95": error.p95,
-        "worst": error.worst,
-        "mean_signed": float(np.mean(np.divide(served_s, engine_s) - 1.0)),
-    }
+        "points": len(served_s), "median": error.median, "p95": error.p95, "worst": error.worst,
+        "mean_signed": signed,
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@ policy. Each repetition runs all arms of a cell with the same prompts, a step of
 that other work on the machine disturbs all arms alike. All arms write the text of plain decoding:
 in bfloat16 texts differ from one shape of step to another, and so would the tokens that drafts win.
 The number of requests stays what it is: an arm ends when all have TOKENS in the mean, wherever each
-is in its text, so that no step of a few late ones counts. Beside the measured seconds of decoding
-stand those that the profile gives for the same steps.
+is in its text, so that no step of a few late ones counts.
 Results are appended to a file of JSON lines, and a later call goes on from it:
 
     python -m lab.studies.vllm_policy run RESULTS --model FOLDER --profile FILE --prompts FOLDER
@@ -33,9 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.profile.profile import Profile
-from integrations.costs import StepCosts
-from integrations.vllm.configuration import drafter_key, speculative_options
+from integrations.vllm.configuration import speculative_options
 from lab.studies.vllm_policy_tables import LENGTHS, POLICY, TOKENS, show
 
 AT_ONCE = (1, 2, 4, 8)
@@ -54,7 +51,7 @@ class Engine:
         os.environ["ROOFTREE_PROFILE"] = str(options.profile)
         from vllm import LLM
 
-        speculative = speculative_config(options, drafter)
+        name = "ngram" if drafter == "ngram" else str(options.drafter)
         self.llm = LLM(
             model=str(options.model),
             dtype=dtype,
@@ -64,21 +61,16 @@ class Engine:
             async_scheduling=False,
             enable_prefix_caching=True,  # the arms of a cell share its prompts
             disable_log_stats=True,
-            speculative_config=speculative,
-            scheduler_cls="integrations.vllm.CostScheduler" if speculative else None,
+            speculative_config=speculative_options(name, MOST_DRAFTED),
+            scheduler_cls="integrations.vllm.CostScheduler",
         )
         core = self.llm.llm_engine.engine_core.engine_core
         self._scheduler = core.scheduler
         self._runner = core.model_executor.driver_worker.worker.model_runner
         self._pilot = getattr(self._scheduler, "pilot", None)
-        self._costs: StepCosts | None = None
-        if speculative:
-            if self._pilot is None:
-                raise SystemExit("the policy did not start; see the engine's own messages above")
-            profile = Profile.from_yaml(options.profile)
-            self._costs = StepCosts(profile, drafter_key(self.llm.llm_engine.vllm_config))
+        if self._pilot is None:
+            raise SystemExit("the policy did not start; see the engine's own messages above")
         self._arm: int | str | None = None
-        self._shapes: list[tuple[int, float, int, int]] = []
         self._answers: Sequence[Sequence[int]] | None = None
         self._schedule_by_turn()
         self._write_answers()
@@ -96,7 +88,6 @@ class Engine:
                 *(request for request in everyone if request not in mine),
                 *scheduler.running,
             ]
-            self._note_shape(output)
             return output
 
         scheduler.schedule = one_arm
@@ -129,32 +120,12 @@ class Engine:
             return not request.num_output_tokens
         return bool(request.request_id.partition("/")[0] == str(self._arm))
 
-    def _note_shape(self, output: Any) -> None:
-        """Note batch, mean context, verified and drafted tokens of a step."""
-        requests = [self._scheduler.requests[name] for name in output.num_scheduled_tokens]
-        if requests:
-            verified = sum(map(len, output.scheduled_spec_decode_tokens.values()))
-            context = sum(request.num_tokens for request in requests) / len(requests)
-            length = output.num_spec_tokens_to_schedule
-            self._shapes.append((len(requests), context, verified, length))
-
-    def _profile_s(self) -> float:
-        """Seconds of the last step by the profile, uncorrected; 0 without speculation."""
-        if self._costs is None:
-            return 0.0
-        batch, context, verified, length = self._shapes[-1]
-        verify_s = self._costs.verify_s(batch, context, batch * MOST_DRAFTED)
-        return float(verify_s[verified]) + float(
-            self._costs.draft_s(batch, context, MOST_DRAFTED)[length]
-        )
-
     def _use(self, arm: int | str | None) -> None:
         """Let the next step be one of this arm, or of prefills."""
         self._arm = arm
-        if self._costs is not None:
-            length = arm if isinstance(arm, int) else 0
-            self._scheduler.pilot = self._pilot if arm == POLICY else None
-            self._scheduler.dynamic_sd_lookup = [length] * (max(AT_ONCE) + 1)
+        length = arm if isinstance(arm, int) else 0
+        self._scheduler.pilot = self._pilot if arm == POLICY else None
+        self._scheduler.dynamic_sd_lookup = [length] * (max(AT_ONCE) + 1)
 
     def warm(self, prompt: Sequence[int]) -> None:
         """Run steps of every row count and draft length, whose first ones take far longer.
@@ -225,7 +196,6 @@ class Engine:
                 given = self._step()
                 outcome = outcomes[arm]
                 outcome.seconds += time.perf_counter() - start_s
-                outcome.profile_s += self._profile_s()
                 outcome.steps += 1
                 outcome.tokens += sum(len(given[name]) - len(texts[name]) for name in given)
                 texts |= given
@@ -250,20 +220,12 @@ def prompt_index(name: str) -> int:
 
 @dataclass(slots=True)
 class Outcome:
-    """Decoding with one arm, from the end of the last prefill: measured and predicted seconds."""
+    """Decoding with one arm, from the end of the last prefill."""
 
     seconds: float = 0.0
-    profile_s: float = 0.0
     steps: int = 0
     tokens: int = 0
     texts: list[list[int]] = field(default_factory=list)
-
-
-def speculative_config(options: argparse.Namespace, drafter: str) -> dict[str, Any] | None:
-    if drafter == "plain":
-        return None
-    name = "ngram" if drafter == "ngram" else str(options.drafter)
-    return speculative_options(name, MOST_DRAFTED)
 
 
 def prompts_of(options: argparse.Namespace, tokenizer: Any) -> Iterator[list[int]]:
@@ -310,7 +272,6 @@ def run(options: argparse.Namespace) -> None:
                     "repetition": repetition,
                     "arm": arm,
                     "seconds": round(outcome.seconds, 5),
-                    "profile_s": round(outcome.profile_s, 5),
                     "steps": outcome.steps,
                     "tokens": outcome.tokens,
                 }

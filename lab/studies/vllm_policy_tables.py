@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from lab.bench.analysis.ratios import bootstrap_interval, rate_ratios
 LENGTHS = {"ngram": (0, 1, 2, 3, 5, 8, 12), "dflash": (0, 1, 2, 3, 5, 7)}
 POLICY = "policy"
 TOKENS = 64  # of each sequence, in the mean
-CLOCKS = {"seconds": "measured", "profile_s": "by the profile's seconds"}
 DRAWS = 2000
 LEAST_REPETITIONS = 2  # for an interval
 
@@ -23,11 +21,9 @@ Tables = dict[tuple[int, int], np.ndarray]
 
 
 def show(records: Sequence[Record], *, to_store: bool) -> None:
-    """Print the tables of each drafter by each clock; store them if asked to."""
+    """Print the tables of each drafter; store them if asked to."""
     summaries = [
-        summary(drafter, clock, tables)
-        for drafter, clock in product(LENGTHS, CLOCKS)
-        if (tables := tables_of(records, drafter, clock))
+        summary(drafter, tables) for drafter in LENGTHS if (tables := tables_of(records, drafter))
     ]
     for one in summaries:
         print_summary(one)
@@ -39,7 +35,7 @@ def show(records: Sequence[Record], *, to_store: bool) -> None:
         store("vllm_policy", made | {"rates": summaries})
 
 
-def tables_of(records: Sequence[Record], drafter: str, clock: str) -> Tables:
+def tables_of(records: Sequence[Record], drafter: str) -> Tables:
     """Tokens and seconds by cell: [repetitions, arms, 2], the policy last; whole repetitions."""
     arms = [*LENGTHS[drafter], POLICY]
     rows: dict[tuple[int, int], dict[int, dict[Any, tuple[int, float]]]] = defaultdict(dict)
@@ -47,7 +43,7 @@ def tables_of(records: Sequence[Record], drafter: str, clock: str) -> Tables:
         if record["kind"] == "run" and record["drafter"] == drafter:
             cell = rows[record["at_once"], record["context"]]
             row = cell.setdefault(record["repetition"], {})
-            row[record["arm"]] = (record["tokens"], record[clock])
+            row[record["arm"]] = (record["tokens"], record["seconds"])
     tables = {
         cell: np.array([[row[arm] for arm in arms] for row in of.values() if len(row) == len(arms)])
         for cell, of in sorted(rows.items())
@@ -55,8 +51,8 @@ def tables_of(records: Sequence[Record], drafter: str, clock: str) -> Tables:
     return {cell: table for cell, table in tables.items() if len(table)}
 
 
-def summary(drafter: str, clock: str, tables: Tables) -> Record:
-    """The cells of a drafter by one clock, and all together.
+def summary(drafter: str, tables: Tables) -> Record:
+    """The cells of a drafter, and all together.
 
     A cell's rate is all its tokens over all its seconds; cells are put together by their geometric
     mean. The best lengths are picked in hindsight.
@@ -67,7 +63,6 @@ def summary(drafter: str, clock: str, tables: Tables) -> Record:
     single = int(np.argmax(means[:-1]))
     return {
         "drafter": drafter,
-        "clock": CLOCKS[clock],
         "lengths": lengths,
         "cells": cells,
         "mean_tokens_per_s": [round(float(rate), 2) for rate in means],
@@ -120,7 +115,7 @@ def mean_interval(tables: Tables, base: int) -> tuple[float, float]:
 
 
 def print_summary(result: Record) -> None:
-    print(f"{result['drafter']}, {result['clock']}: tokens/s")
+    print(f"{result['drafter']}: tokens/s")
     lengths = " ".join(f"K={k:<4}" for k in result["lengths"])
     print(f"at once context  n {lengths} policy  /best          95 % /plain")
     for row in result["cells"]:
