@@ -7,18 +7,26 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional
+from transformers.models.llama.modeling_llama import rotate_half
 
 from costmodel.errors import RooftreeError
 from decoder.device import parse_dtype, select_device, synchronise
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
+from decoder.model.attention import RowBlock, TreeVisible
+from decoder.model.kv_cache import KVCache
+from decoder.model.runtime.fused import reference_table_attention
+from decoder.model.runtime.tables import LayerCache, RowTables, needed_words
 from decoder.model.target import Step, Target, make_target
 from decoder.tree.draft_tree import DraftTree
 from lab.studies.gpu_parts import (
@@ -36,6 +44,9 @@ from lab.studies.gpu_parts import (
 LOGIT_TOLERANCES = {"bfloat16": 0.05, "float16": 0.01, "float32": 1e-4}
 # Largest difference of one kernel's results over their standard deviation.
 KERNEL_TOLERANCES = {"bfloat16": 0.06, "float16": 0.01, "float32": 1e-4}
+# A layer of Qwen3-8B.
+HIDDEN, FFN, HEADS, KV_HEADS, WIDTH = 4096, 12288, 32, 8, 128
+EPSILON = 1e-6
 # The error of numpy 2.4 and later for arrays of one number, which Triton 3.6's interpreter makes.
 SCALAR_CONVERSION = "only 0-dimensional arrays can be converted"
 
@@ -93,11 +104,14 @@ def run_kernels(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
 
 def measured_kernels(scale: Scale) -> Iterator[dict[str, Any]]:
     """The error, the repeatability and the seconds of each kernel."""
-    from lab.studies.gpu_kernel_cases import kernel_cases  # cannot be imported without Triton
+    from decoder.model.runtime import kernels  # cannot be imported without Triton
 
     device = select_device(scale.device)
-    dtype = parse_dtype(scale.dtype, device)
-    for case in kernel_cases(scale.kernel_rows, scale.verify_context, device, dtype):
+    noise = noise_of(device, parse_dtype(scale.dtype, device))
+    cases = [case for rows in scale.kernel_rows for case in small_cases(kernels, noise, rows)]
+    for rows in scale.kernel_rows:
+        cases += attention_cases(kernels, noise, rows, scale.verify_context)
+    for case in cases:
         result, truth = case.kernel(), case.reference()
         yield {
             "kernel": case.name,
@@ -112,6 +126,106 @@ def measured_kernels(scale: Scale) -> Iterator[dict[str, Any]]:
             ),
             "median_s": median_s(case.kernel, device, scale.repeats),
         }
+
+
+Call = Callable[[], tuple[torch.Tensor, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelCase:
+    """A kernel's call, and the same in float32 operations of PyTorch."""
+
+    name: str
+    rows: int
+    kernel: Call
+    reference: Call
+
+
+Noise = Callable[..., torch.Tensor]  # of a shape
+
+
+def noise_of(device: torch.device, dtype: torch.dtype) -> Noise:
+    """Random tensors of one dtype on one device."""
+    generator = torch.Generator(device).manual_seed(0)
+    return lambda *shape: torch.randn(*shape, generator=generator, device=device).to(dtype)
+
+
+def small_cases(kernels: Any, noise: Noise, rows: int) -> Iterator[KernelCase]:
+    x, added, weight = noise(rows, HIDDEN), noise(rows, HIDDEN), noise(HIDDEN)
+    gate_up = noise(rows, 2 * FFN)
+
+    def normed(values: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(values.float(), (HIDDEN,), weight.float(), EPSILON)
+
+    def gated() -> tuple[torch.Tensor, ...]:
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        return (functional.silu(gate) * up,)
+
+    yield KernelCase(
+        name="rms_norm",
+        rows=rows,
+        kernel=lambda: (kernels.rms_norm(x, weight, EPSILON),),
+        reference=lambda: (normed(x),),
+    )
+    yield KernelCase(
+        name="add_rms_norm",
+        rows=rows,
+        kernel=lambda: kernels.add_rms_norm(x, added, weight, EPSILON),
+        reference=lambda: (x + added, normed(x + added)),
+    )
+    yield KernelCase(
+        name="swiglu", rows=rows, kernel=lambda: (kernels.swiglu(gate_up),), reference=gated
+    )
+
+
+def attention_cases(kernels: Any, noise: Noise, rows: int, context: int) -> Iterator[KernelCase]:
+    like, shape = noise(1), SimpleNamespace(layers=1, kv_heads=KV_HEADS, head_dim=WIDTH)
+    cache = KVCache(
+        shape, capacity=context + rows, sequences=1, dtype=like.dtype, device=like.device
+    )
+    cache.data.copy_(noise(*cache.data.shape))
+    cache.lengths = [context]
+    random = np.random.default_rng(rows)
+    parents = np.array([random.integers(0, node + 1) for node in range(rows - 1)], dtype=np.int64)
+    visible = TreeVisible(parents) if rows > 1 else None
+    numbers = np.arange(rows, dtype=np.int64)
+    block = RowBlock(0, numbers, numbers, visible)
+    tables = RowTables(rows, 1, needed_words(cache, [block]), like.device)
+    tables.fill(cache, [block])
+    keys, values = cache.data[0]
+    query, scale = noise(rows, HEADS, WIDTH), WIDTH**-0.5
+    yield KernelCase(
+        name="table_attention",
+        rows=rows,
+        kernel=lambda: (kernels.table_attention(query, keys, values, tables, scale),),
+        reference=lambda: (
+            reference_table_attention(query.float(), keys.float(), values.float(), tables, scale),
+        ),
+    )
+    layer = LayerCache(keys, values, tables.owners, tables.slots)
+    yield rotation_case(kernels, noise, rows, layer)
+
+
+def rotation_case(kernels: Any, noise: Noise, rows: int, layer: LayerCache) -> KernelCase:
+    qkv, norms = noise(rows, (HEADS + 2 * KV_HEADS) * WIDTH), (noise(WIDTH), noise(WIDTH))
+    angles = noise(rows, WIDTH // 2).float().repeat(1, 2)
+    cosines, sines = angles.cos().to(qkv.dtype), angles.sin().to(qkv.dtype)
+
+    def stored() -> tuple[torch.Tensor, ...]:
+        query = kernels.rotate_and_store(qkv, (cosines, sines), (*norms, EPSILON), layer)
+        place = (layer.owners, slice(None), layer.slots)
+        return query, layer.keys[place], layer.values[place]
+
+    def reference() -> tuple[torch.Tensor, ...]:
+        heads = qkv.float().view(rows, -1, WIDTH).split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+        turned = []
+        for part, weight in zip(heads, norms, strict=False):
+            normed = functional.rms_norm(part, (WIDTH,), weight.float(), EPSILON)
+            cosine, sine = cosines.float()[:, None], sines.float()[:, None]
+            turned.append(normed * cosine + rotate_half(normed) * sine)
+        return turned[0], turned[1], heads[2]
+
+    return KernelCase(name="rotate_and_store", rows=rows, kernel=stored, reference=reference)
 
 
 def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
