@@ -3,6 +3,7 @@
     python -m lab.studies.gpu_suite --archive FILE.tar.gz [--resume FILE.tar.gz] [--minutes 9]
     python -m lab.studies.gpu_suite --archive FILE.tar.gz --tiny FOLDER
     python -m lab.studies.gpu_suite --list
+    python -m lab.studies.gpu_suite --store FILE.tar.gz
 
 Each part runs in its own process, under its own limit and never beyond `--minutes`. After each,
 the archive is written anew with all that was measured so far: results (result.json), reasons of
@@ -32,10 +33,12 @@ from typing import Any
 
 import torch
 
-from costmodel.errors import RooftreeError
-from costmodel.io import replacing
+from costmodel.errors import InputError, RooftreeError
+from costmodel.io import now_utc, replacing, shipped_directory
+from costmodel.profile.profile import Profile
+from costmodel.profile.store import ProfileStore
 from lab.studies import gpu_checks, gpu_timing
-from lab.studies.common import environment
+from lab.studies.common import environment, store
 from lab.studies.gpu_parts import TINY, Part, Scale, all_parts
 
 KINDS: dict[str, Callable[[Part, Scale, Path], dict[str, Any]]] = {
@@ -59,6 +62,9 @@ LAST_CHARACTERS = 1500  # of a failed part's output that are printed
 
 def main() -> None:
     options = parse()
+    if options.store:
+        print(*store_archive(options.store, shipped_directory()), sep="\n")
+        return
     scale = replace(TINY, targets=(str(options.tiny),)) if options.tiny else Scale()
     if options.targets:
         scale = replace(scale, targets=tuple(options.targets))
@@ -98,6 +104,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--list", action="store_true", help="print the parts' names and limits")
     parser.add_argument("--tiny", type=Path, help="try it on a CPU with this folder's config")
+    parser.add_argument("--store", type=Path, help="store the results of this archive here")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -218,6 +225,51 @@ def pack(work: Path, path: Path) -> None:
     with replacing(path) as unfinished, tarfile.open(unfinished, "w:gz") as archive:
         for folder in sorted(work.iterdir()):
             archive.add(folder, arcname=folder.name)
+
+
+def store_archive(archive: Path, calibrations: Path) -> list[Path]:
+    """Store an archive's profiles and results; returns the files written.
+
+    Measured profiles go into calibrations/<device>/, the results of all parts and the reasons of
+    failures into lab/studies/results/gpu_<device>.json. Raises InputError for an archive without a
+    result, and for one that was made on a CPU.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(archive) as opened:
+            opened.extractall(folder, filter="data")
+        work = Path(folder)
+        results = read_results(work)
+        failures = read_parts(work, "failed.json")
+        written = []
+        for path in sorted(work.glob("calibrate.*/profile.yaml")):
+            written.append(ProfileStore([calibrations]).save(Profile.from_yaml(path)))
+    device = next(iter(results.values()))["environment"]["device"]
+    slug = "_".join(str(device).lower().replace("-", " ").split())
+    record = {"stored_utc": now_utc(), "parts": results, "failed": failures}
+    written.append(store(f"gpu_{slug}", record))
+    return written
+
+
+def read_results(work: Path) -> dict[str, Any]:
+    """The result of each part that has one, by name."""
+    results = read_parts(work, "result.json")
+    if not results:
+        raise InputError("the archive holds no result", hint="Run the suite again with --resume.")
+    on_cpu = [name for name, result in results.items() if result["scale"]["device"] != "cuda"]
+    if on_cpu:
+        raise InputError(
+            f"{on_cpu[0]} ran on a CPU: its numbers mean nothing",
+            hint="Store the archive of a run without --tiny.",
+        )
+    return results
+
+
+def read_parts(work: Path, name: str) -> dict[str, Any]:
+    """The file of this name of each part that has one, by the part's name."""
+    return {
+        path.parent.name: json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(work.glob(f"*/{name}"))
+    }
 
 
 if __name__ == "__main__":

@@ -30,8 +30,18 @@ from costmodel.planning.sources import forward_of_profile
 from costmodel.planning.traffic import LognormalLength, Trace, poisson_trace
 from costmodel.profile.profile import Profile
 from lab.studies.common import environment, read_prompts, store
-from lab.studies.load_client import Load, Request, acceptance, load, metrics, spread, summary
-from lab.studies.vllm_server import read_url, vllm_environment, vllm_server
+from lab.studies.vllm_server import (
+    Load,
+    Request,
+    acceptance,
+    load,
+    metrics,
+    read_url,
+    spread,
+    summary,
+    vllm_environment,
+    vllm_server,
+)
 
 ROOT = Path(__file__).parents[2]
 SETS = ("alpaca", "gsm8k", "humaneval", "mbpp", "mt_bench", "wikitext2")

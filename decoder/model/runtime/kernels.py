@@ -81,7 +81,7 @@ def tile(packed: int, width: int, *, exact: bool) -> tuple[int, int, int]:
     """Packed rows and keys of a program, and blocks of keys in flight.
 
     They fit the 99 KiB of shared memory that a program has on the smallest GPUs
-    (`lab/studies/compiled_kernels.py` compiles them for each architecture).
+    (`tests/decoder/model/compiled_kernels.py` compiles them for each architecture).
 
     packed  rows times the query heads of a KV head
     width   lanes of a head, at most `WIDEST`

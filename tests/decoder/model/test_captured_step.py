@@ -76,7 +76,7 @@ class EmptyTables:
 @contextmanager
 def recording(monkeypatch):
     """Our kernels recorded instead of run, as on a GPU."""
-    from lab.studies.compiled_kernels import recorded
+    from tests.decoder.model.compiled_kernels import recorded
 
     monkeypatch.setattr("decoder.model.runtime.fused.kernels_usable", lambda device: True)
     with torch.no_grad(), recorded() as launched:

@@ -44,7 +44,7 @@ def test_the_kernels_in_the_interpreter(chosen):
 @pytest.mark.parametrize("name", ["qwen3-8b", "gemma-7b"])
 def test_row_counts_make_no_kernel_of_their_own(name):
     """Rows, words and parts vary from round to round; only the block's size chooses a kernel."""
-    from lab.studies.compiled_kernels import LAYERS, launches
+    from tests.decoder.model.compiled_kernels import LAYERS, launches
 
     def compiled(rows: int) -> set[str]:
         made = launches(LAYERS[name], rows, torch.bfloat16)
@@ -75,7 +75,7 @@ def test_head_sizes_choose_blocks_that_fit():
 )
 def test_every_kernel_compiles_for_every_architecture(capability, name):
     """As launched: with the divisibility hints and constants of a forward of 64 rows."""
-    from lab.studies.compiled_kernels import LAYERS, SHARED_BYTES, assemble, launches
+    from tests.decoder.model.compiled_kernels import LAYERS, SHARED_BYTES, assemble, launches
 
     made = launches(LAYERS[name], 64, torch.bfloat16)
     assert {launched.kernel.__name__ for launched in made} == {
@@ -89,8 +89,8 @@ def test_every_kernel_compiles_for_every_architecture(capability, name):
 
 @needs_triton
 def test_the_stored_table_has_every_kernel_on_every_architecture():
-    """`python -m lab.studies.compiled_kernels` writes it anew where a kernel has changed."""
-    from lab.studies.compiled_kernels import KERNELS, LAYERS, SHARED_BYTES
+    """`compiled_kernels.py` beside this file writes it anew where a kernel has changed."""
+    from tests.decoder.model.compiled_kernels import KERNELS, LAYERS, SHARED_BYTES
 
     path = ROOT / "lab" / "studies" / "results" / "compiled_kernels.json"
     rows = json.loads(path.read_text(encoding="utf-8"))["kernels"]

@@ -19,8 +19,7 @@ from costmodel.io import shipped_directory
 from costmodel.profile.profile import Profile
 from lab.studies import gpu_checks, gpu_suite
 from lab.studies.gpu_parts import LIMITS_S, TINY, Part, Scale, all_parts
-from lab.studies.gpu_store import store_archive
-from lab.studies.gpu_suite import KINDS, run_part
+from lab.studies.gpu_suite import KINDS, run_part, store_archive
 from lab.studies.gpu_timing import replay_result
 from tests.tiny_folder import fake_clock, isolate, write_config
 

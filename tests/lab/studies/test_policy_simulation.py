@@ -12,7 +12,7 @@ from costmodel.profile.profile import Profile
 from decoder.policies.bastion import Bastion
 from decoder.policies.shapes import Chain, Fixed, Plain
 from lab.papers.bastion.policy import PaperBastion, PrintedBastion, released_calibration
-from lab.studies.policy_simulation import CostAt, Setting, compare
+from lab.studies.controller_simulated import CostAt, Setting, compare
 
 CONTEXT, MOST = 1024, 255
 CURVES = (

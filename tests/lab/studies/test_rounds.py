@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.tree.draft_tree import CandidateTree, Lattice, best_first
-from lab.studies.policy_simulation import RecordedHindsight, accepted_rows, committed_by_size
+from lab.studies.controller_simulated import RecordedHindsight, accepted_rows, committed_by_size
 
 
 def lattice(seed, gamma=4, width=3):

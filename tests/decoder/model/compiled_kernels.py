@@ -1,6 +1,6 @@
 """Our Triton kernels compiled ahead of time for every GPU architecture, without a GPU.
 
-    python -m lab.studies.compiled_kernels [--capabilities 80 90 ...]
+    python -m tests.decoder.model.compiled_kernels [--capabilities 80 90 ...]
 
 The launches of a forward are recorded on CPU tensors, so that each kernel is compiled with the
 argument types, divisibility hints and constants that a real launch passes. The table holds the
@@ -240,7 +240,6 @@ def main() -> None:
             "over_the_limit": len(over),
         },
     )
-    print(f"{len(rows)} kernels compiled, {len(over)} over the shared memory of a program")
 
 
 if __name__ == "__main__":
