@@ -84,11 +84,7 @@ def encode_texts(
                 hint="Take the prompt out, or ask for fewer --new-tokens.",
             ) from error
         prompt = Prompt(
-            id=text.id,
-            set=text.set,
-            category=text.category,
-            tokens=len(ids),
-            hash=hash_tokens(ids),
+            id=text.id, set=text.set, category=text.category, tokens=len(ids), hash=hash_tokens(ids)
         )
         encoded.append(Encoded(prompt=prompt, ids=tuple(ids)))
     return encoded

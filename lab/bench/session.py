@@ -22,12 +22,7 @@ from lab.bench.arms.base import ArmRunner
 from lab.bench.arms.builder import ArmBuilder, DecoderChoice
 from lab.bench.arms.choice import ArmChoice, plan_arms
 from lab.bench.arms.drafter_names import drafter_labels
-from lab.bench.engines.arm import (
-    CheckedEngine,
-    EngineSubject,
-    check_engines,
-    engine_runners,
-)
+from lab.bench.engines.arm import CheckedEngine, EngineSubject, check_engines, engine_runners
 from lab.bench.engines.choice import EngineChoice
 from lab.bench.environment import (
     bandwidth_limit,
@@ -37,13 +32,7 @@ from lab.bench.environment import (
     stored_profile,
 )
 from lab.bench.prompts import Encoded, PromptText, encode_texts, hash_tokens, read_files
-from lab.bench.record import (
-    BenchSettings,
-    Environment,
-    ProfileInfo,
-    PromptFile,
-    Result,
-)
+from lab.bench.record import BenchSettings, Environment, ProfileInfo, PromptFile, Result
 from lab.bench.schedule import (
     Listener,
     Outcome,
@@ -125,13 +114,7 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
     )
     with device_lock(f"{fingerprint(device).name} {device_label(device)}"):
         environment, machine_warnings = machine(device)
-        loaded = load_model(
-            name,
-            weights="pretrained",
-            dtype=dtype,
-            device=device,
-            download=True,
-        )
+        loaded = load_model(name, weights="pretrained", dtype=dtype, device=device, download=True)
         loaded = quantised(loaded, options.quantization)
         builder = ArmBuilder(loaded, labels, options.decoder, options.seed)
         chat = _chat(options.chat, builder)
@@ -193,10 +176,7 @@ class _LoadedRun:
         return result
 
     def _result(
-        self,
-        environment: Environment,
-        profile: ProfileInfo | None,
-        outcome: Outcome,
+        self, environment: Environment, profile: ProfileInfo | None, outcome: Outcome
     ) -> Result:
         failed = {one.name for one in outcome.failed}
         result = Result(

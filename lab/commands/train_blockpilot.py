@@ -25,7 +25,7 @@ from profiler.commands.options import (
     help="The folder `texts` of a train-drafter run [default: the target writes new ones].",
 )
 @prompts_option("JSONL files of prompts of new texts [default: generated prompts].")
-@output_folder_option("Folder for texts, sweeps and the predictor.")
+@output_folder_option("Folder for texts and the predictor.")
 @setting_option("texts, radius, max_new_tokens, hidden, epochs, learning_rate, best, seed ...")
 @json_option
 def command(  # noqa: PLR0913 - one argument an option
@@ -40,7 +40,7 @@ def command(  # noqa: PLR0913 - one argument an option
     """Train BlockPilot's predictor, which chooses a DFlash drafter's block size for each prompt.
 
     Every block size near the trained one is tried along the target's own text after every prompt.
-    After an interruption the same command continues. Prompts of evaluation sets are refused. The
+    Prompts of evaluation sets are refused. The
     other commands take the folder `pilot` in OUTPUT as `--drafter`; `--drafter FOLDER@block=N` has
     a fixed block size, for comparison.
     """

@@ -10,12 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from costmodel.errors import InputError
 from decoder.device import parse_dtype, select_device
 from decoder.drafters.dflash.drafter import DFlashDrafter, check_fit
-from decoder.drafters.dflash.model import (
-    DFlashConfig,
-    DFlashModel,
-    save_dflash,
-    trainable_copy,
-)
+from decoder.drafters.dflash.model import DFlashConfig, DFlashModel, save_dflash, trainable_copy
 from decoder.drafters.factory import load_drafter
 from decoder.model.loading import LoadedModel, default_target, load_model
 from decoder.model.target import make_target

@@ -91,9 +91,7 @@ def weights_of(drafter: Model) -> str:
 
 
 def _families(
-    result: Result,
-    drafters: Sequence[Model],
-    is_base: Callable[[Model], bool],
+    result: Result, drafters: Sequence[Model], is_base: Callable[[Model], bool]
 ) -> list[Family]:
     """One family for each policy that ran with two or more of the drafters."""
     if len(drafters) < 2:

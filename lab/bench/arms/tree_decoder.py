@@ -27,11 +27,7 @@ class TreeArm:
     """An arm with its own `TreeDecoder`, which learns apart from other arms."""
 
     def __init__(
-        self,
-        arm: Arm,
-        decoder: TreeDecoder,
-        temperature: float,
-        texts: PlainTexts | None = None,
+        self, arm: Arm, decoder: TreeDecoder, temperature: float, texts: PlainTexts | None = None
     ) -> None:
         """texts  what the decoder's `GivenTextTarget` writes; None for an ordinary target"""
         self.arm = arm
@@ -97,11 +93,7 @@ class TreeArmDecoding:
             return Details()
         stats = self._run.stats
         stages = {name: round(value, _DIGITS) for name, value in asdict(stats.stages).items()}
-        return Details(
-            rounds=self._rounds(),
-            stages=stages,
-            warnings=tuple(stats.warnings),
-        )
+        return Details(rounds=self._rounds(), stages=stages, warnings=tuple(stats.warnings))
 
     def _rounds(self) -> Rounds:
         rounds = self._finished

@@ -113,10 +113,7 @@ def sets_table(figures: ResultFigures) -> Table:
         row: list[str | None] = [arm.name]
         for name in sets:
             one = figures.of(arm.name, name)
-            row += [
-                *with_interval(one.over_plain),
-                number_text(one.tokens_per_verification, ".2f"),
-            ]
+            row += [*with_interval(one.over_plain), number_text(one.tokens_per_verification, ".2f")]
         rows.append(row)
     return Table(
         name="sets",

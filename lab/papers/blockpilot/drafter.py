@@ -93,10 +93,7 @@ class BlockPilotSession(DFlashSession):
     """A DFlash session with the block size that the predictor chooses for its text."""
 
     def __init__(
-        self,
-        drafter: BlockPilotDrafter,
-        features: torch.Tensor | None,
-        logits: torch.Tensor | None,
+        self, drafter: BlockPilotDrafter, features: torch.Tensor | None, logits: torch.Tensor | None
     ) -> None:
         """logits: [vocab] of the prompt's last token; None for the trained block size"""
         super().__init__(drafter.dflash, features)

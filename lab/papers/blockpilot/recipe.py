@@ -26,18 +26,11 @@ from lab.papers.blockpilot.drafter import (
     PilotConfig,
     save_predictor,
 )
-from lab.papers.blockpilot.sources import TextSource
-from lab.papers.blockpilot.sweeps import (
-    Best,
-    BlockSizeSample,
-    Sweep,
-    Sweeps,
-    best_candidates,
-    collect_sweeps,
-)
+from lab.papers.blockpilot.sweeps import Best, BlockSizeSample, Sweep, Sweeper, best_candidates
 from lab.training.corpus import TrainingText
 
-SWEEPS, PILOT = "sweeps", "pilot"  # folders of what is collected, and of the predictor
+PILOT = "pilot"  # folder of the predictor
+SAY_EVERY = 50  # texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,26 +115,40 @@ def train_blockpilot(
 
     drafter  folder or hub id of a DFlash drafter
     texts    that the target wrote, of different prompts
-    A run that was stopped is continued. Raises InputError for a folder of another recipe.
     """
-    source = TextSource(target, DFlashDrafter(target, drafter).model, texts, recipe.sweep)
-    sweeps = collect_sweeps(source, folder / SWEEPS, say)
-    place = folder / PILOT
-    name = drafter_name(drafter, place)
-    result = train_predictor(sweeps, name, recipe.training, str(target.device))
+    model, settings = DFlashDrafter(target, drafter).model, recipe.training
+    sweeper, samples = Sweeper(target, model, texts, recipe.sweep), []
+    for number in range(len(texts)):
+        samples.append(sweeper.sample(number))
+        if not (number + 1) % SAY_EVERY:
+            say(f"text {number + 1} of {len(texts)}")
+    place, vocab = folder / PILOT, target.architecture.vocab
+    config = PilotConfig(
+        drafter=drafter_name(drafter, place),
+        drafter_hash=model.config.hash(vocab),
+        block_size=model.config.block_size,
+        candidates=sweeper.candidates,
+        vocab=vocab,
+        hidden=settings.hidden,
+        layers=settings.layers,
+    )
+    result = train_predictor(samples, config, settings, str(target.device))
     save_predictor(place, result.predictor)
     return place, result
 
 
 def train_predictor(
-    sweeps: Sweeps, drafter: str, settings: PilotTraining, device: str = "cpu"
+    samples: list[BlockSizeSample],
+    config: PilotConfig,
+    settings: PilotTraining,
+    device: str = "cpu",
 ) -> PilotResult:
-    """A predictor for the collection's drafter, which its config names as `drafter`.
+    """A predictor that learns from samples.
 
     Minimises the cross-entropy of equation (8). All draws come from one generator, so a seed
     gives the same weights on the same machine. Raises InputError if no sample has a label.
     """
-    labels = best_candidates(sweeps.samples, settings.best)
+    labels = best_candidates(samples, settings.best)
     usable = [index for index, label in enumerate(labels.tolist()) if label >= 0]
     generator = torch.Generator().manual_seed(settings.seed)
     order = [usable[i] for i in torch.randperm(len(usable), generator=generator).tolist()]
@@ -149,32 +156,20 @@ def train_predictor(
     training = order[len(held_out) :]
     if not training:
         raise InputError(
-            "no prompt of the collection tells which block size is best",
-            hint="Collect more prompts, and more than one new token of each.",
+            "no text tells which block size is best",
+            hint="Give more texts, and more than one new token of each.",
         )
-    config = PilotConfig(
-        drafter=drafter,
-        drafter_hash=sweeps.drafter_hash,
-        block_size=sweeps.block_size,
-        candidates=sweeps.candidates,
-        vocab=sweeps.vocab,
-        hidden=settings.hidden,
-        layers=settings.layers,
-    )
     with torch.device("meta"):
         model = BlockPredictor(config)
     model.to_empty(device="cpu").draw(generator)
     model.to(device)
-    inputs = torch.stack([sample.logits for sample in sweeps.samples]).to(device)
+    inputs = torch.stack([sample.logits for sample in samples]).to(device)
     epoch = _fit(
-        model,
-        _Data(inputs, labels.to(device), training, held_out, sweeps.samples),
-        settings,
-        generator,
+        model, _Data(inputs, labels.to(device), training, held_out, samples), settings, generator
     )
 
     def figures(rows: list[int]) -> PilotFigures:
-        return measure(model, [sweeps.samples[row] for row in rows], labels[rows])
+        return measure(model, [samples[row] for row in rows], labels[rows])
 
     return PilotResult(
         predictor=model.eval().requires_grad_(False),

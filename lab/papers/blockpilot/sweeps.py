@@ -1,35 +1,31 @@
-"""Sweeps of block sizes over prompts, the training data of BlockPilot's predictor.
+"""Sweeps of block sizes over texts, the training data of BlockPilot's predictor.
 
-Zhang et al., "BlockPilot", 2.3: for every prompt the target's logits after it, and the rounds that
-decoding takes with each candidate block size. Each prompt has a file, so a run that was stopped
-continues with the first missing prompt.
+The paper decodes every prompt with every block size (Zhang et al., "BlockPilot", 2.3). At T = 0 a
+text is the same whatever is drafted, so the accepted tokens of a round are those in which the
+block drafted at its bonus token agrees with the text. So nothing is decoded here: all blocks of a
+text that the target wrote are drafted in one forward, as in training, and the rounds are counted,
+a hundred times as fast. Only the seconds of a cycle are measured, by decoding after one prompt.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from costmodel.errors import InputError
-from costmodel.io import read_json, write_atomic
-from lab.papers.blockpilot.drafter import RADIUS
-
-SETTINGS = "collection.json"
-DTYPES = {
-    "prompt": torch.int64,
-    "logits": torch.float32,
-    "decoded": torch.int64,
-    "rounds": torch.int64,
-    "decode_s": torch.float64,
-}
+from decoder.drafters.dflash.drafter import DFlashDrafter
+from decoder.drafters.dflash.model import DFlashModel
+from decoder.engine import TreeDecoder
+from decoder.model.target import Target
+from lab.papers.blockpilot.drafter import RADIUS, local_candidates
+from lab.training.corpus import TrainingText
+from lab.training.dflash import DFlashObjective, DFlashTraining
 
 # The criterion for the best block size: the acceptance length (equation 3 of the paper), or the
 # acceptance length over the time of a cycle (equation 1).
@@ -52,14 +48,12 @@ class Sweep:
 class BlockSizeSample:
     """One prompt of a sweep.
 
-    prompt    int64 [tokens]
     logits    float32 [vocab] of the target after the prompt
     decoded   int64 [candidates]: new tokens without the first, which comes from the prefill
     rounds    int64 [candidates]: verifications
     decode_s  float64 [candidates]: seconds of these
     """
 
-    prompt: torch.Tensor
     logits: torch.Tensor
     decoded: torch.Tensor
     rounds: torch.Tensor
@@ -73,71 +67,83 @@ class BlockSizeSample:
         return self.decoded.double() / self.rounds.double()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sweeps:
-    """A collection in a folder.
+class Sweeper:
+    """Makes the sample of each text.
 
-    drafter_hash  of the DFlash drafter at its trained block size
+    Raises InputError for a drafter whose blocks cannot be drafted together.
     """
 
-    block_size: int
-    candidates: tuple[int, ...]
-    vocab: int
-    drafter_hash: str
-    samples: list[BlockSizeSample]
-
-
-class Source(Protocol):
-    """The source of a collection's samples."""
-
-    prompts: Sequence[Sequence[int]]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The settings that must be equal for a collection to be continued."""
-
-    def sample(self, number: int) -> BlockSizeSample:
-        """The sample of the prompt with this number."""
-
-
-def collect_sweeps(
-    source: Source, folder: Path, say: Callable[[str], None] = lambda line: None
-) -> Sweeps:
-    """Collect the samples that the folder lacks; returns all.
-
-    Raises InputError if the folder was collected with other settings or other prompts, and if a
-    file in it is damaged.
-    """
-    settings = _claim(folder, source.settings)
-    for number, prompt in enumerate(source.prompts):
-        place = folder / f"{number:06}.safetensors"
-        if not place.exists():
-            _write(place, source.sample(number))
-            say(f"prompt {number + 1} of {len(source.prompts)}")
-        elif not torch.equal(_read(place, settings).prompt, torch.tensor(list(prompt))):
+    def __init__(
+        self, target: Target, model: DFlashModel, texts: Sequence[TrainingText], sweep: Sweep
+    ) -> None:
+        if any(model.config.windows) or any(model.config.causal):
             raise InputError(
-                f"{place} was collected with another prompt",
-                hint="Give the prompts of the first run in the same order, or a new folder.",
+                "blocks of this drafter see a window or only rows before them, and are drafted "
+                "together only where they see all",
+                hint="Choose a DFlash drafter with full attention within its blocks.",
             )
-    return read_sweeps(folder)
+        self.prompts = [list(text.tokens[: text.prompt_tokens]) for text in texts]
+        self.candidates = local_candidates(model.config.block_size, sweep.radius)
+        self._target, self._model, self._texts, self._sweep = target, model, texts, sweep
+        vocab = target.architecture.vocab
+        head = np.arange(vocab) if model.head_tokens is None else model.head_tokens
+        self._objective = DFlashObjective(
+            target.loaded, deepcopy(model).float(), DFlashTraining(), torch.from_numpy(head)
+        )
+        self._cycle_s: torch.Tensor | None = None
 
+    @torch.no_grad()
+    def sample(self, number: int) -> BlockSizeSample:
+        """The sample of the text with this number, cut where decoding would stop."""
+        text, target, length = self._texts[number], self._target, self._sweep.max_new_tokens
+        prompt = self.prompts[number]
+        if self._cycle_s is None:
+            self._cycle_s = self._measured_cycle_s(prompt, length)
+        tokens = torch.tensor(text.tokens[: len(prompt) + length], device=target.device)
+        target.reserve(len(tokens) + 1)
+        logits, features = self._read(tokens[: len(prompt)])
+        features = torch.cat((features, self._read(tokens[len(prompt) :])[1]))
+        bonus = torch.arange(len(prompt), len(tokens) - 1, device=target.device)
+        rounds = torch.tensor(
+            [self._rounds(tokens, features, bonus, size) for size in self.candidates]
+        )
+        return BlockSizeSample(
+            logits=logits.float().cpu(),
+            decoded=torch.full_like(rounds, len(tokens) - len(prompt) - 1),
+            rounds=rounds,
+            decode_s=rounds * self._cycle_s,
+        )
 
-def read_sweeps(folder: Path) -> Sweeps:
-    """The collection in a folder, its samples in the order of the prompts.
+    def _measured_cycle_s(self, prompt: Sequence[int], new_tokens: int) -> torch.Tensor:
+        """Seconds of a cycle after one prompt with each candidate [candidates]."""
+        cycles_s = []
+        for size in self.candidates:
+            drafter = DFlashDrafter(self._target, self._model, size)
+            decoder = TreeDecoder(self._target, drafter=drafter, policy="chain")
+            stats = decoder.generate(prompt, max_new_tokens=new_tokens).stats
+            cycles_s.append(stats.decode_s / max(stats.rounds, 1))
+        return torch.tensor(cycles_s, dtype=torch.float64)
 
-    Raises InputError if there is none or a file is damaged.
-    """
-    settings = _settings_of(folder)
-    places = sorted(folder.glob("*.safetensors"))
-    if not places:
-        raise InputError(f"{folder} holds no prompts", hint="Collect some first.")
-    return Sweeps(
-        block_size=settings["block_size"],
-        candidates=tuple(settings["candidates"]),
-        vocab=settings["vocab"],
-        drafter_hash=settings["drafter_hash"],
-        samples=[_read(place, settings) for place in places],
-    )
+    def _read(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [vocab] after the next tokens, and their features [tokens, layers * hidden]."""
+        logits, features = self._target.prefill(tokens), self._target.features()
+        if features is None:
+            raise InputError("the hidden states of the target cannot be read")
+        return logits.clone(), features.clone()
+
+    def _rounds(
+        self, tokens: torch.Tensor, features: torch.Tensor, bonus: torch.Tensor, size: int
+    ) -> int:
+        """Verifications with this block size, from the first bonus token to the text's end."""
+        if len(bonus) == 0:
+            return 0
+        bfloat16 = self._target.dtype == torch.bfloat16
+        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=bfloat16):
+            accepted = self._objective.accepted(tokens, features, bonus, size).tolist()
+        at, count = 0, 0
+        while at < len(accepted):
+            at, count = at + 1 + accepted[at], count + 1
+        return count
 
 
 def cycle_s(samples: Sequence[BlockSizeSample]) -> torch.Tensor:
@@ -161,59 +167,3 @@ def best_candidates(samples: Sequence[BlockSizeSample], best: Best = "length") -
         lengths = sample.lengths
         labels.append(-1 if lengths is None else int((lengths / costs).numpy().argmax()))
     return torch.tensor(labels)
-
-
-def _claim(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Write the settings into the folder; InputError if it has others. Returns those stored."""
-    if not (folder / SETTINGS).exists():
-        write_atomic(folder / SETTINGS, json.dumps(wanted, indent=2) + "\n", InputError)
-    stored = _settings_of(folder)
-    other = [name for name in wanted | stored if stored.get(name) != wanted.get(name)]
-    if other:
-        listed = ", ".join(
-            f"{name} {stored.get(name)} instead of {wanted.get(name)}" for name in other
-        )
-        raise InputError(
-            f"{folder} was collected in another way: {listed}",
-            hint="Use the same settings, or a new folder.",
-        )
-    return stored
-
-
-def _settings_of(folder: Path) -> dict[str, Any]:
-    place = folder / SETTINGS
-    if not place.exists():
-        raise InputError(f"{folder} holds no collection", hint="Collect one first.")
-    settings = read_json(place, hint="Collect anew.")
-    needed = {"block_size": int, "candidates": list, "vocab": int, "drafter_hash": str}
-    if not isinstance(settings, dict) or not all(
-        isinstance(settings.get(name), kind) for name, kind in needed.items()
-    ):
-        raise InputError(f"{place} is damaged", hint="Collect anew.")
-    return settings
-
-
-def _write(place: Path, sample: BlockSizeSample) -> None:
-    tensors = {name: getattr(sample, name) for name in DTYPES}
-    write_atomic(place, save(tensors), InputError)
-
-
-def _read(place: Path, settings: dict[str, Any]) -> BlockSizeSample:
-    """A sample from its file; InputError if it is damaged or not of these settings."""
-    try:
-        with safe_open(place, framework="pt") as stored:
-            tensors = {name: stored.get_tensor(name) for name in DTYPES}
-    except (SafetensorError, OSError) as error:
-        raise InputError(
-            f"cannot read {place}: {error}", hint="Remove it; the next run collects it again."
-        ) from error
-    each = (len(settings["candidates"]),)
-    shapes = {"logits": (settings["vocab"],), "decoded": each, "rounds": each, "decode_s": each}
-    shapes["prompt"] = (tensors["prompt"].numel(),)
-    for name, dtype in DTYPES.items():
-        if tensors[name].dtype != dtype or tuple(tensors[name].shape) != shapes[name]:
-            raise InputError(
-                f"{place} holds {name} of another type or shape than was collected",
-                hint="Remove it; the next run collects it again.",
-            )
-    return BlockSizeSample(**tensors)

@@ -51,10 +51,7 @@ class SpecBlockDrafter(Drafter):
     draws: Draws = "levels"
 
     def __init__(
-        self,
-        target: Target,
-        source: str | Path | SpecBlockModel,
-        growth: BlockGrowth | None = None,
+        self, target: Target, source: str | Path | SpecBlockModel, growth: BlockGrowth | None = None
     ) -> None:
         if isinstance(source, SpecBlockModel):
             self.model = source
@@ -113,10 +110,7 @@ class SpecBlockSession(DraftSession):
     """
 
     def __init__(
-        self,
-        drafter: SpecBlockDrafter,
-        prompt: NDArray[np.int64],
-        features: torch.Tensor | None,
+        self, drafter: SpecBlockDrafter, prompt: NDArray[np.int64], features: torch.Tensor | None
     ) -> None:
         """features: of the prompt, [tokens, 3 * hidden]"""
         self._drafter = drafter

@@ -318,9 +318,7 @@ class TestBuilder:
         choice = DecoderChoice(profile=ProfileChoice(calibrate=home != "bare"))
         builder = ArmBuilder(loaded(folder), drafters, choice)
         asked = ArmChoice(
-            policies=("bastion", "bastion:printed"),
-            drafters=tuple(drafters),
-            peers=(),
+            policies=("bastion", "bastion:printed"), drafters=tuple(drafters), peers=()
         )
         runners = builder.runners(plan_arms(asked))
         assert sum(bool(one.arm.cost) for one in runners) == 2 * len(drafters)
@@ -337,12 +335,7 @@ def _chain(nodes: int) -> DraftTree:
 
 class TestArms:
     def test_names_groups_and_order(self) -> None:
-        arms = plan_arms(
-            ArmChoice(
-                policies=("fixed:7", "plain"),
-                studies=("sweep", "shape"),
-            )
-        )
+        arms = plan_arms(ArmChoice(policies=("fixed:7", "plain"), studies=("sweep", "shape")))
         assert [(arm.name, arm.studies) for arm in arms] == [
             ("plain", ("policies",)),
             ("fixed:7+ngram", ("policies", "sweep")),

@@ -15,22 +15,9 @@ from costmodel.errors import InputError, MeasurementError
 from lab.bench.analysis.ratios import compare_arms, rate, tally_arm
 from lab.bench.record import Response
 from lab.bench.response_timer import ResponseTimer
-from lab.bench.schedule import (
-    Schedule,
-    Tools,
-    open_journal,
-    recorded_environment,
-    run_schedule,
-)
+from lab.bench.schedule import Schedule, Tools, open_journal, recorded_environment, run_schedule
 from lab.bench.store import read_result, write_result
-from tests.lab.bench.fake_bench import (
-    END,
-    Clock,
-    FakeArm,
-    arm,
-    encoded,
-    run,
-)
+from tests.lab.bench.fake_bench import END, Clock, FakeArm, arm, encoded, run
 
 NEW_TOKENS = 21
 HEADER = {"device": "a CPU"}

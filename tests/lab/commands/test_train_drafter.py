@@ -48,10 +48,7 @@ def test_wrong_words_are_named(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dflash", "specblock"])
 def test_trains_and_goes_on_from_what_it_trained(
-    capsys: pytest.CaptureFixture[str],
-    target: str,
-    tmp_path: Path,
-    kind: str,
+    capsys: pytest.CaptureFixture[str], target: str, tmp_path: Path, kind: str
 ) -> None:
     common = ["--kind", kind, "--target", target, "--texts", "64", "--steps", "1", "--json"]
     status, out, err = run(capsys, *common, "--output", str(tmp_path / "first"))
@@ -72,3 +69,13 @@ def test_trains_and_goes_on_from_what_it_trained(
         for run in (first, second)
     ]
     assert config[0] == config[1]
+    if kind == "dflash":
+        texts = str(tmp_path / "first" / "texts")
+        words = ["--target", target, "--drafter", first["drafter"], "--texts", texts, "--json"]
+        settings = [word for one in ("epochs=1", "hidden=8", "texts=9", "max_new_tokens=8")
+                    for word in ("--set", one)]  # fmt: skip
+        output = str(tmp_path / "pilot")
+        assert cli.run(["train-blockpilot", *words, *settings, "--output", output]) == 0
+        pilot = json.loads(capsys.readouterr().out)
+        assert (pilot["epoch"], pilot["trained"]["samples"]) == (1, 9)
+        assert (Path(pilot["drafter"]) / "model.safetensors").exists()

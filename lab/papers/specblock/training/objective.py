@@ -34,13 +34,7 @@ from decoder.model.target import make_target
 from decoder.tree.draft_tree import best_first
 from decoder.tree.growth import TopPaths
 from lab.papers.specblock.drafter import SpecBlockDrafter
-from lab.papers.specblock.model import (
-    CONCENTRATED,
-    SpecBlockModel,
-    buckets_of,
-    head_rows,
-    ranks_of,
-)
+from lab.papers.specblock.model import CONCENTRATED, SpecBlockModel, buckets_of, head_rows, ranks_of
 from lab.papers.specblock.training.rows import DraftedBlocks, Passage, run_blocks
 from lab.training.features import Example, FrozenHead
 from lab.training.loop import accepted_depth

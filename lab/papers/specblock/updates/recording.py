@@ -62,10 +62,7 @@ class RecordingSession(DraftSession):
     """
 
     def __init__(
-        self,
-        session: DraftSession,
-        prompt: NDArray[np.int64],
-        features: torch.Tensor | None,
+        self, session: DraftSession, prompt: NDArray[np.int64], features: torch.Tensor | None
     ) -> None:
         self._session = session
         self._prompt = np.array(prompt)

@@ -1,19 +1,17 @@
-"""BlockPilot's collection and training, against rounds decoded by hand and made-up rules."""
+"""BlockPilot's sweeps and training, against rounds decoded by hand and made-up rules."""
 
 import json
-import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from costmodel.errors import InputError
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.factory import load_drafter
 from decoder.engine import TreeDecoder
-from lab.papers.blockpilot.drafter import BlockPilotDrafter, save_predictor
+from lab.papers.blockpilot.drafter import BlockPilotDrafter, PilotConfig
 from lab.papers.blockpilot.recipe import (
     PilotRecipe,
     PilotTraining,
@@ -23,15 +21,12 @@ from lab.papers.blockpilot.recipe import (
     train_blockpilot,
     train_predictor,
 )
-from lab.papers.blockpilot.sources import TextSource
 from lab.papers.blockpilot.sweeps import (
     BlockSizeSample,
     Sweep,
-    Sweeps,
+    Sweeper,
     best_candidates,
-    collect_sweeps,
     cycle_s,
-    read_sweeps,
 )
 from lab.training.corpus import TrainingText, read_corpus
 from tests.decoder.draft_models import VOCAB, dflash_folder, draft_target
@@ -41,35 +36,21 @@ from tests.decoder.models import greedy, plain_logits
 PROMPTS = [[5, 17, 3, 88, 41], [9], [2, 2, 60, 7, 1, 30], [44, 8]]
 SWEEP = Sweep(radius=1, max_new_tokens=12)
 CANDIDATES = (4, 5, 6)
+CONFIG = PilotConfig(
+    drafter="draft", drafter_hash="0" * 12, block_size=5, candidates=CANDIDATES, vocab=VOCAB,
+    hidden=32,
+)  # fmt: skip
 
 
-def swept(tmp_path, prompts=PROMPTS, sweep=SWEEP, name="swept", target=None):
-    """A collection with a random drafter, or one that is like it; returns it and its folder."""
-    target = target or draft_target(dtype=torch.float64)
-    source = source_of(tmp_path, target, texts_of(target, prompts, sweep.max_new_tokens), sweep)
-    return collect_sweeps(source, tmp_path / name), tmp_path / name
-
-
-def source_of(tmp_path, target, texts, sweep=SWEEP):
+def sweeper_of(tmp_path, target, new_tokens=12, **changed):
+    """Over texts of the target, with a random drafter; `changed` are fields of its config."""
     model = DFlashDrafter(target, dflash_folder(tmp_path / "draft")[0]).model
-    return TextSource(target, model, texts, sweep)
-
-
-def texts_of(target, prompts=PROMPTS, new_tokens=12):
-    return [
+    model.config = replace(model.config, **changed)
+    texts = [
         TrainingText((*prompt, *greedy(target.model, prompt, new_tokens)), len(prompt))
-        for prompt in prompts
+        for prompt in PROMPTS
     ]
-
-
-def same(one, other):
-    """Equal but for the seconds."""
-    parts = ("prompt", "logits", "decoded", "rounds")
-    return len(one.samples) == len(other.samples) and all(
-        torch.equal(getattr(a, part), getattr(b, part))
-        for a, b in zip(one.samples, other.samples, strict=True)
-        for part in parts
-    )
+    return Sweeper(target, model, texts, SWEEP)
 
 
 def rounds_by_hand(config, tensors, target, prompt, size, new_tokens):
@@ -88,16 +69,16 @@ def rounds_by_hand(config, tensors, target, prompt, size, new_tokens):
 
 
 @pytest.mark.slow
-class TestCollection:
+class TestSweep:
     @torch.inference_mode()
-    def test_what_is_collected(self, tmp_path):
+    def test_rounds_are_those_of_decoding(self, tmp_path):
         target = draft_target(dtype=torch.float64)
-        found, _ = swept(tmp_path, target=target)
+        sweeper = sweeper_of(tmp_path, target)
         _, config, tensors = dflash_folder(tmp_path / "draft")
         tensors = {name: tensor.double() for name, tensor in tensors.items()}
-        assert (found.block_size, found.candidates, found.vocab) == (5, CANDIDATES, VOCAB)
-        for sample, prompt in zip(found.samples, PROMPTS, strict=True):
-            assert sample.prompt.tolist() == prompt
+        assert sweeper.candidates == CANDIDATES
+        for number, prompt in enumerate(PROMPTS):
+            sample = sweeper.sample(number)
             logits = plain_logits(target.model, prompt)[-1].float()
             torch.testing.assert_close(sample.logits, logits, atol=1e-4, rtol=0)
             rounds = [
@@ -108,70 +89,29 @@ class TestCollection:
             torch.testing.assert_close(sample.lengths, 11 / torch.tensor(rounds).double())
             assert (sample.decode_s > 0).all()
 
-    def test_a_stopped_run_goes_on_and_gives_the_same(self, tmp_path):
-        whole, _ = swept(tmp_path)
-        first, folder = swept(tmp_path, PROMPTS[:2], name="stopped")
-        assert len(first.samples) == 2
-        (folder / ".000002.safetensors.x.tmp").write_bytes(b"killed while this was written")
-        kept = (folder / "000000.safetensors").stat().st_mtime_ns
-        resumed, _ = swept(tmp_path, name="stopped")
-        assert same(whole, resumed)
-        assert (folder / "000000.safetensors").stat().st_mtime_ns == kept
-        assert same(whole, read_sweeps(folder))
+    def test_texts_are_cut_where_decoding_would_stop(self, tmp_path):
+        target = draft_target(dtype=torch.float64)
+        long, short = (sweeper_of(tmp_path, target, tokens) for tokens in (20, 12))
+        for number in range(len(PROMPTS)):
+            one, other = long.sample(number), short.sample(number)
+            assert torch.equal(one.rounds, other.rounds)
+            assert one.decoded.tolist() == [11] * 3
 
-    def test_a_text_without_a_round_has_no_label(self, tmp_path):
-        found, _ = swept(tmp_path, PROMPTS[:1], Sweep(radius=1, max_new_tokens=1))
-        assert found.samples[0].rounds.tolist() == found.samples[0].decoded.tolist() == [0] * 3
-        assert found.samples[0].lengths is None
-        assert best_candidates(found.samples).tolist() == [-1]
-        with pytest.raises(InputError, match="no prompt of the collection"):
-            train_predictor(found, "draft", PilotTraining(epochs=1))
+    def test_a_text_of_one_new_token_has_no_rounds_and_no_label(self, tmp_path):
+        sample = sweeper_of(tmp_path, draft_target(dtype=torch.float64), 1).sample(0)
+        assert sample.rounds.tolist() == sample.decoded.tolist() == [0] * 3
+        assert sample.lengths is None
+        assert best_candidates([sample]).tolist() == [-1]
+        with pytest.raises(InputError, match="no text tells"):
+            train_predictor([sample], CONFIG, PilotTraining(epochs=1))
 
-    def test_another_collection_in_the_folder(self, tmp_path):
-        swept(tmp_path, PROMPTS[:1])
-        with pytest.raises(InputError, match="max_new_tokens 12 instead of 13"):
-            swept(tmp_path, sweep=Sweep(radius=1, max_new_tokens=13))
-        with pytest.raises(InputError, match="another prompt"):
-            swept(tmp_path, [[1, 2, 3]])
-
-    def test_damaged_files(self, tmp_path):
-        _, folder = swept(tmp_path, PROMPTS[:2])
-        with pytest.raises(InputError, match="holds no collection"):
-            read_sweeps(tmp_path / "nowhere")
-        place = folder / "000001.safetensors"
-        good = place.read_bytes()
-        place.write_bytes(good[: len(good) // 2])
-        for use in (lambda: read_sweeps(folder), lambda: swept(tmp_path, PROMPTS[:2])):
-            with pytest.raises(InputError, match="cannot read") as raised:
-                use()
-            assert "000001" in raised.value.problem
-        tensors = load_file(folder / "000000.safetensors")
-        save_file({name: t for name, t in tensors.items() if name != "rounds"}, place)
-        with pytest.raises(InputError, match="cannot read"):
-            read_sweeps(folder)
-        save_file(tensors | {"rounds": tensors["rounds"][:2]}, place)
-        with pytest.raises(InputError, match="holds rounds of another type or shape"):
-            read_sweeps(folder)
-        save_file(tensors | {"logits": tensors["logits"].double()}, place)
-        with pytest.raises(InputError, match="holds logits of another type or shape"):
-            read_sweeps(folder)
-        place.unlink()
-        swept(tmp_path, PROMPTS[:2])
-        settings = json.loads((folder / "collection.json").read_text())
-        for text in ("{", "[]", json.dumps(settings | {"candidates": 3})):
-            (folder / "collection.json").write_text(text)
-            with pytest.raises(InputError, match=r"cannot (be )?read|is damaged"):
-                read_sweeps(folder)
-        shutil.rmtree(folder)
-        folder.mkdir()
-        (folder / "collection.json").write_text(json.dumps(settings))
-        with pytest.raises(InputError, match="holds no prompts"):
-            read_sweeps(folder)
+    def test_drafters_with_windows_are_refused(self, tmp_path):
+        with pytest.raises(InputError, match="only rows before them"):
+            sweeper_of(tmp_path, draft_target(dtype=torch.float64), causal=(True, False))
 
 
 def sample_of(rounds, seconds=(1.0, 1.0, 1.0), logits=None, decoded=12):
     return BlockSizeSample(
-        prompt=torch.tensor([1]),
         logits=torch.zeros(VOCAB) if logits is None else logits,
         decoded=torch.full((3,), decoded),
         rounds=torch.tensor(rounds),
@@ -209,9 +149,7 @@ def made_up(count, seed=0):
         rounds = [6, 6, 6]
         rounds[best] = 3
         samples.append(sample_of(rounds, logits=logits))
-    return Sweeps(
-        block_size=5, candidates=CANDIDATES, vocab=VOCAB, drafter_hash="0" * 12, samples=samples
-    )
+    return samples
 
 
 SETTINGS = PilotTraining(epochs=15, learning_rate=1e-3, hidden=32, held_out=0.25)
@@ -219,9 +157,9 @@ SETTINGS = PilotTraining(epochs=15, learning_rate=1e-3, hidden=32, held_out=0.25
 
 class TestTraining:
     def test_it_learns_a_rule(self):
-        result = train_predictor(made_up(200), "draft", SETTINGS)
+        result = train_predictor(made_up(200), CONFIG, SETTINGS)
         unseen = made_up(100, seed=1)
-        found = measure(result.predictor, unseen.samples, best_candidates(unseen.samples))
+        found = measure(result.predictor, unseen, best_candidates(unseen))
         assert found.right > 0.9 and found.samples == 100
         assert found.hindsight == 4.0
         assert found.chosen == pytest.approx(2.0 + 2.0 * found.right)
@@ -250,76 +188,33 @@ class TestTraining:
 
     def test_a_seed_gives_the_same_weights(self):
         torch.manual_seed(1)  # which must not matter
-        one = train_predictor(made_up(40), "draft", SETTINGS)
+        one = train_predictor(made_up(40), CONFIG, SETTINGS)
         torch.manual_seed(2)
-        two = train_predictor(made_up(40), "draft", SETTINGS)
+        two = train_predictor(made_up(40), CONFIG, SETTINGS)
         for name, tensor in one.predictor.state_dict().items():
             assert torch.equal(tensor, two.predictor.state_dict()[name])
-        other = train_predictor(made_up(40), "draft", PilotTraining(epochs=1, hidden=32, seed=1))
+        other = train_predictor(made_up(40), CONFIG, PilotTraining(epochs=1, seed=1))
         assert not torch.equal(other.predictor.scores.weight, one.predictor.scores.weight)
 
     def test_the_best_epoch_on_held_out_prompts_is_kept(self):
         """Labels without a rule: what is kept is no worse there than the last epoch."""
-        sweeps = made_up(60)
         noise = torch.Generator().manual_seed(9)
-        samples = [
+        random = [
             sample_of(torch.randint(3, 9, (3,), generator=noise).tolist(), logits=sample.logits)
-            for sample in sweeps.samples
+            for sample in made_up(60)
         ]
-        random = Sweeps(
-            block_size=5,
-            candidates=CANDIDATES,
-            vocab=VOCAB,
-            drafter_hash="0" * 12,
-            samples=samples,
-        )
-        kept = train_predictor(random, "draft", SETTINGS)
+        kept = train_predictor(random, CONFIG, SETTINGS)
         ends = [
-            train_predictor(
-                random,
-                "draft",
-                PilotTraining(epochs=epoch, learning_rate=1e-3, hidden=32, held_out=0.25),
-            )
+            train_predictor(random, CONFIG, replace(SETTINGS, epochs=epoch))
             for epoch in (1, kept.epoch)
         ]
         assert kept.held_out.chosen >= ends[0].held_out.chosen
         assert kept.held_out == ends[1].held_out and kept.epoch < SETTINGS.epochs
 
-    def test_from_the_collection_to_the_drafter(self, tmp_path):
-        target = draft_target(dtype=torch.float64)
-        sweeps, _ = swept(tmp_path, target=target)
-        name = drafter_name(str(tmp_path / "draft"), tmp_path / "pilot")
-        assert name == "../draft"
-        result = train_predictor(sweeps, name, PilotTraining(epochs=2, hidden=8))
-        save_predictor(tmp_path / "pilot", result.predictor)
-        drafter = load_drafter(str(tmp_path / "pilot"), target)
-        assert isinstance(drafter, BlockPilotDrafter)
-        assert drafter.predictor.config.candidates == CANDIDATES
-        assert drafter_name("somebody/some-drafter", tmp_path) == "somebody/some-drafter"
-
-
-@pytest.mark.slow
-class TestTexts:
-    def test_they_are_cut_where_decoding_would_stop(self, tmp_path):
-        target = draft_target(dtype=torch.float64)
-        long = source_of(tmp_path, target, texts_of(target, new_tokens=20))
-        short = source_of(tmp_path, target, texts_of(target))
-        for number in range(len(PROMPTS)):
-            one, other = long.sample(number), short.sample(number)
-            assert torch.equal(one.rounds, other.rounds)
-            assert one.decoded.tolist() == [11] * 3
-
-    def test_drafters_with_windows_are_refused(self, tmp_path):
-        target = draft_target(dtype=torch.float64)
-        model = DFlashDrafter(target, dflash_folder(tmp_path / "draft")[0]).model
-        model.config = replace(model.config, causal=(True, False))
-        with pytest.raises(InputError, match="only rows before them"):
-            TextSource(target, model, [], SWEEP)
-
 
 class TestRecipe:
     def test_from_collected_texts_to_a_drafter(self, tmp_path):
-        """Two of the texts have the same prompt; a second run only trains again."""
+        """Two of the texts have the same prompt."""
         target = draft_target(dtype=torch.float64)
         dflash_folder(tmp_path / "draft")
         texts = tmp_path / "texts"
@@ -336,16 +231,14 @@ class TestRecipe:
         recipe = PilotRecipe(
             sweep=SWEEP, training=PilotTraining(epochs=2, hidden=8, learning_rate=1e-2)
         )
-        said, folders = [], []
-        for _ in range(2):
-            folder, result = train_blockpilot(
-                target, str(tmp_path / "draft"), chosen, tmp_path / "out", recipe, said.append
-            )
-            folders.append((folder, result.predictor.scores.weight.clone()))
-        assert said == ["prompt 1 of 2", "prompt 2 of 2"]
-        assert torch.equal(folders[0][1], folders[1][1])
-        drafter = load_drafter(str(folders[0][0]), target)
+        folder, _ = train_blockpilot(
+            target, str(tmp_path / "draft"), chosen, tmp_path / "out", recipe
+        )
+        drafter = load_drafter(str(folder), target)
         assert isinstance(drafter, BlockPilotDrafter)
+        assert drafter.predictor.config.candidates == CANDIDATES
+        assert drafter_name(str(tmp_path / "draft"), folder) == "../../draft"
+        assert drafter_name("somebody/some-drafter", tmp_path) == "somebody/some-drafter"
         decoder = TreeDecoder(target, drafter=drafter, policy="chain")
         result = decoder.generate(PROMPTS[3], max_new_tokens=12)
         assert result.token_ids == greedy(target.model, PROMPTS[3], 12)

@@ -34,14 +34,7 @@ LATTICE = Lattice(
 def test_a_beam_by_hand():
     """Level 2: 0.54, 0.27 before 0.06; level 3: 0.27, 0.216 before 0.135."""
     assert paths(parsed("beam:2x3").choose(LATTICE, 5, FREE)) == pytest.approx(
-        {
-            (1,): 0.6,
-            (2,): 0.3,
-            (1, 3): 0.54,
-            (2, 3): 0.27,
-            (1, 3, 5): 0.27,
-            (1, 3, 6): 0.216,
-        }
+        {(1,): 0.6, (2,): 0.3, (1, 3): 0.54, (2, 3): 0.27, (1, 3, 5): 0.27, (1, 3, 6): 0.216}
     )
 
 

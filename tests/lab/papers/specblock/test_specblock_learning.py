@@ -48,13 +48,7 @@ class TestLearning:
         ]
         before = objective.validate(examples)
         run = TrainingSettings(
-            steps=90,
-            batch=2,
-            learning_rate=5e-3,
-            warmup=5,
-            clip=0.5,
-            autocast=False,
-            save_every=30,
+            steps=90, batch=2, learning_rate=5e-3, warmup=5, clip=0.5, autocast=False, save_every=30
         )
         history = train(objective, examples, examples, run, tmp_path)
         after = history[-1]

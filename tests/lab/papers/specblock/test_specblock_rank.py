@@ -95,12 +95,7 @@ class TestByHand:
 
     def test_sure_positions_give_two_children_and_one_start(self):
         tree = self.grown((0, 0))
-        assert nodes_of(tree.candidates()) == {
-            (10,): 0.5,
-            (11,): 0.2,
-            (10, 20): 0.4,
-            (10, 21): 0.3,
-        }
+        assert nodes_of(tree.candidates()) == {(10,): 0.5, (11,): 0.2, (10, 20): 0.4, (10, 21): 0.3}
         assert self.starts(tree) == [(20, 1, 2, 0.2)]
 
     def test_an_uncertain_position_lets_its_siblings_start_blocks(self):
