@@ -205,48 +205,12 @@ def board_of(nvml: Any, handle: Any) -> tuple[Any, bool]:
         return handle, True
 
 
-def visible_entry(cuda_index: int, visible: str | None) -> str:
-    """The entry of CUDA_VISIBLE_DEVICES at `cuda_index`: an index, a GPU's or a MIG UUID.
-
-    visible  the variable's value, None where it is not set
-    CUDA ignores the first entry that it cannot use and all behind it. Raises `DeviceError` for
-    an index past the last usable entry.
-    """
-    if visible is None:
-        return str(cuda_index)
-    entries: list[str] = []
-    for entry in (part.strip() for part in visible.split(",")):
-        if not (entry.isdigit() or entry.startswith(("GPU-", "MIG-"))):
-            break
-        entries.append(entry)
-    if cuda_index >= len(entries):
-        raise DeviceError(
-            f"CUDA_VISIBLE_DEVICES={visible!r} leaves {len(entries)} GPU(s); there is no cuda:"
-            f"{cuda_index}"
-        )
-    return entries[cuda_index]
-
-
 def find_handle(nvml: Any, cuda_index: int) -> Any:
     """The handle of CUDA device `cuda_index`, a whole GPU or a MIG slice."""
     for uuid in _torch_uuids(cuda_index):
         with contextlib.suppress(nvml.NVMLError):
             return nvml.nvmlDeviceGetHandleByUUID(uuid)
-    entry = visible_entry(cuda_index, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if entry.isdigit():
-        return nvml.nvmlDeviceGetHandleByIndex(int(entry))
-    return _handle_by_uuid(nvml, entry)
-
-
-def _handle_by_uuid(nvml: Any, entry: str) -> Any:
-    """The handle of a UUID's beginning: CUDA accepts a unique one, NVML only the whole UUID."""
-    with contextlib.suppress(nvml.NVMLError):
-        return nvml.nvmlDeviceGetHandleByUUID(entry)
-    for index in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        if text(nvml.nvmlDeviceGetUUID(handle)).startswith(entry):
-            return handle
-    raise DeviceError(f"no GPU has the UUID {entry} that CUDA_VISIBLE_DEVICES names")
+    return nvml.nvmlDeviceGetHandleByIndex(cuda_index)
 
 
 def _torch_uuids(cuda_index: int) -> list[str]:

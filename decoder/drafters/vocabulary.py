@@ -73,12 +73,6 @@ def _linear(weight: torch.Tensor) -> nn.Linear:
     return layer
 
 
-def _linear(weight: torch.Tensor) -> nn.Linear:
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    layer.weight = nn.Parameter(weight, requires_grad=False)
-    return layer
-
-
 def read_tokens(folder: Path) -> NDArray[np.int64] | None:
     """The tokens of a checkpoint's reduced head; None where it has no file of them.
 

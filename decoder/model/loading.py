@@ -49,7 +49,6 @@ KERNELS = {
 }  # fmt: skip
 
 INT8_SCALE_BYTES = 2  # one scale for each output of a layer
-MOST_TOKENS = 1 << 24  # of a vocabulary; the largest have some 260,000
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 
 # Errors of transformers for a folder with damaged, missing or contradictory files.
@@ -107,7 +106,6 @@ class LoadedModel:
                 f"{self.name} has random weights and no tokenizer",
                 hint="Give token ids, or a target with weights (rooftree demo-model brings one).",
             )
-        _check_token_ids(Path(self.source) / "tokenizer.json")
         try:
             return AutoTokenizer.from_pretrained(self.source, trust_remote_code=False)
         except Exception as error:  # tokenizers raises bare ones
@@ -120,22 +118,6 @@ class LoadedModel:
 def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
     yield from module.parameters()
     yield from module.buffers()
-
-
-def _check_token_ids(path: Path) -> None:
-    """Raise InputError for ids beyond any vocabulary: the tokenizer makes room for all below."""
-    if not path.is_file():
-        return
-    hint = "Fetch or copy the tokenizer again."
-    data = read_json(path, hint=hint)
-    model = data.get("model") if isinstance(data, dict) else None
-    vocab = model.get("vocab") if isinstance(model, dict) else None
-    added = data.get("added_tokens") if isinstance(data, dict) else None
-    listed = added if isinstance(added, list) else []
-    ids = list(vocab.values()) if isinstance(vocab, dict) else []
-    ids += [token.get("id") for token in listed if isinstance(token, dict)]
-    if not all(type(token) is int and 0 <= token < MOST_TOKENS for token in ids):
-        raise InputError(f"{path} has a token id that is no number below {MOST_TOKENS}", hint=hint)
 
 
 def default_target(device: torch.device) -> str:

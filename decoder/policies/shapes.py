@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from decoder.policies.base import DEFAULT_MAX_NODES, Limits, Policy
 from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, best_first, chain
-from decoder.tree.growth import UNBOUNDED, Growth, single_path
+from decoder.tree.growth import Growth, SinglePath
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Chain(Policy):
 
     name: str = "chain"
     max_nodes: int = DEFAULT_MAX_NODES
-    growth: Growth = field(default_factory=lambda: single_path(UNBOUNDED))
+    growth: Growth = field(default_factory=SinglePath)
 
     def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
         return chain(candidates, min(limits.depth, limits.nodes))

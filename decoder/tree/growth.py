@@ -2,9 +2,7 @@
 
 A source gives the children of a level's nodes. A rule selects the children that become nodes
 and the nodes that are expanded next. `grow` calls the source once a level, so a drafting
-model runs one forward a level. A rule keeps the whole of a tree that it has grown: growing
-again from a `CandidateSource` gives the same tree. So a policy may apply its rule to any
-candidates, whether a drafter has applied it before or not.
+model runs one forward a level.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.tree.draft_tree import Candidates, CandidateTree, Lattice
+from decoder.tree.draft_tree import CandidateTree
 
 UNBOUNDED = 1 << 30
 NO_CHILD = -1.0  # the probability of a place where a source has no child
@@ -120,66 +118,6 @@ def grow(source: LevelSource, growth: Growth, depth: int) -> CandidateTree:
     return CandidateTree(*(np.concatenate(part) for part in zip(*levels, strict=True)))
 
 
-def source_of(candidates: Candidates) -> LevelSource:
-    """The children in a drafter's candidates, level by level."""
-    if isinstance(candidates, Lattice):
-        return LatticeSource(candidates)
-    return CandidateSource(candidates)
-
-
-class LatticeSource:
-    """A block drafter's marginals: every node of a depth has the same children."""
-
-    def __init__(self, lattice: Lattice) -> None:
-        self._tokens = lattice.tokens
-        self._probabilities = lattice.probabilities
-
-    def root(self, width: int) -> Children:
-        return self._position(0, 1, width)
-
-    def expand(self, frontier: Frontier, width: int) -> Children:
-        return self._position(frontier.depth, len(frontier.rows), width)
-
-    def _position(self, position: int, count: int, width: int) -> Children:
-        if position >= len(self._tokens):
-            return np.zeros((count, 0), np.int64), np.zeros((count, 0))
-        tokens = self._tokens[position, :width]
-        probabilities = self._probabilities[position, :width]
-        shape = (count, len(tokens))
-        return np.broadcast_to(tokens, shape), np.broadcast_to(probabilities, shape)
-
-
-class CandidateSource:
-    """The children in a candidate tree, such as an n-gram trie, best first."""
-
-    def __init__(self, candidates: CandidateTree) -> None:
-        self._candidates = candidates
-        # Children of one parent lie together, by falling probability; ties stay in order.
-        self._order = np.lexsort((-candidates.probabilities, candidates.parents))
-        counts = np.bincount(candidates.parents, minlength=len(candidates.parents) + 1)
-        self._counts = counts
-        self._starts = np.cumsum(counts) - counts
-        self._offered = np.zeros((0, 0), np.int64)
-
-    def root(self, width: int) -> Children:
-        return self._children(np.zeros(1, np.int64), width)
-
-    def expand(self, frontier: Frontier, width: int) -> Children:
-        return self._children(self._offered[frontier.above, frontier.ranks] + 1, width)
-
-    def _children(self, rows: NDArray[np.int64], width: int) -> Children:
-        """Children of the given rows of the candidate tree, [F, K]."""
-        counts = self._counts[rows]
-        ranks = np.arange(min(width, int(counts.max(initial=0))))
-        there = ranks < counts[:, None]
-        places = np.where(there, self._starts[rows][:, None] + ranks, 0)
-        self._offered = self._order[places] if there.any() else np.zeros(there.shape, np.int64)
-        if not there.any():
-            return self._offered, np.full(there.shape, NO_CHILD)
-        probabilities = np.where(there, self._candidates.probabilities[self._offered], NO_CHILD)
-        return self._candidates.tokens[self._offered], probabilities
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopPaths:
     """Every considered child becomes a node; the best `frontier` of a level are expanded.
@@ -204,51 +142,20 @@ class TopPaths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beam:
-    """The `width` best paths at each of `max_depth` levels, all of them nodes."""
-
-    width: int
-    max_depth: int
-
-    @property
-    def max_nodes(self) -> int:
-        return self.width * self.max_depth
-
-    def keep(
-        self, depth: int, scores: NDArray[np.float64], probabilities: NDArray[np.float64]
-    ) -> NDArray[np.bool_]:
-        paths = np.where(probabilities < 0.0, NO_CHILD, scores[:, None] * probabilities)
-        return best(paths, self.width)
-
-    def expand(self, depth: int, scores: NDArray[np.float64]) -> NDArray[np.bool_]:
-        return np.ones(scores.shape, np.bool_)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EveryChild:
-    """The complete tree of `width` children a node, down to `max_depth`.
-
-    least_score  nodes of a lower path score are left out; the fixed tree of the DynaTree
-                 paper has 0.1 (section 4.3)
-    """
-
-    width: int
-    max_depth: int
-    max_nodes: int = UNBOUNDED
-    least_score: float = 0.0
-
-    def keep(
-        self, depth: int, scores: NDArray[np.float64], probabilities: NDArray[np.float64]
-    ) -> NDArray[np.bool_]:
-        return scores[:, None] * probabilities >= self.least_score
-
-    def expand(self, depth: int, scores: NDArray[np.float64]) -> NDArray[np.bool_]:
-        return np.ones(scores.shape, np.bool_)
-
-
-def single_path(max_depth: int) -> EveryChild:
+class SinglePath:
     """The growth of a chain: the most probable child at every step."""
-    return EveryChild(width=1, max_depth=max_depth)
+
+    width: int = 1
+    max_depth: int = UNBOUNDED
+    max_nodes: int = UNBOUNDED
+
+    def keep(
+        self, depth: int, scores: NDArray[np.float64], probabilities: NDArray[np.float64]
+    ) -> NDArray[np.bool_]:
+        return np.ones(probabilities.shape, np.bool_)
+
+    def expand(self, depth: int, scores: NDArray[np.float64]) -> NDArray[np.bool_]:
+        return np.ones(scores.shape, np.bool_)
 
 
 def best(scores: NDArray[np.float64], count: int) -> NDArray[np.bool_]:

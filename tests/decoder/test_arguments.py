@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from costmodel.errors import InputError, RooftreeError, shown
-from decoder.acceptance.sampling import Sampling, target_distribution
+from costmodel.errors import InputError, RooftreeError
 from decoder.engine import TreeDecoder
 from decoder.model.target import make_target
 from decoder.profiling.startup import ProfileChoice
@@ -61,13 +60,6 @@ def test_prompts(decoder, prompt):
         decoder.generate(prompt)
 
 
-def test_numbers_of_other_libraries_are_numbers(decoder):
-    wanted = decoder.generate(PROMPT, max_new_tokens=4).token_ids
-    for prompt in (np.array(PROMPT), torch.tensor(PROMPT), tuple(PROMPT)):
-        done = decoder.generate(prompt, max_new_tokens=np.int64(4), seed=np.uint8(1))
-        assert done.token_ids == wanted
-
-
 def test_text_that_is_no_unicode(decoder):
     with pytest.raises(InputError, match=r"not Unicode text \(letter 2"):
         decoder.generate("a\ud800")
@@ -93,13 +85,6 @@ def test_the_decoder_itself(options, message):
 def test_prompts_that_are_no_list(decoder, prompts):
     with pytest.raises(InputError, match="prompts must be a list"):
         decoder.generate_batch(prompts)
-
-
-def test_prompts_of_any_kind_of_list(decoder):
-    wanted = [one.token_ids for one in decoder.generate_batch([PROMPT, PROMPT], max_new_tokens=3)]
-    for prompts in (np.array([PROMPT, PROMPT]), iter([PROMPT, PROMPT])):
-        done = decoder.generate_batch(prompts, max_new_tokens=3)
-        assert [one.token_ids for one in done] == wanted
 
 
 @pytest.mark.parametrize("prompt", [None, 3, [], {"a": 1}, [3], [{}], [{"role": 1}]])
@@ -129,30 +114,3 @@ def test_where_and_how_to_load(options, message):
 def test_a_profile_that_is_no_path():
     with pytest.raises(InputError, match="path must be a path, got 3"):
         ProfileChoice(path=3)
-
-
-def test_an_unknown_option_is_told_before_the_target_is_loaded():
-    with pytest.raises(InputError, match="no option 'draftr'"):
-        TreeDecoder.from_pretrained("/no/such/folder", draftr="ngram")
-
-
-@pytest.mark.parametrize("temperature", [1e-30, 1e-31, 1e-37, 1e-39, 1e-46, 5e-324])
-def test_a_cold_target_takes_its_best_token(temperature):
-    """Against the limit of the softmax: one for the largest logit, halves for two of them."""
-    for logits, wanted in (
-        ([5000.0, -5000.0, 4999.0], [1.0, 0.0, 0.0]),
-        ([-3.0, 2.0, 2.0], [0.0, 0.5, 0.5]),
-    ):
-        sampling = Sampling(temperature=temperature)
-        assert target_distribution(torch.tensor(logits), sampling).tolist() == wanted
-
-
-def test_values_are_shown_short():
-    class Broken:
-        def __repr__(self):
-            raise RuntimeError
-
-    assert shown(8.5) == "8.5"
-    assert len(shown("x" * 10_000)) <= 80
-    assert len(shown(10**9999)) <= 80
-    assert "Broken" in shown(Broken())

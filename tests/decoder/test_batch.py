@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from costmodel.errors import InputError
 from decoder.drafters.base import Drafter, DraftSession
-from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.policies.base import Limits, TreeRequest
 from decoder.policies.bastion import Bastion
@@ -23,9 +22,7 @@ from tests.decoder.models import (
     decoder_of,
     greedy,
     random_model,
-    target_of,
 )
-from tests.tiny_folder import write_all
 
 POLICIES = ("plain", "fixed:9", "bastion", "chain", "beam:2x3", "dynatree")
 random = np.random.default_rng(4)
@@ -91,15 +88,6 @@ def test_with_learning_drafters_too(family):
     assert [result.token_ids for result in results] == truths
 
 
-def test_with_a_drafter_that_has_a_cache_for_each_text():
-    model = random_model("qwen3")
-    truths = [greedy(model, prompt, TOKENS) for prompt in EIGHT]
-    drafter = CausalLMDrafter(target_of(random_model("qwen3", scale=5.0)), max_depth=4)
-    results = decoder_with(model, "fixed:9", drafter).generate_batch(EIGHT, max_new_tokens=TOKENS)
-    assert [result.token_ids for result in results] == truths
-    assert all(result.stats.accepted_tokens > 5 for result in results)
-
-
 @pytest.mark.parametrize("policy", ["plain", "fixed:9", "bastion"])
 def test_text_i_draws_with_seed_plus_i(policy):
     model = random_model("llama-gqa", scale=2.0)
@@ -138,23 +126,6 @@ def test_texts_end_at_different_times():
     )
 
 
-def test_one_text_stops_at_a_string(tmp_path):
-    from decoder.engine import TreeDecoder
-
-    decoder = TreeDecoder.from_pretrained(
-        str(write_all(tmp_path)), dtype="float64", device="cpu", policy="fixed:9"
-    )
-    prompts = ["abc", "a longer one", "x"]
-    whole = [decoder.generate(p, max_new_tokens=30).text for p in prompts]
-    stop = whole[1][4:6]
-    alone = [decoder.generate(p, max_new_tokens=30, stop=[stop]) for p in prompts]
-    together = decoder.generate_batch(prompts, max_new_tokens=30, stop=[stop])
-    assert [r.text for r in together] == [text.split(stop)[0] for text in whole]
-    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
-    assert [r.stats.finish for r in together] == [r.stats.finish for r in alone]
-    assert together[1].stats.finish == "stop"
-
-
 class TestBadInput:
     @pytest.fixture
     def decoder(self):
@@ -165,10 +136,6 @@ class TestBadInput:
         with pytest.raises(InputError, match="prompt 3 of 4: "):
             decoder.generate_batch([[1], [2, 3], bad, [4]], max_new_tokens=20)
         assert len(decoder.generate_batch([[1], [2, 3]], max_new_tokens=5)) == 2
-
-    def test_no_prompt_at_all(self, decoder):
-        with pytest.raises(InputError, match="no prompt"):
-            decoder.generate_batch([])
 
 
 def lattice_of(first, fading, depth, width):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from threading import Thread
 
 import numpy as np
 import pytest
@@ -12,14 +11,11 @@ from scipy.stats import chi2_contingency
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    EosTokenCriteria,
     LogitsProcessor,
     LogitsProcessorList,
-    MaxLengthCriteria,
     StoppingCriteria,
     StoppingCriteriaList,
     TemperatureLogitsWarper,
-    TextIteratorStreamer,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
@@ -88,13 +84,6 @@ def test_rows_that_end_early_are_padded(model):
         assert len(set(lengths.tolist())) > 1
 
 
-def test_the_output_ends_where_the_last_row_does(model):
-    free, _ = both(model, [PROMPT])
-    theirs, ours = both(model, [PROMPT], eos_token_id=int(free[0, -9]), pad_token_id=PAD)
-    assert torch.equal(theirs, ours)
-    assert ours.shape[1] < free.shape[1]
-
-
 def test_a_dictionary_where_one_is_asked_for(model):
     theirs, ours = both(model, [PROMPT], return_dict_in_generate=True)
     assert isinstance(ours, GenerateDecoderOnlyOutput)
@@ -121,19 +110,6 @@ def test_stopping_criteria_of_ones_own(model):
     theirs, ours = both(model, [PROMPT], stopping_criteria=criteria)
     assert torch.equal(theirs, ours)
     assert ours.shape[1] < len(PROMPT) + 20
-
-
-def test_criteria_that_replace_those_of_the_arguments(model):
-    free, _ = both(model, RAGGED, pad_token_id=PAD)
-    criteria = StoppingCriteriaList([MaxLengthCriteria(30), EosTokenCriteria(int(free[0, -15]))])
-    theirs, ours = both(model, RAGGED, stopping_criteria=criteria, pad_token_id=PAD)
-    assert torch.equal(theirs, ours)
-
-
-def test_no_time_left_ends_after_one_token(model):
-    theirs, ours = both(model, [PROMPT], max_time=0.0)
-    assert torch.equal(theirs, ours)
-    assert ours.shape[1] == len(PROMPT) + 1
 
 
 def test_the_model_is_given_back_and_nothing_is_random_in_greedy_decoding(model):
@@ -205,16 +181,6 @@ class TestSampling:
         assert sampling_of(LogitsProcessorList(), True) == Sampling(temperature=1.0)
         assert sampling_of(LogitsProcessorList(warpers), False) == Sampling()
 
-    def test_another_order_is_another_distribution(self):
-        with pytest.raises(InputError, match="in the order of"):
-            sampling_of(
-                LogitsProcessorList([TopPLogitsWarper(0.9), TemperatureLogitsWarper(0.5)]), True
-            )
-
-    def test_settings_that_are_not_followed(self):
-        with pytest.raises(InputError, match="with its defaults"):
-            sampling_of(LogitsProcessorList([TopKLogitsWarper(5, filter_value=-9.0)]), True)
-
 
 class Shift(LogitsProcessor):
     def __call__(self, input_ids, scores):
@@ -248,24 +214,6 @@ class TestProcessors:
         ours = model.generate(**inputs, **options, custom_generate=tree(model, policy=policy))
         assert torch.equal(theirs, ours)
         assert not torch.equal(theirs, plain), "the option changes nothing here"
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("acceptance", ["walk", "recursive", "traversal"])
-    def test_sampled_output_has_the_processed_distribution(self, acceptance):
-        """The second token under a penalty so strong that nothing of the prompt comes again."""
-        model = random_model("llama-gqa", scale=1.0)
-        decoder = TreeDecoder.from_pretrained(
-            model, policy="fixed:6", drafter=WholeDrafter(97), acceptance=acceptance
-        )
-        options = {"do_sample": True, "top_k": 5, "no_repeat_ngram_size": 1, "max_new_tokens": 4}
-        for seed in range(12):
-            torch.manual_seed(seed)
-            output = model.generate(
-                **padded([PROMPT]), **options, custom_generate=CustomGenerate(decoder)
-            )[0].tolist()
-            new = output[len(PROMPT) :]
-            assert len(set(new)) == 4
-            assert not set(new) & set(PROMPT)
 
 
 class Listener:
@@ -303,40 +251,12 @@ class TestStreaming:
                 )  # fmt: skip
             assert listener.ended == 1
 
-    def test_a_round_that_fails_ends_the_stream(self, model):
-        generate = tree(model, drafter=NgramDrafter())
-        listener = Listener()
-
-        def broken(finished):
-            raise RuntimeError("broken")
-
-        generate.decoder.on_round = broken
-        with pytest.raises(RuntimeError, match="broken"):
-            model.generate(
-                **padded([PROMPT]), max_new_tokens=9, streamer=listener, custom_generate=generate
-            )
-        assert listener.ended == 1
-
     def test_several_prompts_have_no_streamer(self, model):
         with pytest.raises(InputError, match="a streamer takes one text"):
             model.generate(
                 **padded(RAGGED), max_new_tokens=5, pad_token_id=PAD, streamer=Listener(),
                 custom_generate=tree(model),
             )  # fmt: skip
-
-    def test_an_iterator_of_another_thread_ends(self, tmp_path):
-        write_all(tmp_path)
-        model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-        generate = tree(model)
-        inputs = tokenizer("hällo hällo", return_tensors="pt")
-        options = {"max_new_tokens": 30, "do_sample": False, "custom_generate": generate}
-        whole = model.generate(**inputs, **options)[0, inputs["input_ids"].shape[1] :]
-        streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60)
-        thread = Thread(target=model.generate, kwargs={**inputs, **options, "streamer": streamer})
-        thread.start()
-        assert "".join(streamer) == tokenizer.decode(whole)
-        thread.join()
 
     def test_stop_strings_end_the_text_as_in_transformers(self, tmp_path):
         write_all(tmp_path)
@@ -403,33 +323,12 @@ class TestRefusals:
         with pytest.raises(InputError, match="SumOfThree may look at the whole batch"):
             both(model, RAGGED, stopping_criteria=criteria, eos_token_id=3, pad_token_id=PAD)
 
-    def test_a_time_limit_for_several_prompts_without_an_end_token(self, model):
-        with pytest.raises(InputError, match="need an end token"):
-            both(model, RAGGED, max_time=60.0, pad_token_id=PAD)
-
     @pytest.mark.parametrize("mask", [[[1, 1, 0]], [[1, 0, 1]]])
     def test_padding_elsewhere(self, model, mask):
         with pytest.raises(InputError, match="more than padding on the left"):
             model.generate(
                 torch.tensor([[4, 5, 6]]),
                 attention_mask=torch.tensor(mask),
-                max_new_tokens=5,
-                custom_generate=tree(model),
-            )
-
-    def test_an_empty_prompt_in_a_batch(self, model):
-        with pytest.raises(InputError, match="prompt 2 of 2: the prompt is empty"):
-            model.generate(
-                torch.tensor([[4, 5], [0, 0]]),
-                attention_mask=torch.tensor([[1, 1], [0, 0]]),
-                max_new_tokens=5,
-                custom_generate=tree(model),
-            )
-
-    def test_embeddings(self, model):
-        with pytest.raises(InputError, match="does not take inputs_embeds"):
-            model.generate(
-                inputs_embeds=torch.randn(1, 4, 32, dtype=torch.float64),
                 max_new_tokens=5,
                 custom_generate=tree(model),
             )

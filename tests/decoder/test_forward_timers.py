@@ -59,18 +59,6 @@ def test_events_are_read_when_the_device_has_passed_them():
     assert stopwatch.finished() == [(forwards[1], 5e-3)]
 
 
-def test_a_start_that_was_not_stopped_is_forgotten():
-    device = FakeDevice()
-    stopwatch = EventTimer(device.event)
-    stopwatch.start()
-    device.work(50.0)
-    stopwatch.start()
-    device.work(2.0)
-    stopwatch.stop(TimedForward(1.0, 0, 1))
-    device.passes(len(device.recorded))
-    assert [seconds for _, seconds in stopwatch.finished()] == [2e-3]
-
-
 def test_the_host_knows_at_once():
     ticks = iter([1.0, 1.5, 2.0, 2.25])
     stopwatch = HostTimer(lambda: next(ticks))

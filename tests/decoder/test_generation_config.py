@@ -72,14 +72,6 @@ def test_what_cannot_be_done_exactly_is_refused(settings, options, problem):
         decoder.generate(PROMPT, max_new_tokens=4, **options)
 
 
-def test_what_changes_nothing_is_no_hindrance():
-    """Cuts count only above temperature 0, and the lookup of prompts is only a way to draft."""
-    model = configured(do_sample=True, min_p=0.1, typical_p=1.0, prompt_lookup_num_tokens=3)
-    decoder = decoder_of(model, "fixed:3")
-    expected = by_transformers(configured(), PROMPT, 6)
-    assert decoder.generate(PROMPT, max_new_tokens=6).token_ids == expected
-
-
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
     "[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -148,16 +140,3 @@ class TestChat:
     def test_what_is_refused(self, chatty, prompt, options, problem):
         with pytest.raises(InputError, match=problem):
             chatty.generate(prompt, max_new_tokens=3, **options)
-
-
-@pytest.mark.parametrize("name", ["eos_token_id", "pad_token_id", "bos_token_id"])
-@pytest.mark.parametrize("value", ["</s>", 2**70, [[1]], 1.5, True])
-def test_special_tokens_that_are_no_token_ids_are_refused(name, value):
-    decoder = decoder_of(configured(**{name: value}), "plain")
-    with pytest.raises(InputError, match=f"{name} of the target must be one or more token ids"):
-        decoder.generate(PROMPT, max_new_tokens=4)
-
-
-def test_a_padding_token_of_minus_one_is_none():
-    decoder = decoder_of(configured(pad_token_id=-1, repetition_penalty=1.4), "plain")
-    assert len(decoder.generate(PROMPT, max_new_tokens=4).token_ids) == 4

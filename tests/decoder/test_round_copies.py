@@ -5,19 +5,16 @@ numbers of a tensor to Python, and every operation whose result has a size that 
 device knows.
 """
 
-import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from decoder.decode_loop import run_round
 from decoder.engine import TreeDecoder
-from tests.decoder.drafters.test_graphed_drafters import CASES, PROMPT, pair
+from tests.decoder.drafters.test_graphed_drafters import PROMPT
 from tests.decoder.model.test_graphs import graph_target
 from tests.decoder.models import (
-    LatticeDrafter,
     OracleDrafter,
-    StairCost,
     WholeDrafter,
     greedy,
     random_model,
@@ -71,23 +68,6 @@ def accelerator(monkeypatch):
     monkeypatch.setattr("decoder.acceptance.rules.argmax_at_once", lambda device: True)
 
 
-def test_the_counter_sees_what_waits():
-    values = torch.arange(4.0)
-    with Questions() as questions:
-        int(values.argmax())
-        float(values[0])
-        bool(values[0])
-        values.tolist()
-        values[1].item()
-        values.cpu()
-        values[values > 1]
-        values.nonzero()
-        [values][0][1:3]
-    assert questions.asked == [
-        "__int__", "__float__", "__bool__", "tolist", "item", "cpu", "__getitem__", "nonzero",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("texts", [1, 3])
 @pytest.mark.parametrize("policy", ["plain", "fixed:9"])
 def test_accepted_tokens_come_in_one_copy(monkeypatch, accelerator, texts, policy):
@@ -119,37 +99,6 @@ def test_captured_forwards_choose_their_tokens(monkeypatch, accelerator, texts, 
     assert policy == "plain" or max(accepted[0] for _, accepted in rounds) > 1
 
 
-def test_learning_the_cost_asks_nothing(monkeypatch, accelerator):
-    """A cost model that is told of every forward's time leaves the copies as they are."""
-
-    class Source:
-        line, warnings = "stairs", ()
-
-        def __init__(self):
-            self.cost = self
-            self.cost_calls = 0
-            self.drift_warning = None
-
-        def bucket_rows(self, nodes):
-            return np.asarray(nodes) + 1.0
-
-        def observe(self, rows, context, seconds, batch):
-            self.cost_calls += 1
-
-        def verify_s(self, nodes, context, batch):
-            return 1.0
-
-        cycle_s = StairCost.cycle_s
-
-    decoder = TreeDecoder(
-        target_of(random_model("llama-gqa")), policy="fixed:5", drafter=LatticeDrafter(97)
-    )
-    decoder.cost_source = Source()
-    rounds, _ = questions_of_rounds(monkeypatch, decoder, [PROMPT], 15)
-    assert [asked for asked, _ in rounds] == [["cpu"]] * len(rounds)
-    assert decoder.cost_source.cost_calls == len(rounds)
-
-
 def test_a_cpu_looks_at_visited_rows_only(monkeypatch):
     model = random_model("llama-gqa")
     truth = greedy(model, PROMPT, 20)
@@ -173,22 +122,3 @@ def test_a_sampled_walk_asks_once_a_visited_row(monkeypatch, acceptance):
     )
     for asked, (accepted,) in rounds:
         assert asked == ["tolist"] * (accepted + 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["dflash", "dflash-window", "eagle3", "autoregressive"])
-def test_a_drafter_asks_once_a_forward(monkeypatch, accelerator, tmp_path, case):
-    """A block drafter once a round; one that goes level by level once a level."""
-    assert case in CASES
-    _, (target, drafter), _ = pair(tmp_path, case)
-    decoder = TreeDecoder(target, policy="fixed:6", drafter=drafter)
-    expected = greedy(target.model, PROMPT, 12)
-    rounds, found = questions_of_rounds(monkeypatch, decoder, [PROMPT], 12)
-    assert found == [expected]
-    levels, wanted = [], 11  # after the token of the prefill
-    for asked, (accepted,) in rounds:
-        levels.append(min(drafter.max_depth, wanted - 1))
-        drafts = min(levels[-1], 1) if case.startswith("dflash") else levels[-1]
-        assert asked == ["cpu"] * drafts  # the forward itself chooses the accepted tokens
-        wanted -= accepted + 1
-    assert max(levels) > 3

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
-from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.engine import TreeDecoder
-from tests.decoder.models import decoder_of, greedy, random_model, target_of
+from tests.decoder.models import decoder_of, greedy, random_model
 from tests.tiny_folder import write_all
 
 PROMPT = "some text, some text"
@@ -67,21 +66,6 @@ def test_a_closed_stream_has_ended_and_the_next_call_is_right(decoder, truth):
     assert decoder.generate(PROMPT, max_new_tokens=TOKENS).text == truth
 
 
-def test_a_stream_closed_before_it_began(decoder, truth):
-    stream = decoder.stream(PROMPT, max_new_tokens=TOKENS)
-    stream.close()
-    assert list(stream) == []
-    assert stream.stats.finish == "interrupted"
-    assert decoder.generate(PROMPT, max_new_tokens=TOKENS).text == truth
-
-
-def test_closing_a_stream_that_has_ended_changes_nothing(decoder, truth):
-    stream = decoder.stream(PROMPT, max_new_tokens=TOKENS)
-    assert "".join(stream) == truth
-    stream.close()
-    assert stream.stats.finish == "length"
-
-
 def test_an_older_stream_says_that_it_cannot_go_on(decoder, truth):
     """Two streams have one cache: the second is right, the first does not go on wrongly."""
     first = decoder.stream(PROMPT, max_new_tokens=TOKENS)
@@ -94,29 +78,6 @@ def test_an_older_stream_says_that_it_cannot_go_on(decoder, truth):
     rest = begun + "".join(second)
     assert rest == decoder.generate(PROMPT[5:], max_new_tokens=TOKENS).text
     assert truth.startswith(start)
-
-
-def test_two_decoders_of_one_target_are_told_apart_too(decoder, truth):
-    first = decoder.stream(PROMPT, max_new_tokens=TOKENS)
-    next(first)
-    other = TreeDecoder(decoder.target, policy="plain")
-    assert other.generate(PROMPT, max_new_tokens=TOKENS).text == truth
-    with pytest.raises(InputError, match="its target began another text"):
-        list(first)
-
-
-def test_streams_of_two_models_do_not_mind_each_other(folder, truth):
-    streams = [
-        TreeDecoder.from_pretrained(folder, dtype="float64", device="cpu", policy=policy).stream(
-            PROMPT, max_new_tokens=TOKENS
-        )
-        for policy in ("fixed:9", "chain")
-    ]
-    texts = ["", ""]
-    for _ in range(TOKENS):
-        for index, stream in enumerate(streams):
-            texts[index] += next(stream, "")
-    assert texts == [truth, truth]
 
 
 INSIDE = ["target.verify", "target.commit", "policy.choose_together", "policy.observe"]
@@ -138,14 +99,6 @@ def test_an_interrupt_in_a_round(decoder, truth, monkeypatch, where):
     assert decoder.generate(PROMPT, max_new_tokens=TOKENS).text == truth
 
 
-def test_an_interrupt_in_the_prefill(decoder, truth, monkeypatch):
-    interrupt(monkeypatch, decoder, "target.prefill", call=1)
-    with pytest.raises(KeyboardInterrupt):
-        decoder.generate(PROMPT, max_new_tokens=TOKENS)
-    monkeypatch.undo()
-    assert decoder.generate(PROMPT, max_new_tokens=TOKENS).text == truth
-
-
 def test_an_interrupt_in_a_batch(decoder, truth, monkeypatch):
     interrupt(monkeypatch, decoder, "target.commit", call=4)
     with pytest.raises(KeyboardInterrupt):
@@ -154,24 +107,6 @@ def test_an_interrupt_in_a_batch(decoder, truth, monkeypatch):
     assert decoder.generate(PROMPT, max_new_tokens=TOKENS).text == truth
     [again, _] = decoder.generate_batch([PROMPT, "another"], max_new_tokens=TOKENS)
     assert again.text == truth
-
-
-@pytest.mark.parametrize("call", [1, 2, 5, 12])
-def test_an_interrupt_in_a_drafters_forward(monkeypatch, call):
-    """The drafting model's rows of the broken round are gone too."""
-    model, prompt = random_model("llama-gqa"), [5, 17, 3, 88, 5, 17]
-    drafter = CausalLMDrafter(target_of(random_model("llama-gqa", scale=5.0)), max_depth=4)
-    decoder = decoder_of(model, "fixed:9", drafter)
-    whole = decoder.generate(prompt, max_new_tokens=20)
-    assert whole.token_ids == greedy(model, prompt, 20)
-    assert whole.stats.accepted_tokens > 5
-    interrupt(monkeypatch, drafter, "model.extend", call)
-    with pytest.raises(KeyboardInterrupt):
-        decoder.generate(prompt, max_new_tokens=20)
-    monkeypatch.undo()
-    again = decoder.generate(prompt, max_new_tokens=20)
-    assert again.token_ids == whole.token_ids
-    assert again.stats.accepted_tokens == whole.stats.accepted_tokens
 
 
 def interrupt(monkeypatch, decoder, where, call):
@@ -227,16 +162,6 @@ class TestOverflow:
         decoder = decoder_of(model, "fixed:200")
         result = decoder.generate(prompt, max_new_tokens=12)
         assert result.token_ids == greedy(model, prompt, 12)
-
-    def test_a_cache_that_is_too_small_says_so_and_the_next_call_is_right(self, monkeypatch):
-        model = random_model("llama-gqa")
-        decoder = decoder_of(model, "fixed:9")
-        monkeypatch.setattr("decoder.generation.GenerationParts.tokens_needed", lambda *_: 20)
-        with pytest.raises(InputError, match="do not fit a KV cache of 20 tokens"):
-            decoder.generate([5, 17, 3, 88, 5, 17], max_new_tokens=40)
-        monkeypatch.undo()
-        truth = greedy(model, [5, 17, 3], 30)
-        assert decoder.generate([5, 17, 3], max_new_tokens=30).token_ids == truth
 
 
 def forbidden(*args, **kwargs):

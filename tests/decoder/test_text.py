@@ -60,11 +60,6 @@ def test_any_bytes_add_up_to_the_whole_decoding(ids):
     assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids, skip_special_tokens=True)
 
 
-def test_an_unfinished_character_appears_at_the_end():
-    pieces = stream(ByteTokenizer(), "é".encode()[:1])
-    assert pieces == ["", "\ufffd"]
-
-
 @given(st.lists(st.integers(0, 3), max_size=12))
 def test_pieces_that_depend_on_the_token_before(ids):
     tokenizer = WordTokenizer(["one", "two", "", "3"])
@@ -117,11 +112,3 @@ def test_stop_strings_do_not_depend_on_how_a_text_is_cut(text, stops, data):
 )
 def test_stop_strings_by_example(pieces, stops, expected):
     assert cut(pieces, stops) == expected
-
-
-def test_only_a_possible_start_is_held_back():
-    watch = StopStrings(["\n\nQ:"])
-    assert watch.add("one\n") == "one"
-    assert watch.add("two\n\nQ") == "\ntwo"
-    assert watch.add("!") == "\n\nQ!"
-    assert not watch.hit

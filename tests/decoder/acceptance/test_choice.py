@@ -16,18 +16,12 @@ from decoder.acceptance.rules import (
     recursive_rejection,
     traversal,
 )
-from decoder.acceptance.sampling import RunningEntropy, Sampling
+from decoder.acceptance.sampling import Sampling
 from decoder.drafters.ngram import NgramDrafter
 from decoder.tree.draft_tree import EMPTY, Lattice, best_first
-from tests.decoder.models import LatticeDrafter, decoder_of, random_model
+from tests.decoder.models import decoder_of, random_model
 
 CPU = torch.device("cpu")
-VOCAB = 97
-
-
-@pytest.mark.parametrize("name", ["walk", "recursive", "traversal", "auto"])
-def test_every_rule_for_a_drafter_with_whole_distributions(name):
-    assert parse_rule(name, "whole", draws=True) == name
 
 
 @pytest.mark.parametrize("name", ["walk", "auto"])
@@ -80,15 +74,6 @@ def test_the_threshold_is_where_the_stored_simulation_crosses():
     assert min(crossings) <= ENTROPY_THRESHOLD <= max(crossings)
 
 
-def test_running_entropy():
-    entropy = RunningEntropy()
-    assert entropy.mean() is None
-    entropy.add(torch.tensor([0.5, 0.5, 0.0]))
-    assert entropy.mean() == pytest.approx(np.log(2))
-    entropy.add(torch.tensor([0.0, 1.0, 0.0]))
-    assert 0.0 < entropy.mean() < np.log(2) / 2 + 0.01
-
-
 @pytest.mark.parametrize("name", ["recursive", "traversal"])
 def test_trees_are_drawn_and_judged_by_the_rule(name, monkeypatch):
     used = []
@@ -111,23 +96,3 @@ def test_trees_are_drawn_and_judged_by_the_rule(name, monkeypatch):
     fresh = AcceptanceRule(name, Sampling(temperature=1.0), CPU)
     before = fresh.expected(lattice).probabilities
     assert not np.allclose(rule.expected(lattice).probabilities, before)
-
-
-def test_an_empty_lattice_stays_empty():
-    rule = AcceptanceRule("traversal", Sampling(temperature=1.0), CPU)
-    nothing = Lattice(np.zeros((0, 4), np.int64), np.zeros((0, 4)))
-    assert best_first(rule.expected(nothing), 4).nodes == 0
-
-
-def test_drafters_that_cannot_draw_are_never_asked_for_whole_distributions():
-    asked = []
-
-    class Noting(LatticeDrafter):
-        def draft(self, context, request):
-            asked.append(request.whole)
-            return super().draft(context, request)
-
-    decoder = decoder_of(random_model("llama-gqa"), "fixed:4", Noting(VOCAB))
-    decoder.generate([1, 2, 3], max_new_tokens=12, temperature=1.5)
-    assert asked
-    assert not any(asked)

@@ -142,20 +142,6 @@ def test_the_best_of_all_draws_is_caught(model, monkeypatch, rule):
     assert p_value(observed_counts(decoder, 1000, **HOT), exact) < 1e-6
 
 
-@pytest.mark.parametrize("rule", ["recursive", "traversal"])
-def test_a_ratio_with_the_q_of_another_temperature_is_caught(model, monkeypatch, rule):
-    """Draws at 1.3 that are judged as if they were drawn at 1."""
-
-    def at_temperature_1(shape, whole, generator):
-        tree = draw_from_lattice(shape, whole, generator)
-        return replace(tree, q=tree.q ** HOT["temperature"])
-
-    monkeypatch.setattr("decoder.acceptance.rules.draw_from_lattice", at_temperature_1)
-    decoder = drawing_decoder(model, "fixed:6", rule)
-    exact = exact_probabilities(model, Sampling(**HOT))
-    assert p_value(observed_counts(decoder, SAMPLES, **HOT), exact) < 1e-6
-
-
 def test_the_argmax_rule_is_caught(model, monkeypatch):
     """Accept by argmax and sample only the last token: not lossless, and seen at once."""
     exact = exact_probabilities(model, Sampling(temperature=1.0))

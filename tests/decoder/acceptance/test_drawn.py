@@ -10,7 +10,6 @@ from decoder.acceptance.drawn import (
     draw_from_lattice,
     least_kept,
     proposal,
-    sibling_ranks,
     without_replacement,
 )
 from decoder.acceptance.sampling import Sampling, target_distribution
@@ -74,14 +73,6 @@ def test_parents_of_one_distribution_draw_independently():
     assert chi_square_p(pairs, exact) > 0.001
 
 
-def test_with_replacement_is_caught():
-    """The same test sees the error of drawing siblings independently."""
-    q = DISTRIBUTIONS[0]
-    drawn = torch.multinomial(q, 2 * DRAWS, replacement=True, generator=generator()).reshape(-1, 2)
-    distinct = drawn[drawn[:, 0] != drawn[:, 1]].numpy()
-    assert chi_square_p(distinct, exact_draws(q, 2)) < 1e-6
-
-
 def test_children_that_q_has_no_token_for_are_left_out():
     """Three children wanted of two possible: the third and its subtree go, rows close up."""
     q = torch.tensor([[0.0, 0.5, 0.5], [0.2, 0.3, 0.5]])
@@ -141,14 +132,6 @@ def test_a_drawn_tree_has_the_shape_of_its_topology():
     np.testing.assert_array_equal(same.tokens, tree.tokens)
 
 
-def test_the_empty_topology_stays_empty():
-    assert draw_from_lattice(EMPTY, torch.ones(1, 3), generator()) is EMPTY
-
-
-def test_ranks_count_earlier_siblings():
-    assert sibling_ranks(np.array([0, 1, 0, 1, 1, 0])).tolist() == [0, 0, 1, 1, 2, 2]
-
-
 @pytest.mark.parametrize("sampling", [{"top_k": 3}, {"top_p": 0.7}, {"top_k": 4, "top_p": 0.5}])
 def test_q_is_cut_where_the_target_would_be(sampling):
     """The least kept probability, against the target's own top-k and top-p on the same row."""
@@ -165,9 +148,3 @@ def test_q_is_cut_where_the_target_would_be(sampling):
         if wanted.top_p == 1.0 or wanted.top_k == 0:
             assert (kept == allowed.numpy()).all()
         assert kept.sum() <= (target_distribution(logits[row], only_k) > 0).sum()
-
-
-def test_a_flat_q_is_not_cut_where_top_p_is_not_reached():
-    probabilities = np.array([[0.02, 0.01], [0.9, 0.05]])
-    cut = least_kept(probabilities, Sampling(temperature=1.0, top_p=0.9))
-    np.testing.assert_array_equal(cut, [0.0, 0.9])

@@ -9,7 +9,7 @@ import torch
 from scipy.stats import chisquare
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from decoder.acceptance.drawn import DrawnTree, draw_levels
+from decoder.acceptance.drawn import draw_levels
 from decoder.acceptance.rules import Picker, recursive_rejection, traversal
 from decoder.acceptance.sampling import Sampling
 from decoder.drafters.causal_lm import CausalLMDrafter
@@ -86,19 +86,6 @@ def test_children_are_drawn_from_the_plain_models_distribution(topology):
     np.testing.assert_array_equal(again.tokens, tree.tokens)
 
 
-def test_accepted_rows_are_kept_for_the_next_draw():
-    model = random_model("gpt-neox")
-    session, text = session_of(model, PROMPT), [*PROMPT, 9]
-    for seed in range(6):
-        tree = session.draw(np.array(text), BUSHY, 0.7, seeded(seed))
-        emitted = [*path_to(tree, 8 if seed % 2 else 5), seed]
-        session.observe(emitted, None)
-        text += emitted
-    tree = session.draw(np.array(text), shape(0), 0.7, seeded(0))
-    logits = plain_logits(model, text)[-1]
-    torch.testing.assert_close(tree.q[0], (logits / 0.7).softmax(-1).float(), rtol=1e-5, atol=0)
-
-
 def test_the_depth_is_bounded_by_shape_drafter_and_positions():
     model = random_model("llama-gqa")
     prompt = PROMPT * 2
@@ -126,19 +113,6 @@ class Table:
 
     def expand(self, frontier):
         return self.rows[frontier.depth].expand(len(frontier.rows), -1)
-
-
-def test_where_q_has_too_few_tokens_children_are_left_out():
-    table = Table([0.0, 1.0, 0.0], [0.5, 0.0, 0.5], [float("nan")] * 3)
-    topology = shape(0, 0, 1, 1, 1, 2, 3)
-    tree = draw_levels(topology, table, seeded(0), 3)
-    assert isinstance(tree, DrawnTree)
-    assert tree.tokens[0] == 1
-    assert sorted(tree.tokens[1:].tolist()) == [0, 2]
-    assert tree.parents.tolist() == [0, 1, 1]
-    assert (tree.sources >= 0).tolist() == [True, True, False, False]
-    nothing = draw_levels(topology, Table([float("nan")] * 3), seeded(0), 3)
-    assert nothing is EMPTY
 
 
 @pytest.mark.slow
@@ -214,14 +188,3 @@ def test_a_seed_gives_the_same_sampled_text_again(rule, policy):
     assert results[0].token_ids == results[1].token_ids
     assert len(results[0].token_ids) == 25
     assert results[0].stats.accepted_tokens > 0
-
-
-def test_a_bound_of_children_leaves_the_last_ones_out():
-    """At most two children below the root and one below each of them: rows keep their draws."""
-    bounds = iter([np.array([2]), np.array([1, 1]), np.array([0])])
-    topology = shape(0, 0, 0, 1, 1, 4, 2, 3)
-    table = Table(*[[0.25] * 4] * 3)
-    tree = draw_levels(topology, table, seeded(1), 8, lambda: next(bounds))
-    assert tree.parents.tolist() == [0, 0, 1, 2]
-    assert tree.depths.tolist() == [1, 1, 2, 2]
-    assert tree.tokens[0] != tree.tokens[1]

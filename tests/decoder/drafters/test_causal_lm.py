@@ -10,8 +10,7 @@ from decoder.drafters.base import DraftRequest
 from decoder.drafters.causal_lm import CATCH_UP_ROWS, CausalLMDrafter
 from decoder.drafters.vocabulary import check_vocabulary
 from decoder.model.loading import load_model
-from decoder.tree.draft_tree import best_first
-from decoder.tree.growth import Beam, EveryChild, TopPaths, grow, single_path
+from decoder.tree.growth import SinglePath, TopPaths, grow
 from lab.papers.dynatree.policy import ConfidentGrowth
 from tests.decoder.models import (
     SIZES,
@@ -26,9 +25,7 @@ PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
 VOCAB = 97
 GROWTHS = {
     "top paths": TopPaths(width=3, frontier=3, max_depth=4),
-    "beam": Beam(width=2, max_depth=5),
-    "every child": EveryChild(width=2, max_depth=3),
-    "single path": single_path(6),
+    "single path": SinglePath(max_depth=6),
     "dynatree": ConfidentGrowth(least_score=0.001, stop_score=0.002, deep_score=0.01),
 }
 
@@ -136,34 +133,6 @@ def test_many_plain_rounds_are_caught_up(plain_rounds):
         text.append(9)
 
 
-def test_sequences_of_one_drafter_do_not_disturb_each_other():
-    model, rule = random_model("qwen3"), GROWTHS["beam"]
-    drafter = drafter_of(model)
-    texts = [list(PROMPT), [1, 2, 3], [8] * 30]
-    sessions = [drafter.start(np.array(text), None) for text in texts]
-    for text in texts:
-        text.append(4)
-    for turn in range(3):
-        drafts = [
-            session.draft(np.array(text), request(rule))
-            for session, text in zip(sessions, texts, strict=True)
-        ]
-        for session, text, found in zip(sessions, texts, drafts, strict=True):
-            assert_same_tree(found, grow(PlainSource(model, text), rule, 8))
-            emitted = [int(found.tokens[0]), turn]
-            session.observe(emitted, None)
-            text += emitted
-
-
-def test_one_text_after_another():
-    model, rule = random_model("qwen2"), GROWTHS["beam"]
-    drafter = drafter_of(model)
-    for text in (PROMPT, [1, 2], [7] * 40):
-        session = drafter.start(np.array(text), None)
-        found = session.draft(np.array([*text, 6]), request(rule))  # and never observed
-        assert_same_tree(found, grow(PlainSource(model, [*text, 6]), rule, 8))
-
-
 class Recorded:
     """A model whose forwards are written down: tokens and the positions they stand at."""
 
@@ -181,33 +150,6 @@ class Recorded:
     def since(self):
         tokens, self.tokens = self.tokens, []
         return tokens
-
-
-def test_what_was_computed_is_not_computed_again(monkeypatch):
-    """A chain of four forwards its first three nodes; the last has no children to ask for."""
-    drafter = drafter_of(random_model("llama-gqa"), max_depth=4)
-    recorded = Recorded(drafter.model, monkeypatch)
-    text = list(PROMPT)
-    session = drafter.start(np.array(text), None)
-    text.append(11)
-
-    def draft():
-        return session.draft(np.array(text), request(single_path(9))).tokens.tolist()
-
-    first = draft()
-    assert recorded.since() == [[11], [first[0]], [first[1]], [first[2]]]
-    session.observe([*first[:2], 12], None)  # two accepted: only the new bonus token is unseen
-    text += [*first[:2], 12]
-    second = draft()
-    assert recorded.since() == [[12], [second[0]], [second[1]], [second[2]]]
-    session.observe([*second, 13], None)  # all accepted: the last one was never forwarded
-    text += [*second, 13]
-    third = draft()
-    assert recorded.since()[0] == [second[3], 13]
-    session.observe([(third[0] + 1) % VOCAB, 14], None)  # accepted from elsewhere: unseen
-    text += [(third[0] + 1) % VOCAB, 14]
-    draft()
-    assert recorded.since()[0] == text[-2:]
 
 
 def test_one_forward_a_level(monkeypatch):
@@ -235,20 +177,12 @@ def test_drafting_ends_where_the_drafters_positions_do(monkeypatch):
     deepest = []
     while len(text) < 24:
         text.append(3)
-        found = session.draft(np.array(text), request(single_path(5), depth=5))
+        found = session.draft(np.array(text), request(SinglePath(max_depth=5), depth=5))
         deepest.append(len(found.tokens))
         session.observe([3], None)
     # 13 to 20 tokens leave 7 to 0 more positions, and the last node needs none.
     assert deepest == [5, 5, 5, 5, 4, 3, 2, 1, 0, 0, 0, 0]
     assert max(max(positions) for positions in recorded.positions) == 19
-
-
-@pytest.mark.parametrize("prompt", [19, 20, 21, 60])
-def test_a_prompt_beyond_the_drafters_positions_decodes_exactly(prompt):
-    model = random_model("llama-gqa")
-    ids = [int(t) for t in np.random.default_rng(0).integers(0, VOCAB, prompt)]
-    decoder = decoder_of(model, "beam:2x3", drafter_of(short_model(20)))
-    assert decoder.generate(ids, max_new_tokens=12).token_ids == greedy(model, ids, 12)
 
 
 def test_logits_that_are_no_numbers_give_no_candidates():
@@ -263,14 +197,6 @@ def test_logits_that_are_no_numbers_give_no_candidates():
         result = decoder.generate(PROMPT, max_new_tokens=15)
         assert result.token_ids == greedy(model, PROMPT, 15)
         assert result.stats.drafted_tokens == 0
-
-
-def test_candidates_stay_within_the_targets_vocabulary():
-    """Where the drafter's embedding is padded beyond the target's."""
-    model = random_model("llama-gqa")
-    session = drafter_of(model, vocab=30).start(np.array([1, 2, 3]), None)
-    found = session.draft(np.array([1, 2, 3, 4]), request(TopPaths(width=64)))
-    assert found.tokens.max() == 29
 
 
 POLICIES = ["beam:3x4", "static-tree:3x2", "dynatree", "chain", "fixed:8"]
@@ -324,26 +250,3 @@ class TestVocabularies:
         larger = load("c", write_weights, vocab_size=261)
         with pytest.raises(InputError, match="261 tokens and the target b one of 260"):
             check_vocabulary(larger, load("d/b", write_all))
-
-    def test_a_drafter_is_loaded_and_checked(self, load, tmp_path):
-        target = load("target", write_all)
-        write_weights(tmp_path / "small", num_hidden_layers=1)
-        decoder_target = target_of(target.model)
-        drafter = CausalLMDrafter.from_pretrained(tmp_path / "small", decoder_target)
-        assert drafter.model.architecture.layers == 1
-        assert drafter.architecture_hash != decoder_target.architecture.hash
-        write_weights(tmp_path / "wide", vocab_size=300)
-        with pytest.raises(InputError, match="vocabulary of 300"):
-            CausalLMDrafter.from_pretrained(tmp_path / "wide", decoder_target)
-        with pytest.raises(InputError, match="no folder"):
-            CausalLMDrafter.from_pretrained(tmp_path / "none", decoder_target)
-
-
-def test_the_whole_tree_is_offered_to_a_best_first_policy():
-    """Candidates are ordered by path score whatever level they come from."""
-    model = random_model("llama-gqa")
-    session = drafter_of(model).start(np.array(PROMPT), None)
-    text = [*PROMPT, 3]
-    found = session.draft(np.array(text), request(TopPaths(width=5, frontier=5, max_depth=3)))
-    expected = grow(PlainSource(model, text), EveryChild(width=5, max_depth=3), 8)
-    np.testing.assert_allclose(best_first(found, 5).scores, best_first(expected, 5).scores)

@@ -54,12 +54,6 @@ def test_all_that_is_wrong_is_listed_at_once(made):
         assert part in raised.value.problem
 
 
-def test_rotary_buffers_of_old_checkpoints_are_left_out(made):
-    drafter, folder, _ = made
-    change_tensors(folder, lambda tensors: tensors.update({"rotary_emb.inv_freq": torch.ones(4)}))
-    assert "rotary_emb.inv_freq" not in drafter(folder).model.state_dict()
-
-
 @pytest.mark.parametrize("kept", [0, 5, 0.5, 0.999])
 def test_truncated_safetensors(made, kept):
     drafter, folder, _ = made
@@ -110,13 +104,6 @@ def test_pickled_weights_are_refused_where_safetensors_are_published(tmp_path):
     assert "Convert it" in raised.value.hint
 
 
-def test_a_path_without_a_folder(made, tmp_path):
-    drafter, _, _ = made
-    for missing in (tmp_path / "nowhere", str(tmp_path / "nowhere"), "./nowhere"):
-        with pytest.raises(InputError, match="there is no folder"):
-            drafter(missing)
-
-
 class TestHub:
     @pytest.fixture
     def asked(self, monkeypatch):
@@ -139,16 +126,6 @@ class TestHub:
         copies["z-lab/some", True] = folder
         drafter("z-lab/some")
         assert calls == [("z-lab/some", True)]
-
-    def test_a_local_copy_without_weights_is_fetched(self, made, asked, tmp_path):
-        drafter, folder, _ = made
-        calls, copies = asked
-        bare = tmp_path / "bare"
-        bare.mkdir()
-        (bare / "config.json").write_bytes((folder / "config.json").read_bytes())
-        copies |= {("z-lab/some", True): bare, ("z-lab/some", False): folder}
-        drafter("z-lab/some")
-        assert calls == [("z-lab/some", True), ("z-lab/some", False)]
 
     def test_a_hub_that_does_not_have_it(self, made, asked):
         drafter, _, _ = made

@@ -14,12 +14,11 @@ from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.drafters.eagle3.model import save_eagle3
 from decoder.model.runtime.linear import plain_state
 from decoder.tree.draft_tree import DraftTree
-from decoder.tree.growth import Beam, EveryChild, TopPaths
+from decoder.tree.growth import TopPaths
 from tests.decoder.draft_models import (
     EAGLE3,
     HIDDEN,
     LAYERS,
-    LLAMA3_ROPE,
     VOCAB,
     draft_target,
     eagle3_folder,
@@ -185,20 +184,6 @@ class TestAgainstTheReference:
         assert np.abs(drafted - np.array([right[t] for t in range(VOCAB)])).max() < 1e-5
         assert np.abs(drafted - np.array([wrong[t] for t in range(VOCAB)])).max() > 1e-2
 
-    @pytest.mark.slow
-    @torch.inference_mode()
-    def test_a_long_prompt_and_many_plain_rounds(self, tmp_path):
-        """Prompts go in by chunks, the cache grows, and features wait for long."""
-        target = draft_target(seed=3)
-        folder, config, tensors = eagle3_folder(tmp_path / "draft")
-        drafter = Eagle3Drafter(target, folder)
-        prompt = np.random.default_rng(0).integers(VOCAB, size=600).tolist()
-        *_, (session, context) = rounds(target, drafter, prompt, [0] * 270)
-        expected = Reference(config, tensors, target, context).tree(2, 2, 2)
-        assert_same(
-            session.draft(context, asked(TopPaths(width=2, frontier=2, max_depth=2))), expected
-        )
-
     @torch.inference_mode()
     def test_the_default_tree(self, tmp_path):
         """Ten children, then seven expansions of the ten best paths with ten children each."""
@@ -209,29 +194,6 @@ class TestAgainstTheReference:
         tree = session.draft(context, asked(TopPaths(max_depth=drafter.max_depth)))
         assert len(tree.tokens) == 10 + 7 * 100
         assert_same(tree, Reference(config, tensors, target, context).tree(10, 10, 8))
-
-    @torch.inference_mode()
-    def test_other_rules_of_growth(self, tmp_path):
-        target = draft_target()
-        folder, config, tensors = eagle3_folder(tmp_path / "draft")
-        drafter = Eagle3Drafter(target, folder)
-        *_, (session, context) = rounds(target, drafter, PROMPT, [1])
-        reference = Reference(config, tensors, target, context)
-        every = session.draft(context, asked(EveryChild(width=2, max_depth=3)))
-        assert_same(every, reference.tree(2, 8, 3))
-        beam = paths_of(session.draft(context, asked(Beam(width=2, max_depth=3))))
-        assert len(beam) == 6
-        for path, probability in beam.items():
-            assert probability == pytest.approx(reference.q(path[:-1])[path[-1]], abs=1e-5)
-
-    @torch.inference_mode()
-    def test_depth_and_temperature_of_the_request(self, tmp_path):
-        target = draft_target()
-        folder, config, tensors = eagle3_folder(tmp_path / "draft")
-        drafter = Eagle3Drafter(target, folder)
-        *_, (session, context) = rounds(target, drafter, PROMPT, [1])
-        tree = session.draft(context, asked(depth=2, temperature=0.7))
-        assert_same(tree, Reference(config, tensors, target, context).tree(3, 3, 2, 0.7))
 
     @torch.inference_mode()
     def test_an_embedding_of_its_own(self, tmp_path):
@@ -270,13 +232,6 @@ class TestAgainstTheReference:
             for token in range(VOCAB):
                 assert float(drawn[token]) == pytest.approx(expected.get(token, 0.0), abs=1e-5)
 
-    def test_an_unobserved_round_is_noticed(self, tmp_path):
-        target = draft_target()
-        drafter = Eagle3Drafter(target, eagle3_folder(tmp_path / "draft")[0])
-        *_, (session, context) = rounds(target, drafter, PROMPT, [2])
-        with pytest.raises(InputError, match="features of 11 tokens and the context has 13"):
-            session.draft(np.append(context, 3), asked())
-
 
 class TestCheckpoints:
     def test_the_published_layout(self, tmp_path):
@@ -289,13 +244,6 @@ class TestCheckpoints:
             torch.testing.assert_close(tensor, tensors[name], atol=0, rtol=0)
         assert drafter.feature_layers == (2, 3, 3)
         assert np.flatnonzero(tensors["t2d"]).tolist() == drafter.tokens.tolist()
-
-    def test_a_mapping_is_not_applied_to_equal_vocabularies(self, tmp_path):
-        folder, _, tensors = eagle3_folder(tmp_path / "draft")
-        zeros = {"d2t": torch.zeros(VOCAB, dtype=torch.int64), "t2d": torch.ones(VOCAB).bool()}
-        save_file(tensors | zeros, folder / "model.safetensors")
-        drafter = Eagle3Drafter(draft_target(), folder)
-        assert drafter.tokens is None
 
     def test_pickled_weights_without_running_anything(self, tmp_path):
         folder, config, tensors = eagle3_folder(tmp_path / "draft", draft_vocab_size=31)
@@ -319,19 +267,6 @@ class TestCheckpoints:
         assert set(saved) == set(tensors)
         for name, tensor in tensors.items():
             torch.testing.assert_close(saved[name], tensor, atol=0, rtol=0)
-
-    def test_the_hash_is_of_what_costs(self, tmp_path):
-        target = draft_target()
-
-        def hash_of(name, seed=1, **changed):
-            folder = eagle3_folder(tmp_path / name, seed, **changed)[0]
-            return Eagle3Drafter(target, folder).architecture_hash
-
-        first = hash_of("first")
-        assert len(first) == 12
-        assert first == hash_of("weights", seed=9) == hash_of("rope", rope_scaling=LLAMA3_ROPE)
-        different = [hash_of("ffn", intermediate_size=48), hash_of("head", draft_vocab_size=31)]
-        assert len({first, *different}) == 3
 
 
 BAD_CONFIGS = {
@@ -361,20 +296,6 @@ class TestBadInput:
             tensors["d2t"] = torch.zeros(config["draft_vocab_size"], dtype=torch.int64)
         folder = write_checkpoint(tmp_path / "draft", config, tensors)
         with pytest.raises(InputError, match=message):
-            Eagle3Drafter(draft_target(), folder)
-
-    def test_a_config_of_something_else(self, tmp_path):
-        folder, config, _ = eagle3_folder(tmp_path / "draft")
-        del config["draft_vocab_size"]
-        (folder / "config.json").write_text(json.dumps(config))
-        with pytest.raises(InputError, match="is not that of an EAGLE-3 drafter"):
-            Eagle3Drafter(draft_target(), folder)
-
-    def test_draft_ids_outside_the_vocabulary(self, tmp_path):
-        folder, _, tensors = eagle3_folder(tmp_path / "draft", draft_vocab_size=31)
-        tensors["d2t"][-1] = VOCAB
-        save_file(tensors, folder / "model.safetensors")
-        with pytest.raises(InputError, match="tokens outside the vocabulary of 97"):
             Eagle3Drafter(draft_target(), folder)
 
     def test_a_mapping_is_needed_for_fewer_draft_ids(self, tmp_path):

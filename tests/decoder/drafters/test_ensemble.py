@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-
 import numpy as np
 import pytest
 import torch
@@ -19,13 +16,11 @@ from decoder.drafters.factory import load_drafter
 from decoder.drafters.mixture import best_paths, join_drafts, new_statistics
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
-from decoder.policies.shapes import Fixed
 from decoder.profiling.probe import steady_draft
 from decoder.tree.draft_tree import CandidateTree, Lattice, best_first, sound
-from lab.papers.blockpilot.drafter import BlockPilotDrafter
 from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder
-from tests.decoder.models import as_paths, greedy, plain_logits, request
-from tests.lab.papers.blockpilot.test_blockpilot import CANDIDATES, pilot_folder, sessions_of
+from tests.decoder.models import as_paths, greedy, request
+from tests.lab.papers.blockpilot.test_blockpilot import sessions_of
 
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
 
@@ -300,39 +295,8 @@ class TestLearning:
         for drafter, share in ((independent, 0.5), (together, 0.25)):
             assert sum(root_children(drafter).values()) == pytest.approx(share, abs=0.1)
 
-    def test_plain_rounds_and_a_new_start_teach_nothing(self):
-        drafter = self.drafter({(3,): 0.5}, {(4,): 0.5})
-        before = [array.copy() for array in drafter.statistics]
-        session = drafter.start(np.array([1]), None)
-        session.draft(np.array([1]), request(4))
-        drafter.start(np.array([1]), None).observe([3, 4], None)
-        for array, was in zip(drafter.statistics, before, strict=True):
-            np.testing.assert_array_equal(array, was)
-
-    def test_drafting_twice_gives_the_same(self):
-        drafter = EnsembleDrafter(NgramDrafter(), Stated(always({(3,): 0.5, (3, 4): 0.9})))
-        session = drafter.start(np.array(PROMPT[:-1]), None)
-        context = np.array(PROMPT)
-        first, again = (session.draft(context, request(6)) for _ in range(2))
-        assert as_paths(first) == as_paths(again)
-        session.observe([3, 4], None)
-        assert as_paths(session.draft(context, request(6))) != as_paths(first)
-
 
 class TestBothDrafters:
-    def test_what_it_is(self):
-        first = Stated(always({}), "one", layers=(1, 2), depth=3)
-        second = Stated(always({}), "two", layers=(2,), depth=6)
-        drafter = EnsembleDrafter(first, second)
-        assert drafter.name == "one+two"
-        assert drafter.max_depth == 6
-        assert drafter.feature_layers == (1, 2, 2)
-        assert len(drafter.architecture_hash) == 12
-        assert drafter.architecture_hash == EnsembleDrafter(first, second).architecture_hash
-        assert drafter.architecture_hash != EnsembleDrafter(second, first).architecture_hash
-        drafter.start(np.array([1]), None).draft(np.array([1]), request(5))
-        assert (first.depths, second.depths) == ([3], [5])
-
     @pytest.mark.parametrize(
         ("layers", "parts"),
         [(((1,), (2, 3)), ([0, 1], [2, 3, 4, 5])), (((), (2,)), (None, [0, 1])),
@@ -362,17 +326,6 @@ class TestBothDrafters:
             with pytest.raises(InputError, match="does not name two drafters"):
                 load_drafter(wrong, target)
 
-    def test_a_part_that_reads_logits_gets_them(self, tmp_path):
-        target = draft_target(dtype=torch.float64)
-        pilot = load_drafter(str(pilot_folder(tmp_path, target)), target)
-        assert isinstance(pilot, BlockPilotDrafter)
-        given, drafter = sessions_of(pilot), EnsembleDrafter(NgramDrafter(), pilot)
-        decoder = TreeDecoder(target, drafter=drafter, policy="fixed:8")
-        for prompt in (PROMPT, [9], [60, 2, 2]):
-            decoder.generate(prompt, max_new_tokens=4)
-            scores = pilot.predictor(plain_logits(target.model, prompt)[-1])
-            assert given[-1].block_size == CANDIDATES[int(scores.argmax())]
-
 
 class TestTiming:
     def test_a_draft_takes_in_a_round_and_teaches_nothing(self, tmp_path):
@@ -394,35 +347,6 @@ class TestTiming:
         for array, was in zip(drafter.statistics, statistics, strict=True):
             np.testing.assert_array_equal(array, was)
 
-    def test_a_session_is_gone_with_its_text(self, tmp_path):
-        target = draft_target()  # else shared caches would find no free place for the next one
-        drafter = load_drafter(f"ngram+{dflash_folder(tmp_path / 'draft')[0]}", target)
-        features = torch.zeros(1, len(drafter.feature_layers) * target.architecture.hidden)
-        session = drafter.start(np.array([1]), features)
-        gone = weakref.ref(session)
-        gc.disable()
-        try:
-            del session
-            assert gone() is None
-        finally:
-            gc.enable()
-
-    def test_a_part_that_cannot_go_back_is_timed_behind_one_text(self):
-        second = Stated(always({(4,): 0.5}))
-        draft = steady_draft(EnsembleDrafter(NgramDrafter(), second), draft_target(), context=60)
-        draft()
-        assert second.seen == [None]  # it was started, and observed nothing
-
-
-class Pausing(Fixed):
-    """Every third round is plain, as when drafting does not pay."""
-
-    rounds = 0
-
-    def wants_draft(self, context, batch=1):
-        self.rounds += 1
-        return self.rounds % 3 != 0
-
 
 def combined_decoder(tmp_path, second, policy, **options):
     target = draft_target("qwen3", torch.float64)
@@ -441,12 +365,6 @@ class TestWholeTexts:
         for prompt in (PROMPT, [9]):
             result = decoder.generate(prompt, max_new_tokens=30)
             assert result.token_ids == greedy(decoder.target.model, prompt, 30)
-
-    def test_plain_rounds_in_between(self, tmp_path):
-        decoder = combined_decoder(tmp_path, "dflash", "fixed:20")
-        decoder.policy = Pausing(20)
-        result = decoder.generate(PROMPT, max_new_tokens=40)
-        assert result.token_ids == greedy(decoder.target.model, PROMPT, 40)
 
     def test_prompts_together_are_what_they_are_alone(self, tmp_path):
         decoder = combined_decoder(tmp_path, "dflash", "fixed:30")

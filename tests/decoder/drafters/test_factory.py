@@ -68,23 +68,6 @@ class TestKinds:
         with pytest.raises(InputError, match="name is empty"):
             load_drafter(" ", draft_target())
 
-    def test_the_hub_is_asked_for_the_config_alone_first(self, tmp_path, monkeypatch):
-        folder = dflash_folder(tmp_path / "draft")[0]
-        asked = []
-
-        def hf_hub_download(name, file):
-            asked.append(file)
-            return str(folder / file)
-
-        def snapshot_download(name, **options):
-            asked.append("all")
-            return str(folder)
-
-        monkeypatch.setattr(checkpoint, "hf_hub_download", hf_hub_download)
-        monkeypatch.setattr(checkpoint, "snapshot_download", snapshot_download)
-        assert isinstance(load_drafter("z-lab/some", draft_target()), DFlashDrafter)
-        assert asked == ["config.json", "all"]
-
 
 def decoder_with(kind, folder, family, policy, **options):
     target = draft_target(family, torch.float64)
@@ -105,14 +88,6 @@ class TestWholeGenerations:
         if policy == "static-tree:1x97":
             # All tokens are children of the root, so each round accepts one and moves its row.
             assert result.stats.accepted_tokens == 14
-
-    @pytest.mark.parametrize("kind", WRITERS)
-    def test_prompts_together_are_what_they_are_alone(self, home, tmp_path, kind):
-        decoder = decoder_with(kind, tmp_path / "draft", "qwen3", "fixed:100")
-        prompts = [PROMPT[:length] for length in (1, 4, 10, 7)]
-        together = decoder.generate_batch(prompts, max_new_tokens=20)
-        for prompt, result in zip(prompts, together, strict=True):
-            assert result.token_ids == greedy(decoder.target.model, prompt, 20)
 
     @pytest.mark.parametrize("rule", ["walk", "recursive", "traversal"])
     @pytest.mark.parametrize("kind", WRITERS)

@@ -12,9 +12,8 @@ from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.engine import TreeDecoder
 from decoder.model.runtime.graphs import GraphRuntime
-from decoder.profiling.probe import NEW_TOKENS, steady_draft
 from decoder.tree.draft_tree import DraftTree, Lattice
-from decoder.tree.growth import EveryChild, TopPaths
+from decoder.tree.growth import TopPaths
 from tests.decoder.draft_models import (
     VOCAB,
     dflash_folder,
@@ -146,19 +145,6 @@ class TestTheSameCandidates:
             assert places == {1024, 2048}
 
     @torch.inference_mode()
-    def test_levels_wider_than_are_captured(self, tmp_path):
-        """They run as they are, and the next level reads what they leave."""
-        eager, graphed, _ = pair(tmp_path, "eagle3")
-        walks = [rounds(target, drafter, PROMPT, []) for target, drafter in (eager, graphed)]
-        ((session, context),), ((other, _),) = (list(walk) for walk in walks)
-        growth = EveryChild(width=33, max_depth=3)  # 1089 rows on the second level
-        asked = DraftRequest(depth=3, width=33, growth=growth)
-        expected, found = (own.draft(context, asked) for own in (session, other))
-        assert len(expected.tokens) == 33 + 33**2 + 33**3
-        np.testing.assert_array_equal(found.parents, expected.parents)
-        np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=1e-5)
-
-    @torch.inference_mode()
     @pytest.mark.parametrize("case", ["eagle3", "autoregressive"])
     def test_drawn_trees_have_the_same_q(self, tmp_path, case):
         eager, graphed, _ = pair(tmp_path, case)
@@ -192,19 +178,6 @@ class TestDecoding:
         assert capture.recorded == recorded  # nothing new for texts like those before
         assert target.runtime.warnings == ()
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("case", ["dflash", "eagle3", "autoregressive"])
-    def test_captures_do_not_grow_with_the_rounds(self, tmp_path, case):
-        _, (target, drafter), capture = pair(tmp_path, case)
-        decoder = TreeDecoder(target, policy="fixed:6", drafter=drafter)
-        decoder.generate(PROMPT, max_new_tokens=20)
-        early = capture.recorded
-        truth = greedy(target.model, PROMPT[:3], 60)
-        result = decoder.generate(PROMPT[:3], max_new_tokens=60)
-        assert result.token_ids == truth
-        assert result.stats.rounds > 10
-        assert capture.recorded <= early + 4  # buckets of accepted rows not met before
-
 
 class TestWhereItCannotBeCaptured:
     @torch.inference_mode()
@@ -223,54 +196,3 @@ class TestWhereItCannotBeCaptured:
         assert set(notes) <= set(graphed[0].runtime.warnings)
         said = [record for record in caplog.records if "running eagerly" in record.message]
         assert len(said) == len(notes)
-
-    @torch.inference_mode()
-    def test_a_drafter_and_its_target_share_one_budget(self, tmp_path):
-        _, (target, drafter), capture = pair(tmp_path, "dflash", budget_bytes=250, bytes_each=100)
-        for session, context in rounds(target, drafter, PROMPT, ACCEPTED):
-            session.draft(context, REQUEST)
-        assert capture.recorded == 3  # the third goes past the budget, the fourth is not begun
-        assert target.runtime.memory_bytes == 300
-        assert any("graphs have used their" in warning for warning in target.runtime.warnings)
-
-
-class TestTimedDrafts:
-    @torch.inference_mode()
-    @pytest.mark.parametrize("runtime", ["eager", "graphs"])
-    @pytest.mark.parametrize("case", ["dflash", "eagle3", "autoregressive"])
-    def test_a_timed_draft_takes_in_a_round_and_goes_back(self, tmp_path, case, runtime):
-        """The same each time, at the same context, though every call takes new rows in."""
-        eager, graphed, _ = pair(tmp_path, case)
-        target, drafter = eager if runtime == "eager" else graphed
-        target.reserve(200)
-        taken, start = [], drafter.start
-
-        def counting(*arguments):
-            made = start(*arguments)
-            observe = made.observe
-
-            def counted(emitted, features):
-                taken.append((len(emitted), None if features is None else len(features)))
-                observe(emitted, features)
-
-            made.observe = counted
-            return made
-
-        drafter.start = counting
-        call = steady_draft(drafter, target, 100, seed=2)
-        taken.clear()
-        first = call()
-        for _ in range(5):
-            assert_same(call(), first)
-        rows = NEW_TOKENS if drafter.feature_layers else None
-        assert taken == [(NEW_TOKENS, rows)] * 6
-        # The text that a session at once has seen to the same end drafts the same.
-        random = np.random.default_rng(2)
-        tokens = random.integers(0, 50, 101).astype(np.int64)
-        features = None
-        if drafter.feature_layers:
-            features = torch.randn(100, 96, generator=torch.Generator().manual_seed(2))
-        fresh = start(tokens[:-1], features)
-        growth = TopPaths()
-        request = DraftRequest(depth=drafter.max_depth, width=VOCAB, growth=growth)
-        assert_same(first, fresh.draft(tokens, request))

@@ -1,7 +1,6 @@
 """Drafters that break: the text is the target's own, and the fault is told once, by name."""
 
 import logging
-import warnings
 
 import numpy as np
 import pytest
@@ -128,44 +127,6 @@ def test_one_that_writes_into_the_text(model, truth, caplog, kind):
     check(model, truth, kind(VOCAB), caplog, "read-only")
 
 
-class SharesMemory(LatticeDrafter):
-    """torch writes through an array that NumPy calls read-only."""
-
-    def start(self, prompt, features, logits=None):
-        torch.from_numpy(prompt).fill_(7)
-        return super().start(prompt, features, logits)
-
-    def draft(self, context, request):
-        torch.from_numpy(context).fill_(7)
-        return super().draft(context, request)
-
-
-def test_one_that_writes_through_torch(model, truth):
-    decoder = TreeDecoder(target_of(model), drafter=SharesMemory(VOCAB), policy="fixed:6")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert decoder.generate(PROMPT, max_new_tokens=TOKENS).token_ids == truth
-
-
-class NoText(Exception):
-    def __str__(self):
-        raise RuntimeError
-
-
-@pytest.mark.parametrize("error", [SystemExit(3), NoText(), ValueError("\n")])
-def test_one_that_raises_oddly(model, truth, error):
-    class Odd(LatticeDrafter):
-        name = "odd"
-
-        def draft(self, context, request):
-            raise error
-
-    decoder = TreeDecoder(target_of(model), drafter=Odd(VOCAB), policy="fixed:6")
-    result = decoder.generate(PROMPT, max_new_tokens=TOKENS)
-    assert result.token_ids == truth
-    assert f"odd fails in draft: {type(error).__name__}" in result.stats.warnings[0]
-
-
 def test_in_a_batch_the_others_go_on_with_drafts(model, truth):
     class FailsOnce(LatticeDrafter):
         def draft(self, context, request):
@@ -196,17 +157,6 @@ def test_sampled_trees_without_a_whole_distribution(model, whole):
     result = decoder.generate(PROMPT, max_new_tokens=TOKENS, temperature=1.0, seed=4)
     assert len(result.token_ids) == TOKENS
     assert "whole must be a tensor" in result.stats.warnings[0]
-
-
-@pytest.mark.parametrize("field", ["name", "max_depth", "feature_layers", "draws"])
-def test_attributes_that_raise(model, field):
-    def fails(self):
-        raise KeyError("no such size")
-
-    kind = type("Broken", (LatticeDrafter,), {"__init__": lambda self: None})
-    setattr(kind, field, property(fails))
-    with pytest.raises(DrafterError, match="Broken"):
-        TreeDecoder(target_of(model), drafter=kind(), policy="fixed:4")
 
 
 @pytest.mark.parametrize(

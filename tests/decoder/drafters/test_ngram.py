@@ -85,11 +85,6 @@ def test_it_is_a_tree_of_probabilities(context, depth):
         assert tree.probabilities[tree.parents == row].sum() <= 1 + 1e-12
 
 
-@pytest.mark.parametrize("context", [[1], [1, 2, 3, 4], [1, 1, 2]])
-def test_no_match_drafts_nothing(context):
-    assert len(draft(context).tokens) == 0
-
-
 def test_several_continuations_make_a_tree():
     """After `1 2` came 3 twice, of which once after `9 1 2`, and 4 once."""
     tree = as_paths(draft([7, 1, 2, 3, 7, 1, 2, 4, 9, 1, 2, 3, 9, 1, 2], depth=1))
@@ -141,21 +136,3 @@ class TestLearning:
         for _ in range(3000):
             self.observe(drafter, [6] if random.random() < 0.8 else [9])
         assert draft(self.CONTEXT, 3, drafter).probabilities[0] == pytest.approx(0.8, abs=0.06)
-
-    @given(st.lists(st.lists(st.integers(5, 9), max_size=4), max_size=20))
-    @settings(deadline=None)
-    def test_rates_stay_probabilities(self, rounds):
-        drafter = NgramDrafter()
-        for emitted in rounds:
-            probability = self.observe(drafter, emitted)
-            assert 0 < probability <= 1
-
-    def test_tokens_without_a_draft_teach_nothing(self):
-        drafter = NgramDrafter()
-        self.observe(drafter, [6])
-        after = draft(self.CONTEXT, 3, drafter).probabilities.copy()
-        session = drafter.start(np.array([5]), None)
-        session.observe([6, 7], None)
-        session.draft(np.array(self.CONTEXT), request(3))
-        drafter.start(np.array([5]), None).observe([6, 7], None)
-        np.testing.assert_array_equal(draft(self.CONTEXT, 3, drafter).probabilities, after)

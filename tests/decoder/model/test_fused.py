@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from decoder.model.loading import borrow_model
-from decoder.model.runtime.fused import fuse, join_linears, unfuse
+from decoder.model.runtime.fused import fuse, unfuse
 from decoder.model.target import Step, make_target
-from tests.decoder.model.test_graphs import PROMPT, graph_target, random_tree
+from tests.decoder.model.test_graphs import PROMPT, random_tree
 from tests.decoder.models import FAMILIES, plain_logits, random_model, target_of
 
 UNFUSED = ("gpt-neox", "qwen3-moe")
@@ -65,15 +65,6 @@ def test_the_state_dict_stays_what_it_was(family):
     torch.testing.assert_close(plain_logits(model, PROMPT), logits)
 
 
-def test_joined_weights_share_their_memory():
-    linears = [torch.nn.Linear(4, rows) for rows in (3, 2)]
-    weight, bias = join_linears(linears)
-    assert weight.shape == (5, 4) and bias.shape == (5,)
-    assert linears[0].weight.data_ptr() == weight.data_ptr()
-    assert linears[1].weight.data_ptr() == weight[3:].data_ptr()
-    assert linears[1].bias.data_ptr() == bias[3:].data_ptr()
-
-
 def test_a_borrowed_model_is_never_touched():
     model = random_model("qwen3")
     pointers = [parameter.data_ptr() for parameter in model.parameters()]
@@ -96,21 +87,6 @@ def test_layers_that_cannot_be_fused_are_left():
     layer.mlp.up_proj.__class__ = Adapted
     assert fuse(model) == 1
     assert "forward" not in layer.__dict__
-
-
-def test_fused_layers_are_captured():
-    model = random_model("qwen3")
-    eager = target_of(model)
-    target, capture = graph_target(model)
-    for one in (target, eager):
-        one.reserve(60)
-        one.prefill(torch.tensor(PROMPT))
-    steps = [Step(5, random_tree(9, 0))]
-    for _ in range(2):
-        torch.testing.assert_close(target.verify(steps)[0], eager.verify(steps)[0])
-        target.commit([0])
-        eager.commit([0])
-    assert capture.recorded == 1 and capture.replayed == 2
 
 
 @pytest.mark.gpu

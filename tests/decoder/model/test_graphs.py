@@ -14,7 +14,7 @@ from costmodel.profile.schema import PeaksSection
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.runtime.capture import BUCKETS, GraphedFunction, bucket, padded_rows
-from decoder.model.runtime.graphs import GraphRuntime, GraphShape
+from decoder.model.runtime.graphs import GraphRuntime
 from decoder.model.target import Step, Target, experts_capturable, runtime_kind
 from decoder.profiling.measured_profile import profile_key, runtime_section
 from decoder.profiling.startup import ProfileChoice, find_cost
@@ -91,16 +91,6 @@ def test_accepted_branches_of_padded_trees_are_committed(rank):
     assert result.stats.accepted_tokens > 20
 
 
-def test_texts_of_different_lengths_share_their_graphs():
-    model = random_model("llama-gqa")
-    target, capture = graph_target(model)
-    decoder = TreeDecoder(target, policy="fixed:7", drafter=LatticeDrafter(97))
-    for prompt in (PROMPT, [4] * 60, PROMPT[:2]):
-        token_ids = decoder.generate(prompt, max_new_tokens=12).token_ids
-        assert token_ids == greedy(model, prompt, 12)
-    assert capture.recorded == len(target.runtime.shapes(target.cache))
-
-
 def test_a_batch_gives_what_each_prompt_gives_alone():
     model = random_model("llama-gqa")
     prompts = [PROMPT, PROMPT[:1], PROMPT[2:7] * 6]
@@ -140,43 +130,6 @@ def test_logits_and_features_are_those_of_eager_forwards(rows, prompt, seed):
             eager.commit([0], sequence)
 
 
-def test_rows_behind_pending_ones_see_them():
-    model = random_model("llama-gqa")
-    target, _ = graph_target(model)
-    eager = target_of(model)
-    tokens, depths = np.array([7, 8, 9]), np.array([1, 1, 2])
-    visible = np.array([[1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], dtype=bool)
-    for one in (target, eager):
-        one.reserve(60)
-        one.prefill(torch.tensor(PROMPT))
-        one.verify([Step(5)])
-    torch.testing.assert_close(
-        target.extend(tokens, depths, visible), eager.extend(tokens, depths, visible)
-    )
-    for one in (target, eager):
-        one.commit([0, 1, 3])
-    torch.testing.assert_close(target.verify([Step(4)])[0], eager.verify([Step(4)])[0])
-
-
-def test_the_last_slots_of_a_cache_hold_a_padded_tree():
-    """Padding is written behind the rows even where these end with the cache's capacity."""
-    model = random_model("llama-gqa")
-    target, _ = graph_target(model)
-    capacity = target.reserve(1).capacity
-    cache = target.cache
-    with torch.inference_mode():
-        cache.data.normal_(generator=torch.Generator().manual_seed(1))
-    tree = random_tree(11, 3)
-    cache.truncate(capacity - 11)
-    before = cache.data[..., : capacity - 11, :].clone()
-    logits = target.verify([Step(5, tree)])[0].clone()
-    eager = target_of(model)
-    eager.cache = cache
-    cache.truncate(capacity - 11)
-    torch.testing.assert_close(logits, eager.verify([Step(5, tree)])[0])
-    torch.testing.assert_close(cache.data[..., : capacity - 11, :], before)
-
-
 def test_running_out_of_memory_in_capture_is_said_once(caplog):
     model = random_model("llama-gqa")
     truth = greedy(model, PROMPT, 30)
@@ -198,28 +151,6 @@ def test_captures_stop_at_the_memory_budget():
     assert capture.recorded == 3  # the third goes past the budget, the fourth is not begun
     assert [shape.rows for shape in target.runtime.shapes(target.cache)] == [64, 48, 32]
     assert "0.0 GB" in target.runtime.warnings[0]
-
-
-def test_everything_can_be_captured_up_front():
-    target, capture = graph_target(random_model("llama-gqa"))
-    target.reserve(300)
-    target.runtime.prepare(target.cache, 30)
-    assert target.runtime.shapes(target.cache) == tuple(
-        GraphShape(rows=rows, words=1) for rows in (32, 24, 16, 8, 4, 2, 1)
-    )
-    target.prefill(torch.tensor(PROMPT))
-    target.verify([Step(5, random_tree(20, 0))])
-    assert capture.recorded == 7
-
-
-def test_graphs_go_with_their_cache():
-    target, _ = graph_target(random_model("llama-gqa"))
-    target.reserve(300)
-    target.prefill(torch.tensor(PROMPT))
-    target.verify([Step(5)])
-    assert target.runtime.memory_bytes == 0 and len(target.runtime._captured) == 1
-    target.reserve(3000)
-    assert len(target.runtime._captured) == 0
 
 
 def test_more_rows_than_the_largest_bucket_run_eagerly():
@@ -275,12 +206,6 @@ def test_a_drafters_function_is_replayed_on_new_inputs():
         torch.testing.assert_close(total, (a * b).sum())
     graphed(torch.ones(5, 4), torch.ones(5, 4))
     assert (capture.recorded, capture.replayed) == (2, 4)
-
-
-def test_a_drafters_function_that_cannot_be_captured_is_called():
-    graphed = GraphedFunction(lambda a: (a + 1,), ReplayCapture(fail_from=0))
-    assert graphed(torch.zeros(2))[0].tolist() == [1.0, 1.0]
-    assert "out of memory" in graphed.refused
 
 
 @pytest.mark.parametrize(

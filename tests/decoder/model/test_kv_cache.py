@@ -110,25 +110,6 @@ def held_layer(cache, layer):
     return cache.data[layer, 0, 0, 0, : cache.lengths[0], 0].tolist()
 
 
-def test_rows_in_place_are_not_moved():
-    cache = make()
-    forward(cache, [1.0, 2.0, 3.0])
-    before = cache.data._version
-    cache.commit([0, 1])
-    assert cache.data._version == before
-    assert held(cache) == [1.0, 2.0]
-
-
-def test_truncation_forgets_the_end():
-    cache = make()
-    forward(cache, [1.0, 2.0, 3.0])
-    cache.commit([0, 1, 2])
-    cache.truncate(1)
-    forward(cache, [9.0])
-    cache.commit([0])
-    assert held(cache) == [1.0, 9.0]
-
-
 @pytest.mark.parametrize(("length", "rows", "fits"), [(0, 8, True), (0, 9, False), (7, 2, False)])
 def test_room(length, rows, fits):
     cache = make(capacity=8)
@@ -143,9 +124,3 @@ def test_room(length, rows, fits):
 def test_no_memory_is_an_error_that_says_so():
     with pytest.raises(InputError, match=r"no memory for a KV cache of .* tokens x batch 1"):
         make(capacity=1 << 50)
-
-
-def test_shape():
-    cache = make(capacity=5, sequences=2)
-    assert cache.data.shape == (LAYERS, 2, 2, HEADS, 5 + 1, WIDTH)  # one for padding rows
-    assert (cache.capacity, cache.sequences, cache.lengths) == (5, 2, [0, 0])

@@ -24,7 +24,7 @@ from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folde
 from tests.decoder.model.test_fused import FUSIBLE, with_biases
 from tests.decoder.model.test_graphs import PROMPT, random_tree
 from tests.decoder.models import FAMILIES, greedy, plain_logits, random_model
-from tests.decoder.specblock_models import asked, specblock_folder
+from tests.lab.papers.specblock.specblock_models import asked, specblock_folder
 
 DTYPES = [torch.float32, torch.bfloat16]
 # In bfloat16 each of some thirty operations may round to the other side.

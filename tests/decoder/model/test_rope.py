@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from costmodel.errors import InputError
 from decoder.engine import TreeDecoder
-from decoder.model.rope import rope_by_length
-from tests.decoder.models import SIZES, decoder_of, greedy, plain_logits, random_model
+from tests.decoder.models import SIZES, decoder_of, greedy, random_model
 
 SWITCH, WIDTH = 40, 4  # tokens with the first factors; half of a head's width
 PROMPT = [int(token) for token in np.random.default_rng(1).integers(0, 97, 60)]
@@ -62,30 +61,12 @@ def test_longrope_on_either_side(policy, borrowed, prompt, tokens):
         assert decoder.generate(PROMPT[:prompt], max_new_tokens=tokens).token_ids == truth
 
 
-def test_a_forward_of_mixed_lengths_would_be_wrong():
-    """transformers' factors at a row follow the largest position, so a long prompt's differ."""
-    model = model_of(longrope())
-    whole = plain_logits(model, PROMPT[:50])[30]
-    assert not torch.allclose(whole, plain_logits(model, PROMPT[:31])[30], rtol=1e-3)
-
-
 def test_a_long_prompt_is_rotated_alike_in_all_chunks(monkeypatch):
     monkeypatch.setattr("decoder.model.target.PREFILL_CHUNK", 16)
     truth = generated(model_of(longrope()), PROMPT, 12)
     for policy in POLICIES:
         decoder = decoder_of(model_of(longrope()), policy)
         assert decoder.generate(PROMPT, max_new_tokens=12).token_ids == truth
-
-
-def test_phi3_as_transformers_generates_it():
-    torch.manual_seed(0)
-    fields = SIZES | {"num_key_value_heads": 2, "rope_parameters": longrope(), "pad_token_id": 0}
-    fields["original_max_position_embeddings"] = SWITCH
-    model = Phi3ForCausalLM(Phi3Config(**fields)).double().eval()
-    for prompt, tokens in ((12, 20), (50, 20)):
-        truth = generated(model, PROMPT[:prompt], tokens)
-        decoder = TreeDecoder.from_pretrained(model, policy="fixed:12")
-        assert decoder.generate(PROMPT[:prompt], max_new_tokens=tokens).token_ids == truth
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -115,19 +96,6 @@ def test_dynamic_factors_are_those_of_texts_that_fit(policy):
         assert decoder.generate(PROMPT[:12], max_new_tokens=36).token_ids == truth
     with pytest.raises(InputError, match="exceed the 48 positions"):
         decoder.generate(PROMPT[:12], max_new_tokens=37)
-
-
-@pytest.mark.parametrize("kind", ["linear", "yarn", "llama3"])
-def test_fixed_factors_need_no_care(kind):
-    rope = {"rope_type": kind, "rope_theta": 10_000.0, "factor": 4.0,
-            "original_max_position_embeddings": 128, "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0}  # fmt: skip
-    if kind != "llama3":
-        del rope["low_freq_factor"], rope["high_freq_factor"]
-    model = model_of(rope)
-    assert rope_by_length(model, model.config) is None
-    truth = generated(model, PROMPT[:20], 20)
-    assert decoder_of(model, "fixed:8").generate(PROMPT[:20], max_new_tokens=20).token_ids == truth
 
 
 def test_an_unknown_kind_is_refused():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import PackageNotFoundError
 
 import numpy as np
 import pytest
@@ -21,7 +19,6 @@ from transformers import (
 )
 
 from costmodel.errors import InputError
-from costmodel.io import tool_version
 from decoder.model import selfcheck
 from decoder.model.loading import borrow_model
 from decoder.model.structure import Structure
@@ -58,18 +55,6 @@ def test_sizes_are_those_that_attention_sees():
     assert target_of(random_model("llama-mha")).structure.kv_heads == 4
 
 
-def test_a_checkout_that_is_not_installed(home, monkeypatch):
-    """As on a machine that a checkout was copied to: no package of that name is known."""
-
-    def unknown(name):
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr("importlib.metadata.Distribution.from_name", unknown)
-    target = target_of(random_model("llama-gqa"))
-    assert target.structure.heads == 4 and len(kept(home)) == 1
-    assert tool_version() == "unknown"
-
-
 @pytest.mark.parametrize("owned", [False, True])
 def test_a_scale_behind_the_head_is_transformers_own(owned):
     model, reference = granite(), granite()
@@ -85,18 +70,6 @@ def test_a_scale_behind_the_head_is_transformers_own(owned):
         wanted = plain_logits(reference, prompt + path)[-1]
         torch.testing.assert_close(rows[row], wanted, rtol=1e-5, atol=1e-8)
     assert target.head_rows(np.array([1, 2])) is None
-
-
-def test_a_cap_behind_the_head_shows_where_logits_are_small():
-    torch.manual_seed(0)
-    capped, plain = (
-        Gemma3ForCausalLM(
-            Gemma3TextConfig(**MORE, head_dim=8, sliding_window=64, final_logit_softcapping=cap)
-        ).eval()
-        for cap in (30.0, None)
-    )
-    assert not target_of(capped).structure.plain_head
-    assert target_of(plain).structure.plain_head
 
 
 def test_smallest_window_of_all_layers():
@@ -152,50 +125,12 @@ def test_what_passed_is_not_tried_again(home, monkeypatch):
         target_of(random_model("llama-gqa", rms_norm_eps=1e-4))
 
 
-def damaged(good: str, text: str) -> str:
-    """The text, or the good note with one of its fields changed to it."""
-    note = json.loads(good)
-    name, equals, value = text.partition("=")
-    if not equals:
-        return text
-    return json.dumps(note | {"structure": note["structure"] | {name: json.loads(value)}})
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"structure": 1}', "\x00", "[" * 9999,
-    'heads="4"', "kv_heads=4", "plain_head=false", 'window="far"', "window=99"])  # fmt: skip
-def test_a_damaged_file_is_replaced(home, monkeypatch, text):
-    first = target_of(random_model("llama-gqa")).structure
-    [path] = kept(home)
-    good = path.read_text()
-    path.write_text(damaged(good, text))
-    monkeypatch.setattr(selfcheck, "_checked", {})
-    assert target_of(random_model("llama-gqa")).structure == first
-    assert path.read_text() == good
-
-
-def test_a_home_that_cannot_be_written(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path / "file"))
-    assert target_of(random_model("llama-gqa")).structure.layers == 2
-
-
 def test_weights_that_give_no_numbers_are_left_to_decoding(home):
     model = random_model("llama-gqa")
     with torch.no_grad():
         model.lm_head.weight.fill_(float("nan"))
     assert target_of(model).structure.layers == 2
     assert kept(home) == []
-
-
-def test_models_that_are_loaded_at_once():
-    def structure(family):
-        return target_of(random_model(family)).structure
-
-    families = ["llama-gqa", "qwen3", "llama-mha", "gpt-neox"]
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(structure, families))
-    assert [one.kv_heads for one in found] == [2, 2, 4, 4]
-    assert [one.layers for one in found] == [2] * 4
 
 
 def test_a_family_that_passes_nothing_on_to_its_attention():

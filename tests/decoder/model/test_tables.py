@@ -1,16 +1,13 @@
 """Row tables: their description of each row, and attention over them in PyTorch."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodel.errors import InputError
 from decoder.model.attention import RowBlock
 from decoder.model.runtime import fused
 from decoder.model.runtime.fused import reference_table_attention, text_attention
-from decoder.model.runtime.tables import RowTables
 from decoder.model.target import Step
 from decoder.tree.draft_tree import CandidateTree, ancestor_bits, best_first, pack_bits
 from tests.decoder.model.test_graphs import random_tree
@@ -60,22 +57,6 @@ def test_padding_writes_behind_the_rows_and_sees_one_key():
     assert (tables.counts.tolist(), tables.tails.tolist()) == ([5, 0], [3, 0])
 
 
-def test_too_many_rows_or_keys_are_refused():
-    made = TableCase(
-        {
-            "rows": [3], "prefixes": [20, 0, 0], "pending": 0, "padding": 0,
-            "kv_heads": 1, "group": 1, "width": 8, "seed": 0,
-        }
-    )  # fmt: skip
-    small = RowTables(2, 2, 1, torch.device("cpu"))
-    with pytest.raises(InputError, match="tables of 2 rows"):
-        small.fill(made.cache, made.blocks)
-    with pytest.raises(InputError, match="cannot hold 33 rows"):
-        ancestor_bits(np.zeros(32, np.int64), 1)
-    with pytest.raises(InputError, match="cannot hold 33 keys"):
-        pack_bits(np.ones((1, 33), np.bool_), 1)
-
-
 def test_a_lone_row_sees_the_prefix_and_itself():
     made = TableCase(
         {
@@ -123,8 +104,3 @@ def test_a_prompt_on_a_gpu_is_a_piece_of_text_and_a_tree_is_none(monkeypatch):
     target.reserve(60)
     torch.testing.assert_close((target.prefill(prompt), target.verify([tree])[0]), truth)
     assert pieces == 2 * [(16, 16)] + 2 * [(16, 32)]  # by both layers
-
-
-def test_flash_attention_is_left_to_the_gpu():
-    for dtype in (torch.float32, torch.bfloat16):
-        assert not fused.flash_usable(torch.zeros(2, 2, 8, dtype=dtype))

@@ -9,16 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from costmodel.acceptance import constant
 from costmodel.catalog import Peaks
 from costmodel.errors import InputError, ProfileError
 from costmodel.profile.profile import Profile, ProfileKey
 from costmodel.profile.schema import DrafterSection
 from costmodel.profile.store import ProfileStore, user_directory
 from decoder.drafters.ngram import NgramDrafter
-from decoder.engine import TreeDecoder
-from decoder.model.loading import LoadedModel
-from decoder.model.target import make_target
 from decoder.profiling import startup
 from decoder.profiling.measured_profile import profile_key, soft_key
 from decoder.profiling.probe import POINTS, probe_shapes, quick_profile, time_drafter
@@ -27,7 +23,6 @@ from decoder.profiling.startup import (
     calibrate_command,
     find_cost,
 )
-from lab.bench.simulated import SimulatedDrafter, Truth
 from tests.decoder.models import decoder_of, greedy, random_model, target_of
 
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
@@ -86,11 +81,6 @@ class TestFound:
         predicted = source.cost.cost.verify_s(rows - 1, np.array(probed.surface.context))
         expected = probed.verify_calibration().predict_s(rows, np.array(probed.surface.context))
         np.testing.assert_allclose(predicted, expected, rtol=1e-4)
-
-    def test_a_fine_tune_finds_the_same_one(self, probed):
-        ProfileStore().save(probed)
-        other = target_of(random_model("llama-gqa", dtype=torch.float32, seed=8))
-        assert find_cost(other, NgramDrafter(), ProfileChoice(require=True)).profile is not None
 
     def test_another_library_version_warns_and_corrects(self, target, probed):
         ProfileStore().save(changed(probed, runtime={"torch": "1.0.0"}))
@@ -212,13 +202,6 @@ class TestDraftCosts:
         assert first.cost.draft_s(300) == again.cost.draft_s(300) == 3e-3
         assert stopwatch.timed == ["ngram"]
 
-    def test_one_of_an_earlier_calibration_is_told_from_the_rest(self, target, probed, stopwatch):
-        section = stopwatch(NgramDrafter(), target)
-        own = {"kind": "measured", "created_utc": "2026-01-02T00:00:00Z"}
-        ProfileStore().save(probed.with_drafter("ngram", section.model_copy(update=own)))
-        source = find_cost(target, NgramDrafter(), ProfileChoice())
-        assert source.line.endswith("; draft cost of ngram measured on 2026-01-02")
-
     @pytest.mark.parametrize("where", ["named", "shipped"])
     def test_a_file_of_others_is_not_changed(
         self, target, probed, stopwatch, tmp_path, monkeypatch, where
@@ -237,34 +220,6 @@ class TestDraftCosts:
         assert source.cost.draft_s(300) == 3e-3
         assert path.read_bytes() == before
         assert not user_directory().exists()
-
-    def test_nor_is_a_profile_of_other_versions(self, target, probed, stopwatch):
-        path = ProfileStore().save(self.without(probed, runtime={"torch": "1.0.0"}))
-        source = find_cost(target, NgramDrafter(), ProfileChoice())
-        assert "timed now, not kept: the profile is not of exactly" in source.line
-        assert Profile.from_yaml(path).drafters == {}
-
-    def test_a_folder_that_cannot_be_written_to_is_no_failure(
-        self, target, probed, stopwatch, monkeypatch
-    ):
-        ProfileStore().save(self.without(probed))
-
-        def refused(*_args, **_kwargs):
-            raise PermissionError(13, "Permission denied")
-
-        monkeypatch.setattr("tempfile.mkstemp", refused)
-        source = find_cost(target, NgramDrafter(), ProfileChoice())
-        assert "timed now, not kept: " in source.line
-        assert "no permission to write there" in source.line
-        assert "\n" not in source.line
-        assert source.cost.draft_s(300) == 3e-3
-
-    def test_a_replay_leaves_nothing(self, target, probed, stopwatch):
-        path = ProfileStore().save(self.without(probed))
-        replay = SimulatedDrafter(Truth([]), constant(2.0, 3), vocab=9, companion=NgramDrafter())
-        source = find_cost(target, replay, ProfileChoice())
-        assert source.line.endswith("timed now, not kept: it only stands for a drafter")
-        assert Profile.from_yaml(path).drafters == {}
 
     @pytest.mark.parametrize("stored", ["lacks it", "has it", "none", "none, bare"])
     def test_what_the_process_knows_is_not_timed_again(self, target, probed, stopwatch, stored):
@@ -328,23 +283,12 @@ class TestNamedFile:
         assert "\n" not in str(caught.value)
         assert "Leave --profile out" in str(caught.value)
 
-    def test_it_wins_over_what_is_stored(self, target, probed, tmp_path):
-        ProfileStore().save(probed)
-        path = tmp_path / "mine.yaml"
-        probed.to_yaml(path)
-        source = find_cost(target, NgramDrafter(), ProfileChoice(path=path))
-        assert source.line.startswith(f"profile {path} (quick")
-
     def test_soft_keys_warn(self, target, probed, tmp_path):
         path = tmp_path / "mine.yaml"
         changed(probed, runtime={"transformers": "4.0"}).to_yaml(path)
         source = find_cost(target, NgramDrafter(), ProfileChoice(path=path))
         assert len(source.warnings) == 1
         assert source.online
-
-    def test_a_missing_file_is_no_reason_to_probe(self, target, tmp_path):
-        with pytest.raises(ProfileError, match="there is no such file"):
-            find_cost(target, NgramDrafter(), ProfileChoice(path=tmp_path / "none.yaml"))
 
 
 class TestNotFound:
@@ -375,14 +319,6 @@ class TestNotFound:
         with pytest.raises(ProfileError) as caught:
             find_cost(target, NgramDrafter(), ProfileChoice(require=True))
         assert caught.value.hint == f"Measure one with `{command}`"
-
-    def test_the_probe_leaves_the_cache_as_it_was(self, target):
-        cache = target.reserve(50)
-        cache.truncate(7)
-        find_cost(target, NgramDrafter(), ProfileChoice())
-        assert target.cache is cache
-        assert cache.lengths == [7]
-        target.cache = None
 
     def test_where_nothing_can_be_written_it_says_so_and_decodes(
         self, target, tmp_path, monkeypatch
@@ -417,11 +353,6 @@ class TestNotFound:
         assert "rooftree calibrate" in str(caught.value)
         assert files(home) == before
 
-    def test_a_required_profile_where_there_is_none(self, target):
-        with pytest.raises(ProfileError, match="none for this device") as caught:
-            find_cost(target, NgramDrafter(), ProfileChoice(require=True))
-        assert str(user_directory()) in str(caught.value)
-
     def test_a_damaged_profile_is_named_and_left_to_be_mended(self, target, probed):
         path = ProfileStore().save(probed)
         damaged = path.read_text()[:300]
@@ -443,38 +374,7 @@ class TestProbe:
         assert len(shapes) == len(set(shapes)) >= 2
         assert all(context >= 0 and rows + context <= longest for rows, context in shapes)
 
-    def test_long_models_get_every_point(self):
-        assert probe_shapes(4096) == list(POINTS)
-
-    @pytest.mark.parametrize("positions", [64, 257])
-    def test_a_model_of_few_positions(self, positions):
-        model = random_model("qwen2", dtype=torch.float32)
-        model.config.max_position_embeddings = positions
-        profile = quick_profile(target_of(model), NgramDrafter())
-        rows, contexts = np.array(profile.surface.rows), np.array(profile.surface.context)
-        assert np.all(rows + contexts <= positions)
-
     def test_a_tree_too_large_is_refused_before_the_probe(self, home):
         with pytest.raises(InputError, match="a tree of 512 nodes does not fit the 512"):
             decoder_of(random_model("llama-gqa"), "bastion", max_nodes=512)
         assert files(home) == []
-
-    def test_a_draft_is_timed(self, target):
-        section = time_drafter(NgramDrafter(), target)
-        assert section.name == "ngram"
-        assert section.median_s[0] > 0
-
-
-def test_text_is_none_where_there_is_no_tokenizer(tmp_path):
-    """Token ids are enough for a folder that brings none."""
-    model = random_model("llama-gqa", dtype=torch.float32)
-    loaded = LoadedModel(
-        model=model,
-        name="tiny",
-        source=str(tmp_path),
-        weights="pretrained",
-        architecture=target_of(model).architecture,
-    )
-    result = TreeDecoder(make_target(loaded), policy="fixed:4").generate(PROMPT, max_new_tokens=5)
-    assert result.text is None
-    assert result.token_ids == greedy(model, PROMPT, 5)

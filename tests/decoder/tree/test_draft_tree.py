@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.tree.draft_tree import (
-    EMPTY,
     CandidateTree,
     DraftTree,
     Lattice,
@@ -111,12 +110,6 @@ def test_reference_trees(shared_dir):
             np.testing.assert_allclose(tree.scores, case["sorted_scores"][:nodes], atol=1e-15)
 
 
-def test_siblings_of_the_deepest_nodes_are_reached():
-    """Algorithm 1 as printed would never push them."""
-    tree = best_first(lattice([[0.5, 0.4, 0.1]]), 3)
-    assert list(tree.scores) == [0.5, 0.4, 0.1]
-
-
 def conditional_tree(rng, size):
     parents = np.array([rng.integers(0, node + 1) for node in range(size)], dtype=np.int64)
     probabilities = np.empty(size)
@@ -176,23 +169,10 @@ def test_visibility_is_ancestors_and_self():
         assert set(np.flatnonzero(visible[row])) == ancestors
 
 
-def test_child_finds_the_token_below_a_row():
-    tree = best_first(lattice([[0.6, 0.4], [0.7, 0.3]]), 6)
-    for node in range(tree.nodes):
-        assert tree.child(int(tree.parents[node]), int(tree.tokens[node])) == node + 1
-    assert tree.child(0, 999) == -1
-
-
 def test_depth_factors_correct_the_scores():
     tree = best_first(lattice([[0.5, 0.1], [0.5, 0.1]]), 6, np.array([0.5, 2.0]))
     assert tree.scores[0] == pytest.approx(0.25)
     assert tree.expected_committed == pytest.approx(1 + 0.3 + 0.3 * 1.2)
-
-
-def test_no_nodes_is_the_empty_tree():
-    assert best_first(lattice([[0.5]]), 0) is EMPTY
-    assert EMPTY.rows == 1
-    assert EMPTY.expected_committed == 1.0
 
 
 def test_committed_by_size_against_the_oracle(shared_dir):
@@ -200,9 +180,3 @@ def test_committed_by_size_against_the_oracle(shared_dir):
         committed = committed_by_size(np.minimum(case["sorted_scores"], 1.0))
         for nodes, surrogate in zip(case["nodes"], case["surrogate"], strict=True):
             assert committed[nodes] == pytest.approx(surrogate, rel=1e-9)
-
-
-def test_committed_by_size_by_hand():
-    scores = np.array([0.5, 0.25, 0.125])
-    assert committed_by_size(scores).tolist() == [1, 1.5, 1.75, 1.875]
-    assert committed_by_size(scores[:0]).tolist() == [1]

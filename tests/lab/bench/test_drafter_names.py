@@ -15,8 +15,8 @@ from lab.bench.store import read_result
 from lab.papers.blockpilot.drafter import PilotConfig, save_predictor
 from profiler import cli
 from tests.decoder.draft_models import dflash_folder
-from tests.decoder.specblock_models import specblock_folder
 from tests.lab.papers.blockpilot.test_blockpilot import predictor_of
+from tests.lab.papers.specblock.specblock_models import specblock_folder
 from tests.tiny_folder import isolate, write_all
 
 VOCAB = 260  # of the tiny target

@@ -13,31 +13,11 @@ import torch
 from costmodel.errors import DeviceError
 from decoder import nvml
 from decoder.device import default_dtype, fingerprint, parse_dtype
-from decoder.nvml import DriverFacts, Gpu, clock_reasons, driver_facts, visible_entry
+from decoder.nvml import DriverFacts, Gpu, clock_reasons, driver_facts
 from profiler.calibrate.instruments import gpu_guard
 from profiler.measure.guards import GpuGuard, NoGuard
 from profiler.measure.machine import Metadata, run_collectors, warnings
 from profiler.measure.timers import CudaTimer
-
-
-@pytest.mark.parametrize(
-    ("index", "visible", "expected"),
-    [
-        (1, None, "1"),
-        (0, "3,1", "3"),
-        (1, " 3 , 1 ", "1"),
-        (1, "GPU-aa,MIG-bb", "MIG-bb"),
-        (0, "2,-1,4", "2"),
-    ],
-)
-def test_visible_devices(index: int, visible: str | None, expected: str) -> None:
-    assert visible_entry(index, visible) == expected
-
-
-@pytest.mark.parametrize(("index", "visible"), [(0, ""), (1, "2,-1,4"), (0, "none")])
-def test_hidden_devices_are_an_error(index: int, visible: str) -> None:
-    with pytest.raises(DeviceError, match="there is no cuda:"):
-        visible_entry(index, visible)
 
 
 def test_clock_reasons_by_bit() -> None:
@@ -107,31 +87,9 @@ class FakeNvml:
         return self.reasons
 
 
-@pytest.mark.parametrize(
-    ("visible", "handle"),
-    [("1,0", 1), ("GPU-2222-bbbb", 1), ("GPU-2222", 1), ("GPU-1111,GPU-2222", 0), (None, 0)],
-)
-def test_nvml_opens_the_gpu_that_cuda_sees_first(
-    monkeypatch: pytest.MonkeyPatch, visible: str | None, handle: int
-) -> None:
-    monkeypatch.setattr(nvml, "_torch_uuids", lambda index: [])
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert nvml.find_handle(FakeNvml(), 0) == handle
-
-
 def test_the_uuid_that_torch_knows_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "_torch_uuids", lambda index: ["MIG-2222-bbbb", "GPU-2222-bbbb"])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert nvml.find_handle(FakeNvml(), 0) == 1
-
-
-def test_an_unknown_uuid_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "_torch_uuids", lambda index: [])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-3333")
-    with pytest.raises(DeviceError, match="GPU-3333"):
-        nvml.find_handle(FakeNvml(), 0)
 
 
 class SlicedNvml(FakeNvml):
@@ -183,14 +141,9 @@ class SlicedNvml(FakeNvml):
 
 
 class TestMig:
-    @pytest.mark.parametrize("known_to", ["torch", "CUDA_VISIBLE_DEVICES"])
-    def test_the_slice_is_opened_by_its_uuid(
-        self, monkeypatch: pytest.MonkeyPatch, known_to: str
-    ) -> None:
-        uuids = ["MIG-3333-cccc", "GPU-3333-cccc"] if known_to == "torch" else []
+    def test_the_slice_is_opened_by_its_uuid(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        uuids = ["MIG-3333-cccc", "GPU-3333-cccc"]
         monkeypatch.setattr(nvml, "_torch_uuids", lambda index: uuids)
-        visible = "MIG-3333-cccc" if known_to == "CUDA_VISIBLE_DEVICES" else "1"
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert nvml.find_handle(SlicedNvml(), 0) == 2
 
     def test_clocks_heat_and_power_are_those_of_the_gpu_around_it(self) -> None:

@@ -12,7 +12,8 @@ from costmodel.errors import InputError
 from decoder.policies.base import Limits
 from decoder.policies.parse import parse_policy
 from decoder.tree.draft_tree import EMPTY, CandidateTree, DraftTree, Lattice
-from decoder.tree.growth import grow, source_of
+from decoder.tree.growth import grow
+from lab.papers.dynatree.baselines import source_of
 from lab.papers.dynatree.policy import ConfidentGrowth, DynaTree, HistorySettings
 from tests.decoder.models import round_of
 

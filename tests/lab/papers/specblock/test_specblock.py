@@ -17,7 +17,7 @@ from lab.papers.specblock.drafter import Blocks, SpecBlockDrafter
 from lab.papers.specblock.tree import BlockGrowth
 from tests.decoder.draft_models import VOCAB, draft_target, rounds
 from tests.decoder.models import greedy
-from tests.decoder.specblock_models import (
+from tests.lab.papers.specblock.specblock_models import (
     LENGTH,
     SPECBLOCK,
     Reference,

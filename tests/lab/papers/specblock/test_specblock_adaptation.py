@@ -13,7 +13,7 @@ from lab.papers.specblock.updates.recording import RecordingSession, TargetRespo
 from lab.papers.specblock.updates.specblock import SpecBlockKind, adaptive_specblock
 from tests.decoder.draft_models import VOCAB, draft_target, plain_states
 from tests.decoder.models import greedy
-from tests.decoder.specblock_models import Reference, specblock_folder
+from tests.lab.papers.specblock.specblock_models import Reference, specblock_folder
 
 TEXT = [5, 17, 3, 88, 41, 2, 2, 60, 7, 19, 44, 8, 30, 71, 12, 3, 9, 50]
 PROMPT = TEXT[:5]

@@ -13,7 +13,7 @@ from lab.papers.specblock.drafter import SpecBlockDrafter
 from lab.papers.specblock.model import save_specblock
 from lab.papers.specblock.tree import BlockGrowth
 from tests.decoder.draft_models import HIDDEN, LLAMA3_ROPE, draft_target
-from tests.decoder.specblock_models import specblock_folder
+from tests.lab.papers.specblock.specblock_models import specblock_folder
 
 
 class TestCheckpoints:

@@ -19,7 +19,7 @@ from lab.training.loop import TrainingSettings, train
 from lab.training.recipe import Recipe
 from tests.decoder.draft_models import draft_target
 from tests.decoder.models import greedy, target_of
-from tests.decoder.specblock_models import (
+from tests.lab.papers.specblock.specblock_models import (
     asked,
     example_of,
     nodes_of,

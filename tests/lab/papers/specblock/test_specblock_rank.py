@@ -17,7 +17,7 @@ from lab.papers.specblock.model import (
     summary,
 )
 from lab.papers.specblock.tree import UNIFORM_WIDTH, BlockGrowth, BlockTree, uniform
-from tests.decoder.specblock_models import nodes_of, plain_summary, reference_tree
+from tests.lab.papers.specblock.specblock_models import nodes_of, plain_summary, reference_tree
 
 
 class TestSummary:

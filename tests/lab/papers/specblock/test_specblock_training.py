@@ -37,7 +37,7 @@ from tests.decoder.draft_models import (
     random_tensors,
 )
 from tests.decoder.models import random_model, target_of
-from tests.decoder.specblock_models import (
+from tests.lab.papers.specblock.specblock_models import (
     LENGTH,
     SPECBLOCK,
     TOKENS,

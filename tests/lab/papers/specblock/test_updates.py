@@ -12,7 +12,7 @@ from lab.papers.specblock.updates.bandit import Query
 from lab.papers.specblock.updates.specblock import UPDATERS, split_updater, updatable, updated
 from tests.decoder.draft_models import dflash_folder, draft_target
 from tests.decoder.models import greedy
-from tests.decoder.specblock_models import specblock_folder
+from tests.lab.papers.specblock.specblock_models import specblock_folder
 
 PROMPT = [5, 17, 3, 88, 41]
 

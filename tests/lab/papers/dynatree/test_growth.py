@@ -6,15 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.tree.draft_tree import CandidateTree, Lattice, best_first
-from decoder.tree.growth import (
-    NO_CHILD,
+from decoder.tree.growth import NO_CHILD, SinglePath, TopPaths, grow
+from lab.papers.dynatree.baselines import (
     Beam,
     CandidateSource,
     EveryChild,
     LatticeSource,
-    TopPaths,
-    grow,
-    single_path,
     source_of,
 )
 
@@ -155,7 +152,7 @@ def test_single_path_takes_the_best_child_at_every_step(candidates, depth):
     children, path = children_of(candidates), ()
     while len(path) < depth and children(path):
         path = (*path, children(path)[0][0])
-    found = paths_of(grow(source_of(candidates), single_path(depth), DEEP))
+    found = paths_of(grow(source_of(candidates), SinglePath(max_depth=depth), DEEP))
     assert list(found) == [path[: i + 1] for i in range(len(path))]
 
 
@@ -242,9 +239,11 @@ class Watched:
         return self.answers[-1]
 
 
-@pytest.mark.parametrize("rule", [TopPaths(width=3, frontier=2, max_depth=4), single_path(4)])
+@pytest.mark.parametrize(
+    "rule", [TopPaths(width=3, frontier=2, max_depth=4), SinglePath(max_depth=4)]
+)
 def test_a_source_is_asked_once_a_level_and_told_where_its_nodes_are(rule):
-    source = Watched(LatticeSource(random_lattice(np.random.default_rng(3), 5, 4)))
+    source = Watched(LatticeSource(random_lattice(np.random.default_rng(3), 4, 4)))
     tree = grow(source, rule, DEEP)
     assert [frontier.depth for frontier in source.frontiers] == [1, 2, 3]
     rows_before = np.zeros(1, np.int64)
