@@ -59,18 +59,6 @@ class Numbers(Right):
         return Lattice(lattice.tokens, probabilities)
 
 
-class OneToken(Right):
-    """One token at every rank of every position: duplicates of id 0, or of a mask id."""
-
-    def __init__(self, truth, vocab, token):
-        super().__init__(truth, vocab)
-        self._token = token
-
-    def draft(self, context, request):
-        lattice = super().draft(context, request)
-        return Lattice(np.full_like(lattice.tokens, self._token), lattice.probabilities)
-
-
 class Outside(Right):
     """The truth between tokens that the target does not have."""
 
@@ -92,14 +80,6 @@ class Nothing(LatticeDrafter):
             Lattice(np.zeros((4, 0), np.int64), np.zeros((4, 0))),
         )
         return nothing[len(context) % 3]
-
-
-class TooDeep(Right):
-    """A block far deeper than was asked for."""
-
-    def draft(self, context, request):
-        true = self.true_tokens(context, 100)[:, None]
-        return Lattice(np.hstack((true, (true + 1) % 97)), np.tile([0.9, 0.1], (100, 1)))
 
 
 class BrokenTree(Knowing):
@@ -124,14 +104,7 @@ ADVERSARIES = {
     "right": Right,
     "wrong": Wrong,
     "nan": lambda truth, vocab: Numbers(truth, vocab, np.nan, everywhere=True),
-    "some nan": lambda truth, vocab: Numbers(truth, vocab, np.nan, everywhere=False),
-    "infinite": lambda truth, vocab: Numbers(truth, vocab, np.inf, everywhere=False),
-    "negative": lambda truth, vocab: Numbers(truth, vocab, -0.5, everywhere=False),
-    "no chance": lambda truth, vocab: Numbers(truth, vocab, 0.0, everywhere=True),
-    "id 0": lambda truth, vocab: OneToken(truth, vocab, 0),
-    "mask id": lambda truth, vocab: OneToken(truth, vocab, MASK),
     "outside": Outside,
     "nothing": lambda truth, vocab: Nothing(vocab),
-    "too deep": TooDeep,
     "broken tree": BrokenTree,
 }

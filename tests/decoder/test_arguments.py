@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from costmodel.errors import InputError, RooftreeError
+from costmodel.errors import InputError
 from decoder.engine import TreeDecoder
 from decoder.model.target import make_target
-from decoder.profiling.startup import ProfileChoice
 from tests.decoder.models import random_model, target_of
 from tests.tiny_folder import write_tokenizer
 
@@ -26,26 +25,11 @@ def decoder():
     [
         ({"max_new_tokens": 8.5}, "max_new_tokens must be a whole number, got 8.5"),
         ({"max_new_tokens": "8"}, "max_new_tokens must be a whole number, got '8'"),
-        ({"max_new_tokens": None}, "max_new_tokens"),
         ({"seed": 2**64}, "seed must lie between 0 and 2"),
-        ({"seed": -1}, "seed"),
-        ({"seed": 1.0}, "seed must be a whole number"),
         ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
-        ({"temperature": None}, "temperature"),
-        ({"top_p": [1]}, "top_p must be a number"),
         ({"top_k": 2.5}, "top_k must be a whole number"),
         ({"temprature": 1.0}, "no option 'temprature'. Is it temperature?"),
-        ({"beams": 4}, "no option 'beams'"),
         ({"stop": "end"}, "stop must be a list of texts"),
-        ({"stop": [3]}, "stop must be a list of texts"),
-        ({"stop": None}, "stop must be a list of texts, got None"),
-        ({"stop": 3}, "stop must be a list of texts, got 3"),
-        ({"stop": {"a": 1}}, "stop must be a list of texts"),
-        ({"top_k": True}, "top_k must be a whole number, got True"),
-        ({"temperature": True}, "temperature must be a number, got True"),
-        ({"temperature": 10**400}, "temperature must be a number"),
-        ({"top_k": -(10**5000)}, "top-k must be 0 (all tokens) or more"),
-        ({"seed": 10**5000}, "seed must lie between 0 and 2"),
     ],
 )
 def test_options(decoder, options, message):
@@ -58,11 +42,6 @@ def test_options(decoder, options, message):
 def test_prompts(decoder, prompt):
     with pytest.raises(InputError, match="prompt must be a text or token ids"):
         decoder.generate(prompt)
-
-
-def test_text_that_is_no_unicode(decoder):
-    with pytest.raises(InputError, match=r"not Unicode text \(letter 2"):
-        decoder.generate("a\ud800")
 
 
 @pytest.mark.parametrize(
@@ -94,23 +73,3 @@ def test_turns_that_are_none(tmp_path, prompt):
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     with pytest.raises(InputError, match="prompt"):
         TreeDecoder(make_target(loaded), policy="plain").encode(prompt)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"device": 2.5}, "2.5 is not a device"),
-        ({"device": 2**70}, "is not a device"),
-        ({"device": "\ud800"}, "is not a device"),
-        ({"dtype": []}, r"\[\] is not a dtype"),
-        ({"dtype": torch.int8}, "torch.int8 is not a dtype"),
-    ],
-)
-def test_where_and_how_to_load(options, message):
-    with pytest.raises(RooftreeError, match=message):
-        TreeDecoder.from_pretrained("/no/such/folder", **({"device": "cpu"} | options))
-
-
-def test_a_profile_that_is_no_path():
-    with pytest.raises(InputError, match="path must be a path, got 3"):
-        ProfileChoice(path=3)

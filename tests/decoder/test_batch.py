@@ -108,24 +108,6 @@ def test_text_i_draws_with_seed_plus_i(policy):
     assert len({tuple(r.token_ids) for r in same}) == 3  # three draws, not one
 
 
-def test_texts_end_at_different_times():
-    """One at an end token, in the middle of an accepted path; the others go on."""
-    model = random_model("qwen3")
-    truths = [greedy(model, prompt, TOKENS) for prompt in EIGHT]
-    end = truths[1][6]
-    model.generation_config.eos_token_id = end
-    cuts = [t[: t.index(end) + 1] if end in t else t for t in truths]
-    assert len({len(cut) for cut in cuts}) > 2
-    drafter = PromptDrafter([[*p, *t] for p, t in zip(EIGHT, truths, strict=True)])
-    results = decoder_with(model, "fixed:9", drafter).generate_batch(EIGHT, max_new_tokens=TOKENS)
-    assert [result.token_ids for result in results] == cuts
-    ends = ["eos" if cut[-1] == end else "length" for cut in cuts]
-    assert [result.stats.finish for result in results] == ends
-    assert all(
-        result.stats.new_tokens == len(cut) for result, cut in zip(results, cuts, strict=True)
-    )
-
-
 class TestBadInput:
     @pytest.fixture
     def decoder(self):

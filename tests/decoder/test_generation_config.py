@@ -47,15 +47,6 @@ def test_greedy_texts_are_those_of_transformers(settings, policy):
     assert [one.token_ids for one in both] == expected
 
 
-def test_a_seed_gives_the_same_penalised_text_under_every_policy():
-    options = {"max_new_tokens": 24, "temperature": 0.9, "top_p": 0.9, "seed": 4}
-    plain, tree = (
-        decoder_of(configured(repetition_penalty=1.5), policy).generate(PROMPT, **options)
-        for policy in ("plain", "fixed:9")
-    )
-    assert plain.token_ids == tree.token_ids
-
-
 @pytest.mark.parametrize(
     ("settings", "options", "problem"),
     [

@@ -15,7 +15,6 @@ from tests.decoder.drafters.test_graphed_drafters import PROMPT
 from tests.decoder.model.test_graphs import graph_target
 from tests.decoder.models import (
     OracleDrafter,
-    WholeDrafter,
     greedy,
     random_model,
     target_of,
@@ -108,17 +107,3 @@ def test_a_cpu_looks_at_visited_rows_only(monkeypatch):
     assert found == [truth]
     for asked, (accepted,) in rounds:
         assert asked == ["__int__"] * (accepted + 1)
-
-
-@pytest.mark.parametrize("acceptance", ["walk", "auto"])
-def test_a_sampled_walk_asks_once_a_visited_row(monkeypatch, acceptance):
-    """One copy with the token and, where the rule is chosen by it, the entropy of its row."""
-    model = random_model("llama-gqa", scale=1000.0)  # so sure that no tree is drawn
-    decoder = TreeDecoder(
-        target_of(model), policy="fixed:9", drafter=WholeDrafter(97), acceptance=acceptance
-    )
-    rounds, _ = questions_of_rounds(
-        monkeypatch, decoder, [PROMPT], 20, temperature=0.7, top_k=20, seed=2
-    )
-    for asked, (accepted,) in rounds:
-        assert asked == ["tolist"] * (accepted + 1)

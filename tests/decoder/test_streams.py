@@ -46,26 +46,6 @@ def test_leaving_the_loop_and_coming_back_goes_on(decoder, truth):
     assert list(stream) == []
 
 
-def test_rounds_give_the_same_pieces(decoder, truth):
-    stream = decoder.stream(PROMPT, max_new_tokens=TOKENS)
-    counts = []
-    for _ in stream.rounds():
-        counts.append(len(stream.token_ids))
-    assert counts[-1] == TOKENS
-    assert len(counts) == stream.stats.rounds + 1
-    assert stream.token_ids == decoder.generate(PROMPT, max_new_tokens=TOKENS).token_ids
-
-
-def test_a_closed_stream_has_ended_and_the_next_call_is_right(decoder, truth):
-    stream = decoder.stream(PROMPT, max_new_tokens=TOKENS)
-    start = next(stream) + next(stream)
-    stream.close()
-    assert list(stream) == []
-    assert stream.stats.finish == "interrupted"
-    assert truth.startswith(start)
-    assert decoder.generate(PROMPT, max_new_tokens=TOKENS).text == truth
-
-
 def test_an_older_stream_says_that_it_cannot_go_on(decoder, truth):
     """Two streams have one cache: the second is right, the first does not go on wrongly."""
     first = decoder.stream(PROMPT, max_new_tokens=TOKENS)

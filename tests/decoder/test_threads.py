@@ -6,11 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 import pytest
-import torch
 
 from costmodel.errors import InputError
-from decoder.custom_generate import CustomGenerate
-from decoder.engine import TreeDecoder
 from tests.decoder.models import decoder_of, greedy, random_model
 
 THREADS, TEXTS, TOKENS = 4, 12, 24
@@ -46,29 +43,6 @@ def test_generate_gives_every_thread_its_text(expected, policy):
     assert in_threads(work) == [[text] * TEXTS for text in expected]
 
 
-def test_batches_and_model_generate_wait_too(expected):
-    model = random_model("llama-gqa")
-    decoder = TreeDecoder.from_pretrained(model, policy="fixed:9")
-    custom = CustomGenerate(decoder)
-
-    def work(number):
-        texts = []
-        for _ in range(TEXTS // 2):
-            if number % 2:
-                pair = decoder.generate_batch([PROMPTS[number]] * 2, max_new_tokens=TOKENS)
-                texts += [one.token_ids for one in pair]
-            else:
-                ids = torch.tensor([PROMPTS[number]])
-                output = model.generate(
-                    ids, max_new_tokens=TOKENS, do_sample=False, custom_generate=custom
-                )
-                texts.append(output[0, ids.shape[1] :].tolist())
-        return texts
-
-    for text, found in zip(expected, in_threads(work), strict=True):
-        assert all(one == text for one in found)
-
-
 def test_a_stream_is_right_or_says_that_another_text_ended_it(expected):
     decoder = decoder_of(random_model("llama-gqa"), "fixed:9")
 
@@ -90,10 +64,3 @@ def test_a_stream_is_right_or_says_that_another_text_ended_it(expected):
 
     ends = [end for thread in in_threads(work) for end in thread]
     assert len(ends) == THREADS * TEXTS
-
-
-def test_threads_may_share_one_stream(expected):
-    decoder = decoder_of(random_model("llama-gqa"), "fixed:9")
-    run = decoder.stream(PROMPTS[0], max_new_tokens=TOKENS)
-    in_threads(lambda number: [None for _ in run.rounds()])
-    assert run.token_ids == expected[0]

@@ -12,7 +12,6 @@ from decoder.acceptance.drawn import DrawnTree
 from decoder.acceptance.rules import (
     ENTROPY_THRESHOLD,
     AcceptanceRule,
-    parse_rule,
     recursive_rejection,
     traversal,
 )
@@ -24,11 +23,6 @@ from tests.decoder.models import decoder_of, random_model
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("name", ["walk", "auto"])
-def test_only_the_walk_without_them(name):
-    assert parse_rule(name, "ngram", draws=False) == "walk"
-
-
 @pytest.mark.parametrize("name", ["recursive", "traversal"])
 def test_a_drafter_without_them_cannot_serve_the_sampled_rules(name):
     with pytest.raises(InputError, match=f"{name} acceptance needs .* ngram drafter has none"):
@@ -38,13 +32,6 @@ def test_a_drafter_without_them_cannot_serve_the_sampled_rules(name):
 def test_unknown_rules_are_refused():
     with pytest.raises(InputError, match="'argmax' is not an acceptance rule"):
         decoder_of(random_model("llama-gqa"), "fixed:4", acceptance="argmax")
-
-
-@pytest.mark.parametrize("name", ["walk", "recursive", "traversal", "auto"])
-def test_every_rule_walks_at_temperature_0(name):
-    rule = AcceptanceRule(name, Sampling(), CPU)
-    assert not rule.wants_drawn()
-    assert rule.name == "walk"
 
 
 def row(entropy):

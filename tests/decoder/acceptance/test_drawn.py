@@ -9,11 +9,10 @@ from decoder.acceptance.drawn import (
     DrawnTree,
     draw_from_lattice,
     least_kept,
-    proposal,
     without_replacement,
 )
 from decoder.acceptance.sampling import Sampling, target_distribution
-from decoder.tree.draft_tree import EMPTY, DraftTree, Lattice, best_first
+from decoder.tree.draft_tree import DraftTree, Lattice, best_first
 from tests.decoder.enumeration import ordered_draws
 
 DRAWS = 20_000
@@ -99,16 +98,6 @@ def test_rounding_never_yields_a_token_of_no_probability(vocab):
         possible = (q > 0).sum(-1)[[0, 1, 1]].numpy()
         assert ((drawn >= 0).sum(1) == possible).all()
         assert (drawn < vocab // 2).all()
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
-def test_values_that_are_no_probabilities_are_never_drawn(bad):
-    q = torch.tensor([[bad, 0.5, bad, 0.5]])
-    drawn = without_replacement(proposal(q), np.zeros(500, np.int64), np.full(500, 2), generator())
-    assert set(drawn.flatten().tolist()) == {1, 3}
-    nothing = torch.full((1, 4), bad)
-    shape = DraftTree(*(np.array([value]) for value in (0, 0, 1)), np.ones(1))
-    assert draw_from_lattice(shape, nothing, generator()) is EMPTY
 
 
 def test_a_drawn_tree_has_the_shape_of_its_topology():

@@ -13,7 +13,7 @@ from decoder.acceptance.drawn import draw_levels
 from decoder.acceptance.rules import Picker, recursive_rejection, traversal
 from decoder.acceptance.sampling import Sampling
 from decoder.drafters.causal_lm import CausalLMDrafter
-from decoder.tree.draft_tree import EMPTY, DraftTree
+from decoder.tree.draft_tree import DraftTree
 from tests.decoder.models import SIZES, decoder_of, plain_logits, random_model, target_of
 
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41]
@@ -84,22 +84,6 @@ def test_children_are_drawn_from_the_plain_models_distribution(topology):
             )
     again = session.draw(np.array(text), topology, 0.7, seeded(2))
     np.testing.assert_array_equal(again.tokens, tree.tokens)
-
-
-def test_the_depth_is_bounded_by_shape_drafter_and_positions():
-    model = random_model("llama-gqa")
-    prompt = PROMPT * 2
-    text = np.array([*prompt, 9])
-
-    def depth(session):
-        return int(session.draw(text, CHAIN, 0.7, seeded(0)).depths.max(initial=0))
-
-    assert depth(session_of(model, prompt)) == 4
-    assert depth(session_of(model, prompt, max_depth=2)) == 2
-    for room, expected in ((-1, 0), (0, 1), (1, 2), (80, 4)):
-        model.config.max_position_embeddings = len(text) + room
-        assert depth(session_of(model, prompt)) == expected
-    assert session_of(model, prompt).draw(text, EMPTY, 0.7, seeded(0)) is EMPTY
 
 
 class Table:

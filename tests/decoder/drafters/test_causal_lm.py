@@ -19,7 +19,7 @@ from tests.decoder.models import (
     random_model,
     target_of,
 )
-from tests.tiny_folder import write_all, write_tokenizer, write_weights
+from tests.tiny_folder import write_all, write_weights
 
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
 VOCAB = 97
@@ -152,14 +152,6 @@ class Recorded:
         return tokens
 
 
-def test_one_forward_a_level(monkeypatch):
-    drafter = drafter_of(random_model("llama-gqa"))
-    recorded = Recorded(drafter.model, monkeypatch)
-    session = drafter.start(np.array(PROMPT), None)
-    session.draft(np.array([*PROMPT, 3]), request(TopPaths(width=4, frontier=3, max_depth=5)))
-    assert [len(rows) for rows in recorded.since()] == [1, 3, 3, 3, 3]
-
-
 def short_model(positions, seed=1):
     torch.manual_seed(seed)
     sizes = SIZES | {"max_position_embeddings": positions}
@@ -227,12 +219,6 @@ class TestVocabularies:
 
     def test_the_same_tokenizer_fits(self, load):
         check_vocabulary(load("a", write_all), load("b", write_all))
-
-    def test_padding_of_the_embedding_does_not_matter(self, load):
-        def write(folder):
-            return write_tokenizer(write_weights(folder, vocab_size=288))
-
-        check_vocabulary(load("a", write), load("b", write_all))
 
     def test_another_tokenizer_is_refused_by_name(self, load):
         def write(folder):

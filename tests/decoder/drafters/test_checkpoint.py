@@ -95,15 +95,6 @@ def test_an_index_of_files_that_are_not_there(made):
         drafter(folder)
 
 
-def test_pickled_weights_are_refused_where_safetensors_are_published(tmp_path):
-    folder, _, tensors = dflash_folder(tmp_path / "draft")
-    (folder / "model.safetensors").unlink()
-    torch.save(tensors, folder / "pytorch_model.bin")
-    with pytest.raises(InputError, match="only safetensors are read") as raised:
-        DFlashDrafter(draft_target(), folder)
-    assert "Convert it" in raised.value.hint
-
-
 class TestHub:
     @pytest.fixture
     def asked(self, monkeypatch):
@@ -119,13 +110,6 @@ class TestHub:
 
         monkeypatch.setattr(checkpoint, "snapshot_download", snapshot_download)
         return calls, copies
-
-    def test_a_local_copy_is_used(self, made, asked):
-        drafter, folder, _ = made
-        calls, copies = asked
-        copies["z-lab/some", True] = folder
-        drafter("z-lab/some")
-        assert calls == [("z-lab/some", True)]
 
     def test_a_hub_that_does_not_have_it(self, made, asked):
         drafter, _, _ = made

@@ -6,12 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from costmodel.errors import InputError
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
-from decoder.drafters.eagle3.model import save_eagle3
 from decoder.model.runtime.linear import plain_state
 from decoder.tree.draft_tree import DraftTree
 from decoder.tree.growth import TopPaths
@@ -259,15 +257,6 @@ class TestCheckpoints:
         with pytest.raises(InputError, match="cannot read the weights"):
             Eagle3Drafter(target, pickled)
 
-    def test_saving_gives_the_same_files(self, tmp_path):
-        folder, config, tensors = eagle3_folder(tmp_path / "draft", draft_vocab_size=31)
-        save_eagle3(tmp_path / "saved", Eagle3Drafter(draft_target(), folder).model)
-        assert json.loads((tmp_path / "saved" / "config.json").read_text()) == config
-        saved = load_file(tmp_path / "saved" / "model.safetensors")
-        assert set(saved) == set(tensors)
-        for name, tensor in tensors.items():
-            torch.testing.assert_close(saved[name], tensor, atol=0, rtol=0)
-
 
 BAD_CONFIGS = {
     "another target's vocabulary": ({"vocab_size": 98, "draft_vocab_size": 31}, "vocabulary is 98"),
@@ -276,13 +265,8 @@ BAD_CONFIGS = {
         {"hidden_size": 40, "target_hidden_size": HIDDEN, "head_dim": 8},
         "it is 40 wide and brings no embedding",
     ),
-    "too many draft ids": ({"draft_vocab_size": 98}, "'draft_vocab_size' must be at most"),
     "several layers": ({"num_hidden_layers": 2}, "num_hidden_layers = 2, which is not supported"),
     "a later form": ({"norm_before_residual": True}, "norm_before_residual = True"),
-    "layers of its own choice": (
-        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}},
-        "eagle_aux_hidden_state_layer_ids",
-    ),
 }
 
 
@@ -296,11 +280,4 @@ class TestBadInput:
             tensors["d2t"] = torch.zeros(config["draft_vocab_size"], dtype=torch.int64)
         folder = write_checkpoint(tmp_path / "draft", config, tensors)
         with pytest.raises(InputError, match=message):
-            Eagle3Drafter(draft_target(), folder)
-
-    def test_a_mapping_is_needed_for_fewer_draft_ids(self, tmp_path):
-        folder, _, tensors = eagle3_folder(tmp_path / "draft", draft_vocab_size=31)
-        del tensors["d2t"]
-        save_file(tensors, folder / "model.safetensors")
-        with pytest.raises(InputError, match=r"1 missing \(d2t\)"):
             Eagle3Drafter(draft_target(), folder)

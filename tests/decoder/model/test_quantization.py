@@ -6,13 +6,9 @@ import json
 
 import pytest
 import torch
-from transformers import AutoConfig
 
-from costmodel.architecture import ModelArchitecture
-from costmodel.catalog import Peaks
 from costmodel.errors import InputError, ProfileError
 from costmodel.profile.store import ProfileStore
-from costmodel.roofline import Roofline, paper_bytes, physical_bytes
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.loading import load_model
@@ -41,27 +37,12 @@ def load(folder, **options):
     [
         (GPTQ, "gptq-4bit-g128"),
         ({"quant_method": "awq", "bits": 4, "group_size": -1}, "awq-4bit"),
-        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, "awq-4bit-g64"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes-4bit"),
-        ({"load_in_8bit": True}, "bitsandbytes-8bit"),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
-        ({"quant_method": "mxfp4"}, "mxfp4"),
     ],
 )
 def test_labels(settings, label):
     assert quantization_of({"quantization_config": settings}) == label
-
-
-def test_settings_without_bits_are_told_apart():
-    def label(bits):
-        weights = {"num_bits": bits, "type": "int"}
-        groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
-        settings = {"quant_method": "compressed-tensors", "config_groups": groups}
-        return quantization_of({"quantization_config": settings})
-
-    assert label(4) == label(4) != label(8)
-    assert label(4).startswith("compressed-tensors-")
-    assert quantization_of({}) is quantization_of(AutoConfig.for_model("llama")) is None
 
 
 @pytest.mark.parametrize("settings", [[], {}, "gptq", {"bits": 4}, {"quant_method": 4}])
@@ -92,8 +73,6 @@ def test_a_gptq_model_does_not_find_the_profile_of_plain_weights(tmp_path):
         (GPTQ, "optimum gptqmodel"),
         ({"quant_method": "awq", "bits": 4}, "gptqmodel"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
-        ({"quant_method": "compressed-tensors"}, "compressed-tensors"),
-        ({"quant_method": "hqq", "nbits": 4}, "hqq"),
     ],
 )
 def test_a_missing_package_is_named(tmp_path, monkeypatch, settings, packages):
@@ -168,34 +147,3 @@ def test_what_a_quantised_target_reads(tmp_path, monkeypatch):
         for policy in ("plain", "fixed:6")
     ]
     assert texts[0] == texts[1]
-
-
-def test_the_memory_check_counts_the_file(tmp_path, monkeypatch):
-    folder = bitnet_folder(tmp_path / "tiny")
-    size = (folder / "model.safetensors").stat().st_size
-
-    class Memory:
-        available = size - 1
-
-    monkeypatch.setattr("decoder.model.loading.psutil.virtual_memory", lambda: Memory)
-    with pytest.raises(InputError, match="for its weights, but cpu has"):
-        load(folder)
-    Memory.available = size + 1
-    assert load(folder).quantization == "bitnet"
-
-
-def test_rooflines_count_quantised_weights():
-    a = ModelArchitecture.from_hf_config(random_model("llama-gqa").config)
-    for count in (paper_bytes, physical_bytes):
-        whole, packed = count(a, 4, 100), count(a, 4, 100, weight_bytes=0.5)
-        assert packed.attention_weights * 4 == whole.attention_weights
-        assert packed.ffn_weights * 4 == whole.ffn_weights
-        assert packed.kv_read == whole.kv_read
-        assert packed.embedding_and_lm_head_weights == whole.embedding_and_lm_head_weights
-    peaks = Peaks(flops_per_s=1e15, bytes_per_s=1e9)
-    whole_s, packed_s = (
-        float(Roofline(architecture=a, peaks=peaks, weight_bytes=weight).seconds(1, 100))
-        for weight in (None, 0.5)
-    )
-    weights = 2 * a.layers * (a.attention_parameters + a.expert_parameters)
-    assert whole_s - packed_s == pytest.approx(0.75 * weights / 1e9)

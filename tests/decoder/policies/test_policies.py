@@ -88,22 +88,6 @@ class TestBastion:
             rates = committed / (cost.cycle_s(sizes, CONTEXT) - cost.drafting_s)
             assert rates[0] == pytest.approx(rates[1], rel=1e-9)
 
-    def test_it_looks_beyond_the_first_stair(self):
-        """The rate falls at the stair and rises above its old height behind it."""
-        cost = Stairs(step_s=0.25, node_s=0.0)
-        candidates = lattice(0.5, fading=1.0)
-        tree = Bastion(cost, 60).choose(candidates, CONTEXT, FREE)
-        rates = np.array(
-            [
-                best_first(candidates, n).expected_committed
-                / float(cost.cycle_s(np.array([n]), CONTEXT)[0])
-                for n in range(tree.nodes + 1)
-            ]
-        )
-        first_drop = int(np.flatnonzero(np.diff(rates) < 0)[0])
-        assert 0 < first_drop < tree.nodes
-        assert rates[tree.nodes] > rates[first_drop]
-
     @given(first=st.floats(0.001, 0.5), cost=costs)
     def test_never_a_tree_when_a_plain_step_is_estimated_faster(self, first, cost):
         tree = Bastion(cost, 60).choose(lattice(first), CONTEXT, FREE)
@@ -162,17 +146,6 @@ class TestDecodingSpeed:
             cycle_s = float(cost.cycle_s(np.array([nodes]), CONTEXT)[0])
             gains.append(grown.expected_committed - speed * cycle_s / cost.plain_s(CONTEXT))
         assert gains[tree.nodes] == pytest.approx(max(gains), abs=1e-9)
-
-    def test_a_faster_text_leaves_less_for_a_poor_round(self):
-        """The same poor candidates get a smaller tree where seconds bring more elsewhere."""
-        cost = Stairs(step_s=0.0, node_s=0.05)
-        sizes = []
-        for speed in (1.0, 2.0, 4.0, 8.0):
-            policy = Bastion(cost, 60)
-            policy._speed.observe(speed, 1.0)
-            sizes.append(policy.choose(lattice(0.4), CONTEXT, FREE).nodes)
-        assert sizes == sorted(sizes, reverse=True)
-        assert sizes[-1] < sizes[0]
 
 
 class TestGate:
@@ -241,14 +214,6 @@ class TestDraftedRounds:
         none = Lattice(np.zeros((0, 3), np.int64), np.zeros((0, 3)))
         asked = self.rounds(policy, 100, candidates=none)
         assert sum(asked) < 30
-
-    def test_a_round_without_room_for_a_draft_is_a_plain_one(self):
-        """Asked, but not given anything to choose from, as before the last token of a text."""
-        policy = Bastion(Stairs(drafting_s=0.5))
-        for _ in range(50):
-            assert policy.wants_draft(CONTEXT)
-            policy.observe(round_of(EMPTY, [], CONTEXT, drafted=False))
-        assert policy._speed.tokens_per_step() == 1.0
 
 
 class TestDepthBias:

@@ -15,9 +15,8 @@ from costmodel.profile.profile import Profile, ProfileKey
 from costmodel.profile.schema import DrafterSection
 from costmodel.profile.store import ProfileStore, user_directory
 from decoder.drafters.ngram import NgramDrafter
-from decoder.profiling import startup
 from decoder.profiling.measured_profile import profile_key, soft_key
-from decoder.profiling.probe import POINTS, probe_shapes, quick_profile, time_drafter
+from decoder.profiling.probe import POINTS, quick_profile, time_drafter
 from decoder.profiling.startup import (
     ProfileChoice,
     calibrate_command,
@@ -89,15 +88,6 @@ class TestFound:
         assert "torch is" in warning
         assert "was 1.0.0" in warning
         assert source.online
-
-    def test_times_are_corrected_while_decoding(self, probed):
-        model = random_model("llama-gqa", dtype=torch.float32)
-        ProfileStore().save(changed(probed, runtime={"torch": "1.0.0"}))
-        decoder = decoder_of(model, "bastion")
-        result = decoder.generate(PROMPT, max_new_tokens=20)
-        assert decoder.cost_source.cost.observations == result.stats.rounds
-        assert decoder.cost_source.cost.bias != 1.0
-        assert result.token_ids == greedy(model, PROMPT, 20)
 
     @pytest.mark.parametrize(
         ("kind", "mode"),
@@ -306,20 +296,6 @@ class TestNotFound:
         assert again.line.startswith(f"profile {path} (quick")
         assert again.cost.draft_s(100) > 0
 
-    @pytest.mark.parametrize("usual", [True, False])
-    def test_the_command_is_of_this_dtype_and_runtime(self, target, monkeypatch, usual):
-        """A calibration with other ones of the device's own would not fit."""
-        kind, command = target.runtime.kind, "rooftree calibrate --target random"
-        dtype = torch.float32 if usual else torch.bfloat16
-        monkeypatch.setattr(startup, "default_dtype", lambda device: dtype)
-        monkeypatch.setattr(startup, "runtime_kind", lambda *_: kind if usual else "graphs")
-        if not usual:
-            command += f" --dtype float32 --runtime {kind}"
-        assert calibrate_command(target) == command
-        with pytest.raises(ProfileError) as caught:
-            find_cost(target, NgramDrafter(), ProfileChoice(require=True))
-        assert caught.value.hint == f"Measure one with `{command}`"
-
     def test_where_nothing_can_be_written_it_says_so_and_decodes(
         self, target, tmp_path, monkeypatch
     ):
@@ -368,12 +344,6 @@ class TestNotFound:
 
 
 class TestProbe:
-    @pytest.mark.parametrize("longest", [5, 16, 33, 65, 256, 257, 300, 1100, 100_000])
-    def test_shapes_fit_and_never_repeat(self, longest):
-        shapes = probe_shapes(longest)
-        assert len(shapes) == len(set(shapes)) >= 2
-        assert all(context >= 0 and rows + context <= longest for rows, context in shapes)
-
     def test_a_tree_too_large_is_refused_before_the_probe(self, home):
         with pytest.raises(InputError, match="a tree of 512 nodes does not fit the 512"):
             decoder_of(random_model("llama-gqa"), "bastion", max_nodes=512)
