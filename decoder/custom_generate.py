@@ -49,9 +49,8 @@ from costmodel.errors import InputError
 from decoder.acceptance.sampling import Sampling
 from decoder.engine import TreeDecoder
 from decoder.generation import DecodeRun, run_together
-from decoder.processors import process_of
 from decoder.statistics import Statistics
-from decoder.text import TextRequest
+from decoder.text import TextRequest, process_of
 
 # Arguments of the model's forward that change nothing here or are checked below.
 KNOWN_ARGUMENTS = {

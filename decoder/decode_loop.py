@@ -21,9 +21,8 @@ from decoder.drafters.isolation import IsolatedDrafter, IsolatedSession
 from decoder.model.runtime.base import NO_TOKEN
 from decoder.model.target import Step, Target
 from decoder.policies.base import Limits, Policy, TreeRequest
-from decoder.processors import ProcessedRows
 from decoder.statistics import ForwardTimer, Round, StageTimer, Statistics, TimedForward
-from decoder.text import TextRequest
+from decoder.text import ProcessedRows, TextRequest
 from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, Lattice
 
 FillShape = Callable[[DraftTree], DraftTree]  # from a chosen shape to the tree that is verified

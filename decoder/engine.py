@@ -15,6 +15,10 @@ from costmodel.errors import InputError, shown
 from costmodel.online.estimator import OnlineEstimator
 from decoder.acceptance.rules import RuleName, parse_rule
 from decoder.arguments import (
+    ChatOptions,
+    Turn,
+    chat_ids,
+    is_chat,
     listed,
     path_of,
     refuse_unknown,
@@ -24,7 +28,6 @@ from decoder.arguments import (
     token_ids,
     whole,
 )
-from decoder.chat import ChatOptions, Turn, chat_ids, is_chat
 from decoder.decode_loop import LoopParts
 from decoder.device import parse_dtype, select_device
 from decoder.drafters.base import Drafter
@@ -36,10 +39,9 @@ from decoder.model.runtime.base import RuntimeChoice
 from decoder.model.target import Quantization, Target, make_target, quantised, runtime_kind
 from decoder.policies.base import DEFAULT_MAX_NODES, Fit, Policy
 from decoder.policies.parse import parse_policy
-from decoder.processors import checkpoint_settings
 from decoder.profiling.startup import CostSource, ProfileChoice, find_cost
 from decoder.statistics import Round, RoundTrace, Statistics, forward_timer
-from decoder.text import StopStrings, TextRequest, TextStream, end_tokens
+from decoder.text import StopStrings, TextRequest, TextStream, checkpoint_settings, end_tokens
 
 
 class SamplingOptions(TypedDict, total=False):

@@ -1,13 +1,176 @@
-"""The request of one text, and its tokens turned into text piece by piece."""
+"""The request of one text: its logits processors, its ends, and its tokens turned into text.
+
+A processor sees the text and the path to a row of the draft tree, as it would in plain decoding. So
+a penalty or a ban changes a tree's text exactly as it changes plain decoding's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import GenerationConfig, LogitsProcessorList, generation
+from transformers.generation.configuration_utils import GenerationMode
+
+from costmodel.errors import InputError, shown
 from decoder.acceptance.sampling import Sampling
-from decoder.processors import Process, token_ids
+from decoder.model.structure import device_of
+from decoder.tree.draft_tree import DraftTree
+
+# From the tokens of a text and the logits [vocab] of the next one to the processed logits.
+Process = Callable[[NDArray[np.int64], torch.Tensor], torch.Tensor]
+
+# Those that are functions of the tokens and the logits alone. Others may remember their calls,
+# which a tree makes in another order, or run the model.
+EXACT = (
+    generation.ExponentialDecayLengthPenalty,
+    generation.ForcedBOSTokenLogitsProcessor,
+    generation.ForcedEOSTokenLogitsProcessor,
+    generation.InfNanRemoveLogitsProcessor,
+    generation.MinLengthLogitsProcessor,
+    generation.MinNewTokensLengthLogitsProcessor,
+    generation.NoBadWordsLogitsProcessor,
+    generation.NoRepeatNGramLogitsProcessor,
+    generation.RepetitionPenaltyLogitsProcessor,
+    generation.SequenceBiasLogitsProcessor,
+    generation.SuppressTokensAtBeginLogitsProcessor,
+    generation.SuppressTokensLogitsProcessor,
+)
+# Settings of a checkpoint that cut the distribution in ways that `Sampling` does not have.
+CUTS = {"min_p": None, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": None}
+# Token ids that transformers makes tensors of, and the least of each.
+SPECIAL_TOKENS = {
+    "eos_token_id": 0,
+    "pad_token_id": -1,
+    "bos_token_id": -1,
+    "decoder_start_token_id": -1,
+}
+MOST_TOKENS = 1 << 31
+TEXT_MODES = (
+    GenerationMode.GREEDY_SEARCH,
+    GenerationMode.SAMPLE,
+    GenerationMode.ASSISTED_GENERATION,
+)
+
+
+def process_of(processors: Sequence[Any], padding: Sequence[int] = ()) -> Process | None:
+    """The processors in their order; None without any.
+
+    padding  tokens before the text that transformers' processors would see
+    Raises InputError for a processor that is not among `EXACT`.
+    """
+    for processor in processors:
+        if type(processor) not in EXACT:
+            raise InputError(
+                f"the logits processor {type(processor).__name__} is not applied by the tree "
+                "decoder",
+                hint="Leave it out, or decode with transformers' own generate.",
+            )
+    if not processors:
+        return None
+    before, every = np.array(padding, dtype=np.int64), LogitsProcessorList(processors)
+
+    def process(tokens: NDArray[np.int64], logits: torch.Tensor) -> torch.Tensor:
+        ids = torch.from_numpy(np.concatenate((before, tokens)))[None]
+        # transformers processes a float32 copy.
+        scores = logits.to(torch.float32, copy=True)[None]
+        processed: torch.Tensor = every(ids.to(logits.device), scores)[0]
+        return processed
+
+    return process
+
+
+class ProcessedRows:
+    """The logits [rows, vocab] of a verification, each row processed as it is read."""
+
+    def __init__(
+        self, process: Process, text: NDArray[np.int64], tree: DraftTree, logits: torch.Tensor
+    ) -> None:
+        """text: up to and with the root of the tree"""
+        self._process, self._text = process, text
+        self._tree, self._logits = tree, logits
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        path: list[int] = []
+        above = row
+        while above:
+            path.append(int(self._tree.tokens[above - 1]))
+            above = int(self._tree.parents[above - 1])
+        tokens = np.concatenate((self._text, np.array(path[::-1], dtype=np.int64)))
+        return self._process(tokens, self._logits[row])
+
+
+def token_ids(config: Any, name: str, least: int = 0) -> tuple[int, ...] | None:
+    """The token ids of a field of a config, as of `eos_token_id`.
+
+    least  the lowest id; -1 where it may stand for none
+    Raises InputError where they are no token ids.
+    """
+    given = getattr(config, name, None)
+    if given is None:
+        return None
+    listed = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+    if not all(type(token) is int and least <= token < MOST_TOKENS for token in listed):
+        raise InputError(
+            f"{name} of the target must be one or more token ids (is {shown(given)})",
+            hint="Correct it in generation_config.json or config.json.",
+        )
+    return listed
+
+
+def checkpoint_settings(
+    model: Any, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling
+) -> tuple[Process | None, tuple[str, ...]]:
+    """What a checkpoint's generation config asks for beside temperature, top-k and top-p.
+
+    Its processors, made by transformers itself, and its stop strings. Temperature, top-k and
+    top-p are the decoder's own arguments, and the number of new tokens is given.
+    Raises InputError for a setting that cannot be respected exactly.
+    """
+    config: GenerationConfig | None = getattr(model, "generation_config", None)
+    if config is None:
+        return None, ()
+    _check(config, sampling)
+    for name, least in SPECIAL_TOKENS.items():
+        token_ids(config, name, least)
+    config = deepcopy(config)
+    config.do_sample = False  # no warpers
+    config.max_length = len(prompt) + max_new_tokens
+    if config.pad_token_id is None:
+        config.pad_token_id = 0  # or transformers speaks of it at every text
+    ids = torch.tensor([list(prompt)], device=device_of(model))
+    model._prepare_special_tokens(config, True, device=ids.device)
+    processors = model._get_logits_processor(
+        generation_config=config,
+        input_ids_seq_length=len(prompt),
+        encoder_input_ids=ids,
+        logits_processor=LogitsProcessorList(),
+        device=ids.device,
+        model_kwargs={},
+    )
+    stops = config.stop_strings or ()
+    return process_of(processors), (stops,) if isinstance(stops, str) else tuple(stops)
+
+
+def _check(config: GenerationConfig, sampling: Sampling) -> None:
+    mode = config.get_generation_mode()
+    wanted = [] if mode in TEXT_MODES else [mode.value.replace("_", " ")]
+    wanted += [name for name in ("token_healing", "max_time") if getattr(config, name, None)]
+    if sampling.temperature > 0.0 and config.do_sample:
+        wanted += [
+            name for name, off in CUTS.items() if getattr(config, name, None) not in (None, off)
+        ]
+    if wanted:
+        raise InputError(
+            f"the checkpoint's generation config asks for {wanted[0]}, which the tree decoder "
+            "does not do",
+            hint="Change model.generation_config, or the checkpoint's generation_config.json.",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

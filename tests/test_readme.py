@@ -11,8 +11,7 @@ import click
 import pytest
 import yaml
 
-from decoder.drafters.factory import DEMO, JOINT, NAMED
-from decoder.drafters.published import KINDS
+from decoder.drafters.factory import DEMO, JOINT, KINDS, NAMED
 from decoder.extensions import checkpoint_formats
 from lab.studies.readme import BLOCK, PAGES, with_numbers
 from profiler.cli import COMMANDS, cli

@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 
 from decoder.acceptance.sampling import Sampling
 from decoder.device import to_device
-from decoder.jit import jit
-from decoder.tree.draft_tree import EMPTY, DraftTree, Lattice
+from decoder.tree.draft_tree import EMPTY, DraftTree, Lattice, jit
 from decoder.tree.growth import Frontier
 
 

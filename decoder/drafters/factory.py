@@ -1,23 +1,74 @@
-"""Drafters by name: what `--drafter` and `TreeDecoder(drafter=...)` take.
-
-`load_drafter` tries the functions of `RESOLVERS` in order; a further kind of name is one more
-function there. Drafters with a model are imported when one is asked for.
-"""
+"""Drafters by name: what `--drafter` and `TreeDecoder(drafter=...)` take."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from costmodel.errors import InputError
 from costmodel.io import folder_of
 from decoder.drafters.base import Drafter
+from decoder.drafters.causal_lm import CausalLMDrafter
+from decoder.drafters.checkpoint import architectures, find_config
+from decoder.drafters.dflash.drafter import DFlashDrafter
+from decoder.drafters.dflash.model import is_dflash
+from decoder.drafters.eagle3.drafter import Eagle3Drafter
+from decoder.drafters.eagle3.model import is_eagle3
+from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.extensions import DRAFTERS, checkpoint_formats, extension_names, make_extension
 from decoder.model.demo_model import DEMO_NAME, demo_model_folder, has_demo_model
 from decoder.model.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of checkpoint.
+
+    recognise  tells it from the fields of config.json
+    load       makes the drafter from the folder or hub id, for a target
+    """
+
+    label: str
+    recognise: Callable[[Mapping[str, Any]], bool]
+    load: Callable[[str, Target], Drafter]
+
+
+def is_causal_lm(published: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of a whole language model."""
+    suffixes = ("ForCausalLM", "LMHeadModel")
+    return any(str(name).endswith(suffixes) for name in architectures(published))
+
+
+# In this order: an EAGLE-3 config may also call itself a causal language model.
+KINDS = (
+    Kind("a DFlash drafter", is_dflash, lambda name, target: DFlashDrafter(target, name)),
+    Kind("an EAGLE-3 drafter", is_eagle3, lambda name, target: Eagle3Drafter(target, name)),
+    Kind("a causal language model", is_causal_lm, CausalLMDrafter.from_pretrained),
+)
+
+
+def load_published(name: str, target: Target) -> Drafter | None:
+    """The drafter of a checkpoint folder or hub id; None if its config.json is of no kind.
+
+    Raises InputError if nothing has this name, or if the checkpoint is damaged or belongs to
+    another target.
+    """
+    published = find_config(name)
+    # Other packages first: a config.json may have all fields of an EAGLE-3 one and some more.
+    for extension in checkpoint_formats().values():
+        if extension.recognises(published):
+            drafter: Drafter = extension.from_pretrained(name, target)
+            return drafter
+    for kind in KINDS:
+        if kind.recognise(published):
+            return kind.load(name, target)
+    return None
+
 
 JOINT = "+"  # between two drafters that are combined
 
@@ -40,76 +91,45 @@ def load_drafter(name: str, target: Target) -> Drafter:
     Raises InputError if nothing has this name, if the checkpoint is of no known kind or
     damaged, or if it belongs to another target.
     """
-    for resolve in RESOLVERS:
-        drafter = resolve(name, target)
-        if drafter is not None:
-            return drafter
-    raise InputError(f"the config.json of {name} is not that of a drafter", hint=_hint())
+    if JOINT in name and not os.path.exists(name):
+        return _ensemble(name, target)
+    if not name.strip():
+        raise InputError("the drafter's name is empty", hint=_hint())
+    if (sized := BLOCK.fullmatch(name)) is not None:
+        return _of_block(sized[1], int(sized[2]), target)
+    if name in NAMED:
+        return NAMED[name]()
+    if name != DEMO and folder_of(name) is None:
+        extension = make_extension(name, DRAFTERS, Drafter, target=target)
+        if extension is not None:
+            return extension
+    name = shipped(name)
+    if name == DEMO_NAME and has_demo_model():
+        name = str(demo_model_folder())
+    drafter = load_published(name, target)
+    if drafter is None:
+        raise InputError(f"the config.json of {name} is not that of a drafter", hint=_hint())
+    return drafter
 
 
-def _ensemble(name: str, target: Target) -> Drafter | None:
-    """Two names joined by `+`, unless a folder has that name."""
-    if JOINT not in name or os.path.exists(name):
-        return None
+def _ensemble(name: str, target: Target) -> Drafter:
     names = name.split(JOINT)
     if len(names) != 2 or not all(part.strip() for part in names):
         raise InputError(
             f"{name} does not name two drafters",
             hint=f"Join two by {JOINT}, the cheaper one first, as ngram{JOINT}FOLDER.",
         )
-    from decoder.drafters.ensemble import EnsembleDrafter
-
     first, second = (load_drafter(part.strip(), target) for part in names)
     return EnsembleDrafter(first, second)
 
 
-def _with_suffix(name: str, target: Target) -> Drafter | None:
-    """A name followed by `@block=N`."""
-    if not name.strip():
-        raise InputError("the drafter's name is empty", hint=_hint())
-    sized = BLOCK.fullmatch(name)
-    if sized is None:
-        return None
-    from decoder.drafters.dflash.drafter import DFlashDrafter
-
-    drafter = load_drafter(sized[1], target)
+def _of_block(name: str, size: int, target: Target) -> Drafter:
+    drafter = load_drafter(name, target)
     if not isinstance(drafter, DFlashDrafter):
         raise InputError(
             f"'{name}': only a DFlash drafter can draft blocks of another size", hint=_hint()
         )
-    return DFlashDrafter(drafter.target, drafter.model, int(sized[2]))
-
-
-def _named(name: str, target: Target) -> Drafter | None:
-    """A drafter that needs no checkpoint."""
-    return NAMED[name]() if name in NAMED else None
-
-
-def _checkpoint(name: str, target: Target) -> Drafter | None:
-    """A checkpoint folder or hub id, or the package's own for `demo` and the demo model's name."""
-    name = shipped(name)
-    if name == DEMO_NAME and has_demo_model():
-        name = str(demo_model_folder())
-    from decoder.drafters.published import load_published
-
-    return load_published(name, target)
-
-
-def _extension(name: str, target: Target) -> Drafter | None:
-    """A drafter of another package, by `package:Class` or by its entry point's name."""
-    if name == DEMO or folder_of(name) is not None:
-        return None
-    return make_extension(name, DRAFTERS, Drafter, target=target)
-
-
-# Each gives the drafter, or None for a name of another kind; `_checkpoint` takes any name.
-RESOLVERS: tuple[Callable[[str, Target], Drafter | None], ...] = (
-    _ensemble,
-    _with_suffix,
-    _named,
-    _extension,
-    _checkpoint,
-)
+    return DFlashDrafter(drafter.target, drafter.model, size)
 
 
 def shipped(name: str) -> str:
@@ -118,8 +138,6 @@ def shipped(name: str) -> str:
 
 
 def _hint() -> str:
-    from decoder.drafters.published import KINDS
-
     formats = checkpoint_formats()
     labels = ", ".join((*(kind.label for kind in KINDS), *formats))
     names = (name for name in extension_names(DRAFTERS) if name not in formats)

@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder.jit import jit
 from decoder.tree.draft_tree import (
     Candidates,
     CandidateTree,
     Lattice,
     best_first,
+    jit,
     sift_down,
     sift_up,
 )

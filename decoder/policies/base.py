@@ -1,10 +1,10 @@
-"""The interface of a budget policy, which chooses the draft tree of each round."""
+"""The interface of a budget policy, which chooses each round's draft tree; fixed shapes."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from costmodel.calibration.base import Calibration
 from costmodel.profile.profile import Profile
 from decoder.statistics import Round
-from decoder.tree.draft_tree import Candidates, DraftTree
-from decoder.tree.growth import Growth, TopPaths
+from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, best_first, chain
+from decoder.tree.growth import Growth, SinglePath, TopPaths
 
 # Gives another calibration of a profile than the selected one.
 Fit = Callable[[Profile], Calibration]
@@ -101,3 +101,43 @@ class Policy(ABC):
 
     def ended(self, text: int) -> None:  # noqa: B027 - most policies learn from rounds alone
         """Called when a text is over, with its number in `Round.text`; interrupted ones too."""
+
+
+@dataclass(slots=True)
+class Plain(Policy):
+    """No speculation: one target step a token."""
+
+    name: str = "plain"
+    max_nodes: int = 0
+
+    def wants_draft(self, context: int, batch: int = 1) -> bool:
+        return False
+
+    def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
+        return EMPTY
+
+
+@dataclass(slots=True)
+class Chain(Policy):
+    """The drafter's most probable path, in its whole depth."""
+
+    name: str = "chain"
+    max_nodes: int = DEFAULT_MAX_NODES
+    growth: Growth = field(default_factory=SinglePath)
+
+    def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
+        return chain(candidates, min(limits.depth, limits.nodes))
+
+
+@dataclass(slots=True)
+class Fixed(Policy):
+    """The best-first tree of a fixed number of nodes (DDTree)."""
+
+    max_nodes: int
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.name = f"fixed:{self.max_nodes}"
+
+    def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
+        return best_first(candidates, min(self.max_nodes, limits.nodes))

@@ -6,9 +6,8 @@ import re
 
 from costmodel.errors import InputError
 from decoder.extensions import POLICIES, extension_names, make_extension
-from decoder.policies.base import FindCost, Policy
+from decoder.policies.base import Chain, FindCost, Fixed, Plain, Policy
 from decoder.policies.bastion import Bastion
-from decoder.policies.shapes import Chain, Fixed, Plain
 
 NAMES = "bastion, fixed:N, chain or plain"
 FIXED = re.compile(r"fixed:([1-9]\d{0,8})", re.ASCII)

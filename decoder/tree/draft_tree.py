@@ -11,14 +11,30 @@ so `sound` removes bad ones before a tree is built (`drafters.isolation`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.errors import InputError
-from decoder.jit import jit
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def jit(function: F) -> F:
+    """Compile `function` with numba, cached on disk where a directory is writable.
+
+    `njit(cache=True)` raises RuntimeError if it finds no writable directory (a read-only
+    install, a container without a home); the function is then compiled without a cache.
+    """
+    try:
+        return cast(F, numba.njit(cache=True, nogil=True)(function))
+    except RuntimeError:
+        return cast(F, numba.njit(nogil=True)(function))
+
 
 WORD = 32  # rows in one word of a bit mask
 

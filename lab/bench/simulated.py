@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from costmodel.acceptance import AcceptanceProcess
 from costmodel.errors import InputError
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
-from decoder.jit import jit
-from decoder.tree.draft_tree import Lattice
+from decoder.tree.draft_tree import Lattice, jit
 
 UNKNOWN = -1  # the true token of a position that no text reaches
 MIX = np.uint64(0x9E3779B97F4A7C15)

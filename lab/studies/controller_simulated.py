@@ -31,9 +31,8 @@ from costmodel.profile.store import user_directory
 from decoder.acceptance.rules import Accepted
 from decoder.drafters.base import DraftRequest
 from decoder.model.demo_model import DEMO_NAME
-from decoder.policies.base import Cost, Limits, Policy
+from decoder.policies.base import Chain, Cost, Limits, Plain, Policy
 from decoder.policies.bastion import Bastion, DecodingSpeed
-from decoder.policies.shapes import Chain, Plain
 from decoder.statistics import Round
 from decoder.tree.draft_tree import EMPTY, DraftTree, Lattice, best_first
 from decoder.tree.growth import TopPaths

@@ -22,7 +22,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from costmodel.errors import InputError
 from costmodel.io import MAX_JSON_BYTES, json_lines, read_bytes, read_json, write_atomic
-from decoder.chat import apply_chat_template
+from decoder.arguments import apply_chat_template
 from decoder.model.loading import LoadedModel
 from decoder.text import end_tokens
 from lab.training.prompts import Kinds, Opening, is_evaluation, make_opening, refuse

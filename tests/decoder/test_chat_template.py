@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from costmodel.errors import InputError
-from decoder.chat import apply_chat_template
+from decoder.arguments import apply_chat_template
 from tests.tiny_folder import write_tokenizer
 
 CHAT = [{"role": "user", "content": "hello"}]

@@ -10,8 +10,7 @@ from costmodel.errors import InputError
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.target import Step
-from decoder.policies.base import Policy
-from decoder.policies.shapes import Fixed
+from decoder.policies.base import Fixed, Policy
 from decoder.tree.draft_tree import EMPTY, best_first
 from tests.decoder.models import (
     FAMILIES,

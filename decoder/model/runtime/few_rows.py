@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from decoder.jit import jit
 from decoder.model.attention import ForwardPlan, Segment
 from decoder.model.runtime.base import NO_TOKEN
+from decoder.tree.draft_tree import jit
 
 MOST_NUMBERS = 1 << 16  # in rows; for more of them torch's several threads are faster
 

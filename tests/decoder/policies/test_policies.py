@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.errors import InputError
-from decoder.policies.base import DEFAULT_MAX_NODES, Limits
+from decoder.policies.base import DEFAULT_MAX_NODES, Chain, Fixed, Limits, Plain
 from decoder.policies.bastion import Bastion, DecodingSpeed, DepthBias, DraftGate
 from decoder.policies.parse import parse_policy
-from decoder.policies.shapes import Chain, Fixed, Plain
 from decoder.tree.draft_tree import EMPTY, Lattice, best_first
 from tests.decoder.models import round_of
 

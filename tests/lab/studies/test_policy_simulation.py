@@ -9,8 +9,8 @@ from costmodel.acceptance import AcceptanceProcess, published
 from costmodel.io import shipped_directory
 from costmodel.online.cycle import CycleCost
 from costmodel.profile.profile import Profile
+from decoder.policies.base import Chain, Fixed, Plain
 from decoder.policies.bastion import Bastion
-from decoder.policies.shapes import Chain, Fixed, Plain
 from lab.papers.bastion.policy import PaperBastion, PrintedBastion, released_calibration
 from lab.studies.controller_simulated import CostAt, Setting, compare
 
