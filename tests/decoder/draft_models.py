@@ -220,3 +220,15 @@ def rounds(target, drafter, prompt, accepted):
         session.observe(forced.tolist(), None if features is None else features[kept])
         context.extend(forced.tolist())
     yield session, np.array(context)
+
+
+def sessions_of(drafter):
+    """The drafter, and the list of the sessions that it gives from now on."""
+    given, start = [], drafter.start
+
+    def started(*arguments):
+        given.append(start(*arguments))
+        return given[-1]
+
+    drafter.start = started
+    return given

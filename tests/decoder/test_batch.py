@@ -24,7 +24,7 @@ from tests.decoder.models import (
     random_model,
 )
 
-POLICIES = ("plain", "fixed:9", "bastion", "chain", "beam:2x3", "dynatree")
+POLICIES = ("plain", "fixed:9", "bastion", "chain")
 random = np.random.default_rng(4)
 EIGHT = [[int(t) for t in random.integers(0, 97, size)] for size in (3, 40, 1, 17, 8, 25, 2, 12)]
 TOKENS = 26

@@ -109,11 +109,6 @@ POLICIES = (
     "fixed:13",
     "fixed:120",
     "bastion",
-    "bastion:paper",
-    "bastion:printed",
-    "beam:3x4",
-    "static-tree:3x3",
-    "dynatree",
 )
 # The family turns with both, so that each policy and each drafter meets all of them.
 CASES = [

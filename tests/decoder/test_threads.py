@@ -32,7 +32,7 @@ def in_threads(work):
         return list(pool.map(run, range(THREADS)))
 
 
-@pytest.mark.parametrize("policy", ["fixed:9", "dynatree"])
+@pytest.mark.parametrize("policy", ["fixed:9", "chain"])
 def test_generate_gives_every_thread_its_text(expected, policy):
     decoder = decoder_of(random_model("llama-gqa"), policy)
 

@@ -159,7 +159,7 @@ def test_two_tokens_of_speculative_sampling_have_the_targets_distribution(rule, 
 
 
 @pytest.mark.parametrize("rule", ["recursive", "traversal"])
-@pytest.mark.parametrize("policy", ["chain", "fixed:6", "beam:2x3", "dynatree"])
+@pytest.mark.parametrize("policy", ["chain", "fixed:6"])
 def test_a_seed_gives_the_same_sampled_text_again(rule, policy):
     model = random_model("llama-gqa", scale=2.0)
     drafter = CausalLMDrafter(target_of(random_model("llama-gqa", scale=2.0)))  # a twin

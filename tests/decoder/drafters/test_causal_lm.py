@@ -11,7 +11,6 @@ from decoder.drafters.causal_lm import CATCH_UP_ROWS, CausalLMDrafter
 from decoder.drafters.vocabulary import check_vocabulary
 from decoder.model.loading import load_model
 from decoder.tree.growth import SinglePath, TopPaths, grow
-from lab.papers.dynatree.policy import ConfidentGrowth
 from tests.decoder.models import (
     SIZES,
     decoder_of,
@@ -26,7 +25,6 @@ VOCAB = 97
 GROWTHS = {
     "top paths": TopPaths(width=3, frontier=3, max_depth=4),
     "single path": SinglePath(max_depth=6),
-    "dynatree": ConfidentGrowth(least_score=0.001, stop_score=0.002, deep_score=0.01),
 }
 
 
@@ -184,14 +182,14 @@ def test_logits_that_are_no_numbers_give_no_candidates():
     session = drafter_of(broken).start(np.array(PROMPT), None)
     assert len(session.draft(np.array([*PROMPT, 1]), request(TopPaths())).tokens) == 0
     model = random_model("qwen3")
-    for policy in ("fixed:8", "dynatree", "chain"):
+    for policy in ("fixed:8", "chain"):
         decoder = decoder_of(model, policy, drafter_of(broken))
         result = decoder.generate(PROMPT, max_new_tokens=15)
         assert result.token_ids == greedy(model, PROMPT, 15)
         assert result.stats.drafted_tokens == 0
 
 
-POLICIES = ["beam:3x4", "static-tree:3x2", "dynatree", "chain", "fixed:8"]
+POLICIES = ["chain", "fixed:8"]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -13,7 +13,7 @@ from tests.decoder.models import SIZES, decoder_of, greedy, random_model
 
 SWITCH, WIDTH = 40, 4  # tokens with the first factors; half of a head's width
 PROMPT = [int(token) for token in np.random.default_rng(1).integers(0, 97, 60)]
-POLICIES = ("plain", "fixed:12", "beam:2x6")
+POLICIES = ("plain", "fixed:12", "chain")
 
 
 def longrope(**more):

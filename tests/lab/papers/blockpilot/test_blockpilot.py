@@ -22,7 +22,7 @@ from lab.papers.blockpilot.drafter import (
     local_candidates,
     save_predictor,
 )
-from tests.decoder.draft_models import VOCAB, dflash_folder, draft_target, rounds
+from tests.decoder.draft_models import VOCAB, dflash_folder, draft_target, rounds, sessions_of
 from tests.decoder.drafters.test_dflash import WINDOWED, reference
 from tests.decoder.models import OracleDrafter, greedy, plain_logits
 from tests.tiny_folder import isolate, write_weights
@@ -193,18 +193,6 @@ class TestPredictor:
     )
     def test_candidates(self, block, radius, sizes):
         assert local_candidates(block, radius) == sizes
-
-
-def sessions_of(drafter):
-    """The drafter, and the list of the sessions that it gives from now on."""
-    given, start = [], drafter.start
-
-    def started(*arguments):
-        given.append(start(*arguments))
-        return given[-1]
-
-    drafter.start = started
-    return given
 
 
 @pytest.mark.slow
