@@ -1,4 +1,4 @@
-"""What a Python caller passes: checks that name the argument, prompts, and turns of a chat."""
+"""Arguments of Python callers: checks that name the argument, prompts, and turns of a chat."""
 
 from __future__ import annotations
 
