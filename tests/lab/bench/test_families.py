@@ -18,9 +18,9 @@ from lab.bench.report.tables import drafter_tables
 from lab.bench.report.terminal import print_result
 from lab.bench.store import read_result, write_result
 from tests.decoder.draft_models import dflash_folder, draft_target
-from tests.lab.papers.specblock.specblock_models import specblock_folder
 from tests.lab.bench.made_bench import PLAIN_ARM, make_result, policy_arm
 from tests.lab.papers.blockpilot.test_blockpilot import pilot_folder
+from tests.lab.papers.specblock.specblock_models import specblock_folder
 from tests.profiler.page_reader import PageReader
 
 SPECBLOCK = (
