@@ -27,9 +27,9 @@ from lab.bench.report.terminal import print_result
 from lab.bench.schedule import Schedule, Tools, open_journal, run_schedule
 from lab.bench.store import read_result, write_result
 from tests.decoder.models import greedy
-from tests.lab.papers.specblock.specblock_models import specblock_folder
 from tests.lab.bench import fake_bench
 from tests.lab.bench.fake_bench import Clock, FakeArm, FakeDecoding, arm, encoded, result, settings
+from tests.lab.papers.specblock.specblock_models import specblock_folder
 from tests.tiny_folder import isolate, write_all
 
 UPDATE_S = 0.5
