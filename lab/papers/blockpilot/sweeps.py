@@ -10,7 +10,6 @@ a hundred times as fast. Only the seconds of a cycle are measured, by decoding a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -20,7 +19,7 @@ from pydantic import Field
 
 from costmodel.errors import InputError
 from decoder.drafters.dflash.drafter import DFlashDrafter
-from decoder.drafters.dflash.model import DFlashModel
+from decoder.drafters.dflash.model import DFlashModel, trainable_copy
 from decoder.engine import TreeDecoder
 from decoder.model.target import Target
 from lab.papers.blockpilot.drafter import RADIUS, local_candidates
@@ -88,7 +87,7 @@ class Sweeper:
         vocab = target.architecture.vocab
         head = np.arange(vocab) if model.head_tokens is None else model.head_tokens
         self._objective = DFlashObjective(
-            target.loaded, deepcopy(model).float(), DFlashTraining(), torch.from_numpy(head)
+            target.loaded, trainable_copy(model), DFlashTraining(), torch.from_numpy(head)
         )
         self._cycle_s: torch.Tensor | None = None
 
