@@ -1,0 +1,169 @@
+"""A calibration from beginning to end: prepare a source, measure its points, write the profile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from costmodel.profile.profile import Profile
+from decoder.profiling.measured_profile import Measurement, make_profile
+from profiler.calibrate.files import (
+    check_writable,
+    keep_samples,
+    open_journal,
+    store,
+    with_stored_drafters,
+)
+from profiler.calibrate.points import TOLERATED_REGRET, AdaptiveGrid
+from profiler.calibrate.sections import points_of, provenance_fields, stages_section, with_held_out
+from profiler.calibrate.source import CalibrationSettings, Source
+from profiler.calibrate.sources.decoder import DecoderSource
+from profiler.calibrate.sweep import (
+    SweepControl,
+    SweepProgress,
+    SweepResult,
+    Task,
+    Uncertainty,
+    run_sweep,
+)
+from profiler.measure.lock import device_lock
+from profiler.measure.machine import collect, observe, warnings
+
+UNSTEADY = 0.05  # spread of the machine's pace above which it is reported
+LEAST_BUDGET_S = 10.0  # of a default budget, however long the preparation took
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationResult:
+    """The profile, its files, and what a user should know about the run.
+
+    resumed_samples  samples taken over from an interrupted run
+    unmeasured       tasks without a sample when the time budget was spent
+    skipped          tasks that did not fit into memory, with the reason
+    """
+
+    profile: Profile
+    path: Path
+    picture: Path
+    warnings: tuple[str, ...]
+    resumed_samples: int
+    unmeasured: tuple[Task, ...]
+    skipped: Mapping[Task, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationListener:
+    """Callbacks for messages and progress; by default they do nothing."""
+
+    say: Callable[[str], None] = lambda text: None
+    progress: Callable[[SweepProgress], None] = lambda progress: None
+
+
+def calibrate(
+    settings: CalibrationSettings = CalibrationSettings(),
+    listener: CalibrationListener = CalibrationListener(),
+    source: Source | None = None,
+) -> CalibrationResult:
+    """Measure one target on one device, and store its profile, picture and raw samples.
+
+    An interrupted run keeps its samples: the next call with the same settings resumes it.
+
+    source  what is measured; None: this decoder
+    Raises InputError, DeviceError, DrafterError, MeasurementError or ProfileError.
+    """
+    source = source or DecoderSource(settings)
+    check_writable(settings.output)
+    with device_lock(source.lock):
+        # Prepare: look at the machine, load the target, and plan the points.
+        activity, metadata = observe(), collect(source.cuda_index)
+        notes = warnings(metadata, activity)
+        ready = source.prepare(listener.say)
+        for note in notes:
+            listener.say(f"warning: {note}")
+
+        # Measure: a few points, then more where the held-out points are not yet predicted.
+        grid = AdaptiveGrid(ready.grid, ready.subject.roofline(ready.peaks))
+        prepared_s = time.perf_counter() - ready.loaded_s
+        default_s = max(ready.budget_s - prepared_s, min(LEAST_BUDGET_S, ready.budget_s))
+        budget_s = settings.time_budget_s or default_s
+        limit_s = settings.time_limit_s or (
+            max(ready.limit_s - prepared_s, budget_s) if settings.time_budget_s is None else budget_s
+        )
+        control = SweepControl(
+            budget_s=budget_s,
+            limit_s=limit_s,
+            on_progress=listener.progress,
+            more=lambda swept: grid.more(source.forwards(swept)),
+            uncertain=lambda swept: grid.uncertain(source.forwards(swept)),
+            on_extension=lambda left, more_s: _say_extension(listener, left, more_s),
+        )
+        with open_journal(ready.subject, ready.journal, settings.fresh, listener.say) as journal:
+            swept = run_sweep(
+                grid.first() + ready.fixed, ready.workload, ready.instruments, journal, control
+            )
+        _say_result(listener, swept)
+
+        # Write: fit the calibrations, check them on the held-out points, and store the files.
+        forwards = source.forwards(swept)
+        added = source.additions(swept)
+        state = metadata.fields | ready.instruments.guard.summary()
+        measurement = Measurement(
+            kind="measured",
+            points=points_of(forwards, "verify"),
+            peaks=ready.peaks,
+            provenance=provenance_fields(swept, state, activity) | dict(added.provenance),
+            sections={"stages": stages_section(forwards), **added.sections},
+        )
+        profile = make_profile(added.subject, measurement)
+        profile = with_held_out(profile, points_of(forwards, "held_out"))
+        if added.error_bar is not None and profile.held_out is not None:
+            error_bar = {"error_bar": added.error_bar(profile.held_out.error.mape)}
+            provenance = profile.provenance.model_copy(update=error_bar)
+            profile = profile.model_copy(update={"provenance": provenance})
+        profile = with_stored_drafters(profile, settings.output)
+        path, picture = store(profile, settings.output)
+        keep_samples(journal.path, path)
+    return CalibrationResult(
+        profile=profile,
+        path=path,
+        picture=picture,
+        warnings=notes + ready.warnings,
+        resumed_samples=swept.resumed_samples,
+        unmeasured=swept.unmeasured,
+        skipped=swept.skipped,
+    )
+
+
+def _say_extension(listener: CalibrationListener, left: Uncertainty, more_s: float) -> None:
+    listener.say(
+        f"choosing a tree size may still cost {left.worst_regret:.1%}: measuring goes on until it "
+        f"is {TOLERATED_REGRET:.0%}, for at most {more_s:.0f} s"
+    )
+
+
+def _say_result(listener: CalibrationListener, swept: SweepResult) -> None:
+    """Report what the profile itself does not show."""
+    if swept.resumed_samples:
+        listener.say(f"went on from {swept.resumed_samples} samples of an unfinished run")
+    if swept.damaged_lines:
+        listener.say(
+            f"left out {swept.damaged_lines} damaged samples in the journal of an unfinished run"
+        )
+    if swept.pace_spread > UNSTEADY:
+        listener.say(
+            f"the machine's pace varied by {swept.pace_spread:.0%}: times are corrected to its "
+            "typical pace, and would be more certain on a quiet machine"
+        )
+    drafts = sum(task.kind == "draft" for task in swept.unmeasured)
+    if drafts:
+        listener.say(
+            f"the drafter's cost may be left out of the profile: {drafts} of its points did not "
+            "fit the time budget; run again with a larger --time-budget"
+        )
+    for task, reason in swept.skipped.items():
+        listener.say(
+            f"skipped {task.kind} of {task.size} at context {task.context}, batch {task.batch}: "
+            f"{reason}"
+        )

@@ -1,0 +1,126 @@
+"""What a calibration needs from the thing it measures: the protocol of the sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from costmodel.errors import InputError
+from costmodel.profile.schema import PeaksSection
+from decoder.model.loading import Weights
+from decoder.model.runtime.base import RuntimeChoice
+from decoder.model.target import Quantization
+from decoder.profiling.measured_profile import MeasuredSubject
+from profiler.calibrate.sweep import Calls, SweepResult, Task
+from profiler.measure.instruments import Instruments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationSettings:
+    """Settings of a calibration; None takes the default of the source and its device.
+
+    target         folder, hub id or name of a known target
+    weights        `auto` takes local weights where there are some, else random ones
+    drafter        drafter whose cost is measured too, as in `rooftree generate`
+    device         `cpu`, `cuda` or `cuda:N`
+    dtype          `bfloat16`, `float16` or `float32`
+    contexts       cached tokens at which to measure
+    max_nodes      nodes of the largest draft tree
+    batches        batch sizes
+    time_budget_s  time to measure. None: a default from which the preparation after loading is taken
+    time_limit_s   the most time to measure. Beyond the budget it is used only while a choice of
+                   tree size may still cost over 3 %. None: a given budget, or a default
+    output         YAML file of the profile; None: the user's profile directory
+    fresh          drop the samples of an interrupted run instead of resuming it
+    seed           of the held-out points
+    """
+
+    target: str | None = None
+    weights: Weights = "auto"
+    drafter: str = "ngram"
+    device: str | None = None
+    dtype: str | None = None
+    runtime: RuntimeChoice = "auto"
+    quantization: Quantization | None = None
+    contexts: tuple[int, ...] | None = None
+    max_nodes: int | None = None
+    batches: tuple[int, ...] | None = None
+    time_budget_s: float | None = None
+    time_limit_s: float | None = None
+    output: Path | None = None
+    fresh: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, values in (("contexts", self.contexts), ("batches", self.batches)):
+            if values is not None and (not values or min(values) < 1):
+                raise InputError(f"{name} must be whole numbers of 1 or more, got {values}")
+        if self.contexts is not None and len(set(self.contexts)) < 2:
+            raise InputError("a calibration needs two contexts or more", hint="As 256,1024.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """What a source has prepared to be timed.
+
+    subject       device, architecture and runtime that the profile is of
+    grid          points of the surface, of which the sweep chooses some
+    fixed         points that are measured in any case: held-out ones and stages
+    journal       what the journal's header says of this run besides its subject
+    budget_s      default time to measure
+    limit_s       default of the most time to measure
+    loaded_s      when the target was loaded, by time.perf_counter
+    warnings      what the user should know, beside the state of the machine
+    """
+
+    subject: MeasuredSubject
+    peaks: PeaksSection
+    grid: list[Task]
+    fixed: list[Task]
+    workload: Calls
+    instruments: Instruments
+    journal: Mapping[str, Any]
+    budget_s: float
+    limit_s: float
+    loaded_s: float
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Additions:
+    """What a source adds to the profile of its samples.
+
+    sections    parts of the profile, by their field
+    provenance  fields of its provenance
+    error_bar   from the mean held-out error, where that is not all of the error
+    """
+
+    subject: MeasuredSubject
+    sections: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    error_bar: Callable[[float], float] | None = None
+
+
+class Source(Protocol):
+    """Whatever can be calibrated: this decoder, an engine in this process, or a server.
+
+    lock        label of the device that one calibration uses at a time
+    cuda_index  the GPU of this machine that is measured; None: it is no GPU of this machine
+    """
+
+    lock: str
+    cuda_index: int | None
+
+    def prepare(self, say: Callable[[str], None]) -> Ready:
+        """Load or ask what is measured, and plan its points."""
+        ...
+
+    def forwards(self, swept: SweepResult) -> SweepResult:
+        """The samples as those of forwards, where the calls timed something more."""
+        ...
+
+    def additions(self, swept: SweepResult) -> Additions:
+        """The parts of the profile that this source alone has."""
+        ...
