@@ -55,6 +55,12 @@ PLUGINS = "rooftree.commands"  # entry points: a name, and the click command tha
 class LazyGroup(click.Group):
     """A group of the core's commands and those of entry points; only one that runs is imported."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """`--json` may stand anywhere."""
+        if "--json" in args:
+            args = ["--json", *(word for word in args if word != "--json")]
+        return super().parse_args(ctx, args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*COMMANDS, *sorted(entry.name for entry in entry_points(group=PLUGINS))]
 
@@ -105,8 +111,9 @@ def print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -
     callback=print_version,
     help="Print the version.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print a command's result as JSON on stdout.")
 @click.pass_context
-def cli(ctx: click.Context) -> None:
+def cli(ctx: click.Context, as_json: bool) -> None:
     """Measure what one verification step of tree speculative decoding costs on this
     device, keep it as a small profile, and decode with draft trees sized by it."""
     if ctx.invoked_subcommand is None:

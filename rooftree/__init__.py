@@ -40,12 +40,8 @@ if TYPE_CHECKING:
         best_first,
     )
     from decoder.tree.growth import Growth, TopPaths
-    from profiler.calibrate.calibrate import (
-        CalibrationListener,
-        CalibrationResult,
-        CalibrationSettings,
-        calibrate,
-    )
+    from profiler.calibrate.run import CalibrationListener, CalibrationResult, calibrate
+    from profiler.calibrate.source import CalibrationSettings
 
     __version__: str
 
@@ -115,12 +111,8 @@ _NAMES_BY_MODULE = {
         "best_first",
     ),
     "decoder.tree.growth": ("Growth", "TopPaths"),
-    "profiler.calibrate.calibrate": (
-        "CalibrationListener",
-        "CalibrationResult",
-        "CalibrationSettings",
-        "calibrate",
-    ),
+    "profiler.calibrate.run": ("CalibrationListener", "CalibrationResult", "calibrate"),
+    "profiler.calibrate.source": ("CalibrationSettings",),
 }
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from costmodel.catalog import slugify
 from costmodel.errors import InputError, ProfileError
 from costmodel.io import replacing
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import BORROWED
 from costmodel.profile.store import ProfileStore, user_directory
-from decoder.drafters.base import Drafter
-from decoder.model.target import Target
-from decoder.profiling.measured_profile import profile_key
-from profiler.calibrate.sweep_plan import SweepPlan
+from decoder.profiling.measured_profile import MeasuredSubject
+from profiler.calibrate.source import CalibrationSettings
 from profiler.measure.journal import Journal
 from profiler.report.profiles import plot_profile
 
@@ -41,27 +42,28 @@ def check_writable(output: Path | None) -> None:
         ) from error
 
 
-def open_journal(target: Target, drafter: Drafter, plan: SweepPlan, *, fresh: bool) -> Journal:
-    """The journal of exactly this run: same device, target, runtime, drafter and plan."""
-    key = profile_key(target)
-    header = {
-        "device": key.device_name,
-        "target": key.architecture_hash,
-        "weights": target.loaded.weights,
-        "dtype": key.dtype,
-        "runtime": key.runtime,
-        "threads": key.threads,
-        "tensor_parallel": key.tensor_parallel,
-        "torch": torch.__version__,
-        "drafter": drafter.architecture_hash,
-        "contexts": list(plan.contexts),
-        "max_nodes": plan.max_nodes,
-        "batches": list(plan.batches),
-        "seed": plan.seed,
-    }
-    device, degree = device_label(target.device), f"tp{key.tensor_parallel}"
-    name = f"{device}.{key.architecture_hash}.{key.dtype}.{key.runtime}.{degree}.jsonl"
-    return Journal(user_directory() / "journals" / name, header, fresh=fresh)
+def open_journal(
+    place: str,
+    subject: MeasuredSubject,
+    details: Mapping[str, Any],
+    settings: CalibrationSettings,
+    say: Callable[[str], None],
+) -> Journal:
+    """The journal of exactly this run; an unfinished run of other settings is dropped, and told.
+
+    place  label of the device or address, which has one calibration at a time
+    """
+    runtime = subject.runtime.model_dump(exclude_none=True, mode="json")
+    target = subject.architecture.hash
+    header = {"device": subject.device.name, "target": target, "runtime": runtime, **details}
+    kind, degree = subject.runtime.kind, f"tp{subject.runtime.tensor_parallel}"
+    name = ".".join((slugify(place), target, subject.runtime.dtype, kind, degree, "jsonl"))
+    path = user_directory() / "journals" / name
+    try:
+        return Journal(path, header, fresh=settings.fresh)
+    except InputError as error:
+        say(f"dropped: {error.problem}")
+        return Journal(path, header, fresh=True)
 
 
 def device_label(device: torch.device) -> str:

@@ -19,12 +19,10 @@ from costmodel.calibration.selection import (
     select_calibration,
 )
 from costmodel.calibration.stairs import fit_stairs
-from costmodel.errors import InputError
 from costmodel.roofline import Roofline
 from costmodel.speculation import Regret
 from profiler.calibrate.sections import points_of
-from profiler.calibrate.sweep import Doubt, SweepResult
-from profiler.calibrate.workload import Task
+from profiler.calibrate.sweep import SweepResult, Task, Uncertainty
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1025)
 PREFILL_TOKENS = (128, 512)
@@ -34,7 +32,7 @@ COMMIT_TOKENS = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:
-    """The points that a calibration may measure; validated on construction.
+    """The points that a calibration of the decoder may measure.
 
     buckets         row counts that the runtime pads forwards to; only these are measured.
                     Empty where the runtime does not pad
@@ -51,17 +49,6 @@ class SweepPlan:
     buckets: tuple[int, ...] = ()
     prefill_tokens: tuple[int, ...] = PREFILL_TOKENS
     plain_batches: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name, values in (("contexts", self.contexts), ("batches", self.batches)):
-            if not values or any(value < 1 for value in values):
-                raise InputError(f"{name} must be whole numbers of 1 or more, got {values}")
-            if len(set(values)) < len(values):
-                raise InputError(f"{name} must not repeat, got {values}")
-        if len(self.contexts) < 2:
-            raise InputError("a calibration needs two contexts or more", hint="As 256,1024.")
-        if self.max_nodes < 3:
-            raise InputError(f"max nodes must be 3 or more, got {self.max_nodes}")
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -147,9 +134,6 @@ class SweepPlan:
         ]
         return tasks
 
-    def tasks(self) -> list[Task]:
-        return self.grid() + self.held_out() + self.stages()
-
 
 FIRST_POINTS = 12
 STEP_POINTS = 6
@@ -202,11 +186,11 @@ class AdaptiveGrid:
         chosen = [self._grid[index] for index in self._design.next(points, STEP_POINTS)]
         return [task for task in chosen if task not in swept.skipped]
 
-    def doubt(self, swept: SweepResult) -> Doubt | None:
-        """The points behind choices of a tree size that cost more than is tolerated.
+    def uncertain(self, swept: SweepResult) -> Uncertainty | None:
+        """The points behind choices of a tree size that cost more than is tolerated; None: none do.
 
-        These are the held-out points between which such a choice is, and the measured points
-        around them, from which they are predicted. None where no choice costs so much.
+        They are the held-out points of such a choice and their measured neighbours, from which
+        they are predicted.
         """
         points = points_of(swept, "verify")
         check = self._check(self._quick_fit(points), swept)
@@ -223,7 +207,7 @@ class AdaptiveGrid:
         points, predicted_s = check.points.take(here), check.predicted_s[here]
         for number in here[costly_choices(points, predicted_s, TOLERATED_REGRET)]:
             tasks |= {held_out[number], *_around(held_out[number], measured)}
-        return Doubt(worst_regret=check.regret.worst, tasks=tuple(sorted(tasks)))
+        return Uncertainty(worst_regret=check.regret.worst, tasks=tuple(sorted(tasks)))
 
     def _meets_goals(self, points: Points, swept: SweepResult) -> bool:
         """Whether the held-out error and the decision regret meet the goals."""

@@ -62,7 +62,7 @@ class CalibrationListener:
 
 
 def calibrate(
-    settings: CalibrationSettings = CalibrationSettings(),
+    settings: CalibrationSettings | None = None,
     listener: CalibrationListener = CalibrationListener(),
     source: Source | None = None,
 ) -> CalibrationResult:
@@ -73,6 +73,7 @@ def calibrate(
     source  what is measured; None: this decoder
     Raises InputError, DeviceError, DrafterError, MeasurementError or ProfileError.
     """
+    settings = settings or CalibrationSettings()
     source = source or DecoderSource(settings)
     check_writable(settings.output)
     with device_lock(source.lock):
@@ -86,11 +87,12 @@ def calibrate(
         # Measure: a few points, then more where the held-out points are not yet predicted.
         grid = AdaptiveGrid(ready.grid, ready.subject.roofline(ready.peaks))
         prepared_s = time.perf_counter() - ready.loaded_s
-        default_s = max(ready.budget_s - prepared_s, min(LEAST_BUDGET_S, ready.budget_s))
-        budget_s = settings.time_budget_s or default_s
-        limit_s = settings.time_limit_s or (
-            max(ready.limit_s - prepared_s, budget_s) if settings.time_budget_s is None else budget_s
-        )
+        if settings.time_budget_s is None:
+            budget_s = max(ready.budget_s - prepared_s, LEAST_BUDGET_S)
+            limit_s = max(ready.limit_s - prepared_s, budget_s)
+        else:
+            budget_s = limit_s = settings.time_budget_s
+        limit_s = settings.time_limit_s or limit_s
         control = SweepControl(
             budget_s=budget_s,
             limit_s=limit_s,
@@ -99,10 +101,11 @@ def calibrate(
             uncertain=lambda swept: grid.uncertain(source.forwards(swept)),
             on_extension=lambda left, more_s: _say_extension(listener, left, more_s),
         )
-        with open_journal(ready.subject, ready.journal, settings.fresh, listener.say) as journal:
-            swept = run_sweep(
-                grid.first() + ready.fixed, ready.workload, ready.instruments, journal, control
-            )
+        with open_journal(
+            source.lock, ready.subject, ready.journal, settings, listener.say
+        ) as journal:
+            tasks = grid.first() + ready.fixed
+            swept = run_sweep(tasks, ready.workload, ready.instruments, journal, control)
         _say_result(listener, swept)
 
         # Write: fit the calibrations, check them on the held-out points, and store the files.

@@ -29,7 +29,7 @@ class CalibrationSettings:
     contexts       cached tokens at which to measure
     max_nodes      nodes of the largest draft tree
     batches        batch sizes
-    time_budget_s  time to measure. None: a default from which the preparation after loading is taken
+    time_budget_s  time to measure. None: a default, which begins when the target is loaded
     time_limit_s   the most time to measure. Beyond the budget it is used only while a choice of
                    tree size may still cost over 3 %. None: a given budget, or a default
     output         YAML file of the profile; None: the user's profile directory

@@ -1,34 +1,54 @@
 """The loop that measures the points of a calibration.
 
 Each pass takes one sample of every unfinished point, in a new random order, so that a drift of
-the machine does not look like a trend. Points that an adaptive sweep adds together get only a
-few samples at once; the rest follow when all points are mixed. Otherwise a disturbance of some
-seconds would dominate the samples of those points.
-Every sample is in the journal before the next one is taken.
+the machine does not look like a trend. Points that were added together get a few samples at
+first, and the rest when all points are mixed: a disturbance of some seconds would otherwise
+dominate them. Every sample is in the journal before the next one is taken.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 
 from costmodel.errors import MeasurementError
-from profiler.calibrate.instruments import Instruments
-from profiler.calibrate.memory import OutOfMemory
-from profiler.calibrate.workload import Task
+from profiler.measure.instruments import Instruments, take_sample
 from profiler.measure.journal import Journal
-from profiler.measure.pace import paces
-from profiler.measure.samples import PointAccumulator, Samples, interleave, take_sample
+from profiler.measure.samples import PointAccumulator, Samples, interleave, paces
 
 SAMPLES_A_ROUND = 3  # of every point before an adaptive sweep chooses further points
 LEAST_SAMPLES = 6  # of every point when an adaptive sweep needs no further points
 PACED = ("verify", "held_out", "plain", "prefill", "draft")  # forwards, which a busy machine slows
 EXTENSION = 0.25  # of the budget, by which a sweep goes on where its samples do not suffice
 MIN_GRID_SHARE = 0.75  # with fewer points measured, a profile would have hidden gaps
+
+
+@dataclass(frozen=True, slots=True, order=True, kw_only=True)
+class Task:
+    """One call to time.
+
+    kind     `verify`, `held_out`, `plain` (a step of one row that the surface does not use),
+             `prefill`, `draft`, `build`, `accept`, `accept_sampled` or `commit`
+    size     rows of a forward, tokens of a prefill or commit, nodes of a build or accept
+    context  cached tokens (0 where the kind has none)
+    """
+
+    kind: str
+    size: int
+    context: int = 0
+    batch: int = 1
+
+    def key(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+
+class OutOfMemory(MeasurementError):
+    """The memory did not suffice for a point, against the estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +90,11 @@ class SweepResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doubt:
-    """Samples that do not suffice: the worst choice by them, and the tasks that decide it.
+class Uncertainty:
+    """Samples that do not suffice yet.
 
-    worst_regret  share of tokens/s that the choice loses
+    worst_regret  share of tokens/s that the worst choice of a tree size by them loses
+    tasks         the points behind the costly choices
     """
 
     worst_regret: float
@@ -81,26 +102,23 @@ class Doubt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steering:
-    """The time budget of a sweep, callbacks, and the choice of further tasks and samples.
+class SweepControl:
+    """The time of a sweep, and callbacks that decide how it goes on.
 
-    `more` is called each time every point has a few samples, and returns further tasks. An
-    empty sequence means that none are left; the rest of the budget then goes into more
-    samples. None means that no further points are needed.
-
-    limit_s  the sweep goes on, at most until then, while there is a doubt; None: the budget
-    doubt    None where the samples suffice; asked when the budget is spent or all points are done,
-             and every `EXTENSION` of the budget after that. Points of a doubt that are done take
-             further samples.
-    on_doubt  called before a sweep goes on, with the doubt and the seconds left until the limit
+    limit_s       the most time; beyond the budget it is used only while the samples do not suffice
+    more          further tasks, asked each time every point has a few samples. Empty: none is
+                  left, and all points are measured fully. None: no further points are needed
+    uncertain     None where the samples suffice. Asked when the budget is spent or all points are
+                  measured, and after each extension
+    on_extension  called before a sweep goes on, with the uncertainty and the seconds left
     """
 
     budget_s: float
     limit_s: float | None = None
     on_progress: Callable[[SweepProgress], None] = lambda progress: None
     more: Callable[[SweepResult], Sequence[Task] | None] = lambda swept: ()
-    doubt: Callable[[SweepResult], Doubt | None] = lambda swept: None
-    on_doubt: Callable[[Doubt, float], None] = lambda doubt, left_s: None
+    uncertain: Callable[[SweepResult], Uncertainty | None] = lambda swept: None
+    on_extension: Callable[[Uncertainty, float], None] = lambda uncertainty, left_s: None
 
 
 class Calls(Protocol):
@@ -120,29 +138,31 @@ def run_sweep(
     workload: Calls,
     instruments: Instruments,
     journal: Journal,
-    steering: Steering,
+    control: SweepControl,
 ) -> SweepResult:
     """Measure the tasks in mixed order until all are done and suffice, or the time is spent.
 
-    One call of each task before its first sample is outside the budget. Samples of the journal
-    count, and so does their time; what is no sample in it is left out. Raises MeasurementError
-    when too few points of the grid were measured.
+    Everything counts as time: first calls, choices of further points, and the samples of the
+    journal. Raises MeasurementError when too few points of the grid were measured.
     """
-    sweep = _Sweep(workload, instruments, journal, steering)
+    sweep = _Sweep(workload, instruments, journal, control)
     sweep.add(tasks)
     while True:
-        done = _finish(sweep, steering)
-        doubt = sweep.doubt()
-        if doubt is None or (done and not doubt.tasks) or not sweep.extend(doubt):
+        all_done = _measure_all(sweep, control)
+        if sweep.at_limit:
             return sweep.result()
-        if done:
-            sweep.measure_again(doubt.tasks)
+        uncertainty = sweep.uncertainty()
+        if uncertainty is None or (all_done and not uncertainty.tasks):
+            return sweep.result()
+        sweep.extend(uncertainty)
+        if all_done:
+            sweep.measure_again(uncertainty.tasks)
 
 
-def _finish(sweep: _Sweep, steering: Steering) -> bool:
+def _measure_all(sweep: _Sweep, control: SweepControl) -> bool:
     """Measure all points, further ones included; False when the time is spent before."""
     while sweep.measure(SAMPLES_A_ROUND):
-        further = steering.more(sweep.result())
+        further = control.more(sweep.result())
         if further is None:
             return sweep.measure(LEAST_SAMPLES)
         if not further:
@@ -155,25 +175,32 @@ class _Sweep:
     """The points of a sweep, and the seconds spent on them."""
 
     def __init__(
-        self,
-        workload: Calls,
-        instruments: Instruments,
-        journal: Journal,
-        steering: Steering,
+        self, workload: Calls, instruments: Instruments, journal: Journal, control: SweepControl
     ) -> None:
         self._workload, self._instruments, self._journal = workload, instruments, journal
-        self._steering = steering
-        self._recorded, others = _recorded(journal)
-        self._damaged = journal.damaged + others
+        self._control = control
+        self._recorded, unreadable = _recorded(journal)
+        self._damaged = journal.damaged + unreadable
         self._next_number = len(journal.records)  # of the next sample
         self._points: dict[Task, PointAccumulator] = {}
         self._accepted: dict[Task, list[int]] = {}  # numbers of the accepted samples
         self._calls: dict[Task, Callable[[], object]] = {}
         self._skipped: dict[Task, str] = {}
         self._random = np.random.default_rng(0)
-        self._until_s = steering.budget_s
-        self._spent_s = 0.0
+        self._start_s = instruments.timer.now_s()
+        self._recorded_s = 0.0
         self._resumed = 0
+        self._limit_s = max(control.limit_s or control.budget_s, control.budget_s)
+        self._until_s = control.budget_s
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds since the sweep began, and those of samples from the journal."""
+        return self._recorded_s + self._instruments.timer.now_s() - self._start_s
+
+    @property
+    def at_limit(self) -> bool:
+        return self.spent_s >= self._limit_s
 
     def add(self, tasks: Sequence[Task]) -> None:
         """Add tasks with their samples from the journal, and warm up those not yet done.
@@ -189,7 +216,7 @@ class _Sweep:
             self._points[task], self._accepted[task] = point, []
             for number, seconds, ok in self._recorded.get(task, []):
                 self._count(task, number, seconds, ok=ok)
-                self._spent_s += seconds
+                self._recorded_s += seconds
             self._resumed += point.attempts
             self._calls[task] = self._workload.call(task)
         added = [task for task in tasks if task in self._points]
@@ -205,7 +232,6 @@ class _Sweep:
 
     def _measure(self, waiting: Callable[[], Sequence[Task]]) -> bool:
         timer, guard = self._instruments.timer, self._instruments.guard
-        start_s = timer.now_s() - self._spent_s
         for task in interleave(waiting, self._random):
             try:
                 sample = take_sample(self._calls[task], timer, guard)
@@ -216,28 +242,23 @@ class _Sweep:
             self._journal.append(task.key() | record, durable=False)
             self._count(task, self._next_number, sample.seconds, ok=not sample.disturbance)
             self._next_number += 1
-            self._spent_s = timer.now_s() - start_s
             self._report()
-            if self._spent_s >= self._until_s:
+            if self.spent_s >= self._until_s:
                 return False
         return True
 
-    def doubt(self) -> Doubt | None:
-        """Whether the samples so far suffice; with too few points they do not."""
+    def uncertainty(self) -> Uncertainty | None:
+        """What the samples so far leave uncertain; with too few points it is everything."""
         try:
-            return self._steering.doubt(self.result())
+            return self._control.uncertain(self.result())
         except MeasurementError:
-            return Doubt(worst_regret=1.0, tasks=())
+            return Uncertainty(worst_regret=1.0, tasks=())
 
-    def extend(self, doubt: Doubt) -> bool:
-        """Allow more time, and say so; False at the limit."""
-        budget_s = self._steering.budget_s
-        limit_s = max(self._steering.limit_s or budget_s, budget_s)
-        if self._spent_s >= limit_s:
-            return False
-        self._until_s = min(self._spent_s + EXTENSION * budget_s, limit_s)
-        self._steering.on_doubt(doubt, limit_s - self._spent_s)
-        return True
+    def extend(self, uncertainty: Uncertainty) -> None:
+        """Allow more time, and say so."""
+        step_s = EXTENSION * self._control.budget_s
+        self._until_s = min(self.spent_s + step_s, self._limit_s)
+        self._control.on_extension(uncertainty, self._limit_s - self.spent_s)
 
     def result(self) -> SweepResult:
         samples, unmeasured = _collect(self._points)
@@ -245,7 +266,7 @@ class _Sweep:
         return SweepResult(
             samples=samples,
             unmeasured=tuple(unmeasured),
-            spent_s=self._spent_s,
+            spent_s=self.spent_s,
             resumed_samples=self._resumed,
             damaged_lines=self._damaged,
             pace_spread=pace_spread,
@@ -260,6 +281,8 @@ class _Sweep:
     def _warm_up(self, tasks: Sequence[Task]) -> None:
         """Call every task once: first calls compile, allocate and choose kernels."""
         for task in tasks:
+            if self.at_limit:
+                return
             try:
                 self._calls[task]()
             except OutOfMemory as error:
@@ -277,22 +300,20 @@ class _Sweep:
         ]
 
     def _report(self) -> None:
-        self._steering.on_progress(
+        self._control.on_progress(
             SweepProgress(
                 points_done=sum(point.done for point in self._points.values()),
                 points=len(self._points),
-                spent_s=self._spent_s,
+                spent_s=self.spent_s,
                 budget_s=self._until_s,
             )
         )
 
 
-def _recorded(
-    journal: Journal,
-) -> tuple[dict[Task, list[tuple[int, float, bool]]], int]:
+def _recorded(journal: Journal) -> tuple[dict[Task, list[tuple[int, float, bool]]], int]:
     """The journal's samples by task: number, seconds, accepted or not; and how many are none."""
     recorded: dict[Task, list[tuple[int, float, bool]]] = {}
-    others = 0
+    unreadable = 0
     for number, record in enumerate(journal.records):
         try:
             task = Task(**{key: record[key] for key in ("kind", "size", "context", "batch")})
@@ -301,8 +322,8 @@ def _recorded(
                 raise ValueError
             recorded.setdefault(task, []).append((number, seconds, not record["disturbance"]))
         except (KeyError, TypeError, ValueError, OverflowError):
-            others += 1
-    return recorded, others
+            unreadable += 1
+    return recorded, unreadable
 
 
 def _collect(points: Mapping[Task, PointAccumulator]) -> tuple[dict[Task, Samples], list[Task]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +58,7 @@ class NamedValue(click.ParamType):
     name = "name=value"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, Any]:
-        from costmodel.io import NotJson, parse_json
+        import json
 
         if isinstance(value, tuple):
             return value
@@ -65,9 +66,13 @@ class NamedValue(click.ParamType):
         if not equals or not name.isidentifier():
             self.fail(f"{value!r} is not a name and a value, as enforce_eager=true.", param, ctx)
         try:
-            return name, parse_json(text)
-        except NotJson:
+            return name, json.loads(text, parse_constant=_refuse)
+        except (ValueError, RecursionError):
             return name, text
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)  # NaN and infinity are not JSON
 
 
 class Numbers(click.ParamType):
@@ -84,25 +89,41 @@ class Numbers(click.ParamType):
         return tuple(sorted({int(part) for part in parts}))
 
 
+def json_option(command: Decorated) -> Decorated:
+    """Pass `as_json` to a command: whether the option `--json` of `rooftree` itself was given."""
+
+    @functools.wraps(command)
+    def with_json(*arguments: Any, **options: Any) -> Any:
+        root = click.get_current_context().find_root()
+        return command(*arguments, as_json=bool(root.params.get("as_json")), **options)
+
+    return with_json  # type: ignore[return-value]
+
+
+def _part_int8(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """`int8` is a way to keep weights, which a command takes as `quantization`."""
+    ctx.params["quantization"] = "int8" if value == "int8" else None
+    return None if value == "int8" else value
+
+
 target_option = click.option(
     "--target", help="Folder, hub id or known target [default: fits this device]."
 )
 device_option = click.option(
     "--device", help="cpu, cuda or cuda:N [default: CUDA where there is one]."
 )
-dtype_option = click.option("--dtype", help="bfloat16, float16, float32 [default: the device's].")
+dtype_option = click.option(
+    "--dtype",
+    callback=_part_int8,
+    help="bfloat16, float16, float32; int8 keeps the weights in int8, on a CPU "
+    "[default: the device's].",
+)
 runtime_option = click.option(
     "--runtime",
     type=click.Choice(["auto", "packed", "graphs", "eager"]),
     default="auto",
     show_default=True,
-    help="packed reorders the weights once (CPU), graphs captures the forwards (CUDA); auto: "
-    "packed on a CPU, graphs on CUDA.",
-)
-quantization_option = click.option(
-    "--quantization",
-    type=click.Choice(["int8"]),
-    help="Round the weights to int8, one scale an output (runtime packed).",
+    help="packed reorders the weights once (CPU); graphs captures the forwards (CUDA).",
 )
 weights_option = click.option(
     "--weights", default="pretrained", help="pretrained, or random to try a shape."
@@ -113,8 +134,37 @@ profile_option = click.option(
 require_profile_option = click.option(
     "--require-profile", is_flag=True, help="Fail when no profile is found."
 )
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print the result as JSON on stdout."
+acceptance_option = click.option(
+    "--acceptance",
+    help="Acceptance: a bench result, a rate such as 0.8, or a published data set; DATASET@1 is at "
+    "temperature 1.",
+)
+
+
+def execution_options(command: Decorated) -> Decorated:
+    """`--device`, `--dtype`, `--runtime`: where and how the target runs.
+
+    The command gets `device`, `dtype`, `runtime` and `quantization`.
+    """
+    return device_option(dtype_option(runtime_option(command)))
+
+
+def batch_option(default: str) -> Callable[[Decorated], Decorated]:
+    return click.option(
+        "--batch", "batches", type=Numbers(), help=f"Batch sizes [default: {default}]."
+    )
+
+
+def budget_option(default: str) -> Callable[[Decorated], Decorated]:
+    return click.option(
+        "--time-budget", "time_budget_s", type=Duration(),
+        help=f"Time to measure [default: {default}].",
+    )  # fmt: skip
+
+
+contexts_option = click.option("--contexts", type=Numbers(), help="Cached tokens to measure at.")
+profile_output_option = click.option(
+    "--output", type=click.Path(path_type=Path), help="Write the profile to this file."
 )
 
 
@@ -148,8 +198,3 @@ def output_folder_option(help: str) -> Callable[[Decorated], Decorated]:
     """`--output` of a training command: a folder, which must be given."""
     folder = click.Path(file_okay=False, path_type=Path)
     return click.option("--output", required=True, type=folder, help=help)
-
-
-def execution_options(command: Decorated) -> Decorated:
-    """`--device`, `--dtype`, `--runtime`, `--quantization`: where and how the target runs."""
-    return device_option(dtype_option(runtime_option(quantization_option(command))))

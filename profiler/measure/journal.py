@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import io
 import json
 import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from costmodel.errors import InputError, MeasurementError
-from costmodel.io import NotJson, lock, parse_json, read_bytes
+from costmodel.io import read_bytes
 
 VERSION = 1
 MOST_BYTES = 256_000_000  # a long sweep takes some 5 MB
@@ -98,21 +98,16 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _read(self, header: Mapping[str, Any]) -> int:
         """Fill `records`; returns the bytes of the file that are whole lines of this run."""
         content = read_bytes(self.path, InputError, most_bytes=MOST_BYTES)
         whole_bytes = content.rfind(b"\n") + 1
-        first, *rest = map(_parse, content[:whole_bytes].split(b"\n")[:-1] or [b"{}"])
         if whole_bytes == 0:
             return 0
+        first, *rest = map(_parse, content[:whole_bytes].split(b"\n")[:-1])
         self._check_header(first or {}, header)
         self.records = [record for record in rest if record is not None]
         self.damaged = len(rest) - len(self.records)
@@ -147,10 +142,11 @@ def _open_own(path: str, flags: int) -> int:
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
-        if not lock(handle, wait_s=0):
-            raise OSError(errno.EBUSY, "another process is writing it")
-    except BaseException:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException as error:
         os.close(handle)
+        if isinstance(error, BlockingIOError):
+            raise OSError(errno.EBUSY, "another process is writing it") from None
         raise
     return handle
 
@@ -158,7 +154,7 @@ def _open_own(path: str, flags: int) -> int:
 def _parse(line: bytes) -> dict[str, Any] | None:
     """The object in a line; None where it is damaged."""
     try:
-        value = parse_json(line)
-    except NotJson:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import getpass
-import json
 import os
 import platform
 import re
@@ -15,12 +14,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from costmodel.errors import DeviceError
-from costmodel.io import file_lock, parse_json, read_bytes
 from costmodel.profile.store import user_directory
 
-MOST_PID = 1 << 31
-OWNER_BYTES = 1000
+OWNER = re.compile(r"process \d+, since [\d :-]{19}")
 
 
 def lock_directory() -> Path:
@@ -44,36 +43,37 @@ def device_lock(device: str, directory: Path | None = None) -> Iterator[None]:
     the process ends, however it ends.
     """
     with contextlib.ExitStack() as locks:
-        for place in _places(device, directory):
+        for path in _lock_files(device, directory):
             try:
-                _make_private(place.parent)
-                handle = locks.enter_context(file_lock(place, wait_s=0))
-            except BlockingIOError:
+                _make_private(path.parent)
+                locks.enter_context(FileLock(path, timeout=0))
+            except Timeout:
                 raise DeviceError(
-                    f"another measurement of {device} is running{_owner(place)}",
+                    f"another measurement of {device} is running{_owner(path)}",
                     hint="Two at once would disturb each other: wait for it or stop it.",
                 ) from None
             except OSError as error:
                 raise DeviceError(
-                    f"cannot lock {device} in {place.parent}: {error.strerror or error}",
+                    f"cannot lock {device} in {path.parent}: {error.strerror or error}",
                     hint="Set TMPDIR and ROOFTREE_HOME to directories of your own.",
                 ) from error
-            _write_owner(handle)
+            with contextlib.suppress(OSError):  # the lock holds all the same
+                started = time.strftime("%Y-%m-%d %H:%M:%S")
+                path.write_text(f"process {os.getpid()}, since {started}")
         yield
 
 
-def _places(device: str, directory: Path | None) -> list[Path]:
-    """The lock files of a device."""
+def _lock_files(device: str, directory: Path | None) -> list[Path]:
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", device)[:150]
     if directory is not None:
         return [directory / f"{name}.lock"]
-    places = [lock_directory() / f"{name}.lock"]
+    paths = [lock_directory() / f"{name}.lock"]
     home = user_directory()
     with contextlib.suppress(OSError):  # where nothing can be written, nothing can be disturbed
         home.mkdir(parents=True, exist_ok=True)
         if os.access(home, os.W_OK):  # several machines may share it
-            places.append(home / "locks" / f"{platform.node()[:50]}.{name}.lock")
-    return places
+            paths.append(home / "locks" / f"{platform.node()[:50]}.{name}.lock")
+    return paths
 
 
 def _make_private(folder: Path) -> None:
@@ -86,21 +86,9 @@ def _make_private(folder: Path) -> None:
         raise OSError(errno.EPERM, "others may write into it")
 
 
-def _write_owner(handle: int) -> None:
-    """Write this process into its lock file, for others that find it locked."""
-    started = time.strftime("%Y-%m-%d %H:%M:%S")
-    with contextlib.suppress(OSError):  # the lock holds all the same
-        os.truncate(handle, 0)
-        os.pwrite(handle, json.dumps({"pid": os.getpid(), "started": started}).encode(), 0)
-
-
-def _owner(place: Path) -> str:
+def _owner(path: Path) -> str:
     """The process that holds a lock, in words; empty where its file does not say."""
-    try:
-        owner = parse_json(read_bytes(place, DeviceError, most_bytes=OWNER_BYTES))
-        pid, started = owner["pid"], owner["started"]
-    except (DeviceError, ValueError, LookupError, TypeError):
-        return ""
-    if type(pid) is not int or not 0 < pid < MOST_PID or not isinstance(started, str):
-        return ""
-    return f" (process {pid}, since {started[:19]})"
+    with contextlib.suppress(OSError, UnicodeDecodeError), path.open() as file:
+        owner = OWNER.match(file.read(100))
+        return f" ({owner[0]})" if owner else ""
+    return ""

@@ -1,4 +1,4 @@
-"""Timing samples of one point, collected under a stopping rule, one at a time.
+"""Samples of a point: collected one at a time, judged by a stopping rule, corrected for the pace.
 
 An accumulator takes one sample at a time, so that a sweep can mix its points. A drift of the
 machine then spreads over all points and does not look like a trend.
@@ -9,38 +9,109 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from costmodel.errors import MeasurementError
-from costmodel.statistics import MAD_TO_SIGMA, mad_s, median_interval_s, relative_error
-from profiler.measure.guards import Guard
-from profiler.measure.stopping import LIMIT, StoppingRule, Verdict
-from profiler.measure.timers import Timer
+from costmodel.statistics import (
+    MAD_TO_SIGMA,
+    MIN_FOR_MAD,
+    mad_s,
+    relative_error,
+    relative_spread,
+)
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")
+Array = NDArray[np.float64]
 
 WARMUP_SIGMAS = 4.0
 WARMUP_SHARE = 0.03
+NOISE_TARGET_MET = "noise target met"
+NOISE_SETTLED = "noise settled"
+LIMIT = "limit"
+RUNNING = "running"
+REACH = 3  # neighbouring samples on each side that estimate the pace
+ITERATIONS = 3  # point medians and paces are estimated in alternation
+LEAST_FOR_PACE = 3  # samples; a point with fewer has no usable median
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """Seconds of one call, and what disturbed it (empty: nothing)."""
+class Verdict:
+    """Whether to stop, the reason, and the unmet condition (empty when all are met)."""
 
-    seconds: float
-    disturbance: str = ""
+    done: bool
+    reason: str = RUNNING
+    unmet: str = ""
 
 
-def take_sample(function: Callable[[], object], timer: Timer, guard: Guard | None = None) -> Sample:
-    """Time one call under an optional guard."""
-    if guard is None:
-        return Sample(seconds=timer.time_s(function))
-    guard.start()
-    seconds = timer.time_s(function)
-    return Sample(seconds=seconds, disturbance=guard.disturbance())
+class StoppingRule(Protocol):
+    """Decides from the samples of a point whether to stop timing it."""
+
+    def check(self, seconds: Sequence[float], *, attempts: int, spent_s: float) -> Verdict:
+        """
+        seconds   accepted samples after the warm-up
+        attempts  all samples taken, including warm-up and rejected ones
+        spent_s   the sum of the times of all samples
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseRule:
+    """Stop when the median is certain enough, when the noise has settled, or at a limit.
+
+    *Noise target met*: the standard error of the median is at most `target` of the median.
+    *Noise settled*: there are `settle_samples` or more, and over the last quarter of them the
+    spread of single samples stayed within `settle_tolerance` of its present value. More
+    samples then lower the error only by the square root of their number.
+    *Limit*: `max_samples` attempts or `max_time_s`; the verdict names the unmet condition.
+    """
+
+    target: float = 0.005
+    min_samples: int = 5
+    max_samples: int = 60
+    max_time_s: float = float("inf")
+    settle_samples: int = 16
+    settle_tolerance: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not MIN_FOR_MAD <= self.min_samples <= self.max_samples:
+            raise ValueError(
+                f"min_samples must lie in {MIN_FOR_MAD}..max_samples, not {self.min_samples}"
+            )
+
+    def check(self, seconds: Sequence[float], *, attempts: int, spent_s: float) -> Verdict:
+        error = relative_error(seconds)
+        enough = error is not None and len(seconds) >= self.min_samples
+        if enough and error is not None and error <= self.target:
+            return Verdict(done=True, reason=NOISE_TARGET_MET)
+        if enough and self._settled(seconds):
+            return Verdict(done=True, reason=NOISE_SETTLED, unmet=self._unmet(seconds))
+        if attempts >= self.max_samples or spent_s >= self.max_time_s:
+            return Verdict(done=True, reason=LIMIT, unmet=self._unmet(seconds))
+        return Verdict(done=False, unmet=self._unmet(seconds))
+
+    def _settled(self, seconds: Sequence[float]) -> bool:
+        if len(seconds) < self.settle_samples:
+            return False
+        latest = relative_spread(seconds)
+        if latest is None:
+            return False
+        first = 3 * len(seconds) // 4
+        spreads = [relative_spread(seconds[:count]) for count in range(first, len(seconds))]
+        return all(
+            spread is not None and abs(spread - latest) <= self.settle_tolerance * latest
+            for spread in spreads
+        )
+
+    def _unmet(self, seconds: Sequence[float]) -> str:
+        error = relative_error(seconds)
+        if error is None or len(seconds) < self.min_samples:
+            return f"{len(seconds)} steady samples of at least {self.min_samples}"
+        return f"error of the median {error:.2%}, target {self.target:.2%}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,16 +140,6 @@ class Samples:
     def mad_s(self) -> float | None:
         """Median absolute deviation; None below three samples."""
         return mad_s(self.seconds)
-
-    @property
-    def interval_s(self) -> tuple[float, float] | None:
-        """95 % interval of the median from order statistics; None below six samples."""
-        return median_interval_s(self.seconds)
-
-    @property
-    def relative_error(self) -> float | None:
-        """Standard error of the median over the median; None below three samples."""
-        return relative_error(self.seconds)
 
 
 class PointAccumulator:
@@ -159,21 +220,6 @@ def warmup_length(seconds: Sequence[float]) -> int:
     return half
 
 
-def measure(
-    function: Callable[[], object],
-    *,
-    timer: Timer,
-    rule: StoppingRule,
-    guard: Guard | None = None,
-) -> Samples:
-    """Time `function` until `rule` stops. Raises MeasurementError when no sample was accepted."""
-    point = PointAccumulator(rule)
-    while not point.done:
-        sample = take_sample(function, timer, guard)
-        point.add(sample.seconds, ok=not sample.disturbance)
-    return point.samples
-
-
 def interleave(
     waiting: Callable[[], Sequence[Item]], generator: np.random.Generator
 ) -> Iterator[Item]:
@@ -204,3 +250,41 @@ def in_turn(
             except StopIteration:
                 del remaining[key]
         rotation += 1
+
+
+def paces(seconds: ArrayLike, points: ArrayLike) -> Array:
+    """How slow the machine was at each sample, 1 at its typical pace: [samples].
+
+    seconds  [samples] in the order they were taken
+    points   int [samples], the point of each sample
+
+    A sample has no say in its own pace, so that a single outlier remains one.
+    """
+    seconds, points = np.asarray(seconds, np.float64), np.asarray(points, np.int64)
+    pace: Array = np.ones_like(seconds)
+    if not len(seconds):
+        return pace
+    usable = np.bincount(points)[points] >= LEAST_FOR_PACE
+    for _ in range(ITERATIONS):
+        deviation = np.log(seconds / _medians(seconds / pace, points)[points])
+        neighbours = _neighbours(np.where(usable, deviation, np.nan))
+        has_neighbour = ~np.all(np.isnan(neighbours), axis=0)
+        pace = np.ones_like(seconds)
+        pace[has_neighbour] = np.exp(np.nanmedian(neighbours[:, has_neighbour], axis=0))
+        pace /= np.median(pace)
+    return pace
+
+
+def _medians(seconds: Array, points: NDArray[np.int64]) -> Array:
+    """The median of each point: [points]."""
+    medians = np.ones(int(points.max()) + 1)
+    for point in np.unique(points):
+        medians[point] = np.median(seconds[points == point])
+    return medians
+
+
+def _neighbours(values: Array) -> Array:
+    """Up to `REACH` values before and after each one: [2 REACH, samples], NaN past the ends."""
+    padded = np.pad(values, REACH, constant_values=np.nan)
+    shifts = [shift for shift in range(2 * REACH + 1) if shift != REACH]
+    return np.stack([padded[shift : shift + len(values)] for shift in shifts])

@@ -19,8 +19,9 @@ from costmodel.catalog import DeviceFingerprint
 from costmodel.errors import DeviceError, InputError, MeasurementError, RooftreeError
 from costmodel.profile.profile import Profile
 from decoder.device import fingerprint
-from profiler.calibrate.calibrate import CalibrationListener, CalibrationSettings, calibrate
 from profiler.calibrate.fleet.scheduler import FleetDevice, Gathered, Job, JobState, NodeLostError
+from profiler.calibrate.run import CalibrationListener, calibrate
+from profiler.calibrate.source import CalibrationSettings
 from profiler.calibrate.sweep import SweepProgress
 
 # How long to wait at first for every node to list its devices, and how long at each later look.
@@ -51,7 +52,7 @@ def ray_cluster(
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DeviceError(
             f"no Ray cluster answers at '{address}': {reason}",
-            hint="Start one with `ray start --head`, or give its --fleet-address",
+            hint="Start one with `ray start --head`, or give its --address",
         ) from None
     try:
         yield RayCluster(settings, say)

@@ -12,8 +12,7 @@ from costmodel.errors import InputError
 from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
 from decoder.drafters.factory import load_drafter
 from decoder.model.loading import default_target, load_model
-from decoder.model.runtime.graphs import runtime_kind
-from decoder.model.target import Target, quantised
+from decoder.model.target import Target, make_target, quantised, runtime_kind
 from decoder.profiling.measured_profile import find_peaks, subject_of
 from decoder.profiling.startup import is_storable
 from profiler.calibrate.files import device_label
@@ -35,7 +34,7 @@ LIMITS_S = {"cuda": 45.0, "cpu": 52.0}  # the fits and the picture follow, withi
 
 
 class DecoderSource:
-    """The functions that `rooftree generate` runs, with the same mask, cache, kernels and graphs."""
+    """The very functions that `rooftree generate` runs: same mask, cache, kernels and graphs."""
 
     def __init__(self, settings: CalibrationSettings) -> None:
         """Check what can be checked without loading. Raises InputError or DeviceError."""
@@ -58,7 +57,7 @@ class DecoderSource:
             device=device,
         )
         loaded_s = time.perf_counter()
-        target = Target(quantised(loaded, settings.quantization), runtime=settings.runtime)
+        target = make_target(quantised(loaded, settings.quantization), runtime=settings.runtime)
         self._target, self._drafter = target, load_drafter(settings.drafter, target)
         say(
             f"{loaded.name} ({loaded.weights} weights, {dtype_name(target.dtype)}) on "

@@ -49,10 +49,10 @@ class Address:
             parts = urlsplit(url)
             port = parts.port
         except ValueError as error:
-            raise InputError(f"--url {shown(url)} is no address: {error}", hint=NO_API) from None
+            raise InputError(f"{shown(url)} is no address: {error}", hint=NO_API) from None
         known = parts.scheme in ("http", "https") and parts.hostname
         if not known or parts.path.rstrip("/") not in ("", "/v1") or "@" in parts.netloc:
-            raise InputError(f"--url {shown(url)} is no address of a server", hint=NO_API)
+            raise InputError(f"{shown(url)} is no address of a server", hint=NO_API)
         usual = 443 if parts.scheme == "https" else 80
         return cls(scheme=parts.scheme, host=str(parts.hostname), port=port or usual)
 
@@ -245,7 +245,8 @@ class ServerClient:
             ) from None
         except ConnectionRefusedError:
             raise InputError(
-                f"nothing listens at {self.address}", hint="Start the server, or correct --url."
+                f"nothing listens at {self.address}",
+                hint="Start the server, or correct it.",
             ) from None
         except ssl.SSLError as error:
             raise InputError(
@@ -278,13 +279,13 @@ class ServerClient:
         if status in (401, 403):
             raise InputError(
                 f"{self.address} wants an API key, or another one",
-                hint="Put it into an environment variable and name that: --api-key VARIABLE.",
+                hint="Put it into the environment variable ROOFTREE_API_KEY.",
             )
         if 300 <= status < 400:
             place = shown(response.getheader("Location", ""))
             raise InputError(
                 f"{self.address} redirects to {place}, which is not followed",
-                hint="Give that address with --url if it is the right one.",
+                hint="Give that address if it is the right one.",
             )
         if status in (429, 503):
             raise MeasurementError(

@@ -9,10 +9,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from costmodel.errors import InputError, MeasurementError
-from profiler.calibrate.served.client import Completion
-from profiler.calibrate.served.times import ANSWER_TOKENS, bunched, ran_together, step_seconds
-from profiler.calibrate.workload import Task
+from costmodel.errors import MeasurementError
+from profiler.calibrate.sources.http_client import Completion
+from profiler.calibrate.sources.request_times import (
+    ANSWER_TOKENS,
+    bunched,
+    ran_together,
+    step_seconds,
+)
+from profiler.calibrate.sweep import Task
 
 ROWS = (2, 4, 8, 16, 32, 64, 128)
 HELD_OUT_CONTEXTS = 3
@@ -28,7 +33,7 @@ NO_CACHE = (
 
 
 class Requests(Protocol):
-    """What the workload asks of a server (`client.ServerClient`)."""
+    """What the workload asks of a server (`http_client.ServerClient`)."""
 
     def complete(self, prompt: list[int], tokens: int = 1) -> Completion: ...
 
@@ -37,7 +42,7 @@ class Requests(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedPlan:
-    """The points that a server's calibration may measure; validated on construction.
+    """The points that a server's calibration may measure.
 
     held_out_contexts  contexts of the held-out points (`draw_contexts`)
     """
@@ -47,15 +52,6 @@ class ServedPlan:
     most_rows: int
     held_out_contexts: tuple[int, ...]
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if len(set(self.contexts)) < 2:
-            raise InputError(
-                "a calibration needs two contexts or more, in whole blocks of the prefix cache",
-                hint="As 256,1024.",
-            )
-        if self.most_rows < 4:
-            raise InputError(f"max nodes must be 3 or more, got {self.most_rows - 1}")
 
     def grid(self) -> list[Task]:
         """Requests of one sequence."""

@@ -1,42 +1,193 @@
-"""The points of an engine's calibration, and the steps that measure them."""
+"""vLLM's own steps in this process as the source of a calibration."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from platform import python_version
+from statistics import median
+from typing import Any
 
 import numpy as np
+import torch
 
 from costmodel.errors import InputError
-from integrations.vllm.engine import PROMPT_TOKENS, SteppedEngine
-from profiler.calibrate.workload import Task
+from costmodel.profile.schema import EngineDrafterSection, RuntimeSection
+from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
+from decoder.drafters.factory import DEMO_DRAFTER
+from decoder.model.loading import default_target
+from decoder.profiling.measured_profile import MeasuredSubject, peaks_of
+from integrations.vllm.configuration import (
+    architecture_of,
+    drafter_key,
+    engine_section,
+    installed_version,
+    speculative_options,
+)
+from integrations.vllm.engine import PROMPT_TOKENS, SteppedEngine, spare_tokens
+from profiler.calibrate.files import device_label
+from profiler.calibrate.source import Additions, CalibrationSettings, Ready
+from profiler.calibrate.sources.decoder import CPU_CONTEXTS
+from profiler.calibrate.sweep import SweepResult, Task
+from profiler.measure.instruments import (
+    MIN_SAMPLES,
+    CpuGuard,
+    Instruments,
+    ReportTimer,
+    gpu_guard,
+)
+from profiler.measure.samples import NoiseRule
 
+BATCHES = (1, 2, 4, 8)
+GPU_CONTEXTS = (64, 512, 2048, 8192)
+MAX_NODES = 15
+BUDGET_S = 60.0
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)  # few: each comes at every batch and context
 PROMPTS = (32, 64, 128, 256, 512, 1024)  # each in one step
 HELD_OUT_SHAPES = 4  # (context, batch) pairs
 HELD_OUT_ROWS = 6
 
 
+class VllmSource:
+    """vLLM with one target, its scheduler in this process.
+
+    Of the settings, `drafter` is none, ngram, mtp, demo or a folder. Weights, runtime and
+    quantization are arguments of the engine.
+    """
+
+    def __init__(
+        self,
+        settings: CalibrationSettings,
+        *,
+        tensor_parallel: int = 1,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """options: further arguments of `vllm.LLM`. Raises InputError or DeviceError."""
+        installed_version()
+        self._settings, self._device = settings, select_device(settings.device)
+        self._options = {"tensor_parallel_size": tensor_parallel} | dict(options or {})
+        on_gpu = self._device.type == "cuda"
+        contexts = settings.contexts or (GPU_CONTEXTS if on_gpu else CPU_CONTEXTS)
+        if min(contexts) <= PROMPT_TOKENS:
+            raise InputError(
+                f"contexts in an engine begin at {PROMPT_TOKENS + 1} tokens, got {min(contexts)}"
+            )
+        drafter = str(DEMO_DRAFTER) if settings.drafter == "demo" else settings.drafter
+        self._speculative = speculative_options(drafter, settings.max_nodes or MAX_NODES)
+        self._plan = EnginePlan(
+            contexts=contexts,
+            batches=settings.batches or BATCHES,
+            most_rows=self._speculative["num_speculative_tokens"] + 1,
+            drafts=drafter != "none",
+            seed=settings.seed,
+        )
+        self.cuda_index = self._device.index or 0 if on_gpu else None
+        self.lock = f"{fingerprint(self._device).name} {device_label(self._device)}"
+
+    def prepare(self, say: Callable[[str], None]) -> Ready:
+        plan, device = self._plan, self._device
+        options = {
+            "model": self._settings.target or default_target(device),
+            "max_num_seqs": max(plan.batches),
+            "max_model_len": max(plan.contexts) + spare_tokens(plan.most_rows - 1),
+            "speculative_config": self._speculative,
+            "dtype": dtype_name(parse_dtype(self._settings.dtype, device)),
+        }
+        engine = SteppedEngine(options | self._options)
+        loaded_s = time.perf_counter()
+        if engine.device.type != device.type:
+            raise InputError(
+                f"this vLLM runs on {engine.device.type}, not on {device.type}",
+                hint="Install a vLLM for the other.",
+            )
+        self._engine, self._workload = engine, EngineWorkload(engine)
+        self._subject = MeasuredSubject(
+            device=engine.in_worker(fingerprint, device),
+            architecture=architecture_of(engine.config),
+            runtime=_runtime_section(engine),
+            note=f"vLLM's own steps, drafter {self._settings.drafter}",
+        )
+        say(f"{self._subject.architecture.name} in vLLM on {self._subject.device.name}")
+        guard = CpuGuard() if device.type == "cpu" else gpu_guard(device.index or 0)
+        return Ready(
+            subject=self._subject,
+            peaks=engine.in_worker(peaks_of, device, engine.config.model_config.dtype),
+            grid=plan.grid(),
+            fixed=plan.held_out() + plan.draft_tasks() + plan.prefill_tasks(),
+            workload=self._workload,
+            instruments=Instruments(
+                timer=ReportTimer(), guard=guard, rule=NoiseRule(min_samples=MIN_SAMPLES)
+            ),
+            journal={
+                "drafter": drafter_key(engine.config),
+                "contexts": list(plan.contexts),
+                "batches": list(plan.batches),
+                "most_rows": plan.most_rows,
+                "seed": plan.seed,
+            },
+            budget_s=BUDGET_S,
+            limit_s=BUDGET_S,
+            loaded_s=loaded_s,
+        )
+
+    def forwards(self, swept: SweepResult) -> SweepResult:
+        return swept
+
+    def additions(self, swept: SweepResult) -> Additions:
+        subject = self._subject
+        if subject.device.kind == "cuda":
+            engine = engine_section(self._engine.config)
+            timed = engine.model_copy(update={"host_s": median(self._workload.host_s)})
+            subject = replace(subject, runtime=subject.runtime.model_copy(update={"engine": timed}))
+        return Additions(subject=subject, sections={"engine_drafters": self._drafters(swept)})
+
+    def _drafters(self, swept: SweepResult) -> dict[str, EngineDrafterSection]:
+        """The drafter's cost, where one was named and all its points were measured."""
+        tasks = sorted(
+            self._plan.draft_tasks(), key=lambda task: (task.batch, task.size, task.context)
+        )
+        samples = [swept.samples[task] for task in tasks if task in swept.samples]
+        if not tasks or len(samples) < len(tasks):
+            return {}
+        section = EngineDrafterSection(
+            name=self._settings.drafter,
+            batch=[task.batch for task in tasks],
+            tokens=[task.size for task in tasks],
+            context=[task.context for task in tasks],
+            median_s=np.array([sample.median_s for sample in samples]),
+            mad_s=[sample.mad_s for sample in samples],
+            n=[sample.n for sample in samples],
+        )
+        return {drafter_key(self._engine.config): section}
+
+
+def _runtime_section(engine: SteppedEngine) -> RuntimeSection:
+    import transformers
+
+    config = engine.config
+    return RuntimeSection(
+        kind="vllm",
+        dtype=dtype_name(config.model_config.dtype),
+        quantization=config.model_config.quantization,
+        attention=engine.attention,
+        tensor_parallel=config.parallel_config.tensor_parallel_size,
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+        python=python_version(),
+        engine=engine_section(config),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
-    """The points that an engine's calibration may measure; validated on construction."""
+    """The points that an engine's calibration may measure."""
 
     contexts: tuple[int, ...]
     batches: tuple[int, ...]
     most_rows: int
     drafts: bool
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if len(set(self.contexts)) < 2:
-            raise InputError("a calibration needs two contexts or more", hint="As 256,1024.")
-        if min(self.contexts) <= PROMPT_TOKENS:
-            raise InputError(
-                f"contexts in an engine begin at {PROMPT_TOKENS + 1} tokens, "
-                f"got {min(self.contexts)}"
-            )
-        if self.most_rows < 2:
-            raise InputError(f"max nodes must be 1 or more, got {self.most_rows - 1}")
 
     def grid(self) -> list[Task]:
         rows = sorted({rows for rows in ROWS if rows < self.most_rows} | {self.most_rows})

@@ -18,8 +18,7 @@ import numpy as np
 
 from costmodel.errors import MeasurementError
 from costmodel.roofline import Roofline, physical_bytes, physical_flops
-from profiler.calibrate.sweep import SweepResult
-from profiler.calibrate.workload import Task
+from profiler.calibrate.sweep import SweepResult, Task
 from profiler.measure.samples import Samples
 
 ANSWER_TOKENS = 9  # of one sample of a plain step

@@ -1,15 +1,15 @@
-"""The calls that a sweep times: the decoder's own functions at given rows, contexts and batches."""
+"""The decoder's own functions as calls to time, and the memory that they need."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
+from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError
 from decoder.acceptance.rules import AcceptanceRule, accept_together
 from decoder.acceptance.sampling import Sampling
@@ -19,39 +19,17 @@ from decoder.model.runtime.eager import greedy_tokens
 from decoder.model.target import PREFILL_CHUNK, Step, Target
 from decoder.profiling.probe import steady_draft
 from decoder.tree.draft_tree import EMPTY, DraftTree, Lattice, best_first
-from profiler.calibrate.memory import (
-    CACHE_SHARE,
-    OutOfMemory,
-    forward_bytes,
-    free_memory,
-    slot_bytes,
-)
+from profiler.calibrate.sweep import OutOfMemory, Task
 
 FORWARDS = ("verify", "held_out", "plain")  # kinds that time a verification forward
 LATTICE_DEPTH = 15  # gamma of a block of 16
 TIMED_SAMPLING = Sampling(temperature=1.0, top_p=0.9)  # top-p is what costs
 CERTAIN = 100.0  # a logit above zeros whose token is drawn at temperature 1 too
 ACCEPTED_DEPTH = 3  # rows that a timed acceptance walks: a typical acceptance length
-
-
-@dataclass(frozen=True, slots=True, order=True, kw_only=True)
-class Task:
-    """One call to time.
-
-    kind     `verify`, `held_out`, `plain` (a step of one row that the surface does not use),
-             `prefill`, `draft`, `build`, `accept`, `accept_sampled` or `commit`
-    size     rows of a forward, tokens of a prefill or commit, nodes of a build or accept
-    context  cached tokens (0 where the kind has none)
-    """
-
-    kind: str
-    size: int
-    context: int = 0
-    batch: int = 1
-
-    def key(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
+# The share of free memory that a KV cache may take. Activations, captured forwards and the
+# allocator's fragmentation need the rest.
+CACHE_SHARE = 0.8
+SPLIT_PARTS = 9  # float32 outputs of key ranges that tree attention merges at many rows
 
 
 class Workload:
@@ -239,3 +217,34 @@ class Workload:
 
     def _tree(self, nodes: int) -> DraftTree:
         return best_first(self._lattice(nodes), nodes) if nodes else EMPTY
+
+
+def free_memory(device: torch.device) -> Callable[[], int]:
+    """A function that returns the free bytes of a device, the allocator's reserve included."""
+    if device.type == "cpu":
+        return lambda: int(psutil.virtual_memory().available)
+
+    def free_bytes() -> int:
+        driver_bytes, _ = torch.cuda.mem_get_info(device)
+        unused_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(driver_bytes + unused_bytes)
+
+    return free_bytes
+
+
+def slot_bytes(architecture: ModelArchitecture, sequences: int, element_bytes: int) -> int:
+    """Bytes of one token in the KV caches of all sequences."""
+    width = architecture.kv_heads * architecture.head_dim
+    return 2 * architecture.layers * sequences * width * element_bytes
+
+
+def forward_bytes(architecture: ModelArchitecture, rows: int, element_bytes: int) -> int:
+    """An upper estimate of a forward's memory beside weights and cache.
+
+    It counts the logits twice (as computed, and where they are kept), the widest activations
+    of one layer, and the partial outputs of tree attention.
+    """
+    heads = architecture.heads * architecture.head_dim
+    widest = 4 * architecture.hidden + 3 * max(architecture.ffn, heads)
+    per_row = element_bytes * (2 * architecture.vocab + widest) + 4 * SPLIT_PARTS * heads
+    return rows * per_row

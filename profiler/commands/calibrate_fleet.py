@@ -1,45 +1,53 @@
-"""`rooftree calibrate --fleet`: calibrate a cluster, store the profiles and show them."""
+"""`rooftree calibrate fleet`: calibrate a Ray cluster, store the profiles and show them."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
-from costmodel.errors import InputError, MeasurementError
-from profiler.calibrate.calibrate import CalibrationSettings
-from profiler.calibrate.files import check_writable, store
-from profiler.calibrate.fleet.ray_cluster import ray_cluster
-from profiler.calibrate.fleet.scheduler import (
-    FleetDevice,
-    FleetListener,
-    FleetOutcome,
-    JobState,
-    calibrate_fleet,
-    label,
-)
-from profiler.report.console import print_json
-from profiler.report.profiles import verdict
+from profiler.commands.options import contexts_option, count_option, json_option, target_option
+
+if TYPE_CHECKING:
+    from profiler.calibrate.fleet.scheduler import (
+        FleetDevice,
+        FleetListener,
+        FleetOutcome,
+        JobState,
+    )
 
 
-def run_fleet(settings: Mapping[str, Any], address: str, *, as_json: bool) -> None:
-    """Calibrate every kind of device, store the profiles here, and print them.
+@click.command(name="fleet", short_help="Measure each kind of GPU of a Ray cluster.")
+@click.option("--address", default="auto", help="The cluster's head, host:port "
+              "[default: the running one].")  # fmt: skip
+@target_option
+@click.option("--device", type=click.Choice(["cpu", "cuda"]),
+              help="Kind of device [default: CUDA where there is one].")  # fmt: skip
+@contexts_option
+@count_option("--max-nodes", "Nodes of the largest draft tree.", least=3)
+@json_option
+def command(address: str, as_json: bool, **options: Any) -> None:
+    """Measure each distinct kind of GPU of a Ray cluster, and store the profiles here.
 
-    Raises InputError for options that contradict each other. Raises MeasurementError at the
-    end when a kind gave no profile; the profiles of the others are stored by then.
+    Needs `pip install 'rooftree[fleet]'` on every node. The profiles of other kinds are
+    stored where one kind fails, and the exit code tells it.
     """
-    _check(settings)
+    from costmodel.errors import MeasurementError
+    from profiler.calibrate.files import check_writable
+    from profiler.calibrate.fleet.ray_cluster import ray_cluster
+    from profiler.calibrate.fleet.scheduler import calibrate_fleet
+    from profiler.calibrate.source import CalibrationSettings
+    from profiler.report.console import print_json
+
     check_writable(None)
     # Ray reports lost nodes on stdout, which belongs to the result.
     with (
         contextlib.redirect_stdout(sys.stderr),
         _listener() as listener,
-        ray_cluster(CalibrationSettings(**settings), address, listener.say) as cluster,
+        ray_cluster(CalibrationSettings(**options), address, listener.say) as cluster,
     ):
         outcomes = calibrate_fleet(cluster, listener)
     records = [_record(outcome) for outcome in outcomes]
@@ -55,22 +63,14 @@ def run_fleet(settings: Mapping[str, Any], address: str, *, as_json: bool) -> No
         )
 
 
-def _check(settings: Mapping[str, Any]) -> None:
-    if settings["output"] is not None:
-        raise InputError(
-            "--output names one file, but --fleet stores several profiles",
-            hint="Leave --output out; set ROOFTREE_HOME to choose their folder",
-        )
-    if settings["device"] not in (None, "cpu", "cuda"):
-        raise InputError(
-            f"--fleet chooses the devices itself, so --device cannot be {settings['device']}",
-            hint="Use --device cpu or cuda, or leave it out",
-        )
-
-
 @contextlib.contextmanager
 def _listener() -> Iterator[FleetListener]:
     """Messages on stderr, and a bar for each kind on a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from profiler.calibrate.fleet.scheduler import FleetListener, label
+
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"))
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
@@ -87,6 +87,10 @@ def _listener() -> Iterator[FleetListener]:
 
 def _record(outcome: FleetOutcome) -> dict[str, Any]:
     """The stable JSON form of one kind; stores its profile."""
+    from profiler.calibrate.files import store
+    from profiler.calibrate.fleet.scheduler import label
+    from profiler.report.profiles import verdict
+
     record: dict[str, Any] = {"kind": label(outcome.fingerprint), "attempts": outcome.attempts}
     if outcome.device is not None:
         record |= {"host": outcome.device.host, "device": outcome.device.device}

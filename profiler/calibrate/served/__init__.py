@@ -1,4 +1,0 @@
-"""Calibration of a server over its OpenAI-compatible HTTP interface, without access to its insides.
-
-Imports from `profiler.calibrate`, `decoder` and `costmodel`.
-"""

@@ -1,0 +1,64 @@
+"""`rooftree calibrate vllm`: measure vLLM's own steps in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+import click
+
+from profiler.commands.calibrate_output import listening, print_result
+from profiler.commands.options import (
+    NamedValue,
+    batch_option,
+    budget_option,
+    contexts_option,
+    count_option,
+    json_option,
+    profile_output_option,
+    target_option,
+)
+
+
+@click.command(name="vllm", short_help="Measure vLLM's own steps in this process.")
+@target_option
+@click.option("--drafter", default="ngram", show_default=True,
+              help="Drafter whose cost to add: none, ngram, mtp, demo, or a folder.")  # fmt: skip
+@contexts_option
+@count_option("--max-nodes", "Tokens of the longest draft [default: 15].")
+@batch_option("1,2,4,8")
+@budget_option("60s")
+@profile_output_option
+@count_option("--tensor-parallel-size", "GPUs that share the target.", default=1)
+@click.option(
+    "--engine-option",
+    "engine_options",
+    type=NamedValue(),
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Argument of vLLM, such as enforce_eager=true or dtype=float16; may be repeated.",
+)
+@json_option
+def command(
+    tensor_parallel_size: int,
+    engine_options: tuple[tuple[str, Any], ...],
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Measure the steps of vLLM itself, and the cost of its drafter.
+
+    The engine's scheduler runs in this process. Needs vLLM (docs/engines.md).
+    """
+    from profiler.calibrate.run import calibrate
+    from profiler.calibrate.source import CalibrationSettings
+    from profiler.calibrate.sources.vllm import VllmSource
+
+    settings = CalibrationSettings(**options)
+    # What vLLM prints on stdout, which belongs to the result, goes to stderr.
+    with contextlib.redirect_stdout(sys.stderr), listening() as listener:
+        source = VllmSource(
+            settings, tensor_parallel=tensor_parallel_size, options=dict(engine_options)
+        )
+        result = calibrate(settings, listener, source)
+    print_result(result, as_json)

@@ -1,0 +1,288 @@
+"""The instruments of a measurement: timers of a call, and guards that reject disturbed samples."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Protocol
+
+import psutil
+import torch
+
+from costmodel.errors import DeviceError
+from decoder.nvml import POWER_CAP, THERMAL_REASONS, Gpu, Reading, clock_reasons
+from profiler.measure.machine import stolen_s, throttled_s
+from profiler.measure.samples import NoiseRule, PointAccumulator, Samples, StoppingRule
+
+MIN_SAMPLES = 10  # fewer may have a small spread by chance
+L2_BYTES = 128 << 20  # assumed where the device does not report its L2 cache; above all known sizes
+
+
+class Timer(Protocol):
+    """Times calls on one device, and gives the time for budgets."""
+
+    def time_s(self, function: Callable[[], object]) -> float:
+        """Seconds of one call of `function`, until its work on the device is done."""
+        ...
+
+    def now_s(self) -> float:
+        """Seconds of a monotonic clock."""
+        ...
+
+
+class WallTimer:
+    """`time.perf_counter` around the call, with the garbage collector off."""
+
+    def time_s(self, function: Callable[[], object]) -> float:
+        with _without_garbage_collection():
+            start_s = time.perf_counter()
+            function()
+            return time.perf_counter() - start_s
+
+    def now_s(self) -> float:
+        return time.perf_counter()
+
+
+class CudaTimer:
+    """CUDA events on the current stream of `device`, from an idle device and a cold L2 cache.
+
+    The device is idle when the first event is recorded. The time between the events therefore
+    includes the host's launch work wherever the device waits for it, as it does in decoding.
+    The L2 cache is overwritten before each sample: a repeated call would otherwise read from
+    the cache what a decoder reads from memory.
+    """
+
+    def __init__(
+        self,
+        device: Any = None,
+        cuda: Any = None,
+        flush: Callable[[], object] | None = None,
+    ) -> None:
+        """
+        cuda   replaces `torch.cuda` in tests
+        flush  replaces the function that overwrites the L2 cache
+        """
+        self._cuda = torch.cuda if cuda is None else cuda
+        self._device = device
+        self._flush = l2_flush(device) if flush is None else flush
+        with self._cuda.device(device):
+            self._start = self._cuda.Event(enable_timing=True)
+            self._end = self._cuda.Event(enable_timing=True)
+
+    def time_s(self, function: Callable[[], object]) -> float:
+        with _without_garbage_collection():
+            self._flush()
+            self._cuda.synchronize(self._device)
+            stream = self._cuda.current_stream(self._device)
+            self._start.record(stream)
+            function()
+            self._end.record(stream)
+            self._end.synchronize()
+        return float(self._start.elapsed_time(self._end)) / 1e3
+
+    def now_s(self) -> float:
+        return time.perf_counter()
+
+
+class ReportTimer:
+    """For functions that time the part of them that counts, and return its seconds."""
+
+    def time_s(self, function: Callable[[], Any]) -> float:
+        with _without_garbage_collection():
+            return float(function())
+
+    def now_s(self) -> float:
+        return time.perf_counter()
+
+
+def l2_flush(device: Any) -> Callable[[], object]:
+    """A function that writes twice the L2 cache's size on a CUDA device."""
+    properties = torch.cuda.get_device_properties(device)
+    cache_bytes = int(getattr(properties, "L2_cache_size", 0)) or L2_BYTES
+    scratch = torch.empty(2 * cache_bytes, dtype=torch.uint8, device=device or "cuda")
+    return scratch.zero_
+
+
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class Guard(Protocol):
+    """Detects disturbed samples (throttled clocks, stolen processor time)."""
+
+    def start(self) -> None:
+        """Called just before a sample."""
+        ...
+
+    def disturbance(self) -> str:
+        """What disturbed the sample since `start`; empty when nothing did."""
+        ...
+
+    def summary(self) -> dict[str, Any]:
+        """The state of the device over all samples, in the fields of the metadata."""
+        ...
+
+
+class NoGuard:
+    """Accepts every sample."""
+
+    def start(self) -> None:
+        """Does nothing."""
+
+    def disturbance(self) -> str:
+        return ""
+
+    def summary(self) -> dict[str, Any]:
+        return {}
+
+
+class CpuGuard:
+    """Rejects samples during which the host or a container quota took processor time away."""
+
+    # The kernel counts stolen time in ticks of 10 ms, so one tick in a short sample means little.
+    MAX_SHARE = 0.1
+
+    def __init__(self) -> None:
+        self._cores = psutil.cpu_count() or 1
+        self.start()
+
+    def start(self) -> None:
+        self._stolen_s = stolen_s()
+        self._throttled_s = throttled_s()
+        self._start_s = time.perf_counter()
+
+    def disturbance(self) -> str:
+        elapsed_s = max(time.perf_counter() - self._start_s, 1e-9)
+        if (stolen_s() - self._stolen_s) / (elapsed_s * self._cores) > self.MAX_SHARE:
+            return "processor time stolen by the host"
+        if (throttled_s() - self._throttled_s) / elapsed_s > self.MAX_SHARE:
+            return "container quota used up"
+        return ""
+
+    def summary(self) -> dict[str, Any]:
+        """Empty: a CPU guard keeps no state beside the rejections."""
+        return {}
+
+
+class GpuGuard:
+    """Rejects samples taken at low clocks, and keeps the GPU's readings.
+
+    A sample is rejected while heat or the power supply holds the clocks down, and while the
+    clock is below `FLOOR_SHARE` of the highest clock seen so far. A clock lowered by the power
+    cap is accepted: under full load that is the steady state.
+    """
+
+    FLOOR_SHARE = 0.8
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._highest_hz = 0.0
+        self.readings: list[Reading] = []
+
+    def start(self) -> None:
+        """Nothing to note: the driver tells the present state."""
+
+    def disturbance(self) -> str:
+        reading = self._gpu.sample()
+        self.readings.append(reading)
+        clock_hz, reasons = reading.sm_clock_hz, reading.reasons or 0
+        held = ", ".join(name for bit, name in THERMAL_REASONS.items() if reasons & bit)
+        if held or clock_hz is None:
+            return held
+        self._highest_hz = max(self._highest_hz, clock_hz)
+        if clock_hz < self.FLOOR_SHARE * self._highest_hz and not reasons & POWER_CAP:
+            return (
+                f"SM clock {clock_hz / 1e6:.0f} MHz, below {self.FLOOR_SHARE:.0%} of "
+                f"{self._highest_hz / 1e6:.0f} MHz"
+            )
+        return ""
+
+    def summary(self) -> dict[str, Any]:
+        """Statistics of all readings, named as the fields of `Gpu.read`."""
+        fields: dict[str, Any] = {}
+        for name, field, reduce in (
+            ("gpu_sm_clock_hz", "sm_clock_hz", median),
+            ("gpu_temperature_c", "temperature_c", max),
+            ("gpu_power_w", "power_w", median),
+        ):
+            readings = [getattr(reading, field) for reading in self.readings]
+            values = [value for value in readings if value is not None]
+            if values:
+                fields[name] = reduce(values)
+        mask = 0
+        for reading in self.readings:
+            mask |= reading.reasons or 0
+        if any(reading.reasons is not None for reading in self.readings):
+            fields["gpu_clock_reasons"] = list(clock_reasons(mask))
+        return fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruments:
+    """The timer of a sample, the guard that rejects it, and the rule that ends a point."""
+
+    timer: Timer
+    guard: Guard
+    rule: StoppingRule
+
+
+def instruments(device: torch.device) -> Instruments:
+    """The instruments for a device."""
+    rule = NoiseRule(min_samples=MIN_SAMPLES)
+    if device.type == "cpu":
+        return Instruments(timer=WallTimer(), guard=CpuGuard(), rule=rule)
+    return Instruments(timer=CudaTimer(device), guard=gpu_guard(device.index or 0), rule=rule)
+
+
+def gpu_guard(cuda_index: int) -> Guard:
+    """A guard of clocks and temperature; one that accepts everything where NVML is not available.
+
+    `machine.warnings` reports that case.
+    """
+    try:
+        return GpuGuard(Gpu.open(cuda_index))
+    except DeviceError:
+        return NoGuard()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Seconds of one call, and what disturbed it (empty: nothing)."""
+
+    seconds: float
+    disturbance: str = ""
+
+
+def take_sample(function: Callable[[], object], timer: Timer, guard: Guard | None = None) -> Sample:
+    """Time one call under an optional guard."""
+    if guard is None:
+        return Sample(seconds=timer.time_s(function))
+    guard.start()
+    seconds = timer.time_s(function)
+    return Sample(seconds=seconds, disturbance=guard.disturbance())
+
+
+def measure(
+    function: Callable[[], object],
+    *,
+    timer: Timer,
+    rule: StoppingRule,
+    guard: Guard | None = None,
+) -> Samples:
+    """Time `function` until `rule` stops. Raises MeasurementError when no sample was accepted."""
+    point = PointAccumulator(rule)
+    while not point.done:
+        sample = take_sample(function, timer, guard)
+        point.add(sample.seconds, ok=not sample.disturbance)
+    return point.samples
