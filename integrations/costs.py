@@ -34,7 +34,7 @@ class StepCosts:
             names = ", ".join(profile.engine_drafters) or "none"
             raise ProfileError(
                 f"the profile has no cost of the drafter {drafter} (it has {names})",
-                hint="Add it with `rooftree calibrate --engine vllm --drafter`",
+                hint="Add it with `rooftree calibrate vllm --drafter`",
             )
         self._calibration = profile.verify_calibration()
         self._drafter = section

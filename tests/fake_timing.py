@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from costmodel.errors import MeasurementError
-from profiler.measure.stopping import LIMIT, Verdict
+from profiler.measure.samples import LIMIT, Verdict
 
 COUNT_REACHED = "count reached"
 

@@ -114,7 +114,8 @@ def unknown_options(line: str) -> list[str]:
         if subcommand is None:
             return words[:1]
         command, words = subcommand, words[1:]
-    options = {name for option in command.params for name in option.opts + option.secondary_opts}
+    params = [*command.params, *cli.params]
+    options = {name for option in params for name in option.opts + option.secondary_opts}
     return [word for word in words if word.startswith("--") and word not in options | {"--help"}]
 
 

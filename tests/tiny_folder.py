@@ -16,8 +16,7 @@ from tokenizers.models import BPE
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from costmodel.catalog import Peaks
-from profiler.calibrate.instruments import Instruments
-from profiler.measure.guards import NoGuard
+from profiler.measure.instruments import Instruments, NoGuard
 from profiler.measure.machine import Activity
 from tests.fake_timing import CountRule, FakeTimer
 
@@ -86,7 +85,7 @@ def isolate(patch: pytest.MonkeyPatch, folder: Path) -> Path:
         lambda device, dtype: Peaks(flops_per_s=1e11, bytes_per_s=1e10),
     )
     patch.setattr(
-        "profiler.calibrate.calibrate.observe",
+        "profiler.calibrate.run.observe",
         lambda: Activity(processes=(), steal_share=0.0),
         raising=True,
     )
@@ -112,7 +111,7 @@ def fake_clock(patch: pytest.MonkeyPatch, samples: int = 3, interrupt_after: int
             timer=FakeTimer(duration_s), guard=NoGuard(), rule=CountRule(samples=samples)
         )
 
-    patch.setattr("profiler.calibrate.calibrate.instruments", instruments)
+    patch.setattr("profiler.calibrate.sources.decoder.instruments", instruments)
 
 
 def listing(folder: Path) -> dict[str, bytes]:

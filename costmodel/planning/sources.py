@@ -138,11 +138,11 @@ def _missing(
 
 
 def _measure_hint(device: DeviceSpec, architecture: ModelArchitecture, degree: int) -> str:
-    engine = f" --engine vllm --engine-option tensor_parallel_size={degree}" if degree > 1 else ""
-    return (
-        f"Measure it with `rooftree calibrate --target {architecture.name}{engine}` on"
-        f" {device.name}"
-    )
+    source, degrees = "", ""
+    if degree > 1:
+        source, degrees = " vllm", f" --tensor-parallel-size {degree}"
+    command = f"rooftree calibrate{source} --target {architecture.name}{degrees}"
+    return f"Measure it with `{command}` on {device.name}"
 
 
 def _transfer_hint(

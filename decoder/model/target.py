@@ -323,7 +323,7 @@ def quantised(loaded: LoadedModel, quantization: Quantization | None) -> LoadedM
     if loaded.quantization is not None:
         raise InputError(
             f"{loaded.name} is quantised already ({loaded.quantization})",
-            hint="Leave out --quantization.",
+            hint="Leave out --dtype int8.",
         )
     return replace(loaded, int8=True)
 
@@ -350,7 +350,7 @@ def make_target(
     if loaded.int8 and kind != "packed":
         raise InputError(
             f"int8 weights need the packed runtime: {refused or f'this is {kind}'}",
-            hint="Leave out --quantization, or take a CPU, bfloat16 and --runtime packed.",
+            hint="Leave out --dtype int8, or take a CPU and --runtime packed.",
         )
     if already_packed and kind != "packed":
         raise InputError(

@@ -100,12 +100,12 @@ def calibrate_command(target: Target) -> str:
     # A folder's name alone finds no folder.
     name = loaded.name if "/" in loaded.name else loaded.source or loaded.name
     command = f"rooftree calibrate --target {name}"
-    if target.dtype != default_dtype(target.device):
+    if loaded.int8:
+        command += " --dtype int8"
+    elif target.dtype != default_dtype(target.device):
         command += f" --dtype {key.dtype}"
     if key.runtime != runtime_kind("auto", target.device):
         command += f" --runtime {key.runtime}"
-    if loaded.int8:
-        command += f" --quantization {key.quantization}"
     return command
 
 

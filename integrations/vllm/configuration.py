@@ -61,7 +61,7 @@ def speculative_options(drafter: str, most_tokens: int) -> dict[str, Any]:
     if not path.is_file():
         raise DrafterError(
             f"the drafter {drafter} is no folder with a config.json",
-            hint="With --engine vllm a drafter is none, ngram, mtp, demo or such a folder.",
+            hint="In vLLM a drafter is none, ngram, mtp, demo or such a folder.",
         )
     config = read_json(path)
     kinds = config.get("architectures") or ["?"]

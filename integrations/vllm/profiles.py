@@ -31,5 +31,5 @@ def find_profile(config: Any) -> tuple[Profile, Path]:
             return stored.profile, stored.path
     raise ProfileError(
         f"no profile in {user_directory()} is for this engine and target",
-        hint="Measure one with `rooftree calibrate --engine vllm`",
+        hint="Measure one with `rooftree calibrate vllm`",
     )

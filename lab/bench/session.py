@@ -43,7 +43,7 @@ from lab.bench.schedule import (
     run_schedule,
 )
 from lab.bench.store import write_result
-from profiler.calibrate.calibrate import device_label
+from profiler.calibrate.files import device_label
 from profiler.demo import PROMPTS
 from profiler.measure.journal import Journal
 from profiler.measure.lock import device_lock

@@ -13,7 +13,6 @@ from profiler.commands.options import (
     device_option,
     dtype_option,
     json_option,
-    quantization_option,
     seed_option,
     target_option,
 )
@@ -153,7 +152,6 @@ class EngineOption(NamedValue):
 )
 @device_option
 @dtype_option
-@quantization_option
 @click.option(
     "--output",
     type=click.Path(path_type=Path),

@@ -42,14 +42,14 @@ from lab.studies.gpu_parts import (
     random_texts,
 )
 from lab.studies.held_out import summary
-from profiler.calibrate.calibrate import CalibrationListener, CalibrationSettings, calibrate
-from profiler.calibrate.instruments import instruments
+from profiler.calibrate.points import SweepPlan
+from profiler.calibrate.run import CalibrationListener, calibrate
 from profiler.calibrate.sections import points_of
-from profiler.calibrate.sweep import Steering, run_sweep
-from profiler.calibrate.sweep_plan import SweepPlan
-from profiler.calibrate.workload import Task, Workload
+from profiler.calibrate.source import CalibrationSettings
+from profiler.calibrate.sources.workload import Workload
+from profiler.calibrate.sweep import SweepControl, Task, run_sweep
+from profiler.measure.instruments import instruments, measure
 from profiler.measure.journal import Journal
-from profiler.measure.samples import measure
 
 
 def run_calibration(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def run_held_out(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
             workload,
             instruments(workload.device),
             journal,
-            Steering(budget_s=2 * scale.brief_budget_s),
+            SweepControl(budget_s=2 * scale.brief_budget_s),
         )
     return summary(profile, points_of(swept, "held_out")) | {
         "skipped": {str(task.key()): reason for task, reason in swept.skipped.items()}

@@ -25,11 +25,11 @@ from decoder.model.loading import default_target, load_model
 from decoder.model.target import make_target
 from decoder.profiling.measured_profile import profile_key
 from lab.studies.common import environment, store
-from profiler.calibrate.instruments import instruments
+from profiler.calibrate.points import SweepPlan
 from profiler.calibrate.sections import points_of
-from profiler.calibrate.sweep import Steering, run_sweep
-from profiler.calibrate.sweep_plan import SweepPlan
-from profiler.calibrate.workload import Workload
+from profiler.calibrate.sources.workload import Workload
+from profiler.calibrate.sweep import SweepControl, run_sweep
+from profiler.measure.instruments import instruments
 from profiler.measure.journal import Journal
 
 SEED = 20261
@@ -64,7 +64,7 @@ def main() -> None:
             workload,
             instruments(device),
             journal,
-            Steering(budget_s=options.time_budget),
+            SweepControl(budget_s=options.time_budget),
         )
     store(options.name, summary(profile, points_of(swept, "held_out")))
 

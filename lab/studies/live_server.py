@@ -2,7 +2,7 @@
 
     python -m lab.studies.live_server --python VLLM/bin/python --model FOLDER --work FOLDER
 
-A profile is made by `rooftree calibrate --engine vllm` first. Then a server is loaded at several
+A profile is made by `rooftree calibrate vllm` first. Then a server is loaded at several
 rates, plain and with n-gram drafts, and each cell's very requests are planned (`replayed`).
 Nothing is fitted to the server; acceptance comes from its own counters. The folder keeps the
 profile and the finished cells, so that a run that was interrupted goes on.
@@ -57,7 +57,7 @@ def calibrate(options: argparse.Namespace) -> Path:
     path = options.work / "profile.yaml"
     if path.is_file():
         return path
-    arguments = ["-m", "rooftree", "calibrate", "--engine", "vllm", "--drafter", "ngram"]
+    arguments = ["-m", "rooftree", "calibrate", "vllm", "--drafter", "ngram"]
     arguments += ["--target", str(options.model), "--output", str(path)]
     arguments += ["--batch", ",".join(str(b) for b in (1, 2, 4, 8) if b <= options.at_once)]
     arguments += ["--contexts", f"64,256,{LONGEST_PROMPT + LONGEST_OUTPUT}"]

@@ -2,10 +2,10 @@
 
     python -m lab.studies.url_against_engine --vllm PYTHON --engine-profile FILE [--time-budget 90]
 
-PYTHON is an interpreter that has vLLM, FILE a profile of `rooftree calibrate --engine vllm` of the
+PYTHON is an interpreter that has vLLM, FILE a profile of `rooftree calibrate vllm` of the
 same model, made on this machine with the same options, as
 
-    PYTHON -m rooftree calibrate --engine vllm --drafter none --engine-option enforce_eager=true \\
+    PYTHON -m rooftree calibrate vllm --drafter none --engine-option enforce_eager=true \\
         --target FOLDER --max-nodes 15 --output FILE
 
 The server is started here and stopped at the end. Each point measured over HTTP is compared with
@@ -27,8 +27,9 @@ from costmodel.profile.profile import Profile
 from decoder.model.demo_model import ensure_demo_model
 from lab.studies.common import environment, store
 from lab.studies.vllm_server import vllm_server
-from profiler.calibrate.calibrate import CalibrationListener, CalibrationSettings
-from profiler.calibrate.served.calibration import ServerSettings, calibrate_server
+from profiler.calibrate.run import CalibrationListener, calibrate
+from profiler.calibrate.source import CalibrationSettings
+from profiler.calibrate.sources.url import UrlSource
 
 SERVER_ARGUMENTS = (
     "--enforce-eager", "--enable-prefix-caching", "--disable-uvicorn-access-log",
@@ -68,7 +69,7 @@ def main() -> None:
             fresh=True,
         )
         listener = CalibrationListener(say=print)
-        served = calibrate_server(settings, ServerSettings(url=url), listener).profile
+        served = calibrate(settings, listener, UrlSource(settings, url)).profile
     if served.target.architecture_hash != engine.target.architecture_hash:
         raise SystemExit(f"{options.engine_profile} is of {engine.target.name}")
     result = compared(served, engine)

@@ -12,7 +12,7 @@ Results are appended to a file of JSON lines, and a later call goes on from it:
     python -m lab.studies.vllm_policy show RESULTS
 
 The engine runs in this process and uses all cores. Its profile is made by `rooftree calibrate
---engine vllm --drafter ngram --engine-option distributed_executor_backend=uni`.
+vllm --drafter ngram --engine-option distributed_executor_backend=uni`.
 """
 
 from __future__ import annotations

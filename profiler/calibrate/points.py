@@ -23,6 +23,7 @@ from costmodel.roofline import Roofline
 from costmodel.speculation import Regret
 from profiler.calibrate.sections import points_of
 from profiler.calibrate.sweep import SweepResult, Task, Uncertainty
+from profiler.report.profiles import TOLERATED_REGRET
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1025)
 PREFILL_TOKENS = (128, 512)
@@ -141,7 +142,6 @@ LEAST_POINTS = 24  # fewer may meet the goals by chance
 GOAL_MEDIAN_ERROR = 0.01
 GOAL_WORST_ERROR = 0.05
 GOAL_WORST_REGRET = 0.01
-TOLERATED_REGRET = 0.03  # of the worst choice, above which a calibration goes on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from profiler.calibrate.files import (
     store,
     with_stored_drafters,
 )
-from profiler.calibrate.points import TOLERATED_REGRET, AdaptiveGrid
+from profiler.calibrate.points import AdaptiveGrid
 from profiler.calibrate.sections import points_of, provenance_fields, stages_section, with_held_out
 from profiler.calibrate.source import CalibrationSettings, Source
 from profiler.calibrate.sources.decoder import DecoderSource
@@ -30,6 +30,7 @@ from profiler.calibrate.sweep import (
 )
 from profiler.measure.lock import device_lock
 from profiler.measure.machine import collect, observe, warnings
+from profiler.report.profiles import TOLERATED_REGRET
 
 UNSTEADY = 0.05  # spread of the machine's pace above which it is reported
 LEAST_BUDGET_S = 10.0  # of a default budget, however long the preparation took

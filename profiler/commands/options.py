@@ -58,7 +58,7 @@ class NamedValue(click.ParamType):
     name = "name=value"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, Any]:
-        import json
+        from costmodel.io import NotJson, parse_json
 
         if isinstance(value, tuple):
             return value
@@ -66,13 +66,9 @@ class NamedValue(click.ParamType):
         if not equals or not name.isidentifier():
             self.fail(f"{value!r} is not a name and a value, as enforce_eager=true.", param, ctx)
         try:
-            return name, json.loads(text, parse_constant=_refuse)
-        except (ValueError, RecursionError):
+            return name, parse_json(text)
+        except NotJson:
             return name, text
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(constant)  # NaN and infinity are not JSON
 
 
 class Numbers(click.ParamType):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.errors import InputError, MeasurementError
-from costmodel.io import read_bytes
+from costmodel.io import NotJson, parse_json, read_bytes
 
 VERSION = 1
 MOST_BYTES = 256_000_000  # a long sweep takes some 5 MB
@@ -154,7 +154,7 @@ def _open_own(path: str, flags: int) -> int:
 def _parse(line: bytes) -> dict[str, Any] | None:
     """The object in a line; None where it is damaged."""
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
+        value = parse_json(line)
+    except NotJson:
         return None
     return value if isinstance(value, dict) else None

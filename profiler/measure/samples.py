@@ -17,7 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 from costmodel.errors import MeasurementError
 from costmodel.statistics import (
     MAD_TO_SIGMA,
-    MIN_FOR_MAD,
     mad_s,
     relative_error,
     relative_spread,
@@ -76,12 +75,6 @@ class NoiseRule:
     max_time_s: float = float("inf")
     settle_samples: int = 16
     settle_tolerance: float = 0.1
-
-    def __post_init__(self) -> None:
-        if not MIN_FOR_MAD <= self.min_samples <= self.max_samples:
-            raise ValueError(
-                f"min_samples must lie in {MIN_FOR_MAD}..max_samples, not {self.min_samples}"
-            )
 
     def check(self, seconds: Sequence[float], *, attempts: int, spent_s: float) -> Verdict:
         error = relative_error(seconds)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 DRAWN_POINTS = 200
 DRAWN_SIZES = (0, 1, 3, 7, 15, 63, 255, 1023)  # labelled on the axis of nodes
+TOLERATED_REGRET = 0.03  # of the worst choice, above which a calibration goes on
 MOST_PANELS = 6  # contexts in one picture
 PANEL_IN = 3.4
 SHOWN_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -50,10 +51,10 @@ def verdict(profile: Profile) -> str:
     noise = profile.held_out.repeat_noise
     if noise is not None:
         text += f"; the measurements themselves are uncertain by {noise:.1%}"
-    if regret.worst > 0.05:
+    if regret.worst > TOLERATED_REGRET:
         text += (
-            ". That is too much: stop other work on this machine and run `rooftree calibrate "
-            "--fresh`, with a larger --time-budget"
+            f". More than {TOLERATED_REGRET:.0%} is left uncertain: run it again on a quieter "
+            "machine, with `rooftree calibrate --time-budget 3m`"
         )
     return text + "."
 

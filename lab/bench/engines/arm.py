@@ -65,7 +65,7 @@ def check_engines(
     if choices and not greedy:
         raise InputError("engines decode at temperature 0", hint="Leave out --temperature.")
     if choices and not pretrained:
-        raise InputError("engines run the target's own weights", hint="Leave out --quantization.")
+        raise InputError("engines run the target's own weights", hint="Leave out --dtype int8.")
     checked = []
     for choice in choices:
         if device != "cpu" and choice.name != "vllm":

@@ -98,8 +98,8 @@ def test_a_mixture_on_several_gpus_is_measured_on_as_many():
         find_forward(
             find_device("b200"), find_target("openai/gpt-oss-20b"), SHIPPED, tensor_parallel=2
         )
-    options = "--engine vllm --engine-option tensor_parallel_size=2"
-    assert f"`rooftree calibrate --target openai/gpt-oss-20b {options}`" in missing.value.hint
+    command = "`rooftree calibrate vllm --target openai/gpt-oss-20b --tensor-parallel-size 2`"
+    assert command in missing.value.hint
 
 
 def test_composing_a_device_without_tables_names_the_nearest_with_them():

@@ -57,8 +57,8 @@ def profile(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 def calibrated(home: Path, options: str, target: Path) -> Path:
     path = home / "engine.yaml"
-    usual = "--engine vllm --engine-option enforce_eager=true --dtype float32 --contexts 64,256"
-    arguments = f"-m rooftree calibrate {usual} {options} --json".split()
+    usual = "--engine-option enforce_eager=true --engine-option dtype=float32 --contexts 64,256"
+    arguments = f"-m rooftree calibrate vllm {usual} {options} --json".split()
     done = run(*arguments, "--target", target, "--output", path, ROOFTREE_HOME=home)
     assert json.loads(done.stdout)["path"] == str(path)
     return path

@@ -8,9 +8,8 @@ import pytest
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import Peaks
 from costmodel.roofline import Roofline
-from profiler.calibrate.sweep import SweepResult
-from profiler.calibrate.sweep_plan import FIRST_POINTS, LEAST_POINTS, AdaptiveGrid, SweepPlan
-from profiler.calibrate.workload import Task
+from profiler.calibrate.points import FIRST_POINTS, LEAST_POINTS, AdaptiveGrid, SweepPlan
+from profiler.calibrate.sweep import SweepResult, Task
 from profiler.measure.samples import Samples
 
 PLAN = SweepPlan(contexts=(64, 256, 1024, 4096), max_nodes=255)
@@ -96,15 +95,15 @@ def test_nothing_held_out_means_the_whole_grid() -> None:
 
 def test_samples_suffice_once_choices_cost_little() -> None:
     measured, _ = run(smooth_s)
-    assert AdaptiveGrid(PLAN.grid(), ROOFLINE).doubt(measured.add([])) is None
+    assert AdaptiveGrid(PLAN.grid(), ROOFLINE).uncertain(measured.add([])) is None
 
 
 def test_samples_do_not_suffice_where_no_neighbour_tells_of_a_point() -> None:
     swept = Measured(rough_s).add(PLAN.grid() + PLAN.held_out())
-    doubt = AdaptiveGrid(PLAN.grid(), ROOFLINE).doubt(swept)
-    assert doubt is not None
-    assert doubt.worst_regret > 0.03
-    assert set(doubt.tasks) <= swept.samples.keys()
+    uncertain = AdaptiveGrid(PLAN.grid(), ROOFLINE).uncertain(swept)
+    assert uncertain is not None
+    assert uncertain.worst_regret > 0.03
+    assert set(uncertain.tasks) <= swept.samples.keys()
 
 
 def test_one_point_that_looks_fast_is_in_doubt_with_its_neighbours() -> None:
@@ -116,21 +115,22 @@ def test_one_point_that_looks_fast_is_in_doubt_with_its_neighbours() -> None:
     def true_s(task: Task) -> float:
         return smooth_s(task) * (0.5 if task == lucky else 1.0)
 
-    doubt = AdaptiveGrid(PLAN.grid(), ROOFLINE).doubt(Measured(true_s).add(PLAN.grid() + held_out))
-    assert doubt is not None
-    assert lucky in doubt.tasks
+    swept = Measured(true_s).add(PLAN.grid() + held_out)
+    uncertain = AdaptiveGrid(PLAN.grid(), ROOFLINE).uncertain(swept)
+    assert uncertain is not None
+    assert lucky in uncertain.tasks
     around = [max(c for c in PLAN.contexts if c <= context)]
     around.append(min(c for c in PLAN.contexts if c >= context))
     below = max(rows for rows in PLAN.rows if rows <= lucky.size)
     above = min(rows for rows in PLAN.rows if rows >= lucky.size)
     neighbours = {Task(kind="verify", size=r, context=c) for r in (below, above) for c in around}
-    assert neighbours <= set(doubt.tasks)
-    assert len(doubt.tasks) < len(PLAN.tasks()) / 2
+    assert neighbours <= set(uncertain.tasks)
+    assert len(uncertain.tasks) < len(PLAN.grid()) / 2
 
 
 def test_nothing_held_out_asks_for_no_more_samples() -> None:
     grid, measured = AdaptiveGrid(PLAN.grid(), ROOFLINE), Measured(rough_s)
-    assert grid.doubt(measured.add(grid.first())) is None
+    assert grid.uncertain(measured.add(grid.first())) is None
 
 
 @pytest.mark.parametrize("batches", [(1,), (1, 4)])

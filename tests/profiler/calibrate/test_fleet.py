@@ -250,8 +250,8 @@ class SlowRay:
 
 def test_a_slow_answer_is_waited_for_and_asked_for_once(monkeypatch) -> None:
     """Ray is made up; a node that is busy at first is a device as soon as it answers."""
-    from profiler.calibrate.calibrate import CalibrationSettings
     from profiler.calibrate.fleet.ray_cluster import RayCluster
+    from profiler.calibrate.source import CalibrationSettings
 
     ray, said = SlowRay(["a", "b"]), []
 

@@ -18,8 +18,8 @@ import pytest
 
 from costmodel.profile.profile import Profile
 from profiler import cli
-from profiler.calibrate.calibrate import CalibrationSettings
 from profiler.calibrate.fleet import ray_cluster as fleet_ray
+from profiler.calibrate.source import CalibrationSettings
 from tests.tiny_folder import fake_clock, isolate, write_config
 
 _calibrate_here = fleet_ray._calibrate_here
@@ -39,8 +39,8 @@ def calibrate_by_a_known_clock(
 def arguments(tmp_path: Path) -> list[str]:
     target = write_config(tmp_path / "tiny")
     return [
-        "calibrate", "--fleet", "--device", "cpu", "--target", str(target), "--dtype", "float32",
-        "--contexts", "32,128", "--max-nodes", "7", "--time-budget", "60s", "--json",
+        "calibrate", "fleet", "--device", "cpu", "--target", str(target),
+        "--contexts", "32,128", "--max-nodes", "7", "--json",
     ]  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.slow
 def test_two_nodes_give_two_profiles(cluster, arguments, capsys) -> None:
-    exit_code = cli.run([*arguments, "--fleet-address", cluster.address])
+    exit_code = cli.run([*arguments, "--address", cluster.address])
     captured = capsys.readouterr()
     assert exit_code == 0, captured.err
     kinds = json.loads(captured.out)["kinds"]
@@ -102,7 +102,7 @@ def test_a_node_that_dies_is_replaced_by_another_of_its_kind(
         return job
 
     monkeypatch.setattr(RayCluster, "start", losing)
-    exit_code = cli.run([*arguments, "--fleet-address", cluster.address])
+    exit_code = cli.run([*arguments, "--address", cluster.address])
     captured = capsys.readouterr()
     assert exit_code == 0, captured.err
     attempts = {}
@@ -116,7 +116,7 @@ def test_a_node_that_dies_is_replaced_by_another_of_its_kind(
 def test_no_cluster_at_the_address_is_one_line(arguments, capsys, tmp_path, monkeypatch) -> None:
     pytest.importorskip("ray", reason="ray is not installed: pip install 'rooftree[fleet]'")
     isolate(monkeypatch, tmp_path)
-    exit_code = cli.run([*arguments, "--fleet-address", "127.0.0.1:1"])
+    exit_code = cli.run([*arguments, "--address", "127.0.0.1:1"])
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert exit_code == 4
     assert error.startswith("rooftree: no Ray cluster answers at '127.0.0.1:1'")
@@ -128,23 +128,3 @@ def test_without_ray_the_extra_is_named(arguments, capsys, tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "ray", None)
     assert cli.run(arguments) == 2
     assert "pip install 'rooftree[fleet]'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--output", "a.yaml"], "--output names one file"),
-        (["--device", "cuda:1"], "--device cannot be cuda:1"),
-    ],
-)
-def test_options_that_contradict_a_fleet(
-    arguments, capsys, tmp_path, monkeypatch, more, message
-) -> None:
-    isolate(monkeypatch, tmp_path)
-    assert cli.run([*arguments, *more]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_an_address_without_a_fleet(capsys) -> None:
-    assert cli.run(["calibrate", "--fleet-address", "auto"]) == 2
-    assert "--fleet-address needs --fleet" in capsys.readouterr().err

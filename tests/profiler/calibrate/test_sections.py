@@ -19,8 +19,7 @@ from profiler.calibrate.sections import (
     stages_section,
     with_held_out,
 )
-from profiler.calibrate.sweep import SweepResult
-from profiler.calibrate.workload import Task
+from profiler.calibrate.sweep import SweepResult, Task
 from profiler.measure.machine import Activity, BusyProcess
 from profiler.measure.samples import Samples
 from tests.profiler.made_profile import make_profile

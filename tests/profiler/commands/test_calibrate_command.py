@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from profiler import cli
-from profiler.calibrate.sweep import SweepProgress
-from profiler.calibrate.workload import Task, Workload
-from profiler.commands.options import Duration, NamedValue, Numbers
+from profiler.calibrate.sources.workload import Workload
+from profiler.calibrate.sweep import Task
+from profiler.commands.options import Duration, NamedValue
 from tests.tiny_folder import fake_clock, isolate, listing, write_config
 
 ROOT = Path(__file__).parents[3]
@@ -86,12 +86,6 @@ def test_a_kill_loses_no_sample(place: Place, monkeypatch: pytest.MonkeyPatch) -
     assert process.returncode == -signal.SIGKILL
     assert kept >= 20
     before = listing(place.home)
-
-    exit_code, out, lines = place.run("--max-nodes", "7")
-    assert (exit_code, out, len(lines)) == (2, "", 1 + sum("random weights" in x for x in lines))
-    assert re.search(r"measured something else: max_nodes was 15, is 7\..*--fresh", lines[-1])
-    assert listing(place.home) == before
-
     fake_clock(monkeypatch, samples=30)
     exit_code, _, lines = place.run()
     assert exit_code == 0
@@ -125,27 +119,18 @@ def test_ctrl_c_and_a_second_run_at_the_same_time(
 
 
 @pytest.mark.slow
-def test_fresh_starts_over(clocked: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfinished_run_of_other_settings_is_dropped_and_told(
+    clocked: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         fake_clock(patch, interrupt_after=40)
         exit_code, _, lines = clocked.run()
     assert (exit_code, lines[-1]) == (130, "rooftree: interrupted")
     assert clocked.samples() == 40
-    exit_code, out, _ = clocked.run("--fresh", "--json")
+    exit_code, out, lines = clocked.run("--max-nodes", "7", "--json")
     assert exit_code == 0
+    assert any(re.match(r"dropped: .*max_nodes was 15, is 7", line) for line in lines)
     assert json.loads(out)["resumed_samples"] == 0
-
-
-@pytest.mark.slow
-def test_an_interrupted_run_goes_on(clocked: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    for done in (40, 65):
-        with monkeypatch.context() as patch:
-            fake_clock(patch, interrupt_after=done if done == 40 else 25)
-            assert clocked.run()[0] == 130
-        assert clocked.samples() == done
-    exit_code, out, _ = clocked.run("--json")
-    assert exit_code == 0
-    assert json.loads(out)["resumed_samples"] == 65
 
 
 @pytest.mark.slow
@@ -198,16 +183,6 @@ def test_points_that_do_not_fit_into_memory_are_in_the_result(
 
 
 @pytest.mark.slow
-def test_unmeasured_points_are_in_the_result(clocked: Place) -> None:
-    """The clock gives 1 ms a sample: about 45 of all first samples fit."""
-    exit_code, out, _ = clocked.run("--json", "--time-budget", "0.045s")
-    assert exit_code == 0
-    missing = json.loads(out)["unmeasured"]
-    assert missing
-    assert set(missing[0]) == {"kind", "size", "context", "batch"}
-
-
-@pytest.mark.slow
 def test_a_person_gets_a_table_the_paths_and_a_verdict(clocked: Place) -> None:
     exit_code, out, _ = clocked.run()
     assert exit_code == 0
@@ -223,26 +198,6 @@ def test_a_person_gets_a_table_the_paths_and_a_verdict(clocked: Place) -> None:
     assert lines[-1].startswith("Choosing the tree size from this profile costs at most")
 
 
-@pytest.mark.slow
-def test_output_goes_where_it_is_told(clocked: Place) -> None:
-    path = clocked.folder / "mine" / "a.yaml"
-    assert clocked.run("--output", str(path))[0] == 0
-    assert sorted(file.name for file in path.parent.iterdir()) == [
-        "a.png", "a.samples.jsonl", "a.yaml",
-    ]  # fmt: skip
-    assert not list(clocked.home.glob("*/*.yaml"))
-
-
-@pytest.mark.slow
-def test_a_second_calibration_replaces_the_first(clocked: Place) -> None:
-    assert clocked.run()[0] == 0
-    before = sorted(listing(clocked.home))
-    assert clocked.run("--contexts", "32,64")[0] == 0
-    assert sorted(listing(clocked.home)) == before
-    (path,) = clocked.home.glob("*/*.yaml")
-    assert "64" in path.read_text()
-
-
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
@@ -254,8 +209,7 @@ def test_a_second_calibration_replaces_the_first(clocked: Place) -> None:
         ("--contexts", "", "is not a list of whole numbers"),
         ("--batch", "1.5", "is not a list of whole numbers"),
         ("--max-nodes", "2", "--max-nodes"),
-        ("--seed", "-1", "--seed"),
-        ("--weights", "good", "--weights"),
+        ("--runtime", "fast", "--runtime"),
     ],
 )
 def test_options_that_make_no_sense(place: Place, option: str, value: str, message: str) -> None:
@@ -266,15 +220,17 @@ def test_options_that_make_no_sense(place: Place, option: str, value: str, messa
     assert not place.home.exists()
 
 
+def test_options_before_a_source_are_refused(place: Place) -> None:
+    exit_code, _, lines = place.run("url", "http://127.0.0.1:1")
+    assert exit_code == 2
+    assert lines[0].startswith("rooftree: Give options after 'url'.")
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"), [("30s", 30.0), ("45", 45.0), ("2m", 120.0), ("0.5h", 1800.0)]
 )
 def test_durations(text: str, seconds: float) -> None:
     assert Duration().convert(text, None, None) == seconds
-
-
-def test_numbers_are_sorted_and_distinct() -> None:
-    assert Numbers().convert("1024, 64,64", None, None) == (64, 1024)
 
 
 @pytest.mark.parametrize(
@@ -292,9 +248,3 @@ def test_numbers_are_sorted_and_distinct() -> None:
 def test_what_is_no_json_is_a_text(text: str, value: object) -> None:
     """Also where Python's own reader has no end of levels, or takes what JSON has not."""
     assert NamedValue().convert(text, None, None) == ("a", value)
-
-
-def test_progress_in_words() -> None:
-    progress = SweepProgress(points_done=3, points=12, spent_s=10.0, budget_s=30.0)
-    assert progress.text == "3/12 points, at most 20 s left"
-    assert progress.share == pytest.approx(1 / 3)

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 import pytest
+from profiler.calibrate.calibrate import CalibrationResult
 
 from costmodel.io import shipped_directory
 from costmodel.profile.store import ProfileStore
@@ -22,7 +23,6 @@ from lab.bench.store import write_result
 from lab.papers.blockpilot.recipe import PilotFigures
 from lab.training.recipe import Trained
 from profiler import checks, cli
-from profiler.calibrate.calibrate import CalibrationResult
 from profiler.measure.machine import Activity
 from profiler.report import console
 from tests.lab.bench.made_bench import PLAIN_ARM, make_result, policy_arm

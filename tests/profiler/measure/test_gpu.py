@@ -14,10 +14,8 @@ from costmodel.errors import DeviceError
 from decoder import nvml
 from decoder.device import default_dtype, fingerprint, parse_dtype
 from decoder.nvml import DriverFacts, Gpu, clock_reasons, driver_facts
-from profiler.calibrate.instruments import gpu_guard
-from profiler.measure.guards import GpuGuard, NoGuard
+from profiler.measure.instruments import CudaTimer, GpuGuard, NoGuard, gpu_guard
 from profiler.measure.machine import Metadata, run_collectors, warnings
-from profiler.measure.timers import CudaTimer
 
 
 def test_clock_reasons_by_bit() -> None:
@@ -404,7 +402,7 @@ def test_a_cuda_sample_starts_on_an_idle_device_with_a_cold_cache() -> None:
 
 @pytest.mark.gpu
 def test_the_flush_is_larger_than_the_cache() -> None:
-    from profiler.measure.timers import l2_flush
+    from profiler.measure.instruments import l2_flush
 
     scratch = l2_flush(torch.device("cuda"))()
     assert scratch.nbytes >= 2 * torch.cuda.get_device_properties(0).L2_cache_size

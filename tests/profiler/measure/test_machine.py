@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from profiler.measure import guards
+from profiler.measure import instruments
 from profiler.measure import machine as device
 from profiler.measure.machine import (
     Activity,
@@ -121,9 +121,9 @@ def test_cpu_guard(
     monkeypatch: pytest.MonkeyPatch, stolen_s: float, throttled_s: float, expected: str
 ) -> None:
     counters = SimpleNamespace(stolen_s=10.0, throttled_s=20.0)
-    monkeypatch.setattr(guards, "stolen_s", lambda: counters.stolen_s)
-    monkeypatch.setattr(guards, "throttled_s", lambda: counters.throttled_s)
-    guard = guards.CpuGuard()
+    monkeypatch.setattr(instruments, "stolen_s", lambda: counters.stolen_s)
+    monkeypatch.setattr(instruments, "throttled_s", lambda: counters.throttled_s)
+    guard = instruments.CpuGuard()
     guard.start()
     time.sleep(0.05)
     counters.stolen_s += stolen_s

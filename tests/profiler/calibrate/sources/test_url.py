@@ -10,23 +10,24 @@ import numpy as np
 import pytest
 
 from costmodel.catalog import find_target
-from costmodel.errors import InputError, MeasurementError
+from costmodel.errors import MeasurementError
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import PeaksSection
 from costmodel.roofline import Roofline
 from profiler import cli
-from profiler.calibrate.calibrate import CalibrationListener, CalibrationSettings
-from profiler.calibrate.served import calibration
-from profiler.calibrate.served.calibration import ServerSettings, calibrate_server
-from profiler.calibrate.served.client import Completion, ServedModel
-from profiler.calibrate.served.times import lm_head_s
-from profiler.calibrate.served.workload import (
+from profiler.calibrate.run import CalibrationListener, calibrate
+from profiler.calibrate.source import CalibrationSettings
+from profiler.calibrate.sources import url as module
+from profiler.calibrate.sources.http_client import Completion, ServedModel
+from profiler.calibrate.sources.request_times import lm_head_s
+from profiler.calibrate.sources.requests import (
     ArrivalGuard,
     ServedPlan,
     ServedWorkload,
     draw_contexts,
 )
-from profiler.calibrate.workload import Task
+from profiler.calibrate.sources.url import UrlSource
+from profiler.calibrate.sweep import Task
 from tests.profiler.openai_server import MODEL, OpenAIServer
 
 PEAKS = PeaksSection(source="measured", flops_per_s=4e11, bytes_per_s=2e10)
@@ -96,15 +97,13 @@ def _home(monkeypatch, tmp_path) -> None:
 def calibrated(monkeypatch, folder: Path, **law) -> tuple[Profile, list[str], LawfulServer]:
     """The profile of a lawful server, what was said, and the server."""
     server, said = LawfulServer(**law), []
-    monkeypatch.setattr(calibration, "peaks_of", lambda device, dtype: PEAKS)
-    monkeypatch.setattr(calibration, "ServerClient", lambda *given, **named: server)
-    result = calibrate_server(
-        CalibrationSettings(
-            device="cpu", dtype="bfloat16", output=folder / "served.yaml", seed=3, fresh=True
-        ),
-        ServerSettings(url=URL),
-        CalibrationListener(say=said.append),
+    monkeypatch.setattr(module, "peaks_of", lambda device, dtype: PEAKS)
+    monkeypatch.setattr(module, "ServerClient", lambda *given, **named: server)
+    settings = CalibrationSettings(
+        device="cpu", dtype="bfloat16", output=folder / "served.yaml", seed=3, fresh=True
     )
+    listener = CalibrationListener(say=said.append)
+    result = calibrate(settings, listener, UrlSource(settings, URL))
     return Profile.from_yaml(result.path), said, server
 
 
@@ -144,7 +143,7 @@ def test_a_server_that_tells_its_blocks(monkeypatch, tmp_path) -> None:
 
 @pytest.mark.slow
 def test_a_server_that_keeps_one_sequence(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(calibration, "BATCHES", (1,))  # several cannot be cached at once
+    monkeypatch.setattr(module, "BATCHES", (1,))  # several cannot be cached at once
     profile, _, _ = calibrated(monkeypatch, tmp_path, kept=1)
     assert {batch for _, _, batch in check_law(profile)} == {1}
 
@@ -201,13 +200,6 @@ def test_the_plan_has_held_out_points_of_its_own() -> None:
     assert {task.batch for task in plan.plain()} == {1, 4}
 
 
-@pytest.mark.parametrize("wrong", [{"contexts": (128,)}, {"most_rows": 3}])
-def test_a_plan_without_a_choice_is_refused(wrong) -> None:
-    usual = {"contexts": (128, 256), "batches": (1,), "most_rows": 8, "held_out_contexts": ()}
-    with pytest.raises(InputError):
-        ServedPlan(**(usual | wrong))
-
-
 def test_contexts_beyond_the_server_are_not_asked() -> None:
     workload = ServedWorkload(LawfulServer(), vocab=49152, seed=0, most_tokens=1000)
     assert workload.shortfall(Task(kind="verify", size=16, context=981)) == ""
@@ -215,7 +207,7 @@ def test_contexts_beyond_the_server_are_not_asked() -> None:
 
 
 def run(capsys, *arguments: str) -> tuple[int, str, str]:
-    code = cli.run(["calibrate", *arguments])
+    code = cli.run(["calibrate", "url", *arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -226,7 +218,7 @@ def test_the_command_over_http(capsys, tmp_path) -> None:
     path = tmp_path / "served.yaml"
     with OpenAIServer(usage=lambda usage: usage | details) as server:
         code, out, err = run(
-            capsys, "--url", server.url, *arguments, "--time-budget", "3s", "--output", str(path)
+            capsys, server.url, *arguments, "--time-budget", "3s", "--output", str(path)
         )
     assert code == 0, err
     record = json.loads(out)
@@ -246,16 +238,12 @@ def run_export(capsys, path: Path) -> bool:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "x"], "--model needs --url"),
-        (["--tp", "2"], "--tp needs --url"),
-        (["--api-key", "X"], "--api-key needs --url"),
-        (["--url", URL, "--engine", "vllm"], "--url excludes --engine"),
-        (["--url", URL, "--runtime", "eager"], "--runtime cannot be set for a server"),
-        (["--url", URL, "--drafter", "demo"], "--drafter cannot be set for a server"),
-        (["--url", "no address"], "is no address of a server"),
-        (["--url", "http://elsewhere:8000"], "is not this machine.*--device h100-sxm"),
-        (["--url", URL, "--device", "x100"], "no known device is called 'x100'"),
-        (["--url", URL, "--api-key", "NO_SUCH_KEY"], "'NO_SUCH_KEY' holds no API key"),
+        ([], "Missing argument 'http://HOST:PORT'"),
+        ([URL, "--runtime", "eager"], "No such option"),
+        ([URL, "--contexts", "128"], "two contexts or more"),
+        (["no address"], "is no address of a server"),
+        (["http://elsewhere:8000"], "is not this machine.*--device h100-sxm"),
+        ([URL, "--device", "x100"], "no known device is called 'x100'"),
     ],
 )  # fmt: skip
 def test_one_line_for_each_mistake(capsys, arguments, message) -> None:
@@ -266,23 +254,23 @@ def test_one_line_for_each_mistake(capsys, arguments, message) -> None:
 
 def test_models_are_named(capsys, monkeypatch, tmp_path) -> None:
     with OpenAIServer() as server:
-        code, _, err = run(capsys, "--url", server.url, "--model", "other")
+        code, _, err = run(capsys, server.url, "--model", "other")
         assert code == 2
         assert_line(err, f"serves no model 'other'.*one of: '{MODEL}'")
     unknown = b'{"data":[{"id":"mine-7b"}]}'
     with OpenAIServer({"/v1/models": (200, {}, unknown)}) as server:
-        code, _, err = run(capsys, "--url", server.url)
+        code, _, err = run(capsys, server.url)
         assert code == 2
         assert_line(err, "calls its model 'mine-7b', which is no known target.*--target")
     with OpenAIServer({"/v1/models": (200, {}, b'{"object":"list"}')}) as server:
-        code, _, err = run(capsys, "--url", server.url)
+        code, _, err = run(capsys, server.url)
         assert_line(err, "does not speak the OpenAI API")
 
 
 def test_the_key_comes_from_the_environment(capsys, monkeypatch) -> None:
-    monkeypatch.setenv("SERVED_KEY", "secret")
+    monkeypatch.setenv("ROOFTREE_API_KEY", "secret")
     with OpenAIServer({"/v1/models": (401, {}, b"")}) as server:
-        code, _, err = run(capsys, "--url", server.url, "--api-key", "SERVED_KEY")
+        code, _, err = run(capsys, server.url)
     assert code == 2
     assert server.requests[0][1]["Authorization"] == "Bearer secret"
     assert "secret" not in err

@@ -28,11 +28,11 @@ pytestmark = [
 
 def test_a_vllm_server(smollm2_folder: Path, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
-    arguments = "--device cpu --contexts 128,512 --batch 1,2 --max-nodes 7 --time-budget 20s --json"
+    arguments = "--device cpu --contexts 128,512 --batch 1,2 --time-budget 20s --json"
     path = tmp_path / "served.yaml"
     model, log = str(smollm2_folder), tmp_path / "server.log"
     with vllm_server(Path(PYTHON), model, SERVER_ARGUMENTS, log) as (url, _):
-        code = cli.run(["calibrate", "--url", url, *arguments.split(), "--output", str(path)])
+        code = cli.run(["calibrate", "url", url, *arguments.split(), "--output", str(path)])
     captured = capsys.readouterr()
     assert code == 0, captured.err
     assert json.loads(captured.out)["path"] == str(path)

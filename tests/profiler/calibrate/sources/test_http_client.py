@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from costmodel.errors import InputError, MeasurementError
-from profiler.calibrate.served.client import Address, RequestLimits, ServerClient
+from profiler.calibrate.sources.http_client import Address, RequestLimits, ServerClient
 from tests.profiler.openai_server import MODEL, OpenAIServer
 
 
@@ -62,7 +62,7 @@ def test_the_key_is_sent_only_where_one_is_given() -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ((401, {}, b""), "wants an API key.*--api-key VARIABLE"),
+        ((401, {}, b""), "wants an API key.*ROOFTREE_API_KEY"),
         ((403, {}, b""), "wants an API key"),
         ((404, {}, b"{}"), "has no model"),
         ((429, {}, b""), r"too busy \(429\)"),

@@ -9,7 +9,7 @@ import pytest
 from costmodel.catalog import Peaks, find_target
 from costmodel.errors import MeasurementError
 from costmodel.roofline import Roofline
-from profiler.calibrate.served.times import (
+from profiler.calibrate.sources.request_times import (
     Floor,
     bunched,
     forward_times,
@@ -17,8 +17,7 @@ from profiler.calibrate.served.times import (
     ran_together,
     step_seconds,
 )
-from profiler.calibrate.sweep import SweepResult
-from profiler.calibrate.workload import Task
+from profiler.calibrate.sweep import SweepResult, Task
 from profiler.measure.samples import Samples
 
 SMALL = find_target("SmolLM2-135M-Instruct").architecture
