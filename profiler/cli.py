@@ -46,7 +46,14 @@ COMMANDS = {
 
 
 # Commands that share a module; each has its own name there.
-TOGETHER = {"support": "catalog", "devices": "catalog", "targets": "catalog", "export": "plan"}
+TOGETHER = {
+    "support": "catalog",
+    "devices": "catalog",
+    "targets": "catalog",
+    "export": "plan",
+    "compose": "compose",
+    "transfer": "compose",
+}
 
 
 PLUGINS = "rooftree.commands"  # entry points: a name, and the click command that it runs

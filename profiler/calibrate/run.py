@@ -18,7 +18,7 @@ from profiler.calibrate.files import (
 )
 from profiler.calibrate.points import AdaptiveGrid
 from profiler.calibrate.sections import points_of, provenance_fields, stages_section, with_held_out
-from profiler.calibrate.source import CalibrationSettings, Source
+from profiler.calibrate.source import CalibrationSettings, CalibrationSource
 from profiler.calibrate.sources.decoder import DecoderSource
 from profiler.calibrate.sweep import (
     SweepControl,
@@ -65,7 +65,7 @@ class CalibrationListener:
 def calibrate(
     settings: CalibrationSettings | None = None,
     listener: CalibrationListener = CalibrationListener(),
-    source: Source | None = None,
+    source: CalibrationSource | None = None,
 ) -> CalibrationResult:
     """Measure one target on one device, and store its profile, picture and raw samples.
 

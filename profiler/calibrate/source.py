@@ -1,4 +1,4 @@
-"""What a calibration needs from the thing it measures: the protocol of the sources."""
+"""The protocol between a calibration and the thing that it measures, and its settings."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Additions:
     error_bar: Callable[[float], float] | None = None
 
 
-class Source(Protocol):
+class CalibrationSource(Protocol):
     """Whatever can be calibrated: this decoder, an engine in this process, or a server.
 
     lock        label of the device that one calibration uses at a time

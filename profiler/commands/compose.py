@@ -1,4 +1,4 @@
-"""`rooftree compose`: a profile of a GPU that is not at hand, from operator tables."""
+"""`rooftree compose` and `transfer`: a profile of a GPU that is not at hand."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @click.option("--source", default="", help="Source of the tables in --operators.")
 @click.option("--output", type=click.Path(path_type=Path), help="File or folder to write to.")
 @json_option
-def command(target_name: str, as_json: bool, output: Path | None, **options: Any) -> None:
+def compose(target_name: str, as_json: bool, output: Path | None, **options: Any) -> None:
     """Compose a profile of a GPU that is not at hand from measured operators.
 
     Published times of matrix products, attention and experts are summed to forwards
@@ -46,11 +46,37 @@ def command(target_name: str, as_json: bool, output: Path | None, **options: Any
     `pip install 'rooftree[operators]'`, or a folder of operator tables.
     """
     from costmodel.catalog import resolve_target
-    from costmodel.compose.profiles import ComposeOptions, compose
+    from costmodel.compose.profiles import ComposeOptions
+    from costmodel.compose.profiles import compose as compose_profile
 
     target = resolve_target(target_name, hub=True).architecture
-    profile = compose(ComposeOptions(target=target, **options))
+    profile = compose_profile(ComposeOptions(target=target, **options))
     save_and_show(profile, output, as_json)
+
+
+@click.command(name="transfer")
+@click.argument("name", metavar="PROFILE")
+@click.option("--to", "device_name", required=True, help="GPU by slug, name or alias.")
+@click.option("--output", type=click.Path(path_type=Path), help="File or folder to write to.")
+@json_option
+def transfer(name: str, device_name: str, output: Path | None, as_json: bool) -> None:
+    """Scale a profile to another GPU by both data sheets.
+
+    PROFILE is a path, or DEVICE/TARGET such as h100-sxm/qwen3-8b.
+    Memory-bound time scales by bandwidth, compute-bound time by FLOPs. The error
+    bar is from a study of all GPU pairs at hand: within a chip it is smallest,
+    across vendors largest.
+    """
+    from costmodel.catalog import find_device
+    from costmodel.compose.transfer import transfer_profile
+    from costmodel.compose.transfer_errors import transfer_errors
+    from costmodel.profile.lookup import named_profile
+
+    _, profile = named_profile(name)
+    device = find_device(device_name)
+    save_and_show(transfer_profile(profile, device), output, as_json)
+    if not as_json:
+        click.echo(f"transfer: {transfer_errors().text(profile.device.slug, device.slug)}")
 
 
 def save_and_show(profile: Profile, output: Path | None, as_json: bool) -> None:

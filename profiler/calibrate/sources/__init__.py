@@ -1,4 +1,4 @@
-"""What can be calibrated: this decoder, vLLM in this process, and a server by its URL.
+"""Sources of a calibration: this decoder, vLLM in this process, and a server by its URL.
 
-Each module has one class that `profiler.calibrate.run` asks (`profiler.calibrate.source.Source`).
+Each module has one class that `profiler.calibrate.run` asks (`profiler.calibrate.source.CalibrationSource`).
 """
