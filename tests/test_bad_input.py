@@ -1,25 +1,42 @@
-"""Bad input through the real command line: one line that says what to do, and nothing written."""
+"""Bad input and odd surroundings through the real command line: one line that says what to do."""
 
 from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+import sys
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import pytest
 import torch
-import yaml
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from costmodel.errors import InputError
+from decoder.drafters.checkpoint import Weights
+from decoder.model.loading import load_model
+from decoder.statistics import RoundTrace
+from decoder.text import end_tokens
+from decoder.tree.draft_tree import EMPTY
 from profiler import cli
-from tests.tiny_folder import POSITIONS, fake_clock, isolate, listing, write_all
+from profiler.commands.generate import utf8_text
+from profiler.report.console import printable
+from tests.decoder.models import random_model, round_of
+from tests.tiny_folder import POSITIONS, fake_clock, isolate, listing, write_all, write_config
 
-PROMPT = ("--prompt", "hello")
+CPU = torch.device("cpu")
+OPTIONS = {
+    "calibrate": {
+        "--device": "cpu", "--dtype": "float32", "--contexts": "32,128", "--max-nodes": "15",
+    },
+    "generate": {
+        "--device": "cpu", "--dtype": "float32", "--prompt": "hello", "--max-new-tokens": "4",
+    },
+}  # fmt: skip
 
 
 class Place:
@@ -46,29 +63,22 @@ class Place:
         exit_code, lines = self.run(*arguments)
         assert exit_code not in (0, 1, 70), lines
         assert 1 <= len(lines) <= 1 + notes, lines
-        assert lines[-1].startswith("rooftree: ")
+        assert lines[-1].startswith("rooftree: ") and len(lines[-1]) < 720
         assert not any("Traceback" in line for line in lines)
         assert self.files() == before
         return exit_code, lines[-1]
 
-    def calibrate(self, *more: str) -> tuple[str, ...]:
-        options = {
-            "--target": self.target, "--device": "cpu", "--dtype": "float32",
-            "--contexts": "32,128", "--max-nodes": "15",
-        }  # fmt: skip
-        options |= dict(zip(more[::2], more[1::2], strict=True))
-        return ("calibrate", *(word for pair in options.items() for word in pair))
+    def arguments(self, command: str, **changed: str) -> tuple[str, ...]:
+        """A command's words that work, with options changed (`max_nodes` for `--max-nodes`)."""
+        options = {"--target": self.target} | OPTIONS[command]
+        options |= {f"--{name.replace('_', '-')}": value for name, value in changed.items()}
+        return (command, *(word for pair in options.items() for word in pair))
 
-    def generate(self, *more: str) -> tuple[str, ...]:
-        options = {
-            "--target": self.target, "--device": "cpu", "--dtype": "float32", "--prompt": "hello",
-            "--max-new-tokens": "4",
-        }  # fmt: skip
-        options |= dict(zip(more[::2], more[1::2], strict=True))
-        return ("generate", *(word for pair in options.items() for word in pair))
+    def calibrate(self, **changed: str) -> tuple[str, ...]:
+        return self.arguments("calibrate", **changed)
 
-    def arguments(self, command: str, *more: str) -> tuple[str, ...]:
-        return self.calibrate(*more) if command == "calibrate" else self.generate(*more)
+    def generate(self, **changed: str) -> tuple[str, ...]:
+        return self.arguments("generate", **changed)
 
 
 @pytest.fixture
@@ -80,11 +90,9 @@ def place(
         raise LocalEntryNotFoundError("the hub cannot be reached")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", no_hub)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     fake_clock(monkeypatch)
     return Place(tmp_path, isolate(monkeypatch, tmp_path), capsys)
-
-
-BOTH = pytest.mark.parametrize("command", ["calibrate", "generate"])
 
 
 @pytest.mark.slow
@@ -96,145 +104,128 @@ def test_the_good_case_works(place: Place) -> None:
     assert "(measured, " in line
 
 
-class TestTarget:
-    @BOTH
-    @pytest.mark.parametrize(
-        ("name", "message"),
-        [
-            ("nonesuch", r"Nearest|give a model folder"),
-            ("someone/nonesuch", r"Nearest|give a model folder"),
-            ("./nonesuch", r"there is no folder \./nonesuch\. Check the path"),
-            ("/no/such/place", r"there is no folder /no/such/place"),
-            ("not a name", r"neither a folder, a known target nor a hub id"),
-            ("", r"the target's name is empty\. Give a folder, a hub id"),
-        ],
-    )
-    def test_missing(self, place: Place, command: str, name: str, message: str) -> None:
-        exit_code, line = place.refused(*place.arguments(command, "--target", name))
-        assert exit_code == 2
-        assert re.search(message, line)
-
-    @BOTH
-    def test_broken_config(self, place: Place, command: str) -> None:
-        Path(place.target, "config.json").write_text('{"model_type": ')
-        exit_code, line = place.refused(*place.arguments(command))
-        assert (exit_code, "cannot read the config" in line) == (2, True)
-
-    @BOTH
-    def test_truncated_weights(self, place: Place, command: str) -> None:
-        file = Path(place.target, "model.safetensors")
-        file.write_bytes(file.read_bytes()[:-100])
-        exit_code, line = place.refused(*place.arguments(command))
-        assert (exit_code, "cannot load the weights" in line) == (2, True)
-
-    def test_no_tokenizer(self, place: Place) -> None:
-        for file in Path(place.target).glob("tokenizer*"):
-            file.unlink()
-        exit_code, line = place.refused(*place.generate("--policy", "plain"), notes=1)
-        assert (exit_code, "no usable tokenizer" in line) == (2, True)
-
-
-class TestDevice:
-    @BOTH
-    @pytest.mark.parametrize("name", ["int3", "bf16x", "bool", "Float32", ""])
-    def test_wrong_dtype(self, place: Place, command: str, name: str) -> None:
-        exit_code, line = place.refused(*place.arguments(command, "--dtype", name))
-        assert exit_code == 4
-        assert f"'{name}' is not a dtype. Use one of bfloat16, float16, float32" in line
-
-    @BOTH
-    @pytest.mark.parametrize(
-        ("name", "count", "message"),
-        [
-            ("cuda", 0, r"no CUDA device is available.*Use --device cpu"),
-            ("cuda:9", 0, r"no CUDA device is available"),
-            ("cuda:9", 2, r"there is no cuda:9: torch sees 2 CUDA device"),
-            ("tpu", 0, r"'tpu' is not a device\. Use cpu, cuda or cuda:N"),
-            ("cuda:x", 0, r"'cuda:x' is not a device"),
-            ("meta", 0, r"device type 'meta' is not supported\. Use cpu or cuda"),
-            ("", 0, r"'' is not a device"),
-        ],
-    )
-    def test_unknown(
-        self, place: Place, monkeypatch: pytest.MonkeyPatch, command: str, name: str, count: int,
-        message: str,
-    ) -> None:  # fmt: skip
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-        exit_code, line = place.refused(*place.arguments(command, "--device", name))
-        assert exit_code == 4
-        assert re.search(message, line)
+BOTH, DRAFTS, PLAIN = ("calibrate", "generate"), ("generate",), {"policy": "plain"}
+# Commands, options that are changed, exit code, what the line says, and lines before it at most.
+REFUSALS: list[tuple[tuple[str, ...], dict[str, str], int, str, int]] = [
+    (BOTH, {"target": "nonesuch"}, 2, r"Nearest|give a model folder", 0),
+    (BOTH, {"target": "./nonesuch"}, 2, r"there is no folder \./nonesuch\. Check the path", 0),
+    (BOTH, {"target": "not a name"}, 2, "neither a folder, a known target nor a hub id", 0),
+    (BOTH, {"target": ""}, 2, r"the target's name is empty\. Give a folder, a hub id", 0),
+    (DRAFTS, {"target": "./" + "y" * 5000}, 2, "Check the path of the target", 0),
+    (DRAFTS, {"target": "a\x00b"}, 2, "", 0),
+    (BOTH, {"dtype": "int3"}, 4, "'int3' is not a dtype. Use one of bfloat16, float16, float32", 0),
+    (DRAFTS, {"dtype": ""}, 4, "'' is not a dtype", 0),
+    (BOTH, {"device": "cuda"}, 4, "no CUDA device is available.*Use --device cpu", 0),
+    (DRAFTS, {"device": "tpu"}, 4, r"'tpu' is not a device\. Use cpu, cuda or cuda:N", 0),
+    (DRAFTS, {"device": "meta"}, 4, r"device type 'meta' is not supported\. Use cpu or cuda", 0),
+    (
+        DRAFTS,
+        PLAIN | {"prompt": "x" * POSITIONS},
+        2,
+        "256 tokens and 4 new .*Shorten the prompt",
+        1,
+    ),
+    (DRAFTS, PLAIN | {"max_new_tokens": "9999"}, 2, "ask for at most 251 tokens", 1),
+    (("calibrate",), {"contexts": "64,5000"}, 2, "256 positions.*Choose smaller --contexts", 1),
+    (("calibrate",), {"max_nodes": "5000"}, 2, "exceeds the 256 positions.*--max-nodes", 1),
+    (DRAFTS, {"max_nodes": "256"}, 2, r"tree of \d+ nodes does not fit the 256 positions", 0),
+    (DRAFTS, {"policy": "fixed:99999999"}, 2, "does not fit the 256 positions.*smaller tree", 0),
+    (DRAFTS, {"prompt": "\n\t"}, 2, r"the prompt is empty \(prompt-0\)\. Give some text\.", 0),
+    (DRAFTS, PLAIN | {"temperature": "nan"}, 2, "temperature", 1),
+    (DRAFTS, PLAIN | {"top_p": "1.5"}, 2, "top", 1),
+    (DRAFTS, PLAIN | {"top_k": "-2"}, 2, "top", 1),
+    (DRAFTS, PLAIN | {"max_nodes": "0"}, 2, "nodes", 1),
+    (DRAFTS, PLAIN | {"seed": "-1"}, 2, "seed", 1),
+    (DRAFTS, {"policy": "fastest"}, 2, "'fastest' is not a policy", 1),
+    (DRAFTS, {"policy": "fixed:0"}, 2, "fixed", 1),
+    (DRAFTS, PLAIN | {"weights": "good"}, 2, "weights", 1),
+]
 
 
-class TestSizes:
-    def test_a_prompt_longer_than_the_model(self, place: Place) -> None:
-        prompt = "x" * POSITIONS
-        exit_code, line = place.refused(
-            *place.generate("--prompt", prompt, "--policy", "plain"), notes=1
-        )
-        assert exit_code == 2
-        assert re.search(r"prompt of 256 tokens and 4 new ones exceed the 256 positions", line)
-        assert "Shorten the prompt" in line
+@pytest.mark.parametrize("index", range(len(REFUSALS)), ids=lambda i: str(REFUSALS[i][1])[:40])
+def test_options_that_cannot_be_used(place: Place, index: int) -> None:
+    commands, changed, expected, message, notes = REFUSALS[index]
+    for command in commands:
+        exit_code, line = place.refused(*place.arguments(command, **changed), notes=notes)
+        assert exit_code == expected
+        assert re.search(message, line), line
 
-    def test_more_new_tokens_than_the_model_has(self, place: Place) -> None:
-        arguments = place.generate("--max-new-tokens", "9999", "--policy", "plain")
-        exit_code, line = place.refused(*arguments, notes=1)
-        assert (exit_code, "ask for at most 251 tokens" in line) == (2, True)
 
-    def test_contexts_longer_than_the_model(self, place: Place) -> None:
-        exit_code, line = place.refused(*place.calibrate("--contexts", "64,5000"), notes=1)
-        assert exit_code == 2
-        assert re.search(r"exceeds the 256 positions.*Choose smaller --contexts", line)
+def test_a_device_beyond_those_that_exist(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    exit_code, line = place.refused(*place.generate(device="cuda:9"))
+    assert exit_code == 4 and "there is no cuda:9: torch sees 2 CUDA device" in line
 
-    @pytest.mark.parametrize(
-        "more",
-        [("--max-nodes", "256"), ("--policy", "fixed:256"), ("--policy", "fixed:99999999")],
-    )
-    def test_trees_larger_than_the_model(self, place: Place, more: tuple[str, str]) -> None:
-        exit_code, line = place.refused(*place.generate(*more))
-        assert exit_code == 2
-        assert re.search(r"a tree of \d+ nodes does not fit the 256 positions.*smaller tree", line)
 
-    def test_calibrated_trees_larger_than_the_model(self, place: Place) -> None:
-        exit_code, line = place.refused(*place.calibrate("--max-nodes", "5000"), notes=1)
-        assert exit_code == 2
-        assert re.search(r"exceeds the 256 positions.*--max-nodes", line)
+def test_no_prompt_and_no_template(place: Place) -> None:
+    assert "Give --prompt TEXT" in place.refused("generate", "--target", place.target)[1]
+    line = place.refused(*place.generate(policy="plain"), "--chat", notes=1)[1]
+    assert "no chat template. Leave --chat out" in line
 
-    @pytest.mark.parametrize("prompt", ["", "   ", "\n\t"])
-    def test_empty_prompts(self, place: Place, prompt: str) -> None:
-        exit_code, line = place.refused(*place.generate("--prompt", prompt))
-        assert exit_code == 2
-        assert "the prompt is empty (prompt-0). Give some text." in line
 
-    def test_no_prompt(self, place: Place) -> None:
-        exit_code, line = place.refused("generate", "--target", place.target)
-        assert exit_code == 2
-        assert "Give --prompt TEXT or --prompts FILE.jsonl" in line
+def damage_config(target: Path) -> None:
+    (target / "config.json").write_text('{"model_type": ')
 
-    @pytest.mark.parametrize(
-        ("option", "value"),
-        [
-            ("--temperature", "-1"),
-            ("--temperature", "nan"),
-            ("--top-p", "0"),
-            ("--top-p", "1.5"),
-            ("--top-k", "-2"),
-            ("--max-nodes", "0"),
-            ("--max-new-tokens", "0"),
-            ("--policy", "fastest"),
-            ("--policy", "fixed:0"),
-            ("--seed", "-1"),
-            ("--weights", "good"),
-        ],
-    )
-    def test_options_out_of_range(self, place: Place, option: str, value: str) -> None:
-        more = () if option == "--policy" else ("--policy", "plain")
-        exit_code, _ = place.refused(*place.generate(option, value, *more), notes=1)
-        assert exit_code == 2
 
-    def test_chat_without_a_template(self, place: Place) -> None:
-        arguments = (*place.generate("--policy", "plain"), "--chat")
-        exit_code, line = place.refused(*arguments, notes=1)
-        assert (exit_code, "no chat template. Leave --chat out" in line) == (2, True)
+def damage_weights(target: Path) -> None:
+    file = target / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def remove_tokenizer(target: Path) -> None:
+    for file in target.glob("tokenizer*"):
+        file.unlink()
+
+
+def damage_tokens(target: Path) -> None:
+    data = json.loads((target / "tokenizer.json").read_text())
+    data["model"]["vocab"]["a"] = 2**31
+    (target / "tokenizer.json").write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (damage_config, "cannot read the config"),
+        (damage_weights, "cannot load the weights"),
+        (remove_tokenizer, "no usable tokenizer"),
+        (damage_tokens, "tokenizer"),
+    ],
+)
+def test_damaged_targets(place: Place, damage: Any, message: str) -> None:
+    damage(Path(place.target))
+    exit_code, line = place.refused(*place.generate(policy="plain"), notes=1)
+    assert (exit_code, message in line) == (2, True), line
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"head_dim": 2**40}, {"hidden_act": "no_such"}, {"rope_theta": "x"}, {"head_dim": 10**400}],
+)
+def test_sizes_that_no_model_has(tmp_path: Path, changed: dict[str, object]) -> None:
+    write_config(tmp_path / "t", **changed)
+    with pytest.raises(InputError):
+        load_model(str(tmp_path / "t"), weights="random", dtype=torch.float32, device=CPU)
+
+
+@pytest.mark.parametrize("end", [2.5, [1, "a"], -1, [True]])
+def test_end_tokens_that_are_none(end: object) -> None:
+    model = random_model("llama-gqa")
+    model.generation_config.eos_token_id = end
+    with pytest.raises(InputError, match="eos_token_id of the target must be"):
+        end_tokens(model)
+
+
+def test_flipped_bytes_of_a_pickle(tmp_path: Path) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({"a": torch.arange(6.0), "b": torch.zeros(2, 2)}, path)
+    sound = path.read_bytes()
+    for position in range(0, len(sound), 23):
+        path.write_bytes(sound[:position] + bytes([sound[position] ^ 0x5A]) + sound[position + 1 :])
+        try:
+            Weights(tmp_path, pickled=True)
+        except InputError as error:
+            assert str(path) in str(error)
 
 
 class TestNoPermission:
@@ -246,73 +237,37 @@ class TestNoPermission:
         if request.param == "below a file":
             (place.folder / "file").write_text("")
             return place.folder / "file" / "below"
-        real_mkdir, real_write = Path.mkdir, Path.write_bytes
-        folder = place.folder / "forbidden"
+        real_mkdir, folder = Path.mkdir, place.folder / "forbidden"
 
         def mkdir(self: Path, *arguments: Any, **options: Any) -> None:
             if folder in (self, *self.parents):
                 raise PermissionError(errno.EACCES, "Permission denied", str(self))
             real_mkdir(self, *arguments, **options)
 
-        def write_bytes(self: Path, data: bytes) -> int:
-            if folder in self.parents:
-                raise PermissionError(errno.EACCES, "Permission denied", str(self))
-            return real_write(self, data)
-
         monkeypatch.setattr(Path, "mkdir", mkdir)
-        monkeypatch.setattr(Path, "write_bytes", write_bytes)
         return folder
 
     def test_the_data_directory(
         self, place: Place, nowhere: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """A calibration needs it, for the journal too; generating goes on without saving."""
         monkeypatch.setenv("ROOFTREE_HOME", str(nowhere))
         exit_code, line = place.refused(*place.calibrate())
         assert exit_code == 2
         assert re.search(rf"cannot write to {nowhere}: .*set ROOFTREE_HOME to a folder", line)
-
-    def test_the_output(self, place: Place, nowhere: Path) -> None:
-        exit_code, line = place.refused(*place.calibrate("--output", str(nowhere / "a.yaml")))
-        assert exit_code == 2
-        assert re.search(rf"cannot write to {nowhere}: .*Choose another --output", line)
-
-    def test_the_journal(
-        self, place: Place, nowhere: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The profile may go elsewhere; the journal lies in the data directory."""
-        monkeypatch.setenv("ROOFTREE_HOME", str(nowhere))
-        arguments = place.calibrate("--output", str(place.folder / "a.yaml"))
-        exit_code, line = place.refused(*arguments, notes=1)
+        output = str(place.folder / "a.yaml")
+        exit_code, line = place.refused(*place.calibrate(output=output), notes=1)
         assert exit_code == 5
         assert re.search(r"cannot write the journal .*set ROOFTREE_HOME", line)
-
-    def test_generating_goes_on_without_saving(
-        self, place: Place, nowhere: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("ROOFTREE_HOME", str(nowhere))
         before = place.files()
         exit_code, (line,) = place.run(*place.generate())
-        assert exit_code == 0
-        assert "(not saved: " in line
+        assert (exit_code, "(not saved: " in line) == (0, True)
         assert place.files() == before
 
-
-class FullAfter:
-    """A file on a disk that takes only so many bytes more."""
-
-    def __init__(self, stream: Any, room: int) -> None:
-        self._stream, self._room = stream, room
-
-    def write(self, data: bytes) -> int:
-        if len(data) > self._room:
-            written = self._stream.write(data[: self._room])
-            self._room = 0
-            return written
-        self._room -= len(data)
-        return self._stream.write(data)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+    def test_the_output(self, place: Place, nowhere: Path) -> None:
+        exit_code, line = place.refused(*place.calibrate(output=str(nowhere / "a.yaml")))
+        assert exit_code == 2
+        assert re.search(rf"cannot write to {nowhere}: .*Choose another --output", line)
 
 
 def no_space(*arguments: Any, **options: Any) -> Any:
@@ -321,66 +276,30 @@ def no_space(*arguments: Any, **options: Any) -> Any:
 
 @pytest.mark.slow
 class TestFullDisk:
-    def test_before_measuring(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("profiler.calibrate.files.tempfile.TemporaryFile", no_space)
-        exit_code, line = place.refused(*place.calibrate())
-        assert exit_code == 2
-        assert "No space left on device" in line
-
     @pytest.mark.parametrize("room", [0, 10, 3000])
     def test_at_the_journal(self, place: Place, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
-        real_open = io.FileIO
+        """Whole lines are kept, and the same command goes on from them."""
+        left = room
 
-        def opened(*arguments: Any, **options: Any) -> FullAfter:
-            return FullAfter(real_open(*arguments, **options), room)
+        class Full(io.FileIO):
+            def write(self, data: Any) -> int:
+                nonlocal left
+                part, left = data[:left], left - len(data[:left])
+                return super().write(part)
 
         with monkeypatch.context() as patch:
-            patch.setattr("profiler.measure.journal.io.FileIO", opened)
+            patch.setattr("profiler.measure.journal.io.FileIO", Full)
             exit_code, lines = place.run(*place.calibrate())
         assert exit_code == 5
         assert lines[-1].startswith("rooftree: cannot write the journal ")
         assert "No space left on device. Free some space" in lines[-1]
-        left = [name for name in listing(place.home) if not name.startswith("journals/")]
-        assert left == []
         (journal,) = place.home.glob("journals/*.jsonl")
         content = journal.read_bytes()
-        assert content == b"" or content.endswith(b"\n")  # whole lines only
+        assert content == b"" or content.endswith(b"\n")
         exit_code, lines = place.run(*place.calibrate())
         assert exit_code == 0
         kept = content.count(b"\n") - 1
-        resumed = any(f"went on from {kept} samples" in line for line in lines)
-        assert resumed == (kept > 0)
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("call", ["write", "replace"])
-    def test_at_the_profile(self, place: Place, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(f"costmodel.io.os.{call}", no_space)
-            exit_code, lines = place.run(*place.calibrate())
-        assert exit_code == 3
-        assert re.search(r"^rooftree: .*\.yaml: not written, the disk is full\. Free", lines[-1])
-        (journal,) = listing(place.home)
-        assert journal.startswith("journals/")
-        assert place.run(*place.calibrate())[0] == 0
-
-    def test_at_the_picture(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-        real_write = os.write
-
-        def write(handle: int, data: bytes) -> int:
-            if bytes(data[:4]) == b"\x89PNG":
-                real_write(handle, data[:1000])
-                no_space()
-            return real_write(handle, data)
-
-        with monkeypatch.context() as patch:
-            patch.setattr("costmodel.io.os.write", write)
-            exit_code, lines = place.run(*place.calibrate())
-        assert exit_code == 2
-        assert re.search(r"^rooftree: .*\.png: not written, the disk is full\. Free", lines[-1])
-        suffixes = sorted(name.rpartition(".")[2] for name in listing(place.home))
-        assert suffixes == ["jsonl", "yaml"]  # the journal and a whole profile
-        (profile,) = place.home.glob("*/*.yaml")
-        assert place.run("profiles", "validate", str(profile))[0] == 0
+        assert any(f"went on from {kept} samples" in line for line in lines) == (kept > 0)
 
     def test_at_a_probe(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         """Decoding does not need the profile to be kept."""
@@ -392,108 +311,88 @@ class TestFullDisk:
         assert place.files() == before
 
 
-def fields_of(data: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The path of every field, sections and what is in them."""
-    if isinstance(data, Mapping):
-        for key, value in data.items():
-            yield (*path, key)
-            yield from fields_of(value, (*path, key))
-
-
-class TestProfileFile:
-    @pytest.fixture
-    def good(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """A profile of the target that fits; the target is loaded once for all runs."""
-        assert place.run(*place.generate())[0] == 0
-        (path,) = place.home.glob("*/*.yaml")
-        from decoder import engine
-
-        loaded = engine.load_model(
-            place.target, dtype=torch.float32, device=torch.device("cpu"), weights="pretrained"
-        )
-        monkeypatch.setattr(engine, "load_model", lambda *arguments, **options: loaded)
-        assert place.run(*place.generate("--profile", str(path)))[0] == 0
-        return path
-
-    def refused(self, place: Place, path: Path) -> str:
-        exit_code, line = place.refused(*place.generate("--profile", str(path)))
+def test_profiles_that_cannot_be_used(place: Place) -> None:
+    """Damaged ones are in test_faults.py; nothing in one is executed."""
+    assert place.run(*place.generate())[0] == 0
+    (good,) = place.home.glob("*/*.yaml")
+    text, marker, bad = good.read_text(), place.folder / "executed", good.with_name("bad.yaml")
+    tag = f"!!python/object/apply:os.system ['touch {marker}']"
+    cases = {
+        "not readable as YAML at line 1": f"schema_version: {tag}\n",
+        "not readable as YAML": text + f"note: {tag}\n",
+        r"bad\.yaml \(dtype float16, here float32\)": text.replace("float32", "float16"),
+        "is not a profile|schema_version": "[]",
+    }
+    for message, content in cases.items():
+        bad.write_text(content)
+        exit_code, line = place.refused(*place.generate(profile=str(bad)))
         assert exit_code == 3
-        assert str(path) in line
-        return line
+        assert re.search(message, line), line
+    exit_code, line = place.refused(*place.generate(profile=str(good.with_name("none.yaml"))))
+    assert (exit_code, "there is no such file. Check the path" in line) == (3, True)
+    assert not marker.exists()
 
-    def test_missing(self, place: Place, good: Path) -> None:
-        line = self.refused(place, good.with_name("none.yaml"))
-        assert "there is no such file. Check the path" in line
 
-    def test_a_folder(self, place: Place, good: Path) -> None:
-        assert "cannot be read" in self.refused(place, good.parent)
+def test_a_home_of_nobody(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROOFTREE_HOME", "~nosuchuser/x")
+    exit_code, lines = place.run(*place.generate())
+    assert exit_code == 3
+    assert "~nosuchuser/x: there is no such user's home folder" in lines[-1]
 
-    def test_truncated(self, place: Place, good: Path) -> None:
-        """Wherever it is cut before its optional end: in words, lists and between sections."""
-        text = good.read_bytes()
-        needed = text.index(b"\ndrafters:")
-        bad = good.with_name("cut.yaml")
-        for size in [*range(0, needed - 1, 97), needed - 1]:
-            bad.write_bytes(text[:size])
-            line = self.refused(place, bad)
-            assert re.search(r"measure again|is not a profile|schema_version", line), line
 
-    @pytest.mark.slow
-    def test_each_field_wrong_in_turn(self, place: Place, good: Path) -> None:
-        bad = good.with_name("edited.yaml")
-        paths = list(fields_of(yaml.safe_load(good.read_text())))
-        assert len(paths) > 60
-        for path in paths:
-            data = yaml.safe_load(good.read_text())
-            section = data
-            for key in path[:-1]:
-                section = section[key]
-            section[path[-1]] = {"nonsense": 1}
-            bad.write_text(yaml.safe_dump(data, sort_keys=False))
-            line = self.refused(place, bad)
-            assert path[0] in line, (path, line)
-            assert "rooftree calibrate" in line
+def test_texts_of_any_locale_and_controls_that_are_spelt_out(capsys: Any) -> None:
+    """As Python reads UTF-8 in a locale of ASCII, and Latin-1 in one of UTF-8."""
+    assert utf8_text("\udcc3\udca9") == utf8_text("\u00e9") == "\u00e9"
+    with pytest.raises(InputError, match="is not UTF-8 text"):
+        utf8_text("caf\udce9")
+    assert printable("a\x1b[31mb\tc\n\x9b1m\u202ee\r") == "a\\x1b[31mb\tc\n\\x9b1m\\u202ee\\r"
+    cli.run(["generate", "--target", "./\x1b[2J\x07none", "--prompt", "x"])
+    assert "\x1b" not in capsys.readouterr().err
 
-    @pytest.mark.slow
-    def test_each_field_misspelt_in_turn(self, place: Place, good: Path) -> None:
-        bad = good.with_name("edited.yaml")
-        for path in fields_of(yaml.safe_load(good.read_text())):
-            data = yaml.safe_load(good.read_text())
-            section = data
-            for key in path[:-1]:
-                section = section[key]
-            if path[:-1] in (("drafters",), ("calibration", "cross_validated")):
-                continue  # these map names of any kind to sections
-            section[path[-1] + "x"] = section.pop(path[-1])
-            bad.write_text(yaml.safe_dump(data, sort_keys=False))
-            self.refused(place, bad)
 
-    @pytest.mark.parametrize(
-        "text", ["", "[]", "3", "a: &a [*a]", "\x00", "{", "a: 1\na: 2", "---"]
-    )
-    def test_not_a_profile(self, place: Place, good: Path, text: str) -> None:
-        bad = good.with_name("other.yaml")
-        bad.write_text(text)
-        self.refused(place, bad)
+class Disk(io.BytesIO):
+    """A file in memory; `full` as long as there is no room."""
 
-    def test_nothing_in_it_is_executed(self, place: Place, good: Path) -> None:
-        marker = place.folder / "executed"
-        bad = good.with_name("evil.yaml")
-        for tag in (
-            f"!!python/object/apply:os.mknod ['{marker}']",
-            f"!!python/object/apply:os.system ['touch {marker}']",
-            f"!!python/object/new:pathlib.Path ['{marker}']",
-            "!!python/name:os.system",
-            "!!python/module:this",
-        ):
-            for text in (f"schema_version: {tag}\n", good.read_text() + f"note: {tag}\n"):
-                bad.write_text(text)
-                self.refused(place, bad)
-        assert not marker.exists()
+    full = False
 
-    def test_of_another_dtype(self, place: Place, good: Path) -> None:
-        bad = good.with_name("other.yaml")
-        bad.write_text(good.read_text().replace("dtype: float32", "dtype: float16"))
-        exit_code, line = place.refused(*place.generate("--profile", str(bad)))
-        assert exit_code == 3
-        assert re.search(r"other\.yaml \(dtype float16, here float32\)", line)
+    def write(self, data: Any) -> int:
+        return no_space() if self.full else super().write(data)
+
+
+class TestStreams:
+    def test_a_text_that_the_encoding_has_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        disk = Disk()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(disk, encoding="ascii"))
+        assert cli.run(["--help"]) == 0
+        sys.stdout.write("caf\u00e9 \ud800")
+        sys.stdout.flush()
+        assert disk.getvalue().endswith(b"caf\\xe9 \\ud800")
+
+    def test_a_full_disk_and_a_closed_stdout(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        disk = Disk()
+        disk.full = True
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(disk, encoding="utf-8"))
+        assert cli.run(["--help"]) == cli.EXIT_OUTPUT
+        disk.full = False
+        assert "the output: not written, the disk is full. Free" in capsys.readouterr().err
+        monkeypatch.setattr(sys, "stdout", None)
+        assert cli.run(["--help"]) == 0
+
+    def test_a_current_folder_that_is_gone(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        monkeypatch.chdir(gone)
+        gone.rmdir()
+        (tmp_path / "prompts.jsonl").write_text('{"prompt": "count"}\n')
+        command = ["bench", "--target", str(tmp_path), "--prompts", str(tmp_path / "prompts.jsonl")]
+        assert cli.run([*command, "--output", "result.json"]) == cli.EXIT_USAGE
+        assert "the current folder is gone" in capsys.readouterr().err
+
+    def test_a_trace_on_a_full_disk(self) -> None:
+        trace = RoundTrace(Path("/dev/full"))
+        with pytest.raises(InputError, match="/dev/full: not written, the disk is full"):
+            trace.write(round_of(EMPTY, []), None)
