@@ -11,8 +11,6 @@ import click
 import pytest
 import yaml
 
-from decoder.drafters.factory import DEMO, JOINT, KINDS, NAMED
-from decoder.extensions import checkpoint_formats
 from lab.studies.readme import BLOCK, PAGES, with_numbers
 from profiler.cli import COMMANDS, cli
 
@@ -98,14 +96,6 @@ def test_numbers_are_those_of_the_stored_results(page):
     assert with_numbers(text) == text
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/usage.md"])
-def test_linked_files_exist(name):
-    page = ROOT / name
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
-        if "://" not in target:
-            assert (page.parent / target).exists(), target
-
-
 def test_every_page_of_the_documentation_is_in_the_navigation():
     class Loader(yaml.SafeLoader):
         """Reads mkdocs.yml, whose tags name Python functions."""
@@ -114,30 +104,6 @@ def test_every_page_of_the_documentation_is_in_the_navigation():
     navigation = str(yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader)["nav"])
     for page in (ROOT / "docs").rglob("*.md"):
         assert str(page.relative_to(ROOT / "docs")) in navigation, page.name
-
-
-@pytest.mark.parametrize("command", ["generate", "calibrate"])
-def test_help_and_pages_name_the_same_drafters(command):
-    context = click.Context(cli, info_name="rooftree")
-    [drafter] = [
-        option for option in cli.get_command(context, command).params if option.name == "drafter"
-    ]
-    table = (ROOT / "docs" / "decoding.md").read_text(encoding="utf-8").split("## Policies")[0]
-    assert drafter.default == "ngram"
-    for name in (*NAMED, DEMO, "@block=N"):
-        for text in (drafter.help, USAGE, table):
-            assert name in text, name
-    assert f"A{JOINT}B" in drafter.help
-    for text in (USAGE, table):
-        assert f"ngram{JOINT}{DEMO}" in text
-    for kind in ("DFlash", "EAGLE-3"):
-        assert any(kind in one.label for one in KINDS)
-        assert kind in USAGE and kind in table
-        if command == "generate":
-            assert kind in drafter.help
-    for kind in ("SpecBlock", "BlockPilot"):
-        assert kind.lower() in checkpoint_formats()
-        assert kind in USAGE and kind in table
 
 
 @pytest.mark.parametrize("text", [README, USAGE], ids=["README", "usage"])
