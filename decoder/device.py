@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-from functools import cache
-from pathlib import Path
-
 import numpy as np
 import psutil
 import torch
@@ -13,6 +9,7 @@ from numpy.typing import NDArray
 
 from costmodel.catalog import DeviceFingerprint
 from costmodel.errors import DeviceError, shown
+from decoder.cpu import cpu_name, this_cpu
 from decoder.nvml import driver_facts
 
 
@@ -47,8 +44,7 @@ def default_dtype(device: torch.device) -> torch.dtype:
     """bfloat16 where the device computes in it; else float16 on CUDA, float32 on a CPU."""
     if device.type == "cuda":
         return torch.bfloat16 if has_bfloat16(device) else torch.float16
-    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if native else torch.float32
+    return torch.bfloat16 if this_cpu().bfloat16 else torch.float32
 
 
 def has_bfloat16(device: torch.device) -> bool:
@@ -112,11 +108,11 @@ def fingerprint(device: torch.device) -> DeviceFingerprint:
     if device.type == "cpu":
         return DeviceFingerprint(
             kind="cpu",
-            name=_cpu_name(),
+            name=cpu_name(),
             memory_bytes=psutil.virtual_memory().total,
             mig=None,
             threads=torch.get_num_threads(),
-            instruction_set=_instruction_set(),
+            instruction_set=this_cpu().label,
             driver=None,
             cuda=None,
             power_limit_w=None,
@@ -135,24 +131,3 @@ def fingerprint(device: torch.device) -> DeviceFingerprint:
         cuda=torch.version.cuda,
         power_limit_w=facts.power_limit_w,
     )
-
-
-@cache
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-@cache
-def _instruction_set() -> str:
-    """torch's CPU capability, with `bf16` and `amx` where the CPU has them."""
-    names = [torch.backends.cpu.get_cpu_capability().lower()]
-    if torch.cpu._is_avx512_bf16_supported():
-        names.append("bf16")
-    if torch.cpu._is_amx_tile_supported():
-        names.append("amx")
-    return "+".join(names)

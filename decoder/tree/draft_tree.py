@@ -24,16 +24,16 @@ from costmodel.errors import InputError
 F = TypeVar("F", bound=Callable[..., object])
 
 
-def jit(function: F) -> F:
+def jit(function: F, *, parallel: bool = False) -> F:
     """Compile `function` with numba, cached on disk where a directory is writable.
 
     `njit(cache=True)` raises RuntimeError if it finds no writable directory (a read-only
     install, a container without a home); the function is then compiled without a cache.
     """
     try:
-        return cast(F, numba.njit(cache=True, nogil=True)(function))
+        return cast(F, numba.njit(cache=True, nogil=True, parallel=parallel)(function))
     except RuntimeError:
-        return cast(F, numba.njit(nogil=True)(function))
+        return cast(F, numba.njit(nogil=True, parallel=parallel)(function))
 
 
 WORD = 32  # rows in one word of a bit mask

@@ -1,13 +1,12 @@
 """Linear layers joined by their outputs, with plain weights or with weights packed for a CPU.
 
-`torch.nn.functional.linear` brings a bfloat16 weight into oneDNN's blocks at every call, which
-takes longer than a product of few rows. A packed weight is reordered once, and replaces the
-original.
+A packed weight is reordered once and replaces the original: in float32 for our own products
+(`tiles`), in bfloat16 for oneDNN's. `torch.nn.functional.linear` brings a bfloat16 weight into
+oneDNN's blocks at every call, which takes longer than a product of few rows.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -15,13 +14,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from costmodel.errors import InputError
+from decoder.cpu import this_cpu
+from decoder.model.runtime import tiles
 from decoder.model.runtime.fused import join_linears
 
 ROWS = 1  # that weights are reordered for
-OPERATORS = ("_reorder_linear_weight", "_linear_pointwise", "data_ptr", "_nbytes")
-BLOCKS = (64, 48, 32, 16, 1)  # rows of a weight that oneDNN may keep together
-COMPARED_ROWS = 499  # no multiple of a block, so that all places in one are compared
+OPERATORS = ("_reorder_linear_weight", "_linear_pointwise")
 
 
 class JoinedLinear(Protocol):
@@ -74,22 +72,17 @@ class PlainLinear(JoinedLinear):
 
 
 class PackedLinear(JoinedLinear):
-    """Layers with a packed weight: in bfloat16 bit for bit `functional.linear` and `addmm`.
+    """Layers in bfloat16 with a weight packed by oneDNN: bit for bit `functional.linear`, `addmm`.
 
     The modules compute by it from now on, and their weights keep only shape and dtype; see
     `plain_state`.
     """
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
-        weights = [linear.weight.detach() for linear in linears]
-        biases = [linear.bias for linear in linears if linear.bias is not None]
-        self._bias = torch.cat(biases).detach() if biases else None
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(
-            torch.cat(weights) if weights[1:] else weights[0], ROWS
-        )
+        weight, self._bias = joined_weights(linears)
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
         self._product = torch.ops.mkldnn._linear_pointwise.default
         self._product_and_sum = torch.ops.mkldnn._linear_pointwise.binary
-        self._blocks: torch.Tensor | None = None
         release(linears, self)
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -109,30 +102,48 @@ class PackedLinear(JoinedLinear):
         return self._packed.to_dense()
 
     def rows(self, numbers: torch.Tensor) -> torch.Tensor:
-        if self._blocks is None and not self.learn_layout(self.weight()):
-            raise InputError("the layout of these packed weights is unknown")
-        assert self._blocks is not None
-        return _rows(self._blocks, numbers)
+        return self.weight()[numbers]
 
-    def learn_layout(self, weight: torch.Tensor) -> bool:
-        """Find the plain weight's rows in the packed memory; False for an unknown layout.
 
-        The memory is [blocks, in / pair, rows, pair]. Both ends and rows between are compared.
-        """
-        size = torch.ops.mkldnn._nbytes(self._packed)
-        memory = (ctypes.c_char * size).from_address(torch.ops.mkldnn.data_ptr(self._packed))
-        numbers = torch.frombuffer(memory, dtype=self._packed.dtype)
-        out, width = weight.shape
-        some = torch.linspace(0, out - 1, min(out, COMPARED_ROWS)).long()
-        pair = 4 // weight.dtype.itemsize  # bfloat16 numbers are multiplied in pairs
-        for rows in BLOCKS:
-            if width % pair or numbers.numel() != -(-out // rows) * rows * width:
-                continue
-            blocks = numbers.view(-1, width // pair, rows, pair)
-            if torch.equal(_rows(blocks, some), weight[some]):
-                self._blocks = blocks
-                return True
-        return False
+class TiledLinear(JoinedLinear):
+    """Layers in float32 with a weight in blocks, in bfloat16 where its numbers are such."""
+
+    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+        weight, self._bias = joined_weights(linears)
+        self._outputs, self._blocks = len(weight), tiles.pack(tiles.smallest(weight))
+        release(linears, self)
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.outputs_from(0, inputs)
+
+    def outputs_from(self, first: int, inputs: torch.Tensor) -> torch.Tensor:
+        unit = first // (tiles.UNIT * tiles.LANES) * tiles.UNIT
+        start = unit * tiles.LANES
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        outputs = tiles.product(rows, self._blocks[unit:])
+        if outputs.shape[1] != self._outputs - first:  # whole units hold more
+            outputs = outputs[:, first - start : self._outputs - start].contiguous()
+        if self._bias is not None:
+            outputs += self._bias[first:]
+        return outputs.view(*inputs.shape[:-1], -1)
+
+    def added_to(
+        self, rows: torch.Tensor, inputs: torch.Tensor, *, overwrite: bool = False
+    ) -> torch.Tensor:
+        return self(inputs).add_(rows)
+
+    def weight(self) -> torch.Tensor:
+        return tiles.unpacked(self._blocks, self._outputs)
+
+    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
+        return tiles.rows_of(self._blocks, numbers)
+
+
+def joined_weights(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The weights and the biases of layers, each joined by rows."""
+    weights = [linear.weight.detach() for linear in linears]
+    biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+    return torch.cat(weights) if weights[1:] else weights[0], torch.cat(biases) if biases else None
 
 
 class Part:
@@ -154,16 +165,17 @@ def release(linears: Sequence[nn.Linear], joined: JoinedLinear) -> None:
         first += linear.out_features
 
 
-def _rows(blocks: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    size = blocks.shape[2]
-    return blocks[numbers // size, :, numbers % size].flatten(-2)
+def pack(linears: Sequence[nn.Linear]) -> JoinedLinear:
+    """The layers joined and packed, in a dtype that `packing_refused` allows."""
+    bfloat16 = linears[0].weight.dtype == torch.bfloat16
+    return PackedLinear(linears) if bfloat16 else TiledLinear(linears)
 
 
 def join(linears: Sequence[nn.Linear]) -> JoinedLinear:
     """The layers joined: packed where their device and dtype allow it. They end as they are."""
     weight = linears[0].weight
     if packing_refused(weight.device, weight.dtype) is None:
-        return PackedLinear(linears)
+        return pack(linears)
     return PlainLinear(linears)
 
 
@@ -172,7 +184,7 @@ def pack_layers(module: nn.Module) -> None:
     for layer in module.modules():
         plain = type(layer) is nn.Linear and "forward" not in layer.__dict__
         if plain and packing_refused(layer.weight.device, layer.weight.dtype) is None:
-            PackedLinear([layer])
+            pack([layer])
 
 
 def packing_refused(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -181,10 +193,10 @@ def packing_refused(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"packed weights are for a CPU, not for {device}"
     if dtype not in (torch.bfloat16, torch.float32):
         return f"weights are packed in bfloat16 and float32, not in {dtype}"
-    if not all(hasattr(torch.ops.mkldnn, name) for name in OPERATORS):
+    if dtype == torch.bfloat16 and not this_cpu().bfloat16:
+        return "this CPU has no bfloat16 products"
+    if dtype == torch.bfloat16 and not all(hasattr(torch.ops.mkldnn, name) for name in OPERATORS):
         return "this build of torch has no oneDNN operators"
-    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return "oneDNN has no bfloat16 products on this CPU"
     return None
 
 

@@ -23,7 +23,7 @@ from decoder.model.runtime.eager import EagerRuntime, ModelStep
 from decoder.model.runtime.few_rows import NO_NORM, FewNorm, FewRows, are_few
 from decoder.model.runtime.fused import FUSIBLE, is_plain, plain_linears, unfuse
 from decoder.model.runtime.int8 import Int8Linear, fits_int8
-from decoder.model.runtime.linear import JoinedLinear, PackedLinear
+from decoder.model.runtime.linear import JoinedLinear, PackedLinear, pack
 from decoder.model.structure import base_of
 
 Join = Callable[[Sequence[nn.Linear]], JoinedLinear]
@@ -164,7 +164,7 @@ class PackedModel:
     def __init__(self, step: ModelStep, *, int8: bool) -> None:
         model = step.model
         unfuse(model)
-        join = _int8 if int8 else PackedLinear
+        join = _int8 if int8 else pack
         self.head = _pack_head(step, join)
         base = base_of(model)
         layers = list(getattr(base, "layers", ()))
@@ -176,23 +176,21 @@ class PackedModel:
 
 
 def _int8(linears: Sequence[nn.Linear]) -> JoinedLinear:
-    return (Int8Linear if fits_int8(linears[0]) else PackedLinear)(linears)
+    return Int8Linear(linears) if fits_int8(linears[0]) else pack(linears)
 
 
 def _pack_head(step: ModelStep, join: Join) -> JoinedLinear | None:
-    """Pack the LM head, from which a tied embedding then takes its rows."""
+    """Pack the LM head. A tied embedding takes its rows from it, or keeps a copy from oneDNN's."""
     head, embedding = step.head, step.embedding
-    tied = head.weight is embedding.weight
+    weight = head.weight
+    tied = weight is embedding.weight
     if type(head) is not nn.Linear or (tied and type(embedding) is not nn.Embedding):
         return None
-    weight, packed = head.weight, join([head])
-    if isinstance(packed, PackedLinear) and not packed.learn_layout(weight.detach()):
-        head.weight = weight  # a layout whose rows the embedding could not read
-        del head.forward
-        return None
-    if tied:
-        embedding.forward = packed.rows
-        embedding.weight = head.weight
+    packed = join([head])
+    if tied and isinstance(packed, PackedLinear):
+        embedding.weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
+    elif tied:
+        embedding.forward, embedding.weight = packed.rows, head.weight
     return packed
 
 

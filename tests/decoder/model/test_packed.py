@@ -6,14 +6,16 @@ import torch
 from torch import nn
 
 from costmodel.errors import InputError
+from decoder.cpu import VARIABLE, this_cpu
 from decoder.drafters.blocks import DraftCache, Rotary
 from decoder.drafters.checkpoint import read_config
 from decoder.drafters.dflash.model import load_dflash
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.model.loading import borrow_model
 from decoder.model.runtime import linear as linear_module
+from decoder.model.runtime import tiles
 from decoder.model.runtime.int8 import Int8Linear
-from decoder.model.runtime.linear import PackedLinear, PlainLinear, join, plain_state
+from decoder.model.runtime.linear import PackedLinear, PlainLinear, TiledLinear, join, plain_state
 from decoder.model.runtime.packed import packed_of
 from decoder.model.target import Step, make_target, quantised
 from decoder.profiling.measured_profile import profile_key
@@ -26,13 +28,27 @@ from tests.decoder.model.test_graphs import PROMPT, random_tree
 from tests.decoder.models import FAMILIES, greedy, plain_logits, random_model
 from tests.lab.papers.specblock.specblock_models import asked, specblock_folder
 
-DTYPES = [torch.float32, torch.bfloat16]
+pytestmark = pytest.mark.cpu_kind
+
+BFLOAT16 = pytest.param(
+    torch.bfloat16,
+    id="bfloat16",
+    marks=pytest.mark.skipif(not this_cpu().bfloat16, reason="this CPU packs no bfloat16"),
+)
+DTYPES = [pytest.param(torch.float32, id="float32"), BFLOAT16]
 # In bfloat16 each of some thirty operations may round to the other side.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.1}
 
 
 def target_of(model, runtime="auto"):
     return make_target(borrow_model(model), runtime=runtime)
+
+
+def as_published(model):
+    """The model with weights that are bfloat16 numbers."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16().to(parameter.dtype)
+    return model
 
 
 def outputs(target, sequences=1):
@@ -49,6 +65,39 @@ def outputs(target, sequences=1):
     return parts
 
 
+def assert_same_outputs(target, other, dtype=None, sequences=1):
+    """Equal within the dtype's rounding; bit for bit without a dtype."""
+    for ours, theirs in zip(outputs(target, sequences), outputs(other, sequences), strict=True):
+        bound = TOLERANCE[dtype] * max(float(theirs.abs().max()), 1.0) if dtype else 0.0
+        torch.testing.assert_close(ours, theirs, atol=bound, rtol=0)
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_rows_product_is_the_same_among_any_others(stored, threads):
+    torch.manual_seed(0)
+    weight = (torch.randn(101, 77) * 30).to(stored)
+    inputs, blocks = torch.randn(40, 77), tiles.pack(weight)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        all_rows = tiles.product(inputs, blocks)
+        for rows in range(1, 40):
+            assert torch.equal(tiles.product(inputs[-rows:], blocks), all_rows[-rows:])
+    finally:
+        torch.set_num_threads(before)
+    wanted = inputs.double() @ weight.double().t()
+    torch.testing.assert_close(all_rows[:, :101].double(), wanted, atol=5e-3, rtol=0)
+    assert torch.equal(tiles.unpacked(blocks, 101), weight.float())
+    assert torch.equal(tiles.rows_of(blocks, torch.tensor([100, 3])), weight[[100, 3]].float())
+
+
+def test_weights_that_are_bfloat16_numbers_are_kept_so():
+    weight = torch.randn(32, 16)
+    assert tiles.smallest(weight) is weight
+    assert tiles.smallest(weight.bfloat16().float()).dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("family", list(FAMILIES))
@@ -60,20 +109,15 @@ def test_packed_forwards_give_what_eager_ones_give(family, biased, dtype):
     packed, eager = target_of(models[0]), target_of(models[1], "eager")
     assert (packed.runtime.kind, eager.runtime.kind) == ("packed", "eager")
     assert (packed_of(models[0]).layers is not None) == (family in FUSIBLE)
-    for ours, theirs in zip(outputs(packed), outputs(eager), strict=True):
-        scale = max(float(theirs.abs().max()), 1.0)
-        bound = TOLERANCE[dtype] * scale
-        torch.testing.assert_close(ours, theirs, atol=bound, rtol=0)
+    assert_same_outputs(packed, eager, dtype)
 
 
+@pytest.mark.parametrize("dtype", [BFLOAT16])
 @pytest.mark.parametrize("family", ["llama-mha-tied", "qwen3"])
-def test_without_biases_bfloat16_outputs_are_equal_bit_for_bit(family):
-    models = [random_model(family, dtype=torch.bfloat16) for _ in range(2)]
-    for s in (1, 2):
-        packed, eager = target_of(models[0]), target_of(models[1], "eager")
-        for ours, theirs in zip(outputs(packed, s), outputs(eager, s), strict=True):
-            assert torch.equal(ours, theirs)
-        models = [random_model(family, dtype=torch.bfloat16) for _ in range(2)]
+def test_without_biases_bfloat16_outputs_are_equal_bit_for_bit(family, dtype):
+    for sequences in (1, 2):
+        models = [random_model(family, dtype=dtype) for _ in range(2)]
+        assert_same_outputs(target_of(models[0]), target_of(models[1], "eager"), None, sequences)
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
@@ -97,10 +141,12 @@ def test_the_modules_of_a_packed_model_still_compute(dtype):
     torch.testing.assert_close(plain_logits(model, PROMPT), wanted, atol=bound, rtol=0)
 
 
+@pytest.mark.parametrize("published", [False, True])
 @pytest.mark.parametrize("family", ["llama-mha-tied", "qwen3"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_and_state_of_packed_weights_are_the_plain_ones(family, dtype):
+def test_rows_and_state_of_packed_weights_are_the_plain_ones(family, dtype, published):
     model, tokens = random_model(family, dtype=dtype), np.array([3, 96, 0])
+    model = as_published(model) if published else model
     state = {name: value.clone() for name, value in model.state_dict().items()}
     head = model.get_output_embeddings().weight.detach().clone()
     embedding = model.get_input_embeddings().weight.detach().clone()
@@ -113,33 +159,49 @@ def test_rows_and_state_of_packed_weights_are_the_plain_ones(family, dtype):
     assert all(torch.equal(whole[name], state[name]) for name in state)
 
 
-def test_packed_weights_replace_the_plain_ones():
-    model = random_model("llama-mha-tied", dtype=torch.bfloat16)
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 0.6), (torch.bfloat16, 1.5)])
+def test_packed_weights_replace_the_plain_ones(dtype, most):
+    """Half the bytes of float32 for published weights; a tied embedding stays beside oneDNN's."""
+    if dtype == torch.bfloat16 and not this_cpu().bfloat16:
+        pytest.skip("this CPU packs no bfloat16")
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 512}
+    model = as_published(random_model("llama-mha-tied", dtype=dtype, **sizes))
+    weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
     target_of(model)
     linears = [module for module in model.modules() if type(module) is nn.Linear]
     assert len(linears) == 15 and all(one.weight.is_meta for one in linears)
-    assert model.get_input_embeddings().weight.is_meta
-    assert all(not norm.is_meta for name, norm in model.named_parameters() if "norm" in name)
+    joined = {layer.__dict__["forward"].joined for layer in linears}
+    packed_bytes = sum(
+        torch.ops.mkldnn._nbytes(one._packed) if isinstance(one, PackedLinear)
+        else one._blocks.nbytes for one in joined
+    )  # fmt: skip
+    plain_bytes = sum(one.nbytes for one in model.parameters() if not one.is_meta)
+    assert packed_bytes + plain_bytes <= most * weights_bytes
 
 
 def test_targets_share_the_packed_weights_of_a_model_and_refuse_others():
     model = random_model("qwen3", dtype=torch.float32)
-    first, second = target_of(model), target_of(model)
-    for ours, theirs in zip(outputs(first), outputs(second), strict=True):
-        assert torch.equal(ours, theirs)
+    assert_same_outputs(target_of(model), target_of(model))
     with pytest.raises(InputError, match="were packed"):
         target_of(model, "eager")
 
 
 @pytest.mark.parametrize(
-    ("dtype", "owned", "reason"),
+    ("dtype", "owned", "cpu", "operators", "reason"),
     [
-        (torch.float64, True, "not in torch.float64"),
-        (torch.float16, True, "not in torch.float16"),
-        (torch.float32, False, "borrowed"),
+        (torch.float64, True, "", (), "not in torch.float64"),
+        (torch.float16, True, "", (), "not in torch.float16"),
+        (torch.float32, False, "", (), "borrowed"),
+        (torch.bfloat16, True, "avx2", (), "no bfloat16 products"),
+        pytest.param(torch.bfloat16, True, "", ("none",), "no oneDNN", marks=BFLOAT16.marks),
     ],
 )
-def test_what_cannot_be_packed_runs_eagerly_and_says_so(dtype, owned, reason):
+def test_what_cannot_be_packed_runs_eagerly_and_says_so(
+    dtype, owned, cpu, operators, reason, monkeypatch
+):
+    if cpu:
+        monkeypatch.setenv(VARIABLE, cpu)
+    monkeypatch.setattr(linear_module, "OPERATORS", operators)
     for runtime in ("auto", "packed"):
         loaded = borrow_model(random_model("qwen3", dtype=dtype))
         target = make_target(loaded, owned=owned, runtime=runtime)
@@ -148,22 +210,6 @@ def test_what_cannot_be_packed_runs_eagerly_and_says_so(dtype, owned, reason):
         # A borrowed model is not packed by default either, so only a choice of `packed` says so.
         assert len(said) == (runtime == "packed" or owned) and all(reason in one for one in said)
         assert not make_target(loaded, owned=owned, runtime="eager").runtime.warnings
-
-
-def test_without_operators_the_runtime_is_eager(monkeypatch):
-    monkeypatch.setattr(linear_module, "OPERATORS", ("no_such_operator",))
-    target = target_of(random_model("qwen3", dtype=torch.float32), "packed")
-    assert target.runtime.kind == "eager"
-    assert "no oneDNN operators" in target.runtime.warnings[0]
-
-
-def test_an_unknown_layout_leaves_a_tied_head_plain(monkeypatch):
-    monkeypatch.setattr(linear_module, "BLOCKS", ())
-    model, other = (random_model("llama-mha-tied", dtype=torch.bfloat16) for _ in range(2))
-    packed, eager = target_of(model), target_of(other, "eager")
-    assert not model.get_input_embeddings().weight.is_meta
-    for ours, theirs in zip(outputs(packed), outputs(eager), strict=True):
-        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -178,7 +224,7 @@ def test_joined_layers_packed_and_plain(rows, biased, dtype):
         plain = PlainLinear(linears)
         torch.testing.assert_close(plain(inputs), wanted)
         packed = join(linears)
-        assert isinstance(packed, PackedLinear)
+        assert isinstance(packed, TiledLinear if dtype == torch.float32 else PackedLinear)
         for joined in (plain, packed):
             torch.testing.assert_close(joined(inputs), wanted)
             torch.testing.assert_close(joined.outputs_from(10, inputs), wanted[:, 10:])
@@ -188,7 +234,7 @@ def test_joined_layers_packed_and_plain(rows, biased, dtype):
         torch.testing.assert_close(linears[1](inputs), wanted[:, 16:])
 
 
-def int8_target(family="qwen3", dtype=torch.bfloat16):
+def int8_target(family="qwen3", dtype=torch.float32):
     return make_target(quantised(borrow_model(random_model(family, dtype=dtype)), "int8"))
 
 
@@ -207,9 +253,7 @@ def test_int8_forwards_are_those_of_the_rounded_weights(family, dtype):
             assert bool((error <= slack * step).all()), name
             changed += 1
     assert changed >= 9
-    for ours, theirs in zip(outputs(target), outputs(target_of(rounded, "eager")), strict=True):
-        bound = TOLERANCE[dtype] * max(float(theirs.abs().max()), 1.0)
-        torch.testing.assert_close(ours, theirs, atol=bound, rtol=0)
+    assert_same_outputs(target, target_of(rounded, "eager"), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -224,7 +268,7 @@ def test_int8_products_do_not_depend_on_the_number_of_rows(dtype):
 
 
 def test_int8_has_a_profile_key_and_weights_of_its_own():
-    target, plain = int8_target(), target_of(random_model("qwen3", dtype=torch.bfloat16))
+    target, plain = int8_target(), target_of(random_model("qwen3", dtype=torch.float32))
     key, other = profile_key(target), profile_key(plain)
     assert (key.quantization, other.quantization) == ("int8", None)
     assert list(key.differences(other)) == ["quantization"]
@@ -234,28 +278,11 @@ def test_int8_has_a_profile_key_and_weights_of_its_own():
 def test_int8_needs_the_packed_runtime():
     with pytest.raises(InputError, match=r"not in torch.float64"):
         int8_target(dtype=torch.float64)
-    loaded = quantised(borrow_model(random_model("qwen3", dtype=torch.bfloat16)), "int8")
+    loaded = quantised(borrow_model(random_model("qwen3", dtype=torch.float32)), "int8")
     with pytest.raises(InputError, match="this is eager"):
         make_target(loaded, runtime="eager")
     with pytest.raises(InputError, match="quantised already"):
         quantised(loaded, "int8")
-
-
-def test_packed_memory_is_that_of_the_weights():
-    """In blocks of 64 rows a matrix of other sizes is padded; real ones are multiples."""
-    sizes = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 512}
-    model = random_model("llama-mha-tied", dtype=torch.bfloat16, **sizes)
-    weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    target_of(model)
-    joined = {
-        layer.__dict__["forward"].joined
-        for layer in model.modules()
-        if "forward" in vars(layer) and hasattr(vars(layer)["forward"], "joined")
-    }
-    packed_bytes = sum(torch.ops.mkldnn._nbytes(one._packed) for one in joined)
-    plain_bytes = sum(one.nbytes for one in model.parameters() if not one.is_meta)
-    assert packed_bytes > 0.9 * weights_bytes
-    assert packed_bytes + plain_bytes <= 1.1 * weights_bytes
 
 
 def test_an_eagle3_drafter_is_packed_too(tmp_path):
