@@ -23,7 +23,12 @@ PROJECT = METADATA["project"]
 # Import names that differ from the distribution's name.
 DISTRIBUTIONS = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py"}
 # Come with a declared dependency, at the version that suits it; triton with PyTorch's CUDA builds.
-IMPLIED = {"tokenizers": "transformers", "huggingface_hub": "transformers", "triton": "torch"}
+IMPLIED = {
+    "tokenizers": "transformers",
+    "huggingface_hub": "transformers",
+    "triton": "torch",
+    "llvmlite": "numba",
+}
 
 
 # Runs by an interpreter that has an engine, and not by the one that has rooftree.

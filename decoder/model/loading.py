@@ -284,6 +284,9 @@ def _initialised(config: Any, dtype: torch.dtype, device: torch.device) -> PreTr
     model.to_empty(device=device)
     with torch.no_grad():
         model.init_weights()  # also ties weights and recomputes the rotary frequencies
+        if dtype == torch.float32 and device.type == "cpu":
+            for parameter in model.parameters():  # as published ones are, and as fast to read
+                parameter.copy_(parameter.bfloat16())
     return model
 
 

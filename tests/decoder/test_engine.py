@@ -23,6 +23,8 @@ from tests.decoder.models import (
     target_of,
 )
 
+pytestmark = pytest.mark.cpu_kind
+
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
 
 

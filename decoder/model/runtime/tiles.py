@@ -12,7 +12,6 @@ from threading import Lock
 from typing import Any
 
 import numba
-import numpy as np
 import torch
 from llvmlite import ir
 from numba.extending import intrinsic

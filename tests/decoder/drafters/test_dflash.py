@@ -28,6 +28,8 @@ from tests.decoder.draft_models import (
     rounds,
 )
 
+pytestmark = pytest.mark.cpu_kind
+
 PROMPT = [5, 17, 3, 88, 41, 2, 2, 60]
 ACCEPTED = [3, 0, 1, 0, 0, 4, 2]  # 0: a plain round, or one where nothing was accepted
 WINDOWED = {

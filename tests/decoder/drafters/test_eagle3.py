@@ -27,6 +27,8 @@ from tests.decoder.draft_models import (
     write_checkpoint,
 )
 
+pytestmark = pytest.mark.cpu_kind
+
 PROMPT = [5, 17, 3, 88, 41, 2, 2, 60]
 ACCEPTED = [3, 0, 1, 0, 0, 4, 2]  # 0: a plain round, or one where nothing was accepted
 GROWTH = TopPaths(width=3, frontier=3, max_depth=4)

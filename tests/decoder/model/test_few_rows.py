@@ -22,6 +22,8 @@ from decoder.model.runtime.few_rows import (
 from decoder.model.structure import Structure
 from decoder.tree.draft_tree import visibility
 
+pytestmark = pytest.mark.cpu_kind
+
 HEADS, KV_HEADS, WIDTH, EPS = 6, 2, 16, 1e-5
 LAYERS, LAYER, PREFIX = 3, 1, 11
 

@@ -19,6 +19,8 @@ from decoder.profiling.probe import quick_profile
 from tests.decoder.models import random_model, target_of
 from tests.tiny_folder import isolate, write_config, write_weights
 
+pytestmark = pytest.mark.cpu_kind
+
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}
 CPU = torch.device("cpu")
 

@@ -15,6 +15,8 @@ from decoder.model.runtime.capture import BUCKETS
 from decoder.profiling.startup import ProfileChoice, find_cost
 from tests.decoder.models import random_model, target_of
 
+pytestmark = pytest.mark.cpu_kind
+
 PATHS = sorted(shipped_directory().glob("*/*.yaml"))
 
 

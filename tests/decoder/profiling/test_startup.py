@@ -24,6 +24,8 @@ from decoder.profiling.startup import (
 )
 from tests.decoder.models import decoder_of, greedy, random_model, target_of
 
+pytestmark = pytest.mark.cpu_kind
+
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
 
 

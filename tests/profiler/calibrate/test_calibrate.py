@@ -27,6 +27,8 @@ from profiler.measure.journal import Journal
 from profiler.measure.machine import Activity
 from tests.tiny_folder import fake_clock, isolate, listing, write_config
 
+pytestmark = pytest.mark.cpu_kind
+
 CONTEXTS = (32, 128)
 
 

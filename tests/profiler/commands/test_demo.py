@@ -16,6 +16,8 @@ from decoder.model.demo_model import FILES
 from profiler import cli, demo
 from tests.decoder.draft_models import dflash_folder, draft_target
 
+pytestmark = pytest.mark.cpu_kind
+
 
 def test_the_folder_is_printed_alone_on_stdout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

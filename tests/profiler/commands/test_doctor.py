@@ -17,6 +17,8 @@ from profiler import checks, cli
 from profiler.measure.machine import Activity, BusyProcess, warnings
 from tests.profiler.made_profile import make_profile
 
+pytestmark = pytest.mark.cpu_kind
+
 HERE = DeviceFingerprint(
     kind="cpu", name="Test CPU", memory_bytes=1 << 34, threads=2, instruction_set="avx2"
 )

@@ -13,6 +13,8 @@ from profiler import cli
 from profiler.commands.generate import read_prompts, template_options
 from tests.tiny_folder import isolate, listing, write_all
 
+pytestmark = pytest.mark.cpu_kind
+
 PROMPT = "hällo hällo"
 
 

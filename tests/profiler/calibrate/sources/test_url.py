@@ -30,6 +30,8 @@ from profiler.calibrate.sources.url import UrlSource
 from profiler.calibrate.sweep import Task
 from tests.profiler.openai_server import MODEL, OpenAIServer
 
+pytestmark = pytest.mark.cpu_kind
+
 PEAKS = PeaksSection(source="measured", flops_per_s=4e11, bytes_per_s=2e10)
 ROOFLINE = Roofline(architecture=find_target(MODEL).architecture, peaks=PEAKS.peaks())
 URL = "http://127.0.0.1:1"
