@@ -21,8 +21,9 @@ from decoder.profiling.measured_profile import Measurement, find_peaks, make_pro
 from decoder.tree.draft_tree import EMPTY, DraftTree
 from decoder.tree.growth import TopPaths
 
-POINTS = ((1, 256), (4, 256), (16, 256), (64, 256), (1, 1024), (32, 1024))  # rows, context
-BUDGET_S = 5.0
+POINTS = ((1, 256), (4, 256), (16, 256), (1, 1024), (32, 1024), (64, 256))  # rows, context
+LEAST_POINTS = 4  # that are timed however long they take
+BUDGET_S = 5.0  # of all, with peaks, compilation, first calls and drafts
 REPEATS = 7
 
 
@@ -34,10 +35,12 @@ def quick_profile(
     draft_cost  of this drafter, if it was timed before
     """
     start_s = perf_counter()
+    until_s = start_s + BUDGET_S
     peaks = find_peaks(target)
+    drafts = draft_cost or time_drafter(drafter, target, until_s)
     shapes = probe_shapes(target.max_context)
-    samples = _time_points(target, shapes)
-    rows, contexts = zip(*shapes, strict=True)
+    samples = _time_points(target, shapes, until_s)
+    rows, contexts = zip(*shapes[: len(samples)], strict=True)
     points = Points(
         rows=rows,
         context=contexts,
@@ -55,9 +58,7 @@ def quick_profile(
                 "samples": sum(len(times) for times in samples),
                 "duration_s": round(perf_counter() - start_s, 2),
             },
-            sections={
-                "drafters": {drafter.architecture_hash: draft_cost or time_drafter(drafter, target)}
-            },
+            sections={"drafters": {drafter.architecture_hash: drafts}},
         ),
     )
 
@@ -68,11 +69,16 @@ def probe_shapes(longest: int) -> list[tuple[int, int]]:
     return list(dict.fromkeys(fitting))
 
 
-def _time_points(target: Target, shapes: list[tuple[int, int]]) -> list[list[float]]:
-    """Seconds of each shape (rows, context), in passes over all of them for `BUDGET_S`.
+def _time_points(
+    target: Target, shapes: list[tuple[int, int]], until_s: float
+) -> list[list[float]]:
+    """Seconds of each shape (rows, context), in passes over all of them while time is left.
 
-    Before the first pass each shape runs once, outside the budget: first calls compile and
-    capture. There is at least one pass. The target gets its cache back afterwards.
+    A first pass compiles and captures. Its times are taken only where there is no time for
+    another; if it is too long itself, it ends after `LEAST_POINTS` shapes. The target gets its
+    cache back afterwards.
+
+    until_s  by the clock `perf_counter`
     """
     before = target.cache
     target.cache = None
@@ -81,25 +87,26 @@ def _time_points(target: Target, shapes: list[tuple[int, int]]) -> list[list[flo
         with torch.inference_mode():
             cache.data.normal_()
         trees = [_broad_tree(rows - 1) for rows, _ in shapes]
-        for tree, (_, context) in zip(trees, shapes, strict=True):
-            cache.truncate(context)
-            target.verify([Step(0, tree)])
-        samples: list[list[float]] = [[] for _ in shapes]
-        start_s = perf_counter()
-        for _ in range(REPEATS):
-            for tree, (_, context), times in zip(trees, shapes, samples, strict=True):
+        passes: list[list[float]] = []
+        while True:
+            start_s = perf_counter()
+            times_s = []
+            for tree, (_, context) in zip(trees, shapes, strict=True):
                 cache.truncate(context)
-                times.append(_seconds(target, tree))
-            if perf_counter() - start_s > BUDGET_S:
-                break
-        return samples
+                times_s.append(_seconds(target, tree))
+                if len(times_s) >= LEAST_POINTS and not passes and perf_counter() > until_s:
+                    return [[time_s] for time_s in times_s]
+            passes.append(times_s)
+            now_s = perf_counter()
+            if len(passes) > REPEATS or 2 * now_s - start_s > until_s:
+                return [list(times_s) for times_s in zip(*(passes[1:] or passes), strict=True)]
     finally:
         target.cache = before
 
 
 def time_forward(target: Target, rows: int, context: int) -> list[float]:
     """Seconds of a few forwards of one shape."""
-    return _time_points(target, [(rows, context)])[0]
+    return _time_points(target, [(rows, context)], perf_counter() + BUDGET_S)[0]
 
 
 def _seconds(target: Target, tree: DraftTree) -> float:
@@ -167,22 +174,16 @@ def steady_draft(
     return one_round
 
 
-def _draft_times(draft: Callable[[], object], target: Target) -> list[float]:
-    times = []
-    for _ in range(DRAFT_REPEATS + 1):
-        synchronise(target.device)
-        start_s = perf_counter()
-        draft()
-        synchronise(target.device)
-        times.append(perf_counter() - start_s)
-    return times[1:]  # the first call compiles
+def time_drafter(
+    drafter: Drafter, target: Target, until_s: float = float("inf")
+) -> DrafterSection:
+    """The cost of one draft, as a section of a profile. Raises DrafterError where it fails.
 
-
-def time_drafter(drafter: Drafter, target: Target) -> DrafterSection:
-    """The cost of one draft, as a section of a profile. Raises DrafterError where it fails."""
+    until_s  no further draft starts after this time of the clock `perf_counter`
+    """
     context = min(CONTEXT, target.max_context - drafter.max_depth - 1)
     try:
-        draft_times_s = _draft_times(steady_draft(drafter, target, context), target)
+        draft_times_s = _draft_times(steady_draft(drafter, target, context), target, until_s)
     except RooftreeError:
         raise
     except Exception as error:
@@ -198,3 +199,14 @@ def time_drafter(drafter: Drafter, target: Target) -> DrafterSection:
         mad_s=[mad_s(draft_times_s)],
         n=[len(draft_times_s)],
     )
+
+
+def _draft_times(draft: Callable[[], object], target: Target, until_s: float) -> list[float]:
+    times: list[float] = []
+    while len(times) <= DRAFT_REPEATS and not (len(times) > 1 and perf_counter() > until_s):
+        synchronise(target.device)
+        start_s = perf_counter()
+        draft()
+        synchronise(target.device)
+        times.append(perf_counter() - start_s)
+    return times[1:]  # the first call compiles

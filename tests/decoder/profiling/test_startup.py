@@ -15,6 +15,7 @@ from costmodel.profile.profile import Profile, ProfileKey
 from costmodel.profile.schema import DrafterSection
 from costmodel.profile.store import ProfileStore, user_directory
 from decoder.drafters.ngram import NgramDrafter
+from decoder.profiling import probe
 from decoder.profiling.measured_profile import profile_key, soft_key
 from decoder.profiling.probe import POINTS, quick_profile, time_drafter
 from decoder.profiling.startup import (
@@ -346,6 +347,13 @@ class TestNotFound:
 
 
 class TestProbe:
+    @pytest.mark.parametrize(("budget_s", "points", "most"), [(0.0, 4, 1), (60.0, 6, 7)])
+    def test_it_takes_what_its_budget_allows(self, target, monkeypatch, budget_s, points, most):
+        monkeypatch.setattr(probe, "BUDGET_S", budget_s)
+        surface = quick_profile(target, NgramDrafter()).surface
+        assert len(surface.rows) == points
+        assert set(surface.n) == {most}
+
     def test_a_tree_too_large_is_refused_before_the_probe(self, home):
         with pytest.raises(InputError, match="a tree of 512 nodes does not fit the 512"):
             decoder_of(random_model("llama-gqa"), "bastion", max_nodes=512)
