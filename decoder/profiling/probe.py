@@ -174,9 +174,7 @@ def steady_draft(
     return one_round
 
 
-def time_drafter(
-    drafter: Drafter, target: Target, until_s: float = float("inf")
-) -> DrafterSection:
+def time_drafter(drafter: Drafter, target: Target, until_s: float = float("inf")) -> DrafterSection:
     """The cost of one draft, as a section of a profile. Raises DrafterError where it fails.
 
     until_s  no further draft starts after this time of the clock `perf_counter`
@@ -203,10 +201,12 @@ def time_drafter(
 
 def _draft_times(draft: Callable[[], object], target: Target, until_s: float) -> list[float]:
     times: list[float] = []
-    while len(times) <= DRAFT_REPEATS and not (len(times) > 1 and perf_counter() > until_s):
+    end_s = 0.0
+    while len(times) <= DRAFT_REPEATS and not (len(times) > 1 and end_s > until_s):
         synchronise(target.device)
         start_s = perf_counter()
         draft()
         synchronise(target.device)
-        times.append(perf_counter() - start_s)
+        end_s = perf_counter()
+        times.append(end_s - start_s)
     return times[1:]  # the first call compiles
