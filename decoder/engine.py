@@ -134,7 +134,12 @@ class TreeDecoder:
         self.on_round: Callable[[Round], None] | None = None
         self.timer = forward_timer(target.device)
         self._text_numbers = count()
-        self._profile_choice = _profile_choice(profile)
+        if profile is not None and not isinstance(profile, ProfileChoice):
+            raise InputError(
+                f"profile must be a ProfileChoice, got {shown(profile)}",
+                hint="A file is ProfileChoice(path=...), from decoder.profiling.startup.",
+            )
+        self._profile_choice = profile or ProfileChoice()
         target.capture(self.drafter.feature_layers)
         most = (
             min(DEFAULT_MAX_NODES, target.max_context - 1)
@@ -383,15 +388,3 @@ class TreeDecoder:
     def _find_cost(self, fit: Fit | None = None) -> OnlineEstimator:
         self.cost_source = find_cost(self.target, self.drafter, self._profile_choice, fit)
         return self.cost_source.cost
-
-
-def _profile_choice(profile: ProfileChoice | None) -> ProfileChoice:
-    """The choice, by default the usual one. Raises InputError for anything else."""
-    if profile is None:
-        return ProfileChoice()
-    if not isinstance(profile, ProfileChoice):
-        raise InputError(
-            f"profile must be a ProfileChoice, got {shown(profile)}",
-            hint="A file is ProfileChoice(path=...), from decoder.profiling.startup.",
-        )
-    return profile

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -205,7 +203,7 @@ class RoundTrace:
         """Append one round, with the seconds that the cost model, as it stands, predicts of it.
 
         Predictions are of the whole batch: its forward and its cycle. Raises InputError where
-        the line cannot be written; the file keeps the whole lines before it.
+        the line cannot be written.
         """
         verify_s = cycle_s = None
         if cost is not None:
@@ -224,14 +222,9 @@ class RoundTrace:
             "predicted_verify_s": verify_s,
             "predicted_cycle_s": cycle_s,
         }
-        line = json.dumps(record | asdict(finished.stages)).encode() + b"\n"
-        written = 0
         try:
-            while written < len(line):
-                written += self._file.write(line[written:])
+            self._file.write(json.dumps(record | asdict(finished.stages)).encode() + b"\n")
         except OSError as error:
-            with contextlib.suppress(OSError):  # pipes have no end to cut off
-                os.truncate(self._file.fileno(), os.fstat(self._file.fileno()).st_size - written)
             raise write_error(self._path, error, InputError) from error
 
 

@@ -43,14 +43,6 @@ EXACT = (
 )
 # Settings of a checkpoint that cut the distribution in ways that `Sampling` does not have.
 CUTS = {"min_p": None, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": None}
-# Token ids that transformers makes tensors of, and the least of each.
-SPECIAL_TOKENS = {
-    "eos_token_id": 0,
-    "pad_token_id": -1,
-    "bos_token_id": -1,
-    "decoder_start_token_id": -1,
-}
-MOST_TOKENS = 1 << 31
 TEXT_MODES = (
     GenerationMode.GREEDY_SEARCH,
     GenerationMode.SAMPLE,
@@ -105,24 +97,6 @@ class ProcessedRows:
         return self._process(tokens, self._logits[row])
 
 
-def token_ids(config: Any, name: str, least: int = 0) -> tuple[int, ...] | None:
-    """The token ids of a field of a config, as of `eos_token_id`.
-
-    least  the lowest id; -1 where it may stand for none
-    Raises InputError where they are no token ids.
-    """
-    given = getattr(config, name, None)
-    if given is None:
-        return None
-    listed = tuple(given) if isinstance(given, (list, tuple)) else (given,)
-    if not all(type(token) is int and least <= token < MOST_TOKENS for token in listed):
-        raise InputError(
-            f"{name} of the target must be one or more token ids (is {shown(given)})",
-            hint="Correct it in generation_config.json or config.json.",
-        )
-    return listed
-
-
 def checkpoint_settings(
     model: Any, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling
 ) -> tuple[Process | None, tuple[str, ...]]:
@@ -136,8 +110,6 @@ def checkpoint_settings(
     if config is None:
         return None, ()
     _check(config, sampling)
-    for name, least in SPECIAL_TOKENS.items():
-        token_ids(config, name, least)
     config = deepcopy(config)
     config.do_sample = False  # no warpers
     config.max_length = len(prompt) + max_new_tokens
@@ -200,9 +172,16 @@ def end_tokens(model: Any) -> frozenset[int]:
     Raises InputError where they are no token ids.
     """
     for config in (model.generation_config, model.config):
-        ids = token_ids(config, "eos_token_id")
-        if ids is not None:
-            return frozenset(ids)
+        ids = getattr(config, "eos_token_id", None)
+        if ids is None:
+            continue
+        listed = ids if isinstance(ids, (list, tuple)) else (ids,)
+        if not all(type(token) is int and token >= 0 for token in listed):
+            raise InputError(
+                f"eos_token_id of the target must be one or more token ids (is {shown(ids)})",
+                hint="Correct it in generation_config.json or config.json.",
+            )
+        return frozenset(listed)
     return frozenset()
 
 

@@ -45,7 +45,7 @@ from lab.bench.store import read_result, write_result
 from profiler.commands.generate import read_prompts
 from profiler.measure.journal import Journal
 from tests.costmodel.conftest import make_profile
-from tests.profiler.made_bench import PLAIN_ARM, make_result, policy_arm
+from tests.lab.bench.made_bench import PLAIN_ARM, make_result, policy_arm
 from tests.tiny_folder import CONFIG
 
 LONGEST_MESSAGE = 720

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 from weakref import WeakKeyDictionary, finalize
 
 import torch
@@ -99,43 +98,7 @@ def check_observed(known: int, context: int) -> None:
         )
 
 
-class Caches(Protocol):
-    """The source of the sessions' places."""
-
-    def room(self, session: object, place: Place | None, rows: int) -> Place:
-        """A place with room for `rows` more rows: this one, or another with the same contents.
-
-        A session without a place (None) gets an empty one.
-        """
-
-
-class OwnCaches(Caches):
-    """One cache for each session, a quarter larger than it must be."""
-
-    def __init__(self, shape: CacheShape, dtype: torch.dtype, device: torch.device) -> None:
-        self._shape, self._dtype, self._device = shape, dtype, device
-
-    @torch.inference_mode()
-    def room(self, session: object, place: Place | None, rows: int) -> Place:
-        needed = rows if place is None else place.end + rows
-        if place is not None and needed <= place.cache.capacity:
-            return place
-        larger = Place(
-            KVCache(
-                self._shape,
-                capacity=needed + max(needed // 4, 256),
-                sequences=1,
-                dtype=self._dtype,
-                device=self._device,
-            ),
-            0,
-        )
-        if place is not None:
-            larger.cache.copy_from(place.cache, place.sequence, 0)
-        return larger
-
-
-class SharedCaches(Caches):
+class SharedCaches:
     """Sequences of one cache that outlives the sessions, for captured forwards.
 
     A captured forward belongs to a cache's tensor, and serves all its sequences. So the cache
@@ -159,6 +122,10 @@ class SharedCaches(Caches):
 
     @torch.inference_mode()
     def room(self, session: object, place: Place | None, rows: int) -> Place:
+        """A place with room for `rows` more rows: this one, or another with the same contents.
+
+        A session without a place (None) gets an empty one.
+        """
         if place is not None and place.end + rows <= place.cache.capacity:
             return place
         free = self._take(session, rows if place is None else place.end + rows)

@@ -17,23 +17,22 @@ from numpy.typing import NDArray
 from decoder.acceptance.drawn import draw_levels
 from decoder.acceptance.sampling import cooled
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
-from decoder.drafters.caches import Caches, OwnCaches, Place, SharedCaches
+from decoder.drafters.caches import Place, SharedCaches
 from decoder.drafters.vocabulary import TopChildren, check_vocabulary
 from decoder.model.loading import load_model
 from decoder.model.target import Target, make_target
-from decoder.tree.draft_tree import EMPTY, CandidateTree, DraftTree
+from decoder.tree.draft_tree import EMPTY, NO_CANDIDATES, CandidateTree, DraftTree
 from decoder.tree.growth import Frontier, grow
 
 MAX_DEPTH = 8
 CATCH_UP_ROWS = 64  # uncached tokens that go into the bonus token's forward; more are prefilled
-NOTHING = CandidateTree(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
 
 
 class CausalLMDrafter(Drafter):
     """Drafts with a causal language model, which `model` runs as it would a target.
 
-    Under the runtime `graphs` its forwards are captured as the target's are, and its sessions
-    share one cache, since captured forwards belong to a cache.
+    Under the runtime `graphs` its forwards are captured as the target's are. Its sessions share
+    one cache, since captured forwards belong to a cache.
 
     max_depth  deepest position drafted; each costs a forward of the drafter
     vocab      size of the target's vocabulary, where one of the two models is padded
@@ -55,13 +54,7 @@ class CausalLMDrafter(Drafter):
         self.max_depth = max_depth
         self.architecture_hash = model.architecture.hash
         self.vocab = vocab or model.architecture.vocab
-        place = (model.architecture, model.dtype, model.device)
-        self._separate, self._shared = OwnCaches(*place), SharedCaches(*place, target)
-
-    @property
-    def caches(self) -> Caches:
-        """The source of the sessions' KV caches."""
-        return self._separate if self.model.runtime.capture is None else self._shared
+        self.caches = SharedCaches(model.architecture, model.dtype, model.device, target)
 
     @classmethod
     def from_pretrained(
@@ -113,7 +106,7 @@ class CausalLMSession(DraftSession):
         """Candidates below the bonus token; none past the drafter's last position."""
         depth = self._depth(context, request.depth)
         if depth < 1:
-            return NOTHING
+            return NO_CANDIDATES
         q = _CausalDistributions(self, self._catch_up(context), request.temperature)
         return grow(TopChildren(q), request.growth, depth)
 

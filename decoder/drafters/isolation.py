@@ -20,10 +20,17 @@ from numpy.typing import NDArray
 from costmodel.errors import DeviceError, DrafterError, reason_of, shown
 from decoder.acceptance.drawn import DrawnTree
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
-from decoder.tree.draft_tree import EMPTY, Candidates, CandidateTree, DraftTree, Lattice, sound
+from decoder.tree.draft_tree import (
+    EMPTY,
+    NO_CANDIDATES,
+    Candidates,
+    CandidateTree,
+    DraftTree,
+    Lattice,
+    sound,
+)
 
 Result = TypeVar("Result")
-NO_TREE = CandidateTree(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
 LAST_HINT = "The text goes on without drafts."
 
 
@@ -102,7 +109,7 @@ class IsolatedSession:
             vocab = self._owner.vocab
             return sound(_well_formed(drafted, vocab if request.whole else None), vocab)
 
-        nothing: Candidates = NO_TREE
+        nothing: Candidates = NO_CANDIDATES
         return self._run("draft", checked, nothing)
 
     def draw(

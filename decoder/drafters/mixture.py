@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.tree.draft_tree import (
+    NO_CANDIDATES,
     Candidates,
     CandidateTree,
     Lattice,
@@ -34,7 +35,6 @@ from decoder.tree.draft_tree import (
 )
 
 TOKEN, CHILD, SIBLING = range(3)  # columns of a trie, by row; -1: none
-NO_TREE = CandidateTree(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
 NO_LATTICE = Lattice(np.zeros((0, 0), np.int64), np.zeros((0, 0)))
 
 CONFIDENCE_EDGES = (0.3, 0.6, 0.85)  # of the largest probability that a drafter gives
@@ -130,7 +130,7 @@ def join_drafts(first: Candidates, second: Candidates, nodes: int) -> JointDraft
     """
     tree = _as_tree(first, nodes) if isinstance(first, Lattice) else first
     lattice = second if isinstance(second, Lattice) else NO_LATTICE
-    other = NO_TREE if isinstance(second, Lattice) else second
+    other = NO_CANDIDATES if isinstance(second, Lattice) else second
     trie, given = _merge(_arrays(tree), _arrays(other))
     tokens = np.array(lattice.tokens, dtype=np.int64, order="C")
     shares = np.array(lattice.probabilities, dtype=np.float64, order="C")

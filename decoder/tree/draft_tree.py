@@ -132,6 +132,8 @@ class CandidateTree:
 
 Candidates = Lattice | CandidateTree
 
+NO_CANDIDATES = CandidateTree(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+
 
 def sound(candidates: Candidates, vocab: int | None = None) -> Candidates:
     """The candidates with a token from 0 on, below `vocab`, and a probability of 0 or more.

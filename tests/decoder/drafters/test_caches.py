@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from decoder.drafters.caches import DraftCacheShape, OwnCaches, SharedCaches
+from decoder.drafters.caches import DraftCacheShape, SharedCaches
 
 SHAPE = DraftCacheShape(layers=2, kv_heads=2, head_dim=4)
 PLACE = (SHAPE, torch.float32, torch.device("cpu"))
@@ -63,9 +63,8 @@ def test_a_cache_is_made_for_what_the_target_has_reserved(tokens, capacity):
     assert (place.cache.capacity, place.cache.sequences) == (capacity, 2)
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_a_place_that_is_outgrown_is_left_with_all_that_it_holds(shared):
-    caches = SharedCaches(*PLACE, None) if shared else OwnCaches(*PLACE)
+def test_a_place_that_is_outgrown_is_left_with_all_that_it_holds():
+    caches = SharedCaches(*PLACE, None)
     session, places = Session(), set()
     place, written, tokens = caches.room(session, None, 100), [], 0
     for seed in range(40):
@@ -76,5 +75,4 @@ def test_a_place_that_is_outgrown_is_left_with_all_that_it_holds(shared):
         assert place.length == tokens
     held = place.cache.data[:, :, place.sequence, :, :tokens]
     torch.testing.assert_close(held, torch.cat(written, dim=3))
-    if shared:
-        assert places == {1024, 2048, 4096}  # three captures of each bucket, not forty
+    assert places == {1024, 2048, 4096}  # three captures of each bucket, not forty
