@@ -190,7 +190,6 @@ def main() -> None:
     measured = np.array([row.seconds for row in rows])
     pairs = [row.pair for row in rows]
     predicted = leave_pairs_out(pairs, servers)
-    kernels = np.array([kernel_seconds(server) for server in servers])
     planner = planner_seconds(rows)
     same = np.isfinite(planner)
     named = np.array([row.named for row in rows])
@@ -207,7 +206,6 @@ def main() -> None:
     }
     for name, chosen in subsets.items():
         result[name] = {"ours": summary(predicted, measured, chosen)}
-        result[name]["kernels_only"] = summary(kernels, measured, chosen)
         if name != "all":
             result[name]["planner"] = summary(planner, measured, chosen)
         print(name, result[name])

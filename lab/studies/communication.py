@@ -17,12 +17,7 @@ from typing import Any
 import numpy as np
 
 from costmodel.communication import LinkProtocol, all_reduce_s
-from costmodel.compose.aiconfigurator import (
-    ENGINES,
-    SYSTEMS,
-    all_reduce_curves,
-    data_folder,
-)
+from costmodel.compose.aiconfigurator import ENGINES, SYSTEMS, all_reduce_curves, data_folder
 from lab.studies.common import environment, store
 
 FILE = Path(__file__).parents[2] / "calibrations" / "communication.yaml"

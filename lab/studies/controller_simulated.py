@@ -71,7 +71,7 @@ def committed_by_size(tree: DraftTree, truth: Sequence[int], max_nodes: int) -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedHindsight:
+class FixedSizes:
     """Tokens and seconds of R rounds at S tree sizes.
 
     sizes      int [S]  nodes
@@ -93,23 +93,6 @@ class RecordedHindsight:
         rates = self.fixed_rates()
         best = int(np.argmax(rates))
         return int(self.sizes[best]), float(rates[best])
-
-    def oracle(self) -> tuple[NDArray[np.int64], float]:
-        """The sizes [R] that maximise total tokens / total seconds, and that rate.
-
-        Dinkelbach's iteration (1967): at the optimal rate, each round takes the size with the
-        highest tokens - rate x seconds. It is an upper bound for every policy, since it knows
-        the outcome of each round.
-        """
-        rounds = np.arange(len(self.committed))
-        _, rate = self.best_fixed()
-        while True:
-            chosen = np.argmax(self.committed - rate * self.seconds, axis=1)
-            tokens = float(self.committed[rounds, chosen].sum())
-            better = tokens / float(self.seconds[rounds, chosen].sum())
-            if better <= rate * (1.0 + 1e-12):
-                return self.sizes[chosen], max(better, rate)
-            rate = better
 
 
 class Played:
@@ -164,7 +147,7 @@ def draw_rounds(
 
 def compare(
     process: AcceptanceProcess, policies: Mapping[str, Policy], setting: Setting
-) -> tuple[dict[str, Played], RecordedHindsight]:
+) -> tuple[dict[str, Played], FixedSizes]:
     """Run every policy over the same rounds; also every fixed size of 0 .. max_nodes."""
     played = {name: Played() for name in policies}
     cost, context = setting.cost, setting.context
@@ -177,14 +160,11 @@ def compare(
         for name, policy in policies.items():
             _play(policy, played[name], (block, truth), setting)
     seconds = np.broadcast_to(cycle_s, committed.shape)
-    return played, RecordedHindsight(sizes=sizes, committed=committed, seconds=seconds)
+    return played, FixedSizes(sizes=sizes, committed=committed, seconds=seconds)
 
 
 def _play(
-    policy: Policy,
-    played: Played,
-    drawn: tuple[Lattice, NDArray[np.int64]],
-    setting: Setting,
+    policy: Policy, played: Played, drawn: tuple[Lattice, NDArray[np.int64]], setting: Setting
 ) -> None:
     """One round of one policy."""
     block, truth = drawn
@@ -325,7 +305,6 @@ def outcome(place: Place, played: dict[str, Played], hindsight: Any) -> dict[str
         "best_fixed": best,
         "best_fixed_speedup": float(rates[best] * place.true.plain),
         "best_of_all_sizes": hindsight.best_fixed()[0],
-        "oracle": hindsight.oracle()[1] / float(rates[best]),
         "policies": {
             name: pooled_ratio(chunks(run.rounds), chunks(fixed))
             | {"nodes": float(run.rounds[:, 2].mean())}

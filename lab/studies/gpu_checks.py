@@ -29,15 +29,7 @@ from decoder.model.runtime.fused import reference_table_attention
 from decoder.model.runtime.tables import LayerCache, RowTables, needed_words
 from decoder.model.target import Step, Target, make_target
 from decoder.tree.draft_tree import DraftTree
-from lab.studies.gpu_parts import (
-    SEED,
-    Part,
-    Scale,
-    dtype_of,
-    load,
-    open_target,
-    random_texts,
-)
+from lab.studies.gpu_parts import SEED, Part, Scale, dtype_of, load, open_target, random_texts
 
 # Root mean square difference of logits over their standard deviation; bfloat16 keeps 8 bits a
 # number, and differences of the layers add up. The largest of millions says less.

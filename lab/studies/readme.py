@@ -33,12 +33,7 @@ from lab.studies.trained import blockpilot_table, demo_table, specblock_table
 ROOT = Path(__file__).parents[2]
 PAGES = tuple(
     ROOT / page
-    for page in (
-        "README.md",
-        "docs/benchmark.md",
-        "docs/training.md",
-        "decoder/demo/README.md",
-    )
+    for page in ("README.md", "docs/benchmark.md", "docs/training.md", "decoder/demo/README.md")
 )
 BEST_ARM = "bastion+ngram+demo"
 BLOCK = re.compile(r"<!-- ([a-z-]+): begin -->\n(.*?)<!-- \1: end -->", re.DOTALL)

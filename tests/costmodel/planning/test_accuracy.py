@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import json
 
@@ -79,15 +78,6 @@ def test_a_pair_is_predicted_from_the_others_alone():
     kernels = np.array([row.work.products_s for row in rows])
     assert np.mean(predicted[20:] / kernels[20:]) == pytest.approx(1.0, abs=0.02)
     assert np.mean(predicted[:20] / kernels[:20]) > 1.2
-
-
-def test_whole_prompts_change_only_the_engine_that_never_mixes_them():
-    _, (server, *_) = zip(*servers({"one": 1.0}), strict=True)
-    prompt = dataclasses.replace(server.work, prompts_s=2e-3, prompt_steps=0.1)
-    both = [dataclasses.replace(server, work=prompt, engine=name) for name in ("vllm", "sglang")]
-    changed = bench.variants(both)["every prompt counts whole"]
-    assert [row.work.prompts_s for row in changed] == [2e-3, 4e-3]
-    assert [row.work.prompt_steps for row in changed] == [0.1, 0.2]
 
 
 def test_summary_by_hand():

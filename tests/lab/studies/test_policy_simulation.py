@@ -87,7 +87,6 @@ class TestPublishedAcceptance:
         policies = {"bastion": Bastion(cost, MOST)}
         played, hindsight = play(published("bastion", "gsm8k"), policies, cost, rounds=1000)
         assert played["bastion"].rate > 1.01 * hindsight.best_fixed()[1]
-        assert played["bastion"].rate < hindsight.oracle()[1]
 
 
 class TestSimulation:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.tree.draft_tree import CandidateTree, Lattice, best_first
-from lab.studies.controller_simulated import RecordedHindsight, accepted_rows, committed_by_size
+from lab.studies.controller_simulated import FixedSizes, accepted_rows, committed_by_size
 
 
 def lattice(seed, gamma=4, width=3):
@@ -55,7 +52,7 @@ def test_candidate_trees_are_walked_too():
 
 def hindsight(committed, seconds):
     committed = np.asarray(committed, dtype=float)
-    return RecordedHindsight(
+    return FixedSizes(
         sizes=np.array([0, 3, 7][: committed.shape[1]]),
         committed=committed,
         seconds=np.broadcast_to(np.asarray(seconds, dtype=float), committed.shape),
@@ -70,38 +67,3 @@ class TestHindsight:
         found = hindsight([[1, 2, 8], [1, 1, 1]], [1.0, 2.0, 4.0])
         assert found.fixed_rates().tolist() == [1.0, 0.75, 1.125]
         assert found.best_fixed() == (7, 1.125)
-        sizes, rate = found.oracle()
-        assert sizes.tolist() == [7, 0]
-        assert rate == pytest.approx(9 / 5)
-
-    def test_the_oracle_is_not_each_rounds_own_best(self):
-        """Round 1 offers 10 tokens in 1 s or 13 in 2 s, and its own best rate is the first.
-        Beside a round of 1 token in 9 s, 14 / 11 beats 11 / 10."""
-        found = RecordedHindsight(
-            sizes=np.array([0, 3]),
-            committed=np.array([[10.0, 13.0], [1.0, 1.0]]),
-            seconds=np.array([[1.0, 2.0], [9.0, 9.5]]),
-        )
-        sizes, rate = found.oracle()
-        assert sizes.tolist() == [3, 0]
-        assert rate == pytest.approx(14 / 11)
-
-    @given(
-        st.lists(
-            st.tuples(*[st.integers(1, 16)] * 3, *[st.floats(0.1, 5.0)] * 3),
-            min_size=1,
-            max_size=5,
-        )
-    )
-    @settings(deadline=None)
-    def test_the_oracle_is_the_best_of_all_choices(self, rows):
-        committed = np.array([row[:3] for row in rows], dtype=float)
-        seconds = np.array([row[3:] for row in rows])
-        found = RecordedHindsight(sizes=np.array([0, 3, 7]), committed=committed, seconds=seconds)
-        rounds = range(len(rows))
-        best = max(
-            sum(committed[r, c] for r, c in zip(rounds, choice, strict=True))
-            / sum(seconds[r, c] for r, c in zip(rounds, choice, strict=True))
-            for choice in product(range(3), repeat=len(rows))
-        )
-        assert found.oracle()[1] == pytest.approx(best, rel=1e-9)
