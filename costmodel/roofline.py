@@ -241,7 +241,8 @@ class Roofline:
     """max(FLOPs / peak FLOP rate, bytes / bandwidth) of one forward (paper, appendix F).
 
     `tensor_parallel` devices share both evenly, which leaves out communication and what every
-    device repeats: for `physical` still a lower bound. `weight_bytes` as in `paper_bytes`.
+    device repeats: for `physical` still a lower bound. `weight_bytes` as in `paper_bytes`;
+    `cache_bytes` of one cached value, None where it is stored like the rest, count in `physical`.
     `protocols` are the all-reduces among them, for calibrations; empty where none were measured.
     """
 
@@ -251,6 +252,7 @@ class Roofline:
     count: Literal["paper", "physical"] = "paper"
     tensor_parallel: int = 1
     weight_bytes: float | None = None
+    cache_bytes: float | None = None
     protocols: tuple[LinkProtocol, ...] = ()
 
     def __post_init__(self) -> None:
@@ -277,9 +279,13 @@ class Roofline:
         count_flops = paper_flops if self.count == "paper" else physical_flops
         count_bytes = paper_bytes if self.count == "paper" else physical_bytes
         flops = count_flops(self.architecture, rows, context, batch).total
-        moved = count_bytes(
+        count = count_bytes(
             self.architecture, rows, context, batch, self.element_bytes, self.weight_bytes
-        ).total
+        )
+        moved = count.total
+        if self.count == "physical" and self.cache_bytes is not None:
+            saved = 1 - self.cache_bytes / self.element_bytes
+            moved = moved - saved * (count.kv_read + count.kv_write)
         return (
             flops / (self.peaks.flops_per_s * self.tensor_parallel),
             moved / (self.peaks.bytes_per_s * self.tensor_parallel),

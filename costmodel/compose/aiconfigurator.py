@@ -24,12 +24,22 @@ from costmodel.compose.attention import (
     rising,
 )
 from costmodel.compose.matmul import MatmulTable
-from costmodel.compose.operators import BytesAtBandwidth, ExpertTable, OperatorTables
+from costmodel.compose.operators import (
+    WEIGHT_BYTES,
+    BytesAtBandwidth,
+    Cache,
+    ExpertTable,
+    OperatorTables,
+    Weights,
+    product_peaks,
+)
 from costmodel.compose.transfer_errors import transfer_errors
 from costmodel.errors import DeviceError, InputError
 
 Array = NDArray[np.float64]
 Columns = dict[str, NDArray[Any]]
+Curve = tuple[Array, Array]
+Shapes = dict[tuple[int, int], Curve]
 
 ENGINES = ("vllm", "sglang", "trtllm")
 SYSTEMS = {
@@ -56,36 +66,55 @@ KERNELS = {
 _ATTENTION_LABELS = ("kernel_source", "head_dim", "attn_dtype", "kv_cache_dtype", "window_size")
 UNKNOWN_KERNEL = TileForm(tile_rows=128)
 _BF16 = "bfloat16"
+# Largest share of a product's time that is attributed to finding the scales of its input.
+_LARGEST_SCALE_SHARE = 0.6
 
 
 def load_published(
-    device: DeviceSpec, engine: str = "vllm", *, head_dim: int = 128, experts: bool = False
+    device: DeviceSpec,
+    engine: str = "vllm",
+    *,
+    head_dim: int = 128,
+    experts: bool = False,
+    weights: Weights = "bfloat16",
+    cache: Cache = "bfloat16",
 ) -> OperatorTables:
-    """The newest sound bfloat16 tables of one device and engine.
+    """The newest sound tables of one device, engine and precision.
 
-    Raises InputError where the extra is not installed or the engine is unknown, and DeviceError
-    where the device has no tables.
+    Products and all-reduces that the engine's tables lack are those of another engine, which calls
+    the same libraries. Raises InputError where the extra is not installed or the engine or
+    precision is unknown, and DeviceError where the device has no tables.
     """
     system = find_system(device, engine)
     data = data_folder() / system
     version = newest_version(data, system, engine)
-    shapes = matmul_shapes(data / "gemm" / engine / version, _BF16)
-    matmul = MatmulTable(shapes=shapes, peaks=device.peaks, l2_bytes=device.l2_bytes)
+    head = _products(data, device, engine, "bfloat16")
     folder = data / "attention" / engine / version
-    generation, _ = attention_table(folder, "generation", head_dim)
-    context, kernel = attention_table(folder, "context", head_dim)
+    generation, _ = attention_table(folder, "generation", head_dim, (_BF16, cache))
+    context, kernel = _context_table(folder, head_dim, cache)
+    curves: dict[int, Curve] = {}
+    for name in _first(engine):
+        curves = all_reduce_curves(data, name) | curves
     return OperatorTables(
         device=device,
         engine=engine,
         source=f"aiconfigurator-core {_version()} (NVIDIA, Apache-2.0), {system},"
         f" {engine} {version}",
-        matmul=matmul,
+        matmul=head if weights == "bfloat16" else _products(data, device, engine, weights),
         attention=attention_of(generation, context, kernel, device, head_dim),
-        small=BytesAtBandwidth(launch_s=matmul.smallest_s(), device=device),
+        small=BytesAtBandwidth(launch_s=head.smallest_s(), device=device),
         head_dim=head_dim,
-        experts=_experts(data, system, engine) if experts else {},
-        all_reduce=all_reduce_curves(data, engine),
+        experts=_experts(data, system, engine, weights) if experts else {},
+        all_reduce=curves,
+        weights=weights,
+        cache=cache,
+        head=head,
     )
+
+
+def _first(engine: str) -> list[str]:
+    """All engines, this one first."""
+    return sorted(ENGINES, key=lambda name: name != engine)
 
 
 def find_system(device: DeviceSpec, engine: str) -> str:
@@ -167,7 +196,7 @@ def read_table(path: Path, columns: tuple[str, ...]) -> Columns:
     return read
 
 
-def matmul_shapes(folder: Path, dtype: str) -> dict[tuple[int, int], tuple[Array, Array]]:
+def matmul_shapes(folder: Path, dtype: str) -> Shapes:
     """{(n, k): (ascending m, seconds)} of one type of weights; empty where there are none."""
     table = read_table(folder / "gemm_perf.parquet", ("gemm_dtype", "m", "n", "k", "latency"))
     wanted = table["gemm_dtype"] == dtype
@@ -183,6 +212,66 @@ def matmul_shapes(folder: Path, dtype: str) -> dict[tuple[int, int], tuple[Array
         rows, first = np.unique(m[part], return_index=True)
         shapes[int(n[part[0]]), int(k[part[0]])] = (rows.astype(float), seconds[part][first])
     return shapes
+
+
+def _products(data: Path, device: DeviceSpec, engine: str, weights: Weights) -> MatmulTable:
+    """Products with these weights: the engine's, else another's. Raises InputError."""
+    dtype = "fp8" if weights == "fp8_dynamic" else weights
+    for name in _first(engine):
+        try:
+            version = newest_version(data, data.name, name)
+        except DeviceError:
+            continue
+        shapes = matmul_shapes(data / "gemm" / name / version, dtype)
+        if weights == "fp8":
+            shapes = _without_scales(shapes, _scale_times(data / "quantize" / name))
+        if shapes:
+            return MatmulTable(
+                shapes=shapes,
+                peaks=product_peaks(device, weights),
+                l2_bytes=device.l2_bytes,
+                element_bytes=WEIGHT_BYTES[weights],
+            )
+    raise InputError(f"there are no products of {weights} weights on {device.name}")
+
+
+def _scale_times(folder: Path) -> dict[int, Curve]:
+    """{k: (m, seconds)} of computing the scale of x[m, k]; empty where it was not measured."""
+    paths = sorted(folder.glob("*/computescale_perf.parquet"))
+    if not paths:
+        return {}
+    table = read_table(paths[0], ("m", "k", "latency"))
+    times = {}
+    for k in np.unique(table["k"]):
+        here = table["k"] == k
+        m, first = np.unique(table["m"][here], return_index=True)
+        seconds = table["latency"][here][first] * 1e-3
+        # No time exceeds that of more work: the longer one is the noise.
+        times[int(k)] = m.astype(float), np.minimum.accumulate(seconds[::-1])[::-1]
+    return times
+
+
+def _without_scales(shapes: Shapes, scale_s: dict[int, Curve]) -> Shapes:
+    """Products without the time of computing their input's scale, which static scales save."""
+    if not scale_s:
+        return shapes
+    sizes = np.array(sorted(scale_s))
+    static = {}
+    for (n, k), (m, seconds) in shapes.items():
+        nearest = int(sizes[np.argmin(np.abs(np.log(sizes / k)))])
+        saved = np.interp(m, *scale_s[nearest])
+        static[n, k] = (m, seconds - np.minimum(saved, _LARGEST_SCALE_SHARE * seconds))
+    return static
+
+
+def _context_table(folder: Path, head_dim: int, cache: Cache) -> tuple[AttentionTable, str]:
+    """Attention of prompts in the cache's type, where a kernel for it was measured."""
+    for dtypes in [("fp8", "fp8"), (_BF16, "fp8")] if cache == "fp8" else []:
+        try:
+            return attention_table(folder, "context", head_dim, dtypes)
+        except InputError:
+            continue
+    return attention_table(folder, "context", head_dim)
 
 
 def attention_of(
@@ -289,8 +378,10 @@ def measured_experts(device: DeviceSpec) -> set[tuple[int, int, int, int]]:
     return set(_experts(data_folder() / system, system, engine))
 
 
-def _experts(data: Path, system: str, engine: str) -> dict[tuple[int, int, int, int], ExpertTable]:
-    """The newest bfloat16 table of each shape on one device, a balanced one where it exists."""
+def _experts(
+    data: Path, system: str, engine: str, weights: Weights = "bfloat16"
+) -> dict[tuple[int, int, int, int], ExpertTable]:
+    """The newest table of each shape on one device, a balanced one where it exists."""
     experts: dict[tuple[int, int, int, int], ExpertTable] = {}
     folders = [path for path in (data / "moe" / engine).glob("*") if path.is_dir()]
     folders = [path for path in folders if (system, engine, path.name) not in UNSOUND]
@@ -300,7 +391,7 @@ def _experts(data: Path, system: str, engine: str) -> dict[tuple[int, int, int, 
         if not (folder / "moe_perf.parquet").is_file():
             continue
         table = read_table(folder / "moe_perf.parquet", names + sizes)
-        usable = table["moe_dtype"] == _BF16
+        usable = table["moe_dtype"] == ("fp8" if weights == "fp8_dynamic" else weights)
         usable &= (table["moe_tp_size"] == 1) & (table["moe_ep_size"] == 1)
         shapes = np.stack([table[name] for name in sizes], axis=1).astype(int)
         for shape in np.unique(shapes[usable], axis=0):
@@ -318,7 +409,7 @@ def _experts(data: Path, system: str, engine: str) -> dict[tuple[int, int, int, 
     return experts
 
 
-def all_reduce_curves(data: Path, engine: str) -> dict[int, tuple[Array, Array]]:
+def all_reduce_curves(data: Path, engine: str) -> dict[int, Curve]:
     """(values, seconds) by number of devices, from the newest table of captured all-reduces.
 
     `message_size` counts values, not bytes: taken as bytes of bfloat16, two H100s would reach

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.catalog import DeviceSpec
+from costmodel.catalog import DeviceSpec, Peaks
 from costmodel.compose.attention import Attention
 from costmodel.compose.matmul import MatmulTable
 from costmodel.errors import InputError
@@ -18,6 +18,20 @@ from costmodel.roofline import Roofline, distinct_experts
 
 Array = NDArray[np.float64]
 SmallKind = Literal["embedding", "norm", "rotary", "activation"]
+Weights = Literal["bfloat16", "fp8", "fp8_dynamic", "fp8_block", "nvfp4"]
+Cache = Literal["bfloat16", "fp8"]
+
+# Bytes of a weight; nvfp4 has one 8-bit scale per 16 values.
+WEIGHT_BYTES: Mapping[Weights, float] = {
+    "bfloat16": 2.0,
+    "fp8": 1.0,
+    "fp8_dynamic": 1.0,
+    "fp8_block": 1.0,
+    "nvfp4": 0.5625,
+}
+CACHE_BYTES: Mapping[Cache, float] = {"bfloat16": 2.0, "fp8": 1.0}
+# Dense rate as a multiple of bfloat16's (NVIDIA data sheets of Hopper and Blackwell).
+_SPEEDUP = {"bfloat16": 1.0, "fp8": 2.0, "fp8_dynamic": 2.0, "fp8_block": 2.0, "nvfp4": 4.0}
 
 # Values read and written per output value. A norm also adds the residual; an activation reads gate
 # and up; rotary embedding writes back its input.
@@ -97,7 +111,8 @@ class OperatorTables:
 
     `fused`: query, key and value are one product, and so are gate and up. `tensor_parallel`: the
     degree that was measured (None: any). `experts` is keyed by (hidden, expert width, active,
-    experts); `all_reduce` has (values, seconds) by number of devices.
+    experts); `all_reduce` has (values, seconds) by number of devices. `matmul` is of `weights`, the
+    LM head's product, `head`, of bfloat16; None where both are the same.
     """
 
     device: DeviceSpec
@@ -113,6 +128,14 @@ class OperatorTables:
         default_factory=dict
     )
     all_reduce: Mapping[int, tuple[Array, Array]] = dataclasses.field(default_factory=dict)
+    weights: Weights = "bfloat16"
+    cache: Cache = "bfloat16"
+    head: MatmulTable | None = None
+
+    @property
+    def peaks(self) -> Peaks:
+        """The device's peaks for products of these weights."""
+        return product_peaks(self.device, self.weights)
 
     def expert_table(self, architecture: ModelArchitecture) -> ExpertTable:
         """The table of this target's experts. Raises InputError where there is none."""
@@ -124,6 +147,13 @@ class OperatorTables:
                 hint="Measure the target with `rooftree calibrate`",
             )
         return self.experts[a.expert_shape]
+
+
+def product_peaks(device: DeviceSpec, weights: Weights) -> Peaks:
+    """The peaks of a device for products of these weights."""
+    return Peaks(
+        flops_per_s=device.peak_flops_per_s * _SPEEDUP[weights], bytes_per_s=device.peak_bytes_per_s
+    )
 
 
 # Profiles keep six digits; this factor keeps a time at the roofline from being rounded below it.
@@ -180,7 +210,7 @@ class ComposedForward:
         cached = np.atleast_1d(np.asarray(context, dtype=np.float64))
         fixed = self.linear_s(counts * batch) + self.lm_head_s(counts * batch)
         total = fixed[:, None] + np.stack([self.attention_s(int(s), cached, batch) for s in counts])
-        bound = self._bound().seconds(counts[:, None], cached[None, :], batch)
+        bound = self.roofline("physical").seconds(counts[:, None], cached[None, :], batch)
         return np.maximum(total, ROUNDING * bound)
 
     def prefill_s(self, tokens: ArrayLike) -> Array:
@@ -209,14 +239,14 @@ class ComposedForward:
         heads = a.heads // tp, a.kv_heads // tp
         layer_s = self.tables.attention.seconds(rows, context, batch, *heads)
         # Timed alone, keys and values that fit into the L2 cache are read from it; not in a model.
-        cached_bytes = 2.0 * batch * context * a.cached_width / tp
+        cached_bytes = CACHE_BYTES[self.tables.cache] * batch * context * a.cached_width / tp
         read_s = cached_bytes / self.tables.matmul.read_bytes_per_s
         return np.asarray(np.maximum(layer_s, read_s), dtype=np.float64)
 
     def lm_head_s(self, rows: Array) -> Array:
         """Seconds of the LM head over `rows` [rows], all sequences together."""
-        a = self.architecture
-        return self.tables.matmul.seconds(rows, a.vocab // self.tensor_parallel, a.hidden)
+        a, table = self.architecture, self.tables.head or self.tables.matmul
+        return table.seconds(rows, a.vocab // self.tensor_parallel, a.hidden)
 
     def linear_s(self, rows: Array) -> Array:
         """Seconds of all but attention and LM head over `rows` [rows], all sequences together."""
@@ -277,7 +307,7 @@ class ComposedForward:
         if not a.experts:
             return total
         measured = self.tables.expert_table(a).seconds(a, rows)
-        moved = 2.0 * a.expert_parameters * distinct_experts(a, rows)
+        moved = WEIGHT_BYTES[self.tables.weights] * a.expert_parameters * distinct_experts(a, rows)
         read_s = moved / self.tables.matmul.read_bytes_per_s
         layer = self._products_s(rows, ("router",)) + np.maximum(measured, read_s)
         if a.shared_ffn:
@@ -306,12 +336,15 @@ class ComposedForward:
         beyond = np.maximum(moved / size[-1], 1.0)
         return np.asarray(np.interp(moved, size, seconds) * beyond, dtype=np.float64)
 
-    def _bound(self) -> Roofline:
+    def roofline(self, count: Literal["paper", "physical"] = "paper") -> Roofline:
+        """The roofline at the tables' precision."""
         return Roofline(
             architecture=self.architecture,
-            peaks=self.tables.device.peaks,
-            count="physical",
+            peaks=self.tables.peaks,
+            count=count,
             tensor_parallel=self.tensor_parallel,
+            weight_bytes=WEIGHT_BYTES[self.tables.weights],
+            cache_bytes=CACHE_BYTES[self.tables.cache],
         )
 
 

@@ -18,7 +18,14 @@ from costmodel.catalog import DeviceFingerprint, DeviceSpec, find_device
 from costmodel.compose.aiconfigurator import ENGINES, load_published
 from costmodel.compose.attention import TileForm
 from costmodel.compose.llmservingsim import folder_subject, load_folder
-from costmodel.compose.operators import ComposedForward, refuse_latent_attention
+from costmodel.compose.operators import (
+    CACHE_BYTES,
+    WEIGHT_BYTES,
+    Cache,
+    ComposedForward,
+    Weights,
+    refuse_latent_attention,
+)
 from costmodel.errors import InputError, RooftreeError
 from costmodel.io import now_utc, tool_version
 from costmodel.profile.profile import Profile
@@ -88,6 +95,8 @@ class ComposeOptions:
     device_name: str | None = None
     engine: str = "vllm"
     tensor_parallel: int = 1
+    weights: Weights = "bfloat16"
+    cache: Cache = "bfloat16"
     operators: Path | None = None
     source: str = ""
 
@@ -106,7 +115,12 @@ def compose(options: ComposeOptions) -> Profile:
 
     def forward(engine: str) -> ComposedForward:
         tables = load_published(
-            device, engine, head_dim=target.head_dim, experts=bool(target.experts)
+            device,
+            engine,
+            head_dim=target.head_dim,
+            experts=bool(target.experts),
+            weights=options.weights,
+            cache=options.cache,
         )
         return ComposedForward(
             architecture=target, tables=tables, tensor_parallel=options.tensor_parallel
@@ -179,11 +193,7 @@ def composed_profile(
     rows, contexts = np.meshgrid(ROWS, CONTEXTS, indexing="ij")
     points = Points(rows=rows.ravel(), context=contexts.ravel(), seconds=seconds.ravel())
     tables = forward.tables
-    roofline = Roofline(
-        architecture=forward.architecture,
-        peaks=tables.device.peaks,
-        tensor_parallel=forward.tensor_parallel,
-    )
+    plain_weights = tables.weights == "bfloat16"
     return assemble(
         ProfileParts(
             kind="composed",
@@ -199,13 +209,23 @@ def composed_profile(
             runtime=RuntimeSection(
                 kind="kernels",
                 dtype="bfloat16",
+                quantization=quantization(tables.weights, tables.cache),
+                weight_bytes=None if plain_weights else WEIGHT_BYTES[tables.weights],
+                cache_bytes=None if tables.cache == "bfloat16" else CACHE_BYTES[tables.cache],
                 attention=tables.engine,
                 tensor_parallel=forward.tensor_parallel,
             ),
-            roofline=roofline,
+            roofline=forward.roofline(),
             stages=_stages(forward),
         )
     )
+
+
+def quantization(weights: Weights, cache: Cache) -> str | None:
+    """The name that a profile gives to weights and cache of these types; None for bfloat16."""
+    parts = [] if weights == "bfloat16" else [weights]
+    parts += [] if cache == "bfloat16" else [f"{cache} cache"]
+    return ", ".join(parts) or None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -237,8 +257,8 @@ def assemble(parts: ProfileParts) -> Profile:
         runtime=parts.runtime,
         peaks=PeaksSection(
             source="datasheet",
-            flops_per_s=device.peak_flops_per_s,
-            bytes_per_s=device.peak_bytes_per_s,
+            flops_per_s=parts.roofline.peaks.flops_per_s,
+            bytes_per_s=parts.roofline.peaks.bytes_per_s,
         ),
         calibration=CalibrationSection(
             selected="surface",
@@ -274,11 +294,11 @@ def _rising(seconds: Array) -> Array:
 
 
 def _fits(forward: ComposedForward, batch: int, context: int) -> bool:
-    """Whether bfloat16 weights and cache of `batch` sequences fit into the devices' memory."""
+    """Whether weights and cache of `batch` sequences fit into the devices' memory."""
     a = forward.architecture
-    cache = a.layers * a.cached_width * context * batch
+    cached = CACHE_BYTES[forward.tables.cache] * a.layers * a.cached_width * context * batch
     memory = forward.tables.device.memory_bytes * forward.tensor_parallel
-    return 2 * (a.parameters + cache) <= 0.95 * memory
+    return WEIGHT_BYTES[forward.tables.weights] * a.parameters + cached <= 0.95 * memory
 
 
 def _columns(seconds: list[float]) -> dict[str, Any]:

@@ -116,7 +116,9 @@ class ProfileForward:
         """Those of the profile's dtype, and of its quantised weights."""
         runtime = self.profile.runtime
         size = float(runtime.element_bytes)
-        return ValueBytes(weight=runtime.weight_bytes or size, embedding=size, cached=size)
+        return ValueBytes(
+            weight=runtime.weight_bytes or size, embedding=size, cached=runtime.cache_bytes or size
+        )
 
     @property
     def tensor_parallel(self) -> int:

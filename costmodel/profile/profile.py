@@ -243,6 +243,7 @@ class Profile(Section):
             peaks=self.peaks.peaks(),
             element_bytes=self.runtime.element_bytes,
             weight_bytes=self.runtime.weight_bytes,
+            cache_bytes=self.runtime.cache_bytes,
             count=count,
             tensor_parallel=self.runtime.tensor_parallel,
             protocols=protocols_of(self.device.slug, self.runtime.tensor_parallel),

@@ -161,6 +161,7 @@ class RuntimeSection(Section):
     """The runtime.
 
     weight_bytes  bytes of one weight of the layers' matrices, where they are quantised
+    cache_bytes   bytes of one cached value, where the cache is quantised
     buckets       row counts that forwards are padded to; empty: not padded
     engine        the serving engine, where the runtime is one
     """
@@ -169,6 +170,7 @@ class RuntimeSection(Section):
     dtype: Dtype
     quantization: Text | None = None
     weight_bytes: WeightBytes | None = None
+    cache_bytes: WeightBytes | None = None
     attention: Text
     tensor_parallel: Count = 1
     buckets: Counts = ()
