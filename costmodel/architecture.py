@@ -171,12 +171,8 @@ class ModelArchitecture:
 
     @property
     def beyond_tables(self) -> str:
-        """The reason why no plan is made from operator tables; empty where one is."""
-        if self.latent_rank:
-            return "latent attention, whose operator tables are not read"
-        if self.experts:
-            return "a mixture of experts needs a profile"
-        return ""
+        """The reason why no profile is composed of operator tables; empty where one is."""
+        return "latent attention, whose operator tables are not read" if self.latent_rank else ""
 
     @property
     def active_parameters(self) -> int:

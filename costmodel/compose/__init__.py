@@ -2,6 +2,6 @@
 
 `aiconfigurator` and `llmservingsim` read operator tables of one format each; `matmul` and
 `attention` interpolate them; `operators` sums a forward; `profiles` makes a profile of it.
-`serving_tables` holds the tables at a server's precision, for capacity planning. `transfer` scales
-a profile to a sibling device. The folder may import calibration/, profile/ and the modules beside.
+`transfer` scales a profile to a sibling device. The folder may import calibration/,
+profile/ and the modules beside.
 """

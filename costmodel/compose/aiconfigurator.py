@@ -215,7 +215,10 @@ def matmul_shapes(folder: Path, dtype: str) -> Shapes:
 
 
 def _products(data: Path, device: DeviceSpec, engine: str, weights: Weights) -> MatmulTable:
-    """Products with these weights: the engine's, else another's. Raises InputError."""
+    """Products with these weights: the engine's, else another's. Raises InputError.
+
+    Those of quantised weights, whose tables are noisy, without times above those of more rows.
+    """
     dtype = "fp8" if weights == "fp8_dynamic" else weights
     for name in _first(engine):
         try:
@@ -225,6 +228,8 @@ def _products(data: Path, device: DeviceSpec, engine: str, weights: Weights) -> 
         shapes = matmul_shapes(data / "gemm" / name / version, dtype)
         if weights == "fp8":
             shapes = _without_scales(shapes, _scale_times(data / "quantize" / name))
+        if weights != _BF16:
+            shapes = {place: (m, _rising(seconds)) for place, (m, seconds) in shapes.items()}
         if shapes:
             return MatmulTable(
                 shapes=shapes,
@@ -233,6 +238,11 @@ def _products(data: Path, device: DeviceSpec, engine: str, weights: Weights) -> 
                 element_bytes=WEIGHT_BYTES[weights],
             )
     raise InputError(f"there are no products of {weights} weights on {device.name}")
+
+
+def _rising(seconds: Array) -> Array:
+    """Seconds by ascending size without upward outliers: none exceeds that of more work."""
+    return np.minimum.accumulate(seconds[::-1])[::-1]
 
 
 def _scale_times(folder: Path) -> dict[int, Curve]:
@@ -246,8 +256,7 @@ def _scale_times(folder: Path) -> dict[int, Curve]:
         here = table["k"] == k
         m, first = np.unique(table["m"][here], return_index=True)
         seconds = table["latency"][here][first] * 1e-3
-        # No time exceeds that of more work: the longer one is the noise.
-        times[int(k)] = m.astype(float), np.minimum.accumulate(seconds[::-1])[::-1]
+        times[int(k)] = m.astype(float), _rising(seconds)
     return times
 
 

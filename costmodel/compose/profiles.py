@@ -223,7 +223,7 @@ def composed_profile(
 
 def quantization(weights: Weights, cache: Cache) -> str | None:
     """The name that a profile gives to weights and cache of these types; None for bfloat16."""
-    parts = [] if weights == "bfloat16" else [weights]
+    parts: list[str] = [] if weights == "bfloat16" else [weights]
     parts += [] if cache == "bfloat16" else [f"{cache} cache"]
     return ", ".join(parts) or None
 

@@ -1,4 +1,4 @@
-"""Times that are known of each target on each device: from a profile, or for plans from tables."""
+"""Times that are known of each target on each device, from stored profiles or operator tables."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ class MeasuredShapes:
     def cover(self, architecture: ModelArchitecture, degree: int) -> bool:
         """Whether they hold, or nearly, what one of `degree` devices runs."""
         a = architecture
+        if a.experts:
+            return degree == 1 and a.expert_shape in self.experts
         if a.heads % degree or a.kv_heads % degree or a.ffn % degree:
             return False
         heads, kv_heads = a.heads // degree, a.kv_heads // degree
@@ -54,9 +56,8 @@ class MeasuredShapes:
 class Support:
     """One target on one device.
 
-    provenance  that of the best profile; `operators` where there is none, but operator tables
-                give a plan its times; `composable` where a plan needs a profile that `rooftree
-                compose` makes from them; None without any
+    provenance  that of the best profile; `operators` where there is none, but operator tables of
+                which a plan composes one; None without any
     degrees     tensor-parallel degrees of the profiles, or those that the tables cover
     error_bar   relative, of the best profile, where it states one
     reason      why there are no times, and what gives some
@@ -64,7 +65,7 @@ class Support:
 
     device: str
     target: str
-    provenance: ProvenanceKind | Literal["operators", "composable"] | None
+    provenance: ProvenanceKind | Literal["operators"] | None
     degrees: tuple[int, ...] = ()
     error_bar: float | None = None
     reason: str = ""
@@ -112,22 +113,14 @@ def _rows(
             continue
         reason = architecture.beyond_tables or problem
         degrees: tuple[int, ...] = ()
-        if tables and architecture.experts and not architecture.latent_rank:
-            composable = architecture.expert_shape in tables.experts
-            command = f"`rooftree compose --device {slug} --target {name}`"
-            yield Support(
-                device=slug,
-                target=name,
-                provenance="composable" if composable else None,
-                degrees=(1,) if composable else (),
-                reason=f"{command} makes a profile"
-                if composable
-                else "its experts were not measured",
-            )
-            continue
         if tables and not reason:
             degrees = tuple(n for n in DEGREES if tables.cover(architecture, n))
-            reason = "" if degrees else f"nothing as large as {name} was measured"
+            why = (
+                "its experts were not"
+                if architecture.experts
+                else f"nothing as large as {name} was"
+            )
+            reason = "" if degrees else f"{why} measured"
         yield Support(
             device=slug,
             target=name,

@@ -15,9 +15,7 @@ from costmodel.calibration.selection import Selection, select_calibration
 from costmodel.catalog import DeviceFingerprint, device_slug, find_device
 from costmodel.communication import protocols_of
 from costmodel.errors import InputError
-from costmodel.imports.csv_points import read_csv
-from costmodel.imports.llama_bench import read_llama_bench
-from costmodel.imports.sglang import read_dspark
+from costmodel.imports.readers import read_csv, read_dspark, read_llama_bench
 from costmodel.imports.table import ImportedTable, WeightFormat
 from costmodel.io import now_utc, tool_version
 from costmodel.profile.profile import Profile

@@ -15,8 +15,9 @@ calibrations/engines.yaml holds them.
     time per token = sqrt(device^2 + host^2) where the engine prepares a step while the device
                      runs the one before it (a smooth maximum), else device + host
 
-`layer` covers norms, rotary embeddings, activations and gaps between kernels. `prompt layer` covers
-steps with a prompt, which run outside of a captured graph.
+`layer` covers gaps between kernels; it is negative for an engine that fuses operators whose times
+the profile adds up. `prompt layer` covers steps with a prompt, which run outside of a captured
+graph.
 """
 
 from __future__ import annotations
@@ -196,7 +197,8 @@ def cycle_parts(overheads: Overheads, work: TokenWork, cycle: Cycle, cycle_s: fl
     c, draft = overheads, cycle.draft
     target_layers = work.layers - cycle.draft_layers
     device = {
-        "weights_s": c.products * (work.products_s - draft.products),
+        "weights_s": c.products * (work.products_s - draft.products)
+        + target_layers * min(c.layer_s, 0.0),
         "attention_s": c.attention * (work.attention_s - draft.attention),
         "communication_s": c.all_reduce * (work.all_reduce_s - draft.all_reduce),
         "draft_s": c.products * draft.products
@@ -205,7 +207,7 @@ def cycle_parts(overheads: Overheads, work: TokenWork, cycle: Cycle, cycle_s: fl
         + cycle.draft_layers * c.layer_s,
         "prompts_s": c.prompts * work.prompts_s
         + work.layers * work.prompt_steps * c.prompt_layer_s,
-        "engine_s": target_layers * c.layer_s,
+        "engine_s": target_layers * max(c.layer_s, 0.0),
     }
     engine_s = c.step_s + work.running * c.sequence_s + math.log2(work.devices) * c.device_s
     waited_s = cycle_s - sum(device.values())

@@ -9,7 +9,7 @@ from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import Peaks, device_by_name
 from costmodel.errors import InputError
 from costmodel.planning.acceptance import OTHER_TARGET_SPREAD, Acceptance, AcceptanceSource
-from costmodel.planning.forwards import ForwardSeconds, ProfileForward, TargetForward
+from costmodel.planning.forwards import ForwardSeconds, TargetForward
 from costmodel.profile.schema import DrafterSection, EngineDrafterSection
 from costmodel.roofline import Roofline
 
@@ -134,13 +134,8 @@ class BlockDrafter:
         drafter = dataclasses.replace(target, architecture=self.architecture(forward.architecture))
         block = (BLOCK_ROWS, context, batch)
         share = float(drafter.seconds(*block) / target.seconds(*block))
-        target_s = forward.decode(batch, context, BLOCK_ROWS)
         share *= 1 + self._projection(forward.architecture) / drafter.architecture.parameters
-        return ForwardSeconds(
-            products=share * target_s.products,
-            attention=share * target_s.attention,
-            all_reduce=share * target_s.all_reduce,
-        )
+        return forward.decode(batch, context, BLOCK_ROWS).scaled(share)
 
     def architecture(self, target: ModelArchitecture) -> ModelArchitecture:
         """The drafter's architecture, with the target's embedding and head."""
@@ -259,9 +254,8 @@ def find_drafter(
     contains `+`. None means the drafter whose acceptance was `measured`, else the profile's only
     drafter, else a DFlash drafter of the target's width. Raises InputError.
     """
-    profile = forward.profile if isinstance(forward, ProfileForward) else None
-    timed = dict(profile.drafters) if profile else {}
-    engine = list(profile.engine_drafters.values()) if profile else []
+    timed = forward.profile.drafters
+    engine = list(forward.profile.engine_drafters.values())
     if name is None and measured is not None and (measured.drafter or measured.drafter_kind):
         if measured.drafter_hash in timed:
             return _measured(measured.drafter_hash, timed[measured.drafter_hash])

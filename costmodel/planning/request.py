@@ -1,29 +1,36 @@
-"""The request for a plan: traffic, goals, prices, policy, and what to simulate."""
+"""The request for a plan: goals, prices, policy, what to simulate; also from typed options."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from costmodel.compose.serving_tables import Precision
+from costmodel.catalog import find_device
+from costmodel.compose.operators import CACHE_BYTES, WEIGHT_BYTES, Cache, Weights
 from costmodel.errors import InputError
 from costmodel.planning.engines import RULES
-from costmodel.planning.traffic import Trace, Traffic
+from costmodel.planning.traffic import Trace, Traffic, read_trace
 
 PERCENTS = (50, 90, 95, 99)
 DEGREES = (1, 2, 4, 8, 16)
 # Requests of one server that are simulated unless a number is given.
 REQUESTS = 2000
+# Value of --simulate without a number: REQUESTS requests, or the whole trace.
+DEFAULT_REQUESTS = -1
 # Percentiles of fewer requests are too noisy to be stated.
 LEAST_REQUESTS = 100
 # Standard deviation of lengths over their mean unless it is given: between equal lengths (0) and
 # exponentially distributed ones (1).
 VARIATION = 0.7
 _UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "": 1.0}
+_PERIODS_S = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "hour": 3600.0,
+              "d": 86400.0}  # fmt: skip
 _HINT = "Use --slo tpot=30ms,ttft=1s for means, ttft.p95=1s for a percentile"
 
 
@@ -34,14 +41,6 @@ class PercentileGoal:
     metric: Literal["tpot", "ttft"]
     percent: int
     seconds: float
-
-    def __post_init__(self) -> None:
-        if self.metric not in ("tpot", "ttft"):
-            raise InputError(f"no goal is called '{self.metric}'", hint=_HINT)
-        if self.percent not in PERCENTS:
-            names = ", ".join(f"p{percent}" for percent in PERCENTS)
-            raise InputError(f"the percentile p{self.percent} is no goal", hint=f"Use {names}")
-        _check_time(self.name, self.seconds)
 
     @property
     def name(self) -> str:
@@ -56,12 +55,6 @@ class Goals:
     tpot_s: float | None = None
     ttft_s: float | None = None
     percentiles: tuple[PercentileGoal, ...] = ()
-
-    def __post_init__(self) -> None:
-        for field in ("tpot_s", "ttft_s"):
-            value = getattr(self, field)
-            if value is not None:
-                _check_time(field[:-2], value)
 
     def __bool__(self) -> bool:
         return self.tpot_s is not None or self.ttft_s is not None or bool(self.percentiles)
@@ -85,13 +78,12 @@ class Goals:
                 raise InputError(f"the goal {part} has no unit", hint=f"Write {part}ms or {part}s")
             seconds = parse_seconds(value)
             if dot:
-                percentiles.append(
-                    PercentileGoal(
-                        metric="tpot" if metric == "tpot" else "ttft",
-                        percent=int(percent[1:]),
-                        seconds=seconds,
-                    )
+                goal = PercentileGoal(
+                    metric="tpot" if metric == "tpot" else "ttft",
+                    percent=int(percent[1:]),
+                    seconds=seconds,
                 )
+                percentiles.append(goal)
             else:
                 means[f"{metric}_s"] = seconds
         return cls(**means, percentiles=tuple(percentiles))
@@ -132,6 +124,18 @@ class ServingPolicy:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Types of weights and of cached keys and values; the LM head stays in bfloat16.
+
+    `fp8`: one scale per tensor, stored in the checkpoint; `fp8_dynamic`: one per tensor, computed
+    for every product; `fp8_block`: one per block.
+    """
+
+    weights: Weights = "bfloat16"
+    cache: Cache = "bfloat16"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationSettings:
     """The requests of a simulation: their number and origin.
 
@@ -144,23 +148,6 @@ class SimulationSettings:
     seed: int = 0
     variation: float = VARIATION
     trace: Trace | None = None
-
-    def __post_init__(self) -> None:
-        if self.requests is not None and self.requests < LEAST_REQUESTS:
-            raise InputError(
-                f"{self.requests} requests are too few for percentiles",
-                hint=f"Simulate {LEAST_REQUESTS} or more",
-            )
-        if self.trace is not None and len(self.trace) < LEAST_REQUESTS:
-            raise InputError(
-                f"the trace has {len(self.trace)} requests, too few for percentiles",
-                hint=f"Give {LEAST_REQUESTS} or more, or their means as --prompt-tokens,"
-                " --output-tokens and --rate",
-            )
-        if self.seed < 0:
-            raise InputError(f"the seed must be 0 or more (is {self.seed})")
-        if not 0 <= self.variation < float("inf"):
-            raise InputError(f"the variation of lengths must be 0 or more (is {self.variation:g})")
 
     @property
     def count(self) -> int:
@@ -200,7 +187,7 @@ class PlanRequest:
     per GPU and hour in `currency`, keyed by the names in `gpus`. `utilisation` is the share of a
     server's throughput that it is loaded to. `most_running` limits the requests at once on a
     server (max-num-seqs of the engines). Goals for percentiles need `simulation`. Raises
-    InputError for settings that contradict each other.
+    InputError for values out of range and settings that contradict each other.
     """
 
     target: str
@@ -222,71 +209,270 @@ class PlanRequest:
     simulation: SimulationSettings | None = None
 
     def __post_init__(self) -> None:
-        self._check_numbers()
-        self._check_gpus()
-        if self.engine not in RULES:
+        _check_numbers(self)
+        _check_gpus(self)
+        for kind, name, names in (
+            ("engine is", self.engine, RULES),
+            ("weights are", self.precision.weights, WEIGHT_BYTES),
+            ("cache is", self.precision.cache, CACHE_BYTES),
+        ):
+            if name not in names:
+                raise InputError(
+                    f"no {kind} called '{name}'", hint=f"Use one of: {', '.join(names)}"
+                )
+        _check_goals(self.goals, simulated=self.simulation is not None)
+        if self.simulation is not None:
+            _check_simulation(self.simulation)
+        _check_policy(self)
+
+
+def _check_numbers(request: PlanRequest) -> None:
+    lengths = (request.traffic.prompt_tokens, request.traffic.output_tokens)
+    if not all(1 <= length < math.inf for length in lengths):
+        raise InputError("prompt and output tokens must be at least 1")
+    if not 0 < request.rate < math.inf:
+        raise InputError(f"the rate must be above 0 (is {request.rate:g})")
+    if not 0 < request.utilisation <= 1:
+        raise InputError(
+            f"the utilisation must lie above 0 and be at most 1 (is {request.utilisation:g})"
+        )
+    if request.most_running < 1:
+        raise InputError("at least one request must run at once")
+    for degree in request.degrees:
+        if degree not in DEGREES:
             raise InputError(
-                f"no engine is called '{self.engine}'", hint=f"Use one of: {', '.join(RULES)}"
+                f"a tensor-parallel degree of {degree} is not planned",
+                hint=f"Use some of {', '.join(map(str, DEGREES))}",
             )
-        if self.goals.percentiles and self.simulation is None:
+
+
+def _check_gpus(request: PlanRequest) -> None:
+    if not request.gpus:
+        raise InputError("say which GPUs", hint="Give --gpus, such as --gpus h100-sxm,l40s")
+    if len(set(request.gpus)) < len(request.gpus):
+        raise InputError("a GPU is named twice in --gpus")
+    if not re.fullmatch(r"\S{1,8}", request.currency) or not request.currency.isprintable():
+        raise InputError(
+            f"{request.currency!r} is no currency", hint="Write a code or sign, such as EUR"
+        )
+    for name, price in request.prices.items():
+        if name not in request.gpus:
             raise InputError(
-                f"the goal {self.goals.percentiles[0].name} is a percentile, which needs a"
-                " simulation",
+                f"there is a price for {name}, which is not among the GPUs",
+                hint=f"The GPUs are {', '.join(request.gpus)}",
+            )
+        if not 0 < price < math.inf:
+            raise InputError(f"the price of {name} must be above 0 (is {price:g})")
+
+
+def _check_goals(goals: Goals, *, simulated: bool) -> None:
+    times = {"tpot": goals.tpot_s, "ttft": goals.ttft_s}
+    for goal in goals.percentiles:
+        times[goal.name] = goal.seconds
+        if goal.percent not in PERCENTS:
+            names = ", ".join(f"p{percent}" for percent in PERCENTS)
+            raise InputError(f"the percentile p{goal.percent} is no goal", hint=f"Use {names}")
+        if not simulated:
+            raise InputError(
+                f"the goal {goal.name} is a percentile, which needs a simulation",
                 hint="Give --simulate, or simulation=SimulationSettings() in Python",
             )
-        if self.policy.kind in ("chain", "fixed") and self.acceptance is None:
-            raise InputError(
-                f"the policy {self.policy.kind} needs acceptance data",
-                hint="Give --acceptance, such as --acceptance gsm8k, or --policy plain",
-            )
-        if self.policy.kind == "fixed" and not RULES[self.engine].verifies_trees:
-            raise InputError(
-                f"{self.engine} verifies chains only, and the policy fixed:{self.policy.nodes} is"
-                " of trees",
-                hint="Use --policy chain, or plan for this decoder with --engine rooftree",
-            )
-        if self.policy.kind == "plain" and self.acceptance is not None:
-            raise InputError(
-                "plain decoding accepts nothing, but acceptance data is given",
-                hint="Leave out --acceptance, or use --policy auto",
-            )
+    for name, seconds in times.items():
+        if seconds is not None and not 0 < seconds < math.inf:
+            raise InputError(f"the goal {name} must be a time above 0 (is {seconds!r})")
 
-    def _check_gpus(self) -> None:
-        if not self.gpus:
-            raise InputError("say which GPUs", hint="Give --gpus, such as --gpus h100-sxm,l40s")
-        if len(set(self.gpus)) < len(self.gpus):
-            raise InputError("a GPU is named twice in --gpus")
-        if not re.fullmatch(r"\S{1,8}", self.currency) or not self.currency.isprintable():
-            raise InputError(
-                f"{self.currency!r} is no currency", hint="Write a code or sign, such as EUR"
-            )
-        for name, price in self.prices.items():
-            if name not in self.gpus:
-                raise InputError(
-                    f"there is a price for {name}, which is not among the GPUs",
-                    hint=f"The GPUs are {', '.join(self.gpus)}",
-                )
-            if not 0 < price < float("inf"):
-                raise InputError(f"the price of {name} must be above 0 (is {price:g})")
 
-    def _check_numbers(self) -> None:
-        lengths = (self.traffic.prompt_tokens, self.traffic.output_tokens)
-        if not all(1 <= length < float("inf") for length in lengths):
-            raise InputError("prompt and output tokens must be at least 1")
-        if not 0 < self.rate < float("inf"):
-            raise InputError(f"the rate must be above 0 (is {self.rate:g})")
-        if not 0 < self.utilisation <= 1:
+def _check_simulation(settings: SimulationSettings) -> None:
+    if settings.requests is not None and settings.requests < LEAST_REQUESTS:
+        raise InputError(
+            f"{settings.requests} requests are too few for percentiles",
+            hint=f"Simulate {LEAST_REQUESTS} or more",
+        )
+    if settings.trace is not None and len(settings.trace) < LEAST_REQUESTS:
+        raise InputError(
+            f"the trace has {len(settings.trace)} requests, too few for percentiles",
+            hint=f"Give {LEAST_REQUESTS} or more, or their means as --prompt-tokens,"
+            " --output-tokens and --rate",
+        )
+    if settings.seed < 0:
+        raise InputError(f"the seed must be 0 or more (is {settings.seed})")
+    if not 0 <= settings.variation < math.inf:
+        raise InputError(f"the variation of lengths must be 0 or more (is {settings.variation:g})")
+
+
+def _check_policy(request: PlanRequest) -> None:
+    policy = request.policy
+    if policy.kind in ("chain", "fixed") and request.acceptance is None:
+        raise InputError(
+            f"the policy {policy.kind} needs acceptance data",
+            hint="Give --acceptance, such as --acceptance gsm8k, or --policy plain",
+        )
+    if policy.kind == "fixed" and not RULES[request.engine].verifies_trees:
+        raise InputError(
+            f"{request.engine} verifies chains only, and the policy fixed:{policy.nodes} is of"
+            " trees",
+            hint="Use --policy chain, or plan for this decoder with --engine rooftree",
+        )
+    if policy.kind == "plain" and request.acceptance is not None:
+        raise InputError(
+            "plain decoding accepts nothing, but acceptance data is given",
+            hint="Leave out --acceptance, or use --policy auto",
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """The options of `rooftree plan` as they are typed."""
+
+    target: str
+    gpus: str
+    prompt_tokens: float | None = None
+    output_tokens: float | None = None
+    rate: str | None = None
+    slo: str = ""
+    acceptance: str | None = None
+    temperature: str = "0"
+    prices: tuple[str, ...] = ()
+    currency: str = "USD"
+    tp: str = "1"
+    policy: str = "auto"
+    engine: str = "vllm"
+    drafter: str | None = None
+    weights: Weights = "bfloat16"
+    cache: Cache = "bfloat16"
+    utilisation: float = 0.8
+    max_running: int = 256
+    simulate: int | None = None
+    trace: Path | None = None
+    seed: int | None = None
+    length_variation: float | None = None
+
+
+def request_from_options(options: PlanOptions) -> PlanRequest:
+    """The request that the options describe. Raises InputError."""
+    o = options
+    gpus, goals = tuple(split_commas(o.gpus)), Goals.parse(o.slo)
+    trace = None if o.trace is None else read_trace(o.trace)
+    traffic, rate = _traffic(o, trace)
+    return PlanRequest(
+        target=o.target,
+        gpus=gpus,
+        traffic=traffic,
+        rate=rate,
+        goals=goals,
+        acceptance=o.acceptance,
+        temperature=int(o.temperature),
+        prices=_prices(o.prices, gpus),
+        currency=o.currency,
+        degrees=parse_degrees(o.tp),
+        policy=ServingPolicy.parse(o.policy),
+        engine=o.engine,
+        drafter=o.drafter,
+        precision=Precision(weights=o.weights, cache=o.cache),
+        utilisation=o.utilisation,
+        most_running=o.max_running,
+        simulation=_simulation(o, goals, trace),
+    )
+
+
+def _traffic(options: PlanOptions, trace: Trace | None) -> tuple[Traffic, float]:
+    """Mean lengths and requests a second, from the options or the trace."""
+    lengths = {
+        "--prompt-tokens": options.prompt_tokens,
+        "--output-tokens": options.output_tokens,
+    }
+    if trace is None:
+        missing = [name for name, value in lengths.items() if value is None]
+        missing += ["--rate"] if options.rate is None else []
+        if missing:
             raise InputError(
-                f"the utilisation must lie above 0 and be at most 1 (is {self.utilisation:g})"
+                f"say what the traffic is: {', '.join(missing)} missing",
+                hint="Or give --trace FILE.csv with arrival_s,prompt_tokens,output_tokens",
             )
-        if self.most_running < 1:
-            raise InputError("at least one request must run at once")
-        for degree in self.degrees:
-            if degree not in DEGREES:
+        prompt, output = (float(value or 0) for value in lengths.values())
+        return Traffic(prompt_tokens=prompt, output_tokens=output), parse_rate(options.rate or "")
+    for name, value in lengths.items():
+        if value is not None:
+            raise InputError(f"the trace has lengths of its own, but {name} is given too")
+    if options.rate is not None:
+        return trace.means, parse_rate(options.rate)
+    if not math.isfinite(trace.rate_per_s):
+        raise InputError("all requests of the trace arrive at once", hint="Give --rate")
+    return trace.means, trace.rate_per_s
+
+
+def _simulation(
+    options: PlanOptions, goals: Goals, trace: Trace | None
+) -> SimulationSettings | None:
+    """Settings of the simulation, where --simulate or a percentile goal needs one."""
+    if options.simulate is None and not goals.percentiles:
+        for name in ("seed", "length_variation"):
+            if getattr(options, name) is not None:
                 raise InputError(
-                    f"a tensor-parallel degree of {degree} is not planned",
-                    hint=f"Use some of {', '.join(map(str, DEGREES))}",
+                    f"--{name.replace('_', '-')} is of a simulation", hint="Give --simulate too"
                 )
+        return None
+    if trace is not None and options.length_variation is not None:
+        raise InputError("the trace has lengths of its own, but --length-variation is given too")
+    variation = VARIATION if options.length_variation is None else options.length_variation
+    return SimulationSettings(
+        requests=None if options.simulate == DEFAULT_REQUESTS else options.simulate,
+        seed=options.seed or 0,
+        variation=variation,
+        trace=trace,
+    )
+
+
+def parse_rate(text: str) -> float:
+    """Requests a second from `5/s`, `300/min` or `5`. Raises InputError."""
+    count, slash, unit = text.strip().partition("/")
+    if slash and unit.strip() not in _PERIODS_S:
+        raise InputError(f"'{text}' is not a rate", hint="Write 5/s, 300/min or 18000/h")
+    return _number(count, text) / (_PERIODS_S[unit.strip()] if slash else 1.0)
+
+
+def _prices(texts: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
+    """Prices from texts such as `h100-sxm=2.5,l40s=1`, keyed by the names in `gpus`.
+
+    A device may have another of its names in each.
+    """
+    names = {_slug(gpu): gpu for gpu in gpus}
+    prices: dict[str, float] = {}
+    for part in (part for text in texts for part in split_commas(text)):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise InputError(
+                f"'{part}' is not a price", hint="Write h100-sxm=2.5, per GPU and hour"
+            )
+        gpu = names.get(_slug(name.strip()), name.strip())
+        if gpu in prices:
+            raise InputError(f"the price of {gpu} is given twice")
+        prices[gpu] = _number(value, part)
+    return prices
+
+
+def _slug(gpu: str) -> str:
+    """The slug of a known device's name; any other text as it is."""
+    try:
+        return find_device(gpu).slug
+    except InputError:
+        return gpu
+
+
+def parse_degrees(text: str) -> tuple[int, ...]:
+    """Tensor-parallel degrees from `1,2,4`, ascending. Raises InputError."""
+    degrees = split_commas(text)
+    if not degrees or not all(part.isdecimal() for part in degrees):
+        raise InputError(f"'{text}' are no tensor-parallel degrees", hint="Write --tp 1,2,4")
+    return tuple(sorted({int(part) for part in degrees}))
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds from `30ms`, `1s` or `0.5`. Raises InputError."""
+    match = re.fullmatch(r"\s*([0-9.eE+-]+)\s*([a-z]*)\s*", text)
+    if match and match[2] in _UNITS_S:
+        return _number(match[1], text) * _UNITS_S[match[2]]
+    raise InputError(f"'{text}' is not a time", hint="Write 30ms or 1s")
 
 
 def seconds_text(seconds: float) -> str:
@@ -294,27 +480,13 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
-def parse_seconds(text: str) -> float:
-    """Seconds from `30ms`, `1s` or `0.5`. Raises InputError."""
-    match = re.fullmatch(r"\s*([0-9.eE+-]+)\s*([a-z]*)\s*", text)
-    if match and match[2] in _UNITS_S:
-        return parse_number(match[1], text) * _UNITS_S[match[2]]
-    raise InputError(f"'{text}' is not a time", hint="Write 30ms or 1s")
-
-
 def split_commas(text: str) -> list[str]:
     """The parts between commas, stripped; empty ones are dropped."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def parse_number(text: str, option: str) -> float:
-    """A float from `text`; `option`, the text around it, is named in the InputError raised."""
+def _number(text: str, option: str) -> float:
     try:
         return float(text)
     except ValueError:
         raise InputError(f"'{option}' has no number that can be read") from None
-
-
-def _check_time(name: str, seconds: float) -> None:
-    if not 0 < seconds < float("inf"):
-        raise InputError(f"the goal {name} must be a time above 0 (is {seconds!r})")

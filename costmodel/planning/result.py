@@ -6,14 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from costmodel.catalog import device_by_name
-from costmodel.compose.unsplit import leaves_keys_unsplit
 from costmodel.planning.acceptance import Acceptance, Shape
 from costmodel.planning.drafting import Drafting
 from costmodel.planning.forwards import Origin
 from costmodel.planning.request import PlanRequest
-from costmodel.planning.servers import BatchChoice, OperatingPoint
-from costmodel.planning.sizing import SERVER_ERROR, Interval, Sizing
+from costmodel.planning.servers import SERVER_ERROR, BatchChoice, Interval, OperatingPoint, Sizing
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +20,7 @@ class Option:
     `error` is the expected relative error of all times; `points` are the best ones by requests at
     once, and `choices` those with the plain step, chain and tree beside each. `with_trees` are the
     choices of this project's decoder, where the engine verifies no trees. `doubts` say why the
-    acceptance may not hold.
+    acceptance may not hold. `unsplit`: the engine splits no keys of several rows on this device.
     """
 
     gpu: str
@@ -31,6 +28,7 @@ class Option:
     tensor_parallel: int
     origin: Origin | None = None
     drafter: Drafting | None = None
+    unsplit: bool = False
     doubts: tuple[str, ...] = ()
     error: float | None = None
     points: tuple[OperatingPoint, ...] = ()
@@ -215,7 +213,8 @@ def plan_notes(request: PlanRequest, options: Sequence[Option]) -> list[str]:
             "percentiles leave out the first and last tenth of the requests; their intervals are"
             " those of the whole simulation with all times shorter and longer"
         )
-    if unsplit := _unsplit(request, options):
+    unsplit = dict.fromkeys(option.gpu for option in options if option.unsplit and option.choices)
+    if request.acceptance is not None and unsplit:
         notes.append(
             f"chains on {', '.join(unsplit)}: vLLM's FlashAttention 2 splits no keys of several"
             " rows over processors, which long contexts pay for (docs/method.md)"
@@ -224,22 +223,6 @@ def plan_notes(request: PlanRequest, options: Sequence[Option]) -> list[str]:
     if request.acceptance is not None:
         notes.append("drafting for many requests at once was not checked against measured servers")
     return notes
-
-
-def _unsplit(request: PlanRequest, options: Sequence[Option]) -> list[str]:
-    """The GPUs on which the engine's verifications do not split their keys."""
-    if request.acceptance is None:
-        return []
-    return list(
-        dict.fromkeys(
-            option.gpu
-            for option in options
-            if option.choices
-            and leaves_keys_unsplit(
-                request.engine, device_by_name(option.device), request.precision.cache
-            )
-        )
-    )
 
 
 def _simulation_record(plan: Plan) -> dict[str, Any] | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from costmodel.catalog import TargetEntry, find_device, resolve_target
 from costmodel.errors import InputError, RooftreeError
@@ -13,17 +12,21 @@ from costmodel.planning.acceptance import Acceptance, Shape, find_acceptance
 from costmodel.planning.batching import Overheads, engine_overheads
 from costmodel.planning.drafting import acceptance_for, find_drafter
 from costmodel.planning.engines import engine_rules
-from costmodel.planning.forwards import Origin, ProfileForward, TargetForward
+from costmodel.planning.forwards import Origin, TargetForward
 from costmodel.planning.request import DEGREES, PlanRequest
 from costmodel.planning.result import Option, Plan, SimulatedOption, plan_notes
-from costmodel.planning.servers import BatchChoice, Server
+from costmodel.planning.servers import (
+    SERVER_ERROR,
+    BatchChoice,
+    Group,
+    Server,
+    choose,
+    nearest,
+    size,
+)
 from costmodel.planning.simulation.engine import import_simpy
 from costmodel.planning.simulation.percentiles import Choice, simulate_option
-from costmodel.planning.sizing import SERVER_ERROR, Group, choose, nearest, size
-from costmodel.planning.sources import (
-    find_forward,
-    forward_of_profile,
-)
+from costmodel.planning.sources import forward_for, is_file
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
@@ -68,7 +71,7 @@ def plan_profile(request: PlanRequest, profile: Profile, running: int) -> Plan:
         device=profile.device.name,
         tensor_parallel=profile.runtime.tensor_parallel,
     )
-    forward = ProfileForward(profile=profile)
+    forward = TargetForward(profile, request.engine)
     option = _planned(request, option, forward, acceptance)
     if not option.points:
         raise InputError(option.problem, hint=option.nearest)
@@ -122,29 +125,6 @@ def relative_error(
     return math.sqrt(origin.error**2 + server**2 + spread**2)
 
 
-def forward_for(
-    request: PlanRequest, target: TargetEntry, choice: tuple[str, int], store: ProfileStore
-) -> TargetForward:
-    """Forward times of one (GPU slug or profile path, tensor-parallel degree).
-
-    Raises InputError, DeviceError or ProfileError.
-    """
-    gpu, degree = choice
-    if _is_file(gpu):
-        forward = forward_of_profile(Path(gpu), target, request.engine)
-        if forward.tensor_parallel != degree:
-            raise InputError(f"is a profile of tp {forward.tensor_parallel}, not {degree}")
-        return forward
-    return find_forward(
-        find_device(gpu),
-        target,
-        store,
-        tensor_parallel=degree,
-        precision=request.precision,
-        engine=request.engine,
-    )
-
-
 def _checked_inputs(
     request: PlanRequest, target: TargetEntry, store: ProfileStore
 ) -> Acceptance | None:
@@ -159,7 +139,7 @@ def _checked_inputs(
     if request.simulation is not None:
         import_simpy()
         request.simulation.check_window(target.architecture.name, target.positions)
-    slugs = [find_device(gpu).slug for gpu in request.gpus if not _is_file(gpu)]
+    slugs = [find_device(gpu).slug for gpu in request.gpus if not is_file(gpu)]
     if twice := next((slug for slug in slugs if slugs.count(slug) > 1), None):
         raise InputError(f"{twice} is named twice in --gpus", hint="Name each GPU once")
     return _acceptance(request)
@@ -173,10 +153,6 @@ def _acceptance(request: PlanRequest) -> Acceptance | None:
         shape: Shape = "chain" if request.policy.kind == "chain" else "tree"
         acceptance.committed(shape, request.policy.nodes)
     return acceptance
-
-
-def _is_file(gpu: str) -> bool:
-    return gpu.endswith((".yaml", ".yml"))
 
 
 def _option(
@@ -208,6 +184,7 @@ def _planned(
             option,
             device=forward.device.name,
             origin=forward.origin,
+            unsplit=forward.unsplit,
             drafter=server.drafting,
             doubts=server.acceptance.doubts if server.acceptance else (),
         )

@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import math
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,26 +33,11 @@ class Traffic:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trace:
-    """Requests in the order of arrival, recorded or drawn.
-
-    Arrival times in seconds, not falling; whole token counts of at least 1; each [requests].
-    """
+    """Requests in the order of arrival, recorded or drawn: each [requests], at least one."""
 
     arrival_s: NDArray[np.float64]
     prompt_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
-
-    def __post_init__(self) -> None:
-        shapes = {np.shape(getattr(self, name)) for name in COLUMNS}
-        if len(shapes) != 1 or len(next(iter(shapes))) != 1 or next(iter(shapes)) == (0,):
-            raise InputError("requests need equally long lists, of at least one request")
-        times = self.arrival_s
-        if not np.all(np.isfinite(times)) or times[0] < 0 or np.any(np.diff(times) < 0):
-            raise InputError("arrival times must be 0 or later and must not fall")
-        for name in ("prompt_tokens", "output_tokens"):
-            tokens = getattr(self, name)
-            if tokens.dtype.kind != "i" or tokens.min() < 1 or tokens.max() > MOST_TOKENS:
-                raise InputError(f"{name} must be whole numbers from 1 to {MOST_TOKENS}")
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -73,54 +57,20 @@ class Trace:
         )
 
 
-class Lengths(Protocol):
-    """A distribution of prompt or answer lengths."""
-
-    def draw(self, count: int, generator: np.random.Generator) -> NDArray[np.int64]:
-        """`count` lengths of at least one token."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class FixedLength:
-    """One length for all requests."""
-
-    tokens: int
-
-    def __post_init__(self) -> None:
-        if isinstance(self.tokens, bool) or not isinstance(self.tokens, (int, np.integer)):
-            raise InputError(f"tokens must be a whole number (is {self.tokens!r})")
-        if not 1 <= self.tokens <= MOST_TOKENS:
-            raise InputError(f"tokens must be from 1 to {MOST_TOKENS} (is {self.tokens!r})")
-
-    def draw(self, count: int, generator: np.random.Generator) -> NDArray[np.int64]:
-        return np.full(count, self.tokens, dtype=np.int64)
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LognormalLength:
     """Log-normal lengths, rounded to whole tokens and cut to 1 .. `most_tokens`.
 
-    `mean_tokens` is the mean before the cut; `variation` is the standard deviation over the mean.
+    `mean_tokens` is the mean before the cut; `variation` is the standard deviation over the mean
+    (0: one length for all requests).
     """
 
     mean_tokens: float
-    variation: float
+    variation: float = 0.0
     most_tokens: int = MOST_TOKENS
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.most_tokens <= MOST_TOKENS:
-            raise InputError(
-                f"most_tokens must be from 1 to {MOST_TOKENS} (is {self.most_tokens!r})"
-            )
-        if not 1 <= self.mean_tokens <= self.most_tokens:
-            raise InputError(
-                f"mean_tokens must be from 1 to {self.most_tokens} (is {self.mean_tokens!r})"
-            )
-        if not 0 <= self.variation < math.inf:
-            raise InputError(f"variation must be 0 or more (is {self.variation!r})")
-
     def draw(self, count: int, generator: np.random.Generator) -> NDArray[np.int64]:
+        """`count` lengths of at least one token."""
         variance = math.log1p(self.variation**2)
         drawn = generator.lognormal(
             math.log(self.mean_tokens) - variance / 2, math.sqrt(variance), count
@@ -131,15 +81,11 @@ class LognormalLength:
 def poisson_trace(
     rate_per_s: float,
     count: int,
-    prompt: Lengths,
-    output: Lengths,
+    prompt: LognormalLength,
+    output: LognormalLength,
     generator: np.random.Generator,
 ) -> Trace:
-    """Poisson arrivals with independent lengths. Raises InputError for a bad rate or count."""
-    if not 0 < rate_per_s < math.inf:
-        raise InputError(f"the rate must be a number above 0 (is {rate_per_s!r})")
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InputError(f"the number of requests must be at least 1 (is {count!r})")
+    """Poisson arrivals with independent lengths."""
     return Trace(
         arrival_s=np.cumsum(generator.exponential(1 / rate_per_s, count)),
         prompt_tokens=prompt.draw(count, generator),
@@ -180,10 +126,11 @@ def _read_lines(path: Path, lines: csv.DictReader[str]) -> Trace:
             )
     if not values["arrival_s"]:
         raise InputError(f"{path}: there are no requests below the header")
+    arrival_s, prompt, output = (np.array(values[name]) for name in COLUMNS)
     return Trace(
-        arrival_s=np.array(values["arrival_s"]),
-        prompt_tokens=np.array(values["prompt_tokens"]).astype(np.int64),
-        output_tokens=np.array(values["output_tokens"]).astype(np.int64),
+        arrival_s=arrival_s,
+        prompt_tokens=prompt.astype(np.int64),
+        output_tokens=output.astype(np.int64),
     )
 
 

@@ -4,9 +4,9 @@
 
 The measurements are `systems/silicon_sample.csv` of aiconfigurator-core (NVIDIA, Apache-2.0):
 Llama-3.1-8B, Qwen3-32B and Llama-3.1-70B on H100, H200 and B200, aggregated serving. Kernel times
-come from the same package's operator tables. For each pair of a GPU and a model the overheads are
-fitted on all other pairs, never on rows of the pair that is scored. NVIDIA's own planner is scored
-on the same rows from `lab/studies/results/nvidia_planner.json`.
+come from profiles composed of that package's operator tables. For each pair of a GPU and a model the
+overheads are fitted on all other pairs, never on rows of the pair that is scored. NVIDIA's own
+planner is scored on the same rows from `lab/studies/results/nvidia_planner.json`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from costmodel.catalog import find_device, find_target
+from costmodel.catalog import find_target
 from costmodel.compose.aiconfigurator import data_folder
-from costmodel.compose.serving_tables import Precision, Weights, load_serving
+from costmodel.compose.operators import Weights
+from costmodel.compose.profiles import ComposeOptions, compose
 from costmodel.planning.batching import Overheads
 from costmodel.planning.engines import engine_rules
-from costmodel.planning.forwards import ServingForward
+from costmodel.planning.forwards import TargetForward
 from lab.studies.fit_overheads import MeasuredServer, ServerLoad, fit_overheads, steady_work
 
 PLANNER = Path(__file__).parent / "results" / "nvidia_planner.json"
@@ -103,7 +104,7 @@ def _row(line: dict[str, str], model: str) -> ServerRow:
 
 
 def measured_server(row: ServerRow) -> MeasuredServer:
-    """The work that composed operators say a token of this server takes."""
+    """The work that a composed profile says a token of this server takes."""
     rules = engine_rules(row.engine, async_scheduling=row.async_scheduling)
     forward = _forward(row.pair, row.engine, row.weights, row.cache_fp8, row.devices)
     return MeasuredServer(
@@ -115,20 +116,18 @@ def measured_server(row: ServerRow) -> MeasuredServer:
 
 
 @cache
-def _tables(system: str, engine: str, weights: Weights, cache_fp8: bool) -> Any:
-    precision = Precision(weights=weights, cache="fp8" if cache_fp8 else "bfloat16")
-    return load_serving(find_device(SYSTEMS[system]), engine, precision)
-
-
-@cache
 def _forward(
     pair: tuple[str, str], engine: str, weights: Weights, cache_fp8: bool, devices: int
-) -> ServingForward:
-    return ServingForward(
-        architecture=find_target(pair[0]).architecture,
-        tables=_tables(pair[1], engine, weights, cache_fp8),
+) -> TargetForward:
+    options = ComposeOptions(
+        target=find_target(pair[0]).architecture,
+        device_name=SYSTEMS[pair[1]],
+        engine=engine,
         tensor_parallel=devices,
+        weights=weights,
+        cache="fp8" if cache_fp8 else "bfloat16",
     )
+    return TargetForward(compose(options), engine)
 
 
 def leave_pairs_out(pairs: Sequence[Any], servers: Sequence[MeasuredServer]) -> np.ndarray:

@@ -20,13 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.catalog import resolve_target
 from costmodel.planning.acceptance import find_acceptance
+from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import PlanRequest, ServingPolicy
 from costmodel.planning.search import make_server
 from costmodel.planning.servers import Server
 from costmodel.planning.simulation.percentiles import replay
-from costmodel.planning.sources import forward_of_profile
 from costmodel.planning.traffic import LognormalLength, Trace, poisson_trace
 from costmodel.profile.profile import Profile
 from lab.studies.common import environment, read_prompts, store
@@ -120,7 +119,7 @@ def planned_server(options: argparse.Namespace, profile: Path, cell: dict[str, A
         utilisation=1.0,
         most_running=options.at_once,
     )
-    forward = forward_of_profile(profile, resolve_target(str(options.model)))
+    forward = TargetForward(Profile.from_yaml(profile))
     found = find_acceptance(acceptance_file, str(options.model)) if drafted else None
     return make_server(request, forward, found)
 
@@ -187,7 +186,7 @@ def run_mode(
     ]
     if not missing:
         return
-    forward = forward_of_profile(profile, resolve_target(str(options.model)))
+    forward = TargetForward(Profile.from_yaml(profile))
     model = str(options.model)
     arguments, log = server_arguments(options, drafted), options.work / f"server_{drafted}.log"
     with vllm_server(options.python, model, arguments, log) as (url, http_cores):

@@ -92,13 +92,13 @@ def command(
 ) -> None:
     """Plan capacity for a target and its traffic.
 
-    Times come from profiles (yours first, then the shipped ones). Several GPUs per
-    server and other precisions use published operator measurements, which
+    Times come from profiles: yours first, then the shipped ones. Where there is none, one
+    is composed from published operator measurements, which
     `pip install 'rooftree[operators]'` adds. If no option holds the goals, the nearest
     is named and the exit code is 2.
     """
-    from costmodel.planning.exports.settings import PLANNED_FOR, export_plan
-    from costmodel.planning.options import PlanOptions, request_from_options
+    from costmodel.planning.exports import PLANNED_FOR, export_plan
+    from costmodel.planning.request import PlanOptions, request_from_options
     from costmodel.planning.search import plan
     from profiler.report import plan_tables
     from profiler.report.console import note, print_json
@@ -157,8 +157,8 @@ def export(name: str, engine: str, running: int, as_json: bool, **options: Any) 
     number of requests at once are those of the highest throughput at the given lengths; the text
     is that of `rooftree plan --export`.
     """
-    from costmodel.planning.exports.settings import PLANNED_FOR, export_plan
-    from costmodel.planning.forwards import ProfileForward
+    from costmodel.planning.exports import PLANNED_FOR, export_plan
+    from costmodel.planning.forwards import TargetForward
     from costmodel.planning.request import PlanRequest
     from costmodel.planning.search import plan_profile
     from costmodel.planning.traffic import Traffic
@@ -180,5 +180,5 @@ def export(name: str, engine: str, running: int, as_json: bool, **options: Any) 
         most_running=options["max_running"],
     )
     result = plan_profile(request, profile, running)
-    text = export_plan(result, engine, ProfileForward(profile=profile))
+    text = export_plan(result, engine, TargetForward(profile, request.engine))
     print_settings(result, engine, text, as_json)

@@ -24,7 +24,6 @@ ORIGINS = {
     "transferred": "t",
     "datasheet": "d",
     "operators": "o",
-    "composable": "x",
 }
 MEANINGS = {
     "m": "measured here",
@@ -33,8 +32,7 @@ MEANINGS = {
     "c": "composed from operator tables",
     "t": "transferred from another device",
     "d": "data sheet",
-    "o": "no profile; plans take operator tables",
-    "x": "no profile; `rooftree compose` makes one",
+    "o": "no profile; plans compose one from operator tables",
 }
 
 
@@ -82,7 +80,7 @@ def target_record(entry: TargetEntry) -> dict[str, Any]:
         "active_parameters": a.active_parameters,
         "cache_bytes_per_token": 2 * a.layers * a.cached_width,
         "positions": entry.positions,
-        "plan": a.beyond_tables or "from a profile or operator tables",
+        "plan": a.beyond_tables or "from a profile, stored or composed from operator tables",
     }
 
 
@@ -102,8 +100,7 @@ def print_targets(entries: Sequence[TargetEntry]) -> None:
     print_table(("target", "kind", "size", "active", "cache", "plan"), rows)
     click.echo(
         "size and active: billions of parameters; cache: kB of a token in bfloat16.\n"
-        "plan: `tables` from a profile or operator tables; `profile` needs a profile;\n"
-        "`no`: latent attention, whose operator tables are not read.\n"
+        "plan: `no` without a measured profile: operator tables lack its latent attention.\n"
         "Any hub id or config.json works too; `rooftree targets NAME` shows one."
     )
 
@@ -116,9 +113,7 @@ def _kind(entry: TargetEntry) -> str:
 
 def _plan(entry: TargetEntry) -> str:
     a = entry.architecture
-    if a.latent_rank:
-        return "no"
-    return "profile" if a.beyond_tables else "tables"
+    return "no" if a.beyond_tables else "yes"
 
 
 def _billions(count: int) -> str:

@@ -13,9 +13,9 @@ import numpy as np
 from costmodel.catalog import resolve_target
 from costmodel.planning.request import Goals
 from costmodel.planning.result import Option, Plan
-from costmodel.planning.search import forward_for, make_server
-from costmodel.planning.servers import OperatingPoint, Server
-from costmodel.planning.sizing import choose, replicas_for
+from costmodel.planning.search import make_server
+from costmodel.planning.servers import OperatingPoint, Server, choose, replicas_for
+from costmodel.planning.sources import forward_for
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.store import ProfileStore
 from profiler.report.drawing import (

@@ -11,8 +11,7 @@ import click
 from costmodel.errors import InputError
 from costmodel.planning.request import seconds_text
 from costmodel.planning.result import Fleet, Option, Plan, SimulatedOption, Spread
-from costmodel.planning.servers import OperatingPoint
-from costmodel.planning.sizing import Interval
+from costmodel.planning.servers import Interval, OperatingPoint
 from profiler.report.console import note, print_json, print_table
 
 SERVER_COLUMNS = ("at once", "tree", "tokens a cycle", "tpot ms", "ttft ms", "requests/s")

@@ -45,15 +45,6 @@ class SimulatedServer:
     cache_tokens: float
     max_sequences: int = 256
 
-    def __post_init__(self) -> None:
-        if not self.cache_tokens > 0:
-            raise InputError(f"cache_tokens must be above 0 (is {self.cache_tokens!r})")
-        whole = isinstance(self.max_sequences, int) and not isinstance(self.max_sequences, bool)
-        if not whole or self.max_sequences < 1:
-            raise InputError(
-                f"max_sequences must be a whole number of at least 1 (is {self.max_sequences!r})"
-            )
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SimulationResult:
@@ -84,11 +75,6 @@ class SimulationResult:
         return np.where(further > 0, spent_s / np.maximum(further, 1), np.nan)
 
     @property
-    def end_to_end_s(self) -> Array:
-        """Arrival to the last token."""
-        return self.last_s - self.requests.arrival_s
-
-    @property
     def overloaded(self) -> bool:
         """Whether the queue was growing when the last request arrived."""
         count = len(self.requests)
@@ -111,14 +97,12 @@ def simulate(
 ) -> SimulationResult:
     """Serve all requests; equal requests and generators give equal results.
 
-    `generator` draws committed lengths; only speculation needs one. Raises InputError where simpy
-    is not installed, a request can never be admitted, or a step's time is not above 0.
+    `generator` draws committed lengths; without speculation nothing is drawn. Raises InputError
+    where simpy is not installed or a request can never be admitted.
     """
     simpy = import_simpy()
     if generator is None:
-        if not speculation.plain:
-            raise InputError("simulating speculation needs a random generator")
-        generator = np.random.default_rng(0)  # nothing is drawn from it
+        generator = np.random.default_rng(0)
     engine = _Engine(requests, server, step_s, _Committed(speculation, generator))
     environment = simpy.Environment()
     environment.process(engine.serve(environment))
@@ -217,11 +201,6 @@ class _Engine:
             batch = len(decoding)
             context = self._context / batch if batch else 0.0
             seconds = self._step_s(batch, prompt_tokens, context)
-            if not 0 < seconds < float("inf"):
-                raise InputError(
-                    f"a step of {batch} sequences and {prompt_tokens} prompt tokens cannot take"
-                    f" {seconds!r} s"
-                )
             yield environment.timeout(seconds)
             self._steps += 1
             if batch:

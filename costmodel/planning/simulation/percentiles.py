@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from costmodel.errors import InputError
 from costmodel.planning.request import PERCENTS, Goals, PlanRequest, SimulationSettings
 from costmodel.planning.result import Fleet, SimulatedOption, Spread
-from costmodel.planning.servers import OperatingPoint, Server
+from costmodel.planning.servers import INTERVAL, Interval, OperatingPoint, Server
 from costmodel.planning.simulation.engine import SimulatedServer, SimulationResult, simulate
 from costmodel.planning.simulation.steps import speculation_of, step_grid
-from costmodel.planning.sizing import INTERVAL, Interval
 from costmodel.planning.traffic import (
     MOST_TOKENS,
     LognormalLength,

@@ -12,10 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-from costmodel.errors import InputError
 from costmodel.planning.acceptance import BLOCK_GAMMA, Acceptance
 from costmodel.planning.batching import TokenWork, verification_s
 from costmodel.planning.forwards import ForwardSeconds
@@ -26,67 +22,40 @@ from costmodel.planning.servers import OperatingPoint, Server
 StepTime = Callable[[int, int, float], float]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepGrid:
-    """A StepTime interpolated linearly between precomputed steps.
+    """A StepTime interpolated linearly between precomputed steps of a slow one, `step_s`.
 
-    `seconds` [batches, prompt tokens, contexts]; each axis ascends. Beyond an axis the line through
-    its last two points is extended. No time is below the smallest one of the grid.
+    Each axis ascends. Beyond an axis the line through its last two points is extended. No time is
+    below the smallest one of the grid. An empty step gets the time of one prompt token.
     """
 
-    batches: tuple[float, ...]
-    prompt_tokens: tuple[float, ...]
-    contexts: tuple[float, ...]
-    seconds: NDArray[np.float64]
-    _rows: list[list[list[float]]] = dataclasses.field(init=False, repr=False)
-    _least_s: float = dataclasses.field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        axes = (self.batches, self.prompt_tokens, self.contexts)
-        for name, axis in zip(("batches", "prompt_tokens", "contexts"), axes, strict=True):
-            values = np.asarray(axis, dtype=np.float64)
-            if not len(values) or not np.all(np.isfinite(values)) or np.any(values < 0):
-                raise InputError(f"{name} must be numbers of 0 or more, at least one")
-            if np.any(np.diff(values) <= 0):
-                raise InputError(f"{name} must rise")
-        if self.seconds.shape != tuple(len(axis) for axis in axes):
-            raise InputError("a grid of steps needs a time for each batch, prompt and context")
-        if not np.all(np.isfinite(self.seconds) & (self.seconds > 0)):
-            raise InputError("times of steps must be finite and above 0")
-        # Plain lists: a scalar of a numpy array costs ten times as much to read.
-        object.__setattr__(self, "_rows", self.seconds.tolist())
-        object.__setattr__(self, "_least_s", float(self.seconds.min()))
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         step_s: StepTime,
         batches: Sequence[int],
         prompt_tokens: Sequence[int],
         contexts: Sequence[float],
-    ) -> StepGrid:
-        """The grid of a slow StepTime; an empty step gets the time of one prompt token."""
-        points = itertools.product(batches, prompt_tokens, contexts)
-        times = [step_s(b, p if b or p else 1, c) for b, p, c in points]
-        return cls(
-            batches=tuple(batches),
-            prompt_tokens=tuple(prompt_tokens),
-            contexts=tuple(contexts),
-            seconds=np.array(times).reshape(len(batches), len(prompt_tokens), len(contexts)),
-        )
+    ) -> None:
+        self.axes = batches, prompt_tokens, contexts
+        # Plain lists: a scalar of a numpy array costs ten times as much to read.
+        self._planes = [
+            [[step_s(b, p if b or p else 1, c) for c in contexts] for p in prompt_tokens]
+            for b in batches
+        ]
+        self._least_s = min(s for plane in self._planes for row in plane for s in row)
 
     def __call__(self, batch: int, prompt_tokens: int, context: float) -> float:
-        i, u = _place(self.batches, batch)
-        j, v = _place(self.prompt_tokens, prompt_tokens)
-        k, w = _place(self.contexts, context)
-        plane = self._rows[i]
-        seconds = _bilinear(plane, j, v, k, w)
+        batches, prompts, contexts = self.axes
+        i, u = _place(batches, batch)
+        j, v = _place(prompts, prompt_tokens)
+        k, w = _place(contexts, context)
+        seconds = _bilinear(self._planes[i], j, v, k, w)
         if u:
-            seconds += u * (_bilinear(self._rows[i + 1], j, v, k, w) - seconds)
+            seconds += u * (_bilinear(self._planes[i + 1], j, v, k, w) - seconds)
         return seconds if seconds > self._least_s else self._least_s
 
 
-def _place(axis: tuple[float, ...], value: float) -> tuple[int, float]:
+def _place(axis: Sequence[float], value: float) -> tuple[int, float]:
     """The cell of a value and its position in it, 0 to 1; beyond that outside of the axis."""
     if len(axis) == 1:
         return 0, 0.0
@@ -117,25 +86,6 @@ class Speculation:
     rows: tuple[int, ...]
     committed: tuple[tuple[float, ...], ...]
 
-    def __post_init__(self) -> None:
-        if not len(self.up_to) == len(self.rows) == len(self.committed) > 0:
-            raise InputError("speculation needs rows and committed lengths for each batch")
-        if any(b <= a for a, b in itertools.pairwise((0, *self.up_to))):
-            raise InputError("the batches of a speculation must rise from at least 1")
-        for rows, shares in zip(self.rows, self.committed, strict=True):
-            if not 1 <= len(shares) <= rows:
-                raise InputError(
-                    f"a verification of {rows} rows commits 1 to {rows} tokens, not {len(shares)}"
-                )
-            if min(shares) < 0 or not math.isclose(sum(shares), 1.0, abs_tol=1e-6):
-                raise InputError("the shares of committed lengths must add up to 1")
-
-    @classmethod
-    def of(cls, rows: int, committed: ArrayLike) -> Speculation:
-        """One tree for all batches; `committed` [tokens] are probabilities."""
-        shares = tuple(float(share) for share in np.atleast_1d(np.asarray(committed)))
-        return cls(up_to=(1,), rows=(rows,), committed=(shares,))
-
     @property
     def plain(self) -> bool:
         """Whether every step commits exactly one token."""
@@ -147,8 +97,6 @@ class Speculation:
 
 
 PLAIN = Speculation(up_to=(1,), rows=(1,), committed=((1.0,),))
-
-
 _PROMPT_TOKENS = (0, 1, 64, 256, 512, 1024, 2048, 4096)
 _CONTEXT_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 
@@ -249,4 +197,4 @@ def step_grid(server: Server, points: Sequence[OperatingPoint], longest: int) ->
     step_tokens = server.rules.step_tokens
     prompts = [n for n in _PROMPT_TOKENS if n < step_tokens] + [step_tokens]
     contexts = sorted({max(round(share * longest), 1) for share in _CONTEXT_SHARES})
-    return StepGrid.of(exact_steps(server, points), sorted(ends), prompts, contexts)
+    return StepGrid(exact_steps(server, points), sorted(ends), prompts, contexts)

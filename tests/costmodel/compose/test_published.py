@@ -16,7 +16,6 @@ from costmodel.compose.aiconfigurator import load_published
 from costmodel.compose.attention import TileForm
 from costmodel.compose.operators import ComposedForward
 from costmodel.compose.profiles import CONTEXTS, ROWS, composed_profile, error_bar
-from costmodel.compose.serving_tables import Precision, load_serving
 from costmodel.errors import DeviceError, InputError
 from costmodel.roofline import distinct_experts
 
@@ -285,8 +284,7 @@ def test_so_do_those_of_many_sequences(device, cache):
     """Two and four rows of 32 heads' groups of 4, of 16 to 128 sequences at once."""
     pytest.importorskip("aiconfigurator_core", reason="the extra 'operators' is not installed")
     pytest.importorskip("pyarrow", reason="the extra 'operators' is not installed")
-    precision = Precision(weights="bfloat16" if cache == "bfloat16" else "fp8", cache=cache)
-    attention = load_serving(find_device(device), "vllm", precision).attention
+    attention = load_published(find_device(device), cache=cache).attention.splitting_keys()
     for heads, rows in ((16, 4), (16, 2), (32, 2)):
         assert proxy_error(attention, heads, rows, (16, 32, 64, 128)) < 0.1
 

@@ -197,12 +197,3 @@ def test_what_cannot_be_transferred(source):
     cpu = source.model_copy(update={"device": source.device.model_copy(update={"kind": "cpu"})})
     with pytest.raises(InputError, match="whole GPU"):
         transfer_profile(cpu, find_device("h100-pcie"))
-
-
-def test_the_page_has_the_stored_study():
-    stored = json.loads(RESULT.read_text(encoding="utf-8"))
-    page = (RESULT.parents[3] / "docs" / "method.md").read_text(encoding="utf-8")
-    for device, row in stored["devices_left_out"].items():
-        shares = [f"{row[name]:.1%}" for name in ("error", "worst", "expected")]
-        cells = " | ".join([device, str(row["pairs"]), *shares, f"{row['covered']:.0%}"])
-        assert f"| {cells.replace('%', ' %')} |" in page

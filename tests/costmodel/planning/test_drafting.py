@@ -6,18 +6,18 @@ import pytest
 
 from costmodel.errors import InputError
 from costmodel.planning.drafting import LookupDrafter, MeasuredDrafter, find_drafter
-from costmodel.planning.forwards import ProfileForward
+from costmodel.planning.forwards import TargetForward
 from costmodel.profile.schema import DrafterSection
 from tests.profiler.made_profile import make_profile
 
 
-def forward(**names: str) -> ProfileForward:
+def forward(**names: str) -> TargetForward:
     """A profile that has timed drafters of these names, by hash."""
     sections = {
         key: DrafterSection(name=name, context=[256], median_s=[1e-3], mad_s=[1e-5], n=[5])
         for key, name in names.items()
     }
-    return ProfileForward(profile=make_profile().model_copy(update={"drafters": sections}))
+    return TargetForward(make_profile().model_copy(update={"drafters": sections}))
 
 
 def test_a_kind_is_not_the_drafter_that_joins_it_with_another() -> None:
@@ -44,7 +44,7 @@ def test_the_label_says_how_it_was_timed() -> None:
     timed = {"context": [256], "median_s": [1e-3], "mad_s": [1e-5], "n": [5]}
     started = DrafterSection(name="b", kind="quick", created_utc="2026-02-03T00:00:00Z", **timed)
     sections = {"abc": DrafterSection(name="a", **timed), "fed": started}
-    steps = ProfileForward(profile=make_profile().model_copy(update={"drafters": sections}))
+    steps = TargetForward(make_profile().model_copy(update={"drafters": sections}))
     assert find_drafter(steps, "a").label == "a, measured"
     assert find_drafter(steps, "b").label == "b, timed by a decoder at its start"
 

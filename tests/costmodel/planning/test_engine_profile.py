@@ -13,7 +13,7 @@ from costmodel.planning.acceptance import from_file
 from costmodel.planning.batching import Overheads, verification_s
 from costmodel.planning.drafting import EngineDrafter, find_drafter
 from costmodel.planning.engines import engine_rules
-from costmodel.planning.forwards import ProfileForward
+from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import ServingPolicy
 from costmodel.planning.search import server_overheads
 from costmodel.planning.servers import Server
@@ -32,7 +32,7 @@ def acceptance(tmp_path):
 
 
 def server_of(acceptance=None, policy: str = "plain", draft_s: float = 0.001) -> Server:
-    forward = ProfileForward(profile=make_engine_profile(draft_s))
+    forward = TargetForward(make_engine_profile(draft_s))
     return Server(
         forward=forward,
         rules=engine_rules("vllm"),
@@ -44,7 +44,7 @@ def server_of(acceptance=None, policy: str = "plain", draft_s: float = 0.001) ->
 
 
 def test_the_engines_own_steps_get_no_overheads() -> None:
-    origin = ProfileForward(profile=make_engine_profile()).origin
+    origin = TargetForward(make_engine_profile()).origin
     assert server_overheads("vllm", origin) == Overheads()
     assert server_overheads("sglang", origin).step_s > 0
     apart = dataclasses.replace(origin, host_s=0.002)
@@ -52,7 +52,7 @@ def test_the_engines_own_steps_get_no_overheads() -> None:
 
 
 def test_a_drafter_timed_in_the_engine_costs_what_was_measured() -> None:
-    forward = ProfileForward(profile=make_engine_profile(0.001, a_token_s=0.0005))
+    forward = TargetForward(make_engine_profile(0.001, a_token_s=0.0005))
     drafter = find_drafter(forward, "ngram")
     assert isinstance(drafter, EngineDrafter)
     assert drafter.draft_s(forward, 8, 64, 15).total == pytest.approx(0.001 + 0.0005 * 15 * 8)
@@ -60,7 +60,7 @@ def test_a_drafter_timed_in_the_engine_costs_what_was_measured() -> None:
 
 
 def test_a_share_of_drafts_is_between_plain_and_full() -> None:
-    forward = ProfileForward(profile=make_engine_profile())
+    forward = TargetForward(make_engine_profile())
     plain, full = step_s(1, 64, 4), step_s(4, 64, 4)
     seconds = verification_s(forward, (4, 64), 4, 0.4).total
     assert seconds == pytest.approx(plain + 0.4 * (full - plain), rel=0.02)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from costmodel.catalog import find_target
-from costmodel.compose.serving_tables import Precision
 from costmodel.errors import InputError
 from costmodel.planning.engines import MemoryRule, ValueBytes, cache_bytes_per_token, weight_bytes
 from lab.studies.fit_overheads import cache_tokens, largest_concurrency
@@ -67,10 +66,3 @@ def test_concurrency():
     assert whole.tokens_held(1000, 400) == 1400
     assert largest_concurrency(12000, 1200) == 10
     assert largest_concurrency(100, 1200) == 1
-
-
-def test_unknown_precisions_are_refused():
-    with pytest.raises(InputError, match="no weights are called 'int3'"):
-        Precision(weights="int3")
-    with pytest.raises(InputError, match="no cache is called 'int3'"):
-        Precision(cache="int3")

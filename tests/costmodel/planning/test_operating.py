@@ -15,8 +15,7 @@ from costmodel.planning.batching import Overheads, engine_overheads
 from costmodel.planning.drafting import BlockDrafter, LookupDrafter
 from costmodel.planning.engines import engine_rules
 from costmodel.planning.request import ServingPolicy
-from costmodel.planning.servers import TREES, Server
-from costmodel.planning.sizing import replicas_for
+from costmodel.planning.servers import TREES, Server, replicas_for
 from costmodel.planning.traffic import Traffic
 
 LLAMA = find_target("meta-llama/Llama-3.1-8B-Instruct").architecture

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from costmodel.catalog import find_device, find_target
-from costmodel.compose.serving_tables import Precision
 from costmodel.errors import RooftreeError
 from costmodel.io import shipped_directory
+from costmodel.planning.request import Precision
 from costmodel.planning.sources import find_forward
 from costmodel.profile.store import ProfileStore
 from costmodel.roofline import Roofline

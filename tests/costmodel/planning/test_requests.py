@@ -1,4 +1,4 @@
-"""Distributions by their moments, traces with everything that can be wrong in them."""
+"""Distributions by their moments, goals and traces with everything that can be wrong in them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from costmodel.errors import InputError
+from costmodel.planning.request import Goals, PercentileGoal, parse_seconds, seconds_text
 from costmodel.planning.traffic import (
-    FixedLength,
     LognormalLength,
-    Trace,
     poisson_trace,
     read_trace,
 )
@@ -20,17 +19,13 @@ from costmodel.planning.traffic import (
 HEADER = "arrival_s,prompt_tokens,output_tokens"
 
 
-def made(arrival_s, prompt, output) -> Trace:
-    return Trace(
-        arrival_s=np.array(arrival_s, dtype=float),
-        prompt_tokens=np.array(prompt),
-        output_tokens=np.array(output),
-    )
-
-
 def test_poisson_arrivals_have_their_rate_and_exponential_gaps() -> None:
     found = poisson_trace(
-        5.0, 50_000, FixedLength(tokens=7), FixedLength(tokens=3), np.random.default_rng(0)
+        5.0,
+        50_000,
+        LognormalLength(mean_tokens=7),
+        LognormalLength(mean_tokens=3),
+        np.random.default_rng(0),
     )
     gaps = np.diff(found.arrival_s)
     assert found.rate_per_s == pytest.approx(5.0, rel=0.02)
@@ -53,36 +48,6 @@ def test_lognormal_lengths_stay_in_their_range() -> None:
     assert (drawn.min(), drawn.max()) == (1, 9)
     exact = LognormalLength(mean_tokens=40, variation=0).draw(3, np.random.default_rng(1))
     assert list(exact) == [40, 40, 40]
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: made([], [], []), "at least one request"),
-        (lambda: made([0, 1], [1], [1, 1]), "equally long"),
-        (lambda: made([1, 0], [1, 1], [1, 1]), "must not fall"),
-        (lambda: made([-1, 0], [1, 1], [1, 1]), "0 or later"),
-        (lambda: made([0, math.nan], [1, 1], [1, 1]), "arrival times"),
-        (lambda: made([0], [0], [1]), "prompt_tokens must be whole numbers from 1"),
-        (lambda: made([0], [1], [1.5]), "output_tokens must be whole numbers"),
-        (lambda: FixedLength(tokens=0), "tokens must be from 1"),
-        (lambda: FixedLength(tokens=2.5), "tokens must be a whole number"),
-        (lambda: LognormalLength(mean_tokens=math.nan, variation=1), "mean_tokens must be"),
-        (lambda: LognormalLength(mean_tokens=5, variation=-1), "variation must be 0 or more"),
-        (lambda: LognormalLength(mean_tokens=5, variation=1, most_tokens=4), "mean_tokens must be"),
-        (lambda: LognormalLength(mean_tokens=5, variation=1, most_tokens=0), "most_tokens must"),
-    ],
-)
-def test_bad_requests_are_named(call, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        call()
-
-
-@pytest.mark.parametrize(("rate", "count"), [(0.0, 5), (-1.0, 5), (math.inf, 5), (1.0, 0)])
-def test_bad_rates_and_counts_are_named(rate: float, count: int) -> None:
-    one = FixedLength(tokens=1)
-    with pytest.raises(InputError, match=r"the rate must be|the number of requests"):
-        poisson_trace(rate, count, one, one, np.random.default_rng(0))
 
 
 def test_a_trace_is_read_whatever_the_order_of_its_columns(tmp_path: Path) -> None:
@@ -136,3 +101,41 @@ def test_a_trace_that_is_no_text_or_not_there(tmp_path: Path) -> None:
         read_trace(tmp_path / "missing.csv")
     with pytest.raises(InputError, match="it is not a regular file"):
         read_trace(tmp_path)
+
+
+def test_means_and_percentiles_stand_side_by_side():
+    goals = Goals.parse("tpot=30ms, TTFT.p95=1s,ttft=0.5s,tpot.p99=60ms")
+    assert (goals.tpot_s, goals.ttft_s) == (0.03, 0.5)
+    assert goals.percentiles == (
+        PercentileGoal(metric="ttft", percent=95, seconds=1.0),
+        PercentileGoal(metric="tpot", percent=99, seconds=0.06),
+    )
+    assert goals.describe() == "30 ms a token, 0.5 s to the first, ttft.p95 1 s, tpot.p99 60 ms"
+
+
+def test_no_goals_are_none():
+    assert not Goals.parse("")
+    assert Goals.parse("").describe() == "no goals"
+    assert Goals.parse("ttft.p50=1s") and Goals.parse("tpot=1s")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ttft.p95=1s,ttft.p95=2s", "given twice"),
+        ("ttft.95=1s", "no goal is called 'ttft.95'"),
+        ("ttft.=1s", "no goal is called 'ttft.'"),
+        ("speed.p95=1s", "no goal is called 'speed.p95'"),
+        ("ttft.p95", "is not a time"),
+        ("tpot=30", "the goal tpot=30 has no unit"),
+    ],
+)
+def test_bad_goals_are_refused(text, said):
+    with pytest.raises(InputError, match=said):
+        Goals.parse(text)
+
+
+def test_seconds_are_read_and_written():
+    found = [parse_seconds(text) for text in ("30ms", "1s", "0.5", "20us")]
+    assert found == pytest.approx([0.03, 1, 0.5, 2e-5])
+    assert [seconds_text(value) for value in (0.0304, 1.234, 12.0)] == ["30.4 ms", "1.23 s", "12 s"]

@@ -8,11 +8,11 @@ import pytest
 
 from costmodel.catalog import find_device, find_target
 from costmodel.compose.aiconfigurator import SYSTEMS, find_system, load_published
-from costmodel.compose.serving_tables import Precision
 from costmodel.compose.transfer import transfer_profile, transferred_error
 from costmodel.compose.transfer_errors import transfer_errors
-from costmodel.errors import DeviceError, ProfileError
+from costmodel.errors import DeviceError, InputError, ProfileError
 from costmodel.io import shipped_directory
+from costmodel.planning.request import Precision
 from costmodel.planning.sources import find_forward
 from costmodel.profile.lookup import named_profile
 from costmodel.profile.profile import Profile
@@ -80,26 +80,25 @@ def test_a_fine_tune_is_scaled_from_the_file_that_is_there():
     assert profile.target.architecture_hash == tuned.architecture.hash
 
 
-@pytest.mark.parametrize(
-    ("device", "target"), [("l4", "Qwen/Qwen3-8B"), ("h100-sxm", "Qwen/Qwen3-30B-A3B")]
-)
-def test_no_command_is_named_that_does_not_help_a_precision(device, target):
+def test_no_command_is_named_that_does_not_help_a_precision():
     """Neither a transfer nor a calibration has times of fp8."""
+    fp8 = Precision(weights="fp8")
     with pytest.raises(ProfileError) as missing:
-        find_forward(
-            find_device(device), find_target(target), SHIPPED, precision=Precision(weights="fp8")
-        )
+        find_forward(find_device("l4"), find_target("Qwen/Qwen3-8B"), SHIPPED, precision=fp8)
     assert "`" not in missing.value.hint
     assert missing.value.hint.startswith("Leave out --weights and --cache: other precisions")
 
 
 def test_a_mixture_on_several_gpus_is_measured_on_as_many():
+    """Neither composed, where there are tables, nor scaled where there are none."""
+    small = find_target("openai/gpt-oss-20b")
     with pytest.raises(ProfileError) as missing:
-        find_forward(
-            find_device("b200"), find_target("openai/gpt-oss-20b"), SHIPPED, tensor_parallel=2
-        )
-    command = "`rooftree calibrate vllm --target openai/gpt-oss-20b --tensor-parallel-size 2`"
-    assert command in missing.value.hint
+        find_forward(find_device("l4"), small, SHIPPED, tensor_parallel=2)
+    command = "rooftree calibrate vllm --target openai/gpt-oss-20b --tensor-parallel-size 2"
+    assert f"`{command}`" in missing.value.hint
+    pytest.importorskip("aiconfigurator_core")
+    with pytest.raises(InputError, match="experts are composed on one device only"):
+        find_forward(find_device("b200"), small, SHIPPED, tensor_parallel=2)
 
 
 def test_composing_a_device_without_tables_names_the_nearest_with_them():
@@ -111,19 +110,19 @@ def test_composing_a_device_without_tables_names_the_nearest_with_them():
     )
 
 
-@pytest.mark.parametrize("device", ["b200", "t4"])
-def test_compose_is_named_only_where_it_has_the_experts(device, tmp_path):
+def test_a_mixture_is_composed_only_where_its_experts_were_measured(tmp_path):
     pytest.importorskip("aiconfigurator_core")
-    hints = {}
-    for name in ("openai/gpt-oss-20b", "mistralai/Mixtral-8x7B-v0.1"):
-        with pytest.raises(ProfileError) as missing:
-            find_forward(find_device(device), find_target(name), ProfileStore([tmp_path]))
-        hints[name] = missing.value.hint
-    assert "compose" not in hints["openai/gpt-oss-20b"]
-    assert "rooftree calibrate" in hints["openai/gpt-oss-20b"]
-    command = re.search(r"rooftree compose --device (\S+) --target (\S+)`", hints[name])
-    assert command is not None and command[2] == name
-    named = find_device(command[1])
-    architecture = find_target(name).architecture
-    tables = load_published(named, experts=True)
-    assert tables.expert_table(architecture).tokens.size  # what `rooftree compose` looks up
+    mixtral, small = (find_target(n) for n in ("Mixtral-8x7B-v0.1", "openai/gpt-oss-20b"))
+    b200, t4, empty = find_device("b200"), find_device("t4"), ProfileStore([tmp_path])
+    assert find_forward(b200, mixtral, empty).origin.kind == "composed"
+    with pytest.raises(InputError, match="have no experts of 2880 x 2880, 4 of 32"):
+        find_forward(b200, small, empty)
+    with pytest.raises(ProfileError) as missing:
+        find_forward(t4, mixtral, empty)
+    command = re.search(r"rooftree compose --device (\S+) --target (\S+)`", missing.value.hint)
+    assert command is not None and command[2] == mixtral.name
+    tables = load_published(find_device(command[1]), experts=True)
+    assert tables.expert_table(mixtral.architecture).tokens.size  # what `compose` looks up
+    with pytest.raises(ProfileError) as missing:
+        find_forward(t4, small, empty)
+    assert "compose" not in missing.value.hint and "rooftree calibrate" in missing.value.hint

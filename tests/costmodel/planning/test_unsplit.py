@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from costmodel.catalog import find_device, find_target
-from costmodel.compose.unsplit import leaves_keys_unsplit, unsplit_attention_s
 from costmodel.io import shipped_directory
-from costmodel.planning.forwards import ProfileForward
+from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import PlanRequest
 from costmodel.planning.search import plan
-from costmodel.planning.sources import find_forward, forward_of_profile
+from costmodel.planning.sources import find_forward
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
@@ -24,37 +23,37 @@ LLAMA = find_target("Llama-3.1-8B-Instruct")
 FILE = "llama-3.1-8b-instruct.bfloat16.kernels.tp1.yaml"
 
 
+def shipped(device: str) -> Profile:
+    return Profile.from_yaml(shipped_directory() / device / FILE)
+
+
 @pytest.mark.parametrize(
     ("engine", "gpu", "unsplit"),
     [
         ("vllm", "a100-sxm-80gb", True), ("vllm", "rtx-a6000", True), ("vllm", "l40s", True),
         ("vllm", "rtx-pro-6000-server", True), ("vllm", "h100-sxm", False), ("vllm", "b200", False),
         ("sglang", "a100-sxm-80gb", False), ("rooftree", "a100-sxm-80gb", False),
-        ("vllm", "mi300x", False),
     ],
 )  # fmt: skip
 def test_which_engines_leave_keys_unsplit(engine, gpu, unsplit):
-    assert leaves_keys_unsplit(engine, find_device(gpu)) is unsplit
-    assert not leaves_keys_unsplit(engine, find_device(gpu), "fp8")
-    assert not leaves_keys_unsplit(engine, None)
+    profile = shipped(gpu)
+    assert TargetForward(profile, engine).unsplit is unsplit
+    for change in ({"cache_bytes": 1.0}, {"kind": "vllm"}):  # another kernel; measured in vLLM
+        runtime = profile.runtime.model_copy(update=change)
+        changed = profile.model_copy(update={"runtime": runtime})
+        assert not TargetForward(changed, engine).unsplit
 
 
 def test_the_time_by_hand():
     """32 layers x 8192 keys; 32 heads are 32 tiles, one wave of 108 processors.
 
-    A key of a tile: 4 x 64 x 128 FLOPs at 0.48 of 312 / 108 TFLOP/s.
+    A key of a tile: 4 x 64 x 128 FLOPs at 0.48 of 312 / 108 TFLOP/s. Four sequences are 128 tiles,
+    two waves.
     """
-    a100 = find_device("a100-sxm-80gb")
     key_s = 4 * 64 * 128 / (0.48 * 312e12 / 108)
-    one = unsplit_attention_s(a100, LLAMA.architecture, (1, 8192, 4))
-    assert one == pytest.approx(32 * 8192 * key_s)
-    # Four sequences are 128 tiles, two waves; on two devices again one.
-    many = unsplit_attention_s(a100, LLAMA.architecture, (4, 8192, 4))
-    assert many == pytest.approx(2 * one)
-    assert unsplit_attention_s(a100, LLAMA.architecture, (4, 8192, 4), 2) == pytest.approx(one)
-    windowed = dataclasses.replace(LLAMA.architecture, sliding_window=1024, full_layers=8)
-    expected = (8 * 8192 + 24 * 1024) * key_s
-    assert unsplit_attention_s(a100, windowed, (1, 8192, 4)) == pytest.approx(expected)
+    forward = TargetForward(shipped("a100-sxm-80gb"), "vllm")
+    assert forward.decode(1, 8192, 4).attention == pytest.approx(32 * 8192 * key_s)
+    assert forward.decode(4, 8192, 4).attention == pytest.approx(2 * 32 * 8192 * key_s)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +61,8 @@ def test_the_time_by_hand():
 )
 def test_it_is_what_was_measured_under_vllm(shared_data, device, name):
     """Forwards of 16 to 64 rows; in the form that splits keys they are planned 46 % too short."""
-    profile = Profile.from_yaml(shipped_directory() / device / FILE)
-    forward = ProfileForward(profile=profile, unsplit=True)
+    profile = shipped(device)
+    forward = TargetForward(profile, "vllm")
     errors = {}
     path = shared_data / "forward_latency" / f"{name}_llama-3.1-8b_tp1.csv"
     with path.open(encoding="utf-8", newline="") as stream:
@@ -87,9 +86,6 @@ def test_a_chain_over_a_long_context_costs_more_under_vllm():
     assert vllm.decode(1, 16384, 8).total > 1.4 * decoder.decode(1, 16384, 8).total
     assert vllm.decode(1, 16384, 1) == decoder.decode(1, 16384, 1)
     assert vllm.decode(1, 64, 8).total == pytest.approx(decoder.decode(1, 64, 8).total, rel=0.01)
-    path = shipped_directory() / "a100-sxm-80gb" / FILE
-    assert forward_of_profile(path, LLAMA, "vllm").unsplit
-    assert not forward_of_profile(path, LLAMA, "rooftree").unsplit
 
 
 def test_the_plan_says_so_and_plans_trees_with_the_decoders_own_attention():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from costmodel.errors import InputError
-from costmodel.imports.csv_points import read_points
+from costmodel.imports.readers import read_points
 from profiler.cli import run
 
 KNOWN = ["--device", "rtx-a6000", "--target", "Llama-3.1-8B-Instruct"]

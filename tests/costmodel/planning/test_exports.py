@@ -6,18 +6,29 @@ import dataclasses
 import json
 import re
 
+import numpy as np
 import pytest
 
 from costmodel.catalog import load_targets
-from costmodel.compose.serving_tables import Precision
 from costmodel.errors import InputError
 from costmodel.planning.drafting import Drafting
-from costmodel.planning.exports.settings import batch_table, checkpoint_of, export_plan, served_name
-from costmodel.planning.request import PlanRequest, ServingPolicy
+from costmodel.planning.exports import (
+    batch_table,
+    checkpoint_of,
+    doubling,
+    export_plan,
+    served_name,
+    step_s,
+    steps_table,
+    sum_table,
+)
+from costmodel.planning.forwards import ForwardSeconds, TargetForward
+from costmodel.planning.request import PlanRequest, Precision, ServingPolicy
 from costmodel.planning.result import Option, Plan
-from costmodel.planning.servers import OperatingPoint
-from costmodel.planning.sizing import Interval, Sizing
+from costmodel.planning.search import make_server
+from costmodel.planning.servers import Interval, OperatingPoint, Sizing
 from costmodel.planning.traffic import Traffic
+from costmodel.profile.lookup import named_profile
 
 QWEN = "Qwen/Qwen3-8B"
 ONE = Interval(value=1.0, low=1.0, high=1.0)
@@ -225,3 +236,61 @@ def test_targets_without_a_published_drafter_say_what_is_needed():
 def test_other_engines_are_refused():
     with pytest.raises(InputError, match="no export"):
         export_plan(made(), "ollama")
+
+
+# SGLang's DSpark tables: read as SGLang reads them, they give the server's own steps.
+TRAFFIC = Traffic(prompt_tokens=1000, output_tokens=400)
+
+
+@pytest.fixture(scope="module")
+def server():
+    forward = TargetForward(named_profile("h100-sxm/qwen3-8b")[1])
+    request = PlanRequest(
+        target="Qwen/Qwen3-8B", gpus=("h100-sxm",), traffic=TRAFFIC, rate=1.0, engine="sglang"
+    )
+    return make_server(request, forward, None)
+
+
+def test_the_sum_gives_the_servers_steps(server):
+    table = sum_table(server, TRAFFIC, most_running=64, drafted=7)
+    values = table.values
+    assert values["bias_seconds"] > 0 and values["alpha_seconds"][0] == 0
+    errors = []
+    for running in (1, 2, 4, 8, 64):
+        for rows in (1, 2, 4, 8):
+            read_s = (
+                values["bias_seconds"]
+                + np.interp(running, values["bs_probes"], values["alpha_seconds"])
+                + np.interp(running * rows, values["m_probes"], values["theta_seconds"])
+            )
+            errors.append(abs(read_s / step_s(server, TRAFFIC, running, rows) - 1))
+    assert max(errors) <= table.worst_error + 1e-4 and table.worst_error < 0.05
+
+
+def test_steps_a_second_are_those_of_whole_drafts(server):
+    table = steps_table(server, TRAFFIC, most_running=6, drafted=3)
+    assert table.values["sample_batch_tokens"] == [4, 8, 16, 24]
+    assert table.values["max_batch_tokens"] == 24
+    rates = [1 / step_s(server, TRAFFIC, running, 4) for running in (1, 2, 4, 6)]
+    assert table.values["sample_steps_per_sec"] == pytest.approx(rates, rel=1e-5)
+
+
+def test_a_step_holds_the_draft_and_no_prompts(server):
+    alone = step_s(server, TRAFFIC, 4, 1)
+    # The same context, and prompts all the time.
+    long = Traffic(prompt_tokens=1199, output_tokens=2)
+    assert step_s(server, long, 4, 1) == pytest.approx(alone)
+
+    class Slow:
+        name, label, layers, host_s = "slow", "slow", 0, 0.5
+
+        def draft_s(self, forward, batch, context, tokens):
+            return ForwardSeconds()
+
+    drafting = dataclasses.replace(server, drafter=Slow())
+    assert step_s(drafting, TRAFFIC, 4, 1) > 1.9
+
+
+@pytest.mark.parametrize(("most", "expected"), [(1, [1]), (8, [1, 2, 4, 8]), (6, [1, 2, 4, 6])])
+def test_probes_double_to_the_last(most, expected):
+    assert doubling(most) == expected

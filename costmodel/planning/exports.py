@@ -7,33 +7,50 @@ Names of options are those of the engines' own sources:
   (v1/spec_decode/dynamic/utils.py; not with data parallelism).
 - SGLang 0.5.23: DFLASH has one size for all batches, `--speculative-num-draft-tokens`, the rows of
   a verification. EAGLE3 takes `--speculative-adaptive-config`, the sizes from each batch on
-  (speculative/adaptive_spec_params.py; top-k 1). DSPARK takes a table of costs (`step_tables`).
+  (speculative/adaptive_spec_params.py; top-k 1). DSPARK takes a table of costs (below).
 - TensorRT-LLM 1.2: `draft_len_schedule`, by batch (llmapi/llm_args.py). A length holds from its
   batch on in 1.2, and up to its batch in later sources; both ends of each range are written, so
   that both readings are the same.
 - transformers: this project's decoder, which chooses the tree at each step from a profile.
 
 All but the last verify chains only. A plan is exported to the engine that it was made for.
+
+DSpark verifies as many drafted tokens as pay by this table. Two schemas (SGLang 0.5.23,
+speculative/dspark_components/dspark_sps.py):
+
+- steps: `sample_steps_per_sec` at `sample_batch_tokens` rows, each request with a whole draft, as
+  SGLang's own profiler measures it; read as a staircase;
+- sum: `bias_seconds` + alpha(requests) + theta(rows), both linear between probes. The sum is fitted
+  to the server's steps in least squares of relative errors.
+
+A step is draft, verification, acceptance and the engine's work on the host, without prompts.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from costmodel.catalog import find_target, resolve_target
-from costmodel.compose.serving_tables import Precision
 from costmodel.errors import InputError
 from costmodel.planning.acceptance import BLOCK_GAMMA
+from costmodel.planning.batching import Cycle, cycle_work
 from costmodel.planning.drafting import CHECKPOINTS, drafter_kind
-from costmodel.planning.exports.step_tables import StepTable, steps_table, sum_table
 from costmodel.planning.forwards import TargetForward
-from costmodel.planning.request import PlanRequest, ServingPolicy
+from costmodel.planning.request import PlanRequest, Precision, ServingPolicy
 from costmodel.planning.result import Option, Plan
-from costmodel.planning.search import forward_for, make_server
-from costmodel.planning.servers import OperatingPoint
+from costmodel.planning.search import make_server
+from costmodel.planning.servers import OperatingPoint, Server
+from costmodel.planning.sources import forward_for
+from costmodel.planning.traffic import Traffic
 from costmodel.profile.store import ProfileStore
+
+Array = NDArray[np.float64]
 
 # The engine that a plan must be made for, by the name of its export.
 PLANNED_FOR = {
@@ -55,6 +72,7 @@ VERSIONS = {
 _NO_DRAFTER = "PATH_OF_A_DFLASH_DRAFTER"
 # Longest n-gram that is looked up, as in vLLM's own example.
 _NGRAM = 4
+_LEAST_BIAS_S = 1e-9
 
 
 def export_plan(plan: Plan, engine: str, forward: TargetForward | None = None) -> str:
@@ -373,3 +391,84 @@ def _nothing(request: PlanRequest) -> str:
     if request.acceptance is None:
         return "there is no acceptance data"
     return "the plan drafts nothing at this load"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepTable:
+    """A table as the engine reads it, and the largest error of the sum that it is (0: none)."""
+
+    values: dict[str, Any]
+    worst_error: float = 0.0
+
+
+def steps_table(server: Server, traffic: Traffic, *, most_running: int, drafted: int) -> StepTable:
+    """Steps per second by rows, with `drafted` tokens for each of 1 to `most_running` requests."""
+    batches = doubling(most_running)
+    rates = [1 / step_s(server, traffic, batch, drafted + 1) for batch in batches]
+    rows = [batch * (drafted + 1) for batch in batches]
+    return StepTable(
+        values={
+            "sample_batch_tokens": rows,
+            "sample_steps_per_sec": [float(f"{rate:.6g}") for rate in rates],
+            "max_batch_tokens": rows[-1],
+        }
+    )
+
+
+def sum_table(server: Server, traffic: Traffic, *, most_running: int, drafted: int) -> StepTable:
+    """The sum over requests and rows that fits the server's steps best."""
+    batches, widths = doubling(most_running), doubling(drafted + 1)
+    shapes = [(batch, rows) for batch in batches for rows in widths]
+    seconds = np.array([step_s(server, traffic, batch, rows) for batch, rows in shapes])
+    probes = sorted({batch * rows for batch, rows in shapes})
+    parts = _indicators(shapes, batches, probes)
+    solved = np.linalg.lstsq(parts / seconds[:, None], np.ones(len(seconds)), rcond=None)[0]
+    alpha_s, theta_s = solved[: len(batches)], solved[len(batches) :]
+    # The common part is the step of one row, so that both terms begin at 0.
+    bias_s = max(float(alpha_s[0] + theta_s[0]), _LEAST_BIAS_S)
+    worst = float(np.max(np.abs(parts @ solved / seconds - 1)))
+    return StepTable(
+        values={
+            "bias_seconds": float(f"{bias_s:.6g}"),
+            "bs_probes": batches,
+            "alpha_seconds": [float(f"{value:.6g}") for value in alpha_s - alpha_s[0]],
+            "m_probes": probes,
+            "theta_seconds": [float(f"{value:.6g}") for value in theta_s - theta_s[0]],
+        },
+        worst_error=worst,
+    )
+
+
+def step_s(server: Server, traffic: Traffic, running: int, rows: int) -> float:
+    """Seconds of one step of `running` requests with `rows` rows each, without prompts.
+
+    The draft is made in every step: DSpark decides after it how much to verify.
+    """
+    cycle, drafter = Cycle(), server.drafter
+    if drafter is not None:
+        context = traffic.prompt_tokens + traffic.output_tokens / 2
+        cycle = Cycle(
+            draft=drafter.draft_s(server.forward, running, context, rows - 1),
+            draft_layers=drafter.layers,
+            draft_host_s=running * drafter.host_s,
+        )
+    cycle = dataclasses.replace(
+        cycle, nodes=rows - 1, tree_host_s=running * server.tree_s("chain", rows - 1)
+    )
+    work = cycle_work(server.forward, server.rules, traffic, running, cycle)
+    work = dataclasses.replace(work, prompts_s=0.0, prompt_steps=0.0)
+    return server.overheads.time_per_token_s(work, overlaps_host=server.rules.overlaps_host)
+
+
+def doubling(most: int) -> list[int]:
+    """1, 2, 4, ... and `most`."""
+    return sorted({most, *(2**power for power in range(most.bit_length()))})
+
+
+def _indicators(shapes: list[tuple[int, int]], batches: list[int], probes: list[int]) -> Array:
+    """For each shape a 1 in the column of its requests and in that of its rows."""
+    parts = np.zeros((len(shapes), len(batches) + len(probes)))
+    for row, (batch, rows) in enumerate(shapes):
+        parts[row, batches.index(batch)] = 1.0
+        parts[row, len(batches) + probes.index(batch * rows)] = 1.0
+    return parts

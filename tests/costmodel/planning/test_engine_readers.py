@@ -18,8 +18,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from costmodel.planning.exports.settings import PLANNED_FOR, export_plan
-from costmodel.planning.forwards import ProfileForward
+from costmodel.planning.exports import PLANNED_FOR, export_plan
+from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import PlanRequest
 from costmodel.planning.search import plan_profile
 from costmodel.planning.traffic import Traffic
@@ -65,7 +65,7 @@ def exported(engine: str, drafter: str = "dflash", **options) -> tuple[str, dict
     result = plan_profile(request, profile, 8)
     best = result.best
     assert best is not None
-    text = export_plan(result, engine, ProfileForward(profile=profile))
+    text = export_plan(result, engine, TargetForward(profile))
     return text, {point.running: point.nodes for point in best.points}
 
 

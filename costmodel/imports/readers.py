@@ -1,0 +1,268 @@
+"""Readers of other tools' files of forward times: CSV tables, llama-bench, SGLang's DSpark tables.
+
+`llama-bench -o jsonl` (llama.cpp): a line is one test. `-p` tests are one forward of `n_prompt`
+rows on `n_depth` cached tokens, `-n` tests are `n_gen` plain steps. Times are in nanoseconds.
+
+DSpark tables (SGLang 0.5.23, --speculative-dspark-sps-table-path): steps per second by the rows of
+a step (`sample_batch_tokens`, `sample_steps_per_sec`), or seconds as a sum, `bias_seconds` plus
+alpha(requests) plus theta(rows), both linear between their probes. Neither says the context.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from costmodel.calibration.points import Points
+from costmodel.catalog import slugify
+from costmodel.errors import InputError, shown
+from costmodel.imports.table import ImportedTable, Record, ShapeTimes, WeightFormat
+from costmodel.io import MAX_TABLE_BYTES, json_lines, read_bytes, read_json, read_table
+
+_TIMES = {
+    "seconds": 1.0,
+    "milliseconds": 1e-3,
+    "microseconds": 1e-6,
+    "forward_s": 1.0,
+    "forward_ms": 1e-3,
+    "forward_us": 1e-6,
+}
+_UNITS = {"_s": 1.0, "_ms": 1e-3, "_us": 1e-6}
+_CSV_HINT = "Give a CSV with the columns new_tokens, context_tokens and seconds or microseconds"
+
+
+def read_csv(path: Path, context: int | None = None) -> ImportedTable:
+    """`read_points`, as a table of a tool that the file does not name."""
+    return ImportedTable(
+        points=read_points(path),
+        tool="CSV table",
+        version=None,
+        runtime="kernels",
+        lacks=("host time, as far as the table leaves it out",),
+    )
+
+
+def read_points(path: Path) -> Points:
+    """Points from a CSV with `new_tokens`, `context_tokens`, a time, and optionally `batch`.
+
+    Rows with an empty time are left out; repeats of a shape are averaged. The time is the column
+    `seconds`, `milliseconds`, `microseconds` or `forward_(s|ms|us)`, else the only column whose
+    name ends in a unit. Raises InputError with the line and the problem.
+    """
+    try:
+        return _parse(csv.DictReader(read_table(path)), path)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path} is not a CSV table ({error})", hint=_CSV_HINT) from None
+
+
+def _parse(table: csv.DictReader[str], path: Path) -> Points:
+    names = {(name or "").strip().lower(): name for name in table.fieldnames or ()}
+    missing = [name for name in ("new_tokens", "context_tokens") if name not in names]
+    if missing:
+        raise InputError(f"{path} has no column {' and no column '.join(missing)}", hint=_CSV_HINT)
+    time, unit = _time_column(names, path)
+    times = ShapeTimes(path, hint=_CSV_HINT)
+    empty = True
+    for row in table:
+        cell = (row.get(names[time]) or "").strip()
+        if not cell:
+            continue
+        at, empty = f"{path}, line {table.line_num}", False
+        shape = (
+            _whole(row, names, "new_tokens", 1, at),
+            _whole(row, names, "context_tokens", 0, at),
+            _whole(row, names, "batch", 1, at) if "batch" in names else 1,
+        )
+        times.add(shape, _seconds(cell, names[time], unit, at))
+    if empty:
+        raise InputError(
+            f"{path} has no rows with a time in the column {names[time]}", hint=_CSV_HINT
+        )
+    return times.points()
+
+
+def _time_column(names: dict[str, str], path: Path) -> tuple[str, float]:
+    for name, unit in _TIMES.items():
+        if name in names:
+            return name, unit
+    times = [(n, unit) for n in names for end, unit in _UNITS.items() if n.endswith(end)]
+    if len(times) == 1:
+        return times[0]
+    problem = "no column of times" if not times else "several columns of times: "
+    raise InputError(f"{path} has {problem}{', '.join(name for name, _ in times)}", hint=_CSV_HINT)
+
+
+def _whole(row: dict[str, str], names: dict[str, str], name: str, least: int, at: str) -> int:
+    cell = (row.get(names[name]) or "").strip()
+    try:
+        value = float(cell)
+    except ValueError:
+        raise InputError(f"{at}: {name} must be a whole number (is {cell!r})") from None
+    if not math.isfinite(value) or value != int(value) or not least <= value < 1e9:
+        raise InputError(f"{at}: {name} must be a whole number of {least} or more (is {cell})")
+    return int(value)
+
+
+def _seconds(cell: str, name: str, unit: float, at: str) -> float:
+    try:
+        value = float(cell)
+    except ValueError:
+        raise InputError(f"{at}: {name} must be a number (is {cell!r})") from None
+    if not math.isfinite(value) or value <= 0:
+        raise InputError(f"{at}: {name} must be a finite number above 0 (is {cell})")
+    return value * unit
+
+
+_LLAMA_HINT = "Write it with `llama-bench -p 1,2,4,8,16 -n 0 -d 256,1024 -o jsonl`"
+# One profile is of one build, model and setting.
+_SETTINGS = (
+    "build_commit", "cpu_info", "gpu_info", "backends", "model_filename", "model_type",
+    "n_threads", "type_k", "type_v", "n_gpu_layers", "n_cpu_moe", "split_mode", "flash_attn",
+)  # fmt: skip
+_PLAIN_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def read_llama_bench(path: Path, context: int | None = None) -> ImportedTable:
+    """All tests of one setting. Raises InputError."""
+    raw = read_bytes(path, InputError, most_bytes=MAX_TABLE_BYTES)
+    records = [
+        Record(value, f"{path}, line {number}", hint=_LLAMA_HINT)
+        for number, value in json_lines(path, raw, hint=_LLAMA_HINT)
+    ]
+    if not records:
+        raise InputError(f"{path} is empty", hint=_LLAMA_HINT)
+    first, times = records[0], ShapeTimes(path, hint=_LLAMA_HINT)
+    for record in records:
+        for name in _SETTINGS:
+            if record.fields.get(name) != first.fields.get(name):
+                raise InputError(
+                    f"{record.at}: {name} is {shown(record.fields.get(name))}, but"
+                    f" {shown(first.fields.get(name))} before: a profile is of one setting",
+                    hint="Keep the lines of one setting in a file",
+                )
+        _add_test(times, record)
+    on_gpu = first.text("backends") != "CPU"
+    return ImportedTable(
+        points=times.points(),
+        tool="llama-bench",
+        version=_build(first),
+        runtime="external",
+        lacks=("the LM head of all rows but the last",),
+        left_out=times.left_out,
+        weights=_weights(first),
+        processor=first.text("gpu_info" if on_gpu else "cpu_info"),
+        threads=None if on_gpu else first.whole("n_threads", 1),
+        parameters=first.whole("model_n_params", 1),
+        model=Path(first.text("model_filename")).name,
+    )
+
+
+def _build(record: Record) -> str | None:
+    """The build; None for one that was made outside of a checkout, which does not know its own."""
+    commit, number = record.text("build_commit"), record.whole("build_number")
+    return None if commit == "unknown" else f"llama.cpp {commit} ({number})"
+
+
+def _add_test(times: ShapeTimes, record: Record) -> None:
+    rows, steps, depth = (record.whole(name) for name in ("n_prompt", "n_gen", "n_depth"))
+    if (rows > 0) == (steps > 0):
+        times.leave_out("of a prompt and its answer together")
+        return
+    if rows > min(record.whole("n_batch", 1), record.whole("n_ubatch", 1)):
+        times.leave_out("of more rows than one forward holds (n_batch, n_ubatch)")
+        return
+    samples = record.numbers("samples_ns") if "samples_ns" in record.fields else []
+    whole_s = (median(samples) if samples else record.positive("avg_ns")) * 1e-9
+    count = max(steps, 1)
+    times.add(
+        (max(rows, 1), depth + (count - 1) // 2, 1),
+        whole_s / count,
+        samples_s=[sample * 1e-9 / count for sample in samples],
+    )
+
+
+def _weights(record: Record) -> WeightFormat:
+    """From the model's type, such as `llama 8B BF16` or `qwen3 8B Q4_K - Medium`."""
+    kind = record.text("model_type")
+    plain = re.search(r"\b(BF16|F16|F32)$", kind)
+    if plain is not None:
+        return WeightFormat(dtype=_PLAIN_DTYPES[plain[1]])  # type: ignore[arg-type]
+    mean_bytes = record.whole("model_size", 1) / record.whole("model_n_params", 1)
+    name = slugify(kind.split(" ", 2)[-1])
+    return WeightFormat(dtype="float16", quantization=name, weight_bytes=mean_bytes)
+
+
+_DSPARK_HINT = "Give the file that --speculative-dspark-sps-table-path takes"
+# Rows of one request in the points that are read off a sum.
+_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 24, 32)
+
+
+def read_dspark(path: Path, context: int | None = None) -> ImportedTable:
+    """A table of either schema, measured over `context` cached tokens. Raises InputError."""
+    table = Record(read_json(path, hint=_DSPARK_HINT), str(path), hint=_DSPARK_HINT)
+    if context is None:
+        raise InputError(
+            f"{path} does not say how many tokens were cached",
+            hint="Give --context, the tokens of each request while it was profiled",
+        )
+    times = ShapeTimes(path, hint=_DSPARK_HINT)
+    added = "bias_seconds" in table.fields
+    for rows, batch, seconds in _sums(table) if added else _steps(table):
+        times.add((rows, context, batch), seconds)
+    how = "a sum over requests and rows" if added else "by rows alone, counted as one sequence"
+    return ImportedTable(
+        points=times.points(),
+        tool="SGLang DSpark table",
+        version=None,
+        runtime="external",
+        lacks=(
+            f"any context but {context} (as told)",
+            "the draft, host time and acceptance apart: each step includes them",
+        ),
+        left_out=times.left_out,
+        model=how,
+    )
+
+
+def _steps(table: Record) -> Iterator[tuple[int, int, float]]:
+    rows, rates = table.wholes("sample_batch_tokens"), table.numbers("sample_steps_per_sec")
+    _same_length(table, rows, rates, "sample_batch_tokens and sample_steps_per_sec")
+    table.whole("max_batch_tokens", rows[-1])
+    yield from ((count, 1, 1 / rate) for count, rate in zip(rows, rates, strict=True))
+
+
+def _sums(table: Record) -> Iterator[tuple[int, int, float]]:
+    """Seconds by (rows, batch) where both functions were probed."""
+    bias_s = table.positive("bias_seconds")
+    # The tool rounds tokens to multiples of 64, few ones to 0.
+    requests, rows = table.wholes("bs_probes"), table.wholes("m_probes", 0)
+    alpha_s, theta_s = _terms(table, "alpha_seconds"), _terms(table, "theta_seconds")
+    _same_length(table, requests, alpha_s, "bs_probes and alpha_seconds")
+    _same_length(table, rows, theta_s, "m_probes and theta_seconds")
+    for batch, part_s in zip(requests, alpha_s, strict=True):
+        for each in _ROWS:
+            if rows[0] <= batch * each <= rows[-1]:
+                yield each, batch, bias_s + part_s + float(np.interp(batch * each, rows, theta_s))
+
+
+def _terms(table: Record, name: str) -> list[float]:
+    """Terms of a sum, which may be 0 or below."""
+    values = table.get(name)
+    if not isinstance(values, list) or not all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in values
+    ):
+        raise InputError(f"{table.at} {name} must be a list of numbers", hint=_DSPARK_HINT)
+    return [float(value) for value in values]
+
+
+def _same_length(table: Record, one: list[int], other: list[float], names: str) -> None:
+    if len(one) != len(other):
+        raise InputError(
+            f"{table.at}: {names} have {len(one)} and {len(other)} numbers", hint=_DSPARK_HINT
+        )
