@@ -4,7 +4,7 @@
 
 The measurements are `systems/silicon_sample.csv` of aiconfigurator-core (NVIDIA, Apache-2.0):
 Llama-3.1-8B, Qwen3-32B and Llama-3.1-70B on H100, H200 and B200, aggregated serving. Kernel times
-come from profiles composed of that package's operator tables. For each pair of a GPU and a model the
+come from profiles composed of its operator tables. For each pair of a GPU and a model the
 overheads are fitted on all other pairs, never on rows of the pair that is scored. NVIDIA's own
 planner is scored on the same rows from `lab/studies/results/nvidia_planner.json`.
 """

@@ -100,7 +100,7 @@ def print_targets(entries: Sequence[TargetEntry]) -> None:
     print_table(("target", "kind", "size", "active", "cache", "plan"), rows)
     click.echo(
         "size and active: billions of parameters; cache: kB of a token in bfloat16.\n"
-        "plan: `no` without a measured profile: operator tables lack its latent attention.\n"
+        "plan: `no` unless measured: no operator tables of latent attention are read.\n"
         "Any hub id or config.json works too; `rooftree targets NAME` shows one."
     )
 
