@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM
 
 from costmodel.errors import InputError
 from costmodel.profile.profile import Profile
@@ -18,15 +17,13 @@ from decoder.model.loading import load_model
 from decoder.model.target import Step, Target, make_target
 from decoder.profiling.probe import quick_profile
 from decoder.profiling.startup import ProfileChoice
-from decoder.tree.draft_tree import DraftTree
 from lab.bench.arms.builder import ArmBuilder, DecoderChoice
 from lab.bench.arms.choice import ArmChoice, plan_arms
-from lab.bench.arms.given_text import PlainTexts
-from lab.bench.arms.peers import PeerArm, share_weights, tie_weights
+from lab.bench.arms.peers import PeerArm, share_weights
 from lab.bench.arms.tree_decoder import TreeArm
 from lab.bench.environment import bandwidth_limit
 from lab.bench.record import Arm
-from tests.decoder.models import greedy, round_of
+from tests.decoder.models import greedy
 from tests.tiny_folder import isolate, write_all
 
 IDS = [5, 7, 5, 7, 5, 7, 9]
@@ -83,48 +80,10 @@ class TestPeers:
         assert plain.generate(IDS, max_new_tokens=NEW_TOKENS).token_ids == expected
         assert tokens_of(self.peer(model, prompt_lookup_num_tokens=10)) == expected
 
-    def test_fused_layers_leave_one_copy_of_the_weights(self, folder: Path, expected) -> None:
-        own = loaded(folder)
-        model = share_weights(own.model, frozenset())
-        make_target(own, fused=True, runtime="eager")
-        theirs = dict(model.named_parameters())
-        moved = [n for n, w in own.model.named_parameters() if w is not theirs[n]]
-        assert moved  # the layers have joined theirs
-        tie_weights(model, own.model)
-        theirs = dict(model.named_parameters())
-        assert all(weight is theirs[name] for name, weight in own.model.named_parameters())
-        assert tokens_of(self.peer(model)) == expected
-
-    def test_peers_keep_their_weights_where_ours_are_packed(self, folder: Path, expected) -> None:
-        own = loaded(folder)
-        model = share_weights(own.model, frozenset())
-        target = make_target(own)
-        tie_weights(model, own.model)
-        assert target.runtime.kind == "packed"
-        assert tokens_of(self.peer(model)) == expected
-
-    def test_no_default_of_a_generation_config_stays(self, folder: Path, expected) -> None:
-        own = loaded(folder)
-        own.model.generation_config = GenerationConfig(repetition_penalty=5.0, do_sample=True)
-        assert tokens_of(self.peer(share_weights(own.model, frozenset()))) == expected
-
-    def test_it_ends_where_ours_ends(self, folder: Path, expected) -> None:
-        model = share_weights(loaded(folder).model, frozenset([expected[6]]))
-        first = expected.index(expected[6])
-        assert tokens_of(self.peer(model)) == expected[: first + 1]
-
     def test_assisted_by_another_model(self, folder: Path, expected) -> None:
         model = share_weights(loaded(folder).model, frozenset())
         other = loaded(folder).model
         assert tokens_of(self.peer(model, assistant_model=other))[:NEW_TOKENS] == expected
-
-    def test_draws_come_from_the_seed_alone(self, folder: Path) -> None:
-        peer = self.peer(share_weights(loaded(folder).model, frozenset()), temperature=1.0)
-        state = torch.get_rng_state()
-        first = tokens_of(peer, seed=3)
-        assert torch.equal(torch.get_rng_state(), state)
-        torch.manual_seed(11)
-        assert tokens_of(peer, seed=3) == first != tokens_of(peer, seed=4)
 
 
 class TestTreeArm:
@@ -169,11 +128,6 @@ class TestTreeArm:
             bias = ratio if first else 0.9 * bias + 0.1 * ratio
             context, first = context + found.accepted[index] + 1, False
         assert found.count > 3
-
-    def test_draws_come_from_the_seed_alone(self, folder: Path) -> None:
-        runner = self.runner(folder, "fixed:6", temperature=1.0)
-        first, again, other = (tokens_of(runner, seed=seed) for seed in (3, 3, 4))
-        assert first == again != other
 
     def test_the_limit_is_the_sum_of_plain_steps(self, folder: Path) -> None:
         decoder = TreeDecoder(make_target(loaded(folder)), policy="bastion")
@@ -251,44 +205,6 @@ class TestBuilder:
         assert len({id(decoder.target.model) for decoder in own}) == 1
         assert own[1].drafter.second is own[2].drafter.second
 
-    def test_the_text_of_all_is_decoded_once_for_each_length(self, folder: Path, expected) -> None:
-        decoder = TreeDecoder(make_target(loaded(folder)), policy="plain")
-        texts = PlainTexts(decoder)
-        found = texts.behind(IDS, NEW_TOKENS)
-        assert found == [*IDS, *expected]
-        assert texts.behind(tuple(IDS), NEW_TOKENS) is found
-        assert texts.behind(IDS, 5) == [*IDS, *expected[:5]]
-
-    def test_dynatree_without_history_stays_as_it_is(self, folder: Path) -> None:
-        choice = DecoderChoice(profile=ProfileChoice(calibrate=False))
-        builder = ArmBuilder(loaded(folder), {"ngram": "ngram"}, choice)
-        arms = plan_arms(ArmChoice(studies=("dynatree",), peers=()))
-        own = {one.arm.name: one for one in builder.runners(arms)}
-        for name, still in (("dynatree[no-history]+ngram", True), ("dynatree+ngram", False)):
-            policy = own[name]._decoder.policy
-            before = policy.growth
-            for _ in range(40):
-                policy.observe(round_of(_chain(5), [1, 2, 3, 4, 5]))
-                policy.ended(0)
-            assert (policy.growth == before) is still
-
-    def test_n_gram_drafters_are_an_arm_s_own(self, folder: Path) -> None:
-        builder = ArmBuilder(loaded(folder), {"ngram": "ngram"}, DecoderChoice())
-        arms = plan_arms(ArmChoice(policies=("chain", "fixed:3"), peers=()))
-        drafters = [one._decoder.drafter for one in builder.runners(arms)]
-        assert len({id(drafter) for drafter in drafters}) == 3
-
-    def test_so_is_what_is_learnt_of_two_drafters_but_not_their_weights(self, folder: Path) -> None:
-        both = f"ngram+{folder}"
-        builder = ArmBuilder(loaded(folder), {both: "ngram+tiny"}, DecoderChoice())
-        arms = plan_arms(ArmChoice(policies=("chain", "fixed:3"), drafters=(both,), peers=()))
-        chain, fixed = (
-            one._decoder.drafter for one in builder.runners(arms) if one.arm.drafter is not None
-        )
-        for learnt in ("statistics", "gate", "first"):
-            assert getattr(chain, learnt) is not getattr(fixed, learnt)
-        assert chain.second is fixed.second
-
     @pytest.mark.parametrize("home", ["kept", "not written", "bare"])
     def test_device_and_drafters_are_timed_at_most_once(
         self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
@@ -328,11 +244,6 @@ class TestBuilder:
         assert [len(profile.drafters) for profile in kept] == ([3] if home == "kept" else [])
 
 
-def _chain(nodes: int) -> DraftTree:
-    rows = np.arange(nodes)
-    return DraftTree(rows, rows, rows + 1, np.ones(nodes))
-
-
 class TestArms:
     def test_names_groups_and_order(self) -> None:
         arms = plan_arms(ArmChoice(policies=("fixed:7", "plain"), studies=("sweep", "shape")))
@@ -346,27 +257,6 @@ class TestArms:
             ("transformers:prompt-lookup", ("policies",)),
         ]
         assert [arm.nodes for arm in arms] == [None, 7, 1, 3, 15, 31, 60, 60, None, None]
-
-    def test_two_drafters_together_are_called_by_both_names(self) -> None:
-        choice = ArmChoice(
-            policies=("chain",), drafters=("work/a", "ngram+work/a", "demo@block=4"), peers=()
-        )
-        assert [arm.name for arm in plan_arms(choice)] == [
-            "plain", "chain+a", "chain+ngram+a", "chain+demo@block=4",
-        ]  # fmt: skip
-
-    def test_folders_of_one_name_are_told_apart_by_those_they_lie_in(self) -> None:
-        drafters = ("/w/full/drafter", "/w/no-shift/drafter", "ngram+/w/full/drafter", "ngram",
-                    "/w/full/drafter@adapt=bandit")  # fmt: skip
-        choice = ArmChoice(policies=("chain",), drafters=drafters, peers=())
-        arms = plan_arms(choice)[1:]
-        assert [(arm.name, arm.updates) for arm in arms] == [
-            ("chain+full/drafter", ""),
-            ("chain+no-shift/drafter", ""),
-            ("chain+ngram+full/drafter", ""),
-            ("chain+ngram", ""),
-            ("chain+full/drafter@adapt=bandit", "bandit"),
-        ]
 
     @pytest.mark.parametrize(
         ("changed", "message"),

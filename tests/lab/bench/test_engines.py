@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,8 @@ import pytest
 from costmodel.errors import InputError
 from decoder.model.demo_model import DEMO_NAME
 from lab.bench import session
-from lab.bench.arms.base import PeerFailure
-from lab.bench.engines.choice import EngineEnvironment, engine_arms, engine_choices, look_into
-from lab.bench.engines.model_file import check_model, is_gguf, precision, write_gguf
-from lab.bench.engines.process import EngineProcess
+from lab.bench.engines.choice import EngineEnvironment, engine_choices, look_into
+from lab.bench.engines.model_file import check_model, is_gguf, write_gguf
 from lab.bench.record import Result
 from lab.bench.schedule import BenchProgress
 from lab.bench.store import read_result
@@ -26,7 +23,6 @@ from tests.tiny_folder import isolate, write_all
 
 ROOT = Path(__file__).parents[3]
 STUB = ROOT / "tests" / "data" / "stub_engine.py"
-OPTIONS = {"context": 99, "dtype": "float32", "ends": [], "mode": ["ngram-mod", 0]}
 
 
 @pytest.fixture
@@ -107,11 +103,6 @@ class TestRuns:
         assert row.split()[:2] == ["llama.cpp:ngram-mod", "failed"]
         assert f"failed at prompt 'p2', after 1 texts, which are left out: {reason}" in captured.err
 
-    def test_an_engine_that_does_not_start_is_a_row(self, place: Place) -> None:
-        (failed,) = place.result("fails=start").failed
-        assert failed.prompt is None and failed.answered == 0
-        assert failed.reason.endswith("exit code 1: RuntimeError: cannot load the model")
-
     @pytest.mark.slow
     def test_a_failed_arm_stays_failed_when_the_run_is_resumed(
         self, place: Place, monkeypatch: pytest.MonkeyPatch
@@ -135,25 +126,6 @@ class TestRuns:
         (failed,) = read_result(place.output).failed
         assert (failed.prompt, failed.answered) == ("p2", 1)
 
-    @pytest.mark.slow
-    def test_the_page_tells_engines_and_failures(self, place: Place) -> None:
-        page = place.folder / "page.html"
-        assert place.bench("--engine-option", "llama.cpp:fails=exits", "--html", str(page)) == 0
-        text = page.read_text()
-        assert "xllamacpp 1.2.3" in text and "MemoryError: no room" in text
-
-
-def test_a_process_is_asked_again_after_its_end(stub: str) -> None:
-    options = OPTIONS | {"arguments": {"fails": "exits"}}
-    process = EngineProcess(stub, "llama.cpp", options, {})
-    assert [token for part in process.decode([1], 4) for token in part] == [3] * 4
-    list(process.decode([1], 4))
-    for _ in range(2):
-        with pytest.raises(PeerFailure, match="exit code 7"):
-            list(process.decode([1], 4))
-    process.close()
-    process.close()
-
 
 REFUSED = [
     ((("sglang", None),), (), "'sglang' is not an engine. Use vllm, openvino, llama.cpp."),
@@ -170,26 +142,6 @@ def test_what_cannot_be_asked_for_is_named(engines, options, message) -> None:
     with pytest.raises(InputError) as raised:
         engine_choices(engines, options)
     assert message in str(raised.value)
-
-
-def test_modes_are_arms_and_other_options_the_engines_own() -> None:
-    (choice,) = engine_choices(
-        [("vllm", "/env/bin/python")],
-        [("vllm", "modes", "ngram-3,dflash-7,ngram-3"), ("vllm", "enforce_eager", False)],
-    )
-    names = [arm.name for arm in engine_arms(choice)]
-    assert names == ["vllm:plain", "vllm:ngram-3", "vllm:dflash-7"]
-    assert choice.mode("dflash-7") == ("dflash", 7) and choice.mode("plain") is None
-    assert choice.arguments == {"enforce_eager": False}
-    (choice,) = engine_choices([("llama.cpp", None)], [("llama.cpp", "modes", "none")])
-    assert [arm.name for arm in engine_arms(choice)] == ["llama.cpp:plain"]
-
-
-@pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"])
-def test_an_interpreter_that_does_not_run(python: str) -> None:
-    (choice,) = engine_choices([("vllm", python)], [])
-    with pytest.raises(InputError, match="is no Python interpreter that runs"):
-        look_into(choice)
 
 
 def test_an_interpreter_without_the_engine(stub: str) -> None:
@@ -223,21 +175,6 @@ def test_a_missing_model_is_named_with_the_command(
     with pytest.raises(InputError) as raised:
         check_model(choice, here(), target)
     assert message in str(raised.value)
-
-
-def test_models_that_can_be_made_or_are_there_pass(tmp_path: Path) -> None:
-    (tmp_path / "openvino_model.xml").touch()
-    (choice,) = engine_choices([("openvino", None)], [("openvino", "model", str(tmp_path))])
-    check_model(choice, here(), "any")
-    assert precision(choice, "bfloat16") == (
-        "weights as its model file has them, computed in bfloat16"
-    )
-    (choice,) = engine_choices([("openvino", None)], [])
-    check_model(choice, here(exports=True), "any")
-    assert precision(choice, "bfloat16") == "float16 weights, computed in bfloat16"
-    if find_spec("gguf") is not None:
-        (choice,) = engine_choices([("llama.cpp", None)], [])
-        check_model(choice, here(), DEMO_NAME)
 
 
 @pytest.mark.parametrize("more", [("--temperature", "1"), ("--quantization", "int8")])

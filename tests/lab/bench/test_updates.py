@@ -9,23 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from costmodel.errors import InputError
 from decoder.model.loading import load_model
 from decoder.model.runtime.linear import plain_state
 from decoder.profiling.startup import ProfileChoice
 from lab.bench.analysis.families import update_figures
 from lab.bench.analysis.ratios import compare_arms, rate, tally_arm
-from lab.bench.analysis.summary import ResultFigures
 from lab.bench.analysis.warnings import result_warnings
 from lab.bench.arms.base import Put
 from lab.bench.arms.builder import ArmBuilder, DecoderChoice
 from lab.bench.arms.choice import ArmChoice, plan_arms
 from lab.bench.arms.drafter_names import drafter_labels
 from lab.bench.record import Model, Result, Update
-from lab.bench.report.tables import drafter_tables
-from lab.bench.report.terminal import print_result
 from lab.bench.schedule import Schedule, Tools, open_journal, run_schedule
-from lab.bench.store import read_result, write_result
 from tests.decoder.models import greedy
 from tests.lab.bench import fake_bench
 from tests.lab.bench.fake_bench import Clock, FakeArm, FakeDecoding, arm, encoded, result, settings
@@ -121,15 +116,6 @@ class TestKnownCosts:
         assert whole is not None
         assert whole.pooled == pytest.approx((6 * 0.175) / (6 * 0.15 + 1.5))
 
-    def test_every_text_is_learnt_from_once_and_the_warm_up_never(self) -> None:
-        own = runners(Clock())
-        found = run(own, schedule())
-        assert own[2].learnt == ["rehearsal", *["update"] * 6]
-        made = [one.update for one in found.of(LEARNING.name)]
-        assert [one.seconds for one in made] == pytest.approx([0.0, UPDATE_S] * 3)
-        assert [one.trained for one in made] == [False, True] * 3
-        assert all(one.update is None for one in found.of("plain") + found.of(FIXED.name))
-
     def test_the_figures(self) -> None:
         [own] = update_figures(run(runners(Clock()), schedule()))
         assert (own.updater, own.fixed) == ("always", FIXED.name)
@@ -137,29 +123,6 @@ class TestKnownCosts:
         assert own.rollbacks == 1
         assert own.update_s == pytest.approx(1.5)
         assert own.update_share == pytest.approx(1.5 / (1.5 + 6 * 0.15))
-
-    def test_the_tables_show_both(self, capsys: pytest.CaptureFixture[str]) -> None:
-        found = run(runners(Clock()), schedule())
-        learnt, gains = drafter_tables(ResultFigures(found))
-        [row] = [dict(zip(learnt.columns[:5], row, strict=False)) for row in learnt.rows]
-        assert row == {
-            "arm": LEARNING.name,
-            "updates": "2 full, 1 heads",
-            "rollbacks": "1",
-            "seconds of updates": "1.50",
-            "of its time": "62.5%",
-        }
-        assert learnt.rows[0][5:7] == ["200.0", "2.00x"]
-        assert learnt.rows[0][8:10] == [f"{126 / 2.4:.1f}", "0.62x"]
-        assert gains.rows[0][1:5:2] == [FIXED.name, "1.25-1.25"]
-        assert (gains.rows[0][2], gains.rows[0][4]) == ("1.25x", f"{1.05 / 2.4:.2f}x")
-        print_result(found)
-        assert "Updates while serving" in capsys.readouterr().out
-
-    def test_what_is_written_comes_back(self, tmp_path: Path) -> None:
-        found = run(runners(Clock()), schedule())
-        write_result(found, tmp_path / "out.json")
-        assert read_result(tmp_path / "out.json") == found
 
 
 @pytest.mark.slow
@@ -189,37 +152,6 @@ class TestInterrupted:
         assert warning.startswith(LEARNING.name) and "not in turn" in warning
         bare = tuple(replace(one, warnings=()) for one in found.responses)
         assert bare == whole.responses
-
-    @pytest.mark.slow
-    def test_the_warning_outlives_a_second_kill(self, tmp_path: Path) -> None:
-        for after in (4, 2):
-            self.killed(tmp_path / "out.json", after)
-        with open_journal(tmp_path / "out.json", HEADER, fresh=False) as journal:
-            found = run(runners(Clock()), schedule(), journal)
-        assert [line for line in result_warnings(found) if "was lost" in line]
-
-    @pytest.mark.slow
-    def test_one_that_had_come_to_its_end_is_kept(self, tmp_path: Path) -> None:
-        with open_journal(tmp_path / "out.json", HEADER, fresh=False) as journal:
-            first = run(runners(Clock()), schedule(), journal)
-        own = runners(Clock())
-        with open_journal(tmp_path / "out.json", HEADER, fresh=False) as journal:
-            assert run(own, schedule(), journal) == first
-        assert own[2].learnt == []
-
-
-@pytest.mark.slow
-class TestWarnings:
-    def test_repeats_and_idle_arms_are_named(self) -> None:
-        found = run(runners(Clock()), schedule(prompts=1))
-        [idle] = [line for line in result_warnings(found) if "no update" in line]
-        assert LEARNING.name in idle
-        repeated = run(runners(Clock()), schedule(prompts=1, repeats=4))
-        lines = result_warnings(repeated)
-        assert not [line for line in lines if "no update" in line]
-        assert [line for line in lines if "had learnt from it" in line]
-        plain = replace(repeated, arms=tuple(replace(a, updates="") for a in repeated.arms))
-        assert not [line for line in result_warnings(plain) if "learnt" in line]
 
 
 @pytest.fixture(scope="module")
@@ -280,16 +212,3 @@ class TestRealArms:
         assert (updated.updates, updated.same_as, updated.source) == (
             "no-bandit", "draft", "draft@adapt=no-bandit",
         )  # fmt: skip
-
-    @pytest.mark.parametrize(
-        ("drafter", "message"),
-        [
-            ("ngram@adapt=bandit", "'ngram@adapt=bandit': only a SpecBlock drafter"),
-            ("{draft}@adapt=", "'' does not say how a drafter is updated"),
-            ("ngram+{draft}@adapt=always", "only a SpecBlock drafter can be updated"),
-        ],
-    )
-    def test_what_cannot_be_updated(self, place: Path, drafter: str, message: str) -> None:
-        with pytest.raises(InputError) as error:
-            self.builder(place, [drafter.format(draft=place / "draft")])
-        assert message in str(error.value)

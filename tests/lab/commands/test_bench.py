@@ -105,17 +105,6 @@ class TestRun:
         assert [prompt.set for prompt in ran.prompts] == ["letters", "letters", "numbers"]
         assert [one.place for one in ran.responses] == list(range(18))
 
-    def test_what_is_kept_of_a_response(self, ran: Result) -> None:
-        for name in ARMS:
-            for one in ran.of(name):
-                assert 0 < one.first_token_s < one.total_s
-                assert (one.rounds is None) is name.startswith("transformers:")
-        chain = ran.of("chain+ngram")[0]
-        assert chain.rounds is not None
-        assert sum(chain.rounds.accepted) + chain.rounds.count >= NEW_TOKENS - 1
-        assert set(chain.stages) == {"draft_s", "build_s", "verify_s", "accept_s", "commit_s"}
-        assert sum(chain.rounds.cycle_s) <= chain.decode_s
-
     def test_the_file_holds_the_figures_and_no_local_path(self, place: Place, ran: Result) -> None:
         text = (place.folder / "out.json").read_text()
         assert str(place.folder) not in text
@@ -152,12 +141,6 @@ class TestRun:
         assert {one["ratio"]["pooled"] for one in compared["arms"]} == {1.0}
         assert cli.run(["bench", "compare", path, path]) == 0
         assert capsys.readouterr().out.count("undecided") == len(ARMS)
-
-    def test_planning_takes_the_result(self, place: Place, ran: Result) -> None:
-        from costmodel.planning.acceptance import find_acceptance
-
-        read = find_acceptance(str(place.folder / "out.json"), "any target")
-        assert (read.kind, read.chain[0]) == ("recorded", 1.0)
 
 
 class TestRefused:
@@ -196,10 +179,6 @@ class TestRefused:
     def test_options(self, place, capsys, more: tuple[str, ...], message: str) -> None:
         assert re.search(message, self.refused(capsys, place, *place.arguments(*more)))
 
-    def test_the_same_file_twice(self, place, capsys) -> None:
-        line = self.refused(capsys, place, *place.arguments("--prompts", str(place.files[0])))
-        assert "two prompt files are called 'letters'" in line
-
     def test_files_that_are_no_results(self, place, capsys) -> None:
         none = str(place.folder / "none.json")
         assert "there is no such file" in self.refused(
@@ -232,23 +211,3 @@ class TestPromptFiles:
             read_files([path])
         assert message in str(error.value)
         assert str(path) in str(error.value)
-
-    def test_bytes_that_are_no_text(self, tmp_path: Path) -> None:
-        path = tmp_path / "set.jsonl"
-        path.write_bytes(b'{"prompt": "\xff"}')
-        with pytest.raises(InputError, match="is not UTF-8 text"):
-            read_files([path])
-
-    def test_texts_without_an_id_are_numbered(self, tmp_path: Path) -> None:
-        path = tmp_path / "set.jsonl"
-        path.write_text("\n".join(json.dumps({"prompt": f"text {i}"}) for i in range(20)))
-        every, (info,) = read_files([path])
-        assert [text.id for text in every] == [f"set-{i}" for i in range(1, 21)]
-        assert (info.name, info.prompts) == ("set", 20)
-
-    def test_one_id_in_two_files(self, tmp_path: Path) -> None:
-        paths = [tmp_path / f"{name}.jsonl" for name in ("one", "two")]
-        for path in paths:
-            path.write_text('{"id": "x", "prompt": "a"}')
-        with pytest.raises(InputError, match="'x' is in one and in two"):
-            read_files(paths)

@@ -67,10 +67,6 @@ class TestTheReleasedRule:
         assert PaperBastion(free, 200).choose(wide, CONTEXT, FREE).rows == 192
         assert PaperBastion(free, 20).choose(wide, CONTEXT, FREE).nodes == 20
 
-    def test_it_always_drafts(self):
-        policy = PaperBastion(Stairs(drafting_s=100.0))
-        assert all(policy.wants_draft(CONTEXT) for _ in range(100))
-
 
 class TestThePrintedRule:
     """Algorithm 1: grow until the estimated speed drops for the first time."""
@@ -96,7 +92,3 @@ class TestThePrintedRule:
         assert PrintedBastion(cost, 60).choose(lattice(0.5), CONTEXT, FREE).nodes < (
             Bastion(cost, 60).choose(lattice(0.5), CONTEXT, FREE).nodes
         )
-
-    def test_it_always_drafts(self):
-        policy = PrintedBastion(Stairs(drafting_s=100.0))
-        assert all(policy.wants_draft(CONTEXT) for _ in range(100))

@@ -6,7 +6,7 @@ import pytest
 from costmodel.errors import InputError
 from decoder.policies.base import Limits
 from decoder.policies.parse import parse_policy
-from decoder.tree.draft_tree import CandidateTree, Lattice
+from decoder.tree.draft_tree import Lattice
 
 FREE = Limits(nodes=10_000, depth=64)
 
@@ -47,13 +47,6 @@ def test_a_static_tree_by_hand():
     assert set(pruned) == {(1,), (2,), (1, 3), (2, 3)}
 
 
-def test_both_take_a_trie_where_it_ends():
-    trie = CandidateTree(np.array([1, 2, 3]), np.array([0, 0, 2]), np.array([0.2, 0.7, 0.5]))
-    for text in ("beam:2x9", "static-tree:9x2"):
-        found = paths(parsed(text, 10_000).choose(trie, 5, FREE))
-        assert found == pytest.approx({(1,): 0.2, (2,): 0.7, (2, 3): 0.35})
-
-
 def test_room_and_depth_bound_the_tree():
     for text in ("beam:2x3", "static-tree:3x2"):
         policy = parsed(text)
@@ -79,11 +72,6 @@ def test_names_and_largest_trees(text, nodes):
     policy = parsed(text)
     assert policy.max_nodes == nodes
     assert policy.name == text.replace(":.", ":0.")
-
-
-def test_the_largest_tree_may_be_smaller():
-    assert parsed("static-tree:8x3", 40).max_nodes == 40
-    assert parsed("dynatree", 40).max_nodes == 40
 
 
 @pytest.mark.parametrize(

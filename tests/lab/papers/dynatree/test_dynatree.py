@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from costmodel.errors import InputError
 from decoder.policies.base import Limits
 from decoder.policies.parse import parse_policy
-from decoder.tree.draft_tree import EMPTY, CandidateTree, DraftTree, Lattice
+from decoder.tree.draft_tree import EMPTY, CandidateTree, DraftTree
 from decoder.tree.growth import grow
 from lab.papers.dynatree.baselines import source_of
 from lab.papers.dynatree.policy import ConfidentGrowth, DynaTree, HistorySettings
@@ -20,64 +20,11 @@ from tests.decoder.models import round_of
 FREE = Limits(nodes=10_000, depth=64)
 
 
-def lattice(*probabilities):
-    """Tokens say where they come from: 10 * depth + rank."""
-    rows = np.array(probabilities)
-    tokens = 10 * np.arange(1, len(rows) + 1)[:, None] + np.arange(rows.shape[1])
-    return Lattice(tokens.astype(np.int64), rows)
-
-
 def paths(tree):
     found = {0: ()}
     for node in range(len(tree.tokens)):
         found[node + 1] = (*found[int(tree.parents[node])], int(tree.tokens[node]))
     return [found[row] for row in range(1, len(found))]
-
-
-def grown(candidates, **changes):
-    return paths(grow(source_of(candidates), ConfidentGrowth(**changes), 64))
-
-
-OPEN = {"stop_score": 0.0, "deep_score": 0.0, "least_score": 0.0}
-
-
-def test_breadth_follows_the_confidence_of_the_parent():
-    """Section 3.3: one child from 0.9 on, three below 0.4, two between."""
-    for confidence, children in ((0.95, 1), (0.9, 1), (0.89, 2), (0.4, 2), (0.39, 3)):
-        row = [confidence, 0.3, 0.2, 0.1] if confidence < 0.5 else [confidence, 0.04, 0.03, 0.02]
-        assert len(grown(lattice(row), **OPEN)) == children
-
-
-def test_the_paths_of_a_small_tree_by_hand():
-    """Scores 0.5, 0.3 | 0.5 * (0.95) = 0.475, 0.3 * 0.95 = 0.285 | level 3 from c = 0.35.
-
-    Level 3: 0.475 * (0.35, 0.3, 0.2) = 0.166, 0.143, 0.095; 0.285 * ... = 0.100, 0.086, 0.057.
-    """
-    candidates = lattice([0.5, 0.3, 0.1], [0.95, 0.02, 0.01], [0.35, 0.3, 0.2], [0.95, 0.01, 0.01])
-    expected_two = [(10,), (11,), (10, 20), (11, 20)]
-    level_three = [(*path, 30 + rank) for path in ((10, 20), (11, 20)) for rank in range(3)]
-    # Pruned below 0.09, stopped below 0.12, and beyond depth 3 only above 0.15.
-    kept = [(10, 20, 30), (10, 20, 31), (10, 20, 32), (11, 20, 30)]
-    assert grown(candidates, base_depth=4, stop_score=0.12, deep_score=0.15, least_score=0.09) == [
-        *expected_two,
-        *kept,
-        (10, 20, 30, 40),
-        (10, 20, 31, 40),
-    ]
-    assert grown(candidates, base_depth=3, stop_score=0.12, deep_score=0.15, least_score=0.09) == [
-        *expected_two,
-        *kept,
-        (10, 20, 30, 40),
-    ]
-    assert grown(candidates, base_depth=3, max_depth=3, **OPEN) == expected_two + level_three
-
-
-def test_the_node_budget_ends_the_tree_breadth_first():
-    candidates = lattice([0.5, 0.3, 0.1], [0.6, 0.3, 0.1], [0.7, 0.2, 0.1])
-    whole = grown(candidates, **OPEN)
-    assert len(whole) == 2 + 4 + 8
-    for most in range(1, 15):
-        assert grown(candidates, max_nodes=most, **OPEN) == whole[:most]
 
 
 def algorithm_1(children, rule):
@@ -184,13 +131,6 @@ def write(policy, text, *rounds):
     policy.ended(text)
 
 
-def test_the_defaults_are_those_of_the_authors_code():
-    growth, history = ConfidentGrowth(), HistorySettings()
-    assert (growth.deep_score, growth.least_score, growth.stop_score) == (0.5, 0.05, 0.1)
-    assert (history.window, history.least_texts, history.target_share) == (10, 5, 0.7)
-    assert (history.dead_zone, history.depth_step, history.threshold_step) == (0.1, 1, 0.05)
-
-
 def test_nothing_is_adapted_within_a_text_or_before_the_fifth():
     policy = DynaTree(256)
     for text in range(4):
@@ -228,31 +168,6 @@ def test_the_updates_by_hand():
         pytest.approx(0.85),
         pytest.approx(0.45),
     )
-
-
-def test_texts_of_one_batch_are_counted_apart():
-    policy = DynaTree(256, HistorySettings(window=2, least_texts=2))
-    for _ in range(3):
-        for text, accepted in ((0, 5), (1, 0)):
-            finished = round_of(chain_of(5), list(range(1, accepted + 1)), 100)
-            policy.observe(replace(finished, text=text))
-    policy.ended(0)
-    assert policy.growth == ConfidentGrowth()
-    policy.ended(1)  # 1.2 and 0.2: the mean 0.7 is the target
-    assert policy.growth == ConfidentGrowth()
-
-
-def test_the_updates_are_clipped():
-    history = HistorySettings(window=1, least_texts=1)
-    policy = DynaTree(256, history)
-    for text in range(30):
-        write(policy, text, (5, 5))
-    growth = policy.growth
-    assert (growth.base_depth, growth.sure, growth.deep_score) == (7, 0.5, 0.3)
-    for text in range(30):
-        write(policy, text, (5, 0))
-    growth = policy.growth
-    assert (growth.base_depth, growth.sure, growth.deep_score) == (2, 0.95, 0.8)
 
 
 def test_a_name_sets_growth_and_history():

@@ -9,9 +9,7 @@ from decoder.tree.draft_tree import CandidateTree, Lattice, best_first
 from decoder.tree.growth import NO_CHILD, SinglePath, TopPaths, grow
 from lab.papers.dynatree.baselines import (
     Beam,
-    CandidateSource,
     EveryChild,
-    LatticeSource,
     source_of,
 )
 
@@ -182,13 +180,6 @@ def test_a_frontier_of_n_paths_holds_the_best_tree_of_n_nodes(seed, nodes):
     np.testing.assert_array_equal(found.tokens, expected.tokens)
 
 
-def test_the_requested_depth_bounds_the_rule():
-    candidates = random_lattice(np.random.default_rng(0), 6, 3)
-    for depth, nodes in ((0, 0), (1, 2), (3, 14)):
-        tree = grow(source_of(candidates), EveryChild(width=2, max_depth=5), depth)
-        assert len(tree.tokens) == nodes
-
-
 def test_what_is_no_probability_is_no_child():
     class Gaps:
         def __init__(self):
@@ -211,52 +202,3 @@ def test_what_is_no_probability_is_no_child():
         tree = grow(source, rule, DEEP)
         assert tree.tokens.tolist() == [5]
         assert [frontier.tokens.tolist() for frontier in source.frontiers] == [[5]]
-
-
-def test_a_child_of_probability_zero_is_preferred_to_none():
-    tree = CandidateTree(np.array([3, 4]), np.array([0, 0]), np.array([1.0, 0.0]))
-    deeper = CandidateTree(np.array([3, 4, 5]), np.array([0, 0, 2]), np.array([0.0, 0.0, 0.0]))
-    for candidates in (tree, deeper):
-        found = grow(CandidateSource(candidates), Beam(width=2, max_depth=1), DEEP)
-        assert sorted(found.tokens.tolist()) == [3, 4]
-    found = grow(CandidateSource(deeper), Beam(width=2, max_depth=2), DEEP)
-    assert sorted(found.tokens.tolist()) == [3, 4, 5]
-
-
-class Watched:
-    """A source that writes down what it is asked."""
-
-    def __init__(self, source):
-        self.source, self.frontiers, self.answers = source, [], []
-
-    def root(self, width):
-        self.answers.append(self.source.root(width))
-        return self.answers[-1]
-
-    def expand(self, frontier, width):
-        self.frontiers.append(frontier)
-        self.answers.append(self.source.expand(frontier, width))
-        return self.answers[-1]
-
-
-@pytest.mark.parametrize(
-    "rule", [TopPaths(width=3, frontier=2, max_depth=4), SinglePath(max_depth=4)]
-)
-def test_a_source_is_asked_once_a_level_and_told_where_its_nodes_are(rule):
-    source = Watched(LatticeSource(random_lattice(np.random.default_rng(3), 4, 4)))
-    tree = grow(source, rule, DEEP)
-    assert [frontier.depth for frontier in source.frontiers] == [1, 2, 3]
-    rows_before = np.zeros(1, np.int64)
-    for frontier, (tokens, _) in zip(source.frontiers, source.answers, strict=False):
-        np.testing.assert_array_equal(frontier.tokens, tree.tokens[frontier.rows - 1])
-        np.testing.assert_array_equal(frontier.tokens, tokens[frontier.above, frontier.ranks])
-        np.testing.assert_array_equal(tree.parents[frontier.rows - 1], rows_before[frontier.above])
-        rows_before = frontier.rows
-
-
-def test_nothing_grows_from_nothing():
-    empty = CandidateTree(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
-    flat = Lattice(np.zeros((0, 3), np.int64), np.zeros((0, 3)))
-    for candidates in (empty, flat):
-        for rule in (TopPaths(), Beam(width=2, max_depth=3), EveryChild(width=2, max_depth=3)):
-            assert len(grow(source_of(candidates), rule, DEEP).tokens) == 0

@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 
-from costmodel.errors import InputError
 from lab.papers.specblock.updates.bandit import (
     AlwaysUpdate,
     Bandit,
     BanditSettings,
     Query,
-    declines,
 )
 
 
@@ -155,91 +153,7 @@ class TestAgainstTheAlgorithm:
         assert any(step[4] > 0 for step in told) and any(step[5] < 0 for step in told)
 
 
-ALWAYS = {"first_epsilon": 1.0, "last_epsilon": 1.0, "cold_start_events": 10**6}
-
-
 class TestPieces:
-    def test_nothing_happens_in_the_warm_up(self):
-        bandit = Bandit(BanditSettings(**ALWAYS), np.random.default_rng(0))
-        decisions = [bandit.after(query()) for _ in range(10)]
-        assert all(not (d.train or d.window) and d.action == "skip" for d in decisions)
-        assert bandit.after(query()).action != "skip"
-
-    def test_epsilon_falls_from_030_to_010_over_eight_events(self):
-        """Every explored query is an event, as its buffer holds one; no gain, so no other."""
-        settings = BanditSettings(buffer_queries=1, blocked_queries=0)
-        bandit = Bandit(settings, np.random.default_rng(0))
-        seen = {bandit.events: bandit.epsilon}
-        for _ in range(400):
-            bandit.after(query())
-            seen.setdefault(bandit.events, bandit.epsilon)
-        wanted = [0.3 - 0.2 * event / 7 for event in range(8)]
-        assert [seen[event] for event in range(8)] == pytest.approx(wanted)
-        assert seen[8] == 0.0 and max(seen) == 8
-
-    def test_how_often_it_explores(self):
-        """Before any event 30 % of the queries, half of them each way."""
-        settings = BanditSettings(buffer_queries=10**9)
-        bandit = Bandit(settings, np.random.default_rng(1))
-        for _ in range(settings.warmup_queries):
-            bandit.after(query())
-        decisions = [bandit.after(query(tokens=20)) for _ in range(4000)]
-        explored = [d.action for d in decisions if d.explored]
-        assert len(explored) / 4000 == pytest.approx(0.30, abs=4 * (0.21 / 4000) ** 0.5)
-        half = 4 * (0.25 / len(explored)) ** 0.5
-        assert explored.count("heads") / len(explored) == pytest.approx(0.5, abs=half)
-        assert all(d.action == "skip" for d in decisions if not d.explored)
-
-    def test_two_queries_are_blocked_after_an_update(self):
-        settings = BanditSettings(**ALWAYS, actions=("full",), buffer_queries=1)
-        bandit = Bandit(settings, np.random.default_rng(0))
-        trained = [bandit.after(query()).train for _ in range(10 + 9)]
-        assert trained == [False] * 10 + [True, False, False] * 3
-
-    def test_a_buffer_fills_while_it_is_blocked(self):
-        settings = BanditSettings(**ALWAYS, actions=("full",), buffer_queries=2)
-        bandit = Bandit(settings, np.random.default_rng(0))
-        trained = [bandit.after(query()).train for _ in range(10 + 8)]
-        assert trained == [False] * 10 + [False, True, False, False, True, False, False, True]
-
-    def test_the_value_by_hand(self):
-        """Warm-up 20 tokens/s; then 4 queries of 20 in 0.5 s and an update of 0.5 s: 32."""
-        settings = BanditSettings(**ALWAYS, actions=("full",), buffer_queries=1, interval_queries=4)
-        bandit = Bandit(settings, np.random.default_rng(0))
-        for _ in range(10):
-            bandit.after(query())
-        assert bandit.after(query(signal=8.0)).train
-        bandit.charge(0.5)
-        for signal in (1.0, 0.0, 0.0, 0.0):
-            assert bandit.values == {"full": 0.0}
-            bandit.after(query(signal=signal, seconds=0.5))
-        assert bandit.values["full"] == pytest.approx(0.1 * (32.0 - 20.0) / 8.0)
-
-    @pytest.mark.parametrize(("signal", "booked"), [(4.99, False), (5.0, True)])
-    def test_a_weak_signal_is_not_booked(self, signal, booked):
-        settings = BanditSettings(**ALWAYS, actions=("full",), buffer_queries=1, interval_queries=2)
-        bandit = Bandit(settings, np.random.default_rng(0))
-        for seconds in [1.0] * 10 + [1.0, 0.5, 0.5]:
-            bandit.after(query(signal=signal, seconds=seconds))
-        assert (bandit.values["full"] > 0) == booked
-
-    def test_the_better_action_is_taken_and_none_where_both_lose(self):
-        settings = BanditSettings(cold_start_events=0)
-        bandit = Bandit(settings, np.random.default_rng(0))
-        for _ in range(10):
-            bandit.after(query())
-        for heads, full, action in [
-            (0.2, 0.1, "heads"),
-            (0.1, 0.2, "full"),
-            (-0.1, 0.01, "full"),
-            (0.1, 0.1, "heads"),
-            (-0.1, 0.0, "skip"),
-            (-0.1, -0.2, "skip"),
-        ]:
-            bandit.values.update(heads=heads, full=full)
-            assert bandit.after(query()).action == action
-            assert bandit.after(query(signal=0.0)).action == "skip"
-
     def test_a_decline_over_three_windows_rolls_back_and_forgets(self):
         settings = BanditSettings(interval_queries=2)
         bandit = Bandit(settings, np.random.default_rng(0))
@@ -258,42 +172,6 @@ class TestPieces:
         assert found == list(zip(goods, falls, strict=True))
         assert bandit.events == 0 and bandit.values == {"heads": 0.0, "full": 0.0}
 
-    @pytest.mark.parametrize(
-        ("lengths", "falls"),
-        [
-            ([3.0, 2.0, 1.0], True),
-            ([9.0, 3.0, 2.0, 1.0], True),
-            ([3.0, 2.0], False),
-            ([3.0, 2.0, 2.0], False),
-            ([1.0, 3.0, 2.0], False),
-            ([3.0, 2.0, 2.5], False),
-        ],
-    )
-    def test_what_a_decline_is(self, lengths, falls):
-        assert declines(lengths, 3) == falls
-
-    def test_texts_of_one_token_count_no_time(self):
-        """Nothing was decoded after the prefill, so there is neither a rate nor a length."""
-        settings = BanditSettings(**ALWAYS, interval_queries=2, buffer_queries=1)
-        bandit = Bandit(settings, np.random.default_rng(0))
-        for _ in range(40):
-            decision = bandit.after(query(tokens=0, verifications=0, seconds=0.0))
-            assert not (decision.good or decision.rollback)
-
-    @pytest.mark.parametrize(
-        "changed",
-        [
-            {"warmup_queries": 0},
-            {"interval_queries": 0},
-            {"buffer_queries": 0},
-            {"declining_windows": 1},
-            {"actions": ()},
-        ],
-    )
-    def test_settings_that_make_no_sense(self, changed):
-        with pytest.raises(InputError, match="a bandit needs"):
-            BanditSettings(**changed)
-
 
 class TestAlwaysUpdate:
     @pytest.mark.parametrize("every", [1, 8])
@@ -302,7 +180,3 @@ class TestAlwaysUpdate:
         decisions = [updater.after(query(signal=0.0)) for _ in range(24)]
         assert [d.train for d in decisions] == ([False] * (every - 1) + [True]) * (24 // every)
         assert all(d.action == "full" and not d.rollback for d in decisions)
-
-    def test_an_impossible_rhythm(self):
-        with pytest.raises(InputError, match="1 query or more"):
-            AlwaysUpdate(0)

@@ -3,18 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from costmodel.errors import InputError
 from decoder.drafters import caches
-from decoder.drafters.factory import load_drafter
 from decoder.engine import TreeDecoder
-from decoder.profiling.probe import steady_draft
 from decoder.profiling.startup import ProfileChoice
 from decoder.tree.draft_tree import DraftTree
 from lab.papers.specblock import drafter as specblock
 from lab.papers.specblock.drafter import Blocks, SpecBlockDrafter
-from lab.papers.specblock.tree import BlockGrowth
 from tests.decoder.draft_models import VOCAB, draft_target, rounds
 from tests.decoder.models import greedy
 from tests.lab.papers.specblock.specblock_models import (
@@ -71,35 +66,6 @@ class TestAgainstTheReference:
             np.testing.assert_array_equal(again.tokens, tree.tokens)
             np.testing.assert_array_equal(again.probabilities, tree.probabilities)
 
-    def test_every_position_of_the_first_block(self, tmp_path):
-        """K positions of one forward are those of rows run one after another."""
-        drafter, _, context, reference = drafting(tmp_path)
-        blocks = first_blocks(drafter, context)
-        rows, _ = reference.first_block()
-        for logits, ranks, row in zip(blocks.logits, blocks.ranks, rows, strict=True):
-            expected, bucket = reference.read(row)
-            torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
-            assert int(ranks.argmax()) == bucket
-
-    def test_the_shift_and_the_broadcast_are_seen_in_the_output(self, tmp_path):
-        """A reference that lacks either is told apart from the second position on."""
-        drafter, _, context, whole = drafting(tmp_path)
-        blocks = first_blocks(drafter, context)
-        for part in ("layer_shift", "prefix_broadcast"):
-            lacking = Reference(
-                SPECBLOCK | {part: False},
-                {
-                    n: t
-                    for n, t in whole.stored.items()
-                    if part != "layer_shift" or "shift" not in n
-                },
-                drafter.target,
-                context,
-            )
-            rows, _ = lacking.first_block()
-            apart = (blocks.logits[1] - lacking.read(rows[1])[0]).abs().max()
-            assert apart > 1e-2
-
     @pytest.mark.parametrize("place", range(LENGTH))
     def test_a_block_chained_from_any_position_is_one_started_there(self, tmp_path, place):
         """Alone or in a batch, and with a third block behind it."""
@@ -121,34 +87,6 @@ class TestAgainstTheReference:
         alone = first_blocks(drafter, context)
         alone.more(np.array([place]), np.array(tokens[:1]))
         torch.testing.assert_close(alone.logits, together[0], atol=1e-5, rtol=1e-5)
-
-    def test_request_and_growth(self, tmp_path):
-        growth = BlockGrowth(branching=(3, 2, 5, 1), blocks=3, starts=2, nodes=23)
-        drafter, session, context, reference = drafting(tmp_path, growth=growth)
-        assert drafter.max_depth == 12
-        for limits in ({"depth": 2}, {"depth": 5}, {"width": 1}, {"temperature": 0.6}, {}):
-            expected = reference_tree(
-                reference, branching=growth.branching, blocks=3, starts=2, nodes=23, **limits
-            )
-            tree = session.draft(context, asked(**limits))
-            assert nodes_of(tree) == pytest.approx(expected, abs=1e-6)
-
-    @pytest.mark.parametrize("untrained", [False, True])
-    def test_without_a_rank_head_the_tree_is_uniform(self, tmp_path, untrained):
-        """Also where one is there that was not trained yet."""
-        target = draft_target(dtype=torch.float64)
-        changed = {} if untrained else {"rank_head": False}
-        folder, config, tensors = specblock_folder(tmp_path / "draft", **changed)
-        tensors["examples"] = torch.tensor([9, 0])
-        save_file(tensors, folder / "model.safetensors")
-        drafter = SpecBlockDrafter(target, folder)
-        assert drafter.name == "specblock:no-rank-head"
-        *_, (session, context) = rounds(target, drafter, PROMPT, [1])
-        tree = session.draft(context, asked())
-        assert len(tree.tokens) == 60 and max(map(len, nodes_of(tree))) > LENGTH
-        reference = Reference(config, tensors, target, context)
-        expected = reference_tree(reference, branching=(3, 3, 3, 3), uncertain=(0, 1, 2, 3))
-        assert nodes_of(tree) == pytest.approx(expected, abs=1e-6)
 
     def test_prompts_in_chunks_and_many_plain_rounds(self, tmp_path, monkeypatch):
         """Prompts go in by chunks, features wait for long, and then go in by chunks too."""
@@ -184,36 +122,6 @@ class TestAgainstTheReference:
         for row in {0, 1, 3}:
             tokens = tree.tokens[np.array(parents) == row].tolist()
             assert len(set(tokens)) == len(tokens)
-
-    @pytest.mark.parametrize("seed", [1, 2, 3])
-    @pytest.mark.parametrize("branching", [[2, 4, 3, 5], [1, 2, 0, 3]])
-    def test_the_rank_head_bounds_the_children_of_drawn_trees(self, tmp_path, seed, branching):
-        """Six children of the root, of its first and of its second child, and of one below."""
-        _, session, context, reference = drafting(
-            tmp_path, block_length=2, seed=seed, branching=branching
-        )
-        parents = [0] * 6 + [1] * 6 + [2] * 6 + [7] * 6
-        depths = np.array([1] * 6 + [2] * 12 + [3] * 6)
-        shape = DraftTree(np.zeros(24, np.int64), np.array(parents), depths, np.ones(24))
-        tree = session.draw(context, shape, 0.8, torch.Generator().manual_seed(3))
-        rows, above = reference.first_block()
-        first, second = (branching[reference.read(row)[1]] for row in rows)
-        counts = [min(first, 6), min(second, 6) if first > 0 else 0]
-        assert np.count_nonzero(tree.depths == 1) == counts[0]
-        assert np.count_nonzero(tree.depths == 2) == counts[1] * min(counts[0], 2)
-        expected = 0
-        if counts[0] and counts[1]:
-            token = int(tree.tokens[tree.children(1)[0] - 1])
-            below, _ = reference.next_block(rows, above, 1, token)
-            expected = min(branching[reference.read(below[0])[1]], 6)
-        assert np.count_nonzero(tree.depths == 3) == expected
-
-    def test_an_unobserved_round_is_noticed(self, tmp_path):
-        _, session, context, _ = drafting(tmp_path)
-        with pytest.raises(InputError, match="features of 8 tokens and the context has 10"):
-            session.draft(np.append(context, 3), asked())
-        with pytest.raises(InputError, match="needs the target's features"):
-            session.observe([3], None)
 
 
 def first_blocks(drafter, context):
@@ -254,15 +162,6 @@ class TestWholeGenerations:
             result = decoder.generate(prompt, max_new_tokens=30)
             assert result.token_ids == greedy(decoder.target.model, prompt, 30)
 
-    def test_accepted_rows_that_lie_apart(self, tmp_path):
-        """With all tokens as siblings every round accepts at least one."""
-        folder = specblock_folder(tmp_path / "draft", draft_vocab_size=VOCAB)[0]
-        wide = BlockGrowth(branching=(VOCAB,) * 4, uncertain=(0, 1, 2, 3), starts=97, nodes=9000)
-        decoder = decoder_with(folder, "qwen3", "fixed:500", wide)
-        result = decoder.generate(PROMPT, max_new_tokens=24)
-        assert result.token_ids == greedy(decoder.target.model, PROMPT, 24)
-        assert result.stats.accepted_tokens >= 11
-
     def test_prompts_together_are_what_they_are_alone(self, tmp_path):
         folder = specblock_folder(tmp_path / "draft")[0]
         decoder = decoder_with(folder, "qwen3", "fixed:60")
@@ -280,9 +179,3 @@ class TestWholeGenerations:
             for seed in (1, 1, 2)
         ]
         assert texts[0] == texts[1] != texts[2]
-
-    def test_timing_drafts_the_same_each_time(self, tmp_path):
-        target = draft_target()
-        drafter = load_drafter(str(specblock_folder(tmp_path / "draft")[0]), target)
-        draft = steady_draft(drafter, target, 40)
-        np.testing.assert_array_equal(draft().probabilities, draft().probabilities)

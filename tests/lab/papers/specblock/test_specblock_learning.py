@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -11,7 +10,6 @@ from decoder.engine import TreeDecoder
 from decoder.model.loading import load_model
 from lab.papers.specblock.drafter import SpecBlockDrafter
 from lab.papers.specblock.model import save_specblock
-from lab.papers.specblock.training import objective as specblock_tree
 from lab.papers.specblock.training.objective import SpecBlockSettings
 from lab.papers.specblock.training.recipe import train_specblock
 from lab.training.corpus import Collecting
@@ -20,12 +18,8 @@ from lab.training.recipe import Recipe
 from tests.decoder.draft_models import draft_target
 from tests.decoder.models import greedy, target_of
 from tests.lab.papers.specblock.specblock_models import (
-    asked,
     example_of,
-    nodes_of,
     seeded,
-    settings,
-    some_text,
     specblock_objective,
 )
 from tests.tiny_folder import write_tokenizer, write_weights
@@ -66,24 +60,6 @@ class TestLearning:
         result = decoder.generate(prompts[0], max_new_tokens=28)
         assert result.token_ids == texts[0][4:]
         assert result.stats.rounds < 14
-
-    def test_the_reported_length_is_that_of_fresh_drafts(self, monkeypatch):
-        """A session at every place anew, and what of the text its tree holds."""
-        monkeypatch.setattr(specblock_tree, "STRIDE", 1)
-        target = draft_target(runtime="eager")
-        objective = specblock_objective(target.loaded, settings(), seeded())
-        examples = [example_of(target, some_text(20, seed), 6) for seed in (1, 2)]
-        drafter, lengths = SpecBlockDrafter(target, objective.model), []
-        for example in examples:
-            text = example.tokens.tolist()
-            for at in range(6, 19):
-                session = drafter.start(np.array(text[:at]), example.features[:at])
-                nodes = nodes_of(session.draft(np.array(text[: at + 1]), asked()))
-                rest = text[at + 1 :]
-                lengths.append(sum(tuple(rest[:k]) in nodes for k in range(1, len(rest) + 1)))
-        found = specblock_tree.tree_tokens(target.loaded, objective.model, examples)
-        assert found == pytest.approx(1 + np.mean(lengths)) and found > 1
-        assert specblock_tree.tree_tokens(target.loaded, objective.model, []) is None
 
 
 class TestRecipe:

@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from lab.papers.specblock.model import (
     CONCENTRATED,
     FALLBACK,
-    RankHead,
-    buckets_of,
     ranks_of,
     summary,
 )
-from lab.papers.specblock.tree import UNIFORM_WIDTH, BlockGrowth, BlockTree, uniform
+from lab.papers.specblock.tree import BlockGrowth, BlockTree
 from tests.lab.papers.specblock.specblock_models import nodes_of, plain_summary, reference_tree
 
 
@@ -27,11 +25,6 @@ class TestSummary:
             assert len(features) == 15
             assert features == pytest.approx(plain_summary(row), abs=1e-5)
 
-    def test_a_flat_distribution(self):
-        features = summary(torch.full((1, 16), 3.0))[0].tolist()
-        assert features[:10] == pytest.approx([-math.log(16)] * 10)
-        assert features[10:] == pytest.approx([0.0, 0.0, 0.0, 1 / 16, math.log(16)])
-
     def test_a_certain_one_by_hand(self):
         """Logits 10, 8, 7, 6, 4, then 0: the gaps are 2, 3 and 6."""
         logits = torch.tensor([[0.0, 8.0, 10.0, 6.0, 7.0, 4.0] + [0.0] * 6])
@@ -41,16 +34,8 @@ class TestSummary:
         assert features[13] == pytest.approx(math.exp(10) / total)
         assert features[9] == pytest.approx(-math.log(total))
 
-    def test_impossible_tokens(self):
-        logits = torch.tensor([[1.0] * 10 + [-math.inf] * 5])
-        assert summary(logits)[0, -1] == pytest.approx(math.log(10))
-
 
 class TestBuckets:
-    def test_edges(self):
-        ranks = [1, 2, 4, 5, 10, 11, 8192]
-        assert buckets_of(torch.tensor(ranks)).tolist() == [0, 1, 1, 2, 2, 3, 3]
-
     def test_ranks_by_sorting(self):
         logits = torch.randn(20, 17, generator=torch.Generator().manual_seed(1))
         ids = torch.arange(20) % 17
@@ -60,108 +45,10 @@ class TestBuckets:
         ]
         assert ranks_of(logits, ids).tolist() == expected
 
-    def test_a_token_that_is_not_drafted_is_behind_all(self):
-        assert ranks_of(torch.zeros(1, 17), torch.tensor([-1])).tolist() == [18]
-        assert buckets_of(ranks_of(torch.zeros(1, 12), torch.tensor([-1]))).tolist() == [3]
-
-    def test_the_head_leaves_the_trunk_alone(self):
-        head = RankHead(8)
-        hidden = torch.randn(3, 8, requires_grad=True)
-        logits = torch.randn(3, 12, requires_grad=True)
-        head(hidden, logits).square().sum().backward()
-        assert hidden.grad is None and logits.grad is None
-        assert all(parameter.grad.abs().sum() > 0 for parameter in head.parameters())
-
 
 def block(tokens, probabilities, buckets):
     """One start's part of a forward, with its leading axis."""
     return np.array([tokens]), np.array([probabilities]), np.array([buckets])
-
-
-class TestByHand:
-    """K = 2, tokens 10 to 13 at position 1 and 20 to 23 at position 2."""
-
-    TOKENS = ((10, 11, 12, 13), (20, 21, 22, 23))
-    Q = ((0.5, 0.2, 0.1, 0.05), (0.4, 0.3, 0.2, 0.1))
-
-    def grown(self, buckets, growth=None, depth=9, width=9):
-        growth = growth or BlockGrowth(branching=(2, 4, 4, 0), starts=9)
-        tree = BlockTree(growth, depth, width)
-        tree.attach(*block(self.TOKENS, self.Q, buckets))
-        return tree
-
-    def starts(self, tree):
-        return [(s.token, s.position, s.depth, round(s.score, 6)) for s in tree.starts]
-
-    def test_sure_positions_give_two_children_and_one_start(self):
-        tree = self.grown((0, 0))
-        assert nodes_of(tree.candidates()) == {(10,): 0.5, (11,): 0.2, (10, 20): 0.4, (10, 21): 0.3}
-        assert self.starts(tree) == [(20, 1, 2, 0.2)]
-
-    def test_an_uncertain_position_lets_its_siblings_start_blocks(self):
-        tree = self.grown((1, 0))
-        assert len(tree.tokens) == 6
-        # Path scores: 0.5 * 0.4 of the chain's end, then the siblings' own.
-        assert self.starts(tree) == [
-            (11, 0, 1, 0.2),
-            (20, 1, 2, 0.2),
-            (12, 0, 1, 0.1),
-            (13, 0, 1, 0.05),
-        ]
-
-    def test_a_position_given_up_ends_the_chain(self):
-        tree = self.grown((0, 3))
-        assert set(nodes_of(tree.candidates())) == {(10,), (11,)}
-        assert self.starts(tree) == [(10, 0, 1, 0.5)]
-        nothing = self.grown((3, 0))
-        assert len(nothing.candidates().tokens) == 0 and nothing.starts == []
-
-    def test_the_fallback_keeps_candidates_but_starts_nothing_from_them(self):
-        tree = self.grown((3, 0), BlockGrowth(branching=FALLBACK))
-        assert set(nodes_of(tree.candidates())) == {
-            *((10,), (11,), (12,), (13,)),
-            *((10, 20), (10, 21)),
-        }
-        assert self.starts(tree) == [(20, 1, 2, 0.2)]
-
-    def test_depth_and_width_of_the_request(self):
-        shallow = self.grown((1, 1), depth=1)
-        assert set(nodes_of(shallow.candidates())) == {(10,), (11,), (12,), (13,)}
-        assert shallow.starts == []
-        narrow = self.grown((1, 1), width=1)
-        assert set(nodes_of(narrow.candidates())) == {(10,), (10, 20)}
-        even = self.grown((1, 1), depth=2)
-        assert {s.depth for s in even.starts} == {1}
-
-    def test_the_best_starts_and_the_best_nodes(self):
-        growth = BlockGrowth(branching=(2, 4, 4, 0), starts=2, nodes=3)
-        tree = self.grown((1, 1), growth)
-        assert self.starts(tree) == [(11, 0, 1, 0.2), (20, 1, 2, 0.2)]
-        # Path scores 0.5, 0.2, 0.2 (0.5 * 0.4): the earlier one first among equals.
-        assert set(nodes_of(tree.candidates())) == {(10,), (11,), (10, 20)}
-
-    def test_a_second_block_hangs_below_its_start(self):
-        tree = self.grown((1, 0), BlockGrowth(branching=(2, 4, 4, 0), starts=2))
-        second = ((30, 31, 32, 33), (40, 41, 42, 43))
-        third = ((50, 51, 52, 53), (60, 61, 62, 63))
-        tree.attach(
-            np.array([second, third]), np.array([self.Q, self.Q]), np.array([[0, 3], [0, 0]])
-        )
-        nodes = nodes_of(tree.candidates())
-        assert {path for path in nodes if len(path) > 1 and path[0] == 11} == {(11, 30), (11, 31)}
-        assert {path for path in nodes if len(path) > 2} == {
-            *((10, 20, 50), (10, 20, 51)),
-            *((10, 20, 50, 60), (10, 20, 50, 61)),
-        }
-
-    def test_the_paper_s_settings(self):
-        assert CONCENTRATED == (2, 4, 10, 0) and FALLBACK == (2, 4, 6, 4)
-        growth = BlockGrowth()
-        assert (growth.nodes, growth.blocks, growth.branching) == (60, 2, CONCENTRATED)
-        even = uniform(UNIFORM_WIDTH, growth)
-        # The first block and four more of four positions: the same 60 nodes.
-        assert even.branching == (3, 3, 3, 3)
-        assert 4 * UNIFORM_WIDTH * (1 + even.starts) == even.nodes
 
 
 class Tables:
