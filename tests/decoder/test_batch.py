@@ -17,7 +17,6 @@ from decoder.policies.bastion import Bastion
 from decoder.policies.parse import parse_policy
 from decoder.tree.draft_tree import EMPTY, CandidateTree, Lattice, best_first
 from tests.decoder.models import (
-    LatticeDrafter,
     StairCost,
     decoder_of,
     greedy,
@@ -86,26 +85,6 @@ def test_with_learning_drafters_too(family):
         EIGHT, max_new_tokens=TOKENS
     )
     assert [result.token_ids for result in results] == truths
-
-
-@pytest.mark.parametrize("policy", ["plain", "fixed:9", "bastion"])
-def test_text_i_draws_with_seed_plus_i(policy):
-    model = random_model("llama-gqa", scale=2.0)
-    sampling = {"temperature": 0.9, "top_p": 0.95, "top_k": 40}
-    together = decoder_with(model, policy, LatticeDrafter(97)).generate_batch(
-        EIGHT, max_new_tokens=TOKENS, seed=11, **sampling
-    )
-    alone = [
-        decoder_with(model, "plain").generate(
-            prompt, max_new_tokens=TOKENS, seed=11 + i, **sampling
-        )
-        for i, prompt in enumerate(EIGHT)
-    ]
-    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
-    same = decoder_with(model, policy).generate_batch(
-        [EIGHT[1]] * 3, max_new_tokens=TOKENS, seed=11, **sampling
-    )
-    assert len({tuple(r.token_ids) for r in same}) == 3  # three draws, not one
 
 
 class TestBadInput:

@@ -1,11 +1,8 @@
 """Timers of forwards: the host's clock, and device events without waiting."""
 
-import numpy as np
-import pytest
 import torch
 
 from decoder.statistics import EventTimer, HostTimer, TimedForward, forward_timer
-from tests.decoder.models import LatticeDrafter, decoder_of, random_model
 
 
 class FakeDevice:
@@ -69,54 +66,3 @@ def test_the_host_knows_at_once():
     assert stopwatch.finished() == [(forwards[0], 0.5), (forwards[1], 0.25)]
     assert stopwatch.finished() == []
     assert isinstance(forward_timer(torch.device("cpu")), HostTimer)
-
-
-class Seen:
-    """A cost model that records its observations."""
-
-    def __init__(self):
-        self.cost = self
-        self.drift_warning = None
-        self.observed = []
-
-    def bucket_rows(self, nodes):
-        return np.asarray(nodes) + 1.0
-
-    def verify_s(self, nodes, context, batch):
-        return 1.0
-
-    def observe(self, rows, context, seconds, batch):
-        self.observed.append((rows, context, seconds, batch))
-
-
-class Source:
-    def __init__(self):
-        self.cost = Seen()
-        self.warnings = ()
-        self.line = "a cost model that records"
-
-
-@pytest.mark.parametrize("late", [0, 1])
-def test_the_cost_model_learns_of_every_forward_with_its_own_rows(late):
-    """Also where a forward's time is known one round late."""
-    decoder = decoder_of(random_model("llama-gqa"), "fixed:3", LatticeDrafter(97))
-    decoder.cost_source = Source()
-    device = FakeDevice()
-    stopwatch = EventTimer(device.event)
-    decoder.timer = stopwatch
-    verify = decoder.target.verify
-
-    def timed(steps):
-        logits = verify(steps)
-        device.work(steps[0].tree.rows)  # as many milliseconds
-        device.passes(len(device.recorded) + 1 - 2 * late)
-        return logits
-
-    decoder.target.verify = timed
-    result = decoder.generate([5, 17, 3], max_new_tokens=20)
-    rows = [nodes + 1 for nodes in result.stats.tree_nodes]
-    observed = decoder.cost_source.cost.observed
-    assert len(observed) == len(rows) - late
-    for expected, (row_count, context, seconds, batch) in zip(rows, observed, strict=False):
-        assert (row_count, batch) == (expected, 1) and context >= 3
-        assert seconds == pytest.approx(expected * 1e-3)

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
 import pytest
 import torch
 
 from costmodel.errors import InputError
-from decoder.acceptance.drawn import DrawnTree
-from decoder.acceptance.rules import Picker, recursive_rejection, traversal
-from decoder.acceptance.sampling import Sampling
-from decoder.model.runtime.base import NO_TOKEN
 from tests.decoder.models import decoder_of, random_model
 
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
@@ -58,19 +53,3 @@ def test_the_prefill_names_the_position_too(way):
         model.get_input_embeddings().weight[PROMPT[-1]] = float("nan")
     with pytest.raises(InputError, match=f"position {len(PROMPT)} of the text"):
         decoder_of(model, "plain").generate(PROMPT, max_new_tokens=4)
-
-
-@pytest.mark.parametrize("judge", [recursive_rejection, traversal])
-def test_a_path_ends_at_a_row_without_numbers(judge):
-    """The root accepts its only child for certain; the child's own logits are NaN."""
-    tree = DrawnTree(
-        tokens=np.array([1, 2]),
-        parents=np.array([0, 1]),
-        depths=np.array([1, 2]),
-        scores=np.array([1.0, 1.0]),
-        q=torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]),
-        sources=np.array([0, 1, -1]),
-    )
-    logits = torch.tensor([[-100.0, 100.0, -100.0], [torch.nan] * 3, [0.0, 0.0, 0.0]])
-    outcome = judge(tree, logits, Picker(Sampling(temperature=1.0), torch.device("cpu")))
-    assert (outcome.rows, outcome.bonus) == ([1], NO_TOKEN)

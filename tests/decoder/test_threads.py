@@ -7,7 +7,6 @@ from threading import Barrier
 
 import pytest
 
-from costmodel.errors import InputError
 from tests.decoder.models import decoder_of, greedy, random_model
 
 THREADS, TEXTS, TOKENS = 4, 12, 24
@@ -41,26 +40,3 @@ def test_generate_gives_every_thread_its_text(expected, policy):
         return [decoder.generate(prompt, max_new_tokens=TOKENS).token_ids for _ in range(TEXTS)]
 
     assert in_threads(work) == [[text] * TEXTS for text in expected]
-
-
-def test_a_stream_is_right_or_says_that_another_text_ended_it(expected):
-    decoder = decoder_of(random_model("llama-gqa"), "fixed:9")
-
-    def work(number):
-        ends = []
-        for _ in range(TEXTS):
-            run = decoder.stream(PROMPTS[number], max_new_tokens=TOKENS)
-            try:
-                for _ in run.rounds():
-                    pass
-                ends.append("whole")
-                assert run.token_ids == expected[number]
-            except InputError as error:
-                assert "another text" in error.problem
-                ends.append("ended")
-                # What it had written is right as far as it goes.
-                assert run.token_ids == expected[number][: len(run.token_ids)]
-        return ends
-
-    ends = [end for thread in in_threads(work) for end in thread]
-    assert len(ends) == THREADS * TEXTS

@@ -8,16 +8,13 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
-from decoder.acceptance.drawn import DrawnTree
 from decoder.acceptance.rules import (
     ENTROPY_THRESHOLD,
     AcceptanceRule,
-    recursive_rejection,
-    traversal,
 )
 from decoder.acceptance.sampling import Sampling
 from decoder.drafters.ngram import NgramDrafter
-from decoder.tree.draft_tree import EMPTY, Lattice, best_first
+from decoder.tree.draft_tree import EMPTY
 from tests.decoder.models import decoder_of, random_model
 
 CPU = torch.device("cpu")
@@ -59,27 +56,3 @@ def test_the_threshold_is_where_the_stored_simulation_crosses():
     stored = Path(__file__).parents[3] / "lab" / "studies" / "results" / "acceptance_rules.json"
     crossings = [case["traversal_nats"] for case in json.loads(stored.read_text())["crossings"]]
     assert min(crossings) <= ENTROPY_THRESHOLD <= max(crossings)
-
-
-@pytest.mark.parametrize("name", ["recursive", "traversal"])
-def test_trees_are_drawn_and_judged_by_the_rule(name, monkeypatch):
-    used = []
-    for real in (recursive_rejection, traversal):
-
-        def noted(*arguments, real=real):
-            used.append(real)
-            return real(*arguments)
-
-        monkeypatch.setattr(f"decoder.acceptance.rules.{real.__name__}", noted)
-    rule = AcceptanceRule(name, Sampling(temperature=1.0), CPU)
-    whole = torch.randn(3, 40, generator=torch.Generator().manual_seed(1)).softmax(-1)
-    top = whole.topk(8)
-    lattice = Lattice(top.indices.numpy(), top.values.double().numpy(), whole)
-    shape = best_first(rule.expected(lattice), 8)
-    tree = rule.drawn(shape, lattice)
-    assert isinstance(tree, DrawnTree)
-    rule.accept(tree, torch.zeros(tree.rows, 40))
-    assert used == [recursive_rejection if name == "recursive" else traversal]
-    fresh = AcceptanceRule(name, Sampling(temperature=1.0), CPU)
-    before = fresh.expected(lattice).probabilities
-    assert not np.allclose(rule.expected(lattice).probabilities, before)

@@ -48,15 +48,6 @@ def test_frequencies_are_learnt_from_trees_of_any_width():
     np.testing.assert_allclose(expected(expectation, 3), shares, atol=0.07)
 
 
-def test_only_the_class_of_the_confidence_learns():
-    expectation = RankExpectation()
-    before = expected(expectation, confidence=BELOW)
-    for _ in range(50):
-        expectation.observe(star(2), [])
-    np.testing.assert_allclose(expected(expectation, confidence=BELOW), before)
-    assert expected(expectation)[0] < 0.2
-
-
 def test_a_deeper_node_counts_at_its_own_level():
     expectation = RankExpectation()
     for _ in range(200):

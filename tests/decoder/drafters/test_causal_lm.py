@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from costmodel.errors import InputError
 from decoder.drafters.base import DraftRequest
@@ -12,7 +11,6 @@ from decoder.drafters.vocabulary import check_vocabulary
 from decoder.model.loading import load_model
 from decoder.tree.growth import SinglePath, TopPaths, grow
 from tests.decoder.models import (
-    SIZES,
     decoder_of,
     greedy,
     random_model,
@@ -131,50 +129,6 @@ def test_many_plain_rounds_are_caught_up(plain_rounds):
         text.append(9)
 
 
-class Recorded:
-    """A model whose forwards are written down: tokens and the positions they stand at."""
-
-    def __init__(self, target, monkeypatch):
-        self.tokens, self.positions = [], []
-        extend = target.extend
-
-        def recording(tokens, offsets, visible, sequence=0):
-            self.tokens.append(tokens.tolist())
-            self.positions.append((target.cache.lengths[0] + offsets).tolist())
-            return extend(tokens, offsets, visible, sequence)
-
-        monkeypatch.setattr(target, "extend", recording)
-
-    def since(self):
-        tokens, self.tokens = self.tokens, []
-        return tokens
-
-
-def short_model(positions, seed=1):
-    torch.manual_seed(seed)
-    sizes = SIZES | {"max_position_embeddings": positions}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2)).to(torch.float64).eval()
-    with torch.no_grad():
-        model.get_output_embeddings().weight.mul_(6.0)
-    return model
-
-
-def test_drafting_ends_where_the_drafters_positions_do(monkeypatch):
-    drafter = drafter_of(short_model(20))
-    recorded = Recorded(drafter.model, monkeypatch)
-    text = list(range(12))
-    session = drafter.start(np.array(text), None)
-    deepest = []
-    while len(text) < 24:
-        text.append(3)
-        found = session.draft(np.array(text), request(SinglePath(max_depth=5), depth=5))
-        deepest.append(len(found.tokens))
-        session.observe([3], None)
-    # 13 to 20 tokens leave 7 to 0 more positions, and the last node needs none.
-    assert deepest == [5, 5, 5, 5, 4, 3, 2, 1, 0, 0, 0, 0]
-    assert max(max(positions) for positions in recorded.positions) == 19
-
-
 def test_logits_that_are_no_numbers_give_no_candidates():
     broken = random_model("llama-gqa")
     with torch.no_grad():
@@ -187,21 +141,6 @@ def test_logits_that_are_no_numbers_give_no_candidates():
         result = decoder.generate(PROMPT, max_new_tokens=15)
         assert result.token_ids == greedy(model, PROMPT, 15)
         assert result.stats.drafted_tokens == 0
-
-
-POLICIES = ["chain", "fixed:8"]
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_sampling_gives_the_text_of_plain_sampling(policy):
-    model, small = random_model("llama-gqa", scale=2.0), random_model("llama-mha-tied", scale=2.0)
-    texts = [
-        decoder_of(model, name, drafter, acceptance="walk")
-        .generate(PROMPT, max_new_tokens=25, temperature=0.9, top_p=0.9, seed=4)
-        .token_ids
-        for name, drafter in (("plain", "ngram"), (policy, drafter_of(small)))
-    ]
-    assert texts[0] == texts[1]
 
 
 class TestVocabularies:

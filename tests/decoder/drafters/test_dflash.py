@@ -189,31 +189,6 @@ class TestAgainstTheReference:
             drafted = session.draft(context, whole()).whole
             torch.testing.assert_close(drafted, expected, atol=1e-5, rtol=0)
 
-    @torch.inference_mode()
-    def test_features_are_the_layers_outputs(self, tmp_path):
-        """A reference that reads the inputs of the target's layers is told apart."""
-        target = draft_target()
-        folder, config, tensors = dflash_folder(tmp_path / "draft")
-        drafter = DFlashDrafter(target, folder)
-        for session, context in rounds(target, drafter, PROMPT, [2]):
-            drafted = session.draft(context, whole()).whole
-            right = reference(config, tensors, target, context)
-            wrong = reference(config, tensors, target, context, offset=0)
-            assert (drafted - right).abs().max() < 1e-5
-            assert (drafted - wrong).abs().max() > 1e-2
-
-    @torch.inference_mode()
-    def test_a_long_text_and_many_plain_rounds(self, tmp_path):
-        """The cache grows several times, and features wait for long before they are needed."""
-        target = draft_target()
-        folder, config, tensors = dflash_folder(tmp_path / "draft")
-        drafter = DFlashDrafter(target, folder)
-        prompt = np.random.default_rng(0).integers(VOCAB, size=150).tolist()
-        *_, (session, context) = rounds(target, drafter, prompt, [0] * 300)
-        expected = reference(config, tensors, target, context)
-        drafted = session.draft(context, whole()).whole
-        torch.testing.assert_close(drafted, expected, atol=1e-5, rtol=0)
-
 
 class TestLattice:
     @pytest.fixture

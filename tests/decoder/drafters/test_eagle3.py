@@ -171,31 +171,6 @@ class TestAgainstTheReference:
             np.testing.assert_array_equal(again.probabilities, tree.probabilities)
 
     @torch.inference_mode()
-    def test_features_enter_the_layers(self, tmp_path):
-        """A reference that reads the outputs of these layers is told apart."""
-        target = draft_target()
-        folder, config, tensors = eagle3_folder(tmp_path / "draft")
-        drafter = Eagle3Drafter(target, folder)
-        *_, (session, context) = rounds(target, drafter, PROMPT, [2])
-        drafted = session.draft(context, asked(TopPaths(width=VOCAB, max_depth=1)))
-        drafted = np.array([paths_of(drafted)[(token,)] for token in range(VOCAB)])
-        right = Reference(config, tensors, target, context).q()
-        wrong = Reference(config, tensors, target, context, layers=(3, 4, 4)).q()
-        assert np.abs(drafted - np.array([right[t] for t in range(VOCAB)])).max() < 1e-5
-        assert np.abs(drafted - np.array([wrong[t] for t in range(VOCAB)])).max() > 1e-2
-
-    @torch.inference_mode()
-    def test_the_default_tree(self, tmp_path):
-        """Ten children, then seven expansions of the ten best paths with ten children each."""
-        target = draft_target()
-        folder, config, tensors = eagle3_folder(tmp_path / "draft", draft_vocab_size=31)
-        drafter = Eagle3Drafter(target, folder)
-        *_, (session, context) = rounds(target, drafter, PROMPT, [])
-        tree = session.draft(context, asked(TopPaths(max_depth=drafter.max_depth)))
-        assert len(tree.tokens) == 10 + 7 * 100
-        assert_same(tree, Reference(config, tensors, target, context).tree(10, 10, 8))
-
-    @torch.inference_mode()
     def test_an_embedding_of_its_own(self, tmp_path):
         """A drafter of another width brings its embedding, and reads the target's features."""
         config = EAGLE3 | {"hidden_size": 24, "target_hidden_size": HIDDEN, "head_dim": 8}

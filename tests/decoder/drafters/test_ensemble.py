@@ -16,9 +16,8 @@ from decoder.drafters.factory import load_drafter
 from decoder.drafters.mixture import best_paths, join_drafts, new_statistics
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
-from decoder.profiling.probe import steady_draft
 from decoder.tree.draft_tree import CandidateTree, Lattice, best_first, sound
-from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder, sessions_of
+from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder
 from tests.decoder.models import as_paths, greedy, request
 
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
@@ -326,27 +325,6 @@ class TestBothDrafters:
                 load_drafter(wrong, target)
 
 
-class TestTiming:
-    def test_a_draft_takes_in_a_round_and_teaches_nothing(self, tmp_path):
-        target = draft_target()
-        drafter = load_drafter(f"ngram+{dflash_folder(tmp_path / 'draft')[0]}", target)
-        hits = drafter.first.hit_rates()
-        statistics = [array.copy() for array in drafter.statistics]
-        given = sessions_of(drafter.second)
-        draft = steady_draft(drafter, target, context=60)
-        taken, observe = [], given[0].observe
-        given[0].observe = lambda *arguments: taken.append(1) or observe(*arguments)
-        first = draft()
-        for _ in range(8):
-            again = draft()
-            np.testing.assert_array_equal(again.tokens, first.tokens)
-            np.testing.assert_array_equal(again.probabilities, first.probabilities)
-        assert len(taken) == 1 + 8
-        np.testing.assert_array_equal(drafter.first.hit_rates(), hits)
-        for array, was in zip(drafter.statistics, statistics, strict=True):
-            np.testing.assert_array_equal(array, was)
-
-
 def combined_decoder(tmp_path, second, policy, **options):
     target = draft_target("qwen3", torch.float64)
     folders = {"dflash": dflash_folder, "eagle3": eagle3_folder}
@@ -364,13 +342,6 @@ class TestWholeTexts:
         for prompt in (PROMPT, [9]):
             result = decoder.generate(prompt, max_new_tokens=30)
             assert result.token_ids == greedy(decoder.target.model, prompt, 30)
-
-    def test_prompts_together_are_what_they_are_alone(self, tmp_path):
-        decoder = combined_decoder(tmp_path, "dflash", "fixed:30")
-        prompts = [PROMPT[:length] for length in (1, 4, 10, 7)]
-        together = decoder.generate_batch(prompts, max_new_tokens=20)
-        for prompt, result in zip(prompts, together, strict=True):
-            assert result.token_ids == greedy(decoder.target.model, prompt, 20)
 
     def test_sampled_texts_are_the_same_for_a_seed(self, tmp_path):
         decoder = combined_decoder(tmp_path, "dflash", "fixed:20")

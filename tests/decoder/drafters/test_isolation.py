@@ -127,21 +127,6 @@ def test_one_that_writes_into_the_text(model, truth, caplog, kind):
     check(model, truth, kind(VOCAB), caplog, "read-only")
 
 
-def test_in_a_batch_the_others_go_on_with_drafts(model, truth):
-    class FailsOnce(LatticeDrafter):
-        def draft(self, context, request):
-            if context[0] == 9:
-                raise RuntimeError("no nines")
-            return super().draft(context, request)
-
-    prompts = [PROMPT, [9, 9, 4], [8, 2]]
-    decoder = TreeDecoder(target_of(model), drafter=FailsOnce(VOCAB), policy="fixed:6")
-    results = decoder.generate_batch(prompts, max_new_tokens=TOKENS)
-    assert [r.token_ids for r in results] == [greedy(model, p, TOKENS) for p in prompts]
-    assert [len(r.stats.warnings) for r in results] == [0, 1, 0]
-    assert [r.stats.drafted_rounds > 0 for r in results] == [True, False, True]
-
-
 @pytest.mark.parametrize("whole", [None, torch.zeros(1, 5), torch.zeros(4, 98), "a"])
 def test_sampled_trees_without_a_whole_distribution(model, whole):
     class NotWhole(WholeDrafter):

@@ -144,25 +144,6 @@ def test_running_out_of_memory_in_capture_is_said_once(caplog):
     assert "out of memory" in target.runtime.warnings[0]
 
 
-def test_captures_stop_at_the_memory_budget():
-    target, capture = graph_target(random_model("llama-gqa"), budget_bytes=250, bytes_each=100)
-    target.reserve(300)
-    target.runtime.prepare(target.cache, 64)
-    assert capture.recorded == 3  # the third goes past the budget, the fourth is not begun
-    assert [shape.rows for shape in target.runtime.shapes(target.cache)] == [64, 48, 32]
-    assert "0.0 GB" in target.runtime.warnings[0]
-
-
-def test_more_rows_than_the_largest_bucket_run_eagerly():
-    model = random_model("llama-gqa")
-    model.config.max_position_embeddings = 4096
-    target, capture = graph_target(model)
-    target.reserve(2000)
-    target.prefill(torch.tensor(PROMPT))
-    assert target.verify([Step(5, random_tree(BUCKETS[-1] + 1, 0))])[0].shape == (1026, 97)
-    assert capture.recorded == 0 and target.runtime.warnings == ()
-
-
 def test_which_runtime_a_choice_means():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert runtime_kind("auto", cpu) == "packed"

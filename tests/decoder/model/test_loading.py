@@ -115,10 +115,6 @@ class TestNames:
         assert "second line" not in str(caught.value)
         assert hub_requests == [("someone/something", True), ("someone/something", False)]
 
-    def test_an_unknown_name_lists_near_ones(self, hub_requests):
-        with pytest.raises(InputError, match=r"Nearest: .*Qwen/Qwen3-8B"):
-            load("qwen3-8")
-
 
 class TestBrokenFolders:
     @pytest.mark.parametrize("weights", ["auto", "random"])

@@ -20,13 +20,10 @@ from decoder.model.runtime.packed import packed_of
 from decoder.model.target import Step, make_target, quantised
 from decoder.profiling.measured_profile import profile_key
 from decoder.tree.draft_tree import EMPTY
-from lab.papers.specblock.drafter import SpecBlockDrafter
-from lab.papers.specblock.model import load_specblock, plain_copy
-from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder, rounds
+from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder
 from tests.decoder.model.test_fused import FUSIBLE, with_biases
 from tests.decoder.model.test_graphs import PROMPT, random_tree
 from tests.decoder.models import FAMILIES, greedy, plain_logits, random_model
-from tests.lab.papers.specblock.specblock_models import asked, specblock_folder
 
 pytestmark = pytest.mark.cpu_kind
 
@@ -291,34 +288,6 @@ def test_an_eagle3_drafter_is_packed_too(tmp_path):
     assert drafter.model.fc.weight.is_meta
     state = plain_state(drafter.model)
     assert all(torch.equal(state[name].float(), tensors[name]) for name in ("fc.weight",))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_specblock_drafter_is_packed_too(tmp_path, dtype):
-    """Its drafts are those of its plain weights; only W_fuse, used in parts, stays plain."""
-    folder = specblock_folder(tmp_path / "draft")[0]
-    target = draft_target(dtype=dtype)
-    packed = SpecBlockDrafter(target, folder)
-    model = load_specblock(folder, read_config(folder), packed.model.queries, target.head_weight())
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    linears = {name: one for name, one in packed.model.named_modules() if type(one) is nn.Linear}
-    assert {name for name, one in linears.items() if not one.weight.is_meta} == {"fuse"}
-    whole = plain_state(packed.model)
-    assert whole.keys() == state.keys()
-    assert all(torch.equal(whole[name], state[name]) for name in state)
-    assert all(
-        torch.equal(one, state[n]) for n, one in plain_copy(packed.model).state_dict().items()
-    )
-    for drafter in (packed, SpecBlockDrafter(target, model)):
-        *_, (session, context) = rounds(target, drafter, PROMPT, (2, 0))
-        tree = session.draft(context, asked())
-        if drafter is packed:
-            wanted = tree
-    np.testing.assert_array_equal(tree.tokens, wanted.tokens)
-    np.testing.assert_array_equal(tree.parents, wanted.parents)
-    if dtype == torch.bfloat16:
-        np.testing.assert_array_equal(tree.probabilities, wanted.probabilities)
-    np.testing.assert_allclose(tree.probabilities, wanted.probabilities, rtol=1e-4)
 
 
 def test_a_dflash_drafter_is_packed_too(tmp_path):

@@ -102,26 +102,6 @@ class TestFound:
         source = find_cost(target, NgramDrafter(), ProfileChoice())
         assert source.online and source.cost.mode == mode
 
-    def test_drift_is_told_once(self, probed, caplog):
-        model = random_model("llama-gqa", dtype=torch.float32)
-        surface = {
-            field: tuple(time / 100 for time in getattr(probed.surface, field))
-            for field in ("median_s", "mad_s")
-        }
-        calibration = probed.calibration.model_copy(update={"selected": "surface"})
-        ProfileStore().save(
-            changed(probed, surface=surface).model_copy(update={"calibration": calibration})
-        )
-        decoder = decoder_of(model, "bastion")
-        first = decoder.generate(PROMPT, max_new_tokens=200)
-        (warning,) = first.stats.warnings
-        assert "what was expected" in warning
-        assert f"warning: {warning}" in first.stats.lines()
-        assert decoder.cost_source.cost.mode == "ema+calib"
-        assert decoder.generate(PROMPT, max_new_tokens=20).stats.warnings == []
-        assert sum("what was expected" in record.message for record in caplog.records) == 1
-        assert first.token_ids == greedy(model, PROMPT, 200)
-
     def test_a_profile_of_kernels_alone_gets_the_floor_of_the_host(
         self, target, probed, monkeypatch
     ):
@@ -214,18 +194,6 @@ class TestDraftCosts:
         assert path.read_bytes() == before
         assert not user_directory().exists()
 
-    @pytest.mark.parametrize("stored", ["lacks it", "has it", "none", "none, bare"])
-    def test_what_the_process_knows_is_not_timed_again(self, target, probed, stopwatch, stored):
-        if stored == "lacks it":
-            ProfileStore().save(self.without(probed))
-        elif stored == "has it":
-            ProfileStore().save(probed)
-        known = DrafterSection(name="n", context=[1], median_s=[7e-3], mad_s=[None], n=[1])
-        choice = ProfileChoice(drafts={"ngram": known}, calibrate=stored != "none, bare")
-        source = find_cost(target, NgramDrafter(), choice)
-        assert stopwatch.timed == []
-        assert (source.cost.draft_s(300) == 7e-3) is (stored != "has it")
-
 
 def test_a_draft_is_timed_by_the_median_of_warm_calls(target, monkeypatch):
     ticks = []
@@ -275,13 +243,6 @@ class TestNamedFile:
             find_cost(target, NgramDrafter(), ProfileChoice(path=path))
         assert "\n" not in str(caught.value)
         assert "Leave --profile out" in str(caught.value)
-
-    def test_soft_keys_warn(self, target, probed, tmp_path):
-        path = tmp_path / "mine.yaml"
-        changed(probed, runtime={"transformers": "4.0"}).to_yaml(path)
-        source = find_cost(target, NgramDrafter(), ProfileChoice(path=path))
-        assert len(source.warnings) == 1
-        assert source.online
 
 
 class TestNotFound:
