@@ -2,9 +2,8 @@
 
 Libraries change the protocol with the size of the message: one-shot exchanges of small ones,
 two-shot ones, then NCCL's rings and trees. Within one protocol the time is a line over the bytes.
-`lab/studies/communication.py` fits the lines to published measurements (aiconfigurator-core,
-NVIDIA, Apache-2.0), writes calibrations/communication.yaml and states the error on sizes that no
-fit saw.
+calibrations/communication.yaml has lines that were fitted to published measurements
+(aiconfigurator-core, NVIDIA, Apache-2.0).
 """
 
 from __future__ import annotations

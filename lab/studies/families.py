@@ -1,7 +1,6 @@
 """Every causal LM of the installed transformers: exact under draft trees, or refused with a reason.
 
-    python -m lab.studies.families walk [--only llama gemma2]
-    python -m lab.studies.families document      # write the table of docs/families.md
+    python -m lab.studies.families [--only llama gemma2]
 
 A tiny random model of each kind writes a text by transformers' own greedy decoding, and by this
 decoder plainly and with trees, with a model of its own and with a borrowed one. The drafter knows
@@ -14,7 +13,6 @@ from __future__ import annotations
 import argparse
 import copy
 import inspect
-import json
 import os
 import re
 import tempfile
@@ -22,7 +20,6 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,13 +36,11 @@ from decoder.engine import TreeDecoder
 from decoder.model.loading import borrow_model
 from decoder.model.target import make_target
 from decoder.tree.draft_tree import Lattice
-from lab.studies.common import RESULTS, environment, store
+from lab.studies.common import environment, store
 
 VOCAB, PROMPT_TOKENS, NEW_TOKENS = 97, 22, 24
 WINDOW = 32  # of the kinds with sliding windows: shorter than the long text
 SHORT = (8, 20)  # prompt and new tokens of a text inside the window
-PAGE = Path(__file__).parents[2] / "docs/families.md"
-MARKS = ("<!-- table -->", "<!-- end of table -->")
 # Whether the decoder may change the model (fused layers, or weights packed), and the policy.
 WAYS = {
     torch.float64: ((False, "plain"), (False, "fixed:12"), (True, "plain"), (True, "beam:3x4")),
@@ -352,27 +347,6 @@ def document_table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def document() -> None:
-    """Write the stored walk's table into docs/families.md, between its marks."""
-    stored = json.loads((RESULTS / "families.json").read_text(encoding="utf-8"))["families"]
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
-    _, _, after = rest.partition(MARKS[1])
-    table = document_table([Outcome(**one) for one in stored])
-    text = f"{before}{MARKS[0]}\n\n{table}\n\n{MARKS[1]}{after}"
-    PAGE.write_text(text, encoding="utf-8")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("walk", "document"))
-    parser.add_argument("--only", nargs="*", help="kinds; the result is then not stored")
-    arguments = parser.parse_args()
-    if arguments.what == "document":
-        document()
-    else:
-        walk(arguments.only)
-
-
 def walk(only: Sequence[str] | None) -> None:
     """Try the kinds, print what becomes of each, and store the walk if it is whole."""
     transformers.logging.set_verbosity_error()
@@ -392,6 +366,12 @@ def walk(only: Sequence[str] | None) -> None:
             "families": [asdict(one) for one in outcomes],
         }
         store("families", result)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", help="kinds; the result is then not stored")
+    walk(parser.parse_args().only)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,27 @@
-"""The tables of README, docs and model card, made from stored results.
+"""The tables of README, docs and model card from stored results, and the plans that are shown.
 
 python -m lab.studies.readme          # prints the blocks
-python -m lab.studies.readme --write  # puts them between their markers
+python -m lab.studies.readme --write  # puts them between their markers, and plans below commands
+
+Plans use shipped profiles only: the commands run with an empty user's directory and as if the
+extra `operators` were not installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
+import os
 import re
+import shlex
+import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from lab.bench.analysis.ratios import compare_arms
 from lab.bench.record import PLAIN, Result
@@ -29,13 +38,14 @@ from lab.studies.bench_tables import (
 )
 from lab.studies.common import RESULTS
 from lab.studies.trained import blockpilot_table, demo_table, specblock_table
+from profiler.cli import run
 
 ROOT = Path(__file__).parents[2]
-PAGES = tuple(
-    ROOT / page
-    for page in ("README.md", "docs/benchmark.md", "docs/training.md", "decoder/demo/README.md")
-)
+NAMES = ("README.md", "docs/benchmark.md", "docs/families.md", "docs/training.md")
+PAGES = tuple(ROOT / name for name in (*NAMES, "decoder/demo/README.md"))
 BEST_ARM = "bastion+ngram+demo"
+PLANNING = ROOT / "docs" / "planning.md"
+PLAN = re.compile(r"```console\n\$ (rooftree plan .*?[^\\])\n(.*?)```", re.DOTALL)
 BLOCK = re.compile(r"<!-- ([a-z-]+): begin -->\n(.*?)<!-- \1: end -->", re.DOTALL)
 
 
@@ -163,6 +173,12 @@ def bench_engines() -> str:
     return "\n\n".join([heading(result), *tables])
 
 
+def families_table() -> str:
+    from lab.studies.families import Outcome, document_table  # transformers takes seconds
+
+    return document_table([Outcome(**one) for one in result("families")["families"]])
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "headline": headline,
     "numbers": numbers,
@@ -171,6 +187,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "bench-updates": lambda: bench_families("bench_updates"),
     "bench-studies": lambda: bench_arms("bench_studies"),
     "bench-engines": bench_engines,
+    "families": families_table,
     "trained-demo": demo_table,
     "trained-specblock": specblock_table,
     "trained-blockpilot": blockpilot_table,
@@ -187,6 +204,26 @@ def with_numbers(text: str) -> str:
     return BLOCK.sub(filled, text)
 
 
+def output_of(command: str) -> str:
+    """What a command prints, both streams, in the order in which it does."""
+    words = shlex.split(command.replace("\\\n", " "))[1:]
+    shown = io.StringIO()
+    with (
+        tempfile.TemporaryDirectory() as home,
+        mock.patch.dict(os.environ, {"ROOFTREE_HOME": home, "COLUMNS": "80"}),
+        mock.patch("costmodel.planning.sources.operators_installed", lambda: False),
+        contextlib.redirect_stdout(shown),
+        contextlib.redirect_stderr(shown),
+    ):
+        run(words)
+    return shown.getvalue()
+
+
+def with_output(text: str) -> str:
+    """`text` with the output of every `rooftree plan` in its console blocks."""
+    return PLAN.sub(lambda m: f"```console\n$ {m[1]}\n{output_of(m[1])}```", text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true")
@@ -197,6 +234,8 @@ def main() -> None:
             page.write_text(text, encoding="utf-8")
         else:
             print("\n\n".join(match[0] for match in BLOCK.finditer(text)))
+    if write:
+        PLANNING.write_text(with_output(PLANNING.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

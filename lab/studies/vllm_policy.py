@@ -51,7 +51,7 @@ def show(records: Sequence[Record], *, to_store: bool) -> None:
         summary(drafter, tables) for drafter in LENGTHS if (tables := tables_of(records, drafter))
     ]
     for one in summaries:
-        print_summary(one)
+        print(json.dumps(one, indent=1))
     if to_store:
         from lab.studies.common import environment, store
 
@@ -137,25 +137,6 @@ def mean_interval(tables: Tables, base: int) -> tuple[float, float]:
         ratios.append(means[-1] / means[base])
     low, high = np.quantile(ratios, [0.025, 0.975])
     return float(low), float(high)
-
-
-def print_summary(result: Record) -> None:
-    print(f"{result['drafter']}: tokens/s")
-    lengths = " ".join(f"K={k:<4}" for k in result["lengths"])
-    print(f"at once context  n {lengths} policy  /best          95 % /plain")
-    for row in result["cells"]:
-        rates = " ".join(f"{rate:6.1f}" for rate in row["tokens_per_s"])
-        low, high = row["over_best_95"] or (float("nan"), float("nan"))
-        print(
-            f"{row['at_once']:7} {row['context']:7} {row['repetitions']:2} {rates} "
-            f"{row['over_best']:6.3f} [{low:.3f}, {high:.3f}] {row['over_plain']:6.3f}"
-        )
-    low, high = result["over_best_single_95"]
-    print(
-        f"all cells: policy over the best single length, K = {result['best_single_length']}: "
-        f"{result['over_best_single']:.3f} [{low:.3f}, {high:.3f}]; over each cell's best: "
-        f"{result['mean_over_best']:.3f}"
-    )
 
 
 AT_ONCE = (1, 2, 4, 8)

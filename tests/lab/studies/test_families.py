@@ -11,11 +11,10 @@ import transformers
 
 from decoder.model.target import make_target
 from lab.studies import families
-from lab.studies.families import Outcome, document_table, kinds, try_kind
+from lab.studies.families import Outcome, kinds, try_kind
 from tests.tiny_folder import isolate
 
 STORED = Path(families.__file__).parent / "results/families.json"
-PAGE = Path(__file__).parents[3] / "docs/families.md"
 # Found exact with the list of names lifted, and two whose logit scale was missed.
 EXACT = (
     "llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "gpt_neox",
@@ -104,7 +103,3 @@ def test_the_stored_walk_has_every_family_and_none_is_wrong():
     walked = json.loads(STORED.read_text())["environment"]
     if walked["transformers_version"] == transformers.__version__:
         assert list(outcomes) == kinds()
-
-
-def test_the_page_shows_the_stored_walk():
-    assert document_table(stored()) in PAGE.read_text()
