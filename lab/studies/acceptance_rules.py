@@ -1,6 +1,6 @@
 """Acceptance rules by entropy: sampled against deterministic draft trees, simulated.
 
-    python -m lab.studies.acceptance_rules [--trials 300] [--name acceptance_rules]
+    python -m lab.studies.acceptance_rules [--trials 300]
 
 No model runs. Each position of a block has base log-probabilities -1.3 log(rank) over 4,000
 tokens. After each path the target has p = softmax(beta (base + sigma noise)) with independent
@@ -14,6 +14,7 @@ of accepted drafted tokens, and the entropy at which the rules cross.
 from __future__ import annotations
 
 import argparse
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,19 +48,22 @@ class Setting:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=300)
-    parser.add_argument("--name", default="acceptance_rules")
     options = parser.parse_args()
-    cases = []
+    cases: list[dict[str, Any]] = []
+    by_shape: dict[tuple[int, float], list[dict[str, Any]]] = defaultdict(list)
     for nodes, depth in SHAPES:
         for sigma in SIGMAS:
             for beta in BETAS:
                 setting = Setting(beta=beta, sigma=sigma, nodes=nodes, depth=depth)
                 cases.append(measure(setting, options.trials))
-                print(" ".join(f"{key} {value}" for key, value in cases[-1].items()))
+                by_shape[nodes, sigma].append(cases[-1])
+                print(cases[-1])
     crossings = [
         {"nodes": nodes, "depth": depth, "sigma": sigma}
         | {
-            f"{rule}_nats": crossing([c for c in cases if same(c, nodes, sigma)], rule)
+            f"{rule}_nats": crossing(
+                [c for c in cases if (c["nodes"], c["sigma"]) == (nodes, sigma)], rule
+            )
             for rule in RULES
         }
         for nodes, depth in SHAPES
@@ -76,7 +80,7 @@ def main() -> None:
         "cases": cases,
         "crossings": crossings,
     }
-    store(options.name, result)
+    store("acceptance_rules", result)
 
 
 def measure(setting: Setting, trials: int) -> dict[str, Any]:
@@ -88,7 +92,6 @@ def measure(setting: Setting, trials: int) -> dict[str, Any]:
     picker = Picker(Sampling(temperature=1.0, seed=2), torch.device("cpu"))
     learnt = {rule: RankExpectation() for rule in RULES}
     entropies: list[float] = []
-    overlaps: list[float] = []
     accepted: dict[str, list[float]] = {rule: [] for rule in ("walk", *RULES)}
     for trial in range(trials):
         chosen = torch.randperm(POSITIONS, generator=generator)[: setting.depth]
@@ -100,7 +103,6 @@ def measure(setting: Setting, trials: int) -> dict[str, Any]:
         counted = trial >= trials // 4
         if counted:
             entropies.append(float(torch.special.entr(p[0]).sum()))
-            overlaps.append(float(torch.minimum(p[0], whole[0]).sum()))
             accepted["walk"].append(expected_walk(best_first(lattice, setting.nodes), p))
         for rule, judge in RULES.items():
             counts = []
@@ -120,7 +122,6 @@ def measure(setting: Setting, trials: int) -> dict[str, Any]:
         "sigma": setting.sigma,
         "beta": setting.beta,
         "entropy_nats": round(float(np.mean(entropies)), 3),
-        "overlap": round(float(np.mean(overlaps)), 3),
         **{f"{rule}_accepted": round(float(np.mean(n)), 3) for rule, n in accepted.items()},
         "standard_error": round(float(gain.std() / np.sqrt(len(gain))), 3),
     }
@@ -139,10 +140,6 @@ def expected_walk(tree: DraftTree, p: torch.Tensor) -> float:
     for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
         reached[node + 1] = reached[parent] * float(p[parent, token])
     return float(reached[1:].sum())
-
-
-def same(case: dict[str, Any], nodes: int, sigma: float) -> bool:
-    return bool(case["nodes"] == nodes and case["sigma"] == sigma)
 
 
 def crossing(cases: list[dict[str, Any]], rule: str) -> float | None:

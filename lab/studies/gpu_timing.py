@@ -42,6 +42,7 @@ from lab.studies.gpu_parts import (
     random_texts,
 )
 from lab.studies.held_out import summary
+from lab.training.dflash import DFlashTraining, fresh_config
 from profiler.calibrate.points import SweepPlan
 from profiler.calibrate.run import CalibrationListener, calibrate
 from profiler.calibrate.sections import points_of
@@ -306,46 +307,27 @@ def run_drafters(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
 
 def dflash_drafter(target: Target) -> Drafter:
     """Five layers, blocks of 16 and five of the target's layers as features, as published."""
-    layers = target.architecture.layers
-    fields = drafter_fields(target) | {
-        "architectures": ["DFlashDraftModel"],
-        "num_hidden_layers": 5,
-        "block_size": 16,
-        "num_target_layers": layers,
-        "dflash_config": {
-            "mask_token_id": target.architecture.vocab - 1,
-            "target_layer_ids": sorted({1 + i * (layers - 4) // 4 for i in range(5)}),
-        },
-    }
+    layers, mask = target.architecture.layers, target.architecture.vocab - 1
+    features = tuple(sorted({1 + i * (layers - 4) // 4 for i in range(5)}))
+    wanted = DFlashTraining(layers=5, block_size=16, target_layers=features)
     with torch.device(target.device):
-        model = DFlashModel(DFlashConfig.parse(fields))
+        model = DFlashModel(DFlashConfig.parse(fresh_config(target.loaded, wanted, mask)))
     return DFlashDrafter(target, model.to(target.dtype).eval().requires_grad_(False))
 
 
 def eagle3_drafter(target: Target) -> Drafter:
     """One layer and a head over 32,000 tokens, as published."""
-    drafted = min(32_000, target.architecture.vocab)
-    fields = drafter_fields(target) | {"num_hidden_layers": 1, "draft_vocab_size": drafted}
+    sizes = target.architecture
+    fields = {
+        "hidden_size": sizes.hidden, "intermediate_size": sizes.ffn, "vocab_size": sizes.vocab,
+        "num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads,
+        "head_dim": sizes.head_dim, "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+        "max_position_embeddings": 40960, "num_hidden_layers": 1,
+        "draft_vocab_size": min(32_000, sizes.vocab),
+    }  # fmt: skip
     with torch.device(target.device):
         model = Eagle3Model(Eagle3Config.parse(fields))
     return Eagle3Drafter(target, model.to(target.dtype).eval().requires_grad_(False))
-
-
-def drafter_fields(target: Target) -> dict[str, Any]:
-    """Fields of a config.json whose layers are of the target's sizes."""
-    sizes = target.architecture
-    return {
-        "hidden_size": sizes.hidden,
-        "intermediate_size": sizes.ffn,
-        "num_attention_heads": sizes.heads,
-        "num_key_value_heads": sizes.kv_heads,
-        "head_dim": sizes.head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "max_position_embeddings": 40960,
-        "vocab_size": sizes.vocab,
-    }
 
 
 def run_peers(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:

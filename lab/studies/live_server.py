@@ -30,7 +30,6 @@ from costmodel.planning.traffic import LognormalLength, Trace, poisson_trace
 from costmodel.profile.profile import Profile
 from lab.studies.common import environment, read_prompts, store
 from lab.studies.vllm_server import (
-    Load,
     Request,
     acceptance,
     load,
@@ -48,6 +47,8 @@ LONGEST_PROMPT, LONGEST_OUTPUT = 512, 160
 OUTPUT = LognormalLength(mean_tokens=64, variation=0.5, most_tokens=LONGEST_OUTPUT)
 STEADY_REQUESTS = 2000
 FLOOR_REQUESTS, FLOOR_TOKENS = 8, 32
+LOADS = (0.2, 0.4, 0.6, 0.8)  # shares of the planned plain throughput
+LEAST_REQUESTS = 20  # of a cell
 STEP_TOKENS = 8192  # what plans assume of vLLM
 
 
@@ -157,24 +158,6 @@ def measure_floor(url: str, model: str, texts: Sequence[Sequence[int]], prefill_
     return float(np.median(times)) - prefill_s
 
 
-def run_cell(url: str, model: str, texts: Sequence[Sequence[int]], cell: dict[str, Any]) -> Load:
-    trace = cell["trace"]
-    return load(
-        url,
-        model,
-        [
-            Request(arrival_s=float(at), prompt=texts[index], output_tokens=int(tokens))
-            for at, index, tokens in zip(
-                trace.arrival_s, cell["picked"], trace.output_tokens, strict=True
-            )
-        ],
-    )
-
-
-def counters(url: str) -> dict[str, float]:
-    return metrics(read_url(f"{url}/metrics"))
-
-
 def run_mode(
     options: argparse.Namespace, profile: Path, texts: list[list[int]], drafted: int
 ) -> None:
@@ -192,49 +175,61 @@ def run_mode(
     with vllm_server(options.python, model, arguments, log) as (url, http_cores):
         floor_s = measure_floor(url, model, texts, forward.prompt(FLOOR_TOKENS, 0, 1).total)
         for number in missing:
-            rate = options.rates[number]
-            count = max(round(rate * options.seconds_per_cell), options.least_requests)
-            trace, picked = requests_of(texts, rate, count, (0, number))
-            cell = {"number": number, "drafted": drafted, "rate_per_s": rate, "trace": trace}
-            cell |= {"picked": picked, "acceptance_file": None}
-            before = counters(url)
-            outcome = run_cell(url, model, texts, cell)
-            record = {"rate_per_s": rate, "drafted": drafted, "floor_s": floor_s}
-            record["http_cores"] = sorted(http_cores)
-            if drafted:
-                measured = acceptance(before, counters(url), drafted)
-                path = options.work / f"acceptance_{drafted}_{number}.json"
-                path.write_text(json.dumps(measured), encoding="utf-8")
-                cell["acceptance_file"] = str(path)
-                record["acceptance"] = measured
-            record["prompt_tokens"] = spread(trace.prompt_tokens.tolist())
-            record["output_tokens"] = spread(trace.output_tokens.tolist())
-            record["client_cpu_share"] = outcome.cpu_share
-            record["measured"] = summary(outcome.answers)
-            record["replayed"] = replayed(options, profile, cell)
-            record["errors"] = errors(record["measured"], record["replayed"], floor_s)
+            record = run_cell(options, profile, texts, (url, drafted, number), floor_s)
+            record |= {"floor_s": floor_s, "http_cores": sorted(http_cores)}
             cell_path(options, drafted, number).write_text(json.dumps(record), encoding="utf-8")
-            show(record)
+            shown = ", ".join(f"{name} {value:+.1%}" for name, value in record["errors"].items())
+            print(f"{record['rate_per_s']:g}/s, {drafted} drafted: planned over measured: {shown}")
+
+
+def run_cell(
+    options: argparse.Namespace,
+    profile: Path,
+    texts: list[list[int]],
+    place: tuple[str, int, int],
+    floor_s: float,
+) -> dict[str, Any]:
+    """One cell, measured and planned; place: the server, drafted tokens, number of the rate."""
+    url, drafted, number = place
+    rate, model = options.rates[number], str(options.model)
+    count = max(round(rate * options.seconds_per_cell), LEAST_REQUESTS)
+    trace, picked = requests_of(texts, rate, count, (0, number))
+    columns = zip(trace.arrival_s, picked, trace.output_tokens, strict=True)
+    before = metrics(read_url(f"{url}/metrics"))
+    outcome = load(
+        url,
+        model,
+        [
+            Request(arrival_s=float(at), prompt=texts[index], output_tokens=int(tokens))
+            for at, index, tokens in columns
+        ],
+    )
+    cell = {"drafted": drafted, "rate_per_s": rate, "trace": trace, "acceptance_file": None}
+    record: dict[str, Any] = {"rate_per_s": rate, "drafted": drafted}
+    if drafted:
+        record["acceptance"] = acceptance(before, metrics(read_url(f"{url}/metrics")), drafted)
+        path = options.work / f"acceptance_{drafted}_{number}.json"
+        path.write_text(json.dumps(record["acceptance"]), encoding="utf-8")
+        cell["acceptance_file"] = str(path)
+    record["prompt_tokens"] = spread(trace.prompt_tokens.tolist())
+    record["output_tokens"] = spread(trace.output_tokens.tolist())
+    record["client_cpu_share"] = outcome.cpu_share
+    record["measured"] = summary(outcome.answers)
+    record["replayed"] = replayed(options, profile, cell)
+    return record | {"errors": errors(record["measured"], record["replayed"], floor_s)}
 
 
 def cell_path(options: argparse.Namespace, drafted: int, number: int) -> Path:
     return options.work / f"cell_{drafted}_{options.rates[number]:g}.json"
 
 
-def show(record: dict[str, Any]) -> None:
-    said = ", ".join(f"{name} {value:+.1%}" for name, value in record["errors"].items())
-    print(f"{record['rate_per_s']:g}/s, {record['drafted']} drafted: planned over measured: {said}")
-
-
 def rates_of(options: argparse.Namespace, profile: Path, texts: list[list[int]]) -> list[float]:
-    """Rates given, or shares of the plain server's planned throughput."""
-    if options.rates:
-        return list(options.rates)
+    """Requests a second: shares of the plain server's planned throughput."""
     trace, _ = requests_of(texts, 1.0, STEADY_REQUESTS, (2,))
     cell = {"drafted": 0, "rate_per_s": 1.0, "trace": trace, "acceptance_file": None}
     points = planned_server(options, profile, cell).points(trace.means, options.at_once)
     capacity = max(point.requests_per_s for point in points)
-    return [float(f"{share * capacity:.3g}") for share in options.loads]
+    return [float(f"{share * capacity:.3g}") for share in LOADS]
 
 
 def overall(cells: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -245,32 +240,16 @@ def overall(cells: Sequence[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def calibration_record(profile: Path) -> dict[str, Any]:
-    """The profile's own held-out error and regret, and how it was made."""
-    made = Profile.from_yaml(profile)
-    keep = {"runtime", "provenance", "held_out"}
-    return made.model_dump(mode="json", include=keep, exclude_none=True)
-
-
-def numbers(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--python", type=Path, required=True, help="the interpreter with vLLM")
     parser.add_argument("--model", type=Path, required=True, help="the target's folder")
     parser.add_argument("--work", type=Path, required=True, help="folder for profile and cells")
-    parser.add_argument("--rates", type=numbers, help="requests a second, instead of --loads")
-    parser.add_argument("--loads", type=numbers, default=(0.2, 0.4, 0.6, 0.8),
-                        help="shares of the planned plain throughput")  # fmt: skip
     parser.add_argument("--drafted", type=int, default=3, help="n-gram tokens drafted")
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--seconds-per-cell", type=float, default=55.0)
-    parser.add_argument("--least-requests", type=int, default=20)
     parser.add_argument("--calibration-s", type=float, default=75.0)
     parser.add_argument("--max-model-len", type=int, default=1088)
-    parser.add_argument("--trial", action="store_true", help="store no result")
     options = parser.parse_args()
     if not options.python.is_file():
         parser.error(f"--python: there is no {options.python}")
@@ -304,13 +283,14 @@ def main() -> None:
             "at_once": options.at_once,
             "seconds_per_cell": options.seconds_per_cell,
         },
-        "calibration": calibration_record(profile),
+        "calibration": Profile.from_yaml(profile).model_dump(
+            mode="json", include={"runtime", "provenance", "held_out"}, exclude_none=True
+        ),
         "overall": overall(cells),
         "cells": cells,
     }
     print(json.dumps(result["overall"], indent=1))
-    if not options.trial:
-        store("live_server", result)
+    store("live_server", result)
 
 
 if __name__ == "__main__":
