@@ -1,7 +1,8 @@
-"""Norms, rotations and greedy tokens of few bfloat16 rows on a CPU, each in one compiled call.
+"""Norms, rotations and greedy tokens of few rows on a CPU, each in one compiled call.
 
 torch composes them of six to nine calls, which take longer than the numbers do where rows are
-few. Results are torch's bit for bit: rounded in the same places, and summed in the same order.
+few. Results in bfloat16 are torch's bit for bit: rounded in the same places, and summed in the same
+order. Those in float32 are equal but for rounding.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _BLOCK = 512  # numbers of which the largest is found at once
 
 def are_few(rows: torch.Tensor) -> bool:
     """Whether this module is for rows [rows, hidden] of a forward."""
-    return rows.dtype == torch.bfloat16 and rows.numel() <= MOST_NUMBERS
+    return rows.dtype in (torch.bfloat16, torch.float32) and rows.numel() <= MOST_NUMBERS
 
 
 def bits_of(tensor: torch.Tensor) -> Bits:
-    """The bits of a bfloat16 tensor on the CPU; both share memory."""
-    bits: Bits = tensor.view(torch.uint16).numpy()
+    """The bits of a bfloat16 tensor on the CPU, the numbers of another; both share memory."""
+    bits: Bits = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return bits
 
 
@@ -64,7 +65,7 @@ def greedy_token(logits: torch.Tensor) -> int:
 class FewNorm(NamedTuple):
     """An RMSNorm: its weight [width], or one a head [heads, width], and its eps.
 
-    lanes  of torch's sums of this width, see `sum_lanes`
+    lanes  of torch's sums of this width, see `sum_lanes`; any in float32
     """
 
     weight: Numbers
@@ -74,7 +75,8 @@ class FewNorm(NamedTuple):
     @classmethod
     def of(cls, weight: torch.Tensor, eps: float) -> FewNorm:
         numbers: Numbers = weight.detach().float().numpy()
-        return cls(numbers, np.float32(eps), sum_lanes(numbers.shape[-1]))
+        lanes = sum_lanes(numbers.shape[-1]) if weight.dtype == torch.bfloat16 else 1
+        return cls(numbers, np.float32(eps), lanes)
 
 
 NO_NORM = FewNorm(np.empty((0, 0), np.float32), np.float32(0), 1)
@@ -100,7 +102,8 @@ class FewRows:
 
     def norm(self, rows: torch.Tensor, norm: FewNorm) -> torch.Tensor:
         """RMSNorm of rows [rows, hidden], rounded before and after they are scaled."""
-        _norm_rows(bits_of(rows), norm, self._normed_bits)
+        norm_rows = _norm_rows if rows.dtype == torch.bfloat16 else _norm_single_rows
+        norm_rows(bits_of(rows), norm, self._normed_bits)
         return self._normed
 
     def attend(self, layer: int, qkv: torch.Tensor, norms: FewNorm, scale: float) -> torch.Tensor:
@@ -128,9 +131,13 @@ class _Part:
         qkv = qkv[self._rows]
         rows, heads, width = qkv.shape
         heads -= 2 * self._cache.shape[2]
-        queries = torch.empty(1, heads, rows, width, dtype=torch.bfloat16)
+        single = qkv.dtype == np.float32
+        queries = torch.empty(
+            1, heads, rows, width, dtype=torch.float32 if single else torch.bfloat16
+        )
         cache, start = self._cache[layer], self._segment.start
-        _rotate_rows(qkv, self._rotation, norms, bits_of(queries)[0], cache, start)
+        rotate_rows = _rotate_single_rows if single else _rotate_rows
+        rotate_rows(qkv, self._rotation, norms, bits_of(queries)[0], cache, start)
         return self._segment.attend(layer, queries, scale)
 
 
@@ -277,3 +284,39 @@ def _rotate_rows(qkv, rotation, norms, queries, cache, start):  # type: ignore[n
         for h in range(len(values)):
             for i in range(width):
                 values[h, start + r, i] = qkv[r, heads + len(keys) + h, i]
+
+
+@jit
+def _norm_single(row, weight, eps, out):  # type: ignore[no-untyped-def]
+    total = np.float32(0)
+    for number in row:
+        total += number * number
+    factor = np.float32(1) / np.sqrt(total / np.float32(len(row)) + eps)
+    for i in range(len(row)):
+        out[i] = row[i] * factor * weight[i]
+
+
+@jit
+def _norm_single_rows(rows, norm, out):  # type: ignore[no-untyped-def]
+    for r in range(len(rows)):
+        _norm_single(rows[r], norm.weight, norm.eps, out[r])
+
+
+@jit
+def _rotate_single_rows(qkv, rotation, norms, queries, cache, start):  # type: ignore[no-untyped-def]
+    """`_rotate_rows` in float32."""
+    keys, values = cache
+    cosine, sine = rotation
+    width, half, heads = qkv.shape[2], qkv.shape[2] // 2, len(queries)
+    head = np.empty(width, np.float32)
+    for r in range(len(qkv)):
+        for h in range(heads + len(keys)):
+            if len(norms.weight):
+                _norm_single(qkv[r, h], norms.weight[h], norms.eps, head)
+            else:
+                head[:] = qkv[r, h]
+            out = queries[h, r] if h < heads else keys[h - heads, start + r]
+            for i in range(half):
+                out[i] = head[i] * cosine[r, i] + head[half + i] * sine[r, i]
+                out[half + i] = head[half + i] * cosine[r, half + i] + head[i] * sine[r, half + i]
+        values[:, start + r] = qkv[r, heads + len(keys) :]

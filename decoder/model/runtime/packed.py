@@ -74,7 +74,7 @@ class PackedLayer:
         return [norm for norm in norms if norm is not None]
 
     def few(self, rows: torch.Tensor, few: FewRows) -> torch.Tensor:
-        """The layer's output, for few rows in bfloat16."""
+        """The layer's output, for few rows."""
         qkv = self._qkv(few.norm(rows, self._attention_norm.few))
         qkv = qkv.view(len(rows), -1, self._head_dim)
         norms = NO_NORM if self._head_norms is None else self._head_norms.few

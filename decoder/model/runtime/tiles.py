@@ -122,6 +122,7 @@ def _emit_tile(b: Any, arrays: Any, first: Any, size: tuple[int, int], bits: int
     sums = [[b.phi(vector) for _ in count] for _ in rows]
     loaded = []
     for source in sources:
+        _prefetch(b, at(source, b.add(step, b.mul(width, number(UNIT))), lanes))
         value = b.load(b.bitcast(at(source, step, lanes), stored.as_pointer()), align=bits // 8)
         if bits == 16:
             shift = ir.Constant(wide, [16] * LANES)
@@ -147,6 +148,14 @@ def _emit_tile(b: Any, arrays: Any, first: Any, size: tuple[int, int], bits: int
             column = b.mul(b.add(first[0], number(i)), lanes)
             place = at(out.data, b.add(first[1], number(r)), outputs, column)
             b.store(sums[r][i], b.bitcast(place, vector.as_pointer()), align=4)
+
+
+def _prefetch(b: Any, pointer: Any) -> None:
+    """Ask for memory that is read soon; the end of the weights may lie before it."""
+    byte, switch = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, switch, switch, switch])
+    function = b.module.declare_intrinsic("llvm.prefetch", (byte,), kind)
+    b.call(function, [b.bitcast(pointer, byte), *(ir.Constant(switch, n) for n in (0, 2, 1))])
 
 
 _one, _two, _three = _tile(1, 2), _tile(2, 2), _tile(3, 2)

@@ -1,4 +1,4 @@
-"""Few rows in compiled calls: the numbers of torch's own operations, bit for bit."""
+"""Few rows in compiled calls: the numbers of torch's own operations, in bfloat16 bit for bit."""
 
 import numpy as np
 import pytest
@@ -28,16 +28,23 @@ HEADS, KV_HEADS, WIDTH, EPS = 6, 2, 16, 1e-5
 LAYERS, LAYER, PREFIX = 3, 1, 11
 
 
-def random(*shape):
-    return torch.randn(shape).bfloat16()
+DTYPES = [torch.bfloat16, torch.float32]
 
 
-def forward_of(rows):
+def random(*shape, dtype=torch.bfloat16):
+    return torch.randn(shape).to(dtype)
+
+
+def assert_same(ours, theirs):
+    """Equal bit for bit in bfloat16, but for rounding in float32."""
+    bound = 0.0 if ours.dtype == torch.bfloat16 else 3e-6
+    torch.testing.assert_close(ours, theirs, atol=bound, rtol=bound)
+
+
+def forward_of(rows, dtype=torch.bfloat16):
     """A cache with a prefix, and the plan of so many rows of a tree behind it."""
     shape = Structure(layers=LAYERS, heads=HEADS, kv_heads=KV_HEADS, head_dim=WIDTH, window=None)
-    cache = KVCache(
-        shape, capacity=64, sequences=2, dtype=torch.bfloat16, device=torch.device("cpu")
-    )
+    cache = KVCache(shape, capacity=64, sequences=2, dtype=dtype, device=torch.device("cpu"))
     cache.data.normal_()
     cache.lengths = [PREFIX, PREFIX + 3]
     parents = (np.arange(1, rows) - 1) // 2
@@ -54,36 +61,31 @@ def torch_norm(rows, weight):
     return weight * functional.rms_norm(rows, rows.shape[-1:], None, EPS)
 
 
-def few_norm(weight):
-    return FewNorm.of(weight, EPS)
-
-
 @pytest.mark.parametrize("width", [1, 7, 64, 128, 576, 1000, 4096, 11008])
 def test_rows_are_summed_in_the_order_of_torch(width):
     assert sum_lanes(width) in LANES
 
 
-@pytest.mark.parametrize("width", [1, 7, 576, 4096])
-@pytest.mark.parametrize("rows", [1, 5])
-def test_a_norm_is_that_of_torch(rows, width):
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (5, 7), (1, 576), (5, 4096)])
+def test_a_norm_is_that_of_torch(rows, width, dtype):
     torch.manual_seed(width)
-    x, weight = random(rows, width) * 3, random(width)
-    _, plan = forward_of(1)
-    few = FewRows(x, random(rows, WIDTH), random(rows, WIDTH), plan)
-    assert torch.equal(few.norm(x, few_norm(weight)), torch_norm(x, weight))
+    x, weight = random(rows, width, dtype=dtype) * 3, random(width, dtype=dtype)
+    few = FewRows(x, random(rows, WIDTH), random(rows, WIDTH), forward_of(1, dtype)[1])
+    assert_same(few.norm(x, FewNorm.of(weight, EPS)), torch_norm(x, weight))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_norms", [False, True])
 @pytest.mark.parametrize("rows", [1, 5])
-def test_rotated_attention_and_the_cache_are_those_of_torch(rows, head_norms):
+def test_rotated_attention_and_the_cache_are_those_of_torch(rows, head_norms, dtype):
     torch.manual_seed(rows)
-    cache, plan = forward_of(rows)
-    qkv = random(2 * rows, HEADS + 2 * KV_HEADS, WIDTH)
-    cosine, sine = random(2 * rows, WIDTH), random(2 * rows, WIDTH)
-    weights = random(HEADS + KV_HEADS, WIDTH)
-    few = FewRows(random(2 * rows, 8), cosine, sine, plan)
-    norms = few_norm(weights) if head_norms else NO_NORM
-    ours = few.attend(LAYER, qkv, norms, 0.25)
+    cache, plan = forward_of(rows, dtype)
+    qkv = random(2 * rows, HEADS + 2 * KV_HEADS, WIDTH, dtype=dtype)
+    cosine, sine = (random(2 * rows, WIDTH, dtype=dtype) for _ in range(2))
+    weights = random(HEADS + KV_HEADS, WIDTH, dtype=dtype)
+    few = FewRows(random(2 * rows, 8, dtype=dtype), cosine, sine, plan)
+    ours = few.attend(LAYER, qkv, FewNorm.of(weights, EPS) if head_norms else NO_NORM, 0.25)
     written = cache.data.clone()
 
     turned, value = qkv.split((HEADS + KV_HEADS, KV_HEADS), 1)
@@ -93,20 +95,15 @@ def test_rotated_attention_and_the_cache_are_those_of_torch(rows, head_norms):
     turned = turned * cosine[:, None] + swapped * sine[:, None]
     query, key = (part.transpose(0, 1)[None] for part in turned.split((HEADS, KV_HEADS), 1))
     theirs = plan.attend(LAYER, query, key, value.transpose(0, 1)[None], 0.25)
-    assert torch.equal(ours, theirs.reshape(2 * rows, -1))
-    assert torch.equal(written, cache.data)
+    assert_same(ours, theirs.reshape(2 * rows, -1))
+    assert_same(written, cache.data)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "rows", "few"),
-    [
-        (torch.bfloat16, 8, True),
-        (torch.bfloat16, MOST_NUMBERS // 16 + 1, False),
-        (torch.float32, 8, False),
-    ],
-)
-def test_few_rows_are_in_bfloat16(dtype, rows, few):
-    assert are_few(torch.zeros(rows, 16, dtype=dtype)) == few
+def test_few_rows_are_in_bfloat16_and_float32():
+    for dtype in DTYPES:
+        assert are_few(torch.zeros(8, 16, dtype=dtype))
+        assert not are_few(torch.zeros(MOST_NUMBERS // 16 + 1, 16, dtype=dtype))
+    assert not are_few(torch.zeros(8, 16, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("vocab", [1, 3, 512, 513, 5000])
