@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +20,6 @@ from lab.bench.record import Environment, ProfileInfo
 from profiler.measure.machine import collect, observe, warnings
 
 _PLAIN_VALUES = (str, int, float, bool, type(None))
-# Fields that an interrupted run must match to be resumed.
-_IDENTITY = ("torch_version", "transformers_version", "numba_version", "torch_threads")
 
 
 def machine(device: torch.device) -> tuple[Environment, tuple[str, ...]]:
@@ -43,15 +40,6 @@ def machine(device: torch.device) -> tuple[Environment, tuple[str, ...]]:
         busy=tuple(process.name for process in activity.processes),
     )
     return environment, warnings(metadata, activity)
-
-
-def identity(environment: Environment) -> dict[str, Any]:
-    """The fields that an interrupted run must match to be resumed."""
-    return {
-        "device": environment.device,
-        "threads": environment.threads,
-        "instruction_set": environment.instruction_set,
-    } | {name: environment.fields.get(name) for name in _IDENTITY}
 
 
 def describe_profile(profile: Profile, line: str) -> ProfileInfo:

@@ -1,19 +1,17 @@
 """The order in which all arms decode all prompts, and the run that follows it.
 
-A journal keeps every response, so that an interrupted run goes on where it stopped.
+A run that is interrupted begins anew: arms that were decoded at different times cannot be compared.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, TypeVar
 
-from costmodel.errors import InputError, MeasurementError
+from costmodel.errors import MeasurementError
 from lab.bench.arms.base import (
     ArmDecoding,
     ArmRunner,
@@ -22,19 +20,11 @@ from lab.bench.arms.base import (
     UpdatingArmDecoding,
 )
 from lab.bench.prompts import Encoded
-from lab.bench.record import Environment, FailedArm, Response
+from lab.bench.record import FailedArm, Response
 from lab.bench.response_timer import Clock, ResponseTimer
-from lab.bench.store import record_from
-from profiler.measure.journal import Journal
 from profiler.measure.samples import in_turn
 
 WARM_UP_TOKENS = 32
-LOST = (
-    "{arm}: what its drafter had learnt was lost when the run was interrupted, so that it decoded "
-    "the texts before that again, not in turn with the other arms; --fresh runs all in turn"
-)
-ResponseKey = tuple[str, str, int]  # arm, prompt, repeat
-Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,16 +78,8 @@ class Tools:
     limit_s: Callable[[int, int], float | None] = lambda prompt_tokens, new_tokens: None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchProgress:
-    """Responses done and in all, and the response just made; None for one from the journal."""
-
-    done: int
-    of: int
-    response: Response | None = None
-
-
-Listener = Callable[[BenchProgress], None]
+# Gets the number of responses so far, and of all.
+Listener = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,48 +96,32 @@ class Outcome:
 def run_schedule(
     runners: Sequence[ArmRunner],
     schedule: Schedule,
-    journal: Journal | None,
     tools: Tools,
-    listener: Listener = lambda progress: None,
+    listener: Listener = lambda done, of: None,
 ) -> Outcome:
-    """All responses in the order of the schedule; those in the journal are not made again.
+    """All responses in the order of the schedule.
 
-    An arm whose drafter learns begins anew unless all its responses are in the journal. An arm
-    whose engine fails is left out from there on, also when the run is resumed. Raises
-    MeasurementError naming arm and prompt where a decoder stops before its end.
+    An arm whose engine fails is left out from there on. Raises MeasurementError naming arm and
+    prompt where a decoder stops before its end.
     """
-    failed = {one.name: one for one in _recorded(journal, FailedArm, "failed")}
-    run = _Run(runners, schedule, tools, journal, failed)
+    run = _Run(runners, schedule, tools, {})
     turns = list(schedule.turns(len(runners)))
-    recorded = {one.key: one for one in _recorded(journal, Response, "response")}
-    lost = run.lost_arms(turns, recorded)
-    done = {key: response for key, response in recorded.items() if key[0] not in lost}
-    if any(run.key(turn) not in done for turn in turns):
-        run.warm_up()
+    run.warm_up()
     responses: list[Response] = []
     together: dict[Turn, Response] = {}
     for turn in turns:
         if schedule.by_round and turn.place % len(runners) == 0:
-            group = turns[turn.place : turn.place + len(runners)]
-            together = run.respond_together([one for one in group if run.key(one) not in done])
-        key = run.key(turn)
-        if key[0] in run.failed:
+            together = run.respond_together(turns[turn.place : turn.place + len(runners)])
+        arm = runners[turn.arm].arm.name
+        if arm in run.failed:
             continue
-        response = done.get(key)
-        made = None
-        if response is None:
-            try:
-                response = made = together.get(turn) or run.respond(turn)
-            except PeerFailure as failure:
-                run.fail(key[0], failure, prompt=key[1], answered=_count(responses, key[0]))
-                continue
-            if key in recorded:
-                again = LOST.format(arm=response.arm)
-                response = made = replace(response, warnings=(*response.warnings, again))
-            if journal is not None:
-                journal.append({"response": asdict(response)})
-        responses.append(response)
-        listener(BenchProgress(done=len(responses), of=len(turns), response=made))
+        try:
+            responses.append(together.get(turn) or run.respond(turn))
+        except PeerFailure as failure:
+            prompt = schedule.prompts[turn.prompt].prompt.id
+            run.fail(arm, failure, prompt=prompt, answered=_count(responses, arm))
+            continue
+        listener(len(responses), len(turns))
     return Outcome(
         responses=tuple(one for one in responses if one.arm not in run.failed),
         failed=tuple(run.failed.values()),
@@ -168,25 +134,12 @@ def _count(responses: Sequence[Response], arm: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The arms of a run with its schedule, tools and journal, and those that failed."""
+    """The arms of a run with its schedule and tools, and those that failed."""
 
     runners: Sequence[ArmRunner]
     schedule: Schedule
     tools: Tools
-    journal: Journal | None
     failed: dict[str, FailedArm]
-
-    def key(self, turn: Turn) -> ResponseKey:
-        return self._runner(turn).arm.name, self._encoded(turn).prompt.id, turn.repeat
-
-    def lost_arms(
-        self, turns: Sequence[Turn], recorded: Mapping[ResponseKey, Response]
-    ) -> set[str]:
-        """Arms whose drafter had learnt from some texts but not all, which a resume cannot
-        restore."""
-        learning = {runner.arm.name for runner in self.runners if runner.arm.updates}
-        missing = {key[0] for turn in turns if (key := self.key(turn)) not in recorded}
-        return learning & missing
 
     def warm_up(self) -> None:
         """Set every arm up for the longest prompt, and decode the beginning of its text."""
@@ -203,10 +156,9 @@ class _Run:
 
     def fail(self, arm: str, failure: PeerFailure, *, prompt: str | None, answered: int) -> None:
         """Leave an arm out from here on."""
-        failed = FailedArm(name=arm, prompt=prompt, answered=answered, reason=failure.problem)
-        self.failed[arm] = failed
-        if self.journal is not None:
-            self.journal.append({"failed": asdict(failed)})
+        self.failed[arm] = FailedArm(
+            name=arm, prompt=prompt, answered=answered, reason=failure.problem
+        )
 
     def _usable(self) -> list[ArmRunner]:
         return [runner for runner in self.runners if runner.arm.name not in self.failed]
@@ -305,30 +257,3 @@ def _naming(runner: ArmRunner, encoded: Encoded) -> Iterator[None]:
         raise MeasurementError(
             f"{runner.arm.name}, prompt '{encoded.prompt.id}': {error.problem}"
         ) from error
-
-
-def open_journal(path: Path, header: Mapping[str, Any], *, fresh: bool) -> Journal:
-    """The journal beside a result. Raises InputError where it belongs to another run."""
-    return Journal(path.with_name(path.name + ".journal"), header, fresh=fresh)
-
-
-def recorded_environment(journal: Journal, current: Environment) -> Environment:
-    """The environment at the beginning of the run: the journal's, or `current`, then recorded."""
-    for record in journal.records:
-        if "environment" in record:
-            return record_from(Environment, record["environment"])
-    journal.append({"environment": asdict(current)})
-    return current
-
-
-def _recorded(journal: Journal | None, kind: type[Entry], name: str) -> list[Entry]:
-    """What a journal's records of one name hold; a damaged one counts as such and is made again."""
-    entries = []
-    for record in () if journal is None else journal.records:
-        if name in record:
-            try:
-                entries.append(record_from(kind, record[name]))
-            except InputError:
-                assert journal is not None
-                journal.damaged += 1
-    return entries

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -27,25 +26,21 @@ from lab.bench.engines.choice import EngineChoice
 from lab.bench.environment import (
     bandwidth_limit,
     describe_profile,
-    identity,
     machine,
     stored_profile,
 )
-from lab.bench.prompts import Encoded, PromptText, encode_texts, hash_tokens, read_files
+from lab.bench.prompts import Encoded, PromptText, encode_texts, read_files
 from lab.bench.record import BenchSettings, Environment, ProfileInfo, PromptFile, Result
 from lab.bench.schedule import (
     Listener,
     Outcome,
     Schedule,
     Tools,
-    open_journal,
-    recorded_environment,
     run_schedule,
 )
 from lab.bench.store import write_result
 from profiler.calibrate.files import device_label
 from profiler.demo import PROMPTS
-from profiler.measure.journal import Journal
 from profiler.measure.lock import device_lock
 
 Say = Callable[[str], None]
@@ -58,8 +53,7 @@ class BenchOptions:
 
     engines other engines as peers
     chat    wrap prompts in the chat template; None: where the tokenizer has one
-    output  path of the result; the journal of an unfinished run lies beside it
-    fresh   drop the journal of an unfinished run
+    output  path of the result
     """
 
     target: str | None = None
@@ -75,7 +69,6 @@ class BenchOptions:
     dtype: str | None = None
     quantization: Quantization | None = None
     output: Path | None = None
-    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +76,13 @@ class Listeners:
     """Callbacks for messages and progress; both do nothing by default."""
 
     say: Say = lambda text: None
-    progress: Listener = lambda progress: None
+    progress: Listener = lambda done, of: None
 
 
 def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
     """Run the benchmark, and write the result to `options.output` if that is set.
 
-    Calling it again with the same options continues an interrupted run. Raises InputError,
-    DeviceError, ProfileError or MeasurementError.
+    Raises InputError, DeviceError, ProfileError or MeasurementError.
     """
     device = select_device(options.device)
     dtype = parse_dtype(options.dtype, device)
@@ -147,7 +139,7 @@ class _LoadedRun:
     warnings: tuple[str, ...]
 
     def finish(self, environment: Environment, listeners: Listeners) -> Result:
-        """Decode what the journal does not hold, and return the whole result."""
+        """Decode all texts, and return the whole result."""
         located = self.builder.profile
         if located is None:
             located = stored_profile(self.builder.target)
@@ -161,18 +153,10 @@ class _LoadedRun:
             by_round=self.settings.by_round,
         )
         tools = Tools(limit_s=bandwidth_limit(None if located is None else located[0]))
-        with self._journal(environment, profile) as journal:
-            if journal is not None:
-                environment = recorded_environment(journal, environment)
-                if journal.resumed:
-                    listeners.say(f"going on with the unfinished run in {journal.path}")
-            outcome = run_schedule(self.runners, schedule, journal, tools, listeners.progress)
-            if journal is not None and journal.damaged:
-                listeners.say(f"left out {journal.damaged} damaged lines of {journal.path}")
-            result = self._result(environment, profile, outcome)
-            if journal is not None and self.options.output is not None:
-                write_result(result, self.options.output, **derived(result))
-                journal.delete()
+        outcome = run_schedule(self.runners, schedule, tools, listeners.progress)
+        result = self._result(environment, profile, outcome)
+        if self.options.output is not None:
+            write_result(result, self.options.output, **derived(result))
         return result
 
     def _result(
@@ -192,24 +176,6 @@ class _LoadedRun:
             failed=outcome.failed,
         )
         return replace(result, warnings=(*self.warnings, *result_warnings(result)))
-
-    def _journal(
-        self, environment: Environment, profile: ProfileInfo | None
-    ) -> AbstractContextManager[Journal | None]:
-        output = self.options.output
-        if output is None:
-            return nullcontext()
-        header = {
-            **identity(environment),
-            "target": f"{self.builder.described.name} {self.builder.described.hash}",
-            "drafters": ", ".join(f"{d.name} {d.hash}" for d in self.builder.drafters()),
-            "profile": None if profile is None else profile.sha256,
-            "arms": ", ".join(runner.arm.name for runner in self.runners),
-            "engines": ", ".join(str(one.info(self.settings.dtype)) for one in self.engines),
-            "prompts": hash_tokens([token for one in self.prompts for token in one.ids]),
-            **{f"setting {key}": value for key, value in asdict(self.settings).items()},
-        }
-        return open_journal(output, header, fresh=self.options.fresh)
 
 
 def _texts(options: BenchOptions) -> tuple[list[PromptText], tuple[PromptFile, ...]]:

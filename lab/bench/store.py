@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -14,8 +14,6 @@ from costmodel.profile.text import describe_error
 from lab.bench.record import SCHEMA_VERSION, Result
 
 _HINT = "Give a file that `rooftree bench --output` of this version wrote."
-
-T = TypeVar("T")
 
 
 def read_result(path: str | Path) -> Result:
@@ -41,14 +39,6 @@ def write_result(result: Result, path: str | Path, **derived: Any) -> None:
     """
     text = json.dumps(result.as_dict() | derived, allow_nan=False, separators=(",", ":"))
     write_atomic(Path(path), text + "\n", InputError)
-
-
-def record_from(kind: type[T], data: Any) -> T:
-    """A part of a result from the JSON values of a journal. Raises InputError."""
-    try:
-        return TypeAdapter(kind).validate_json(json.dumps(data), strict=True)
-    except ValidationError as failure:
-        raise InputError(f"{kind.__name__}: {first_problem(failure)}") from None
 
 
 def first_problem(failure: ValidationError) -> str:

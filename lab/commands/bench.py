@@ -28,30 +28,6 @@ html_option = click.option(
 )
 
 
-class Names(click.ParamType):
-    """Names separated by commas; `none` for none."""
-
-    name = "name,name,..."
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, ...]:
-        if isinstance(value, tuple):
-            return value
-        names = [part.strip() for part in str(value).split(",")]
-        return tuple(name for name in names if name and name != "none")
-
-
-class EngineName(click.ParamType):
-    """NAME or NAME=PYTHON."""
-
-    name = "name[=python]"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, str | None]:
-        if isinstance(value, tuple):
-            return value
-        name, _, python = str(value).partition("=")
-        return name, python or None
-
-
 class EngineOption(NamedValue):
     """ENGINE:NAME=VALUE."""
 
@@ -93,21 +69,20 @@ class EngineOption(NamedValue):
 @click.option(
     "--study",
     "studies",
-    type=Names(),
-    default=(),
-    help="More arms: sweep (fixed trees of 1, 3, 7, 15 and 31 nodes), shape, estimator, dynatree.",
+    multiple=True,
+    type=click.Choice(["sweep", "shape", "estimator", "dynatree"]),
+    help="More arms; sweep is of fixed trees of 1, 3, 7, 15 and 31 nodes. May be repeated.",
 )
 @click.option(
     "--peers",
-    type=Names(),
-    help="Arms of transformers' generate: plain, prompt-lookup, assisted, or none "
-    "[default: all that can run].",
+    multiple=True,
+    type=click.Choice(["plain", "prompt-lookup", "assisted", "none"]),
+    help="Arms of transformers' generate [default: all that can run]. May be repeated.",
 )
 @click.option(
     "--engine",
     "engines",
     multiple=True,
-    type=EngineName(),
     help="Another engine as a peer: vllm, openvino or llama.cpp, and the Python that has it "
     "[default: this one]. May be repeated.",
 )
@@ -155,10 +130,8 @@ class EngineOption(NamedValue):
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
-    help="Write the result to this file, as JSON. An interrupted run is resumed from a journal "
-    "beside it.",
+    help="Write the result to this file, as JSON.",
 )
-@click.option("--fresh", is_flag=True, help="Drop the journal of an unfinished run.")
 @html_option
 @json_option
 @click.pass_context
@@ -167,8 +140,7 @@ def command(ctx: click.Context, html: Path | None, as_json: bool, **values: Any)
 
     Arms take turns prompt by prompt after a warm-up. All are timed by one clock, and
     their tokens are counted alike. Plain decoding always runs; ratios to it come with
-    95 % intervals over prompts. With --output, running the same command again continues
-    an interrupted run.
+    95 % intervals over prompts.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -225,7 +197,7 @@ def _options(values: dict[str, Any]) -> BenchOptions:
         policies=values["policies"] or DEFAULT_POLICIES,
         drafters=values["drafters"] or ("ngram",),
         studies=values["studies"],
-        peers=values["peers"],
+        peers=[one for one in values["peers"] if one != "none"] if values["peers"] else None,
     )
     decoder = DecoderChoice(
         temperature=values["temperature"],
@@ -233,7 +205,7 @@ def _options(values: dict[str, Any]) -> BenchOptions:
         by_round=values["by_round"],
     )
     same = ("target", "files", "seed", "chat", "new_tokens", "repeats", "device", "dtype",
-            "quantization", "output", "fresh")  # fmt: skip
+            "quantization", "output")  # fmt: skip
     return BenchOptions(
         arms=arms,
         decoder=decoder,
@@ -247,7 +219,6 @@ def _run(options: BenchOptions) -> Result:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    from lab.bench.schedule import BenchProgress
     from lab.bench.session import Listeners, bench
 
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
@@ -255,8 +226,8 @@ def _run(options: BenchOptions) -> Result:
     with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("decoding", total=None)
 
-        def progress(done: BenchProgress) -> None:
-            bar.update(task, completed=done.done, total=done.of)
+        def progress(done: int, of: int) -> None:
+            bar.update(task, completed=done, total=of)
 
         return bench(options, Listeners(say=console.print, progress=progress))
 

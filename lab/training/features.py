@@ -36,14 +36,6 @@ class Example:
     features: torch.Tensor
     final: torch.Tensor
 
-    def __post_init__(self) -> None:
-        rows = len(self.tokens)
-        if len(self.features) != rows or len(self.final) != rows:
-            raise InputError(
-                f"an example of {rows} tokens has features of {len(self.features)} "
-                f"and final states of {len(self.final)}"
-            )
-
 
 class Examples(Sequence[Example]):
     """The examples of some texts, computed once and cached in `folder`.
@@ -70,21 +62,13 @@ class Examples(Sequence[Example]):
         text = self._texts[index]
         place = self._folder / f"{_digest(text)}.safetensors"
         tensors = _load_cached(place)
-        if tensors is None or not self._fits(tensors, len(text.tokens)):
+        if tensors is None:
             tensors = self._compute(text)
             write_atomic(place, save(tensors), InputError)
         device = self._loaded.model.device
         tokens = torch.tensor(text.tokens, device=device)
         features, final = tensors["features"].to(device), tensors["final"].to(device)
         return Example(tokens, text.prompt_tokens, features, final)
-
-    def _fits(self, tensors: dict[str, torch.Tensor], rows: int) -> bool:
-        """Whether a file's tensors can be those of a text of so many tokens."""
-        hidden, dtype = self._loaded.architecture.hidden, self._loaded.model.dtype
-        shapes = {"features": (rows, len(self._layers) * hidden), "final": (rows, hidden)}
-        return {name: tuple(tensor.shape) for name, tensor in tensors.items()} == shapes and all(
-            tensor.dtype == dtype and bool(tensor.isfinite().all()) for tensor in tensors.values()
-        )
 
     @torch.no_grad()
     def _compute(self, text: TrainingText) -> dict[str, torch.Tensor]:

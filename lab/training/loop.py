@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from io import BytesIO
@@ -96,7 +97,9 @@ def train(
         say(f"going on behind step {first}")
     device = next(model.parameters()).device
     spent_s = history[-1]["seconds"] if history else 0.0
-    started_s, sums = perf_counter() - spent_s, Sums()
+    started_s = perf_counter() - spent_s
+    sums: Counter[str] = Counter()  # of figures since the last validation
+    counted = 0
     for step in range(first, settings.steps):
         for group in optimiser.param_groups:
             group["lr"] = learning_rate(step, settings)
@@ -106,14 +109,17 @@ def train(
             for index in chosen(step, len(training), settings):
                 loss, figures = objective.loss(training[index], generator, step)
                 (loss / settings.batch).backward()
-                sums.add(figures | {"loss": float(loss.detach())})
+                sums.update(figures | {"loss": float(loss.detach())})
+                counted += 1
         nn.utils.clip_grad_norm_(trained, settings.clip)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
         done = step + 1
         if done % settings.save_every == 0 or done == settings.steps:
             row = {"step": float(done), "seconds": perf_counter() - started_s}
-            row |= sums.means() | objective.validate(validation)
+            row |= {name: total / counted for name, total in sums.items()}
+            row |= objective.validate(validation)
+            sums, counted = Counter(), 0
             if not math.isfinite(row["loss"]):
                 raise InputError(
                     f"the loss is not a finite number before step {done}",
@@ -142,25 +148,6 @@ def chosen(step: int, examples: int, settings: TrainingSettings) -> list[int]:
             int(np.random.default_rng([settings.seed, epoch]).permutation(examples)[within])
         )
     return indices
-
-
-class Sums:
-    """Running means of figures."""
-
-    def __init__(self) -> None:
-        self._totals: dict[str, float] = {}
-        self._count = 0
-
-    def add(self, figures: dict[str, float]) -> None:
-        self._count += 1
-        for name, value in figures.items():
-            self._totals[name] = self._totals.get(name, 0.0) + value
-
-    def means(self) -> dict[str, float]:
-        """The means since the last call."""
-        means = {name: total / self._count for name, total in self._totals.items()}
-        self._totals, self._count = {}, 0
-        return means
 
 
 def accepted_depth(tree: DraftTree, truth: Iterable[int]) -> int:

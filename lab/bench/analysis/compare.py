@@ -111,31 +111,26 @@ def _check_same_work(first: Result, second: Result) -> None:
 
 def _differences(first: Result, second: Result) -> list[str]:
     """Differences of machine, target, profile and settings that may explain one in speed."""
-    pairs: list[tuple[str, Any, Any]] = [
-        ("the machine", first.environment.device, second.environment.device),
-        ("threads", first.environment.threads, second.environment.threads),
-        ("the target", first.target.name, second.target.name),
-        ("the target's architecture", first.target.hash, second.target.hash),
-        ("the profile", _profile(first), _profile(second)),
-        *((name, _setting(first, name), _setting(second, name)) for name in WARNED),
+    one, other = _circumstances(first), _circumstances(second)
+    return [
+        f"{name}: {one.get(name)} and {other.get(name)}"
+        for name in one | other
+        if one.get(name) != other.get(name)
     ]
-    versions = sorted(
-        name
-        for name in first.environment.fields.keys() | second.environment.fields.keys()
-        if name.endswith("_version")
-    )
-    for name in versions:
-        fields = (first.environment.fields.get(name), second.environment.fields.get(name))
-        pairs.append((name, *fields))
-    if first.settings.repeats != second.settings.repeats:
-        pairs.append(("repeats", first.settings.repeats, second.settings.repeats))
-    return [f"{name}: {one} and {other}" for name, one, other in pairs if one != other]
+
+
+def _circumstances(result: Result) -> dict[str, Any]:
+    machine, profile = result.environment, result.profile
+    return {
+        "the machine": machine.device,
+        "threads": machine.threads,
+        "the target": result.target.name,
+        "the target's architecture": result.target.hash,
+        "the profile": "none" if profile is None else f"{profile.kind} {profile.sha256[:12]}",
+        **{name: _setting(result, name) for name in (*WARNED, "repeats")},
+        **{name: value for name, value in machine.fields.items() if name.endswith("_version")},
+    }
 
 
 def _setting(result: Result, name: str) -> Any:
     return getattr(result.settings, name)
-
-
-def _profile(result: Result) -> str:
-    profile = result.profile
-    return "none" if profile is None else f"{profile.kind} {profile.sha256[:12]}"

@@ -14,7 +14,6 @@ from lab.bench.arms.peers import LOOKUP_TOKENS
 from lab.bench.record import PLAIN, Arm
 from lab.papers.specblock.updates.specblock import split_updater
 
-STUDIES = ("sweep", "shape", "estimator", "dynatree")
 PEERS = ("plain", "prompt-lookup", "assisted")
 DEFAULT_POLICIES = ("chain", "bastion")
 SWEEP = (1, 3, 7, 15, 31)  # tree sizes; more come with --policy fixed:N
@@ -44,9 +43,8 @@ def plan_arms(choice: ArmChoice, *, causal_drafters: Iterable[str] = ()) -> tupl
     """Plain decoding first, then all policies drafter by drafter, then the peers; each arm once.
 
     causal_drafters  labels of drafters that assisted generation can use
-    Raises InputError for an unknown policy, study or peer.
+    Raises InputError for an unknown policy.
     """
-    _check_names(choice)
     labels = drafter_labels(choice.drafters)
     arms: dict[str, Arm] = {}
     _add(arms, Arm(name=PLAIN, kind="plain", policy=PLAIN, studies=("policies",)))
@@ -123,19 +121,6 @@ def _add(arms: dict[str, Arm], arm: Arm) -> None:
     """Add an arm, or only its studies to the arm of the same name."""
     first = arms.get(arm.name, arm)
     arms[arm.name] = replace(first, studies=tuple(dict.fromkeys((*first.studies, *arm.studies))))
-
-
-def _check_names(choice: ArmChoice) -> None:
-    for kind, names, valid in (
-        ("study", choice.studies, STUDIES),
-        ("peer", choice.peers or (), PEERS),
-    ):
-        for name in names:
-            if name not in valid:
-                others = "; other engines come with --engine" if kind == "peer" else ""
-                raise InputError(
-                    f"'{name}' is not a {kind}", hint=f"Use {', '.join(valid)}{others}."
-                )
 
 
 def _no_cost(fit: Any = None) -> Any:

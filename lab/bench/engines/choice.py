@@ -89,14 +89,15 @@ class EngineChoice:
 
 
 def engine_choices(
-    engines: Sequence[tuple[str, str | None]], options: Sequence[tuple[str, str, Any]]
+    engines: Sequence[str], options: Sequence[tuple[str, str, Any]]
 ) -> tuple[EngineChoice, ...]:
-    """The engines from (name, interpreter) and their options from (engine, name, value).
+    """The engines from NAME or NAME=PYTHON, and their options from (engine, name, value).
 
     Raises InputError for an unknown engine or mode, an engine that is named twice, and an option
     of an engine that is not named.
     """
-    named = [name for name, _ in engines]
+    pairs = [(name, python or None) for name, _, python in (one.partition("=") for one in engines)]
+    named = [name for name, _ in pairs]
     for name in named:
         if name not in KINDS:
             raise InputError(f"'{name}' is not an engine", hint=f"Use {', '.join(KINDS)}.")
@@ -110,7 +111,7 @@ def engine_choices(
             )
     return tuple(
         _choice(name, python, {key: value for engine, key, value in options if engine == name})
-        for name, python in engines
+        for name, python in pairs
     )
 
 

@@ -14,7 +14,7 @@ from lab.bench.report.tables import (
     engine_tables,
     hindsight_table,
     number_text,
-    ratio_text,
+    sets_table,
     with_interval,
 )
 from profiler.report.console import note, print_table
@@ -28,10 +28,9 @@ def print_result(result: Result) -> None:
         click.echo(f"tree sizes by {result.profile.line}")
     arms = arms_table(figures)
     print_table(arms.columns, arms.rows)
-    if len(result.sets) > 1:
-        _print_sets(figures)
+    sets = [sets_table(figures)] if len(result.sets) > 1 else []
     sweeps = map(hindsight_table, figures.hindsight.values())
-    for table in (*sweeps, *engine_tables(result), *drafter_tables(figures)):
+    for table in (*sets, *sweeps, *engine_tables(result), *drafter_tables(figures)):
         print_table(table.columns, table.rows, title=table.title)
     for line in _accuracy_lines(figures):
         click.echo(line)
@@ -56,20 +55,6 @@ def _accuracy_lines(figures: ResultFigures) -> list[str]:
             f"Spearman {number_text(paths.spearman, '.2f')})"
         )
     return lines
-
-
-def _print_sets(figures: ResultFigures) -> None:
-    sets = figures.result.sets
-    rows = []
-    for arm in figures.result.arms:
-        cells = [arm.name]
-        for name in sets:
-            one = figures.of(arm.name, name)
-            length = number_text(one.tokens_per_verification, ".2f")
-            cells.append((ratio_text(one.over_plain) or "-") + (f" ({length})" if length else ""))
-        rows.append(cells)
-    title = "over plain decoding, and tokens a verification, by prompt set"
-    print_table(("arm", *sets), rows, title=title)
 
 
 def print_comparison(comparison: Comparison) -> None:

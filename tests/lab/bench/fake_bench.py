@@ -19,7 +19,6 @@ from lab.bench.record import (
     Rounds,
 )
 from lab.bench.schedule import Schedule, Tools, run_schedule
-from profiler.measure.journal import Journal
 
 END = 9
 
@@ -60,15 +59,12 @@ class FakeArm:
     largest_tree: int = 1
     calls: list[tuple[tuple[int, ...], int, int]] = field(default_factory=list)
     prepared: list[int] = field(default_factory=list)
-    interrupt_at: int | None = None
 
     def prepare(self, tokens: int) -> None:
         self.prepared.append(tokens)
 
     def start(self, ids: Sequence[int], new_tokens: int, seed: int) -> FakeDecoding:
         self.calls.append((tuple(ids), new_tokens, seed))
-        if self.interrupt_at is not None and len(self.calls) > self.interrupt_at:
-            raise KeyboardInterrupt
         kind = FakeSteppedDecoding if self.stepped else FakeDecoding
         return kind(self, self.text(ids), self.slowness(len(self.calls)))
 
@@ -186,11 +182,9 @@ def result(
     return Result(**usual | changed)
 
 
-def run(
-    own: Sequence[FakeArm], plan: Schedule, journal: Journal | None = None, **changed: Any
-) -> Result:
+def run(own: Sequence[FakeArm], plan: Schedule, **changed: Any) -> Result:
     """All responses of a schedule, on the first runner's clock, as a result."""
-    outcome = run_schedule(own, plan, journal, Tools(clock=own[0].clock))
+    outcome = run_schedule(own, plan, Tools(clock=own[0].clock))
     usual = {"settings": settings(new_tokens=plan.new_tokens, repeats=plan.repeats)}
     usual["failed"] = outcome.failed
     lost = {one.name for one in outcome.failed}

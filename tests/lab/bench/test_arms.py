@@ -262,8 +262,6 @@ class TestArms:
         ("changed", "message"),
         [
             ({"policies": ("fixed:0",)}, "'fixed:0' is not a policy"),
-            ({"studies": ("sweeps",)}, "'sweeps' is not a study"),
-            ({"peers": ("vllm",)}, "'vllm' is not a peer"),
             ({"peers": ("assisted",)}, "assisted generation needs a drafter that is a causal"),
             ({"drafters": ("a/x", "a/x")}, "two drafters are called 'x'"),
             ({"drafters": ("/c/a/x", "/d/a/x")}, "two drafters are called 'a/x'"),

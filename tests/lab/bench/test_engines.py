@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from costmodel.errors import InputError
 from decoder.model.demo_model import DEMO_NAME
-from lab.bench import session
 from lab.bench.engines.choice import EngineEnvironment, engine_choices, look_into
 from lab.bench.engines.model_file import check_model, is_gguf, write_gguf
 from lab.bench.record import Result
-from lab.bench.schedule import BenchProgress
 from lab.bench.store import read_result
 from profiler import cli
 from tests.tiny_folder import isolate, write_all
@@ -103,37 +100,14 @@ class TestRuns:
         assert row.split()[:2] == ["llama.cpp:ngram-mod", "failed"]
         assert f"failed at prompt 'p2', after 1 texts, which are left out: {reason}" in captured.err
 
-    @pytest.mark.slow
-    def test_a_failed_arm_stays_failed_when_the_run_is_resumed(
-        self, place: Place, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        real = session.run_schedule
-
-        def killed(runners: Any, schedule: Any, journal: Any, tools: Any, listener: Any) -> Any:
-            def listen(progress: BenchProgress) -> None:
-                if progress.done == 9:
-                    raise KeyboardInterrupt
-
-            return real(runners, schedule, journal, tools, listen)
-
-        option = ("--engine-option", "llama.cpp:fails=exits")
-        with monkeypatch.context() as patch:
-            patch.setattr(session, "run_schedule", killed)
-            assert place.bench(*option) == 130
-        journal = place.output.with_name("out.json.journal").read_text()
-        assert '"failed"' in journal
-        assert place.bench(*option) == 0
-        (failed,) = read_result(place.output).failed
-        assert (failed.prompt, failed.answered) == ("p2", 1)
-
 
 REFUSED = [
-    ((("sglang", None),), (), "'sglang' is not an engine. Use vllm, openvino, llama.cpp."),
-    ((("vllm", None), ("vllm", "p")), (), "the engine vllm is named twice"),
-    ((("vllm", None),), (("openvino", "model", "x"),), "of an engine that does not run"),
-    ((("vllm", None),), (("vllm", "modes", "ngram-3,tree-5"),), "'tree-5' is not a mode of vllm"),
-    ((("vllm", None),), (("vllm", "modes", "ngram"),), "'ngram' is not a mode of vllm"),
-    ((("vllm", None),), (("vllm", "model", "x"),), "vllm takes the target itself"),
+    (("sglang",), (), "'sglang' is not an engine. Use vllm, openvino, llama.cpp."),
+    (("vllm", "vllm=p"), (), "the engine vllm is named twice"),
+    (("vllm",), (("openvino", "model", "x"),), "of an engine that does not run"),
+    (("vllm",), (("vllm", "modes", "ngram-3,tree-5"),), "'tree-5' is not a mode of vllm"),
+    (("vllm",), (("vllm", "modes", "ngram"),), "'ngram' is not a mode of vllm"),
+    (("vllm",), (("vllm", "model", "x"),), "vllm takes the target itself"),
 ]
 
 
@@ -145,7 +119,7 @@ def test_what_cannot_be_asked_for_is_named(engines, options, message) -> None:
 
 
 def test_an_interpreter_without_the_engine(stub: str) -> None:
-    (choice,) = engine_choices([("openvino", stub)], [])
+    (choice,) = engine_choices([f"openvino={stub}"], [])
     with pytest.raises(InputError, match="has no package openvino_genai") as raised:
         look_into(choice)
     assert "pip install openvino-genai" in raised.value.hint
@@ -171,7 +145,7 @@ def test_a_missing_model_is_named_with_the_command(
     monkeypatch.chdir(tmp_path)
     Path("other.bin").write_bytes(b"\x00" * 9)
     options = [] if model is None else [(engine, "model", model)]
-    (choice,) = engine_choices([(engine, None)], options)
+    (choice,) = engine_choices([engine], options)
     with pytest.raises(InputError) as raised:
         check_model(choice, here(), target)
     assert message in str(raised.value)

@@ -11,12 +11,11 @@ import pytest
 
 from costmodel.errors import InputError
 from lab.bench.analysis.ratios import compare_arms, rate, tally_arm
-from lab.bench.schedule import Schedule, open_journal
+from lab.bench.schedule import Schedule
 from lab.bench.store import read_result, write_result
 from tests.lab.bench.fake_bench import END, Clock, FakeArm, arm, encoded, run
 
 NEW_TOKENS = 21
-HEADER = {"device": "a CPU"}
 
 
 def endless(ids: Sequence[int]) -> list[int]:
@@ -134,45 +133,6 @@ class TestByRound:
         assert [one.total_s for one in by_round.responses] == pytest.approx(
             [one.total_s for one in whole.responses]
         )
-
-
-@pytest.mark.slow
-class TestResume:
-    def interrupted(self, path: Path, after: int) -> None:
-        own = runners(Clock())
-        own[1].interrupt_at = after
-        with open_journal(path, HEADER, fresh=False) as journal, pytest.raises(KeyboardInterrupt):
-            run(own, schedule(prompts=5), journal)
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("torn", ["", '{"response":{"arm":"pl'])
-    def test_a_killed_run_ends_in_the_same_file(self, tmp_path: Path, torn: str) -> None:
-        write_result(run(runners(Clock()), schedule(prompts=5)), tmp_path / "whole.json")
-        self.interrupted(tmp_path / "out.json", after=3)
-        with (tmp_path / "out.json.journal").open("a") as file:
-            file.write(torn)
-        own = runners(Clock())
-        with open_journal(tmp_path / "out.json", HEADER, fresh=False) as journal:
-            before = len(journal.records)
-            write_result(run(own, schedule(prompts=5), journal), tmp_path / "resumed.json")
-        # As the record rounds times, they do not depend on where the clock stood.
-        assert (tmp_path / "resumed.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
-        assert 0 < before < 10
-        made = sum(len(one.calls) - 1 for one in own)  # without the warm-up
-        assert made == 10 - before
-
-    def test_a_damaged_response_is_made_again(self, tmp_path: Path) -> None:
-        self.interrupted(tmp_path / "out.json", after=2)
-        path = tmp_path / "out.json.journal"
-        lines = path.read_text().splitlines()
-        record = json.loads(lines[2])
-        record["response"]["total_s"] = -1.0
-        path.write_text("\n".join([*lines[:2], json.dumps(record), *lines[3:]]) + "\n")
-        with open_journal(tmp_path / "out.json", HEADER, fresh=False) as journal:
-            again = run(runners(Clock()), schedule(prompts=5), journal)
-            assert journal.damaged == 1
-        assert len(again.responses) == len(run(runners(Clock()), schedule(prompts=5)).responses)
-        assert all(response.total_s > 0 for response in again.responses)
 
 
 class TestRecord:

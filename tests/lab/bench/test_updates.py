@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -14,13 +14,12 @@ from decoder.model.runtime.linear import plain_state
 from decoder.profiling.startup import ProfileChoice
 from lab.bench.analysis.families import update_figures
 from lab.bench.analysis.ratios import compare_arms, rate, tally_arm
-from lab.bench.analysis.warnings import result_warnings
 from lab.bench.arms.base import Put
 from lab.bench.arms.builder import ArmBuilder, DecoderChoice
 from lab.bench.arms.choice import ArmChoice, plan_arms
 from lab.bench.arms.drafter_names import drafter_labels
 from lab.bench.record import Model, Result, Update
-from lab.bench.schedule import Schedule, Tools, open_journal, run_schedule
+from lab.bench.schedule import Schedule, Tools, run_schedule
 from tests.decoder.models import greedy
 from tests.lab.bench import fake_bench
 from tests.lab.bench.fake_bench import Clock, FakeArm, FakeDecoding, arm, encoded, result, settings
@@ -29,7 +28,6 @@ from tests.tiny_folder import isolate, write_all
 
 UPDATE_S = 0.5
 NEW_TOKENS = 21
-HEADER = {"device": "a CPU"}
 LEARNING = arm("chain+d@adapt=always", drafter="d@adapt=always", updates="always")
 FIXED = arm("chain+d", drafter="d", studies=("policies",))
 MODELS = (
@@ -97,8 +95,8 @@ def schedule(prompts: int = 6, repeats: int = 1) -> Schedule:
     )
 
 
-def run(own: list[FakeArm], plan: Schedule, journal=None) -> Result:
-    return fake_bench.run(own, plan, journal, drafters=MODELS)
+def run(own: list[FakeArm], plan: Schedule) -> Result:
+    return fake_bench.run(own, plan, drafters=MODELS)
 
 
 @pytest.mark.slow
@@ -123,35 +121,6 @@ class TestKnownCosts:
         assert own.rollbacks == 1
         assert own.update_s == pytest.approx(1.5)
         assert own.update_share == pytest.approx(1.5 / (1.5 + 6 * 0.15))
-
-
-@pytest.mark.slow
-class TestInterrupted:
-    def killed(self, path: Path, after: int) -> None:
-        """Kill the run where the plain arm begins its text number `after` (the warm-up's is 0)."""
-        own = runners(Clock())
-        own[0].interrupt_at = after
-        with open_journal(path, HEADER, fresh=False) as journal, pytest.raises(KeyboardInterrupt):
-            run(own, schedule(), journal)
-
-    @pytest.mark.slow
-    def test_a_learning_arm_begins_anew_and_says_so(self, tmp_path: Path) -> None:
-        whole = run(runners(Clock()), schedule())
-        self.killed(tmp_path / "out.json", after=4)
-        own = runners(Clock())
-        with open_journal(tmp_path / "out.json", HEADER, fresh=False) as journal:
-            before = [record["response"]["arm"] for record in journal.records]
-            found = run(own, schedule(), journal)
-        again = before.count(LEARNING.name)
-        assert again > 1
-        assert own[2].learnt == ["rehearsal", *["update"] * 6]
-        assert len(own[1].calls) == 1 + 6 - before.count(FIXED.name)  # what it had done is kept
-        told = [one.warnings for one in found.of(LEARNING.name)]
-        assert [len(lines) for lines in told] == [1] * again + [0] * (6 - again)
-        [warning] = [line for line in result_warnings(found) if "was lost" in line]
-        assert warning.startswith(LEARNING.name) and "not in turn" in warning
-        bare = tuple(replace(one, warnings=()) for one in found.responses)
-        assert bare == whole.responses
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +156,7 @@ class TestRealArms:
             repeats=1,
             ends=builder.ends,
         )
-        responses = run_schedule(own, plan, None, Tools()).responses
+        responses = run_schedule(own, plan, Tools()).responses
         found = result(arms, [one.prompt for one in plan.prompts], responses,
                        settings=settings(new_tokens=16), drafters=builder.drafters())  # fmt: skip
         for number, one in enumerate(found.of("plain")):

@@ -33,8 +33,6 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from costmodel.errors import InputError
-
 Action = Literal["skip", "heads", "full"]
 
 
@@ -60,14 +58,6 @@ class BanditSettings:
     actions: tuple[Action, ...] = ("heads", "full")
     interval_queries: int = 8
     buffer_queries: int = 4
-
-    def __post_init__(self) -> None:
-        counts = (self.warmup_queries, self.interval_queries, self.buffer_queries)
-        if min(counts) < 1 or self.declining_windows < 2 or not self.actions:
-            raise InputError(
-                "a bandit needs 1 query or more of warm-up, interval and buffer, 2 windows or "
-                f"more and an action, got {self}"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,8 +260,6 @@ class AlwaysUpdate:
     """
 
     def __init__(self, every: int = 8) -> None:
-        if every < 1:
-            raise InputError(f"updates must be 1 query or more apart, got {every}")
         self._every, self._queries = every, 0
 
     def after(self, query: Query) -> Decision:
