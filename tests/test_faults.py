@@ -41,7 +41,7 @@ from decoder.drafters.eagle3.model import Eagle3Config
 from decoder.drafters.vocabulary import read_tokens
 from lab.bench.analysis.summary import derived
 from lab.bench.prompts import read_files
-from lab.bench.store import read_result, write_result
+from lab.bench.record import read_result, write_result
 from profiler.commands.generate import read_prompts
 from profiler.measure.journal import Journal
 from tests.costmodel.conftest import make_profile

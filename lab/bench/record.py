@@ -1,18 +1,21 @@
-"""The schema of a benchmark result: settings, machine, models, arms, prompts, responses.
+"""A benchmark result as a file: settings, machine, models, arms, prompts, responses.
 
-A result holds measurements only; `lab.bench.analysis` derives figures from them, and
-`lab.bench.store` reads and writes result files.
+It holds measurements only; `lab.bench.analysis` derives figures from them.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from costmodel.errors import InputError
+from costmodel.io import read_json, write_atomic
+from costmodel.profile.text import describe_error
 
 SCHEMA_VERSION = 1
 PLAIN = "plain"  # the arm that every result has
@@ -410,3 +413,38 @@ class Result:
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values in the order of the fields."""
         return asdict(self)
+
+
+_HINT = "Give a file that `rooftree bench --output` of this version wrote."
+
+
+def read_result(path: str | Path) -> Result:
+    """Read and check a result. Raises InputError naming the file, the field and the problem."""
+    data = read_json(Path(path), hint=_HINT)
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version != SCHEMA_VERSION or isinstance(version, bool):
+        raise InputError(
+            f"{path}: is not a bench result: schema_version must be {SCHEMA_VERSION}"
+            f" (is {version!r})",
+            hint=_HINT,
+        )
+    try:
+        return TypeAdapter(Result).validate_json(json.dumps(data), strict=True)
+    except ValidationError as failure:
+        raise InputError(f"{path}: {first_problem(failure)}", hint=_HINT) from None
+
+
+def write_result(result: Result, path: str | Path, **derived: Any) -> None:
+    """Write the result and the `derived` fields in one step; `read_result` ignores the latter.
+
+    Raises InputError where the file cannot be written.
+    """
+    text = json.dumps(result.as_dict() | derived, allow_nan=False, separators=(",", ":"))
+    write_atomic(Path(path), text + "\n", InputError)
+
+
+def first_problem(failure: ValidationError) -> str:
+    """The first error as 'field: problem', and the number of further errors."""
+    errors = failure.errors(include_url=False)
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return " ".join(describe_error(errors[0]).split()) + more

@@ -30,7 +30,14 @@ from lab.bench.environment import (
     stored_profile,
 )
 from lab.bench.prompts import Encoded, PromptText, encode_texts, read_files
-from lab.bench.record import BenchSettings, Environment, ProfileInfo, PromptFile, Result
+from lab.bench.record import (
+    BenchSettings,
+    Environment,
+    ProfileInfo,
+    PromptFile,
+    Result,
+    write_result,
+)
 from lab.bench.schedule import (
     Listener,
     Outcome,
@@ -38,7 +45,6 @@ from lab.bench.schedule import (
     Tools,
     run_schedule,
 )
-from lab.bench.store import write_result
 from profiler.calibrate.files import device_label
 from profiler.demo import PROMPTS
 from profiler.measure.lock import device_lock

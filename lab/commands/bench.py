@@ -162,8 +162,8 @@ def compare(first: Path, second: Path, as_json: bool) -> None:
     from dataclasses import asdict
 
     from lab.bench.analysis.compare import compare_results
+    from lab.bench.record import read_result
     from lab.bench.report.terminal import print_comparison
-    from lab.bench.store import read_result
     from profiler.report.console import print_json
 
     comparison = compare_results(read_result(first), read_result(second))
@@ -182,7 +182,7 @@ def compare(first: Path, second: Path, as_json: bool) -> None:
 @json_option
 def show(path: Path, html: Path | None, as_json: bool) -> None:
     """Print the tables of a stored result, and write its page if wanted."""
-    from lab.bench.store import read_result
+    from lab.bench.record import read_result
 
     _report(read_result(path), html, as_json=as_json)
 

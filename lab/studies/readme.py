@@ -24,9 +24,8 @@ from typing import Any
 from unittest import mock
 
 from lab.bench.analysis.ratios import compare_arms
-from lab.bench.record import PLAIN, Result
+from lab.bench.record import PLAIN, Result, read_result
 from lab.bench.report.tables import engine_tables
-from lab.bench.store import read_result
 from lab.studies.bench_tables import (
     LOOKUP,
     arm_table,

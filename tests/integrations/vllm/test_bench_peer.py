@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.bench.store import read_result
+from lab.bench.record import read_result
 
 ROOT = Path(__file__).parents[3]
 PROMPTS = ("Count from one to ten, twice.", "Repeat this sentence three times: it rains.")

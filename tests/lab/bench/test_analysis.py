@@ -17,8 +17,7 @@ from lab.bench.analysis.hindsight import hindsight
 from lab.bench.analysis.ratios import Tally, paired_ratio
 from lab.bench.analysis.summary import derived
 from lab.bench.analysis.warnings import result_warnings
-from lab.bench.record import ProfileInfo, Result, Rounds
-from lab.bench.store import write_result
+from lab.bench.record import ProfileInfo, Result, Rounds, write_result
 from tests.lab.bench.fake_bench import arm, prompt, response, result, rounds, settings
 
 

@@ -212,7 +212,7 @@ class TestBuilder:
         """Whether or not costs can be kept in a profile of the user's."""
         timed: list[str] = []
 
-        def time_drafter(drafter, target) -> DrafterSection:
+        def time_drafter(drafter, *more) -> DrafterSection:
             timed.append(drafter.name)
             return DrafterSection(
                 name=drafter.name, context=[64], median_s=[1e-3], mad_s=[0.0], n=[5]

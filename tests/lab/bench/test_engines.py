@@ -13,8 +13,7 @@ from costmodel.errors import InputError
 from decoder.model.demo_model import DEMO_NAME
 from lab.bench.engines.choice import EngineEnvironment, engine_choices, look_into
 from lab.bench.engines.model_file import check_model, is_gguf, write_gguf
-from lab.bench.record import Result
-from lab.bench.store import read_result
+from lab.bench.record import Result, read_result
 from profiler import cli
 from tests.tiny_folder import isolate, write_all
 
@@ -151,7 +150,7 @@ def test_a_missing_model_is_named_with_the_command(
     assert message in str(raised.value)
 
 
-@pytest.mark.parametrize("more", [("--temperature", "1"), ("--quantization", "int8")])
+@pytest.mark.parametrize("more", [("--temperature", "1"), ("--dtype", "int8")])
 def test_engines_decode_greedily_with_the_targets_weights(place: Place, more, capsys) -> None:
     assert place.bench(*more) == 2
     line = capsys.readouterr().err

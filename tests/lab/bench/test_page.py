@@ -14,10 +14,9 @@ import pytest
 
 from costmodel.errors import InputError
 from lab.bench.analysis.summary import derived
-from lab.bench.record import Arm, EngineInfo, FailedArm, Model, Response, Result
+from lab.bench.record import Arm, EngineInfo, FailedArm, Model, Response, Result, write_result
 from lab.bench.report.page import page, write_page
 from lab.bench.report.tables import engine_tables
-from lab.bench.store import write_result
 from profiler.cli import run
 from tests.lab.bench.made_bench import PLAIN_ARM, full_arms, make_result, policy_arm
 from tests.profiler.page_reader import PageReader

@@ -11,8 +11,8 @@ import pytest
 
 from costmodel.errors import InputError
 from lab.bench.analysis.ratios import compare_arms, rate, tally_arm
+from lab.bench.record import read_result, write_result
 from lab.bench.schedule import Schedule
-from lab.bench.store import read_result, write_result
 from tests.lab.bench.fake_bench import END, Clock, FakeArm, arm, encoded, run
 
 NEW_TOKENS = 21

@@ -11,8 +11,7 @@ import pytest
 
 from costmodel.errors import InputError
 from lab.bench.prompts import read_files
-from lab.bench.record import Result
-from lab.bench.store import read_result
+from lab.bench.record import Result, read_result
 from profiler import cli
 from tests.tiny_folder import isolate, listing, write_all
 

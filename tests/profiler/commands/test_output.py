@@ -17,8 +17,7 @@ from costmodel.io import shipped_directory
 from costmodel.profile.store import ProfileStore
 from decoder.model.demo_model import FILES
 from lab.bench.analysis.summary import derived
-from lab.bench.record import Result
-from lab.bench.store import write_result
+from lab.bench.record import Result, write_result
 from lab.papers.blockpilot.recipe import PilotFigures
 from lab.training.recipe import Trained
 from profiler import checks, cli

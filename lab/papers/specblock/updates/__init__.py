@@ -1,5 +1,5 @@
 """Updates of a drafter while it serves (SpecBlock, section 3.4).
 
-`recording` keeps the positions that the drafter got wrong, `bandit` decides on an update,
-`adaptation` makes it.
+`adaptation` keeps the positions that the drafter got wrong, and updates it when `bandit` decides
+so; `specblock` says what a SpecBlock drafter learns.
 """

@@ -30,7 +30,12 @@ from lab.papers.specblock.drafter import SpecBlockDrafter
 from lab.papers.specblock.model import SpecBlockModel, buckets_of, plain_copy, ranks_of
 from lab.papers.specblock.training.objective import UNKNOWN
 from lab.papers.specblock.training.rows import Passage, run_blocks
-from lab.papers.specblock.updates.adaptation import AdaptiveDrafter, Redrafted, UpdateSettings
+from lab.papers.specblock.updates.adaptation import (
+    AdaptiveDrafter,
+    Redrafted,
+    TargetResponse,
+    UpdateSettings,
+)
 from lab.papers.specblock.updates.bandit import (
     Action,
     AlwaysUpdate,
@@ -38,7 +43,6 @@ from lab.papers.specblock.updates.bandit import (
     BanditSettings,
     Updater,
 )
-from lab.papers.specblock.updates.recording import TargetResponse
 
 
 class SpecBlockKind:

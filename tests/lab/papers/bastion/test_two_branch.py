@@ -5,7 +5,7 @@ import pytest
 
 from costmodel.catalog import find_device, find_target
 from costmodel.roofline import Roofline
-from lab.papers.bastion.two_branch import (
+from lab.papers.bastion.policy import (
     RELEASED_CONTEXTS,
     RELEASED_ROWS,
     TwoBranchCalibration,

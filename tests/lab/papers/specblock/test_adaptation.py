@@ -11,16 +11,14 @@ from decoder.engine import TreeDecoder
 from decoder.tree.draft_tree import CandidateTree, Lattice
 from lab.papers.specblock.updates.adaptation import (
     AdaptiveDrafter,
+    RecordingSession,
     Redrafted,
+    TargetResponse,
     Trainer,
     UpdateSettings,
-)
-from lab.papers.specblock.updates.bandit import AlwaysUpdate, Decision
-from lab.papers.specblock.updates.recording import (
-    RecordingSession,
-    TargetResponse,
     rejected_probability,
 )
+from lab.papers.specblock.updates.bandit import AlwaysUpdate, Decision
 from tests.decoder.draft_models import plain_states
 from tests.decoder.models import greedy, plain_logits, random_model, target_of
 

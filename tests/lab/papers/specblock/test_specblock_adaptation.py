@@ -6,9 +6,8 @@ import torch
 
 from decoder.engine import TreeDecoder
 from lab.papers.specblock.drafter import SpecBlockDrafter
-from lab.papers.specblock.updates.adaptation import UpdateSettings
+from lab.papers.specblock.updates.adaptation import RecordingSession, TargetResponse, UpdateSettings
 from lab.papers.specblock.updates.bandit import AlwaysUpdate, Bandit, BanditSettings
-from lab.papers.specblock.updates.recording import RecordingSession, TargetResponse
 from lab.papers.specblock.updates.specblock import SpecBlockKind, adaptive_specblock
 from tests.decoder.draft_models import VOCAB, draft_target, plain_states
 from tests.decoder.models import greedy
