@@ -1,9 +1,8 @@
-"""Drafters of a planned server: seconds of a draft, bytes, and acceptance that fits them."""
+"""The drafter of a planned server: seconds of a draft, bytes, and acceptance that fits it."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import Peaks, device_by_name
@@ -32,97 +31,47 @@ NGRAM_S = 1.8e-4
 _USUAL_PEAKS = Peaks(flops_per_s=3e14, bytes_per_s=2e12)
 
 
-class DraftCost(Protocol):
-    """Cost of a drafter beside a target."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DraftCost:
+    """A drafter and its cost beside a target.
 
-    @property
-    def name(self) -> str:
-        """The name that `--drafter` takes, such as `ngram`."""
-        ...
+    name       the name that `--drafter` takes, such as `ngram`
+    label      the drafter and the source of its cost, for people
+    block      whether it has weights and a cache, estimated as those of a DFlash drafter
+    layers     layers that pay the engine's overhead per layer
+    host_s     seconds on the host of one sequence's draft, beside `draft_s`
+    timed      its times at batch 1 in the profile; larger batches scale like the target's forward
+    in_engine  its times inside a serving engine, by batch, draft length and context
 
-    @property
-    def label(self) -> str:
-        """The drafter and the source of its cost, for people."""
-        ...
+    Without times a draft is one forward of a block of 16 rows a sequence: five dense layers of the
+    target's width, the projection of the target's features, and the target's LM head; the target's
+    time is scaled by the ratio of both physical rooflines. A look-up takes none on the device.
+    """
 
-    @property
-    def layers(self) -> int:
-        """Layers that pay the engine's overhead per layer."""
-        ...
-
-    @property
-    def host_s(self) -> float:
-        """Seconds on the host of one sequence's draft, beside `draft_s`."""
-        ...
+    name: str
+    label: str
+    block: bool = True
+    layers: int = 0
+    host_s: float = 0.0
+    timed: DrafterSection | None = None
+    in_engine: EngineDrafterSection | None = None
+    architecture_hash: str | None = None
 
     def draft_s(
         self, forward: TargetForward, batch: float, context: float, tokens: int
     ) -> ForwardSeconds:
         """Seconds of drafting `tokens` for each of `batch` sequences with `context` tokens."""
-        ...
-
-    def weight_bytes(self, architecture: ModelArchitecture) -> float:
-        """Bytes of the drafter's weights, summed over devices."""
-        ...
-
-    def cache_bytes_per_token(self, architecture: ModelArchitecture) -> float:
-        """Bytes of the drafter's keys and values of a token, summed over devices."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Drafting:
-    """The planned drafter: the name that `--drafter` takes, and the source of its cost."""
-
-    name: str
-    label: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LookupDrafter:
-    """An n-gram drafter that was not timed: a look-up on the host for each sequence."""
-
-    name: str = "ngram"
-    label: str = (
-        f"n-gram: {NGRAM_S * 1e3:.2f} ms on the host a sequence, as in this decoder's benchmark"
-    )
-    layers: int = 0
-    host_s: float = NGRAM_S
-
-    def draft_s(
-        self, forward: TargetForward, batch: float, context: float, tokens: int
-    ) -> ForwardSeconds:
-        """No time on the device."""
-        return ForwardSeconds()
-
-    def weight_bytes(self, architecture: ModelArchitecture) -> float:
-        """No memory."""
-        return 0.0
-
-    def cache_bytes_per_token(self, architecture: ModelArchitecture) -> float:
-        """No memory."""
-        return 0.0
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class BlockDrafter:
-    """A DFlash drafter that was not timed: the target's time scaled by the ratio of rooflines.
-
-    A draft is one forward of a block of 16 rows a sequence: five dense layers of the target's
-    width, the projection of the target's features, and the target's LM head.
-    """
-
-    name: str = "dflash"
-    label: str = (
-        "DFlash by its size: 5 layers of the target's width and its LM head over blocks of 16"
-    )
-    layers: int = DFLASH_LAYERS
-    host_s: float = 0.0
-
-    def draft_s(
-        self, forward: TargetForward, batch: float, context: float, tokens: int
-    ) -> ForwardSeconds:
-        """The target's forward of a block times the ratio of the two physical rooflines."""
+        if self.in_engine is not None:
+            seconds = float(self.in_engine.seconds(tokens, context, batch))
+            return ForwardSeconds(products=max(seconds, 0.0))
+        if self.timed is not None:
+            one_s = float(self.timed.seconds(context))
+            if batch > 1:
+                many, one = (forward.decode(b, context, BLOCK_ROWS).total for b in (batch, 1))
+                one_s *= many / one
+            return ForwardSeconds(products=one_s)
+        if not self.block:
+            return ForwardSeconds()
         device = device_by_name(forward.device.name)
         target = Roofline(
             architecture=forward.architecture,
@@ -131,117 +80,53 @@ class BlockDrafter:
             count="physical",
             tensor_parallel=forward.tensor_parallel,
         )
-        drafter = dataclasses.replace(target, architecture=self.architecture(forward.architecture))
-        block = (BLOCK_ROWS, context, batch)
-        share = float(drafter.seconds(*block) / target.seconds(*block))
-        share *= 1 + self._projection(forward.architecture) / drafter.architecture.parameters
+        drafter = dataclasses.replace(target, architecture=block_architecture(target.architecture))
+        shape = (BLOCK_ROWS, context, batch)
+        share = float(drafter.seconds(*shape) / target.seconds(*shape))
+        share *= 1 + _projection(forward.architecture) / drafter.architecture.parameters
         return forward.decode(batch, context, BLOCK_ROWS).scaled(share)
 
-    def architecture(self, target: ModelArchitecture) -> ModelArchitecture:
-        """The drafter's architecture, with the target's embedding and head."""
-        return dataclasses.replace(
-            target,
-            name=f"DFlash drafter of {target.name}",
-            layers=DFLASH_LAYERS,
-            tied=True,
-            sliding_window=None,
-            experts=0,
-            active_experts=0,
-            expert_ffn=0,
-        )
-
     def weight_bytes(self, architecture: ModelArchitecture) -> float:
-        """bfloat16 weights without the head, which is the target's."""
+        """Bytes of its bfloat16 weights over all devices, without the head, the target's."""
+        if not self.block:
+            return 0.0
         head = architecture.vocab * architecture.hidden
-        layers = self.architecture(architecture).parameters - head
-        return 2.0 * (layers + self._projection(architecture))
+        layers = block_architecture(architecture).parameters - head
+        return 2.0 * (layers + _projection(architecture))
 
     def cache_bytes_per_token(self, architecture: ModelArchitecture) -> float:
-        """bfloat16 keys and values of five layers."""
-        return 2.0 * 2 * DFLASH_LAYERS * architecture.kv_width
-
-    @staticmethod
-    def _projection(architecture: ModelArchitecture) -> int:
-        return DFLASH_FEATURES * architecture.hidden**2
+        """Bytes of its bfloat16 keys and values of a token over all devices."""
+        return 2.0 * 2 * DFLASH_LAYERS * architecture.kv_width if self.block else 0.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredDrafter:
-    """A drafter timed at batch 1; larger batches scale like the target's forward of a block."""
-
-    section: DrafterSection
-    memory: DraftCost
-    architecture_hash: str
-    host_s: float = 0.0
-
-    @property
-    def name(self) -> str:
-        """The name in the profile."""
-        return self.section.name
-
-    @property
-    def label(self) -> str:
-        """The name in the profile, and how it was timed."""
-        how = "timed by a decoder at its start" if self.section.kind == "quick" else "measured"
-        return f"{self.section.name}, {how}"
-
-    @property
-    def layers(self) -> int:
-        """No layers: the measured time includes gaps between kernels."""
-        return 0
-
-    def draft_s(
-        self, forward: TargetForward, batch: float, context: float, tokens: int
-    ) -> ForwardSeconds:
-        """Seconds of `batch` drafts."""
-        one = float(self.section.seconds(context))
-        if batch == 1:
-            return ForwardSeconds(products=one)
-        many = forward.decode(batch, context, BLOCK_ROWS).total
-        return ForwardSeconds(products=one * many / forward.decode(1, context, BLOCK_ROWS).total)
-
-    def weight_bytes(self, architecture: ModelArchitecture) -> float:
-        """Estimated from the kind of drafter."""
-        return self.memory.weight_bytes(architecture)
-
-    def cache_bytes_per_token(self, architecture: ModelArchitecture) -> float:
-        """Estimated from the kind of drafter."""
-        return self.memory.cache_bytes_per_token(architecture)
+def lookup_drafter(host_s: float = NGRAM_S) -> DraftCost:
+    """An n-gram drafter that was not timed: a look-up on the host for each sequence."""
+    label = f"n-gram: {NGRAM_S * 1e3:.2f} ms on the host a sequence, as in this decoder's benchmark"
+    return DraftCost(name="ngram", label=label, block=False, host_s=host_s)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class EngineDrafter:
-    """A drafter timed inside a serving engine, by batch, draft length and context."""
+def block_drafter(name: str = "dflash") -> DraftCost:
+    """A DFlash drafter that was not timed."""
+    label = "DFlash by its size: 5 layers of the target's width and its LM head over blocks of 16"
+    return DraftCost(name=name, label=label, layers=DFLASH_LAYERS)
 
-    section: EngineDrafterSection
-    memory: DraftCost
-    layers: int = 0
-    host_s: float = 0.0
 
-    @property
-    def name(self) -> str:
-        """The name in the profile."""
-        return self.section.name
+def block_architecture(target: ModelArchitecture) -> ModelArchitecture:
+    """The architecture of a target's DFlash drafter, with the target's embedding and head."""
+    return dataclasses.replace(
+        target,
+        name=f"DFlash drafter of {target.name}",
+        layers=DFLASH_LAYERS,
+        tied=True,
+        sliding_window=None,
+        experts=0,
+        active_experts=0,
+        expert_ffn=0,
+    )
 
-    @property
-    def label(self) -> str:
-        """The name in the profile, and where it was timed."""
-        return f"{self.section.name}, measured in the engine"
 
-    def draft_s(
-        self, forward: TargetForward, batch: float, context: float, tokens: int
-    ) -> ForwardSeconds:
-        """Seconds of `batch` drafts in one step."""
-        seconds = float(self.section.seconds(tokens, context, batch))
-        return ForwardSeconds(products=max(seconds, 0.0))
-
-    def weight_bytes(self, architecture: ModelArchitecture) -> float:
-        """Estimated from the kind of drafter."""
-        return self.memory.weight_bytes(architecture)
-
-    def cache_bytes_per_token(self, architecture: ModelArchitecture) -> float:
-        """Estimated from the kind of drafter."""
-        return self.memory.cache_bytes_per_token(architecture)
+def _projection(architecture: ModelArchitecture) -> int:
+    return DFLASH_FEATURES * architecture.hidden**2
 
 
 def find_drafter(
@@ -258,27 +143,27 @@ def find_drafter(
     engine = list(forward.profile.engine_drafters.values())
     if name is None and measured is not None and (measured.drafter or measured.drafter_kind):
         if measured.drafter_hash in timed:
-            return _measured(measured.drafter_hash, timed[measured.drafter_hash])
+            return _timed(measured.drafter_hash, timed[measured.drafter_hash])
         kind = measured.drafter_kind or measured.drafter
         name = kind if kind in NAMES else measured.drafter
     if name is None:
         if len(timed) == 1:
-            return _measured(*next(iter(timed.items())))
-        return _in_engine(engine[0]) if len(engine) == 1 else BlockDrafter()
+            return _timed(*next(iter(timed.items())))
+        return _in_engine(engine[0]) if len(engine) == 1 else block_drafter()
     if name in timed:
-        return _measured(name, timed[name])
+        return _timed(name, timed[name])
     for key, section in timed.items():
         if name.lower() in section.name.lower() and ("+" in name) == ("+" in section.name):
-            return _measured(key, section)
+            return _timed(key, section)
     for timed_in_engine in engine:
         if name.lower() in timed_in_engine.name.lower():
             return _in_engine(timed_in_engine)
     if name == "ngram":
-        return LookupDrafter()
+        return lookup_drafter()
     if name == "dflash":
-        return BlockDrafter()
+        return block_drafter()
     if name.lower() in (checkpoint.lower() for checkpoint in CHECKPOINTS.values()):
-        return BlockDrafter(name=name)
+        return block_drafter(name)
     names = ", ".join(
         [*NAMES, *(one.name for one in timed.values()), *(one.name for one in engine)]
     )
@@ -289,16 +174,24 @@ def find_drafter(
     )
 
 
-def _measured(key: str, section: DrafterSection) -> MeasuredDrafter:
-    return MeasuredDrafter(section=section, memory=_memory(section.name), architecture_hash=key)
+def _timed(key: str, section: DrafterSection) -> DraftCost:
+    how = "timed by a decoder at its start" if section.kind == "quick" else "measured"
+    return DraftCost(
+        name=section.name,
+        label=f"{section.name}, {how}",
+        block="gram" not in section.name.lower(),
+        timed=section,
+        architecture_hash=key,
+    )
 
 
-def _in_engine(section: EngineDrafterSection) -> EngineDrafter:
-    return EngineDrafter(section=section, memory=_memory(section.name))
-
-
-def _memory(name: str) -> DraftCost:
-    return LookupDrafter() if "gram" in name.lower() else BlockDrafter()
+def _in_engine(section: EngineDrafterSection) -> DraftCost:
+    return DraftCost(
+        name=section.name,
+        label=f"{section.name}, measured in the engine",
+        block="gram" not in section.name.lower(),
+        in_engine=section,
+    )
 
 
 def drafter_kind(name: str) -> str:
@@ -359,7 +252,7 @@ def acceptance_for(
 def _check_drafter(acceptance: Acceptance, drafter: DraftCost, target: str) -> list[str]:
     """Doubts in acceptance of another drafter of this kind. Raises InputError for other kinds."""
     measured = acceptance.measured
-    if isinstance(drafter, MeasuredDrafter) and measured.drafter_hash == drafter.architecture_hash:
+    if drafter.timed is not None and measured.drafter_hash == drafter.architecture_hash:
         return []
     if measured.drafter is None and measured.drafter_kind is None:
         return []

@@ -245,7 +245,7 @@ def _dspark(plan: Plan, forward: TargetForward, *, steps: bool) -> list[str]:
     make = steps_table if steps else sum_table
     most = max(point.running for point in best.points)
     table: StepTable = make(server, request.traffic, most_running=most, drafted=drafted)
-    label = server.drafting.label if server.drafting else "none"
+    label = server.drafter.label if server.drafter else "none"
     options = [
         *_sglang_server(request, best),
         "--speculative-algorithm DSPARK",

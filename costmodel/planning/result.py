@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from costmodel.planning.acceptance import Acceptance, Shape
-from costmodel.planning.drafting import Drafting
+from costmodel.planning.drafting import DraftCost
 from costmodel.planning.forwards import Origin
 from costmodel.planning.request import PlanRequest
 from costmodel.planning.servers import SERVER_ERROR, BatchChoice, Interval, OperatingPoint, Sizing
@@ -27,7 +27,7 @@ class Option:
     device: str
     tensor_parallel: int
     origin: Origin | None = None
-    drafter: Drafting | None = None
+    drafter: DraftCost | None = None
     unsplit: bool = False
     doubts: tuple[str, ...] = ()
     error: float | None = None

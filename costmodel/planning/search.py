@@ -185,7 +185,7 @@ def _planned(
             device=forward.device.name,
             origin=forward.origin,
             unsplit=forward.unsplit,
-            drafter=server.drafting,
+            drafter=server.drafter,
             doubts=server.acceptance.doubts if server.acceptance else (),
         )
         choices = server.choices(request.traffic, request.most_running)

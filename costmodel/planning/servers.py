@@ -16,7 +16,7 @@ from costmodel.planning.batching import (
     cycle_parts,
     cycle_work,
 )
-from costmodel.planning.drafting import DraftCost, Drafting
+from costmodel.planning.drafting import DraftCost
 from costmodel.planning.engines import EngineRules, cache_bytes_per_token, weight_bytes
 from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import Goals, PlanRequest, ServingPolicy
@@ -97,13 +97,6 @@ class Server:
     policy: ServingPolicy
     acceptance: Acceptance | None = None
     drafter: DraftCost | None = None
-
-    @property
-    def drafting(self) -> Drafting | None:
-        """The drafter by name; None where nothing drafts."""
-        if self.drafter is None:
-            return None
-        return Drafting(name=self.drafter.name, label=self.drafter.label)
 
     def cache_tokens(self, degree: int | None = None) -> float:
         """Tokens that the cache holds at a tensor-parallel degree (None: the server's own)."""

@@ -11,7 +11,7 @@ import pytest
 from costmodel.errors import InputError
 from costmodel.planning.acceptance import from_file
 from costmodel.planning.batching import Overheads, verification_s
-from costmodel.planning.drafting import EngineDrafter, find_drafter
+from costmodel.planning.drafting import find_drafter
 from costmodel.planning.engines import engine_rules
 from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import ServingPolicy
@@ -54,7 +54,7 @@ def test_the_engines_own_steps_get_no_overheads() -> None:
 def test_a_drafter_timed_in_the_engine_costs_what_was_measured() -> None:
     forward = TargetForward(make_engine_profile(0.001, a_token_s=0.0005))
     drafter = find_drafter(forward, "ngram")
-    assert isinstance(drafter, EngineDrafter)
+    assert drafter.in_engine is not None
     assert drafter.draft_s(forward, 8, 64, 15).total == pytest.approx(0.001 + 0.0005 * 15 * 8)
     assert find_drafter(forward, None).name == "ngram"
 

@@ -11,7 +11,7 @@ import pytest
 
 from costmodel.catalog import load_targets
 from costmodel.errors import InputError
-from costmodel.planning.drafting import Drafting
+from costmodel.planning.drafting import DraftCost
 from costmodel.planning.exports import (
     batch_table,
     checkpoint_of,
@@ -71,7 +71,7 @@ def made(engine: str = "vllm", drafter: str | None = "dflash", load: int = 1, **
         tensor_parallel=changed.pop("tp", 2),
         points=points,
         sizing=sizing,
-        drafter=drafter and Drafting(name=drafter, label=drafter),
+        drafter=drafter and DraftCost(name=drafter, label=drafter),
     )
     request = PlanRequest(
         target=QWEN,

@@ -10,7 +10,7 @@ import pytest
 from costmodel.catalog import find_target
 from costmodel.errors import InputError
 from costmodel.planning.acceptance import OTHER_TARGET_SPREAD, find_acceptance
-from costmodel.planning.drafting import NGRAM_S, BlockDrafter, LookupDrafter, acceptance_for
+from costmodel.planning.drafting import NGRAM_S, acceptance_for, block_drafter, lookup_drafter
 from costmodel.planning.request import PlanRequest, ServingPolicy
 from costmodel.planning.search import plan
 from costmodel.planning.traffic import Traffic
@@ -58,7 +58,7 @@ def test_a_file_says_what_it_is_of(read):
 
 
 def test_acceptance_of_its_own_target_and_drafter_is_not_doubted(read):
-    found = acceptance_for(read(**FROM_BENCH), (NAME, QWEN), LookupDrafter(), trees=False)
+    found = acceptance_for(read(**FROM_BENCH), (NAME, QWEN), lookup_drafter(), trees=False)
     assert found.doubts == ()
 
 
@@ -66,14 +66,14 @@ def test_acceptance_of_another_target_is_refused(read):
     other = FROM_BENCH | {"target": "HuggingFaceTB/SmolLM2-135M-Instruct", "target_hash": "abc"}
     for data in (other, {k: v for k, v in other.items() if k != "target_hash"}):
         with pytest.raises(InputError, match="SmolLM2-135M-Instruct, not of Qwen/Qwen3-8B") as no:
-            acceptance_for(read(**data), (NAME, QWEN), LookupDrafter(), trees=False)
+            acceptance_for(read(**data), (NAME, QWEN), lookup_drafter(), trees=False)
         command = "rooftree bench --target Qwen/Qwen3-8B --drafter ngram --output FILE"
         assert no.value.hint == f"Measure it: `{command}`"
 
 
 def test_a_fine_tune_of_the_same_architecture_is_doubted(read):
     data = FROM_BENCH | {"target": "me/my-tune"}
-    found = acceptance_for(read(**data), (NAME, QWEN), LookupDrafter(), trees=False)
+    found = acceptance_for(read(**data), (NAME, QWEN), lookup_drafter(), trees=False)
     assert any("my-tune" in doubt for doubt in found.doubts)
     assert found.spread >= OTHER_TARGET_SPREAD
 
@@ -81,17 +81,17 @@ def test_a_fine_tune_of_the_same_architecture_is_doubted(read):
 def test_acceptance_of_another_drafter_is_refused(read):
     for name, drafter in ((NAME, "z-lab/Qwen3-8B-DFlash-b16"), ("me/my-tune", "FOLDER")):
         with pytest.raises(InputError, match="of the drafter ngram, not of dflash") as refused:
-            acceptance_for(read(**FROM_BENCH), (name, QWEN), BlockDrafter(), trees=False)
+            acceptance_for(read(**FROM_BENCH), (name, QWEN), block_drafter(), trees=False)
         command = f"`rooftree bench --target {name} --drafter {drafter} --output FILE`"
         assert command in refused.value.hint
     published = find_acceptance("gsm8k", NAME)
     with pytest.raises(InputError, match="of the drafter dflash, not of ngram"):
-        acceptance_for(published, (NAME, QWEN), LookupDrafter(), trees=False)
+        acceptance_for(published, (NAME, QWEN), lookup_drafter(), trees=False)
 
 
 def test_another_drafter_of_the_same_kind_is_doubted(read):
     data = FROM_BENCH | {"drafter": "demo", "drafter_kind": "dflash"}
-    found = acceptance_for(read(**data), (NAME, QWEN), BlockDrafter(), trees=False)
+    found = acceptance_for(read(**data), (NAME, QWEN), block_drafter(), trees=False)
     assert any("demo" in doubt for doubt in found.doubts)
 
 
@@ -100,17 +100,17 @@ def test_trees_say_little_of_chains_and_chains_model_trees(read):
         **FROM_BENCH | {"policy": "fixed", "by_depth": None}, nodes=[0, 9], committed=[1, 3]
     )
     with pytest.raises(InputError, match="only chains are planned"):
-        acceptance_for(trees, (NAME, QWEN), LookupDrafter(), trees=False)
-    assert acceptance_for(trees, (NAME, QWEN), LookupDrafter(), trees=True).doubts == ()
-    chains = acceptance_for(read(**FROM_BENCH), (NAME, QWEN), LookupDrafter(), trees=True)
+        acceptance_for(trees, (NAME, QWEN), lookup_drafter(), trees=False)
+    assert acceptance_for(trees, (NAME, QWEN), lookup_drafter(), trees=True).doubts == ()
+    chains = acceptance_for(read(**FROM_BENCH), (NAME, QWEN), lookup_drafter(), trees=True)
     assert any("modelled from the chains" in doubt for doubt in chains.doubts)
 
 
 def test_a_file_that_says_nothing_is_doubted_and_a_rate_is_not(read):
-    found = acceptance_for(read(), (NAME, QWEN), BlockDrafter(), trees=False)
+    found = acceptance_for(read(), (NAME, QWEN), block_drafter(), trees=False)
     assert any("does not say" in doubt for doubt in found.doubts)
     rate = find_acceptance("0.6", NAME)
-    assert acceptance_for(rate, (NAME, QWEN), LookupDrafter(), trees=True).doubts == ()
+    assert acceptance_for(rate, (NAME, QWEN), lookup_drafter(), trees=True).doubts == ()
 
 
 def asked(**changes) -> PlanRequest:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from costmodel.catalog import find_target
 from costmodel.errors import InputError
 from costmodel.planning.batching import Overheads, engine_overheads
-from costmodel.planning.drafting import BlockDrafter, LookupDrafter
+from costmodel.planning.drafting import block_architecture, block_drafter, lookup_drafter
 from costmodel.planning.engines import engine_rules
 from costmodel.planning.request import ServingPolicy
 from costmodel.planning.servers import TREES, Server, replicas_for
@@ -34,7 +34,7 @@ def make(line_steps, line_acceptance):
             overheads=Overheads(),
             policy=ServingPolicy.parse(policy),
             acceptance=None if policy == "plain" else line_acceptance,
-            drafter=None if policy == "plain" else LookupDrafter(host_s=0.0),
+            drafter=None if policy == "plain" else lookup_drafter(host_s=0.0),
         )
 
     return server
@@ -120,7 +120,7 @@ def test_fixed_trees_leave_room_in_a_step(make):
 
 
 def test_a_drafter_takes_memory(make):
-    plain, drafting = make("plain"), dataclasses.replace(make("auto"), drafter=BlockDrafter())
+    plain, drafting = make("plain"), dataclasses.replace(make("auto"), drafter=block_drafter())
     assert drafting.cache_tokens() < plain.cache_tokens()
 
 
@@ -134,15 +134,15 @@ def test_a_text_that_does_not_fit_runs_nowhere(make):
 def test_a_block_drafter_by_its_size(line_steps):
     """5 of 36 layers and the head: between a tenth and a half of the target's block forward."""
     steps = line_steps(architecture=find_target("Qwen/Qwen3-8B").architecture)
-    share = BlockDrafter().draft_s(steps, 1, 1000, 15).total / steps.decode(1, 1000, 16).total
+    share = block_drafter().draft_s(steps, 1, 1000, 15).total / steps.decode(1, 1000, 16).total
     assert 0.1 < share < 0.35
-    weights = BlockDrafter().weight_bytes(steps.architecture)
+    weights = block_drafter().weight_bytes(steps.architecture)
     assert weights == pytest.approx(2 * 1.05e9, rel=0.05)  # the published checkpoint: 1.05 G
 
 
 def test_mixture_targets_have_dense_drafters():
     moe = find_target("Qwen/Qwen3-30B-A3B").architecture
-    assert BlockDrafter().architecture(moe).experts == 0
+    assert block_architecture(moe).experts == 0
 
 
 @pytest.mark.parametrize("text", ["", "fast", "fixed", "fixed:0", "fixed:x", "auto:3"])
@@ -234,7 +234,7 @@ def test_the_parts_of_a_cycle_by_hand(make):
 def test_the_parts_add_up_to_the_cycle(make, engine):
     """With and without overlapped host work, drafts of a model included."""
     server = dataclasses.replace(
-        make("auto", engine=engine), drafter=BlockDrafter(), overheads=engine_overheads(engine)
+        make("auto", engine=engine), drafter=block_drafter(), overheads=engine_overheads(engine)
     )
     for choice in server.choices(TRAFFIC, 64):
         for point in (choice.plain, choice.chain, choice.best):

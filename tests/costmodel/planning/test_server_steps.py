@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from costmodel.catalog import find_target
 from costmodel.planning.batching import Overheads
-from costmodel.planning.drafting import LookupDrafter
+from costmodel.planning.drafting import lookup_drafter
 from costmodel.planning.engines import engine_rules
+from costmodel.planning.forwards import ForwardSeconds
 from costmodel.planning.request import ServingPolicy
 from costmodel.planning.servers import OperatingPoint, Server
 from costmodel.planning.simulation.steps import (
@@ -50,7 +52,7 @@ def server(line_steps, line_acceptance) -> Server:
         overheads=Overheads(layer_s=1e-5, step_s=1e-3),
         policy=ServingPolicy(),
         acceptance=line_acceptance,
-        drafter=LookupDrafter(host_s=0.0),
+        drafter=lookup_drafter(host_s=0.0),
     )
 
 
@@ -101,16 +103,10 @@ def test_the_grid_is_the_server(server):
 
 
 def test_only_trees_pay_for_drafts(server):
-    slow = dataclasses.replace(server, drafter=_SlowDrafter(host_s=0.0))
+    half = SimpleNamespace(
+        layers=0, host_s=0.0, draft_s=lambda *shape: ForwardSeconds(products=0.5)
+    )
+    slow = dataclasses.replace(server, drafter=half)
     with_trees, plain = (exact_steps(slow, POINTS)(b, 0, 100.0) for b in (1, 8))
     assert with_trees - exact_steps(server, POINTS)(1, 0, 100.0) == pytest.approx(0.5)
     assert plain == pytest.approx(exact_steps(server, POINTS)(8, 0, 100.0))
-
-
-class _SlowDrafter(LookupDrafter):
-    """Half a second a draft."""
-
-    def draft_s(self, forward, batch, context, tokens):
-        from costmodel.planning.forwards import ForwardSeconds
-
-        return ForwardSeconds(products=0.5)

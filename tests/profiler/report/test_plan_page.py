@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from costmodel.io import shipped_directory
-from costmodel.planning.drafting import Drafting
+from costmodel.planning.drafting import DraftCost
 from costmodel.planning.request import Goals, PlanRequest
 from costmodel.planning.result import Plan
 from costmodel.planning.search import plan
@@ -87,7 +87,7 @@ def test_it_needs_nothing_else_and_is_readable_on_a_phone_and_in_the_dark(page: 
 
 def test_names_are_escaped(made: Plan) -> None:
     """A model, a GPU, a currency, a note: whatever a user or a file brings."""
-    drafter = Drafting(name=HOSTILE, label=HOSTILE)
+    drafter = DraftCost(name=HOSTILE, label=HOSTILE)
     options = tuple(replace(option, gpu=HOSTILE, drafter=drafter) for option in made.options)
     request = replace(
         made.request, target=HOSTILE, gpus=(HOSTILE,), prices={HOSTILE: 1.0}, currency="<b>"
