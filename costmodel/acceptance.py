@@ -5,29 +5,19 @@ token is the target's, and the lower ranks follow from it:
 
     h_1 = c,   h_j = min(h_(j-1) / (1 - h_(j-1)), tail / j)   for ranks j = 2, 3, ...
 
-where h_j is the probability of rank j, given that the ranks before it are wrong. The first
-bound keeps the probabilities descending; the second makes the tail fall as a power of the rank.
-With tail 0.73, of the tokens that a confident drafter misses, 61 % are at ranks 2-4 and 19 % at
-5-10; SpecBlock (table 3) counted 60 % and 17 % for its drafter. The published trees of DFlash
-imply tails of 0.2 to 0.35: its missed tokens have lower ranks. The target's tokens are drawn
-from the probabilities that the block states, so a simulated drafter is calibrated, which a real
-one need not be.
+where h_j is the probability of rank j, given that the ranks before it are wrong. The first bound
+keeps the probabilities descending; the second makes the tail fall as a power of the rank. With tail
+0.73, of the tokens that a confident drafter misses, 61 % are at ranks 2-4 and 19 % at 5-10;
+SpecBlock (table 3) counted 60 % and 17 %. The published trees of DFlash imply tails of 0.2 to 0.35.
+The target's tokens are drawn from these probabilities, so a simulated drafter is calibrated.
 
-`published_acceptance.csv` holds acceptance lengths that papers report for DFlash drafters, one
-line a table, target, temperature and data set:
-
-    chain       acceptance length of the drafter's single path (block of 16: 15 positions)
-    tree        acceptance length of the paper's best-first tree over the same drafts
-    tree_nodes  nodes of that tree, as far as the papers say
-    tail        of the process that reproduces both, fitted by `lab/studies/fit_acceptance.py`
-
-Sources: `bastion` is table 1 of the BASTION paper (rows DFlash and BASTION, A100), `ddtree` is
-table 1 of the DDTree paper (arXiv 2604.12989; rows DFlash and DFlash+DDTree, H200). Neither
-gives the nodes line by line. DDTree takes the best of 16 .. 1024 for each line and names 512
-for Qwen3-8B on MATH-500 at temperature 0; 512 is used for all its lines. BASTION's controller
-chooses anew in each round; 256 is assumed. At temperature 1 BASTION's public code accepts by
-the argmax, so its `tree` lengths there are not those of lossless acceptance. The length of a
-chain determines one rate for all depths; neither paper gives acceptance by depth.
+`published_acceptance.csv` holds acceptance lengths that papers report for DFlash drafters (blocks
+of 16): those of the `chain` and of the paper's best-first `tree` of `tree_nodes`, and the `tail` of
+the process that reproduces both. `bastion` is table 1 of the BASTION paper (A100), `ddtree` table 1
+of the DDTree paper (arXiv 2604.12989, H200). Neither gives the nodes line by line: DDTree names 512
+for one line, which is used for all of its lines; for BASTION's controller 256 is assumed, and its
+trees at temperature 1 accept by the argmax, which is not lossless. A chain's length determines one
+rate for all depths; neither paper gives acceptance by depth.
 """
 
 from __future__ import annotations
@@ -73,18 +63,6 @@ class AcceptanceProcess:
     rank1: tuple[float, ...]
     concentration: float = CONCENTRATION
     tail: float = TAIL
-
-    def __post_init__(self) -> None:
-        if not self.rank1 or not all(0.0 < rate <= 1.0 for rate in self.rank1):
-            raise InputError(
-                f"acceptance by depth must be one or more rates above 0, at most 1: {self.rank1}"
-            )
-        if len(self.rank1) > MOST_POSITIONS:
-            raise InputError(f"a draft has at most {MOST_POSITIONS} positions, not {self.gamma}")
-        if not self.concentration > 0.0:
-            raise InputError(f"the concentration must be above 0 (is {self.concentration!r})")
-        if not 0.0 <= self.tail <= 2.0:
-            raise InputError(f"the tail must lie between 0 and 2 (is {self.tail!r})")
 
     @property
     def gamma(self) -> int:

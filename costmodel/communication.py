@@ -9,15 +9,12 @@ calibrations/communication.yaml has lines that were fitted to published measurem
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from costmodel.errors import InputError
 from costmodel.io import read_yaml, shipped_directory
 
 Array = NDArray[np.float64]
@@ -51,32 +48,12 @@ def protocols_of(slug: str, devices: int) -> tuple[LinkProtocol, ...]:
 
 @cache
 def _shipped() -> dict[tuple[str, int], tuple[LinkProtocol, ...]]:
-    return load_protocols(shipped_directory() / "communication.yaml")
-
-
-def load_protocols(path: Path) -> dict[tuple[str, int], tuple[LinkProtocol, ...]]:
-    """Protocols by device and degree from a YAML file. Raises InputError."""
-    table = read_yaml(path)
-    if not isinstance(table, Mapping):
-        raise InputError(f"{path}: must map device slugs to degrees")
-    protocols: dict[tuple[str, int], tuple[LinkProtocol, ...]] = {}
-    for slug, degrees in table.items():
-        if not isinstance(degrees, Mapping):
-            raise InputError(f"{path}: {slug}: must map numbers of devices to protocols")
-        for devices, rows in degrees.items():
-            if not isinstance(devices, int) or not isinstance(rows, list) or not rows:
-                raise InputError(f"{path}: {slug}: must map numbers of devices to protocols")
-            protocols[str(slug), devices] = tuple(_protocol(path, slug, row) for row in rows)
-    return protocols
-
-
-def _protocol(path: Path, slug: Any, row: Any) -> LinkProtocol:
-    try:
-        start, latency_s, byte_s = (float(value) for value in row)
-    except (TypeError, ValueError):
-        raise InputError(
-            f"{path}: {slug}: a protocol is [bytes, latency, seconds a byte] (is {row!r})"
-        ) from None
-    if not (0 <= start < 1e12 and 0 <= latency_s < 1 and 0 <= byte_s < 1e-3):
-        raise InputError(f"{path}: {slug}: a protocol is out of range (is {row!r})")
-    return LinkProtocol(from_bytes=start, latency_s=latency_s, byte_s=byte_s)
+    table = read_yaml(shipped_directory() / "communication.yaml")
+    return {
+        (slug, devices): tuple(
+            LinkProtocol(from_bytes=float(start), latency_s=float(latency_s), byte_s=float(byte_s))
+            for start, latency_s, byte_s in rows
+        )
+        for slug, degrees in table.items()
+        for devices, rows in degrees.items()
+    }

@@ -345,48 +345,6 @@ def _attention_rows(table: Columns, head_dim: int, dtypes: tuple[str, str]) -> N
     return wanted
 
 
-def measured_heads(device: DeviceSpec, engine: str = "vllm") -> dict[int, set[tuple[int, int]]]:
-    """{head size: (heads, key-value heads)} of the attention that a plan's times come from.
-
-    Raises InputError where the extra is not installed, and DeviceError for a device without tables.
-    """
-    system = find_system(device, engine)
-    data = data_folder() / system
-    folder = data / "attention" / engine / newest_version(data, system, engine)
-    names = ("num_heads", "num_key_value_heads")
-    table = read_table(folder / "generation_attention_perf.parquet", (*names, *_ATTENTION_LABELS))
-    heads = {}
-    for size in np.unique(table["head_dim"]):
-        wanted = _attention_rows(table, int(size), (_BF16, _BF16))
-        if wanted.any():
-            counts = (table[name][wanted].astype(int).tolist() for name in names)
-            heads[int(size)] = set(zip(*counts, strict=True))
-    return heads
-
-
-def measured_products(device: DeviceSpec) -> list[set[tuple[int, int]]]:
-    """The (n, k) of bfloat16 products of each engine with tables. Raises as `measured_heads`."""
-    data = data_folder() / find_system(device, ENGINES[0])
-    shapes = []
-    for engine in ENGINES:
-        try:
-            folder = data / "gemm" / engine / newest_version(data, data.name, engine)
-        except DeviceError:
-            continue
-        table = read_table(folder / "gemm_perf.parquet", ("gemm_dtype", "n", "k"))
-        wanted = table["gemm_dtype"] == _BF16
-        n, k = (table[name][wanted].astype(int).tolist() for name in ("n", "k"))
-        shapes.append(set(zip(n, k, strict=True)))
-    return [of_engine for of_engine in shapes if of_engine]
-
-
-def measured_experts(device: DeviceSpec) -> set[tuple[int, int, int, int]]:
-    """The shapes of experts that `rooftree compose` can use. Raises as `measured_heads`."""
-    engine = ENGINES[0]
-    system = find_system(device, engine)
-    return set(_experts(data_folder() / system, system, engine))
-
-
 def _experts(
     data: Path, system: str, engine: str, weights: Weights = "bfloat16"
 ) -> dict[tuple[int, int, int, int], ExpertTable]:

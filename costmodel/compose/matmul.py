@@ -109,15 +109,6 @@ class MatmulTable:
         return np.maximum(flops / self.peaks.flops_per_s, moved / self.peaks.bytes_per_s)
 
 
-def reaches(shapes: Collection[Shape], n: int, k: int) -> bool:
-    """Whether the measured shapes are near enough to (n, k)."""
-    try:
-        _neighbours(shapes, n, k)
-    except InputError:
-        return False
-    return True
-
-
 def _neighbours(shapes: Collection[Shape], n: int, k: int) -> list[tuple[Shape, float]]:
     """Measured shapes and weights: the corners of the cell around (n, k), else the nearest."""
     if (n, k) in shapes:

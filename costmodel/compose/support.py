@@ -3,53 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Literal
+
+import numpy as np
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import DeviceSpec, device_slug, load_devices, load_targets
-from costmodel.compose.aiconfigurator import (
-    SYSTEMS,
-    measured_experts,
-    measured_heads,
-    measured_products,
-)
-from costmodel.compose.matmul import reaches
+from costmodel.compose.aiconfigurator import SYSTEMS, load_published
+from costmodel.compose.operators import ComposedForward, OperatorTables
 from costmodel.errors import RooftreeError
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import ProvenanceKind
 from costmodel.profile.store import ProfileStore
 
 DEGREES = (1, 2, 4, 8)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredShapes:
-    """What was measured of a device: attention heads by size, products by engine, and experts."""
-
-    heads: Mapping[int, set[tuple[int, int]]]
-    products: Sequence[set[tuple[int, int]]]
-    experts: set[tuple[int, int, int, int]] = dataclasses.field(default_factory=set)
-
-    def cover(self, architecture: ModelArchitecture, degree: int) -> bool:
-        """Whether they hold, or nearly, what one of `degree` devices runs."""
-        a = architecture
-        if a.experts:
-            return degree == 1 and a.expert_shape in self.experts
-        if a.heads % degree or a.kv_heads % degree or a.ffn % degree:
-            return False
-        heads, kv_heads = a.heads // degree, a.kv_heads // degree
-        query, key, ffn = a.query_width // degree, a.kv_width // degree, a.ffn // degree
-        shapes = (
-            (query + 2 * key, a.hidden),
-            (a.hidden, query),
-            ((a.ffn_matrices - 1) * ffn, a.hidden),
-            (a.hidden, ffn),
-            (a.vocab // degree, a.hidden),
-        )
-        return any(h >= heads and kv >= kv_heads for h, kv in self.heads.get(a.head_dim, ())) and (
-            all(reaches(measured, n, k) for measured in self.products for n, k in shapes)
-        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,16 +61,38 @@ def supported(store: ProfileStore | None = None) -> list[Support]:
     return [row for slug in slugs for row in _rows(slug, devices.get(slug), targets, profiles)]
 
 
+def composes(device: DeviceSpec, architecture: ModelArchitecture, degree: int) -> str:
+    """The reason why no profile of this degree is composed; empty where one is."""
+    tables = _tables(device, architecture.head_dim, bool(architecture.experts))
+    if isinstance(tables, RooftreeError):
+        return tables.problem
+    try:
+        forward = ComposedForward(architecture=architecture, tables=tables, tensor_parallel=degree)
+        one = np.ones(1)
+        forward.linear_s(one)
+        forward.lm_head_s(one)
+        forward.attention_s(1, one)
+    except RooftreeError as failure:
+        return failure.problem
+    return ""
+
+
+@cache
+def _tables(device: DeviceSpec, head_dim: int, experts: bool) -> OperatorTables | RooftreeError:
+    try:
+        return load_published(device, head_dim=head_dim, experts=experts)
+    except RooftreeError as failure:
+        return failure
+
+
 def _rows(
     slug: str,
     device: DeviceSpec | None,
     targets: Mapping[str, ModelArchitecture],
     profiles: Mapping[tuple[str, str], list[Profile]],
 ) -> Iterator[Support]:
-    tables, problem = _tables(device)
     for name, architecture in targets.items():
-        group = profiles.get((slug, architecture.hash), [])
-        if group:
+        if group := profiles.get((slug, architecture.hash), []):
             best = min(group, key=lambda profile: profile.provenance.rank)
             yield Support(
                 device=slug,
@@ -111,16 +102,12 @@ def _rows(
                 error_bar=best.provenance.error_bar,
             )
             continue
-        reason = architecture.beyond_tables or problem
         degrees: tuple[int, ...] = ()
-        if tables and not reason:
-            degrees = tuple(n for n in DEGREES if tables.cover(architecture, n))
-            why = (
-                "its experts were not"
-                if architecture.experts
-                else f"nothing as large as {name} was"
-            )
-            reason = "" if degrees else f"{why} measured"
+        reason = "no operator tables of this device; scale a profile with `rooftree transfer`"
+        if device is not None and slug in SYSTEMS:
+            reasons = [composes(device, architecture, n) for n in DEGREES]
+            degrees = tuple(n for n, why in zip(DEGREES, reasons, strict=True) if not why)
+            reason = "" if degrees else reasons[0]
         yield Support(
             device=slug,
             target=name,
@@ -128,17 +115,3 @@ def _rows(
             degrees=degrees,
             reason=reason,
         )
-
-
-def _tables(device: DeviceSpec | None) -> tuple[MeasuredShapes | None, str]:
-    """The tables of a device; the reason where there are none."""
-    if device is None or device.slug not in SYSTEMS:
-        return None, "no operator tables of this device; scale a profile with `rooftree transfer`"
-    try:
-        return MeasuredShapes(
-            heads=measured_heads(device),
-            products=measured_products(device),
-            experts=measured_experts(device),
-        ), ""
-    except RooftreeError as failure:
-        return None, failure.problem

@@ -5,13 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from costmodel.catalog import load_devices
-from costmodel.errors import InputError
 from costmodel.io import read_yaml, shipped_directory
 
 # Least error of a transfer: the clocks under another power limit are not in a data sheet.
@@ -109,29 +106,19 @@ def _equal_rates(source: str, device: str) -> bool:
 @cache
 def transfer_errors() -> TransferErrors:
     """The shipped study."""
-    return load_transfer_errors(shipped_directory() / "transfers.yaml")
-
-
-def load_transfer_errors(path: Path) -> TransferErrors:
-    """The study in a file. Raises InputError."""
-    table: Any = read_yaml(path)
-    try:
-        return TransferErrors(
-            pairs={
-                (str(source), str(device)): float(error)
-                for source, errors in table["errors"].items()
-                for device, error in errors.items()
-            },
-            deviations={
-                str(slug): float(deviation) for slug, deviation in table["deviations"].items()
-            },
-            chips={
-                str(slug): (str(generation), str(chip))
-                for generation, chips in table["generations"].items()
-                for chip, slugs in chips.items()
-                for slug in slugs
-            },
-            fixed_s_per_layer=float(table["fixed_us_per_layer"]) * 1e-6,
-        )
-    except (AttributeError, KeyError, TypeError, ValueError) as failure:
-        raise InputError(f"{path} is not a table of transfers ({failure})") from None
+    table = read_yaml(shipped_directory() / "transfers.yaml")
+    return TransferErrors(
+        pairs={
+            (source, device): float(error)
+            for source, errors in table["errors"].items()
+            for device, error in errors.items()
+        },
+        deviations={slug: float(deviation) for slug, deviation in table["deviations"].items()},
+        chips={
+            slug: (generation, chip)
+            for generation, chips in table["generations"].items()
+            for chip, slugs in chips.items()
+            for slug in slugs
+        },
+        fixed_s_per_layer=float(table["fixed_us_per_layer"]) * 1e-6,
+    )

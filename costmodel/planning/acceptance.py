@@ -62,8 +62,7 @@ class Acceptance:
     `chain` [gamma + 1] and `tree` [nodes + 1] are indexed by nodes and start at A(0) = 1. `spread`
     is the expected relative error of A(N) - 1 for a workload of this kind. `drafted_share` is the
     share of rounds that have a draft at all; the curves are means over all rounds. `measured` says
-    what the curves belong to, `doubts` why they may not hold for the plan. Raises InputError for a
-    curve that falls.
+    what the curves belong to, `doubts` why they may not hold for the plan.
     """
 
     label: str
@@ -74,11 +73,6 @@ class Acceptance:
     drafted_share: float = 1.0
     measured: AcceptanceSource = dataclasses.field(default_factory=AcceptanceSource)
     doubts: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name, curve in (("chain", self.chain), ("tree", self.tree)):
-            if curve.ndim != 1 or not len(curve) or curve[0] != 1 or np.any(np.diff(curve) < 0):
-                raise InputError(f"acceptance of the {name} must start at 1 and never fall")
 
     def committed(self, shape: Shape, nodes: int) -> float:
         """Expected tokens per cycle. Raises InputError for more nodes than the curve has."""
@@ -232,6 +226,8 @@ def _measured(data: Mapping[str, Any], form: str) -> AcceptanceSource:
 
 def _from_depths(data: Mapping[str, Any], label: str) -> Acceptance:
     rates = tuple(float(rate) for rate in data["by_depth"])
+    if not rates or not all(0.0 < rate <= 1.0 for rate in rates):
+        raise InputError(f"must be one or more rates above 0, at most 1: {rates}")
     process = AcceptanceProcess(label=label, kind="recorded", rank1=rates)
     share = float(data.get("drafted_share", 1.0))
     return _thinned(_acceptance(process, _spread(data.get("rounds"))), share)
@@ -244,8 +240,8 @@ def _from_curve(data: Mapping[str, Any], label: str) -> Acceptance:
         raise InputError("nodes must ascend from 0, with one committed length each")
     if nodes[-1] > MOST_CURVE_NODES:
         raise InputError(f"a curve has at most {MOST_CURVE_NODES} nodes (is {nodes[-1]:g})")
-    if committed[0] != 1:
-        raise InputError(f"0 nodes commit 1 token (is {committed[0]:g})")
+    if committed[0] != 1 or np.any(np.diff(committed) < 0):
+        raise InputError("committed lengths must start at 1 and never fall")
     tree = np.interp(np.arange(int(nodes[-1]) + 1), nodes, committed)
     spread = max(float(data.get("spread", LEAST_SPREAD)), 0.0)
     # Such a file has no data on chains, so no chain is planned from it.

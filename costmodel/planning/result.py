@@ -288,34 +288,37 @@ def _speedup(name: str, choice: BatchChoice, point: OperatingPoint | None) -> di
 
 def _sized_columns(option: Option) -> dict[str, Any]:
     sizing = option.sizing
-    cost = sizing.cost_per_million if sizing else None
+    most = sizing.at_most if sizing else None
+    load = sizing.at_load if sizing else None
+    per_hour = sizing.cost_per_hour if sizing else None
     return {
         "gpu": option.gpu,
         "tensor_parallel": option.tensor_parallel,
         "origin": option.origin.kind if option.origin else None,
-        "gpus": sizing.gpus.value if sizing else None,
-        "gpus_low": sizing.gpus.low if sizing else None,
-        "gpus_high": sizing.gpus.high if sizing else None,
-        "running_at_most": sizing.at_most.running if sizing else None,
-        "requests_per_s_at_most": sizing.at_most.requests_per_s if sizing else None,
-        "running": sizing.at_load.running if sizing else None,
-        "shape": sizing.at_load.shape if sizing else None,
-        "nodes": sizing.at_load.nodes if sizing else None,
-        "committed": sizing.at_load.committed if sizing else None,
-        "tpot_s": sizing.tpot_s.value if sizing else None,
-        "tpot_low_s": sizing.tpot_s.low if sizing else None,
-        "tpot_high_s": sizing.tpot_s.high if sizing else None,
-        "ttft_s": sizing.ttft_s.value if sizing else None,
-        "ttft_low_s": sizing.ttft_s.low if sizing else None,
-        "ttft_high_s": sizing.ttft_s.high if sizing else None,
-        "cost_per_hour": sizing.cost_per_hour.value if sizing and sizing.cost_per_hour else None,
-        "cost_per_million_tokens": cost.value if cost else None,
-        "cost_per_million_tokens_low": cost.low if cost else None,
-        "cost_per_million_tokens_high": cost.high if cost else None,
-        "watts_at_most": sizing.watts if sizing else None,
-        "joules_per_token_at_most": sizing.joules_per_token if sizing else None,
+        **_interval("gpus", sizing.gpus if sizing else None),
+        "running_at_most": most and most.running,
+        "requests_per_s_at_most": most and most.requests_per_s,
+        "running": load and load.running,
+        "shape": load and load.shape,
+        "nodes": load and load.nodes,
+        "committed": load and load.committed,
+        **_interval("tpot", sizing.tpot_s if sizing else None, "_s"),
+        **_interval("ttft", sizing.ttft_s if sizing else None, "_s"),
+        "cost_per_hour": per_hour and per_hour.value,
+        **_interval("cost_per_million_tokens", sizing.cost_per_million if sizing else None),
+        "watts_at_most": sizing and sizing.watts,
+        "joules_per_token_at_most": sizing and sizing.joules_per_token,
         "problem": option.problem or None,
         "nearest": option.nearest or None,
+    }
+
+
+def _interval(name: str, interval: Interval | None, unit: str = "") -> dict[str, Any]:
+    """The value and both ends as columns."""
+    return {
+        f"{name}{unit}": interval and interval.value,
+        f"{name}_low{unit}": interval and interval.low,
+        f"{name}_high{unit}": interval and interval.high,
     }
 
 
@@ -323,10 +326,8 @@ def _simulated_columns(option: SimulatedOption | None) -> dict[str, Any]:
     """The columns of a simulation, all None where there was none."""
     fleet = option.planned if option else None
     row: dict[str, Any] = {
-        "simulated_gpus": fleet.gpus if fleet else None,
-        "simulated_utilisation": fleet.utilisation if fleet else None,
-        "simulated_running": fleet.running if fleet else None,
-        "simulated_overloaded": fleet.overloaded if fleet else None,
+        f"simulated_{name}": getattr(fleet, name) if fleet else None
+        for name in ("gpus", "utilisation", "running", "overloaded")
     }
     for metric in ("waiting", "ttft", "tpot"):
         spread = getattr(fleet, metric) if fleet else None
@@ -335,6 +336,6 @@ def _simulated_columns(option: SimulatedOption | None) -> dict[str, Any]:
     enough = option.enough if option else None
     return row | {
         "goals_missed": " ".join(fleet.missed) if fleet else None,
-        "gpus_that_hold_all_goals": enough.gpus if enough else None,
-        "simulation_problem": option.problem or None if option else None,
+        "gpus_that_hold_all_goals": enough and enough.gpus,
+        "simulation_problem": (option.problem or None) if option else None,
     }

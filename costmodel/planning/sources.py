@@ -9,12 +9,13 @@ from pathlib import Path
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import DeviceSpec, TargetEntry, find_device, slugify
-from costmodel.compose.aiconfigurator import SYSTEMS, measured_experts
+from costmodel.compose.aiconfigurator import SYSTEMS
 from costmodel.compose.operators import CACHE_BYTES, WEIGHT_BYTES
 from costmodel.compose.profiles import ComposeOptions, compose, quantization
+from costmodel.compose.support import composes
 from costmodel.compose.transfer import transferred_error
 from costmodel.compose.transfer_errors import transfer_errors
-from costmodel.errors import InputError, ProfileError, RooftreeError
+from costmodel.errors import InputError, ProfileError
 from costmodel.io import read_bytes
 from costmodel.planning.engines import ValueBytes, weight_bytes
 from costmodel.planning.forwards import TargetForward
@@ -198,8 +199,8 @@ def _is_source(profile: Profile, degree: int) -> bool:
 
 def _compose_hint(device: DeviceSpec, architecture: ModelArchitecture, degree: int) -> str:
     """How to get a first profile of a target: composed where it can be, and then scaled."""
-    slugs = [slug for slug in SYSTEMS if _composable(slug, architecture)]
-    if not slugs or (degree > 1 and architecture.experts):
+    slugs = [slug for slug in SYSTEMS if _composable(slug, architecture, degree)]
+    if not slugs:
         source, degrees = "", ""
         if degree > 1:
             source, degrees = " vllm", f" --tensor-parallel-size {degree}"
@@ -216,13 +217,8 @@ def _compose_hint(device: DeviceSpec, architecture: ModelArchitecture, degree: i
     )
 
 
-def _composable(slug: str, architecture: ModelArchitecture) -> bool:
-    """Whether `rooftree compose` has the operators of a target, as far as can be told here."""
-    if architecture.latent_rank:
-        return False
-    if not architecture.experts or not operators_installed():
-        return True
-    try:
-        return architecture.expert_shape in measured_experts(find_device(slug))
-    except RooftreeError:
-        return False  # the device has tables of other engines only
+def _composable(slug: str, architecture: ModelArchitecture, degree: int) -> bool:
+    """Whether a profile can be composed, as far as can be told here."""
+    if not operators_installed():
+        return not architecture.latent_rank and (degree == 1 or not architecture.experts)
+    return not composes(find_device(slug), architecture, degree)

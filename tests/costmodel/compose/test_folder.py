@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import shutil
 
 import numpy as np
@@ -128,15 +127,6 @@ def test_damaged_cells(tmp_path, name, before, after, message):
     assert before in table.read_text()
     table.write_text(table.read_text().replace(before, after))
     with pytest.raises(InputError, match=message):
-        load_folder(tmp_path / OPERATORS)
-
-
-def test_a_pipe_is_not_waited_for(tmp_path):
-    make_operators(tmp_path)
-    table = tmp_path / OPERATORS / "attention.csv"
-    table.unlink()
-    os.mkfifo(table)
-    with pytest.raises(InputError, match="not a regular file"):
         load_folder(tmp_path / OPERATORS)
 
 

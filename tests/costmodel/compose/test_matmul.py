@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from costmodel.catalog import Peaks
-from costmodel.compose.matmul import MatmulTable, reaches
+from costmodel.compose.matmul import MatmulTable
 from costmodel.errors import InputError
 
 PEAKS = Peaks(flops_per_s=100e12, bytes_per_s=1e12)
@@ -76,7 +76,9 @@ def test_a_wider_matrix_repeats_the_tiles_of_the_widest():
         share = made.seconds(ROWS, widest, 4096) / roof_s(ROWS, widest, 4096)
         wide = made.seconds(ROWS, factor * widest, 4096) / roof_s(ROWS, factor * widest, 4096)
         assert wide == pytest.approx(share, rel=1e-3)
-    assert reaches(GRID, 8 * widest, 4096) and not reaches(GRID, 8 * widest + 1, 4096)
+    made.seconds(ROWS, 8 * widest, 4096)
+    with pytest.raises(InputError, match="too far"):
+        made.seconds(ROWS, 8 * widest + 1, 4096)
 
 
 def test_outside_says_how():

@@ -18,7 +18,7 @@ from costmodel.planning.search import plan
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.lookup import find_profile
 from costmodel.profile.profile import Profile
-from costmodel.profile.schema import PROVENANCE_RANKING, PeaksSection
+from costmodel.profile.schema import PeaksSection
 from costmodel.profile.store import ProfileStore
 from tests.costmodel.imports.files import (
     BATCHES,
@@ -79,11 +79,6 @@ def test_its_times_are_those_of_the_file(profile):
             assert predicted == pytest.approx(expected, rel=0.03)
             assert profile.stages.plain.seconds(context, batch) == pytest.approx(expected[0])
     assert profile.provenance.error_bar is not None and profile.provenance.error_bar < 0.03
-
-
-def test_it_stands_between_probes_and_transfers():
-    place = PROVENANCE_RANKING.index("imported")
-    assert PROVENANCE_RANKING[place - 1 : place + 2] == ("quick", "imported", "transferred")
 
 
 def test_it_is_stored_found_and_never_replaces_a_measured_one(profile, tmp_path):

@@ -15,7 +15,6 @@ from costmodel.planning.drafting import DraftCost
 from costmodel.planning.exports import (
     batch_table,
     checkpoint_of,
-    doubling,
     export_plan,
     served_name,
     step_s,
@@ -110,11 +109,6 @@ def test_vllm_gets_a_config_that_it_can_read():
     }
     assert "--tensor-parallel-size 2" in text and "--max-num-seqs 64" in text
     assert "vLLM 0.32" in text
-
-
-def test_the_gpu_is_named_and_so_are_those_that_it_is_not_for():
-    first = export_plan(made(), "vllm").splitlines()[0]
-    assert "planned for h100-sxm tp 2, the best; not for l40s tp 1" in first
 
 
 def test_an_ngram_plan_exports_ngrams_of_the_size_of_each_batch():
@@ -289,8 +283,3 @@ def test_a_step_holds_the_draft_and_no_prompts(server):
 
     drafting = dataclasses.replace(server, drafter=Slow())
     assert step_s(drafting, TRAFFIC, 4, 1) > 1.9
-
-
-@pytest.mark.parametrize(("most", "expected"), [(1, [1]), (8, [1, 2, 4, 8]), (6, [1, 2, 4, 6])])
-def test_probes_double_to_the_last(most, expected):
-    assert doubling(most) == expected

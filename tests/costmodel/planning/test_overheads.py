@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from costmodel.errors import InputError
-from costmodel.planning.batching import Overheads, TokenWork
+from costmodel.planning.batching import Overheads, TokenWork, engine_overheads
 from lab.studies.fit_overheads import MeasuredServer, fit_overheads
+
+RESULT = Path(__file__).parents[3] / "lab" / "studies" / "results" / "capacity_accuracy.json"
 
 
 def work(**changes) -> TokenWork:
@@ -88,3 +94,14 @@ def test_factors_are_shared_by_all_engines():
 def test_no_rows_are_refused():
     with pytest.raises(InputError, match="no measured servers"):
         fit_overheads([])
+
+
+def test_shipped_overheads_are_those_of_the_stored_result():
+    stored = json.loads(RESULT.read_text(encoding="utf-8"))["overheads"]
+    for engine, fields in stored.items():
+        found = dataclasses.asdict(engine_overheads(engine))
+        assert found == pytest.approx(fields, rel=1e-3), engine
+
+
+def test_an_unknown_engine_gets_the_shared_ones():
+    assert engine_overheads("lmdeploy") == engine_overheads("shared")

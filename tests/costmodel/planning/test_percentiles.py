@@ -197,8 +197,3 @@ def test_simpy_is_asked_for_before_anything_is_planned(monkeypatch):
     with pytest.raises(InputError, match="needs simpy") as caught:
         plan(request, SHIPPED)
     assert "pip install 'rooftree[plan]'" in caught.value.hint
-
-
-def test_percentiles_without_a_simulation_are_refused():
-    with pytest.raises(InputError, match=r"ttft\.p95 is a percentile"):
-        dataclasses.replace(asked(1.0, "ttft.p95=1s"), simulation=None)

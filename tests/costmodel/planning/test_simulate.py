@@ -65,23 +65,6 @@ def test_two_requests_by_hand() -> None:
     assert found.steps == 3
 
 
-def test_a_long_prompt_is_cut_into_chunks_beside_decoding() -> None:
-    """Of 100 tokens a step, one goes to the request that decodes."""
-    found = simulate(
-        made([0, 0], [50, 200], [9, 1]), server(sequences=2, step_tokens=100), constant
-    )
-    # Step 1: 50 + 50 of the second; steps 2 and 3: 99 and the last 51.
-    assert list(found.first_s) == [1.0, 3.0]
-    assert list(found.last_s) == [9.0, 3.0]
-
-
-def test_an_engine_that_never_mixes_lets_decoding_wait() -> None:
-    rules = {"mixes_prompts": False, "step_tokens": 100}
-    found = simulate(made([0, 0.5], [50, 200], [3, 2]), server(**rules), constant)
-    assert list(found.first_s) == [1.0, 3.0]
-    assert list(found.last_s) == [5.0, 4.0]
-
-
 def test_requests_wait_for_cache_in_the_order_of_arrival() -> None:
     """The third would fit beside the first, but the second is before it."""
     found = simulate(made([0, 0, 0], [60, 60, 10], [5, 5, 5]), server(cache=100), constant)
@@ -89,12 +72,6 @@ def test_requests_wait_for_cache_in_the_order_of_arrival() -> None:
     half = MemoryRule(fraction=1.0, reserve_bytes=0.0)
     found = simulate(made([0, 0], [40, 40], [20, 20]), server(cache=100, memory=half), constant)
     assert list(found.admitted_s) == [0.0, 0.0]
-
-
-def test_requests_wait_for_a_sequence() -> None:
-    found = simulate(made([0, 0, 0], [1, 1, 1], [2, 3, 1]), server(sequences=2), constant)
-    assert list(found.admitted_s) == [0.0, 0.0, 2.0]
-    assert list(found.last_s) == [2.0, 3.0, 3.0]
 
 
 def test_speculation_takes_fewer_steps_and_never_a_token_too_many() -> None:
@@ -198,12 +175,6 @@ def test_one_token_at_a_time_is_a_queue_with_one_server() -> None:
     assert not found.overloaded
 
 
-@pytest.mark.slow
-def test_md1_over_a_million_requests_is_within_two_percent() -> None:
-    found = simulate(poisson_ones(0.7, 1_000_000, 0), server(sequences=1), constant)
-    assert np.mean(found.waiting_s) == pytest.approx(queueing.md1_waiting_s(0.7, 1.0), rel=0.02)
-
-
 def test_prompts_of_many_lengths_are_the_queue_of_pollaczek_and_khinchine() -> None:
     generator = np.random.default_rng(5)
     prompts = LognormalLength(mean_tokens=500, variation=1.2)
@@ -260,23 +231,6 @@ def test_speculation_divides_the_time_a_token_by_the_mean_committed_length() -> 
         np.random.default_rng(1),
     )
     assert np.mean(found.tpot_s) == pytest.approx(1 / 2.0, rel=0.01)
-
-
-def busy_server(seed: int):
-    generator = np.random.default_rng(seed)
-    lengths = LognormalLength(mean_tokens=60, variation=0.8)
-    requests = poisson_trace(2.0, 1500, lengths, lengths, generator)
-    speculation = commits(4, 0.5, 0.3, 0.2)
-    return simulate(
-        requests, server(cache=4000), lambda b, p, c: 0.02 + 0.001 * b, speculation, generator
-    )
-
-
-def test_the_same_seed_gives_the_same_answer() -> None:
-    one, same, other = busy_server(1), busy_server(1), busy_server(2)
-    for name in ("admitted_s", "first_s", "last_s"):
-        assert np.array_equal(getattr(one, name), getattr(same, name))
-        assert not np.array_equal(getattr(one, name), getattr(other, name))
 
 
 def test_utilisation_counts_idle_time_within_the_window_only() -> None:

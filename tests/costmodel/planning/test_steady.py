@@ -60,8 +60,3 @@ def test_impossible_workloads_are_refused():
         ServerLoad(prompt_tokens=10, output_tokens=10, concurrency=0)
     with pytest.raises(InputError, match="no engine is called 'tgi'"):
         engine_rules("tgi")
-
-
-def test_asynchronous_scheduling_is_a_choice():
-    assert not engine_rules("vllm").overlaps_host
-    assert engine_rules("vllm", async_scheduling=True).overlaps_host

@@ -37,11 +37,6 @@ def test_prompts_alone_are_interpolated_from_a_step_of_one_token() -> None:
     assert grid(0, 256, 0.0) == pytest.approx(between)
 
 
-def test_a_grid_lies_between_its_points() -> None:
-    grid = StepGrid(lambda b, p, c: 1.0 if b < 4 else 2.0, (0, 3, 5), (0,), (0,))
-    assert [grid(b, 0, 0.0) for b in (0, 3, 4, 5, 99)] == [1.0, 1.0, 1.5, 2.0, 49.0]
-
-
 def test_beyond_a_falling_edge_no_step_is_shorter_than_the_shortest() -> None:
     grid = StepGrid(lambda b, p, c: 3.0 - b, (0, 1, 2), (0,), (0,))
     assert grid(50, 0, 0.0) == 1.0

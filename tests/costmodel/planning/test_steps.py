@@ -41,36 +41,16 @@ def test_verifications_at_batch_1_are_those_of_the_file(profile):
             assert steps.decode(1, context, rows).total == pytest.approx(seconds, rel=0.03)
 
 
-def test_between_two_batches_times_lie_between_theirs(profile):
-    steps = TargetForward(profile)
-    low, middle, high = (steps.decode(batch, 512).total for batch in (16, 24, 32))
-    assert low < middle < high
-    assert middle == pytest.approx((low + high) / 2)
-
-
 def test_beyond_the_largest_batch_the_last_slope_goes_on(profile):
     steps = TargetForward(profile)
     times = [steps.decode(batch, 512).total for batch in (128, 256, 384)]
     assert times[2] - times[1] == pytest.approx(times[1] - times[0])
 
 
-def test_more_rows_and_sequences_never_read_less_of_the_cache(profile):
-    steps = TargetForward(profile)
-    for batch in (1, 8, 64):
-        attention = [steps.decode(batch, 4096, rows).attention for rows in (1, 16, 64, 256)]
-        assert attention == sorted(attention)
-
-
 def test_a_prompt_alone_takes_what_the_file_says(profile):
     steps, prefill = TargetForward(profile), profile.stages.prefill
     for tokens, seconds in zip(prefill.tokens, prefill.median_s, strict=True):
         assert steps.prompt(tokens, 0, 1).total == pytest.approx(seconds)
-
-
-def test_a_prompt_beside_decoding_costs_less_than_alone(profile):
-    steps = TargetForward(profile)
-    alone, beside = (steps.prompt(1000, batch, 1).total for batch in (0, 64))
-    assert 0 < beside < alone
 
 
 def test_a_composed_profile_says_so(profile):

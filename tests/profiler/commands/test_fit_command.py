@@ -51,12 +51,6 @@ def test_errors_of_every_calibration_are_reported(table, capsys, extra):
     assert len(report.get("chosen", [])) == (20 if extra else 0)
 
 
-def test_people_get_a_table(table, capsys):
-    assert run(["fit", str(table), *KNOWN]) == 0
-    captured = capsys.readouterr()
-    assert "stairs" in captured.out and "selected: " in captured.err
-
-
 @pytest.mark.parametrize(
     ("column", "unit"),
     [("seconds", 1.0), ("forward_us", 1e-6), ("latency_ms", 1e-3), ("Microseconds", 1e-6)],
