@@ -72,14 +72,9 @@ def main() -> None:
     for row in crossings:
         print(row)
     result = {
-        "what": __doc__.splitlines()[0],
-        "environment": environment(),
-        "vocab": VOCAB,
-        "trials": options.trials,
-        "accepted": "simulated",
-        "cases": cases,
-        "crossings": crossings,
-    }
+        "what": __doc__.splitlines()[0], "environment": environment(), "vocab": VOCAB,
+        "trials": options.trials, "accepted": "simulated", "cases": cases, "crossings": crossings,
+    }  # fmt: skip
     store("acceptance_rules", result)
 
 

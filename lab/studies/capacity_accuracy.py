@@ -120,13 +120,9 @@ def _forward(
     pair: tuple[str, str], engine: str, weights: Weights, cache_fp8: bool, devices: int
 ) -> TargetForward:
     options = ComposeOptions(
-        target=find_target(pair[0]).architecture,
-        device_name=SYSTEMS[pair[1]],
-        engine=engine,
-        tensor_parallel=devices,
-        weights=weights,
-        cache="fp8" if cache_fp8 else "bfloat16",
-    )
+        target=find_target(pair[0]).architecture, device_name=SYSTEMS[pair[1]], engine=engine,
+        tensor_parallel=devices, weights=weights, cache="fp8" if cache_fp8 else "bfloat16",
+    )  # fmt: skip
     return TargetForward(compose(options), engine)
 
 

@@ -60,12 +60,9 @@ def error_of(forward: ComposedForward, measured: dict[str, np.ndarray]) -> dict[
         true_s = measured[f"{name}_us"][here] * 1e-6
         error = ErrorSummary.of(seconds, true_s)
         result[name] = {
-            "points": error.points,
-            "mape": error.mape,
-            "p95": error.p95,
-            "worst": error.worst,
+            "points": error.points, "mape": error.mape, "p95": error.p95, "worst": error.worst,
             "bias": float(np.mean(np.asarray(seconds) / true_s - 1)),
-        }
+        }  # fmt: skip
     return result
 
 

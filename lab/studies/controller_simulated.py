@@ -248,12 +248,9 @@ class Place:
         cost = CycleCost.from_profile(profile)
         if draft_share:
             draft = DrafterSection(
-                name="share of a plain step",
-                context=[0],
-                median_s=[draft_share * cost.plain_s(context)],
-                mad_s=[0.0],
-                n=[1],
-            )
+                name="share of a plain step", context=[0],
+                median_s=[draft_share * cost.plain_s(context)], mad_s=[0.0], n=[1],
+            )  # fmt: skip
             cost = replace(cost, drafter=draft)
         released = replace(cost, verify=released_calibration(profile))
         linear = replace(cost, verify=profile.linear_calibration())
@@ -347,12 +344,9 @@ def main() -> None:
         results = []
         for seed, row in enumerate(published_rows()):
             setting = Setting(
-                cost=place.true,
-                context=place.context,
-                max_nodes=place.max_nodes,
-                rounds=options.rounds,
-                seed=seed,
-            )
+                cost=place.true, context=place.context, max_nodes=place.max_nodes,
+                rounds=options.rounds, seed=seed,
+            )  # fmt: skip
             played, hindsight = compare(process_of(row), place.policies(), setting)
             results.append(outcome(place, played, hindsight))
         figures = {"rounds": options.rounds} | columns(results)

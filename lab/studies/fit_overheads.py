@@ -43,12 +43,8 @@ Array = NDArray[np.float64]
 
 # Seconds of one unit of each fitted overhead: about its expected size.
 _UNIT_S = {
-    "layer_s": 1e-5,
-    "prompt_layer_s": 1e-4,
-    "step_s": 1e-3,
-    "sequence_s": 1e-5,
-    "device_s": 1e-3,
-}
+    "layer_s": 1e-5, "prompt_layer_s": 1e-4, "step_s": 1e-3, "sequence_s": 1e-5, "device_s": 1e-3,
+}  # fmt: skip
 # Weights of the priors, in log errors a unit for 500 rows: factors are near 1, overheads are hardly
 # known, and engines differ from one another by about a third of a unit.
 _FACTOR_WEIGHT, _SHARED_WEIGHT, _ENGINE_WEIGHT = 2.0, 0.1, 0.3
@@ -110,12 +106,9 @@ def steady_work(forward: TargetForward, rules: EngineRules, load: ServerLoad) ->
     """Work of one token in steady state. Raises InputError where the weights do not fit."""
     traffic = Traffic(prompt_tokens=load.prompt_tokens, output_tokens=load.output_tokens)
     tokens = cache_tokens(
-        rules.memory,
-        forward.architecture,
-        forward.value_bytes,
-        forward.device.memory_bytes,
+        rules.memory, forward.architecture, forward.value_bytes, forward.device.memory_bytes,
         forward.tensor_parallel,
-    )
+    )  # fmt: skip
     tokens_held = rules.memory.tokens_held(load.prompt_tokens, load.output_tokens)
     running = min(load.concurrency, largest_concurrency(tokens, tokens_held))
     work = cycle_work(forward, rules, traffic, running, Cycle())

@@ -247,11 +247,8 @@ def run_tests(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
     ]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *scale.tests, "-p", "no:cacheprovider", *files],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )
+        capture_output=True, text=True, check=False, env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
     (folder / "pytest.txt").write_text(done.stdout + done.stderr, encoding="utf-8")
     last = done.stdout.strip().splitlines()[-1:] or [""]
     if done.returncode != 0:
@@ -292,14 +289,10 @@ def run_logits(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
         )
     capture = target.runtime.capture
     return {
-        "compared": compared,
-        "allowed_rms_error": allowed,
-        "first_prefill_s": prefill_s,
-        "prepare_s": prepare_s,
-        "capture_bytes": capture.memory_bytes if capture else 0,
-        "captured_rows": list(target.runtime.buckets),
-        "warnings": list(target.runtime.warnings),
-    }
+        "compared": compared, "allowed_rms_error": allowed, "first_prefill_s": prefill_s,
+        "prepare_s": prepare_s, "capture_bytes": capture.memory_bytes if capture else 0,
+        "captured_rows": list(target.runtime.buckets), "warnings": list(target.runtime.warnings),
+    }  # fmt: skip
 
 
 def fill(target: Target, tokens: NDArray[np.int64], context: int, most: int) -> torch.Tensor:

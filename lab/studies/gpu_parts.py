@@ -50,28 +50,13 @@ class Scale:
 
 
 TINY = Scale(
-    device="cpu",
-    dtype="float32",
-    targets=(),
-    small="",
-    runtimes=("eager",),
-    other_dtype="bfloat16",
-    contexts=(16, 64),
-    max_nodes=15,
-    batches=(1, 2),
-    budget_s=2.0,
-    brief_budget_s=1.0,
-    plain_contexts=(16, 64),
-    verify_rows=(1, 8),
-    verify_context=32,
-    prompt_tokens=12,
-    new_tokens=24,
-    texts=2,
-    tests=("-k", "test_joined_weights_share_their_memory"),
-    kernel_rows=(3,),
-    repeats=2,
+    device="cpu", dtype="float32", targets=(), small="", runtimes=("eager",),
+    other_dtype="bfloat16", contexts=(16, 64), max_nodes=15, batches=(1, 2), budget_s=2.0,
+    brief_budget_s=1.0, plain_contexts=(16, 64), verify_rows=(1, 8), verify_context=32,
+    prompt_tokens=12, new_tokens=24, texts=2,
+    tests=("-k", "test_joined_weights_share_their_memory"), kernel_rows=(3,), repeats=2,
     fixed=(3, 7),
-)
+)  # fmt: skip
 
 
 # Seconds that a part of each kind may take; loading 16 GB of random weights is part of it.

@@ -42,19 +42,13 @@ from lab.studies.common import environment, store
 from lab.studies.gpu_parts import TINY, Part, Scale, all_parts
 
 KINDS: dict[str, Callable[[Part, Scale, Path], dict[str, Any]]] = {
-    "smoke": gpu_checks.run_smoke,
-    "kernels": gpu_checks.run_kernels,
-    "logits": gpu_checks.run_logits,
-    "tests": gpu_checks.run_tests,
-    "calibrate": gpu_timing.run_calibration,
-    "brief": gpu_timing.run_calibration,
-    "forwards": gpu_timing.run_forwards,
-    "held-out": gpu_timing.run_held_out,
-    "replay": gpu_timing.run_replay,
-    "launches": gpu_timing.run_launches,
-    "drafters": gpu_timing.run_drafters,
-    "peers": gpu_timing.run_peers,
-}
+    "smoke": gpu_checks.run_smoke, "kernels": gpu_checks.run_kernels,
+    "logits": gpu_checks.run_logits, "tests": gpu_checks.run_tests,
+    "calibrate": gpu_timing.run_calibration, "brief": gpu_timing.run_calibration,
+    "forwards": gpu_timing.run_forwards, "held-out": gpu_timing.run_held_out,
+    "replay": gpu_timing.run_replay, "launches": gpu_timing.run_launches,
+    "drafters": gpu_timing.run_drafters, "peers": gpu_timing.run_peers,
+}  # fmt: skip
 LEAST_SHARE = 0.4  # of its limit: a part is not started with less time left
 PACKING_S = 10.0  # kept for the last archive
 LAST_CHARACTERS = 1500  # of a failed part's output that are printed
@@ -203,12 +197,9 @@ def run_part(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
     start_s = perf_counter()
     result = KINDS[part.kind](part, scale, part_folder)
     return {
-        "part": asdict(part),
-        "scale": asdict(scale),
-        "environment": environment(scale.device),
-        "wall_s": round(perf_counter() - start_s, 2),
-        "result": result,
-    }
+        "part": asdict(part), "scale": asdict(scale), "environment": environment(scale.device),
+        "wall_s": round(perf_counter() - start_s, 2), "result": result,
+    }  # fmt: skip
 
 
 def result_path(work: Path, name: str) -> Path:

@@ -132,15 +132,12 @@ def forward_row(
         ).total
     )
     return {
-        "rows": rows,
-        "context": context,
-        "median_s": samples.median_s,
-        "n": samples.n,
+        "rows": rows, "context": context, "median_s": samples.median_s, "n": samples.n,
         "rejected": len(samples.rejected),
         "over_physical_roofline": samples.median_s / float(measured.seconds(rows, context)),
         "share_of_measured_read": moved_bytes / samples.median_s / measured.peaks.bytes_per_s,
         "rows_per_s": rows / samples.median_s,
-    }
+    }  # fmt: skip
 
 
 def run_held_out(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
@@ -148,13 +145,9 @@ def run_held_out(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
     profile = Profile.from_yaml(profile_path(part, folder))
     target = open_target(part, scale)
     plan = SweepPlan(
-        contexts=scale.contexts,
-        max_nodes=scale.max_nodes,
-        held_out_contexts=4,
-        held_out_rows=8,
-        seed=SEED,
-        buckets=target.runtime.buckets,
-    )
+        contexts=scale.contexts, max_nodes=scale.max_nodes, held_out_contexts=4, held_out_rows=8,
+        seed=SEED, buckets=target.runtime.buckets,
+    )  # fmt: skip
     tasks = plan.held_out()
     # A batch size between two calibrated ones, which no calibration has measured.
     between = (min(scale.batches) + max(scale.batches)) // 2 + 1
@@ -163,12 +156,9 @@ def run_held_out(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
     workload = Workload(target, NgramDrafter(), capacity=plan.capacity, seed=SEED)
     with Journal(folder / "held_out.jsonl", {"seed": SEED}, fresh=True) as journal:
         swept = run_sweep(
-            tasks,
-            workload,
-            instruments(workload.device),
-            journal,
+            tasks, workload, instruments(workload.device), journal,
             SweepControl(budget_s=2 * scale.brief_budget_s),
-        )
+        )  # fmt: skip
     return summary(profile, points_of(swept, "held_out")) | {
         "skipped": {str(task.key()): reason for task, reason in swept.skipped.items()}
     }

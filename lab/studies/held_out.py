@@ -50,22 +50,16 @@ def main() -> None:
     profile = ProfileStore().find(profile_key(target)).profile
     contexts = sorted(set(profile.surface.context))
     plan = SweepPlan(
-        contexts=tuple(contexts),
-        max_nodes=max(profile.surface.rows) - 1,
-        held_out_contexts=options.contexts,
-        held_out_rows=options.rows,
-        seed=SEED,
-    )
+        contexts=tuple(contexts), max_nodes=max(profile.surface.rows) - 1,
+        held_out_contexts=options.contexts, held_out_rows=options.rows, seed=SEED,
+    )  # fmt: skip
     workload = Workload(target, NgramDrafter(), capacity=plan.capacity, seed=SEED)
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "held_out.jsonl", {"seed": SEED})
         swept = run_sweep(
-            plan.held_out(),
-            workload,
-            instruments(device),
-            journal,
+            plan.held_out(), workload, instruments(device), journal,
             SweepControl(budget_s=options.time_budget),
-        )
+        )  # fmt: skip
     store(options.name, summary(profile, points_of(swept, "held_out")))
 
 
@@ -88,12 +82,9 @@ def summary(profile: Any, points: Any) -> dict[str, Any]:
         error = ErrorSummary.of(predicted_s, points.seconds)
         regret = regret_at_contexts(points, predicted_s)
         result[label] = {
-            "median_error": error.median,
-            "mean_error": error.mape,
-            "worst_error": error.worst,
-            "regret_mean": regret.mean,
-            "regret_worst": regret.worst,
-        }
+            "median_error": error.median, "mean_error": error.mape, "worst_error": error.worst,
+            "regret_mean": regret.mean, "regret_worst": regret.worst,
+        }  # fmt: skip
     predicted_s = profile.verify_calibration().predict_s(points.rows, points.context, points.batch)
     result["points"] = [
         {

@@ -110,16 +110,12 @@ def planned_server(options: argparse.Namespace, profile: Path, cell: dict[str, A
     """The server that `rooftree plan` assumes for the cell's requests."""
     drafted, acceptance_file = cell["drafted"], cell["acceptance_file"]
     request = PlanRequest(
-        target=str(options.model),
-        gpus=(str(profile),),
-        traffic=cell["trace"].means,
+        target=str(options.model), gpus=(str(profile),), traffic=cell["trace"].means,
         rate=cell["rate_per_s"],
         policy=ServingPolicy.parse(f"chain:{drafted}" if drafted else "plain"),
-        acceptance=acceptance_file if drafted else None,
-        drafter="ngram" if drafted else None,
-        utilisation=1.0,
-        most_running=options.at_once,
-    )
+        acceptance=acceptance_file if drafted else None, drafter="ngram" if drafted else None,
+        utilisation=1.0, most_running=options.at_once,
+    )  # fmt: skip
     forward = TargetForward(Profile.from_yaml(profile))
     found = find_acceptance(acceptance_file, str(options.model)) if drafted else None
     return make_server(request, forward, found)

@@ -42,13 +42,9 @@ TRAFFIC = Traffic(prompt_tokens=200, output_tokens=800)
 def planned(target: str, dataset: str, shape: str) -> float:
     """Time per token of plain decoding over that with drafts, one request at once."""
     request = PlanRequest(
-        target=target,
-        gpus=("a100-sxm-80gb",),
-        traffic=TRAFFIC,
-        rate=1.0,
-        acceptance=dataset,
+        target=target, gpus=("a100-sxm-80gb",), traffic=TRAFFIC, rate=1.0, acceptance=dataset,
         engine="rooftree",
-    )
+    )  # fmt: skip
     profiles = ProfileStore([shipped_directory()])
     steps = find_forward(find_device(request.gpus[0]), resolve_target(target), profiles)
     process = published("bastion", dataset, target=target.lower().rpartition("/")[2])
@@ -71,14 +67,11 @@ def compare(target: str, shape: str) -> dict[str, Any]:
     found = np.array([planned(target, dataset, shape) for dataset in DATASETS])
     error = found / measured - 1
     return {
-        "target": target,
-        "shape": shape,
-        "datasets": list(DATASETS),
-        "measured": measured.tolist(),
-        "planned": [round(float(x), 3) for x in found],
+        "target": target, "shape": shape, "datasets": list(DATASETS),
+        "measured": measured.tolist(), "planned": [round(float(x), 3) for x in found],
         "mean_error": round(float(np.mean(np.abs(error))), 4),
         "bias": round(float(np.mean(error)), 4),
-    }
+    }  # fmt: skip
 
 
 def main() -> None:

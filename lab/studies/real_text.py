@@ -57,11 +57,8 @@ def greedy(model: Any, ids: list[int], new_tokens: int) -> list[int]:
     """transformers' own greedy text."""
     prompt = torch.tensor([ids])
     output = model.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        do_sample=False,
-        max_new_tokens=new_tokens,
-    )
+        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=new_tokens,
+    )  # fmt: skip
     text: list[int] = output[0, len(ids) :].tolist()
     return text
 

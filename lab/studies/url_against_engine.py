@@ -58,16 +58,12 @@ def main() -> None:
         ),
     ):
         settings = CalibrationSettings(
-            target=model,
-            device="cpu",
-            dtype=engine.runtime.dtype,
+            target=model, device="cpu", dtype=engine.runtime.dtype,
             contexts=tuple(sorted(set(engine.surface.context))),
             max_nodes=max(engine.surface.rows) - 1,
-            batches=tuple(sorted(set(engine.surface.batch))),
-            time_budget_s=options.time_budget,
-            output=Path(folder) / "served.yaml",
-            fresh=True,
-        )
+            batches=tuple(sorted(set(engine.surface.batch))), time_budget_s=options.time_budget,
+            output=Path(folder) / "served.yaml", fresh=True,
+        )  # fmt: skip
         listener = CalibrationListener(say=print)
         served = calibrate(settings, listener, UrlSource(settings, url)).profile
     if served.target.architecture_hash != engine.target.architecture_hash:

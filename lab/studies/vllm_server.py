@@ -55,12 +55,9 @@ def vllm_server(
     own_cores = os.sched_getaffinity(0)
     with log.open("w", encoding="utf-8") as file:
         process = subprocess.Popen(
-            command,
-            env=vllm_environment(python),
-            stdout=file,
-            stderr=subprocess.STDOUT,
+            command, env=vllm_environment(python), stdout=file, stderr=subprocess.STDOUT,
             start_new_session=True,
-        )
+        )  # fmt: skip
     try:
         url = f"http://127.0.0.1:{port}"
         wait_until_ready(url, process, log)
@@ -194,14 +191,9 @@ async def send(
     await asyncio.sleep(max(start_s + request.arrival_s - time.perf_counter(), 0.0))
     sent_s = time.perf_counter() - start_s
     body = {
-        "model": model,
-        "prompt": list(request.prompt),
-        "max_tokens": request.output_tokens,
-        "temperature": 0.0,
-        "ignore_eos": True,
-        "stream": True,
-        "return_token_ids": True,
-    }
+        "model": model, "prompt": list(request.prompt), "max_tokens": request.output_tokens,
+        "temperature": 0.0, "ignore_eos": True, "stream": True, "return_token_ids": True,
+    }  # fmt: skip
     pieces: list[tuple[float, bytes]] = []  # read at the end: meanwhile the server has the cores
     async with session.post(f"{url}/v1/completions", json=body) as response:
         if response.status != 200:
@@ -308,11 +300,7 @@ def acceptance(
         rates.append(max(min(here / reached, 1.0), LEAST_RATE) if reached else LEAST_RATE)
         reached = here
     return {
-        "by_depth": rates,
-        "rounds": round(rounds),
-        "drafted_share": min(drafts / rounds, 1.0),
-        "drafter": "ngram",
-        "drafter_kind": "ngram",
-        "drafted": grown("vllm:spec_decode_num_draft_tokens_total"),
-        "accepted": accepted,
-    }
+        "by_depth": rates, "rounds": round(rounds), "drafted_share": min(drafts / rounds, 1.0),
+        "drafter": "ngram", "drafter_kind": "ngram",
+        "drafted": grown("vllm:spec_decode_num_draft_tokens_total"), "accepted": accepted,
+    }  # fmt: skip
