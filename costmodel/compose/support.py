@@ -19,6 +19,7 @@ from costmodel.profile.schema import ProvenanceKind
 from costmodel.profile.store import ProfileStore
 
 DEGREES = (1, 2, 4, 8)
+_NO_TABLES = "no operator tables of this device; scale a profile with `rooftree transfer`"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +104,10 @@ def _rows(
             )
             continue
         degrees: tuple[int, ...] = ()
-        reason = "no operator tables of this device; scale a profile with `rooftree transfer`"
-        if device is not None and slug in SYSTEMS:
+        reason = architecture.beyond_tables
+        if device is None or slug not in SYSTEMS:
+            reason = reason or _NO_TABLES
+        elif not reason:
             reasons = [composes(device, architecture, n) for n in DEGREES]
             degrees = tuple(n for n, why in zip(DEGREES, reasons, strict=True) if not why)
             reason = "" if degrees else reasons[0]
