@@ -129,9 +129,8 @@ class Eagle3Session(DraftSession):
         """A `DrawnTree` of this shape, drawn from q at this temperature level by level."""
         drafter = self._drafter
         vocab = drafter.target.architecture.vocab
-        q = _Eagle3Distributions(self._tree(context), temperature)
-        whole = _OverVocabulary(q, drafter.tokens, vocab)
-        return draw_levels(shape, whole, generator, drafter.max_depth)
+        q = _Eagle3Distributions(self._tree(context), temperature, drafter.tokens, vocab)
+        return draw_levels(shape, q, generator, drafter.max_depth)
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
         """Keep the features of the committed rows for the next draft."""
@@ -175,31 +174,25 @@ class Eagle3Session(DraftSession):
 
 @dataclass(frozen=True, slots=True)
 class _Eagle3Distributions:
-    """q at the bonus token and at nodes, over the drafter's own tokens."""
+    """q at the bonus token and at nodes.
+
+    vocab  of the target, to spread q over, with `tokens` of q's columns; None: as they are
+    """
 
     forward: Eagle3Forward
     temperature: float
+    tokens: NDArray[np.int64] | None = None
+    vocab: int | None = None
 
     def root(self) -> torch.Tensor:
-        return softmax(self.forward.root(), self.temperature)
+        return self._q(self.forward.root())
 
     def expand(self, frontier: Frontier) -> torch.Tensor:
-        return softmax(self.forward.expand(frontier), self.temperature)
+        return self._q(self.forward.expand(frontier))
 
-
-@dataclass(frozen=True, slots=True)
-class _OverVocabulary:
-    """The same over the target's vocabulary; zero for tokens that the drafter lacks."""
-
-    q: _Eagle3Distributions
-    tokens: NDArray[np.int64] | None
-    vocab: int
-
-    def root(self) -> torch.Tensor:
-        return over_vocabulary(self.q.root(), self.tokens, self.vocab)
-
-    def expand(self, frontier: Frontier) -> torch.Tensor:
-        return over_vocabulary(self.q.expand(frontier), self.tokens, self.vocab)
+    def _q(self, logits: torch.Tensor) -> torch.Tensor:
+        q = softmax(logits, self.temperature)
+        return q if self.vocab is None else over_vocabulary(q, self.tokens, self.vocab)
 
 
 def check_fit(config: Eagle3Config, target: Target) -> None:

@@ -25,8 +25,7 @@ from decoder.drafters.blocks import (
     Span,
     hash_of,
 )
-from decoder.drafters.checkpoint import Fields, Weights, load_weights, read_shape, save_checkpoint
-from decoder.model.runtime.linear import plain_state
+from decoder.drafters.checkpoint import Fields, Weights, load_weights, read_shape
 
 FEATURES = 3  # hidden states of the target that are read
 OWN_EMBEDDING = "embed_tokens.weight"
@@ -183,16 +182,6 @@ def load_eagle3(folder: Path, published: Mapping[str, Any], like: torch.Tensor) 
     if config.mapped:
         _check_mapping(model.d2t, config, where)
     return model
-
-
-def save_eagle3(folder: Path, model: Eagle3Model) -> None:
-    """Write a model in the published format."""
-    config, tensors = model.config, plain_state(model)
-    if config.mapped:
-        drafted = torch.zeros(config.vocab, dtype=torch.bool)
-        drafted[token_ids(model.d2t).cpu()] = True
-        tensors["t2d"] = drafted
-    save_checkpoint(folder, config.published, tensors)
 
 
 def token_ids(offsets: torch.Tensor) -> torch.Tensor:

@@ -43,9 +43,7 @@ def captured(target, budget_bytes=1 << 40, **capture):
 
 
 def autoregressive(target, folder, **changed):
-    return CausalLMDrafter(
-        target_of(random_model("llama-gqa", dtype=torch.float32, seed=4)), target=target
-    )
+    return CausalLMDrafter(target_of(random_model("llama-gqa", seed=4)), target=target)
 
 
 def dflash(target, folder, **changed):
@@ -71,7 +69,7 @@ make = pytest.mark.parametrize("case", CASES)
 def pair(tmp_path, case, **capture):
     """Target and drafter eagerly, the same captured, and the stand-in that counts."""
     build, changed = CASES[case]
-    plain, graphs = draft_target(), draft_target()
+    plain, graphs = (draft_target(dtype=torch.float64) for _ in range(2))
     stand_in = captured(graphs, **capture)
     eager = build(plain, tmp_path / "eager", **changed)
     graphed = build(graphs, tmp_path / "graphed", **changed)
@@ -128,7 +126,9 @@ class TestTheSameCandidates:
         random = np.random.default_rng(3)
         tokens = random.integers(0, VOCAB, 1040 if case != "autoregressive" else 500)
         width = 3 * 32
-        features = torch.randn(len(tokens), width, generator=torch.Generator().manual_seed(1))
+        features = torch.randn(
+            len(tokens), width, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+        )
         start = 1000 if case != "autoregressive" else 460
         sessions = [
             drafter.start(tokens[:start], features[:start]) for _, drafter in (eager, graphed)
