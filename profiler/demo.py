@@ -17,7 +17,9 @@ from decoder.model.target import Target, make_target
 from profiler.measure.samples import in_turn
 from profiler.report.console import print_table
 
-NEW_TOKENS = 96
+NEW_TOKENS = (32, 96)  # of a text, at least and at most
+BUDGET_S = 60.0  # that all texts take, where that allows the least
+WARM_TOKENS = 8
 POLICIES = ("plain", "chain", "fixed:15", "bastion")
 ADAPTIVE = POLICIES[-1]
 DRAFTER = "ngram+demo"  # the trained drafter of the demo model, and what the text repeats
@@ -49,11 +51,12 @@ def compare(folder: Path, *, say: Callable[[str], None]) -> dict[str, Any]:
     adaptive = arms[ADAPTIVE]
     say(adaptive.profile_line)
     for decoder in arms.values():
-        decoder.generate("Hello", max_new_tokens=8)
+        decoder.generate("Hello", max_new_tokens=WARM_TOKENS)
+    new_tokens = _planned_tokens(plain)
     rows = []
     for index, (name, prompt) in enumerate(PROMPTS.items()):
         say(f"decoding {index + 1} of {len(PROMPTS)}: {name}")
-        rows.append(_row(name, prompt, decode_together(arms, prompt)))
+        rows.append(_row(name, prompt, decode_together(arms, prompt, new_tokens)))
     return {
         "profile": adaptive.profile_line,
         "drafter": drafter_name,
@@ -73,10 +76,21 @@ def choose_drafter(
         return FALLBACK, NgramDrafter()
 
 
-def decode_together(arms: Mapping[str, TreeDecoder], prompt: str) -> dict[str, Generation]:
+def _planned_tokens(plain: TreeDecoder) -> int:
+    """The tokens of a text with which all texts take about `BUDGET_S` on this machine."""
+    stats = plain.generate("Hello", max_new_tokens=WARM_TOKENS).stats
+    token_s = stats.decode_s / max(stats.new_tokens - 1, 1)
+    least, most = NEW_TOKENS
+    fitting = BUDGET_S / (max(token_s, 1e-9) * len(PROMPTS) * len(POLICIES))
+    return int(min(max(fitting, least), most))
+
+
+def decode_together(
+    arms: Mapping[str, TreeDecoder], prompt: str, new_tokens: int
+) -> dict[str, Generation]:
     """The prompt's text by each decoder; the decoders must not share a target."""
     runs = {
-        policy: decoder.stream(prompt, max_new_tokens=NEW_TOKENS, chat=True)
+        policy: decoder.stream(prompt, max_new_tokens=new_tokens, chat=True)
         for policy, decoder in arms.items()
     }
     texts = dict.fromkeys(runs, "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -142,14 +143,14 @@ class FakeDecoder:
         self._run = run
 
     def stream(self, prompt: str, *, max_new_tokens: int, chat: bool) -> FakeRun:
-        assert (prompt, max_new_tokens, chat) == ("Say it.", demo.NEW_TOKENS, True)
+        assert (prompt, max_new_tokens, chat) == ("Say it.", 12, True)
         return FakeRun(*self._run)
 
 
 def test_policies_decode_a_round_each_in_turn() -> None:
     noted: list[str] = []
     arms = {"plain": FakeDecoder("p", 4, noted), "bastion": FakeDecoder("b", 2, noted)}
-    found = demo.decode_together(arms, "Say it.")
+    found = demo.decode_together(arms, "Say it.", 12)
     assert {policy: (one.text, one.token_ids, one.stats) for policy, one in found.items()} == {
         "plain": ("p.p.p.p.", [0, 1, 2, 3], "p"),
         "bastion": ("b.b.", [0, 1], "b"),
@@ -194,7 +195,7 @@ def test_the_comparison_on_the_real_model(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
-    monkeypatch.setattr(demo, "NEW_TOKENS", 12)
+    monkeypatch.setattr(demo, "NEW_TOKENS", (12, 12))
     monkeypatch.setattr(demo, "PROMPTS", {"count": "Count: 1, 2, 3,", "say": "Say hello."})
     said: list[str] = []
     comparison = demo.compare(smollm2_folder, say=said.append)
@@ -216,3 +217,10 @@ def test_the_comparison_on_the_real_model(
     assert "> Say hello." in page
     table = [line.split() for line in page.splitlines()]
     assert [row[0] for row in table if row and row[-1] in ("yes", "no")] == ["count", "say", "all"]
+
+
+@pytest.mark.parametrize(("token_s", "tokens"), [(0.01, 96), (0.06, 50), (1.0, 32)])
+def test_a_slow_machine_decodes_shorter_texts(token_s, tokens):
+    stats = SimpleNamespace(decode_s=7 * token_s, new_tokens=8)
+    plain = SimpleNamespace(generate=lambda *_, **__: SimpleNamespace(stats=stats))
+    assert demo._planned_tokens(plain) == tokens
