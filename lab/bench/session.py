@@ -17,11 +17,10 @@ from decoder.model.loading import default_target, load_model
 from decoder.model.target import Quantization, quantised
 from lab.bench.analysis.summary import derived
 from lab.bench.analysis.warnings import result_warnings
-from lab.bench.arms.base import ArmRunner
 from lab.bench.arms.builder import ArmBuilder, DecoderChoice
 from lab.bench.arms.choice import ArmChoice, plan_arms
 from lab.bench.arms.drafter_names import drafter_labels
-from lab.bench.engines.arm import CheckedEngine, EngineSubject, check_engines, engine_runners
+from lab.bench.engines.arm import EngineSubject, check_engines, engine_runners
 from lab.bench.engines.choice import EngineChoice
 from lab.bench.environment import (
     bandwidth_limit,
@@ -29,18 +28,15 @@ from lab.bench.environment import (
     machine,
     stored_profile,
 )
-from lab.bench.prompts import Encoded, PromptText, encode_texts, read_files
+from lab.bench.prompts import PromptText, encode_texts, read_files
 from lab.bench.record import (
     BenchSettings,
-    Environment,
-    ProfileInfo,
     PromptFile,
     Result,
     write_result,
 )
 from lab.bench.schedule import (
     Listener,
-    Outcome,
     Schedule,
     Tools,
     run_schedule,
@@ -118,70 +114,38 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
         chat = _chat(options.chat, builder)
         prompts = encode_texts(texts, builder.encoder, chat=chat, new_tokens=options.new_tokens)
         arms = plan_arms(options.arms, causal_drafters=builder.causal_drafters)
-        runners = builder.runners(arms)
         with engine_runners(engines, _subject(builder), listeners.say) as others:
-            run = _LoadedRun(
-                options=options,
-                builder=builder,
-                runners=[*runners, *others],
-                engines=engines,
+            runners = [*builder.runners(arms), *others]
+            located = builder.profile or stored_profile(builder.target)
+            schedule = Schedule(
                 prompts=prompts,
-                settings=_settings(options, builder, files, chat),
-                warnings=(*machine_warnings, *builder.warnings),
+                new_tokens=options.new_tokens,
+                repeats=options.repeats,
+                ends=builder.ends,
+                seed=options.seed,
+                by_round=options.decoder.by_round,
             )
-            return run.finish(environment, listeners)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LoadedRun:
-    """A run whose models and prompts are loaded."""
-
-    options: BenchOptions
-    builder: ArmBuilder
-    runners: Sequence[ArmRunner]
-    engines: Sequence[CheckedEngine]
-    prompts: Sequence[Encoded]
-    settings: BenchSettings
-    warnings: tuple[str, ...]
-
-    def finish(self, environment: Environment, listeners: Listeners) -> Result:
-        """Decode all texts, and return the whole result."""
-        located = self.builder.profile
-        if located is None:
-            located = stored_profile(self.builder.target)
-        profile = None if located is None else describe_profile(*located)
-        schedule = Schedule(
-            prompts=self.prompts,
-            new_tokens=self.settings.new_tokens,
-            repeats=self.settings.repeats,
-            ends=self.builder.ends,
-            seed=self.settings.seed,
-            by_round=self.settings.by_round,
-        )
-        tools = Tools(limit_s=bandwidth_limit(None if located is None else located[0]))
-        outcome = run_schedule(self.runners, schedule, tools, listeners.progress)
-        result = self._result(environment, profile, outcome)
-        if self.options.output is not None:
-            write_result(result, self.options.output, **derived(result))
-        return result
-
-    def _result(
-        self, environment: Environment, profile: ProfileInfo | None, outcome: Outcome
-    ) -> Result:
-        failed = {one.name for one in outcome.failed}
-        result = Result(
-            environment=environment,
-            settings=self.settings,
-            target=self.builder.described,
-            drafters=self.builder.drafters(),
-            profile=profile,
-            arms=tuple(runner.arm for runner in self.runners if runner.arm.name not in failed),
-            prompts=tuple(encoded.prompt for encoded in self.prompts),
-            responses=outcome.responses,
-            engines=tuple(one.info(self.settings.dtype) for one in self.engines),
-            failed=outcome.failed,
-        )
-        return replace(result, warnings=(*self.warnings, *result_warnings(result)))
+            tools = Tools(limit_s=bandwidth_limit(None if located is None else located[0]))
+            outcome = run_schedule(runners, schedule, tools, listeners.progress)
+    settings = _settings(options, builder, files, chat)
+    failed = {one.name for one in outcome.failed}
+    result = Result(
+        environment=environment,
+        settings=settings,
+        target=builder.described,
+        drafters=builder.drafters(),
+        profile=None if located is None else describe_profile(*located),
+        arms=tuple(runner.arm for runner in runners if runner.arm.name not in failed),
+        prompts=tuple(encoded.prompt for encoded in prompts),
+        responses=outcome.responses,
+        engines=tuple(one.info(settings.dtype) for one in engines),
+        failed=outcome.failed,
+    )
+    warnings = (*machine_warnings, *builder.warnings, *result_warnings(result))
+    result = replace(result, warnings=warnings)
+    if options.output is not None:
+        write_result(result, options.output, **derived(result))
+    return result
 
 
 def _texts(options: BenchOptions) -> tuple[list[PromptText], tuple[PromptFile, ...]]:

@@ -4,12 +4,10 @@ Position k of a block hangs below the first token of position k - 1, so that a b
 with siblings. Choices made here where the paper leaves one open:
 
 - A position whose bucket has no branching gives up: the block's chain ends before it.
-- Tokens that start a block of the next round ("selected by the rank head"): the end of a chain,
-  since nothing else leads on from it, and below uncertain positions (b_1, b_2) every sibling of
-  the chain's token. At a sure position (b_0) the chain is enough; below one that gave up (b_3)
-  nothing starts.
-- Of these the `starts` of highest path score are taken, so that the forward stays one batch
-  whatever the buckets. Of the finished tree the `nodes` of highest path score are kept.
+- The end of a chain starts a block of the next round: nothing else leads on from it.
+- At an uncertain position (b_1, b_2) every sibling of the chain's token starts one too.
+- The `starts` of highest path score are taken, so that a forward is one batch of known size.
+- The `nodes` of highest path score make the finished tree.
 """
 
 from __future__ import annotations

@@ -2,16 +2,14 @@
 
 Choices made here where the paper leaves one open:
 
-- The target token y* is the text's own, which the target wrote; p* is the target's distribution
-  after the text so far, over the drafter's tokens alone. Where y* is none of these, there is no
-  draft loss, the rank label is b_3, and later positions are off the path.
-- The mask is 1 at the first position of every block, of later blocks too, as in equation (5).
+- The target token y* is the text's own. p* is the target's distribution, over the drafter's tokens.
+- A y* that the drafter lacks has no draft loss and the rank label b_3. It ends the path.
+- The mask is 1 at the first position of every block, as in equation (5).
 - Cuts are drawn for each anchor. Losses of all blocks are added up.
-- Equation (6) divides by the A anchors of one text instead of the N_k that the mask leaves. In a
-  batch as small as ours N_k is a handful, whose losses at later positions outweighed those of all
-  anchors at the first. Measured: after 100 updates 21 % of first positions right instead of 8 %.
-- At position 1 of first blocks every row of the continuation is an anchor, since the prefix is
-  computed anyway.
+- Equation (6) divides by the A anchors of a text instead of the N_k that the mask leaves. In our
+  small batches the few losses of later positions would outweigh all of the first. Measured: after
+  100 updates 21 % of first positions right instead of 8 %.
+- Every row of the continuation is an anchor for position 1: the prefix is computed anyway.
 
 `tree_tokens` drafts the trees of held-out texts as in decoding.
 """

@@ -5,22 +5,18 @@ chooses skip, heads or full, and tells whether a buffer is full, so that an upda
 on plain numbers; `lab.papers.specblock.updates.adaptation` carries out its decisions.
 
 Choices made here where the paper leaves one open:
-- A value estimate starts at 0, so that only exploration leads to the first updates. Exploration
-  draws uniformly from the actions that train, since it serves to seed their values. A query
-  without a rejected token is skipped.
-- Warm-up queries fill no buffer. The observed gain is the throughput of the measurement
-  interval less that of the warm-up, tokens over seconds of all their queries; `charge` adds
-  the seconds of an update to the interval that follows it.
+- Value estimates start at 0, so that only exploration leads to the first updates.
+- Exploration draws uniformly from the actions that train. A query without a rejection is skipped.
+- Warm-up queries fill no buffer. The observed gain is the throughput of the measurement interval
+  less that of the warm-up. `charge` adds an update's seconds to the interval that follows it.
 - A blocked query fills its buffer but cannot fire it: "blocked from triggering".
-- An update that fires while an interval is open ends it early, with this query as its last;
-  algorithm 1 would forget the earlier update's reward. An interval that ends by its length is
-  booked after this query's action is chosen, as in the algorithm.
-- Windows of accepted length are as long as the measurement interval and begin after the
-  warm-up. A window is good if it is the first, or if its length is not below the last one's; the
-  weights that served from its first query are then the last good checkpoint.
-- After a rollback everything but the warm-up's throughput is reset: values, exploration, the open
-  interval, windows and buffers. With the values alone at 0, nothing would train again. An update
-  due with the very query that rolls back is left out.
+- An update that fires ends an open interval, with this query as its last. Algorithm 1 would forget
+  that interval's reward. An interval that ends by its length is booked after the action is chosen.
+- Windows of accepted length are as long as the measurement interval and begin after the warm-up.
+- The first window is good, and so is one that is not shorter than the last. The weights that served
+  from its first query are then the last good checkpoint.
+- A rollback resets everything but the warm-up's throughput: with the values alone at 0, nothing
+  would train again. It drops an update that is due with the same query.
 - Ties between actions go to the first, which is cheaper.
 """
 
