@@ -15,8 +15,8 @@ from costmodel.fields import Section
 from costmodel.roofline import Roofline
 
 Array = NDArray[np.float64]
-CalibrationName = Literal["linear", "physical", "stairs", "surface"]
-CALIBRATIONS: tuple[CalibrationName, ...] = ("linear", "physical", "surface", "stairs")
+CalibrationName = Literal["linear", "physical", "stairs"]
+CALIBRATIONS: tuple[CalibrationName, ...] = ("linear", "physical", "stairs")
 
 
 class Calibration(Protocol):

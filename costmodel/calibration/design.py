@@ -153,7 +153,7 @@ class PointDesign:
         here = places_of(fitted.physical, c.rows, c.context, c.batch)
         measured = Parts.of(fitted.places, fitted.places).covariance(scales)
         across = Parts.of(here, fitted.places).covariance(scales)
-        noise = scales.noise**2
+        noise = scales.white**2
         solved = np.linalg.solve(measured + np.diag(noise + points.median_error**2), across.T)
         return Parts.of(here, here).covariance(scales) - across @ solved, noise
 

@@ -319,11 +319,14 @@ def fit_physical(points: Points, roofline: Roofline) -> PhysicalCalibration:
     bound = roofline.with_count("physical").seconds(points.rows, points.context, points.batch)
     factor = float(np.median(points.seconds / bound))
     weights = np.ones(len(points))
-    best = _search(points, roofline, factor, weights)
+    best = first = _search(points, roofline, factor, weights)
     for _ in range(2):
         weights = _tukey(best.residual, len(points))
         best = _search(points, roofline, factor, weights)
     best, weights = _polish(best, factor, weights)
+    # The few rows may be half of all points: fitting them alone would call the rest outliers.
+    if _most(best) > 3 * _most(first):
+        best, weights = first, _tukey(first.residual, len(points))
     spread = _spread(best.residual, len(points))
     values = best.coefficients[: len(COEFFICIENTS)].tolist()
     fields: dict[str, Any] = dict(zip(COEFFICIENTS, values, strict=True))
@@ -452,6 +455,11 @@ def _active(terms: Array, coefficients: Array) -> Array:
     design[compute, 1] = 0.0
     design[~compute, 2] = 0.0
     return design
+
+
+def _most(fit: _Fit) -> float:
+    """The residual that four of five points do not exceed."""
+    return float(np.quantile(np.abs(fit.residual), 0.8))
 
 
 def _spread(residual: Array, count: int) -> float:

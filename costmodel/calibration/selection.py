@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from itertools import product
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,7 +13,6 @@ from costmodel.calibration.linear import LinearCalibration, fit_linear
 from costmodel.calibration.physical import PhysicalCalibration, fit_physical
 from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.calibration.stairs import StairsCalibration, fit_stairs
-from costmodel.calibration.surface import EXACT, SurfaceCalibration, SurfaceOptions, build_surface
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline
 from costmodel.speculation import Regret, decision_regret, standard_curves
@@ -23,9 +20,6 @@ from costmodel.speculation import Regret, decision_regret, standard_curves
 Array = NDArray[np.float64]
 MIN_CHOICES = 4  # row counts of a context; with fewer there is hardly a choice to get wrong
 _ONE_BY_ONE = 40  # points up to which each is left out alone
-_STRUCTURE = 4.0  # left-out errors above this multiple of the noise are structure
-# Six coefficients and a correction need a few points more than they have numbers.
-_LEAST_POINTS = {"physical": 8, "stairs": 10}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,10 +35,9 @@ class Selection:
     linear: LinearCalibration
     physical: PhysicalCalibration | None = None
     stairs: StairsCalibration | None = None
-    surface: SurfaceCalibration | None = None
     cross_validated: dict[CalibrationName, ErrorSummary]
-    regret: dict[CalibrationName, Regret] = dataclasses.field(default_factory=dict)
-    predicted_left_out_s: dict[CalibrationName, Array] = dataclasses.field(default_factory=dict)
+    regret: dict[CalibrationName, Regret]
+    predicted_left_out_s: dict[CalibrationName, Array]
 
     @property
     def calibration(self) -> Calibration:
@@ -57,18 +50,74 @@ class Selection:
         return {name: fitted for name, fitted in calibrations.items() if fitted is not None}
 
 
-def fit_surface(
-    points: Points, roofline: Roofline, options: SurfaceOptions | None = None
-) -> SurfaceCalibration:
-    """Interpolate measured points; without `options` cross-validation chooses them.
+def select_calibration(points: Points, roofline: Roofline) -> Selection:
+    """Fit all calibrations and select one by its loss on points left out of the fit.
 
-    Whole row counts are left out to choose how to interpolate over rows, single points to
-    choose how to smooth over contexts. Raises InputError for too few points.
+    The loss is the mean error plus the mean regret. Stairs is selected, unless another one
+    loses less by more than one standard error of the difference: each point was chosen for
+    what no other one shows, and leaving it out costs most the calibration that learns most
+    from it. A calibration is None where the points are too few for it. Raises InputError where
+    not even the linear one can be fitted.
     """
-    if options is None:
-        build_surface(points, roofline, EXACT)  # too few points: say so at once
-        options = _best_options(points, roofline)
-    return build_surface(points, roofline, options)
+    calibrations: dict[str, Calibration] = {"linear": fit_linear(points, roofline)}
+    errors: dict[CalibrationName, ErrorSummary] = {}
+    regrets: dict[CalibrationName, Regret] = {}
+    losses: dict[CalibrationName, Array] = {}
+    left_out: dict[CalibrationName, Array] = {}
+    for name, fit in _FITTERS.items():
+        try:
+            fitted = fit(points, roofline)
+            left_out_s = left_out[name] = _left_out_predictions(points, roofline, fit)
+        except InputError:
+            continue
+        calibrations[name] = fitted
+        errors[name] = ErrorSummary.of(left_out_s, points.seconds)
+        regret = regret_at_contexts(points, left_out_s)
+        if regret is not None:
+            regrets[name] = regret
+        relative = np.abs(left_out_s - points.seconds) / points.seconds
+        losses[name] = relative + (regret.mean if regret else 0.0)
+    return Selection(
+        selected=_selected(losses),
+        cross_validated=errors,
+        regret=regrets,
+        predicted_left_out_s=left_out,
+        **calibrations,  # type: ignore[arg-type]
+    )
+
+
+def _fit_stairs(points: Points, roofline: Roofline) -> StairsCalibration:
+    return fit_stairs(points, fit_physical(points, roofline))
+
+
+Fitter = Callable[[Points, Roofline], Calibration]
+_FITTERS: Mapping[CalibrationName, Fitter] = {
+    "linear": fit_linear,
+    "physical": fit_physical,
+    "stairs": _fit_stairs,
+}
+
+
+def _left_out_predictions(points: Points, roofline: Roofline, fit: Fitter) -> Array:
+    """Each point as predicted by a fit without its group: ten groups, or each point by itself."""
+    order = np.random.default_rng(0).permutation(len(points))
+    predicted = np.empty(len(points))
+    for group in np.array_split(order, len(points) if len(points) <= _ONE_BY_ONE else 10):
+        part = points.take(group)
+        calibration = fit(points.take(np.setdiff1d(order, group)), roofline)
+        predicted[group] = calibration.predict_s(part.rows, part.context, part.batch)
+    return predicted
+
+
+def _selected(losses: Mapping[CalibrationName, Array]) -> CalibrationName:
+    if not losses:
+        return "linear"
+    best = min(losses, key=lambda name: float(np.mean(losses[name])))
+    if "stairs" not in losses:
+        return best
+    worse = losses["stairs"] - losses[best]
+    chance = np.mean(worse) <= np.std(worse) / np.sqrt(len(worse))
+    return "stairs" if chance else best
 
 
 def regret_at_contexts(points: Points, predicted_s: ArrayLike) -> Regret | None:
@@ -125,144 +174,3 @@ def _choices(points: Points) -> Iterator[NDArray[np.intp]]:
         rows, first = np.unique(points.rows[here], return_index=True)
         if len(rows) > 1:
             yield here[first]
-
-
-def select_calibration(points: Points, roofline: Roofline) -> Selection:
-    """Fit all calibrations; take the one with the least loss on points left out.
-
-    The loss is the mean error plus the mean regret. Where the loss is structure, far above the
-    noise, `stairs` is taken even if it is worse by up to one standard error of the difference:
-    each point was chosen for what no other one shows, and leaving it out costs most the
-    calibration that learns most from it. A calibration is None where the points are too few
-    for it. Raises InputError where not even the linear one can be fitted.
-    """
-    fitters = _fitters(roofline)
-    calibrations: dict[str, Calibration] = {"linear": fit_linear(points, roofline)}
-    errors: dict[CalibrationName, ErrorSummary] = {}
-    regrets: dict[CalibrationName, Regret] = {}
-    losses: dict[CalibrationName, Array] = {}
-    left_out: dict[CalibrationName, Array] = {}
-    for name in CALIBRATIONS:
-        if len(points) < _LEAST_POINTS.get(name, 0):
-            continue
-        try:
-            fitted, refit = fitters[name](points)
-            left_out_s = left_out[name] = _left_out_predictions(points, refit, _folds(points))
-        except InputError:
-            continue
-        calibrations[name] = fitted
-        errors[name] = ErrorSummary.of(left_out_s, points.seconds)
-        regret = regret_at_contexts(points, left_out_s)
-        if regret is not None:
-            regrets[name] = regret
-        relative = np.abs(left_out_s - points.seconds) / points.seconds
-        losses[name] = relative + (regret.mean if regret else 0.0)
-    return Selection(
-        selected=_selected(losses, calibrations.get("stairs")),  # type: ignore[arg-type]
-        cross_validated=errors,
-        regret=regrets,
-        predicted_left_out_s=left_out,
-        **calibrations,  # type: ignore[arg-type]
-    )
-
-
-def _folds(points: Points) -> int:
-    """Ten groups, or every point by itself where there are few."""
-    return len(points) if len(points) <= _ONE_BY_ONE else 10
-
-
-def _selected(
-    losses: Mapping[CalibrationName, Array], stairs: StairsCalibration | None
-) -> CalibrationName:
-    """The name with the least mean loss, or stairs where `select_calibration` prefers it."""
-    if not losses:
-        return "linear"
-    name = min(losses, key=lambda name: float(np.mean(losses[name])))
-    if stairs is None or "stairs" not in losses:
-        return name
-    worse = losses["stairs"] - losses[name]
-    structure = np.mean(losses[name]) > _STRUCTURE * stairs.scales.noise
-    chance = np.mean(worse) <= np.std(worse) / np.sqrt(len(worse))
-    return "stairs" if structure and chance else name
-
-
-Fitter = Callable[[Points], tuple[Calibration, Callable[[Points], Calibration]]]
-
-
-def _fitters(roofline: Roofline) -> Mapping[str, Fitter]:
-    """For each name, a function of points: their fit, and the fit of a part of them."""
-
-    def simple(fit: Callable[[Points, Roofline], Calibration]) -> Fitter:
-        def refit(part: Points) -> Calibration:
-            return fit(part, roofline)
-
-        return lambda some: (refit(some), refit)
-
-    def surface(some: Points) -> tuple[Calibration, Callable[[Points], Calibration]]:
-        fitted = fit_surface(some, roofline)
-        return fitted, partial(build_surface, roofline=roofline, options=fitted.options)
-
-    def stairs(some: Points, roofline: Roofline) -> Calibration:
-        return fit_stairs(some, fit_physical(some, roofline))
-
-    return {
-        "linear": simple(fit_linear),
-        "physical": simple(fit_physical),
-        "stairs": simple(stairs),
-        "surface": surface,
-    }
-
-
-def _best_options(points: Points, roofline: Roofline) -> SurfaceOptions:
-    groups = _random_groups(len(points), 8) + _row_groups(points)
-    scores: list[tuple[float, SurfaceOptions]] = []
-    for over_rows, over_context in product(("work", "log"), ("exact", "line", "mean")):
-        options = SurfaceOptions(rows=over_rows, context=over_context)  # type: ignore[arg-type]
-        try:
-            fit = partial(build_surface, roofline=roofline, options=options)
-            error = _left_out_error(points, fit, groups)
-        except InputError:
-            return EXACT
-        scores.append((error.mape, options))
-    return min(scores, key=lambda score: score[0])[1]
-
-
-def _left_out_predictions(
-    points: Points, fit: Callable[[Points], Calibration], folds: int
-) -> Array:
-    """Each point as predicted by a fit without its group."""
-    predicted = np.empty(len(points))
-    for left_out in _random_groups(len(points), folds):
-        part = points.take(left_out)
-        calibration = fit(points.take(~left_out))
-        predicted[left_out] = calibration.predict_s(part.rows, part.context, part.batch)
-    return predicted
-
-
-def _left_out_error(
-    points: Points, fit: Callable[[Points], Calibration], groups: list[NDArray[np.bool_]]
-) -> ErrorSummary:
-    predicted, measured = [], []
-    for left_out in groups:
-        part = points.take(left_out)
-        calibration = fit(points.take(~left_out))
-        predicted.append(calibration.predict_s(part.rows, part.context, part.batch))
-        measured.append(part.seconds)
-    return ErrorSummary.of(np.concatenate(predicted), np.concatenate(measured))
-
-
-def _random_groups(count: int, folds: int) -> list[NDArray[np.bool_]]:
-    order = np.random.default_rng(0).permutation(count)
-    groups = []
-    for part in np.array_split(order, min(folds, count)):
-        mask = np.zeros(count, dtype=bool)
-        mask[part] = True
-        groups.append(mask)
-    return groups
-
-
-def _row_groups(points: Points) -> list[NDArray[np.bool_]]:
-    """Every other row count between the smallest and the largest, then the rest of them."""
-    inner = np.unique(points.rows)[1:-1]
-    groups = [np.isin(points.rows, inner[start::2]) for start in (0, 1)]
-    return [group for group in groups if group.any()]

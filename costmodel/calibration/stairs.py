@@ -1,11 +1,13 @@
 """The stairs calibration: the physical one times a Gaussian process, stepped in rows.
 
-The covariance of two shapes, as variances of log seconds, has four parts:
+The covariance of two shapes, as variances of log seconds, has five parts:
 - a level common to all;
 - steps: a random walk over the rows that moves at tile edges, most at the first (`step_mass`),
   so that between two measured row counts the ratio is interpolated and beyond them constant;
 - tiles: row counts in one tile of 16, 64 or 128 rows run the same kernels (`same_tile`);
-- context: the error of attention's share of the time, similar for near row counts and contexts.
+- context: the error of attention's share of the time, similar for near row counts and contexts;
+- noise: independent at each measured point. Times that were summed from tables are exact: what
+  is noise of a measured point is a deviation there that near row counts and contexts share.
 """
 
 from __future__ import annotations
@@ -47,19 +49,28 @@ _CONTEXT_SCALE = 1.5  # in ln(context + 64): a factor of 4.5
 _CONTEXT_OFFSET = 64.0
 _ONE_ROW_CORRELATION = 0.2  # of the attention of one row with that of several
 _EULER = 0.5772156649
+_LOCAL_SCALE = 3.0  # of deviations of exact points, in ln(context + 64); 1 in ln(rows)
+_EXACT_NOISE = 1e-4
 
 
 class StairsScales(Section):
     """Standard deviations of log seconds, as stored in a profile.
 
     With the profile's points and its physical calibration they give the whole calibration.
-    `context` scales attention's share of the time.
+    `context` scales attention's share of the time; `exact` says that the points have no noise
+    of their own.
     """
 
     step: LogScale
     tile: LogScale
     context: LogScaleOrZero
     noise: LogScale
+    exact: bool = False
+
+    @property
+    def white(self) -> float:
+        """Standard deviation of what a point does not share with others."""
+        return _EXACT_NOISE if self.exact else self.noise
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -115,22 +126,23 @@ def same_tile(one: Array, other: Array) -> Array:
     return total
 
 
-def over_rows(one: Places, other: Places) -> tuple[Array, Array, Array]:
-    """Covariance over rows at unit scale: steps, tiles, the context term's part; each [n, m]."""
+def over_rows(one: Places, other: Places) -> tuple[Array, Array, Array, Array]:
+    """Covariance over rows at unit scale [n, m]: steps, tiles, and those of context and noise."""
     steps = np.minimum(step_mass(one.tokens)[:, None], step_mass(other.tokens)[None, :])
     distance = np.log(one.tokens)[:, None] - np.log(other.tokens)[None, :]
-    correlation = np.where(one.many[:, None] == other.many[None, :], 1.0, _ONE_ROW_CORRELATION)
-    return steps, same_tile(one.tokens, other.tokens), correlation * np.exp(-0.5 * distance**2)
+    alike = one.many[:, None] == other.many[None, :]
+    context = np.where(alike, 1.0, _ONE_ROW_CORRELATION) * np.exp(-0.5 * distance**2)
+    return steps, same_tile(one.tokens, other.tokens), context, alike * np.exp(-np.abs(distance))
 
 
-def over_context(one: ArrayLike, other: ArrayLike) -> Array:
-    """Covariance over contexts at unit scale, the context term's other part; [n, m]."""
+def over_context(one: ArrayLike, other: ArrayLike) -> tuple[Array, Array]:
+    """Covariance over contexts at unit scale [n, m]: the context term's and the noise's part."""
     left, right = (
         np.log(np.atleast_1d(np.asarray(c, dtype=np.float64)) + _CONTEXT_OFFSET)
         for c in (one, other)
     )
-    distance = (left[:, None] - right[None, :]) / _CONTEXT_SCALE
-    return np.asarray(np.exp(-0.5 * distance**2), dtype=np.float64)
+    distance = np.abs(left[:, None] - right[None, :])
+    return np.exp(-0.5 * (distance / _CONTEXT_SCALE) ** 2), np.exp(-distance / _LOCAL_SCALE)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -140,28 +152,31 @@ class Parts:
     steps: Array
     tiles: Array
     context: Array
+    local: Array
 
     @classmethod
     def of(cls, one: Places, other: Places) -> Parts:
         (left, left_of), (right, right_of) = one.by_rows(), other.by_rows()
         cells = np.ix_(left_of, right_of)
-        steps, tiles, rows = (part[cells] for part in over_rows(left, right))
+        steps, tiles, rows, near_rows = (part[cells] for part in over_rows(left, right))
+        context, near_context = over_context(one.context, other.context)
         shared = one.share[:, None] * other.share[None, :]
         return cls(
             steps=steps,
             tiles=tiles,
-            context=shared * rows * over_context(one.context, other.context),
+            context=shared * rows * context,
+            local=near_rows * near_context,
         )
 
     def covariance(self, scales: StairsScales) -> Array:
-        """The covariance [n, m], without noise."""
+        """The covariance [n, m], without what points do not share."""
         total: Array = (
             LEVEL**2
             + scales.step**2 * self.steps
             + scales.tile**2 * self.tiles
             + scales.context**2 * self.context
         )
-        return total
+        return total + scales.noise**2 * self.local if scales.exact else total
 
 
 def _harmonic(count: Array) -> Array:
@@ -228,8 +243,10 @@ class _Table:
     rows: Array  # [r]
     fixed: Array  # [r] correction by steps and tiles
     rows_part: Array  # [r, m] the rows' part of the context term, by measured token count
+    near_rows: Array | None  # [r, m] and that of the deviations of exact points
     token_index: NDArray[np.intp]  # [n] index of each point's token count
     base: Array  # [r] physical seconds at no context
+    own: Array  # [r] of which attention of the rows among themselves
     slope: Array  # [r] physical seconds a cached token
     bound: tuple[Array, Array]  # [2, r] sides of the bound at no context; their rise a token
     below: NDArray[np.intp]  # [r] index of the measured row count below each
@@ -250,7 +267,7 @@ class _Table:
             share=np.ones_like(rows),
         )
         measured_places, token_index = calibration.places.by_rows()
-        steps, tiles, rows_part = over_rows(here, measured_places)
+        steps, tiles, rows_part, near_rows = over_rows(here, measured_places)
         scales, weights = calibration.scales, np.bincount(token_index, calibration.weights)
         base = physical.fitted_s(rows, 0.0, batch)
         bounds = [np.stack(physical.bounds_s(rows, cached, batch)) for cached in (0.0, 1.0)]
@@ -262,8 +279,10 @@ class _Table:
             rows=rows,
             fixed=(LEVEL**2 + scales.step**2 * steps + scales.tile**2 * tiles) @ weights,
             rows_part=scales.context**2 * rows_part,
+            near_rows=scales.noise**2 * near_rows if scales.exact else None,
             token_index=token_index,
             base=base,
+            own=physical.attention_share(rows, 0.0, batch) * base,
             slope=physical.fitted_s(rows, 1.0, batch) - base,
             bound=(bounds[0], bounds[1] - bounds[0]),
             below=knots[np.maximum(position - 1, 0)] - 1,
@@ -279,13 +298,17 @@ class _Table:
             return cached_s
         physical, places = self.calibration.physical, self.calibration.places
         cached = physical.cached(context)
-        spent = self.slope * cached
-        total = self.base + spent
-        near = over_context(context, places.context)[0] * places.share * self.calibration.weights
-        by_context = self.rows_part @ np.bincount(self.token_index, near)
-        correction = np.clip(self.fixed + spent / total * by_context, *self.calibration.reach)
-        seconds = self._in_order(total * np.exp(correction))
-        seconds = np.maximum(seconds, self.calibration.bound_share * self._bound_s(context))
+        spent = self.own + self.slope * cached
+        total = self.base + self.slope * cached
+        weights = self.calibration.weights
+        like, near = (part[0] for part in over_context(context, places.context))
+        by_context = self.rows_part @ np.bincount(self.token_index, like * places.share * weights)
+        correction = self.fixed + spent / total * by_context
+        if self.near_rows is not None:
+            correction = correction + self.near_rows @ np.bincount(self.token_index, near * weights)
+        correction = np.clip(correction, *self.calibration.reach)
+        bound_s = self.calibration.bound_share * self._bound_s(context)
+        seconds = self._in_order(np.maximum(total * np.exp(correction), bound_s))
         if len(self.cache) >= _CACHED_CONTEXTS:
             self.cache.clear()
         self.cache[context] = seconds
@@ -317,25 +340,28 @@ def build_stairs(
 ) -> StairsCalibration:
     """Condition on the points under given scales; needs numpy alone and is quick.
 
-    A point that several others of its tile contradict by more than six standard deviations is
-    left out; a lone one may be a step and stays. Raises InputError for fewer
-    than 6 points.
+    A measured point that several others of its tile contradict by more than six standard
+    deviations is left out; a lone one may be a step and stays. Raises InputError for fewer than
+    6 points.
     """
     return _conditioned(points, physical, scales, *_prepared(points, physical))
 
 
-def fit_stairs(points: Points, physical: PhysicalCalibration) -> StairsCalibration:
+def fit_stairs(
+    points: Points, physical: PhysicalCalibration, *, exact: bool = False
+) -> StairsCalibration:
     """Choose the scales by marginal likelihood and condition on the points.
 
+    `exact` is for times summed from tables: the calibration then passes through all of them.
     The prior of the noise is centred on 0.3 %. Scales are rejected where a measured row count
     would get cheaper with the context though its points do not. Raises InputError for fewer
     than 6 points.
     """
     places, ratio, parts = _prepared(points, physical)
-    ranked = _ranked(points.median_error**2, ratio, parts)
+    ranked = _ranked(points.median_error**2, ratio, parts, exact)
     wild = _conditioned(points, physical, ranked[0], places, ratio, parts).left_out
     if wild.any():
-        ranked = _ranked(points.median_error**2 + wild, ratio, parts)
+        ranked = _ranked(points.median_error**2 + wild, ratio, parts, exact)
     for scales in ranked[:6]:
         fitted = _conditioned(points, physical, scales, places, ratio, parts)
         if not _falls_with_context(fitted):
@@ -372,10 +398,10 @@ def _bound_share(points: Points, physical: PhysicalCalibration) -> float:
     return min(1.0, float(np.min(points.seconds / bound)))
 
 
-def _ranked(variance: Array, ratio: Array, parts: Parts) -> list[StairsScales]:
+def _ranked(variance: Array, ratio: Array, parts: Parts, exact: bool) -> list[StairsScales]:
     """All scales, the likeliest first; `variance` [n] of the points adds to the noise."""
     choices = [
-        StairsScales(step=step, tile=tile, context=context, noise=noise)
+        StairsScales(step=step, tile=tile, context=context, noise=noise, exact=exact)
         for step, tile, context, noise in product(_STEPS, _TILES, _CONTEXTS, _NOISES)
     ]
     return sorted(choices, key=lambda scales: _unlikeliness(variance, scales, ratio, parts))
@@ -383,7 +409,7 @@ def _ranked(variance: Array, ratio: Array, parts: Parts) -> list[StairsScales]:
 
 def _unlikeliness(variance: Array, scales: StairsScales, ratio: Array, parts: Parts) -> float:
     """Negative log likelihood of the ratios plus negative log prior of the noise."""
-    total = parts.covariance(scales) + np.diag(scales.noise**2 + variance)
+    total = parts.covariance(scales) + np.diag(scales.white**2 + variance)
     lower = np.linalg.cholesky(total)
     white = np.linalg.solve(lower, ratio)
     away = np.log(scales.noise / _USUAL_NOISE) / _NOISE_FACTOR
@@ -399,34 +425,30 @@ def _conditioned(
     parts: Parts,
 ) -> StairsCalibration:
     """The calibration, after leaving out points that others contradict."""
+    variance = scales.white**2 + points.median_error**2
     covariance = parts.covariance(scales)
-    variance = scales.noise**2 + points.median_error**2
-    inverse = _inverse(covariance, variance)
-    wild = _contradicted(inverse, ratio, places)
-    if wild.any():
+    wild = np.zeros(len(ratio), dtype=bool)
+    if not scales.exact:
+        wild = _contradicted(covariance + np.diag(variance), ratio, places)
         variance = np.where(wild, 1.0, variance)
-        inverse = _inverse(covariance, variance)
     return StairsCalibration(
         physical=physical,
         scales=scales,
         points=points,
         places=places,
-        weights=inverse @ ratio,
+        weights=np.linalg.solve(covariance + np.diag(variance), ratio),
         left_out=wild,
         reach=(float(ratio.min()) - _MARGIN, float(ratio.max()) + _MARGIN),
         bound_share=_bound_share(points.take(~wild), physical),
     )
 
 
-def _inverse(covariance: Array, variance: Array) -> Array:
-    return np.asarray(np.linalg.inv(covariance + np.diag(variance)), dtype=np.float64)
-
-
-def _contradicted(inverse: Array, ratio: Array, places: Places) -> NDArray[np.bool_]:
+def _contradicted(covariance: Array, ratio: Array, places: Places) -> NDArray[np.bool_]:
     """Points [n] far from the prediction of the others, where three others share their tile.
 
     The left-out residual of a Gaussian process is [inverse ratio]_i / inverse_ii.
     """
+    inverse = np.linalg.inv(covariance)
     residual = np.abs(inverse @ ratio) / np.sqrt(np.diag(inverse))
     tile = np.where(places.tokens > 1, np.ceil(places.tokens / 16), 0.0)
     wild = np.zeros(len(ratio), dtype=bool)

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.linear import fit_linear
+from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import Points
-from costmodel.calibration.surface import EXACT
+from costmodel.calibration.stairs import fit_stairs
 from costmodel.catalog import DeviceFingerprint, DeviceSpec, find_device
 from costmodel.compose.aiconfigurator import ENGINES, load_published
 from costmodel.compose.attention import TileForm
@@ -246,8 +247,9 @@ class ProfileParts:
 
 
 def assemble(parts: ProfileParts) -> Profile:
-    """The profile of points that were not measured; its surface passes through all of them."""
+    """The profile of points that were not measured; its calibration passes through all of them."""
     device, points = parts.device, parts.points
+    physical = fit_physical(points, parts.roofline)
     return Profile(
         provenance=ProvenanceSection(
             kind=parts.kind, tool_version=tool_version(), points=len(points), **parts.provenance
@@ -261,9 +263,10 @@ def assemble(parts: ProfileParts) -> Profile:
             bytes_per_s=parts.roofline.peaks.bytes_per_s,
         ),
         calibration=CalibrationSection(
-            selected="surface",
+            selected="stairs",
             linear=fit_linear(points, parts.roofline),
-            surface=EXACT,
+            physical=physical,
+            stairs=fit_stairs(points, physical, exact=True).scales,
         ),
         surface=SurfaceSection.of(points),
         stages=parts.stages,

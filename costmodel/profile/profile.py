@@ -137,17 +137,15 @@ class Profile(Section):
     def _check(self) -> Profile:
         if self.device.kind == "cpu" and self.device.threads is None:
             raise ValueError("device.threads is missing, which a CPU needs")
-        selected = self.calibration.selected
-        interpolated = selected in ("surface", "stairs")
-        if (interpolated or not self.provenance.borrowed) and self.surface is None:
+        stairs = self.calibration.selected == "stairs"
+        if self.surface is None and (stairs or not self.provenance.borrowed):
             raise ValueError("the section surface is missing")
-        if self.surface is not None and interpolated:
-            least = 4 if selected == "surface" else MIN_POINTS
-            if len(set(self.surface.rows)) < 2 or len(self.surface.rows) < least:
-                raise ValueError(
-                    f"surface needs at least {least} points and 2 row counts for {selected}"
-                    " to be selected"
-                )
+        rows = () if self.surface is None else self.surface.rows
+        if stairs and (len(set(rows)) < 2 or len(rows) < MIN_POINTS):
+            raise ValueError(
+                f"surface needs at least {MIN_POINTS} points and 2 row counts for stairs"
+                " to be selected"
+            )
         return self
 
     @classmethod

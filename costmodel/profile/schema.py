@@ -18,7 +18,6 @@ from costmodel.calibration.physical import PhysicalCalibration
 from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.calibration.selection import Selection
 from costmodel.calibration.stairs import StairsScales, build_stairs
-from costmodel.calibration.surface import SurfaceOptions, build_surface
 from costmodel.catalog import Peaks
 from costmodel.errors import InputError
 from costmodel.fields import (
@@ -257,7 +256,6 @@ class CalibrationSection(Section):
     selected: CalibrationName
     linear: LinearCalibration
     physical: PhysicalCalibration | None = None
-    surface: SurfaceOptions | None = None
     stairs: StairsScales | None = None
     cross_validated: dict[CalibrationName, ErrorSummary] = Field(default_factory=dict)
     cross_validated_regret: dict[CalibrationName, Share] = Field(default_factory=dict)
@@ -265,12 +263,11 @@ class CalibrationSection(Section):
     @classmethod
     def of(cls, selection: Selection) -> CalibrationSection:
         """The section for fitted calibrations."""
-        surface, stairs = selection.surface, selection.stairs
+        stairs = selection.stairs
         return cls(
             selected=selection.selected,
             linear=selection.linear,
             physical=selection.physical,
-            surface=None if surface is None else surface.options,
             stairs=None if stairs is None else stairs.scales,
             cross_validated=selection.cross_validated,
             cross_validated_regret={name: regret.mean for name, regret in selection.regret.items()},
@@ -285,7 +282,7 @@ class CalibrationSection(Section):
         return self
 
     def calibration(self, points: Points | None, roofline: Roofline) -> Calibration:
-        """The selected calibration; surface and stairs interpolate `points`.
+        """The selected calibration; stairs interpolates `points`.
 
         Raises InputError where points are missing or too few.
         """
@@ -294,8 +291,6 @@ class CalibrationSection(Section):
             return coefficients.over(roofline)
         if points is None:
             raise InputError("the profile has no surface")
-        if self.selected == "surface" and self.surface is not None:
-            return build_surface(points, roofline, self.surface)
         if self.stairs is None or self.physical is None:  # validation forbids it
             raise InputError(f"the coefficients of {self.selected} are missing")
         try:

@@ -6,8 +6,9 @@ from itertools import product
 
 import numpy as np
 
+from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import Points
-from costmodel.calibration.surface import EXACT
+from costmodel.calibration.stairs import fit_stairs
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import (
     CalibrationSection,
@@ -19,7 +20,7 @@ from costmodel.profile.schema import (
 from tests.profiler.made_profile import make_profile
 
 DRAFTER = "vllm-ngram"
-ROWS, CONTEXTS, BATCHES = (1, 2, 4, 8, 16), (64, 2048), (1, 2, 4, 8)
+ROWS, CONTEXTS, BATCHES = (1, 2, 4, 8, 16), (64, 200, 1024, 2048), (1, 2, 4, 8)
 ENGINE = EngineSection(
     version="0.32.0", compilation="none", graphs="none", executor="mp", max_num_seqs=8
 )
@@ -56,12 +57,16 @@ def make_engine_profile(draft_s: float = 0.001, a_token_s: float = 0.0) -> Profi
         n=[1] * len(drafts),
     )
     linear = base.calibration.linear
+    physical = fit_physical(points, base.roofline())
+    scales = fit_stairs(points, physical, exact=True).scales
     fields = {name: getattr(base, name) for name in Profile.model_fields}
     fields |= {
         "runtime": RuntimeSection(
             kind="vllm", dtype="bfloat16", attention="CPU_ATTN", engine=ENGINE
         ),
-        "calibration": CalibrationSection(selected="surface", linear=linear, surface=EXACT),
+        "calibration": CalibrationSection(
+            selected="stairs", linear=linear, physical=physical, stairs=scales
+        ),
         "surface": SurfaceSection.of(points),
         "engine_drafters": {DRAFTER: section},
     }

@@ -9,9 +9,8 @@ import pytest
 
 from costmodel.calibration.physical import COEFFICIENTS, PhysicalCalibration, fit_physical
 from costmodel.calibration.points import Points
-from costmodel.calibration.selection import fit_surface
 from costmodel.calibration.stairs import fit_stairs, step_mass
-from costmodel.catalog import find_device, find_target
+from costmodel.catalog import Peaks, find_device, find_target
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline
 
@@ -72,6 +71,20 @@ def test_outliers_do_not_move_predictions(roofline):
     for seed in range(5):
         fitted = fit_physical(points_of(known, 0.01, 0.08, seed), roofline)
         assert fitted.predict_s(r, c) == pytest.approx(known.predict_s(r, c), rel=0.03)
+
+
+def test_few_rows_that_are_half_of_all_points_do_not_make_outliers_of_the_rest(roofline):
+    """Log-uniform rows, as a calibration draws them, on a truth that no sum of work fits."""
+    rows = [1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 10, 14, 20, 32, 40, 54, 72, 96, 125]
+    context = np.tile([181, 201, 263, 775], 5)
+    seconds = 0.0215 + 5.5e-4 * np.array(rows) + 3.5e-6 * context * (1 + np.array(rows) / 15)
+    smollm = Roofline(
+        architecture=find_target("SmolLM2-135M-Instruct").architecture,
+        peaks=Peaks(flops_per_s=8e11, bytes_per_s=7.4e10),
+    )
+    points = Points(rows=rows, context=context, seconds=seconds)
+    fitted = fit_physical(points, smollm)
+    assert fitted.predict_s(rows, context) == pytest.approx(seconds, rel=0.1)
 
 
 def test_what_points_cannot_tell_has_no_interval(roofline):
@@ -150,7 +163,6 @@ def test_too_few_points_are_refused(roofline):
 FIT = {
     "physical": fit_physical,
     "stairs": lambda points, roofline: fit_stairs(points, fit_physical(points, roofline)),
-    "surface": fit_surface,
 }
 
 

@@ -12,13 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.calibration.linear import fit_linear
+from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import ErrorSummary, Points
-from costmodel.calibration.selection import (
-    _left_out_predictions,
-    fit_surface,
-    select_calibration,
-)
-from costmodel.calibration.surface import EXACT, SurfaceOptions, build_surface
+from costmodel.calibration.selection import select_calibration
+from costmodel.calibration.stairs import fit_stairs
 from costmodel.catalog import find_device, find_target
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline
@@ -185,32 +182,19 @@ def test_errors_are_summarised():
             ErrorSummary.of(predicted, measured)
 
 
-def test_an_exact_surface_returns_its_points(invented):
-    points = invented.points()
-    surface = build_surface(points, invented.roofline, EXACT)
-    assert surface.predict_s(points.rows, points.context) == pytest.approx(points.seconds)
+def stairs(points, roofline, exact=False):
+    return fit_stairs(points, fit_physical(points, roofline), exact=exact)
 
 
-@pytest.mark.parametrize(("noise", "median", "worst"), [(0.0, 0.005, 0.02), (0.02, 0.015, 0.06)])
-def test_a_surface_predicts_between_its_points(invented, noise, median, worst):
-    points = invented.points(noise)
-    surface = fit_surface(points, invented.roofline)
+@pytest.mark.parametrize(("noise", "median", "worst"), [(0.0, 0.005, 0.08), (0.02, 0.015, 0.08)])
+def test_stairs_predict_between_their_points(invented, noise, median, worst):
+    fitted = stairs(invented.points(noise), invented.roofline)
     rng = np.random.default_rng(7)
     rows = np.round(np.exp(rng.uniform(0, np.log(256), 300)))
     context = np.round(np.exp(rng.uniform(np.log(64), np.log(2048), 300)))
-    error = ErrorSummary.of(surface.predict_s(rows, context), invented.seconds(rows, context))
+    error = ErrorSummary.of(fitted.predict_s(rows, context), invented.seconds(rows, context))
     assert error.median < median
     assert error.worst < worst
-
-
-@pytest.mark.slow
-def test_noise_is_smoothed_where_there_is_some_and_steps_are_kept_where_not(invented):
-    assert fit_surface(invented.points(0.0), invented.roofline).options.context == "exact"
-    chosen = [
-        fit_surface(invented.points(0.03, seed), invented.roofline).options.context
-        for seed in range(10)
-    ]
-    assert sum(context != "exact" for context in chosen) >= 8
 
 
 def steps_s(rows, context):
@@ -219,148 +203,58 @@ def steps_s(rows, context):
     return 0.010 + 0.002 * tiles - 0.004 * (np.asarray(rows) >= 128) + 1e-6 * np.asarray(context)
 
 
-def test_real_steps_and_real_falls_stay(invented):
+def test_exact_points_with_real_steps_and_falls_are_returned(invented):
+    """Sums of operator tables have no noise: none of them is smoothed or left out."""
     rows = [1, 32, 33, 64, 65, 96, 97, 127, 128, 256]
-    grid_rows, context = (x.ravel() for x in np.meshgrid(rows, [64, 1024]))
-    true_s = steps_s(grid_rows, context)
-    points = Points(rows=grid_rows, context=context, seconds=true_s, mad_s=1e-3 * true_s, n=9)
-    surface = build_surface(points, invented.roofline, EXACT)
-    assert surface.predict_s([32, 33, 127, 128], 64) == pytest.approx(
-        steps_s([32, 33, 127, 128], 64), rel=1e-9
-    )
-
-
-def test_falls_that_noise_explains_are_removed(invented):
-    rows = np.array([1, 2, 3, 4, 8, 16])
-    seconds = np.array([0.050, 0.0506, 0.0502, 0.0504, 0.060, 0.070])
-    noisy = Points(rows=rows, context=[64] * 6, seconds=seconds, mad_s=0.01 * seconds, n=[5] * 6)
-    surface = build_surface(noisy, invented.roofline, EXACT)
-    assert np.all(np.diff(surface.predict_s(np.arange(1, 17), 64)) >= 0)
-    sharp = Points(rows=rows, context=[64] * 6, seconds=seconds, mad_s=1e-6 * seconds, n=[5] * 6)
-    kept = build_surface(sharp, invented.roofline, EXACT)
-    assert kept.predict_s(rows, 64) == pytest.approx(seconds)
+    grid_rows, context = (x.ravel() for x in np.meshgrid(rows, [64, 300, 1024]))
+    for true_s in (steps_s(grid_rows, context), invented.seconds(grid_rows, context)):
+        points = Points(rows=grid_rows, context=context, seconds=true_s)
+        fitted = stairs(points, invented.roofline, exact=True)
+        assert fitted.predict_s(grid_rows, context) == pytest.approx(true_s, rel=1e-3)
 
 
 row_sets = st.sets(st.integers(1, 600), min_size=3, max_size=12)
 context_sets = st.sets(st.integers(0, 9000), min_size=1, max_size=5)
 
 
-@settings(max_examples=60, deadline=None)
-@given(rows=row_sets, contexts=context_sets, seed=st.integers(0, 99), log=st.booleans())
-def test_between_measured_rows_nothing_overshoots(rows, contexts, seed, log, invented):
+@settings(max_examples=40, deadline=None)
+@given(rows=row_sets, contexts=context_sets, keep=st.integers(6, 60), seed=st.integers(0, 99))
+def test_between_measured_rows_nothing_overshoots(rows, contexts, keep, seed, invented):
+    """Ragged points with times without any order."""
+    random = np.random.default_rng(seed)
     grid_rows, context = (x.ravel() for x in np.meshgrid(sorted(rows), sorted(contexts)))
-    if len(grid_rows) < 4:
+    chosen = random.permutation(len(grid_rows))[:keep]
+    if len(chosen) < 6 or len(np.unique(grid_rows[chosen])) < 2:
         return
-    seconds = np.random.default_rng(seed).uniform(0.01, 1.0, len(grid_rows))
-    options = SurfaceOptions(rows="log" if log else "work", context="exact")
-    surface = build_surface(
-        Points(rows=grid_rows, context=context, seconds=seconds), invented.roofline, options
-    )
-    every = np.arange(min(rows), max(rows) + 1)
-    knots = np.array(sorted(rows))
-    for one in sorted(contexts):
-        at_knots = surface.predict_s(knots, one)
-        assert at_knots == pytest.approx(
-            seconds[context == one][np.argsort(grid_rows[context == one])]
-        )
+    seconds = random.uniform(0.01, 1.0, len(chosen))
+    points = Points(rows=grid_rows[chosen], context=context[chosen], seconds=seconds)
+    fitted = stairs(points, invented.roofline, exact=bool(seed % 2))
+    knots = np.unique(points.rows)
+    every = np.arange(knots[0], knots[-1] + 1)
+    for one in (*sorted(contexts), 20_000):
+        at_knots, predicted = fitted.predict_s(knots, one), fitted.predict_s(every, one)
+        assert np.all(np.isfinite(predicted)) and np.all(predicted > 0)
         upper = np.clip(np.searchsorted(knots, every), 1, len(knots) - 1)
         low = np.minimum(at_knots[upper - 1], at_knots[upper])
         high = np.maximum(at_knots[upper - 1], at_knots[upper])
-        predicted = surface.predict_s(every, one)
         assert np.all(predicted >= low * (1 - 1e-9)) and np.all(predicted <= high * (1 + 1e-9))
 
 
-@settings(max_examples=40, deadline=None)
-@given(rows=row_sets, contexts=context_sets, keep=st.integers(4, 40), seed=st.integers(0, 99))
-def test_ragged_points_give_finite_positive_times_everywhere(rows, contexts, keep, seed, invented):
-    grid_rows, context = (x.ravel() for x in np.meshgrid(sorted(rows), sorted(contexts)))
-    chosen = np.random.default_rng(seed).permutation(len(grid_rows))[:keep]
-    if len(chosen) < 4 or len(np.unique(grid_rows[chosen])) < 2:
-        return
-    points = Points(
-        rows=grid_rows[chosen],
-        context=context[chosen],
-        seconds=invented.seconds(grid_rows[chosen], context[chosen]),
-    )
-    surface = build_surface(points, invented.roofline, EXACT)
-    assert surface.predict_s(points.rows, points.context) == pytest.approx(points.seconds)
-    predicted = surface.predict_s(np.array([1, 50, 1024])[:, None], np.array([0, 700, 20_000]))
-    assert predicted.shape == (3, 3)
-    assert np.all(np.isfinite(predicted)) and np.all(predicted > 0)
-
-
-def test_cells_that_were_not_measured_follow_their_neighbours(invented):
-    points = invented.points()
-    missing = (points.rows == 32) & (points.context == 1024)
-    missing |= (points.rows == 128) & (points.context == 2048)
-    surface = build_surface(points.take(~missing), invented.roofline, EXACT)
-    left_out = points.take(missing)
-    predicted = surface.predict_s(left_out.rows, left_out.context)
-    assert predicted == pytest.approx(left_out.seconds, rel=0.03)
-
-
-def test_beyond_the_points_the_work_grows(invented):
-    surface = fit_surface(invented.points(), invented.roofline)
-    edge = float(surface.predict_s(256, 2048))
-    far_rows = surface.predict_s([256, 512, 1024], 2048)
-    far_context = surface.predict_s(256, np.array([2048, 4096, 8192]))
-    for grown in (far_rows, far_context):
-        assert grown[0] == edge
-        assert np.all(np.diff(grown) > 0)
-    ratio = surface.work.seconds(1024, 8192) / surface.work.seconds(256, 2048)
-    bound = float(invented.roofline.with_count("physical").seconds(1024, 8192))
-    expected = max(edge * float(ratio), bound)
-    assert float(surface.predict_s(1024, 8192)) == pytest.approx(expected)
-
-
-def test_one_context_still_extrapolates_physically(invented):
-    points = invented.points(contexts=(256,))
-    surface = build_surface(points, invented.roofline, EXACT)
-    roofline = invented.roofline.with_count("physical")
-    grown = float(surface.predict_s(64, 4096) - surface.predict_s(64, 256))
-    assert grown >= float(roofline.seconds(64, 4096) - roofline.seconds(64, 256))
-
-
-def test_batches_are_interpolated_and_extrapolated(invented):
-    roofline = invented.roofline
-    rows, context, batch = (x.ravel() for x in np.meshgrid([1, 8, 64], [64, 1024], [1, 4, 8]))
-    seconds = 1.5 * roofline.with_count("physical").seconds(rows, context, batch) + 0.01
-    points = Points(rows=rows, context=context, batch=batch, seconds=seconds)
-    surface = build_surface(points, roofline, EXACT)
-    assert surface.predict_s(rows, context, batch) == pytest.approx(seconds)
-    low, middle, high = (float(surface.predict_s(8, 64, b)) for b in (4, 6, 8))
-    assert middle == pytest.approx((low + high) / 2)
-    assert float(surface.predict_s(8, 64, 16)) > high
-
-
-def test_predictions_broadcast_and_do_not_depend_on_grouping(invented):
-    surface = fit_surface(invented.points(), invented.roofline)
-    rows, context = np.array([1, 9, 300]), np.array([[10], [500], [5000]])
-    together = surface.predict_s(rows, context)
-    assert together.shape == (3, 3)
-    alone = [[float(surface.predict_s(r, c)) for r in rows] for c in context[:, 0]]
-    assert together == pytest.approx(np.array(alone))
-    assert surface.predict_s(3, 100).shape == ()
-
-
-def test_cross_validation_uses_every_point_once(invented):
-    points = invented.points(0.02)
-    seen = []
-
-    def fit(part):
-        seen.append(len(part))
-        return fit_linear(part, invented.roofline)
-
-    predicted_s = _left_out_predictions(points, fit, 7)
-    assert np.isfinite(predicted_s).all() and len(predicted_s) == len(points)
-    assert sum(len(points) - size for size in seen) == len(points)
-    assert len(seen) == 7
+def test_each_point_is_predicted_by_a_fit_without_it(invented):
+    """Leave-one-out by hand."""
+    points = invented.points(0.02).take(np.arange(0, 56, 7))
+    selection = select_calibration(points, invented.roofline)
+    for index, predicted_s in enumerate(selection.predicted_left_out_s["linear"]):
+        fitted = fit_linear(points.take(np.arange(len(points)) != index), invented.roofline)
+        assert predicted_s == pytest.approx(
+            fitted.predict_s(points.rows[index], points.context[index])
+        )
 
 
 @pytest.mark.slow
 def test_selection_prefers_what_predicts_better(invented):
     curved = invented.selection()
-    assert curved.selected in ("surface", "stairs")
+    assert curved.selected == "stairs"
     assert curved.calibration is getattr(curved, curved.selected)
     assert curved.cross_validated[curved.selected].mape < curved.cross_validated["linear"].mape
     straight = line_points(invented.roofline, 1.8, 0.02, noise=0.05)
@@ -390,12 +284,7 @@ def test_any_points_have_a_selection(rows, contexts, keep, seed, invented):
 def test_a_handful_of_points_is_enough_for_a_line(invented):
     points = Points(rows=[1, 16, 64], context=[64] * 3, seconds=[0.05, 0.064, 0.142])
     selection = select_calibration(points, invented.roofline)
-    assert selection.selected == "linear" and selection.surface is None
-    with pytest.raises(InputError, match="at least 4 points and 2 row counts"):
-        fit_surface(points, invented.roofline)
-    same_rows = Points(rows=[4] * 5, context=[1, 2, 3, 4, 5], seconds=[0.1] * 5)
-    with pytest.raises(InputError, match="2 row counts"):
-        fit_surface(same_rows, invented.roofline)
+    assert selection.selected == "linear" and selection.physical is selection.stairs is None
 
 
 def test_points_sort_like_a_profile():

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from costmodel.calibration.linear import LinearCalibration, fit_linear
 from costmodel.calibration.points import Points
-from costmodel.calibration.surface import SurfaceCalibration
+from costmodel.calibration.stairs import StairsCalibration
 from costmodel.errors import ProfileError
 from costmodel.fields import Section
 from costmodel.io import shipped_directory
@@ -109,7 +109,7 @@ def surfaces(draw):
 def test_any_measured_surface_round_trips_and_predicts_the_same(points, profile, invented):
     sections = profile.calibration.model_dump() | {
         "linear": fit_linear(points, invented.roofline).model_dump(),
-        "selected": "surface",
+        "selected": "stairs",
     }
     made = Profile.model_validate(
         profile.model_dump()
@@ -175,8 +175,8 @@ def test_a_stored_calibration_predicts_what_the_fitted_one_did(invented, profile
 
 
 def test_the_selected_calibration_predicts(profile, invented):
-    calibration = selecting(profile, "surface").verify_calibration()
-    assert isinstance(calibration, SurfaceCalibration)
+    calibration = selecting(profile, "stairs").verify_calibration()
+    assert isinstance(calibration, StairsCalibration)
     rows = np.array([3, 50, 200])
     assert calibration.predict_s(rows, 500) == pytest.approx(invented.seconds(rows, 500), rel=0.03)
     linear = selecting(profile, "linear")

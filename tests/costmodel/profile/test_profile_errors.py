@@ -235,7 +235,7 @@ def test_each_section_as_something_else(path):
         (
             ("calibration", "selected"),
             "best",
-            "must be 'linear', 'physical', 'stairs' or 'surface'",
+            "must be 'linear', 'physical' or 'stairs'",
         ),
         (("calibration", "linear", "mape_after"), "12%", "is '12%'"),
         (("calibration", "cross_validated", "linear", "worst"), 0.0, "must ascend"),
@@ -256,13 +256,13 @@ def test_messages_say_what_is_wrong(path, value, message):
 
 def test_sections_that_must_go_together():
     assert "surface is missing" in problem_of(without(("surface",)))
-    assert "selected is surface, but" in problem_of(without(("calibration", "surface")))
+    assert "selected is stairs, but" in problem_of(without(("calibration", "stairs")))
     data = without(("device", "threads"))
     data["device"]["kind"] = "cpu"
     assert "threads" in problem_of(data)
     small = copy.deepcopy(GOOD)
     small["surface"] = {name: values[:2] for name, values in small["surface"].items()}
-    assert "at least 4 points" in problem_of(small)
+    assert "at least 6 points" in problem_of(small)
 
 
 def test_several_problems_are_counted():

@@ -40,7 +40,7 @@ def test_errors_of_every_calibration_are_reported(table, capsys, extra):
     assert run(["fit", str(table), *KNOWN, "--json", *extra]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["points"] == 48 and report["fitted"] == (20 if extra else 48)
-    assert set(report["calibrations"]) == {"linear", "physical", "surface", "stairs"}
+    assert set(report["calibrations"]) == {"linear", "physical", "stairs"}
     for calibration in report["calibrations"].values():
         held_out = calibration["held_out"]
         assert 0 <= held_out["mape"] <= held_out["worst"] and held_out["p95"] <= held_out["worst"]
