@@ -301,7 +301,9 @@ class _Table:
         spent = self.own + self.slope * cached
         total = self.base + self.slope * cached
         weights = self.calibration.weights
-        like, near = (part[0] for part in over_context(context, places.context))
+        # Beyond the measured contexts attention stays as far off as at the last one.
+        inside = np.clip(context, places.context.min(), places.context.max())
+        like, near = (part[0] for part in over_context(inside, places.context))
         by_context = self.rows_part @ np.bincount(self.token_index, like * places.share * weights)
         correction = self.fixed + spent / total * by_context
         if self.near_rows is not None:

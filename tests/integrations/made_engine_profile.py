@@ -20,7 +20,7 @@ from costmodel.profile.schema import (
 from tests.profiler.made_profile import make_profile
 
 DRAFTER = "vllm-ngram"
-ROWS, CONTEXTS, BATCHES = (1, 2, 4, 8, 16), (64, 200, 1024, 2048), (1, 2, 4, 8)
+ROWS, CONTEXTS, BATCHES = (1, 2, 4, 8, 12, 16), (64, 200, 1024, 2048), (1, 2, 4, 8)
 ENGINE = EngineSection(
     version="0.32.0", compilation="none", graphs="none", executor="mp", max_num_seqs=8
 )
