@@ -50,8 +50,6 @@ from tests.decoder.models import (
     target_of,
 )
 
-pytestmark = pytest.mark.cpu_kind
-
 PROMPT = [5, 17, 0, 88, 5, 17, MASK, 41, 5, 17]
 TOKENS = 24
 VOCAB = SIZES["vocab_size"]
