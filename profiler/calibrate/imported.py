@@ -20,7 +20,6 @@ class FitRequest:
 
     device   slug, name or alias of a known device, or `cpu` for this machine
     context  cached tokens of each request, for a table that does not say them
-    count    points to fit; None: all
     source   tool and version that measured, where the file does not say
     """
 
@@ -30,7 +29,6 @@ class FitRequest:
     target: str
     tensor_parallel: int = 1
     context: int | None = None
-    count: int | None = None
     source: str | None = None
 
 
@@ -38,9 +36,7 @@ def fit_file(request: FitRequest) -> dict[str, Any]:
     """Errors of all calibrations on the times in the file, as plain values. Raises InputError."""
     table, subject = _read(request)
     check_subject(table, subject, request.path)
-    report = fit_table(
-        table.points, subject.roofline(table.weights), path=request.path, count=request.count
-    )
+    report = fit_table(table.points, subject.roofline(table.weights), path=request.path)
     return report | {
         "device": subject.device.name,
         "target": subject.architecture.name,

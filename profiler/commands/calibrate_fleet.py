@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from profiler.commands.options import contexts_option, count_option, json_option, target_option
+from profiler.commands.options import json_option, target_option
 
 if TYPE_CHECKING:
     from profiler.calibrate.fleet.scheduler import (
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 @target_option
 @click.option("--device", type=click.Choice(["cpu", "cuda"]),
               help="Kind of device [default: CUDA where there is one].")  # fmt: skip
-@contexts_option
-@count_option("--max-nodes", "Nodes of the largest draft tree.", least=3)
 @json_option
 def command(address: str, as_json: bool, **options: Any) -> None:
     """Measure each distinct kind of GPU of a Ray cluster, and store the profiles here.

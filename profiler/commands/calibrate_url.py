@@ -19,20 +19,19 @@ from profiler.commands.options import (
 
 @click.command(name="url", short_help="Measure an OpenAI-compatible server from outside.")
 @click.argument("url", metavar="http://HOST:PORT")
-@click.option("--target", help="Folder or hub id [default: by the model's name at the server].")
-@click.option("--model", help="The model's name at the server [default: its only one].")
+@click.option(
+    "--target",
+    help="Folder or hub id, and the model at a server of several [default: its only one].",
+)
 @click.option("--device", help="The server's device: a known GPU, such as h100-sxm "
               "[default: this machine's].")  # fmt: skip
-@click.option("--dtype", help="bfloat16, float16, float32 [default: the device's].")
 @count_option("--tensor-parallel-size", "GPUs that share the target there.", default=1)
 @contexts_option
 @batch_option("1,2,4,8")
 @budget_option("90s")
 @profile_output_option
 @json_option
-def command(
-    url: str, model: str | None, tensor_parallel_size: int, as_json: bool, **options: Any
-) -> None:
+def command(url: str, tensor_parallel_size: int, as_json: bool, **options: Any) -> None:
     """Measure a server by its answers' times: vLLM, SGLang, llama.cpp or another one.
 
     The server needs a prefix cache and must have no other work. If it wants an API
@@ -43,7 +42,7 @@ def command(
     from profiler.calibrate.sources.url import UrlSource
 
     settings = CalibrationSettings(**options)
-    source = UrlSource(settings, url, model=model, tensor_parallel=tensor_parallel_size)
+    source = UrlSource(settings, url, tensor_parallel=tensor_parallel_size)
     with listening() as listener:
         result = calibrate(settings, listener, source)
     print_result(result, as_json)

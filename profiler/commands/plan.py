@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from profiler.commands.options import EXPORTS, PicturePath, json_option
+from profiler.commands.options import EXPORTS, acceptance_option, json_option
 
 
 @click.command(name="plan")
@@ -37,18 +37,10 @@ from profiler.commands.options import EXPORTS, PicturePath, json_option
     metavar="[REQUESTS]",
     help="Simulate, for percentiles [default: 2000 requests, or the whole trace].",
 )
-@click.option("--seed", type=int, help="Seed of the simulation [default: 0].")
-@click.option("--length-variation", type=float,
-              help="Standard deviation of lengths over their mean [default: 0.7].")  # fmt: skip
-@click.option(
-    "--acceptance", help="Acceptance: a bench result, a published data set, or a rate such as 0.8."
-)
-@click.option("--temperature", type=click.Choice(["0", "1"]), default="0", show_default=True,
-              help="Temperature of published acceptance.")  # fmt: skip
+@acceptance_option
 @click.option(
     "--price", "prices", multiple=True, help="Price per GPU and hour, such as h100-sxm=2.5."
 )
-@click.option("--currency", default="USD", show_default=True, help="Currency of the prices.")
 @click.option(
     "--tp", default="1", show_default=True, help="Tensor-parallel degrees, separated by commas."
 )
@@ -71,25 +63,10 @@ from profiler.commands.options import EXPORTS, PicturePath, json_option
 @click.option(
     "--max-running", default=256, show_default=True, help="Most requests at once on a server."
 )
-@click.option("--csv", "as_csv", is_flag=True, help="Print one line of CSV for each option.")
 @click.option("--export", type=click.Choice(EXPORTS),
               help="Print an engine's speculative settings instead.")  # fmt: skip
-@click.option("--why", is_flag=False, flag_value=0, type=int, metavar="[AT_ONCE]",
-              help="Explain the rows, or those of so many requests at once, by cause.")  # fmt: skip
-@click.option("--plot", type=PicturePath(), metavar="FILE.png|svg|pdf",
-              help="Draw cost against goal, and the best draft for each GPU.")  # fmt: skip
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path),
-              help="Write tables and pictures as one HTML page.")  # fmt: skip
 @json_option
-def command(
-    as_csv: bool,
-    export: str | None,
-    why: int | None,
-    plot: Path | None,
-    html: Path | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def command(export: str | None, as_json: bool, **options: Any) -> None:
     """Plan capacity for a target and its traffic.
 
     Times come from profiles: yours first, then the shipped ones. Where there is none, one
@@ -100,62 +77,52 @@ def command(
     from costmodel.planning.exports import PLANNED_FOR, export_plan
     from costmodel.planning.request import PlanOptions, request_from_options
     from costmodel.planning.search import plan
-    from profiler.report import plan_tables
-    from profiler.report.console import note, print_json
-    from profiler.report.plan_page import write_plan_page
-    from profiler.report.plan_pictures import plot_plan
-    from profiler.report.plan_reasons import print_pays, print_why
-    from profiler.report.plan_tables import print_settings
+    from profiler.report.console import print_json
+    from profiler.report.plan import print_pays, print_settings, print_tables, refuse_infeasible
 
-    if as_csv and as_json:
-        raise click.UsageError("--csv and --json are two forms of the same; give one.")
+    acceptance, temperature = part_temperature(options.pop("acceptance"))
     engine = options.pop("engine") or PLANNED_FOR.get(export or "", "vllm")
-    result = plan(request_from_options(PlanOptions(engine=engine, **options)))
-    if plot is not None:
-        note(f"picture: {plot_plan(result, plot)}")
-    if html is not None:
-        note(f"page: {write_plan_page(result, html)}")
+    given = PlanOptions(
+        engine=engine, acceptance=acceptance, temperature=str(temperature), **options
+    )
+    result = plan(request_from_options(given))
     if export is not None:
         print_settings(result, export, export_plan(result, export), as_json)
         return
     if as_json:
         print_json(result.as_dict())
-    elif as_csv:
-        click.echo(plan_tables.as_csv(result), nl=False)
     else:
         print_pays(result)
-        plan_tables.print_tables(result)
-        if why is not None:
-            print_why(result, why)
-    plan_tables.refuse_infeasible(result)
+        print_tables(result)
+    refuse_infeasible(result)
+
+
+def part_temperature(acceptance: str | None) -> tuple[str | None, int]:
+    """A data set and its temperature from DATASET@1; at temperature 0 without it."""
+    if acceptance is not None and acceptance.endswith(("@0", "@1")):
+        return acceptance[:-2], int(acceptance[-1])
+    return acceptance, 0
 
 
 @click.command(name="export")
 @click.argument("name", metavar="PROFILE")
 @click.option("--engine", type=click.Choice(EXPORTS), required=True,
               help="Engine, and for SGLang's DSpark the form of its table.")  # fmt: skip
-@click.option(
-    "--acceptance", help="Acceptance: a bench result, a published data set, or a rate such as 0.8."
-)
-@click.option("--temperature", type=click.Choice(["0", "1"]), default="0", show_default=True,
-              help="Temperature of published acceptance.")  # fmt: skip
+@acceptance_option
 @click.option("--drafter", help="Drafter: dflash, ngram, or one timed in the profile "
               "[default: the acceptance's].")  # fmt: skip
-@click.option("--prompt-tokens", default=1000.0, show_default=True,
-              help="Mean tokens of a prompt.")  # fmt: skip
-@click.option("--output-tokens", default=500.0, show_default=True,
-              help="Mean tokens of an answer.")  # fmt: skip
 @click.option("--running", default=8, show_default=True, type=click.IntRange(min=1),
               help="Requests at once, for engines with one size for all.")  # fmt: skip
-@click.option("--max-running", default=256, show_default=True, type=click.IntRange(min=1),
-              help="Most requests at once on a server.")  # fmt: skip
 @json_option
-def export(name: str, engine: str, running: int, as_json: bool, **options: Any) -> None:
+def export(
+    name: str, engine: str, acceptance: str | None, drafter: str | None, running: int,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Write an engine's speculative settings from a profile.
 
     PROFILE is a path, or DEVICE/TARGET such as h100-sxm/qwen3-8b. The drafted tokens for each
-    number of requests at once are those of the highest throughput at the given lengths; the text
-    is that of `rooftree plan --export`.
+    number of requests at once are those of the highest throughput for prompts of 1000 tokens and
+    answers of 500; `rooftree plan --export` writes the same text for other traffic.
     """
     from costmodel.planning.exports import PLANNED_FOR, export_plan
     from costmodel.planning.forwards import TargetForward
@@ -163,21 +130,19 @@ def export(name: str, engine: str, running: int, as_json: bool, **options: Any) 
     from costmodel.planning.search import plan_profile
     from costmodel.planning.traffic import Traffic
     from costmodel.profile.lookup import named_profile
-    from profiler.report.plan_tables import print_settings
+    from profiler.report.plan import print_settings
 
+    acceptance, temperature = part_temperature(acceptance)
     path, profile = named_profile(name)
     request = PlanRequest(
         target=profile.target.name,
         gpus=(f"{profile.device.slug} ({path.name})",),
-        traffic=Traffic(
-            prompt_tokens=options["prompt_tokens"], output_tokens=options["output_tokens"]
-        ),
+        traffic=Traffic(prompt_tokens=1000.0, output_tokens=500.0),
         rate=1.0,
-        acceptance=options["acceptance"],
-        temperature=int(options["temperature"]),
+        acceptance=acceptance,
+        temperature=temperature,
         engine=PLANNED_FOR[engine],
-        drafter=options["drafter"],
-        most_running=options["max_running"],
+        drafter=drafter,
     )
     result = plan_profile(request, profile, running)
     text = export_plan(result, engine, TargetForward(profile, request.engine))

@@ -82,15 +82,13 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
 
 @command.command(short_help="Draw a profile.")
 @click.argument("name")
-@click.option(
-    "--output",
-    type=PicturePath(),
-    metavar="FILE.png|svg|pdf",
-    help="File to write [default: a PNG in the current folder, named after the profile].",
-)
+@click.argument("output", required=False, type=PicturePath(), metavar="[FILE.png|svg|pdf]")
 @json_option
 def plot(name: str, output: Path | None, as_json: bool) -> None:
-    """Draw a profile. NAME is a path, or DEVICE/TARGET such as h100-sxm/qwen3-8b."""
+    """Draw a profile. NAME is a path, or DEVICE/TARGET such as h100-sxm/qwen3-8b.
+
+    Without a FILE the picture is a PNG in the current folder, named after the profile.
+    """
     from costmodel.profile.lookup import named_profile
     from profiler.report.console import print_json
     from profiler.report.profiles import plot_profile

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import io
-import math
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
@@ -23,30 +20,9 @@ HEIGHT_IN = 3.5
 GRAY = "#8a8f98"
 # Middle tones, readable on a light and on a dark ground.
 SERIES = ("#3a86c8", "#e4572e", "#4c9f70", "#9b6bd3", "#c79a00", "#b07d62", "#2aa5a5", "#d45d9c")
-LONGEST_LABEL = 34
 LETTERS_PER_IN = 12.5  # of a title
 CLOSE = 1.3  # factor below which two tree sizes share one axis label
 ENDINGS = (".png", ".svg", ".pdf")
-# Ticks of a logarithmic axis within a factor of ten, the sparsest first.
-_STEPS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0))
-_LEAST_TICKS = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """One picture, or the reason why there is none.
-
-    name     letters, digits and dashes, unique on a page; the file name without its ending
-    caption  the quantity and how to read it
-    draw     makes the figure; None where the data is missing
-    missing  the option that would add the data
-    """
-
-    name: str
-    title: str
-    caption: str = ""
-    draw: Callable[[], Figure] | None = None
-    missing: str = ""
 
 
 def panels(
@@ -70,27 +46,6 @@ def panels(
         axes.grid(alpha=0.3)
         axes.set_axisbelow(True)
     return figure, grid[:count]
-
-
-def new_plot(height_in: float = HEIGHT_IN) -> tuple[Figure, Axes]:
-    """An empty plot of the common width, and its axes."""
-    plot, (axes,) = panels(1, size_in=(WIDTH_IN, height_in))
-    return plot, axes
-
-
-def finish(plot: Figure, axes: Axes, labels: tuple[str, str], columns: int = 0) -> Figure:
-    """Label the x and y axes and put a legend below the plot, where it hides nothing.
-
-    columns  of the legend; 0 for no legend
-    """
-    x, y = labels
-    axes.set_xlabel(x, fontsize=9)
-    axes.set_ylabel(y, fontsize=9)
-    handles, names = axes.get_legend_handles_labels()
-    if columns and names:
-        plot.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=8,
-                    framealpha=0.0)  # fmt: skip
-    return plot
 
 
 def set_title(plot: Figure, title: str) -> None:
@@ -117,29 +72,16 @@ def log_axes(axes: Axes, names: str) -> None:
 
     To be called when everything is drawn: the ticks depend on the limits.
     """
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     for name in names:
         axis = axes.xaxis if name == "x" else axes.yaxis
         getattr(axes, f"set_{name}scale")("log")
         low, high = sorted(getattr(axes, f"get_{name}lim")())
-        axis.set_major_locator(FixedLocator(round_ticks(low, high)))
+        wide = high > 10 * low
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)) if wide else MaxNLocator(6))
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _: plain_number(value)))
-
-
-def round_ticks(low: float, high: float) -> list[float]:
-    """Round numbers from `low` to `high` (both above 0), about evenly spaced by their ratios."""
-    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for steps in _STEPS:
-        ticks = [step * 10.0**power for power in exponents for step in steps]
-        inside = [tick for tick in ticks if low <= tick <= high]
-        if len(inside) >= _LEAST_TICKS:
-            return inside
-    # Less than a factor of two or so: evenly spaced, by a round step.
-    step = 10.0 ** math.floor(math.log10((high - low) / 2))
-    step *= next(factor for factor in (5, 2, 1) if (high - low) / (factor * step) >= 2)
-    return [step * number for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def plain_number(value: float) -> str:
@@ -147,19 +89,6 @@ def plain_number(value: float) -> str:
     if value >= 1000:
         return f"{value:,.0f}"
     return f"{value:.10f}".rstrip("0").rstrip(".") if value < 1 else f"{value:.6g}"
-
-
-def shown(name: str) -> str:
-    """A name as a label: cut where it is long, `$` and a leading `_` taken literally."""
-    if len(name) > LONGEST_LABEL:
-        name = name[: LONGEST_LABEL - 1] + "\N{HORIZONTAL ELLIPSIS}"
-    text = name.replace("$", r"\$")
-    return f" {text}" if text.startswith("_") else text  # a leading _ would hide it in a legend
-
-
-def slug(text: str) -> str:
-    """A text as part of a file name: lower-case letters, digits and dashes."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40]
 
 
 def check_picture(path: Path) -> None:

@@ -10,39 +10,25 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from costmodel.calibration.base import CALIBRATIONS
-from costmodel.calibration.design import design_points
 from costmodel.calibration.linear import LinearCalibration
 from costmodel.calibration.physical import COEFFICIENTS, PhysicalCalibration
 from costmodel.calibration.points import Points
 from costmodel.calibration.selection import Selection, regret_at_contexts, select_calibration
-from costmodel.errors import InputError
 from costmodel.imports.profiles import check_times
 from costmodel.roofline import Roofline
 from profiler.report.console import note, print_table
 
 Array = NDArray[np.float64]
 
-MIN_CHOSEN = 10
 
+def fit_table(points: Points, roofline: Roofline, *, path: Path) -> dict[str, Any]:
+    """Fit all calibrations to the points read from `path`: a report of plain values.
 
-def fit_table(
-    points: Points, roofline: Roofline, *, path: Path, count: int | None = None
-) -> dict[str, Any]:
-    """Fit all calibrations to the points read from `path`, or to `count` points chosen from them.
-
-    Returns a report of plain values. Raises InputError.
+    Raises InputError.
     """
     warning = check_times(points, roofline, path)
     report = {"warning": warning} if warning else {}
-    report |= {"points": len(points)}
-    if count is None:
-        return report | cross_validated(points, roofline)
-    if not MIN_CHOSEN <= count < len(points):
-        raise InputError(
-            f"--points must be at least {MIN_CHOSEN} and below the {len(points)} of the table"
-            f" (is {count})"
-        )
-    return report | chosen(points, roofline, count)
+    return report | {"points": len(points)} | cross_validated(points, roofline)
 
 
 def cross_validated(points: Points, roofline: Roofline) -> dict[str, Any]:
@@ -55,29 +41,6 @@ def cross_validated(points: Points, roofline: Roofline) -> dict[str, Any]:
             held_out = held_out_error(points, predicted_s, np.ones(len(points), dtype=bool))
             calibrations[name] = {"held_out": held_out, **coefficients(selection, name)}
     return {"fitted": len(points), "selected": selection.selected, "calibrations": calibrations}
-
-
-def chosen(points: Points, roofline: Roofline, count: int) -> dict[str, Any]:
-    """Fits to `count` chosen points, with errors on all others."""
-    index = design_points(points, roofline, count)
-    selection = select_calibration(points.take(index), roofline)
-    left = np.ones(len(points), dtype=bool)
-    left[index] = False
-    calibrations = {}
-    for name, calibration in selection.fitted().items():
-        predicted_s = calibration.predict_s(points.rows, points.context, points.batch)
-        held_out = held_out_error(points, predicted_s, left)
-        unseen = left & ~np.isin(points.rows, points.rows[index])
-        if unseen.any():
-            held_out["rows_never_fitted"] = weighted_error(points, predicted_s, unseen)
-        calibrations[name] = {"held_out": held_out, **coefficients(selection, name)}
-    shapes = zip(points.rows[index], points.context[index], points.batch[index], strict=True)
-    return {
-        "fitted": count,
-        "selected": selection.selected,
-        "calibrations": calibrations,
-        "chosen": [[int(x) for x in shape] for shape in shapes],
-    }
 
 
 def held_out_error(points: Points, predicted_s: Array, left: NDArray[np.bool_]) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from lab.bench.analysis.ratios import Ratio
 from lab.bench.analysis.summary import ResultFigures
 from lab.bench.record import PLAIN, Arm, Result
+from lab.bench.report.drawing import Picture, finish, new_plot, shown, slug
+from lab.bench.report.html import draw, render, save_page
 from lab.bench.report.tables import all_tables
-from profiler.report.drawing import GRAY, Picture, finish, new_plot, shown, slug, tree_size_axis
-from profiler.report.html import draw, render, save_page
+from profiler.report.drawing import GRAY, tree_size_axis
 
 HOW = (
     "Every arm decoded the same prompts, taking turns prompt by prompt after a warm-up, on one "

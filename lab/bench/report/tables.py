@@ -14,7 +14,7 @@ from lab.bench.analysis.hindsight import Hindsight
 from lab.bench.analysis.ratios import Ratio, compare_arms, rate, tally_arm
 from lab.bench.analysis.summary import ResultFigures
 from lab.bench.record import PLAIN, Result
-from profiler.report.html import Row, Table
+from lab.bench.report.html import Row, Table
 
 INTERVAL = "95 % interval"
 ARMS = (

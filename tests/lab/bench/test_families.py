@@ -14,9 +14,9 @@ from lab.bench.record import Model, Result
 from lab.bench.report.page import page
 from tests.decoder.draft_models import dflash_folder, draft_target
 from tests.lab.bench.made_bench import PLAIN_ARM, make_result, policy_arm
+from tests.lab.bench.page_reader import PageReader
 from tests.lab.papers.blockpilot.test_blockpilot import pilot_folder
 from tests.lab.papers.specblock.specblock_models import specblock_folder
-from tests.profiler.page_reader import PageReader
 
 SPECBLOCK = (
     Model(name="no-shift", hash="a", kind="specblock", without=("no-shift",)),

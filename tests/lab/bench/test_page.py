@@ -19,7 +19,7 @@ from lab.bench.report.page import page, write_page
 from lab.bench.report.tables import engine_tables
 from profiler.cli import run
 from tests.lab.bench.made_bench import PLAIN_ARM, full_arms, make_result, policy_arm
-from tests.profiler.page_reader import PageReader
+from tests.lab.bench.page_reader import PageReader
 
 HOSTILE = '<script>alert(1)</script>"><img src=http://x.test/y>&amp; $x_1$ \u6a21\u578b'
 

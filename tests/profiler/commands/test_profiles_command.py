@@ -199,14 +199,14 @@ def test_a_profile_never_executes_anything(home: Path, run) -> None:
 def test_plot_writes_a_picture(home: Path, run) -> None:
     path = ProfileStore().save(make_profile())
     picture = home / "picture.png"
-    assert run("plot", str(path), "--output", str(picture)) == (0, f"{picture}\n", "")
+    assert run("plot", str(path), str(picture)) == (0, f"{picture}\n", "")
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
 def test_plot_where_nothing_can_be_written_is_one_line(home: Path, run) -> None:
     path = ProfileStore().save(make_profile())
     picture = home / "no-such-directory" / "picture.png"
-    exit_code, out, err = run("plot", str(path), "--output", str(picture))
+    exit_code, out, err = run("plot", str(path), str(picture))
     assert (exit_code, out, err.count("\n")) == (2, "", 1)
     assert str(picture) in err
     assert not picture.exists()

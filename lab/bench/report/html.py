@@ -20,12 +20,12 @@ from markupsafe import Markup
 
 from costmodel.errors import InputError
 from costmodel.io import write_atomic
-from profiler.report.drawing import Picture
+from lab.bench.report.drawing import Picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TEMPLATES = Path(__file__).with_name("templates")
+TEMPLATES = Path(__file__).parent
 Row = Sequence[str | None]
 
 

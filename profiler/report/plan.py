@@ -1,17 +1,24 @@
-"""Tables of a plan: cells, headings and remarks, printed or as CSV."""
+"""Tables of a plan: cells, headings and remarks."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
+from collections.abc import Sequence
 
 import click
 
 from costmodel.errors import InputError
 from costmodel.planning.request import seconds_text
-from costmodel.planning.result import Fleet, Option, Plan, SimulatedOption, Spread
-from costmodel.planning.servers import Interval, OperatingPoint
+from costmodel.planning.result import (
+    Fleet,
+    Option,
+    Plan,
+    ShapeRange,
+    SimulatedOption,
+    Spread,
+    shape_ranges,
+)
+from costmodel.planning.servers import BatchChoice, Interval, OperatingPoint
 from profiler.report.console import note, print_json, print_table
 
 SERVER_COLUMNS = ("at once", "tree", "tokens a cycle", "tpot ms", "ttft ms", "requests/s")
@@ -24,16 +31,6 @@ def option_columns(plan: Plan) -> list[str]:
         "GPU", "tp", "GPUs", "at once", "tree", "tokens a cycle", "tpot ms", "ttft ms",
         f"{currency} per hour", f"{currency} per 1M tokens", "J a token", "times from",
     ]  # fmt: skip
-
-
-def as_csv(plan: Plan) -> str:
-    """The plan as CSV, one line per option."""
-    rows = plan.flat_rows()
-    page = io.StringIO()
-    writer = csv.DictWriter(page, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return page.getvalue()
 
 
 def option_cells(option: Option) -> list[str | None]:
@@ -261,3 +258,74 @@ def print_settings(plan: Plan, engine: str, settings: str, as_json: bool) -> Non
         print_json({"engine": engine, "settings": settings})
     else:
         click.echo(settings, nl=False)
+
+
+def print_pays(plan: Plan) -> None:
+    """Print whether drafts pay: a line for each option, and the best option's speed-ups."""
+    if plan.request.policy.kind == "plain":
+        click.echo("Does it pay? Not asked: the policy is plain\n")
+        return
+    if plan.acceptance is None:
+        click.echo("Does it pay? Nothing is known without acceptance data: give --acceptance\n")
+        return
+    options = [option for option in plan.options if option.choices]
+    for option in options:
+        click.echo(f"Does it pay? {pays_line(plan, option)}")
+        if option.with_trees:
+            click.echo(f"  {trees_line(plan, option)}")
+    for option in options[:1]:
+        print_table(*pays_table(option), title=f"{option.gpu}, speed-up over plain (nodes)")
+        click.echo()
+
+
+def pays_table(option: Option) -> tuple[list[str], list[list[str | None]]]:
+    """Columns and rows: requests at once, plain milliseconds, speed-up and size of each shape."""
+    columns = ["at once", "plain ms", *_columns(option.choices)]
+    rows = [_cells(choice, _columns(option.choices)) for choice in option.choices]
+    if "tree" in _columns(option.with_trees):
+        columns.append("tree in rooftree")
+        cells = {c.running: _cells(c, ["tree"])[-1] for c in option.with_trees}
+        rows = [[*row, cells.get(int(row[0] or 0))] for row in rows]
+    return columns, rows
+
+
+def pays_line(plan: Plan, option: Option) -> str:
+    """One sentence: the speed-up at this rate, and which shape is best up to which batch."""
+    engine = plan.request.engine
+    text = f"{option.gpu} tp {option.tensor_parallel}, {engine}: "
+    at = option.sizing.at_load if option.sizing else None
+    choice = next((c for c in option.choices if at and c.running == at.running), None)
+    if choice is not None:
+        text += f"{choice.speedup(choice.best):.2f}x with {choice.running} at once; "
+    return text + _ranges(shape_ranges(option.choices))
+
+
+def trees_line(plan: Plan, option: Option) -> str:
+    """What this project's decoder would run there, where the engine verifies no trees."""
+    ranges = _ranges(shape_ranges(option.with_trees))
+    return f"Trees, which {plan.request.engine} does not verify: in rooftree {ranges}"
+
+
+def _ranges(ranges: Sequence[ShapeRange]) -> str:
+    """`trees to 24, chains to 96, plain beyond`, by requests at once."""
+    names = {"plain": "plain", "chain": "chains", "tree": "trees"}
+    if len(ranges) == 1:
+        return f"{names[ranges[0].shape]} at every number at once"
+    parts = [f"{names[one.shape]} to {one.last}" for one in ranges[:-1]]
+    return ", ".join([*parts, f"{names[ranges[-1].shape]} beyond"])
+
+
+def _columns(choices: Sequence[BatchChoice]) -> list[str]:
+    """The shapes that are planned at some number of requests at once."""
+    shapes = ("chain", "tree")
+    return [s for s in shapes if any(getattr(choice, s) is not None for choice in choices)]
+
+
+def _cells(choice: BatchChoice, shapes: Sequence[str]) -> list[str | None]:
+    """Requests at once, plain milliseconds, and speed-up and size of each shape; best: `*`."""
+    cells: list[str | None] = [str(choice.running), f"{choice.plain.tpot_s * 1e3:.1f}"]
+    for shape in shapes:
+        point: OperatingPoint | None = getattr(choice, shape)
+        best = "*" if choice.best.shape == shape else ""
+        cells.append(point and f"{choice.speedup(point):.2f}x ({point.nodes}){best}")
+    return cells
