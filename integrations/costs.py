@@ -1,4 +1,4 @@
-"""Seconds of an engine's steps: from a profile, corrected by the times observed."""
+"""Seconds of an engine's steps: from a profile, corrected by what is observed, at any context."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from costmodel.errors import ProfileError
 from costmodel.profile.profile import Profile
 
+Array = NDArray[np.float64]
 Key = tuple[int, int, int]  # batch, range of contexts, longest draft
 
 CONTEXT_RANGE = 128  # tokens; the costs at its middle serve the whole range
@@ -97,6 +99,43 @@ class StepCosts:
         """Learn the time between two steps, which every step costs."""
         if 0 <= gap_s < GAP_SHARE * step_s:
             self.gap_s += FADING * (gap_s - self.gap_s)
+
+
+class ContextCurves:
+    """Moves tables that an engine measured at one context to the context of a batch.
+
+    The engine's own times are multiplied by the profile's ratio of the two contexts: what the
+    engine alone knows, as the padding of its graphs, stays in them.
+    """
+
+    def __init__(self, costs: StepCosts, table_context: int, longest: int) -> None:
+        """
+        table_context  cached tokens at which the engine measured its tables
+        longest        tokens of the longest draft of a sequence
+        """
+        self._costs, self._table_context, self._longest = costs, table_context, longest
+
+    def verify_ms(self, table_ms: Array, batch: int, context: float) -> Array:
+        """The table by tokens of a step, for a batch of one new token and its drafts each."""
+        most = min(batch * self._longest, len(table_ms) - 1 - batch)
+        there_s, here_s = (
+            np.array(self._costs.verify_s(batch, at, batch * self._longest)[: most + 1])
+            for at in (self._table_context, context)
+        )
+        moved = table_ms.copy()
+        moved[batch : batch + most + 1] *= here_s / there_s
+        return moved
+
+    def draft_ms(self, table_ms: Array, batch: int, context: float) -> Array:
+        """The table by sequences of a draft."""
+        there_s, here_s = (
+            self._costs.draft_s(batch, at, self._longest)[-1]
+            for at in (self._table_context, context)
+        )
+        moved = table_ms.copy()
+        if there_s > 0:
+            moved[batch] *= here_s / there_s
+        return moved
 
 
 def _middle(place: int) -> float:

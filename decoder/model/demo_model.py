@@ -71,7 +71,7 @@ def ensure_demo_model(folder: Path | None = None, *, say: Say = lambda text: Non
     if has_demo_model(place):
         return place
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise InputError(f"{place} exists and is not the demo model", hint="Choose another folder.")
+        raise InputError(f"{place} exists and is not the demo model", hint="Move it away.")
     _require_converters()
     try:
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -12,12 +12,8 @@ __all__ = ["CostScheduler", "JunkDrafter", "SteeredScheduler"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "CostScheduler":
-        from integrations.vllm.scheduler import CostScheduler
+    if name in __all__:
+        from integrations.vllm import scheduler
 
-        return CostScheduler
-    if name in ("JunkDrafter", "SteeredScheduler"):
-        from integrations.vllm import steering
-
-        return getattr(steering, name)
+        return getattr(scheduler, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

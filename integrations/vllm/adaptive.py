@@ -15,10 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from integrations.costs import StepCosts
-from integrations.curves import ContextCurves
-from integrations.vllm.configuration import drafter_key
-from integrations.vllm.profiles import PROFILE_VARIABLE, find_profile
+from integrations.costs import ContextCurves, StepCosts
+from integrations.vllm.configuration import PROFILE_VARIABLE, drafter_key, find_profile
 
 CREATE = "maybe_create_adaptive_verification_manager"
 

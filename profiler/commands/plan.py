@@ -9,6 +9,8 @@ import click
 
 from profiler.commands.options import EXPORTS, acceptance_option, json_option
 
+AT_ONCE = 8  # requests, for engines with one draft size for all
+
 
 @click.command(name="plan")
 @click.option(
@@ -111,13 +113,10 @@ def part_temperature(acceptance: str | None) -> tuple[str | None, int]:
 @acceptance_option
 @click.option("--drafter", help="Drafter: dflash, ngram, or one timed in the profile "
               "[default: the acceptance's].")  # fmt: skip
-@click.option("--running", default=8, show_default=True, type=click.IntRange(min=1),
-              help="Requests at once, for engines with one size for all.")  # fmt: skip
 @json_option
 def export(
-    name: str, engine: str, acceptance: str | None, drafter: str | None, running: int,
-    as_json: bool,
-) -> None:  # fmt: skip
+    name: str, engine: str, acceptance: str | None, drafter: str | None, as_json: bool
+) -> None:
     """Write an engine's speculative settings from a profile.
 
     PROFILE is a path, or DEVICE/TARGET such as h100-sxm/qwen3-8b. The drafted tokens for each
@@ -144,6 +143,6 @@ def export(
         engine=PLANNED_FOR[engine],
         drafter=drafter,
     )
-    result = plan_profile(request, profile, running)
+    result = plan_profile(request, profile, AT_ONCE)
     text = export_plan(result, engine, TargetForward(profile, request.engine))
     print_settings(result, engine, text, as_json)

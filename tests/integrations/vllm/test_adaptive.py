@@ -12,8 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from integrations.costs import StepCosts
-from integrations.curves import ContextCurves
+from integrations.costs import ContextCurves, StepCosts
 from integrations.vllm import adaptive
 from tests.integrations.made_engine_profile import DRAFTER, make_engine_profile
 

@@ -13,31 +13,40 @@ import pytest
 from decoder.drafters import factory
 from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.ngram import NgramDrafter
-from decoder.model.demo_model import FILES
+from decoder.model.demo_model import FILES, demo_model_folder
 from profiler import cli, demo
 from tests.decoder.draft_models import dflash_folder, draft_target
 
 pytestmark = pytest.mark.cpu_kind
 
 
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the demo model in a data directory of one's own."""
+    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
+    folder = demo_model_folder()
+    folder.mkdir(parents=True)
+    return folder
+
+
 def test_the_folder_is_printed_alone_on_stdout(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in FILES:
-        (tmp_path / name).write_text("{}")
-    assert cli.run(["demo-model", "--output", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == f"{tmp_path}\n"
-    assert cli.run(["demo-model", "--output", str(tmp_path), "--json"]) == 0
+        (folder / name).write_text("{}")
+    assert cli.run(["demo-model"]) == 0
+    assert capsys.readouterr().out == f"{folder}\n"
+    assert cli.run(["demo-model", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
-        "schema_version": 1, "folder": str(tmp_path), "comparison": None,
+        "schema_version": 1, "folder": str(folder), "comparison": None,
     }  # fmt: skip
 
 
 def test_another_folder_is_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "thesis.txt").write_text("important")
-    assert cli.run(["demo-model", "--output", str(tmp_path)]) == 2
+    (folder / "thesis.txt").write_text("important")
+    assert cli.run(["demo-model"]) == 2
     captured = capsys.readouterr()
     assert (captured.out, captured.err.count("\n")) == ("", 1)
     assert "is not the demo model" in captured.err

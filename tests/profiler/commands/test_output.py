@@ -15,7 +15,7 @@ import pytest
 
 from costmodel.io import shipped_directory
 from costmodel.profile.store import ProfileStore
-from decoder.model.demo_model import FILES
+from decoder.model.demo_model import FILES, demo_model_folder
 from lab.bench.analysis.summary import derived
 from lab.bench.record import Result, write_result
 from lab.papers.blockpilot.recipe import PilotFigures
@@ -58,9 +58,9 @@ class Place:
         self.profile = str(ProfileStore([home]).save(make_profile("A Device With A Long Name")))
         self.result = str(folder / "result.json")
         write_result(result, self.result, **derived(result))
+        demo_model_folder().mkdir(parents=True)
         for name in FILES:
-            (self.folder / "demo").mkdir(parents=True, exist_ok=True)
-            (self.folder / "demo" / name).write_text("{}")
+            (demo_model_folder() / name).write_text("{}")
 
     def arguments(self) -> dict[str, list[str]]:
         """The words of each command, by its name."""
@@ -134,7 +134,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, result: 
     for name, value in made.items():
         monkeypatch.setattr(name, lambda *words, value=value, **options: value)
     monkeypatch.setattr(checks, "observe", lambda s: Activity(processes=(), steal_share=0.0))
-    return Place(tmp_path, isolate(monkeypatch, tmp_path), target, result)
+    home = isolate(monkeypatch, tmp_path)
+    return Place(tmp_path, home, target, result)
 
 
 def arms() -> dict[str, dict[str, float]]:

@@ -1,11 +1,11 @@
-"""The agreement behind an n-gram draft, against a search by hand."""
+"""Kinds of drafts: n-gram matches and seen pairs."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from integrations.matches import LONGEST_AGREEMENT, MatchedText
+from integrations.draft_kinds import LONGEST_AGREEMENT, MOST_PAIRS, MatchedText, SeenPairs
 
 
 def by_hand(text: list[int], least: int, most: int) -> int:
@@ -43,3 +43,25 @@ def test_texts_longer_than_the_buffer() -> None:
     assert matched.kind([]) == LONGEST_AGREEMENT
     matched.extend([9999])
     assert matched.kind([]) == 0
+
+
+tokens = st.lists(st.integers(0, 4), max_size=30)
+
+
+@given(tokens, tokens, st.integers(0, 30))
+def test_the_kind_counts_pairs_that_stand_in_the_text(text, draft, cut) -> None:
+    pairs = SeenPairs()
+    pairs.extend(text[:cut])
+    pairs.extend(text[cut:])
+    assert len(pairs) == len(text)
+    seen = 0
+    while seen < min(len(draft), MOST_PAIRS):
+        line = text[-1:] + draft[: seen + 1]
+        if not any(line[-2:] == text[at : at + 2] for at in range(len(text) - 1)):
+            break
+        seen += 1
+    assert pairs.kind(draft) == 1 + seen
+
+
+def test_a_draft_without_a_text_before_it() -> None:
+    assert SeenPairs().kind([3, 4]) == 1
