@@ -188,7 +188,7 @@ def test_commands_in_messages_can_be_run() -> None:
     assert unknown == {}
 
 
-OF_OTHERS = {"--head", "--nproc-per-node", "--outtype"}  # ray, torchrun, llama.cpp
+OF_OTHERS = {"--head", "--model", "--nproc-per-node", "--outtype"}  # ray, optimum, torchrun, ggml
 
 
 def test_options_in_hints_exist() -> None:

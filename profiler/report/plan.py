@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -21,6 +22,16 @@ from costmodel.planning.result import (
 from costmodel.planning.servers import BatchChoice, Interval, OperatingPoint
 from profiler.report.console import note, print_json, print_table
 
+# Causes of a cycle's time, in the order of `CycleParts`.
+CAUSES = {
+    "weights_s": "weights and products",
+    "attention_s": "attention",
+    "communication_s": "communication",
+    "draft_s": "draft",
+    "acceptance_s": "tree and acceptance",
+    "prompts_s": "prompts of others",
+    "engine_s": "engine and gaps",
+}
 SERVER_COLUMNS = ("at once", "tree", "tokens a cycle", "tpot ms", "ttft ms", "requests/s")
 
 
@@ -121,10 +132,26 @@ def print_tables(plan: Plan) -> None:
     if best is not None and plan.request.policy.kind != "plain" and plan.acceptance is not None:
         click.echo()
         print_table(SERVER_COLUMNS, server_rows(best), title=f"{best.gpu}, one server")
+    if best is not None:
+        click.echo(causes_line(best))
     if best is not None and best.drafter:
         note(f"drafter: {best.drafter.label}")
     for line in plan.notes:
         note(f"note: {line}")
+
+
+def causes_line(option: Option) -> str:
+    """What the time of a cycle is made of at the option's load; empty where that is not known."""
+    point = option.sizing.at_load if option.sizing else None
+    if point is None or point.parts is None:
+        return ""
+    shares = (
+        f"{CAUSES[name]} {seconds / point.cycle_s:.0%}"
+        for name, seconds in dataclasses.asdict(point.parts).items()
+        if seconds > 0
+    )
+    cycle = f"{option.gpu}, a cycle of {point.cycle_s * 1e3:.2f} ms with {point.running} at once"
+    return f"{cycle}: {', '.join(shares)}"
 
 
 def server_rows(option: Option) -> list[list[str | None]]:

@@ -213,7 +213,7 @@ def _choose(
         return models[0]
     listed = ", ".join(shown(model.name) for model in models[:8]) or "none"
     wanted = f"no model {shown(name)}" if name else f"{len(models)} models"
-    raise InputError(f"{address} serves {wanted}", hint=f"Give --model, one of: {listed}")
+    raise InputError(f"{address} serves {wanted}", hint=f"Give --target, one of: {listed}")
 
 
 def _architecture(target: str | None, model: ServedModel, address: Address) -> ModelArchitecture:
