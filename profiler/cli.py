@@ -53,6 +53,8 @@ TOGETHER = {
     "export": "plan",
     "compose": "compose",
     "transfer": "compose",
+    "doctor": "machine",
+    "demo-model": "machine",
 }
 
 
@@ -77,9 +79,9 @@ class LazyGroup(click.Group):
                 plugin: click.Command = entry.load()
                 return plugin
             return None
-        name = TOGETHER.get(cmd_name, cmd_name.replace("-", "_"))
-        module = importlib.import_module(f"profiler.commands.{name}")
-        command: click.Command = getattr(module, cmd_name if cmd_name in TOGETHER else "command")
+        module = importlib.import_module(f"profiler.commands.{TOGETHER.get(cmd_name, cmd_name)}")
+        function = cmd_name.replace("-", "_") if cmd_name in TOGETHER else "command"
+        command: click.Command = getattr(module, function)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

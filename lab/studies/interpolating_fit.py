@@ -39,7 +39,7 @@ from costmodel.profile.profile import Profile
 from costmodel.profile.schema import SurfaceSection
 from costmodel.roofline import Peaks, Roofline
 from lab.studies.common import environment, store
-from profiler.report.fits import held_out_error
+from profiler.calibrate.imported import held_out_error
 
 RESULTS = Path(__file__).parent / "results"
 DATA = Path(__file__).parents[3] / "shared" / "data" / "forward_latency"

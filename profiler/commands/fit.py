@@ -45,7 +45,6 @@ def command(points: Path, output: Path | None, as_json: bool, **options: Any) ->
     from profiler.calibrate.imported import FitRequest, fit_file, import_file
     from profiler.commands.compose import save_and_show
     from profiler.report.console import print_json
-    from profiler.report.fits import print_fit
 
     request = FitRequest(path=points, **options)
     if output is not None:
@@ -56,3 +55,23 @@ def command(points: Path, output: Path | None, as_json: bool, **options: Any) ->
         print_json(result)
     else:
         print_fit(result)
+
+
+def print_fit(result: dict[str, Any]) -> None:
+    """Print a table of the calibrations, and the one that was selected."""
+    from profiler.report.console import note, print_table
+
+    if "warning" in result:
+        note(f"warning: {result['warning']}")
+    note(
+        f"{result['target']} on {result['device']}: {result['fitted']} of {result['points']}"
+        f" points fitted"
+    )
+    rows = []
+    for name, calibration in result["calibrations"].items():
+        held_out = calibration["held_out"]
+        keys = ("mape", "p95", "worst", "regret", "regret_worst")
+        values = [held_out[key] for key in keys]
+        rows.append([name, *(None if x is None else f"{100 * x:.2f}%" for x in values)])
+    print_table(("calibration", "mean", "p95", "worst", "regret", "worst regret"), rows)
+    note(f"selected: {result['selected']}")

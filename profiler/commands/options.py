@@ -121,14 +121,8 @@ runtime_option = click.option(
     show_default=True,
     help="packed reorders the weights once (CPU); graphs captures the forwards (CUDA).",
 )
-weights_option = click.option(
-    "--weights", default="pretrained", help="pretrained, or random to try a shape."
-)
 profile_option = click.option(
     "--profile", type=click.Path(path_type=Path), help="Use this profile file."
-)
-require_profile_option = click.option(
-    "--require-profile", is_flag=True, help="Fail when no profile is found."
 )
 acceptance_option = click.option(
     "--acceptance",

@@ -18,12 +18,13 @@ from decoder.profiling.measured_profile import MeasuredSubject, peaks_of
 from profiler.calibrate.source import Additions, CalibrationSettings, Ready
 from profiler.calibrate.sources.decoder import CPU_CONTEXTS
 from profiler.calibrate.sources.http_client import Address, ServedModel, ServerClient
-from profiler.calibrate.sources.request_times import ForwardTimes, forward_times
 from profiler.calibrate.sources.requests import (
     ArrivalGuard,
+    ForwardTimes,
     ServedPlan,
     ServedWorkload,
     draw_contexts,
+    forward_times,
 )
 from profiler.calibrate.sweep import SweepResult
 from profiler.measure.instruments import Instruments, ReportTimer

@@ -117,7 +117,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, result: 
     made: dict[str, Any] = {
         "lab.bench.session.bench": result,
         "profiler.calibrate.run.calibrate": calibrated,
-        "profiler.report.fits.fit_table": {
+        "profiler.calibrate.imported.fit_table": {
             "target": "a",
             "device": "b",
             "fitted": 9,

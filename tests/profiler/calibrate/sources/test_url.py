@@ -19,12 +19,12 @@ from profiler.calibrate.run import CalibrationListener, calibrate
 from profiler.calibrate.source import CalibrationSettings
 from profiler.calibrate.sources import url as module
 from profiler.calibrate.sources.http_client import Completion, ServedModel
-from profiler.calibrate.sources.request_times import lm_head_s
 from profiler.calibrate.sources.requests import (
     ArrivalGuard,
     ServedPlan,
     ServedWorkload,
     draw_contexts,
+    lm_head_s,
 )
 from profiler.calibrate.sources.url import UrlSource
 from profiler.calibrate.sweep import Task

