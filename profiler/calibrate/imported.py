@@ -15,7 +15,13 @@ from costmodel.calibration.physical import COEFFICIENTS, PhysicalCalibration
 from costmodel.calibration.points import Points
 from costmodel.calibration.selection import Selection, regret_at_contexts, select_calibration
 from costmodel.catalog import DeviceFingerprint, find_device, resolve_target
-from costmodel.imports.profiles import READERS, TimedModel, check_subject, imported_profile
+from costmodel.imports.profiles import (
+    READERS,
+    TimedModel,
+    check_subject,
+    check_times,
+    imported_profile,
+)
 from costmodel.imports.table import ImportedTable
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import PeaksSection

@@ -17,7 +17,6 @@ from profiler.calibrate.fleet.scheduler import (
     JobState,
     NodeLostError,
     calibrate_fleet,
-    label,
     same_kind,
 )
 
@@ -102,15 +101,6 @@ def test_each_kind_is_measured_once() -> None:
     assert cluster.most_running == 2
 
 
-def test_two_kinds_on_one_host_take_turns() -> None:
-    cluster = FakeCluster([device("a", H100, "one"), device("b", L40S, "one"), device("c", CPU)])
-    outcomes = calibrate_fleet(cluster)
-    assert [outcome.problem for outcome in outcomes] == ["", "", ""]
-    assert cluster.most_on_a_host == 1
-    assert cluster.most_running == 2
-    assert cluster.started == ["a", "c", "b"]
-
-
 def test_a_lost_nodes_kind_goes_to_another_node() -> None:
     cluster = FakeCluster([device("a", H100), device("b", H100)], ends={"a": ["gone"]})
     said: list[str] = []
@@ -118,15 +108,6 @@ def test_a_lost_nodes_kind_goes_to_another_node() -> None:
     assert summary(outcomes) == [("NVIDIA H100", "profile of b", 2)]
     assert outcomes[0].device.node == "b"
     assert any("lost host-a (power cut); trying again" in line for line in said)
-
-
-def test_a_node_that_loses_its_process_is_tried_again_after_the_others() -> None:
-    cluster = FakeCluster(
-        [device("a", H100), device("b", H100)], ends={"a": ["lost"], "b": ["lost"]}
-    )
-    outcomes = calibrate_fleet(cluster, clock=lambda: 10.0 * cluster.polls)
-    assert summary(outcomes) == [("NVIDIA H100", "profile of a", 3)]
-    assert cluster.started == ["a", "b", "a"]
 
 
 def test_a_dead_node_that_is_still_listed_takes_no_attempt_from_its_replacement() -> None:
@@ -148,23 +129,6 @@ def test_attempts_have_an_end() -> None:
         ("NVIDIA H100", "lost its node 2 times, last host-a: power cut", 2),
         ("NVIDIA L40S", "profile of b", 1),
     ]
-
-
-def test_a_node_that_is_gone_at_the_start_counts_as_lost() -> None:
-    stale = device("a", H100)
-    cluster = FakeCluster([stale, device("b", H100)])
-    first = cluster.devices()
-    cluster.devices = iter([first, [first[1]], [first[1]]]).__next__
-    cluster.present.remove(stale)
-    assert summary(calibrate_fleet(cluster)) == [("NVIDIA H100", "profile of b", 2)]
-
-
-def test_a_replacement_is_waited_for() -> None:
-    cluster = FakeCluster(
-        [device("a", H100)], ends={"a": ["gone"]}, arrive={5: device("new", H100)}
-    )
-    outcomes = calibrate_fleet(cluster, clock=lambda: float(cluster.polls))
-    assert summary(outcomes) == [("NVIDIA H100", "profile of new", 2)]
 
 
 def test_waiting_for_a_replacement_ends_and_loses_no_other_kind() -> None:
@@ -191,16 +155,6 @@ def test_a_failed_measurement_ends_its_own_kind_only() -> None:
     assert cluster.started == ["a", "c"]
 
 
-def test_progress_names_the_kind_and_ends_done() -> None:
-    cluster = FakeCluster([device("a", H100), device("b", L40S)])
-    seen: list[tuple[int, str, str]] = []
-    listener = FleetListener(
-        progress=lambda kind, device, state: seen.append((kind, device.node, state.text))
-    )
-    calibrate_fleet(cluster, listener)
-    assert seen == [(1, "b", "half"), (0, "a", "done"), (1, "b", "done")]
-
-
 def test_a_cluster_without_devices() -> None:
     with pytest.raises(DeviceError, match="no node of the cluster listed its devices"):
         calibrate_fleet(FakeCluster([]))
@@ -219,11 +173,6 @@ def test_a_cluster_without_devices() -> None:
 )
 def test_kinds_are_told_apart_as_profiles_are(changed: dict, same: bool) -> None:
     assert same_kind(H100, H100.model_copy(update=changed)) is same
-
-
-def test_kinds_in_words() -> None:
-    assert label(H100) == "NVIDIA H100 (80 GiB)"
-    assert label(CPU) == "Some CPU (64 GiB, 8 threads)"
 
 
 class SlowRay:

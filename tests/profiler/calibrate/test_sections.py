@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from costmodel.calibration.points import Points
-from costmodel.calibration.selection import MIN_CHOICES, regret_at_contexts
 from costmodel.profile.schema import DrafterSection
 from costmodel.profile.store import ProfileStore
 from costmodel.speculation import standard_curves
@@ -76,12 +75,6 @@ def test_stages_are_sorted_along_their_axes() -> None:
     assert stages.plain.batch == (1, 1, 2)
     assert stages.plain.context == (64, 512, 64)
     assert stages.plain.median_s == (1.0, 2.0, 1.5)
-
-
-def test_what_was_not_measured_is_absent() -> None:
-    stages = stages_section(swept((task("verify", 2, 64), (1.0,))))
-    assert stages.model_dump(exclude_none=True) == {}
-    assert drafter_sections(swept(), NgramDrafter()) == {}
 
 
 def test_drafts_lie_under_the_drafters_hash() -> None:
@@ -157,19 +150,6 @@ class TestHeldOut:
         assert profile.regret.contexts == (100, 200)
         assert profile.regret.curves == 18
 
-    def test_a_right_prediction_costs_nothing(self) -> None:
-        points = held_out([[0.005, 0.006, 0.009, 0.02]])
-        regret = regret_at_contexts(points, points.seconds)
-        assert (regret.mean, regret.worst, regret.decisions) == (0.0, 0.0, 18)
-
-    def test_the_order_of_the_points_does_not_matter(self) -> None:
-        points = held_out([[0.005, 0.006, 0.009, 0.02], [0.01, 0.011, 0.03, 0.02]])
-        predicted_s = points.seconds * np.linspace(0.5, 1.5, len(points))
-        order = np.random.default_rng(0).permutation(len(points))
-        assert regret_at_contexts(points, predicted_s) == regret_at_contexts(
-            points.take(order), predicted_s[order]
-        )
-
     def test_no_points_no_claim(self) -> None:
         profile = make_profile()
         assert with_held_out(profile, points_of(swept(), "held_out")) is profile
@@ -180,13 +160,6 @@ class TestHeldOut:
         profile = with_held_out(make_profile(), few)
         assert profile.regret is None
         assert profile.held_out.error.points == 2
-
-    def test_contexts_with_a_choice_are_kept(self) -> None:
-        whole = held_out([[0.005, 0.006, 0.009, 0.02], [0.005, 0.006, 0.009, 0.02]])
-        assert MIN_CHOICES == 4
-        profile = with_held_out(make_profile(), whole.take(np.arange(7)))
-        assert profile.regret.contexts == (100,)
-        assert profile.held_out.error.points == 7
 
 
 def drafter(name: str, seconds: float) -> DrafterSection:
@@ -238,16 +211,6 @@ def test_they_keep_how_and_when_they_were_timed(tmp_path, monkeypatch, kind: str
     assert merged.drafter_origin(FIRST) == (kind, old.provenance.created_utc)
     assert merged.drafter_origin(SECOND) == ("quick", "2026-02-03T00:00:00Z")
     assert merged.drafters[SECOND] == started
-
-
-def test_a_drafter_timed_at_a_start_is_measured_by_a_calibration(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
-    started = drafter("first", 9e-3).model_copy(
-        update={"kind": "quick", "created_utc": "2026-02-03T00:00:00Z"}
-    )
-    ProfileStore().save(make_profile().with_drafter(FIRST, started))
-    new = make_profile().with_drafter(FIRST, drafter("first", 1e-3))
-    assert with_stored_drafters(new, None) == new
 
 
 @pytest.mark.parametrize("change", ["driver", "kind"])

@@ -100,27 +100,6 @@ def test_pooled_rates_are_tokens_over_seconds() -> None:
     assert pooled["arms"]["bastion"]["tokens_per_verification"] == 4.0
 
 
-def test_the_table_has_a_column_a_policy(capsys: pytest.CaptureFixture[str]) -> None:
-    demo.print_comparison(
-        {"prompts": ROWS, "pooled": demo._pooled(ROWS), "drafter": "a drafter", "profile": "none"}
-    )
-    page = capsys.readouterr().out
-    assert "> Prompt of slow.\nText of slow.\n" in page
-    lines = [line.split() for line in page.splitlines()]
-    [head] = [line for line in lines if line and line[0] == "prompt"]
-    assert head == [
-        "prompt", "plain", "tokens/s", "chain", "fixed:15", "bastion", "tokens/verification",
-        "same",
-    ]  # fmt: skip
-    assert [line for line in lines if line and line[-1] in ("yes", "no")] == [
-        ["slow", "5.0", "2.00x", "0.50x", "2.00x", "2.50", "yes"],
-        ["fast", "10.0", "0.75x", "3.00x", "2.00x", "5.00", "no"],
-        ["all", "8.0", "1.00x", "1.00x", "2.00x", "4.00", "no"],
-    ]
-    assert "Drafter a drafter;" in page
-    assert "bfloat16" in page  # why texts may differ
-
-
 def test_a_text_that_ends_at_once_has_no_rates(capsys: pytest.CaptureFixture[str]) -> None:
     nothing = counts(0, 0.0, 0)
     ended = row("ended", True, plain=nothing, chain=nothing, fixed=nothing, bastion=nothing)

@@ -12,9 +12,8 @@ from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import DeviceFingerprint, find_target
 from costmodel.profile.schema import RuntimeSection, TargetSection
 from costmodel.profile.store import ProfileStore
-from decoder.model.demo_model import FILES
 from profiler import checks, cli
-from profiler.measure.machine import Activity, BusyProcess, warnings
+from profiler.measure.machine import Activity
 from tests.profiler.made_profile import make_profile
 
 pytestmark = pytest.mark.cpu_kind
@@ -79,31 +78,12 @@ def test_a_profile_that_fits_is_found(home: Path, kind: str, status: str) -> Non
     assert result["profile"].found == f"{kind}, {path}"
 
 
-def test_the_demo_model_is_found(home: Path) -> None:
-    folder = home / "models" / "SmolLM2-135M-Instruct"
-    folder.mkdir(parents=True)
-    for name in FILES:
-        (folder / name).write_text("{}")
-    assert found()["demo model"].status == "ok"
-
-
 def test_a_gpu_that_torch_cannot_use_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "_unused_gpu", lambda: "NVIDIA H200")
     device = found()["device"]
     assert device.status == "warn"
     assert "NVIDIA H200" in device.found
     assert "CUDA build of torch" in device.advice
-
-
-def test_busy_processes_are_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    busy = Activity(
-        processes=(BusyProcess(pid=4711, name="cc1plus", core_share=0.9),), steal_share=0.0
-    )
-    monkeypatch.setattr(checks, "observe", lambda s: busy)
-    monkeypatch.setattr(checks, "warnings", warnings)
-    machine = found()["machine"]
-    assert machine.status == "warn"
-    assert "cc1plus (process 4711)" in machine.found
 
 
 def test_the_command_prints_a_table_or_json(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,13 +58,6 @@ class TestOutput:
         assert (exit_code, out) == (0, record["text"] + "\n")
         assert lines == ["policy fixed:6 needs no profile"]
 
-    @pytest.mark.parametrize("policy", ["bastion", "fixed:9", "chain"])
-    def test_every_policy_gives_the_plain_text(self, generate: Command, policy: str) -> None:
-        plain = generate.record("--prompt", PROMPT, "--policy", "plain", tokens=40)
-        other = generate.record("--prompt", PROMPT, "--policy", policy, tokens=40)
-        assert other["token_ids"] == plain["token_ids"]
-        assert other["text"] == plain["text"]
-
     def test_several_prompts_are_headed_by_their_names(self, generate: Command) -> None:
         file = generate.folder / "prompts.jsonl"
         file.write_text('{"id": "first", "prompt": "one"}\n\n{"prompt": "two"}\n')

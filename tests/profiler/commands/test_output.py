@@ -225,9 +225,3 @@ def test_tables_fit_the_terminal_and_cut_nothing(
             assert line in lines
         for width in (60, 80, 200):
             check_table(width, columns, rows, options)
-
-
-def test_tables_are_printed_in_one_place() -> None:
-    """rich would fold cells in silence; only bars of progress are drawn by it."""
-    for path in sorted((ROOT / "profiler").rglob("*.py")):
-        assert "rich.table" not in path.read_text(encoding="utf-8"), path

@@ -10,7 +10,6 @@ import pytest
 from costmodel.catalog import find_target
 from costmodel.io import shipped_directory
 from costmodel.profile.profile import Profile
-from costmodel.profile.schema import DrafterSection
 from costmodel.profile.store import ProfileStore
 from profiler import cli
 from tests.profiler.made_profile import TARGET, make_profile
@@ -92,17 +91,6 @@ def test_show_by_path_and_by_name(home: Path, run) -> None:
     ]
 
 
-def test_show_says_which_drafters_were_timed_at_another_time(home: Path, run) -> None:
-    timed = {"context": [64], "median_s": [1e-3], "mad_s": [0.0], "n": [5]}
-    profile = make_profile().with_drafter("a", DrafterSection(name="first", **timed))
-    started = DrafterSection(
-        name="second", kind="quick", created_utc="2026-02-03T00:00:00Z", **timed
-    )
-    ProfileStore().save(profile.with_drafter("b", started))
-    _, out, _ = run("show", "test-gpu")
-    assert "drafters    first, second (quick, 2026-02-03)\n" in out
-
-
 def test_show_as_json_is_the_profile(home: Path, run) -> None:
     profile = make_profile()
     path = ProfileStore().save(profile)
@@ -130,12 +118,6 @@ def test_a_name_of_another_device_shows_none_of_its_profiles(home: Path, run, na
     exit_code, out, err = run("show", name)
     assert (exit_code, out, err.count("\n")) == (2, "", 1)
     assert "no stored profile is called" in err
-
-
-def test_a_part_of_a_target_shows_nothing(home: Path, run) -> None:
-    exit_code, out, err = run("show", "h100-sxm/qwen3")
-    assert (exit_code, out) == (2, "")
-    assert "qwen3-8b.bfloat16.kernels.tp1" in err
 
 
 def test_a_profile_of_ones_own_hides_the_shipped_one_and_makes_nothing_ambiguous(
@@ -177,13 +159,6 @@ def test_validate_says_ok_or_what_is_wrong(home: Path, run) -> None:
     assert lines[1].startswith(f"{bad}: runtime.dtype")
     assert lines[2].startswith(f"{missing}: there is no such file")
     assert err == "rooftree: 2 of 3 profiles cannot be used\n"
-
-
-def test_validate_as_json(home: Path, run) -> None:
-    good = ProfileStore().save(make_profile())
-    exit_code, out, _ = run("validate", str(good), "--json")
-    assert exit_code == 0
-    assert json.loads(out)["profiles"] == [{"path": str(good), "problem": ""}]
 
 
 def test_a_profile_never_executes_anything(home: Path, run) -> None:

@@ -161,10 +161,6 @@ class TestMig:
         assert "gpu_sm_clock_hz" not in fields
         assert GpuGuard(gpu).disturbance() == ""
 
-    def test_a_gpu_without_slices_beside_one_with(self) -> None:
-        assert Gpu(SlicedNvml(), 0).read()["gpu_mig"] is False
-        assert Gpu(SlicedNvml(), 1).read()["gpu_mig"] is True
-
     @pytest.mark.parametrize(("board_given", "limit_w"), [(True, 700.0), (False, None)])
     def test_the_power_limit_of_the_soft_key(
         self, monkeypatch: pytest.MonkeyPatch, board_given: bool, limit_w: float | None
@@ -259,18 +255,6 @@ def test_what_the_guard_saw_is_summed_up() -> None:
     }
 
 
-def test_a_gpu_that_tells_nothing_disturbs_nothing() -> None:
-    class Silent(FakeNvml):
-        def nvmlDeviceGetClockInfo(self, *arguments: int) -> int:
-            raise self.NVMLError("not supported in a MIG slice")
-
-        nvmlDeviceGetCurrentClocksEventReasons = nvmlDeviceGetTemperature = nvmlDeviceGetClockInfo
-
-    guard = GpuGuard(Gpu(Silent(), 0))
-    assert guard.disturbance() == ""
-    assert guard.summary() == {}
-
-
 def test_other_processes_are_named() -> None:
     fake = FakeNvml()
     fake.processes = [
@@ -285,11 +269,6 @@ def test_other_processes_are_named() -> None:
     (warning,) = warnings(Metadata(fields=fields, absent={}))
     assert f"{others[0]['name']}, process {os.getppid()}" in warning
     assert f"process {1 << 30} outside this container" in warning
-
-
-def test_mig_slices_are_noted() -> None:
-    (warning,) = warnings(Metadata(fields={"gpu_mig": True}, absent={}))
-    assert "MIG slices" in warning
 
 
 class TestWithoutNvml:

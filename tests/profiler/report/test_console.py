@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.report.console import note, print_facts, print_json, print_table, table_lines
+from profiler.report.console import note, print_json, table_lines
 
 LONG = "/a/path/" + "x" * 150
 COLUMNS = ("GPU", "GPUs", "at once", "tokens a cycle", "tpot ms", "ttft ms", "per hour", "path")
@@ -31,10 +30,6 @@ class TestJson:
         print_json({"text": "a\nb"}, one_line=True)
         assert capsys.readouterr().out == '{"schema_version": 1, "text": "a\\nb"}\n'
 
-    def test_the_version_of_a_stored_record_stays(self, capsys: pytest.CaptureFixture[str]) -> None:
-        print_json({"schema_version": 7})
-        assert json.loads(capsys.readouterr().out) == {"schema_version": 7}
-
     def test_numbers_that_json_lacks_are_null(self, capsys: pytest.CaptureFixture[str]) -> None:
         print_json({"a": float("nan"), "b": (1.0, float("inf")), "c": {"d": [float("-inf")]}})
         shown = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
@@ -42,55 +37,6 @@ class TestJson:
 
 
 class TestTable:
-    def test_numbers_are_aligned_and_nothing_is_broken(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("COLUMNS", "300")
-        print_table(("rows", "ms", "path [x]"), [(1, "2.50", LONG), (1024, None, "[bold]b[/bold]")])
-        assert capsys.readouterr().out.splitlines() == [
-            "rows    ms  path [x]",
-            "─" * (4 + 2 + 4 + 2 + len(LONG)),
-            f"   1  2.50  {LONG}",
-            "1024     -  [bold]b[/bold]",
-        ]
-
-    def test_columns_that_do_not_fit_follow_in_blocks_with_their_key(self) -> None:
-        assert table_lines(COLUMNS[:5], [row[:5] for row in ROWS], 60) == [
-            "GPU                       GPUs        at once   tokens a",
-            "                                                   cycle",
-            "─" * 56,
-            "rtx-pro-6000-workstation  2 (1 to 2)  16 of 64      1.00",
-            "l40s                      -           -                -",
-            "",
-            "GPU                       tpot ms",
-            "─" * 45,
-            "rtx-pro-6000-workstation  15.7 (13.0 to 19.0)",
-            "l40s                      -",
-        ]
-
-    def test_a_long_cell_stands_below_the_name_of_its_row(self) -> None:
-        assert table_lines(("device", "kind", "path"), [("Test GPU", "measured", LONG)], 80) == [
-            "device    kind",
-            "  path",
-            "─" * 80,
-            "Test GPU  measured",
-            f"  {LONG}",
-        ]
-
-    def test_prose_is_broken_at_spaces(self) -> None:
-        rows = [("profile", "none for a model on this device"), ("x", "y")]
-        assert table_lines(("what", "found"), rows, 30, prose=["found"]) == [
-            "what     found",
-            "─" * 28,
-            "profile  none for a model on",
-            "         this device",
-            "x        y",
-        ]
-
-    def test_wide_letters_count_twice(self) -> None:
-        lines = table_lines(("a", "b"), [("\u6a21\u578b", "1"), ("abcd", "2")], 80)
-        assert lines[2:] == ["\u6a21\u578b  1", "abcd  2"]
-
     def test_control_characters_do_not_reach_the_terminal(self) -> None:
         lines = table_lines(("a", "b"), [("\x1b[2Jx\ny", "\u202etxt")], 80)
         assert lines[2] == r"\x1b[2Jx\ny  \u202etxt"
@@ -110,22 +56,6 @@ class TestTable:
         assert all(len(line) <= max(width, widest + 2) for line in lines)
         shown = "\n".join(f"{line}  " for line in lines)
         assert all(f"{cell.rstrip()} " in shown for row in rows for cell in row)
-
-    def test_a_table_without_rows(self) -> None:
-        assert table_lines(("a", "b"), [], 80) == ["a  b", "────"]
-
-
-def test_facts_break_texts_but_no_path(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    place = Path("/home/a user/" + "x" * 60)
-    print_facts([("profile", place), ("note", "several words that need two lines")])
-    assert capsys.readouterr().out.splitlines() == [
-        f"profile  {place}",
-        "note     several words that need two",
-        "         lines",
-    ]
 
 
 def test_notes_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:

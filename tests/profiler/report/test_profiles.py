@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
-import numpy as np
 import pytest
-from matplotlib.text import Text
 
 from costmodel.calibration.points import ErrorSummary
 from costmodel.errors import InputError
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import HeldOutSection, RegretSection
-from profiler.report import profiles as report
 from profiler.report.profiles import (
     linear_line,
     plot_profile,
@@ -21,7 +17,7 @@ from profiler.report.profiles import (
     profile_rows,
     verdict,
 )
-from tests.profiler.made_profile import TARGET, make_profile
+from tests.profiler.made_profile import make_profile
 
 
 def checked(worst: float = 0.012, noise: float | None = 0.004) -> Profile:
@@ -69,21 +65,6 @@ class TestTable:
         ]  # fmt: skip
         assert profile_rows(profile) == [[1, 0, 5.0, 5.0], [16, 15, 5.0, 5.0]]
 
-    def test_a_missing_point_is_a_hole(self) -> None:
-        profile = make_profile()
-        surface = profile.surface.model_copy(
-            update={
-                name: getattr(profile.surface, name)[:3]
-                for name in ("rows", "context", "batch", "median_s", "mad_s", "n")
-            }
-        )
-        profile = profile.model_copy(update={"surface": surface})
-        assert profile_rows(profile) == [[1, 0, 5.0, 5.0], [16, 15, 5.0, None]]
-
-    def test_no_surface_no_rows(self) -> None:
-        profile = make_profile().model_copy(update={"surface": None})
-        assert (profile_rows(profile), profile_columns(profile)) == ([], ["rows", "nodes"])
-
     def test_linear_line(self) -> None:
         line = linear_line(make_profile())
         assert line.startswith("linear calibration: 0.000 x roofline + 5.00 ms")
@@ -91,50 +72,6 @@ class TestTable:
 
 
 class TestPicture:
-    def test_it_is_a_png_of_some_size(self, tmp_path: Path) -> None:
-        path = plot_profile(make_profile(), tmp_path / "a.png")
-        content = path.read_bytes()
-        assert content.startswith(b"\x89PNG\r\n\x1a\n")
-        width, height = struct.unpack(">II", content[16:24])
-        assert width > 600 and height > 300
-        assert [file.name for file in tmp_path.iterdir()] == ["a.png"]
-
-    def test_what_is_drawn(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        drawn = []
-        monkeypatch.setattr(
-            report, "save_figure", lambda figure, path: drawn.append(figure) or path
-        )
-        profile = make_profile()
-        plot_profile(profile, tmp_path / "a.png")
-        (figure,) = drawn
-        assert TARGET in figure.get_suptitle()
-        assert "Test GPU" in figure.get_suptitle()
-        assert [axis.get_title() for axis in figure.axes] == ["context 256", "context 2,048"]
-        for axis in figure.axes:
-            lines = {line.get_label(): line for line in axis.get_lines()}
-            assert {"bare roofline", "linear calibration"} <= set(lines)
-            np.testing.assert_allclose(lines["linear calibration"].get_ydata(), 5.0, rtol=0.2)
-            (measured,) = axis.containers
-            assert measured.get_label() == "measured"
-            np.testing.assert_array_equal(measured.lines[0].get_xdata(), [0, 15])
-            np.testing.assert_allclose(measured.lines[0].get_ydata(), 5.0)
-
-    @pytest.mark.parametrize("kind", ["composed", "transferred", "quick"])
-    def test_points_are_called_by_where_they_come_from(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-    ) -> None:
-        drawn = []
-        monkeypatch.setattr(
-            report, "save_figure", lambda figure, path: drawn.append(figure) or path
-        )
-        made = make_profile()
-        provenance = made.provenance.model_copy(update={"kind": kind})
-        plot_profile(made.model_copy(update={"provenance": provenance}), tmp_path / "a.png")
-        (figure,) = drawn
-        words = [text.get_text() for text in figure.findobj(Text)]
-        assert kind in words
-        assert not [word for word in words if "measured" in word]
-
     def test_a_profile_without_points_is_drawn_too(self, tmp_path: Path) -> None:
         profile = make_profile().model_copy(update={"surface": None})
         assert plot_profile(profile, tmp_path / "a.png").stat().st_size > 1000

@@ -37,12 +37,6 @@ def test_a_completion_is_of_the_ids_that_were_given() -> None:
     assert (answer.seconds, answer.cached_tokens) == (0.25, None)
 
 
-def test_cached_tokens_are_taken_over() -> None:
-    details = {"prompt_tokens_details": {"cached_tokens": 2}}
-    with OpenAIServer(usage=lambda usage: usage | details) as server:
-        assert connected(server).complete([5, 6, 7]).cached_tokens == 2
-
-
 def test_streams_run_at_once_and_have_a_time_for_each_token() -> None:
     with OpenAIServer() as server:
         arrivals = connected(server).stream([[1, 2], [3, 4], [5, 6]], 5)

@@ -60,11 +60,6 @@ def test_verify_is_the_decoders_own(work, seen, kind, rows, context, batch) -> N
     assert [part.shape for part in logits] == [(rows, 97)] * batch
 
 
-def test_a_plain_step_is_a_verification_without_a_tree(work, seen) -> None:
-    work.call(Task(kind="verify", size=1, context=9))()
-    assert seen[0][3][0].tree.nodes == 0
-
-
 def test_trees_branch_and_deepen(work, seen) -> None:
     work.call(Task(kind="verify", size=64, context=9))()
     tree = seen[0][3][0].tree
@@ -145,12 +140,6 @@ def test_the_cache_holds_noise_and_is_kept(work, target) -> None:
 def test_more_than_the_model_has_positions(target) -> None:
     with pytest.raises(InputError, match=r"513 tokens, rows included, exceeds the 512 positions"):
         Workload(target, NgramDrafter(), capacity=513)
-
-
-def test_tasks_are_keys_in_json() -> None:
-    task = Task(kind="verify", size=3, context=4, batch=2)
-    assert Task(**task.key()) == task
-    assert task.key() == {"kind": "verify", "size": 3, "context": 4, "batch": 2}
 
 
 class TestMemory:
