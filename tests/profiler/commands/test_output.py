@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +22,6 @@ from lab.training.recipe import Trained
 from profiler import checks, cli
 from profiler.calibrate.run import CalibrationResult
 from profiler.measure.machine import Activity
-from profiler.report import console
 from tests.lab.bench.made_bench import PLAIN_ARM, make_result, policy_arm
 from tests.profiler.made_profile import make_profile
 from tests.tiny_folder import isolate, write_all
@@ -180,48 +178,3 @@ def test_json_is_written_in_one_place() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("click.echo", "print"):
                 assert path.name == "console.py" or "json.dumps" not in ast.unparse(node), path
-
-
-def check_table(width: int, columns: Sequence[str], rows: Any, options: Mapping[str, Any]) -> None:
-    """No line is longer than `width` but one cell or word; every cell is there, in one piece."""
-    lines = console.table_lines(columns, rows, width, **options)
-    cells = {str(cell) for row in rows for cell in row if cell not in (None, "")}
-    for line in lines:
-        assert len(line) <= width or line.strip() in cells | set(line.split()), line
-    shown = "\n".join(lines)
-    prose = {columns.index(name) for name in options.get("prose", ())}
-    for row in rows:
-        for index, cell in enumerate(row):
-            for whole in str(cell).split() if index in prose else [str(cell)]:
-                assert cell is None or whole in shown, whole
-
-
-@NAMES
-def test_tables_fit_the_terminal_and_cut_nothing(
-    name: str,
-    place: Place,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tables = []
-    lines_of = console.table_lines
-
-    def recorded(columns: Any, rows: Any, width: int, **options: Any) -> list[str]:
-        rows = [list(row) for row in rows]
-        tables.append((list(columns), rows, options))
-        return lines_of(columns, rows, width, **options)
-
-    monkeypatch.setenv("COLUMNS", "80")
-    with monkeypatch.context() as patch:
-        patch.setattr(console, "table_lines", recorded)
-        assert cli.run([*name.split(), *place.arguments()[name]]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert all(len(line) <= 80 for line in lines if re.fullmatch("─+", line))
-    expected = {"bench", "bench compare", "bench show", "calibrate", "compose", "demo-model",
-                "doctor", "fit", "plan", "profiles list", "profiles show", "transfer"}  # fmt: skip
-    assert name not in expected or tables
-    for columns, rows, options in tables:
-        for line in lines_of(columns, rows, 80, **options):
-            assert line in lines
-        for width in (60, 80, 200):
-            check_table(width, columns, rows, options)
