@@ -45,7 +45,7 @@ class TestVerdict:
     def test_a_large_regret_says_what_to_do(self) -> None:
         text = verdict(checked(worst=0.09))
         assert "at most 9.0% of tokens/s" in text
-        assert "`rooftree calibrate --fresh`" in text
+        assert "`rooftree calibrate --time-budget 3m`" in text
 
     def test_unknown_noise_is_not_mentioned(self) -> None:
         assert "uncertain" not in verdict(checked(noise=None))
