@@ -190,8 +190,6 @@ def test_other_engines_are_planned_without_trees_and_told_of_them(capsys):
     assert "vllm verifies chains only" in capsys.readouterr().err
 
 
-
-
 def test_an_export_is_of_the_drafter_that_was_planned(capsys):
     asked = [*ASKED, "--acceptance", "0.7", "--drafter", "ngram"]
     assert run([*asked, "--export", "vllm"]) == 0
