@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="Folder of operator tables, <device>_<target>_tp<n> [default: published tables].",
 )
+@click.option("--source", default="", help="Source of the tables in --operators.")
 @click.option("--output", type=click.Path(path_type=Path), help="File or folder to write to.")
 @json_option
 def compose(target_name: str, as_json: bool, output: Path | None, **options: Any) -> None:

@@ -28,11 +28,11 @@ def test_from_a_file_to_an_engine(forward, tmp_path, capsys):
     assert record["profile"]["provenance"]["kind"] == "imported"
     assert Profile.from_yaml(made).surface.median_s[0] == pytest.approx(forward_s(1, 256, 1))
     export = ["export", str(made), "--engine", "vllm", "--acceptance", "0.7"]
-    assert run([*export, "--drafter", "ngram", "--max-running", "4"]) == 0
+    assert run([*export, "--drafter", "ngram"]) == 0
     text = capsys.readouterr().out
     config = json.loads(re.search(r"--speculative-config '(.*)'", text)[1])
     assert "mine.yaml" in text and "vllm serve Qwen/Qwen3-8B" in text
-    assert config["num_speculative_tokens_per_batch_size"][-1][1] == 4
+    assert config["num_speculative_tokens_per_batch_size"][-1][1] == 256
 
 
 def test_without_output_the_errors_are_reported(forward, capsys):
@@ -45,7 +45,6 @@ def test_without_output_the_errors_are_reported(forward, capsys):
     ("words", "message"),
     [
         (["--output", "p.yaml"], "Give --source"),
-        (["--output", "p.yaml", "--points", "5"], "--points is for a report"),
         (["--tp", "0"], "is not in the range"),
     ],
 )
@@ -56,19 +55,19 @@ def test_what_is_missing_is_one_line(forward, capsys, words, message):
 
 
 def test_a_plan_and_a_profile_give_the_same_settings(capsys):
-    lengths = ["--prompt-tokens", "1000", "--output-tokens", "400", "--acceptance", "0.7"]
-    wanted = [*lengths, "--drafter", "ngram", "--max-running", "16"]
+    wanted = ["--acceptance", "0.7", "--drafter", "ngram"]
+    lengths = ["--prompt-tokens", "1000", "--output-tokens", "500"]
     for engine in ("vllm", "tensorrt-llm", "sglang-dspark"):
         assert run(["export", "h100-sxm/qwen3-8b", "--engine", engine, *wanted]) == 0
         alone = capsys.readouterr().out.splitlines()
         plan = ["plan", "--target", "qwen3-8b", "--gpus", "h100-sxm", "--rate", "1/s"]
-        assert run([*plan, *wanted, "--export", engine]) == 0
+        assert run([*plan, *lengths, *wanted, "--export", engine]) == 0
         planned = capsys.readouterr().out.splitlines()
         assert alone[1:] == planned[1:]
 
 
 def test_without_acceptance_nothing_is_drafted(capsys):
-    export = ["export", "h100-sxm/qwen3-8b", "--max-running", "2"]
+    export = ["export", "h100-sxm/qwen3-8b"]
     assert run([*export, "--engine", "vllm"]) == 0
     captured = capsys.readouterr()
     assert "no acceptance data" in captured.out and "no acceptance data" in captured.err
