@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import io
 import json
 import os
@@ -17,7 +16,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from math import inf, isfinite
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -285,39 +284,6 @@ def folder_lock(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-@contextlib.contextmanager
-def file_lock(path: Path, wait_s: float = inf) -> Iterator[int]:
-    """Lock a file of one's own during the body, made where missing; yields its descriptor.
-
-    Raises BlockingIOError where another process holds it for more than `wait_s`, and OSError.
-    """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
-        if not lock(handle, wait_s):
-            raise BlockingIOError(errno.EAGAIN, "another process holds the lock")
-        yield handle
-    finally:
-        os.close(handle)
-
-
-def lock(handle: int, wait_s: float) -> bool:
-    """Lock an open file; whether that succeeded in time. Closing it unlocks it."""
-    deadline_s = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline_s:
-                return False
-            time.sleep(0.01)
-        except OSError:  # some network file systems have no locks
-            return True
-        else:
-            return True
 
 
 def write_error(path: Path, failure: OSError, error: type[RooftreeError]) -> RooftreeError:

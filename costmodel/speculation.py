@@ -57,10 +57,8 @@ def standard_curves() -> tuple[AcceptanceCurve, ...]:
 
 def speedup(committed: ArrayLike, cycle_s: ArrayLike, plain_s: ArrayLike) -> Array:
     """S(N) = A(N) x plain step / cycle (paper, eq. 6), in the broadcast shape."""
-    cycle = np.asarray(cycle_s, dtype=np.float64)
-    if not np.all(cycle > 0):
-        raise InputError("cycle times must be above 0")
-    result: Array = np.asarray(committed, float) * np.asarray(plain_s, float) / cycle
+    gain = np.asarray(committed, float) * np.asarray(plain_s, float)
+    result: Array = gain / np.asarray(cycle_s, float)
     return result
 
 
@@ -68,11 +66,8 @@ def best_nodes(committed: ArrayLike, cycle_s: ArrayLike, nodes: ArrayLike) -> in
     """The node count with the most tokens a second; of equals the smallest.
 
     All arguments have the shape [n], `nodes` in any order.
-    Raises InputError for unequal or empty lists.
     """
     gains, cost, counts = (np.asarray(x, dtype=np.float64) for x in (committed, cycle_s, nodes))
-    if gains.ndim != 1 or not len(gains) or not gains.shape == cost.shape == counts.shape:
-        raise InputError("committed, cycle times and nodes must be equally long lists")
     rate = speedup(gains, cost, 1.0)
     return int(np.min(counts[rate >= np.max(rate)]))
 
@@ -96,21 +91,12 @@ def decision_regret(
 
     predicted_s and true_s: [n] or [contexts, n]; nodes: [n]. There is one decision for each
     context and curve (`standard_curves` by default). Times of verifications alone give the
-    regret for a free draft, the harder case. Raises InputError.
+    regret for a free draft, the harder case.
     """
     predicted = np.atleast_2d(np.asarray(predicted_s, dtype=np.float64))
     true = np.atleast_2d(np.asarray(true_s, dtype=np.float64))
     counts = np.asarray(nodes, dtype=np.float64)
-    if counts.ndim != 1 or not len(counts) or predicted.shape != true.shape:
-        raise InputError("regret needs equally shaped times and one list of node counts")
-    if predicted.shape[1] != len(counts):
-        raise InputError(f"regret needs a time for each of the {len(counts)} node counts")
-    for times in (predicted, true):
-        if not np.all(np.isfinite(times) & (times > 0)):
-            raise InputError("regret needs finite times above 0")
     chosen_curves = standard_curves() if curves is None else curves
-    if not chosen_curves:
-        raise InputError("regret needs at least one acceptance curve")
     losses = [_losses(curve.committed(counts), predicted, true) for curve in chosen_curves]
     lost = np.concatenate(losses)
     return Regret(mean=float(np.mean(lost)), worst=float(np.max(lost)), decisions=len(lost))

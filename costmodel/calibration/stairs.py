@@ -433,12 +433,13 @@ def _conditioned(
     if not scales.exact:
         wild = _contradicted(covariance + np.diag(variance), ratio, places)
         variance = np.where(wild, 1.0, variance)
+    weights = np.linalg.solve(covariance + np.diag(variance), ratio)
     return StairsCalibration(
         physical=physical,
         scales=scales,
         points=points,
         places=places,
-        weights=np.linalg.solve(covariance + np.diag(variance), ratio),
+        weights=np.asarray(weights, dtype=np.float64),
         left_out=wild,
         reach=(float(ratio.min()) - _MARGIN, float(ratio.max()) + _MARGIN),
         bound_share=_bound_share(points.take(~wild), physical),

@@ -20,8 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from costmodel.errors import InputError
-from costmodel.io import file_lock
 from costmodel.profile.store import user_directory
 
 DEMO_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -75,7 +76,7 @@ def ensure_demo_model(folder: Path | None = None, *, say: Say = lambda text: Non
     _require_converters()
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with file_lock(place.parent / f".{place.name}.lock"):
+        with FileLock(place.parent / f".{place.name}.lock"):
             if not has_demo_model(place):
                 _make(place, say)
     except OSError as error:
