@@ -23,6 +23,7 @@ from profiler.measure.samples import PointAccumulator, Samples, interleave, pace
 SAMPLES_A_ROUND = 3  # of every point before an adaptive sweep chooses further points
 LEAST_SAMPLES = 6  # of every point when an adaptive sweep needs no further points
 PACED = ("verify", "held_out", "plain", "prefill", "draft")  # forwards, which a busy machine slows
+LEAST_SAMPLED = 0.5  # of the budget, that is left for samples after slow first calls
 EXTENSION = 0.25  # of the budget, by which a sweep goes on where its samples do not suffice
 MIN_GRID_SHARE = 0.75  # with fewer points measured, a profile would have hidden gaps
 
@@ -147,6 +148,7 @@ def run_sweep(
     """
     sweep = _Sweep(workload, instruments, journal, control)
     sweep.add(tasks)
+    sweep.leave_time_for_samples()
     while True:
         all_done = _measure_all(sweep, control)
         if sweep.at_limit:
@@ -222,6 +224,12 @@ class _Sweep:
         added = [task for task in tasks if task in self._points]
         self._warm_up([task for task in added if not self._points[task].done])
 
+    def leave_time_for_samples(self) -> None:
+        """At least half of the budget is for samples, however slow the first calls were."""
+        least_s = self.spent_s - self._recorded_s + LEAST_SAMPLED * self._control.budget_s
+        self._until_s = max(self._until_s, least_s)
+        self._limit_s = max(self._limit_s, self._until_s)
+
     def measure(self, samples: int | None) -> bool:
         """Measure until every point is done or has `samples`; False when the time is spent."""
         return self._measure(lambda: self._waiting(samples))
@@ -281,8 +289,6 @@ class _Sweep:
     def _warm_up(self, tasks: Sequence[Task]) -> None:
         """Call every task once: first calls compile, allocate and choose kernels."""
         for task in tasks:
-            if self.at_limit:
-                return
             try:
                 self._calls[task]()
             except OutOfMemory as error:
