@@ -51,7 +51,7 @@ class DecoderSource:
     def prepare(self, say: Callable[[str], None]) -> Ready:
         settings, device = self._settings, self._device
         loaded = load_model(
-            settings.target or default_target(device),
+            default_target(device) if settings.target is None else settings.target,
             weights=settings.weights,
             dtype=self._dtype,
             device=device,

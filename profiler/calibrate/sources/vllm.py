@@ -88,7 +88,7 @@ class VllmSource:
     def prepare(self, say: Callable[[str], None]) -> Ready:
         plan, device = self._plan, self._device
         options = {
-            "model": self._settings.target or default_target(device),
+            "model": self._default_target(device) if settings.target is None else settings.target,
             "max_num_seqs": max(plan.batches),
             "max_model_len": max(plan.contexts) + spare_tokens(plan.most_rows - 1),
             "speculative_config": self._speculative,
