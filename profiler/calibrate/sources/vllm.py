@@ -86,9 +86,9 @@ class VllmSource:
         self.lock = f"{fingerprint(self._device).name} {device_label(self._device)}"
 
     def prepare(self, say: Callable[[str], None]) -> Ready:
-        plan, device = self._plan, self._device
+        plan, device, target = self._plan, self._device, self._settings.target
         options = {
-            "model": self._default_target(device) if settings.target is None else settings.target,
+            "model": default_target(device) if target is None else target,
             "max_num_seqs": max(plan.batches),
             "max_model_len": max(plan.contexts) + spare_tokens(plan.most_rows - 1),
             "speculative_config": self._speculative,
