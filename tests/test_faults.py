@@ -156,7 +156,7 @@ def prompts_text() -> str:
 def use_prompts(path: Path) -> None:
     for identity, prompt in read_prompts((), path):
         (identity + str(prompt)).encode()
-    for one in read_files((path,), 2, 0)[0]:
+    for one in read_files((path,))[0]:
         (one.id + one.category + one.prompt).encode()
 
 
