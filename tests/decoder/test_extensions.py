@@ -90,6 +90,7 @@ PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # no waiting for a hub
     monkeypatch.setattr(
         "decoder.profiling.measured_profile.measure_peaks",
         lambda device, dtype: Peaks(flops_per_s=1e11, bytes_per_s=1e10),

@@ -27,13 +27,6 @@ def test_a_draft_is_compared_beyond_what_was_verified() -> None:
     assert acceptance._shared[ANY_KIND].accepted == [1, 1, 1, 0]
 
 
-def test_a_wrong_token_ends_the_comparison() -> None:
-    acceptance = AcceptanceByPosition(3)
-    acceptance.observe_text("a", [5, 6, 7], [4])
-    acceptance.observe_text("a", [], [6, 7])
-    assert tried(acceptance) == [1, 0, 0]
-
-
 def test_drafts_of_several_steps_are_compared_side_by_side() -> None:
     acceptance = AcceptanceByPosition(2)
     acceptance.observe_text("a", [1, 2], [1])
@@ -84,10 +77,6 @@ def test_counts_of_a_verification() -> None:
     assert tried(acceptance) == [1, 1, 0, 0]
     acceptance.observe_count("a", drafted=3, accepted=3)
     assert tried(acceptance)[2] == 1
-
-
-def test_before_anything_is_seen() -> None:
-    assert AcceptanceByPosition(3).rates() == [FIRST_GUESS] * 3
 
 
 def test_the_rates_of_drawn_texts_are_found() -> None:

@@ -57,14 +57,6 @@ def test_drafts_that_cost_more_than_the_profile_says_are_learnt() -> None:
     assert after[4] == pytest.approx(1.25 * before[4], rel=0.02)
 
 
-@pytest.mark.parametrize("measured_s", [0.0, -1.0, float("nan"), float("inf")])
-def test_times_that_are_none_change_nothing(measured_s: float) -> None:
-    same = costs()
-    before = same.verify_s(1, CONTEXT, 4)
-    same.observe(0.02, measured_s, drafted=True)
-    assert same.verify_s(1, CONTEXT, 4) == pytest.approx(before)
-
-
 def test_one_wild_time_changes_little() -> None:
     steady = costs()
     for _ in range(50):
@@ -105,9 +97,3 @@ def test_rows_of_a_short_context_cost_less(batch: int) -> None:
         assert moved_ms[tokens] == pytest.approx(padded_ms[tokens] * ratio, rel=0.02)
     assert (moved_ms[:batch] == padded_ms[:batch]).all()
     assert (moved_ms[batch * (1 + LONGEST) + 1 :] == padded_ms[batch * (1 + LONGEST) + 1 :]).all()
-
-
-def test_a_table_that_ends_before_the_longest_drafts() -> None:
-    moved_ms = curves().verify_ms(np.ones(20), 4, 200)
-    assert len(moved_ms) == 20
-    assert (moved_ms[4:] < 1).all()

@@ -56,12 +56,6 @@ def test_verified_lengths_are_the_best_of_all(drafted, rates) -> None:
         assert sum(chosen) == 0
 
 
-def test_nothing_is_drafted_for_nobody() -> None:
-    policy = policy_with()
-    assert policy.verified([]) == []
-    assert policy.draft_length([]) == 0
-
-
 class DrawnEngine:
     """Steps of a batch whose drafts are right at given rates; seconds as in the profile."""
 

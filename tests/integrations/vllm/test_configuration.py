@@ -17,7 +17,6 @@ from integrations.vllm.configuration import (
     differing_keys,
     drafter_key,
     engine_threads,
-    executor_name,
     installed_version,
     speculative_options,
 )
@@ -33,15 +32,13 @@ def with_versions(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
     monkeypatch.setattr(importlib.metadata, "version", version)
 
 
-def test_a_missing_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_versions(monkeypatch)
-    with pytest.raises(InputError, match="vLLM is not installed"):
-        installed_version()
-
-
-def test_an_untried_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_versions(monkeypatch, vllm="0.99.0")
-    with pytest.raises(InputError, match=r"vllm 0\.99\.0 has not been tried"):
+@pytest.mark.parametrize(
+    ("versions", "message"),
+    [({}, "vLLM is not installed"), ({"vllm": "0.99.0"}, r"vllm 0\.99\.0 has not been tried")],
+)
+def test_a_missing_or_untried_engine(monkeypatch, versions: dict, message: str) -> None:
+    with_versions(monkeypatch, **versions)
+    with pytest.raises(InputError, match=message):
         installed_version()
 
 
@@ -52,6 +49,7 @@ def test_a_tried_version_of_any_build(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_drafters_by_name() -> None:
     assert speculative_options("ngram", 12)["method"] == "ngram"
+    assert speculative_options("mtp", 3) == {"method": "mtp", "num_speculative_tokens": 3}
     junk = speculative_options("none", 5)
     assert (junk["method"], junk["num_speculative_tokens"]) == ("custom_class", 5)
     dflash = speculative_options(str(DEMO_DRAFTER), 15)
@@ -75,10 +73,6 @@ def test_an_eagle_3_drafter_with_its_targets_architecture(tmp_path: Path) -> Non
     config = {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32000}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert speculative_options(str(tmp_path), 4)["method"] == "eagle3"
-
-
-def test_a_targets_own_drafter() -> None:
-    assert speculative_options("mtp", 3) == {"method": "mtp", "num_speculative_tokens": 3}
 
 
 def test_drafters_that_cannot_be_measured(tmp_path: Path) -> None:
@@ -124,13 +118,3 @@ def test_differing_keys_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert differing_keys(key, None) == []
     monkeypatch.setattr(configuration, "known_keys", lambda config: keys | {"max_num_seqs": 4})
     assert differing_keys(key, None) == ["max_num_seqs 8, here 4"]
-
-
-def test_executors_have_names() -> None:
-    def config(backend: object) -> SimpleNamespace:
-        return SimpleNamespace(
-            parallel_config=SimpleNamespace(distributed_executor_backend=backend)
-        )
-
-    assert executor_name(config("mp")) == "mp"
-    assert executor_name(config(Path)) == "Path"

@@ -83,16 +83,6 @@ def test_it_measures_the_whole_grid_where_they_are_not() -> None:
     assert len(measured.grid()) == len(PLAN.grid())
 
 
-@pytest.mark.slow
-def test_nothing_held_out_means_the_whole_grid() -> None:
-    grid, measured = AdaptiveGrid(PLAN.grid(), ROOFLINE), Measured(smooth_s)
-    swept = measured.add(grid.first())
-    while further := grid.more(swept):
-        swept = measured.add(further)
-    assert further == []
-    assert len(measured.grid()) == len(PLAN.grid())
-
-
 def test_samples_suffice_once_choices_cost_little() -> None:
     measured, _ = run(smooth_s)
     assert AdaptiveGrid(PLAN.grid(), ROOFLINE).uncertain(measured.add([])) is None
@@ -126,11 +116,6 @@ def test_one_point_that_looks_fast_is_in_doubt_with_its_neighbours() -> None:
     neighbours = {Task(kind="verify", size=r, context=c) for r in (below, above) for c in around}
     assert neighbours <= set(uncertain.tasks)
     assert len(uncertain.tasks) < len(PLAN.grid()) / 2
-
-
-def test_nothing_held_out_asks_for_no_more_samples() -> None:
-    grid, measured = AdaptiveGrid(PLAN.grid(), ROOFLINE), Measured(rough_s)
-    assert grid.uncertain(measured.add(grid.first())) is None
 
 
 @pytest.mark.parametrize("batches", [(1,), (1, 4)])

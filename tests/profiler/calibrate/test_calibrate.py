@@ -75,6 +75,7 @@ def done(tmp_path_factory: pytest.TempPathFactory):
         yield Calibrated(tmp_path_factory.mktemp("calibrated"), patch)
 
 
+@pytest.mark.slow
 class TestReal:
     def test_three_files_and_no_more(self, done: Calibrated) -> None:
         path = done.result.path
@@ -219,18 +220,6 @@ class TestWritable:
         with pytest.raises(InputError, match=r"cannot write to .*Choose another --output"):
             check_writable(tmp_path / "file" / "profile.yaml")
 
-    @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
-    def test_where_writing_fails(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-    ) -> None:
-        def refuse(**options: object) -> None:
-            raise OSError(number, "refused")
-
-        monkeypatch.setattr("tempfile.TemporaryFile", refuse)
-        with pytest.raises(InputError, match="refused"):
-            check_writable(tmp_path / "profile.yaml")
-        assert listing(tmp_path) == {}
-
 
 class TestSamples:
     @pytest.mark.parametrize("function", ["shutil.copyfile", "os.replace"])
@@ -263,23 +252,6 @@ class TestFailures:
         result = calibrate(settings(tmp_path))
         assert result.resumed_samples == 1
         assert not any(name.startswith("journals") for name in listing(home))
-
-    @pytest.mark.slow
-    def test_a_picture_that_cannot_be_written_loses_no_sample(
-        self, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def full(profile: Profile, path: Path) -> Path:
-            raise InputError(f"cannot write the picture {path}")
-
-        with monkeypatch.context() as patch:
-            patch.setattr("profiler.calibrate.files.plot_profile", full)
-            with pytest.raises(InputError, match="picture"):
-                calibrate(settings(tmp_path))
-        suffixes = sorted(name.rpartition(".")[2] for name in listing(home))
-        assert suffixes == ["jsonl", "yaml"]
-        result = calibrate(settings(tmp_path))
-        assert result.resumed_samples > 50
-        assert result.picture.exists()
 
     @pytest.mark.slow
     def test_a_profile_that_cannot_be_written_loses_no_sample(

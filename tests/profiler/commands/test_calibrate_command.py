@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 
 from profiler import cli
-from profiler.calibrate.sources.workload import Workload
-from profiler.calibrate.sweep import Task
 from profiler.commands.options import Duration, NamedValue
 from tests.tiny_folder import fake_clock, isolate, listing, write_config
 
@@ -133,23 +131,6 @@ def test_an_unfinished_run_of_other_settings_is_dropped_and_told(
     assert json.loads(out)["resumed_samples"] == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("damaged", [1, 5])
-def test_damaged_samples_are_measured_again_and_said_once(
-    clocked: Place, monkeypatch: pytest.MonkeyPatch, damaged: int
-) -> None:
-    with monkeypatch.context() as patch:
-        fake_clock(patch, interrupt_after=5)
-        clocked.run()
-    (journal,) = clocked.home.glob("journals/*.jsonl")
-    journal.write_text(journal.read_text().replace('"seconds":', '"minutes":', damaged))
-    exit_code, out, lines = clocked.run("--json")
-    assert exit_code == 0
-    assert json.loads(out)["resumed_samples"] == 5 - damaged
-    (said,) = [line for line in lines if "damaged" in line]
-    assert said == f"left out {damaged} damaged samples in the journal of an unfinished run"
-
-
 def test_json_on_stdout_is_stable(clocked: Place) -> None:
     exit_code, out, lines = clocked.run("--json")
     assert exit_code == 0
@@ -164,22 +145,6 @@ def test_json_on_stdout_is_stable(clocked: Place) -> None:
     assert record["profile"]["provenance"]["kind"] == "measured"
     assert record["verdict"].startswith("Choosing the tree size from this profile costs at most")
     assert record["unmeasured"] == record["skipped"] == []
-
-
-@pytest.mark.slow
-def test_points_that_do_not_fit_into_memory_are_in_the_result(
-    clocked: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def shortfall(self: Workload, task: Task) -> str:
-        return "no room" if (task.kind, task.size) == ("prefill", 128) else ""
-
-    monkeypatch.setattr(Workload, "shortfall", shortfall)
-    exit_code, out, lines = clocked.run("--json")
-    assert exit_code == 0
-    assert json.loads(out)["skipped"] == [
-        {"kind": "prefill", "size": 128, "context": 0, "batch": 1, "reason": "no room"}
-    ]
-    assert "skipped prefill of 128 at context 0, batch 1: no room" in lines
 
 
 @pytest.mark.slow

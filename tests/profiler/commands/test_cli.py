@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -54,12 +53,6 @@ def test_help_lists_every_command_with_its_line() -> None:
     assert result.returncode == 0
     for name, line in cli.COMMANDS.items():
         assert re.search(rf"^  {name} +{re.escape(line)}$", result.stdout, re.MULTILINE)
-
-
-def test_no_arguments_show_the_help() -> None:
-    result = rooftree()
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout == rooftree("--help").stdout
 
 
 @pytest.mark.parametrize("arguments", ["'--help'", "", "'profiles', '--help'"])
@@ -141,38 +134,6 @@ def test_interruption_exits_130_with_one_line(raising, capsys: pytest.CaptureFix
     raising(KeyboardInterrupt())
     assert cli.run(["fail"]) == 130
     assert capsys.readouterr().err.strip() == "rooftree: interrupted"
-
-
-def test_ctrl_c_of_a_real_process() -> None:
-    program = (
-        "import sys, time, types, click\n"
-        "from profiler import cli\n"
-        "@click.command()\n"
-        "def command():\n"
-        "    print('ready', flush=True)\n"
-        "    time.sleep(30)\n"
-        "module = types.ModuleType('profiler.commands.wait')\n"
-        "module.command = command\n"
-        "sys.modules[module.__name__] = module\n"
-        "cli.COMMANDS['wait'] = 'Waits.'\n"
-        "sys.argv = ['rooftree', 'wait']\n"
-        "cli.main()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        # A shell that runs the tests in the background has Ctrl-C ignored for all below it.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
-    assert process.returncode == 130
-    assert errors.strip() == "rooftree: interrupted"
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("targets",), ("targets", "--json")])

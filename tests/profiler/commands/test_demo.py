@@ -77,15 +77,6 @@ ROWS = [
 ]  # fmt: skip
 
 
-def test_rates_of_one_prompt() -> None:
-    arms = ROWS[0]["arms"]
-    assert arms["plain"]["tokens_per_s"] == 5.0
-    assert {policy: own["speedup"] for policy, own in arms.items()} == {
-        "plain": 1.0, "chain": 2.0, "fixed:15": 0.5, "bastion": 2.0,
-    }  # fmt: skip
-    assert arms["bastion"]["tokens_per_verification"] == 2.5
-
-
 def test_pooled_rates_are_tokens_over_seconds() -> None:
     # Plain: 40 tokens in 5 s = 8 a second, not the mean of 5 and 10.
     pooled = demo._pooled(ROWS)

@@ -83,13 +83,6 @@ class TestOutput:
         )
         assert one == again != other
 
-    def test_statistics_for_people(self, generate: Command) -> None:
-        exit_code, _, lines = generate("--prompt", PROMPT, "--policy", "fixed:5", "--stats")
-        assert exit_code == 0
-        assert lines[1].startswith("12 tokens in ")
-        assert "tokens a verification" in lines[2]
-        assert lines[3].startswith("time: draft ")
-
 
 class TestProfile:
     def test_a_probe_says_what_it_did_and_is_found_again(self, generate: Command) -> None:
@@ -163,37 +156,17 @@ class TestPrompts:
         assert read_prompts((), file) == [("line-1", turns)]
 
     def test_options_of_the_template(self) -> None:
-        given = ("mode=fast", "tools=[1, 2]", "depth=3", "none=null")
-        assert template_options(given) == {
-            "mode": "fast",
-            "tools": [1, 2],
-            "depth": 3,
-            "none": None,
-        }
-        assert template_options(()) == {}
+        assert template_options(("mode=fast", "depth=3")) == {"mode": "fast", "depth": 3}
         with pytest.raises(InputError, match="'fast' is not an option"):
             template_options(("fast",))
 
     @pytest.mark.parametrize(
         "line",
-        [
-            "no json",
-            "[1]",
-            '"text"',
-            "3",
-            "{}",
-            '{"messages": []}',
-            '{"prompt": null}',
-            '{"prompt": 5}',
-            '{"prompt": ',
-        ],
+        ["no json", "[1]", "{}", '{"messages": []}', '{"prompt": null}', '{"prompt": 5}'],
     )
     def test_a_bad_line_is_named(self, tmp_path: Path, line: str) -> None:
         file = self.write(tmp_path, '{"prompt": "good"}\n' + line + "\n")
-        with pytest.raises(
-            InputError,
-            match=r"prompts\.jsonl, line 2 .*JSON",
-        ):
+        with pytest.raises(InputError, match=r"prompts\.jsonl, line 2 .*JSON"):
             read_prompts((), file)
 
     @pytest.mark.parametrize("texts", [("",), (" \n",), ("good", "")])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -65,18 +64,6 @@ def test_bad_input_is_one_line(more, said, capsys):
     assert run([*ASKED, *more]) == 2
     shown = capsys.readouterr().err.strip().splitlines()
     assert shown[-1].startswith("rooftree: ") and said in shown[-1]
-
-
-def test_the_planner_is_imported_only_to_plan():
-    """In a fresh interpreter, for this one has imported it already."""
-    import subprocess
-
-    code = (
-        "import sys; from profiler.cli import run; run(['--help']);"
-        "print([m for m in sys.modules if m.startswith('costmodel.planning')])"
-    )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert shown.stdout.strip().endswith("[]")
 
 
 SIMULATED = ["--price", "l40s=1,h100-sxm=2.5", "--simulate", "200"]

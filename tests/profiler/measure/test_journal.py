@@ -114,15 +114,6 @@ def test_another_runs_journal_is_refused_with_the_difference(tmp_path: Path) -> 
     assert path.read_bytes() == before
 
 
-def test_fresh_starts_over(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    write(path, {"point": 1})
-    with Journal(path, HEADER | {"threads": 4}, fresh=True) as journal:
-        assert not journal.resumed
-    with Journal(path, HEADER | {"threads": 4}) as journal:
-        assert journal.records == []
-
-
 def test_a_write_cut_short_by_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     before = write(path, {"point": 1})

@@ -48,14 +48,6 @@ def test_warmup_is_cut_and_kept_aside() -> None:
     assert samples.seconds == (1.0,) * 5
 
 
-def test_no_stop_while_the_cut_reaches_half_of_the_samples() -> None:
-    # At six samples three are left and quiet, but half were cut: the rest might fall further.
-    timer = FakeTimer([8.0, 7.0, 6.0, *repeat(1.0, 20)])
-    samples = measure(nothing, timer=timer, rule=NoiseRule(min_samples=3))
-    assert samples.warmup == (8.0, 7.0, 6.0)
-    assert samples.seconds == (1.0,) * 5
-
-
 def test_noise_that_has_settled_stops_and_names_what_is_unmet() -> None:
     generator = np.random.default_rng(5)
     timer = FakeTimer(generator.normal(1.0, 0.05, size=1000).tolist())
@@ -121,12 +113,6 @@ def test_no_accepted_sample_is_an_error() -> None:
         )
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
-def test_impossible_durations_are_errors(seconds: float) -> None:
-    with pytest.raises(MeasurementError, match="a timer gave"):
-        PointAccumulator(NoiseRule()).add(seconds)
-
-
 def unfinished(points: list[PointAccumulator]) -> list[int]:
     return [index for index, point in enumerate(points) if not point.done]
 
@@ -140,17 +126,6 @@ def test_interleaving_mixes_the_points_and_ends() -> None:
     assert Counter(order) == {0: 2, 1: 5, 2: 3}
     assert sorted(order[:3]) == [0, 1, 2]
     assert sorted(order[3:6]) == [0, 1, 2]
-
-
-def test_a_drift_does_not_become_a_trend() -> None:
-    # Five equal points on a machine that slows by 20 %: one after another they would seem to
-    # rise by 16 % from the first to the last; interleaved they agree.
-    points = [PointAccumulator(CountRule(samples=20)) for _ in range(5)]
-    clock = iter(np.linspace(1.0, 1.2, 100))
-    for index in interleave(lambda: unfinished(points), np.random.default_rng(2)):
-        points[index].add(float(next(clock)))
-    medians = [point.samples.median_s for point in points]
-    assert max(medians) / min(medians) < 1.02
 
 
 def test_wall_timer_times_and_holds_the_collector_off() -> None:
@@ -187,12 +162,6 @@ def test_cuda_timer_agrees_with_the_wall_clock() -> None:
 def test_a_step_of_each_at_a_time_and_the_first_one_changes() -> None:
     keys = [key for key, _ in in_turn({key: iter(range(3)) for key in "abc"})]
     assert "".join(keys) == "bca" + "cab" + "abc"
-
-
-def test_the_rest_goes_on_where_some_have_ended() -> None:
-    keys = [key for key, _ in in_turn({"short": iter(range(1)), "long": iter(range(4))})]
-    assert sorted(keys[:2]) == ["long", "short"]
-    assert keys[2:] == ["long"] * 3
 
 
 @pytest.mark.parametrize(

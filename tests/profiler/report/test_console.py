@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.report.console import note, print_json, table_lines
+from profiler.report.console import print_json, table_lines
 
 LONG = "/a/path/" + "x" * 150
 COLUMNS = ("GPU", "GPUs", "at once", "tokens a cycle", "tpot ms", "ttft ms", "per hour", "path")
@@ -56,8 +56,3 @@ class TestTable:
         assert all(len(line) <= max(width, widest + 2) for line in lines)
         shown = "\n".join(f"{line}  " for line in lines)
         assert all(f"{cell.rstrip()} " in shown for row in rows for cell in row)
-
-
-def test_notes_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    note("hello")
-    assert capsys.readouterr() == ("", "hello\n")

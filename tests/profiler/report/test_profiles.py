@@ -11,10 +11,7 @@ from costmodel.errors import InputError
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import HeldOutSection, RegretSection
 from profiler.report.profiles import (
-    linear_line,
     plot_profile,
-    profile_columns,
-    profile_rows,
     verdict,
 )
 from tests.profiler.made_profile import make_profile
@@ -47,28 +44,11 @@ class TestVerdict:
         assert "at most 9.0% of tokens/s" in text
         assert "`rooftree calibrate --time-budget 3m`" in text
 
-    def test_unknown_noise_is_not_mentioned(self) -> None:
-        assert "uncertain" not in verdict(checked(noise=None))
-
     @pytest.mark.parametrize("missing", ["held_out", "regret"])
     def test_an_unchecked_profile_is_not_trusted(self, missing: str) -> None:
         text = verdict(checked().model_copy(update={missing: None}))
         assert text.startswith("This profile was not checked")
         assert "%" not in text
-
-
-class TestTable:
-    def test_rows_down_and_contexts_across(self) -> None:
-        profile = make_profile()
-        assert profile_columns(profile) == [
-            "rows", "nodes", "ms at context 256", "ms at context 2048",
-        ]  # fmt: skip
-        assert profile_rows(profile) == [[1, 0, 5.0, 5.0], [16, 15, 5.0, 5.0]]
-
-    def test_linear_line(self) -> None:
-        line = linear_line(make_profile())
-        assert line.startswith("linear calibration: 0.000 x roofline + 5.00 ms")
-        assert line.endswith("RMSE 2.0 -> 0.0 ms (100% less)")
 
 
 class TestPicture:
