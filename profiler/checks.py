@@ -25,7 +25,7 @@ from profiler.measure.machine import Metadata, collect, observe, warnings
 Status = Literal["ok", "warn", "missing"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """The result of one check; `advice` is empty when nothing needs to be done."""
 
@@ -65,9 +65,7 @@ def _versions(metadata: Metadata) -> Check:
     names = ("rooftree", "torch", "transformers", "numba", "python")
     versions = [(name, metadata.fields.get(f"{name}_version")) for name in names]
     return Check(
-        name="versions",
-        status="ok",
-        found=", ".join(f"{name} {version}" for name, version in versions if version),
+        "versions", "ok", ", ".join(f"{name} {version}" for name, version in versions if version)
     )
 
 
@@ -77,17 +75,17 @@ def _device(device: torch.device) -> Check:
     if device.type == "cuda":
         if device_by_name(here.name) is None:
             text += ", not in devices.yaml: its peaks are measured"
-        return Check(name="device", status="ok", found=text)
+        return Check("device", "ok", text)
     text += f", {here.threads} threads, {here.instruction_set}"
     gpu = _unused_gpu()
     if gpu:
         return Check(
-            name="device",
-            status="warn",
-            found=f"{text}; the driver shows {gpu}, but torch cannot use it",
-            advice="Install a CUDA build of torch that fits the driver.",
+            "device",
+            "warn",
+            f"{text}; the driver shows {gpu}, but torch cannot use it",
+            "Install a CUDA build of torch that fits the driver.",
         )
-    return Check(name="device", status="ok", found=text)
+    return Check("device", "ok", text)
 
 
 def _unused_gpu() -> str:
@@ -105,17 +103,17 @@ def _directory(folder: Path) -> Check:
             pass
     except OSError as error:
         return Check(
-            name="data directory",
-            status="missing",
-            found=f"{folder}: {error.strerror or error}",
-            advice="Set ROOFTREE_HOME to a directory that you can write to.",
+            "data directory",
+            "missing",
+            f"{folder}: {error.strerror or error}",
+            "Set ROOFTREE_HOME to a directory that you can write to.",
         )
-    return Check(name="data directory", status="ok", found=str(folder))
+    return Check("data directory", "ok", str(folder))
 
 
 def _target(device: torch.device) -> list[Check]:
     name = default_target(device)
-    return [Check(name="default target", status="ok", found=name), _profile(name, device)]
+    return [Check("default target", "ok", name), _profile(name, device)]
 
 
 def _profile(target: str, device: torch.device) -> Check:
@@ -137,42 +135,34 @@ def _profile(target: str, device: torch.device) -> Check:
         result = ProfileStore().find(key)
     except ProfileError:
         return Check(
-            name="profile",
-            status="missing",
-            found=f"none for {target} in {_dtype(device)} on this device",
-            advice=measure,
+            "profile", "missing", f"none for {target} in {_dtype(device)} on this device", measure
         )
     kind = result.profile.provenance.kind
     return Check(
-        name="profile",
-        status="ok" if kind == "measured" else "warn",
-        found=f"{kind}, {result.path}",
-        advice="" if kind == "measured" else measure,
+        "profile",
+        "ok" if kind == "measured" else "warn",
+        f"{kind}, {result.path}",
+        "" if kind == "measured" else measure,
     )
 
 
 def _demo_model() -> Check:
     folder = demo_model_folder()
     if has_demo_model():
-        return Check(name="demo model", status="ok", found=str(folder))
+        return Check("demo model", "ok", str(folder))
     return Check(
-        name="demo model",
-        status="missing",
-        found=f"not in {folder}",
-        advice="`rooftree demo-model` fetches a small real model (93 MB), if you want one.",
+        "demo model",
+        "missing",
+        f"not in {folder}",
+        "`rooftree demo-model` fetches a small real model (93 MB), if you want one.",
     )
 
 
 def _quiet(metadata: Metadata, interval_s: float) -> Check:
     messages = warnings(metadata, observe(interval_s))
     if not messages:
-        return Check(name="machine", status="ok", found="quiet")
-    return Check(
-        name="machine",
-        status="warn",
-        found="; ".join(messages),
-        advice="Measure when the machine is quiet.",
-    )
+        return Check("machine", "ok", "quiet")
+    return Check("machine", "warn", "; ".join(messages), "Measure when the machine is quiet.")
 
 
 def _dtype(device: torch.device) -> str:

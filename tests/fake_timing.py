@@ -6,9 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from costmodel.errors import MeasurementError
-from profiler.measure.samples import LIMIT, Verdict
-
-COUNT_REACHED = "count reached"
 
 
 class FakeTimer:
@@ -52,11 +49,6 @@ class CountRule:
     samples: int
     max_attempts: int | None = None
 
-    def check(self, seconds: Sequence[float], *, attempts: int, spent_s: float) -> Verdict:
-        if len(seconds) >= self.samples:
-            return Verdict(done=True, reason=COUNT_REACHED)
-        unmet = f"{len(seconds)} steady samples of {self.samples}"
+    def stops(self, seconds: Sequence[float], *, attempts: int, spent_s: float) -> bool:
         most = 3 * self.samples if self.max_attempts is None else self.max_attempts
-        if attempts >= most:
-            return Verdict(done=True, reason=LIMIT, unmet=unmet)
-        return Verdict(done=False, unmet=unmet)
+        return len(seconds) >= self.samples or attempts >= most

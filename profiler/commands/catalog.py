@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 
 from profiler.commands.options import json_option
@@ -19,7 +21,7 @@ def support(name: str | None, as_json: bool) -> None:
     from costmodel.catalog import find_device, find_target
     from costmodel.compose.support import supported
     from costmodel.errors import InputError
-    from profiler.report.catalog import print_matrix, print_support, support_record
+    from profiler.report.catalog import print_matrix, print_support
     from profiler.report.console import print_json
 
     rows = supported()
@@ -31,7 +33,7 @@ def support(name: str | None, as_json: bool) -> None:
             slug = find_device(name).slug
             rows = [row for row in rows if row.device == slug]
     if as_json:
-        print_json({"support": [support_record(row) for row in rows]})
+        print_json({"support": [asdict(row) for row in rows]})
     elif name is not None:
         print_support(rows)
     else:
@@ -47,14 +49,14 @@ def devices(name: str | None, as_json: bool) -> None:
     Rates are dense, of 16-bit, FP8 and FP4 products, in TFLOP/s.
     """
     from costmodel.catalog import find_device, load_devices
-    from profiler.report.catalog import device_record, print_devices, print_record
+    from profiler.report.catalog import print_devices, print_record
     from profiler.report.console import print_json
 
     specs = [find_device(name)] if name else list(load_devices().values())
     if as_json:
-        print_json({"devices": [device_record(spec) for spec in specs]})
+        print_json({"devices": [asdict(spec) for spec in specs]})
     elif name:
-        print_record(device_record(specs[0]))
+        print_record(asdict(specs[0]))
     else:
         print_devices(specs)
 

@@ -28,28 +28,15 @@ Array = NDArray[np.float64]
 
 WARMUP_SIGMAS = 4.0
 WARMUP_SHARE = 0.03
-NOISE_TARGET_MET = "noise target met"
-NOISE_SETTLED = "noise settled"
-LIMIT = "limit"
-RUNNING = "running"
 REACH = 3  # neighbouring samples on each side that estimate the pace
 ITERATIONS = 3  # point medians and paces are estimated in alternation
 LEAST_FOR_PACE = 3  # samples; a point with fewer has no usable median
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """Whether to stop, the reason, and the unmet condition (empty when all are met)."""
-
-    done: bool
-    reason: str = RUNNING
-    unmet: str = ""
-
-
 class StoppingRule(Protocol):
     """Decides from the samples of a point whether to stop timing it."""
 
-    def check(self, seconds: Sequence[float], *, attempts: int, spent_s: float) -> Verdict:
+    def stops(self, seconds: Sequence[float], *, attempts: int, spent_s: float) -> bool:
         """
         seconds   accepted samples after the warm-up
         attempts  all samples taken, including warm-up and rejected ones
@@ -66,7 +53,7 @@ class NoiseRule:
     *Noise settled*: there are `settle_samples` or more, and over the last quarter of them the
     spread of single samples stayed within `settle_tolerance` of its present value. More
     samples then lower the error only by the square root of their number.
-    *Limit*: `max_samples` attempts or `max_time_s`; the verdict names the unmet condition.
+    *Limit*: `max_samples` attempts or `max_time_s`.
     """
 
     target: float = 0.005
@@ -76,16 +63,13 @@ class NoiseRule:
     settle_samples: int = 16
     settle_tolerance: float = 0.1
 
-    def check(self, seconds: Sequence[float], *, attempts: int, spent_s: float) -> Verdict:
+    def stops(self, seconds: Sequence[float], *, attempts: int, spent_s: float) -> bool:
         error = relative_error(seconds)
-        enough = error is not None and len(seconds) >= self.min_samples
-        if enough and error is not None and error <= self.target:
-            return Verdict(done=True, reason=NOISE_TARGET_MET)
-        if enough and self._settled(seconds):
-            return Verdict(done=True, reason=NOISE_SETTLED, unmet=self._unmet(seconds))
         if attempts >= self.max_samples or spent_s >= self.max_time_s:
-            return Verdict(done=True, reason=LIMIT, unmet=self._unmet(seconds))
-        return Verdict(done=False, unmet=self._unmet(seconds))
+            return True
+        if error is None or len(seconds) < self.min_samples:
+            return False
+        return error <= self.target or self._settled(seconds)
 
     def _settled(self, seconds: Sequence[float]) -> bool:
         if len(seconds) < self.settle_samples:
@@ -100,26 +84,14 @@ class NoiseRule:
             for spread in spreads
         )
 
-    def _unmet(self, seconds: Sequence[float]) -> str:
-        error = relative_error(seconds)
-        if error is None or len(seconds) < self.min_samples:
-            return f"{len(seconds)} steady samples of at least {self.min_samples}"
-        return f"error of the median {error:.2%}, target {self.target:.2%}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """The raw samples of one point in the order taken: accepted, warm-up and rejected.
-
-    reason  why the stopping rule ended the measurement
-    unmet   the condition that it did not reach; empty when it reached all
-    """
+    """The raw samples of one point in the order taken: accepted, warm-up and rejected."""
 
     seconds: tuple[float, ...]
     warmup: tuple[float, ...] = ()
     rejected: tuple[float, ...] = ()
-    reason: str = LIMIT
-    unmet: str = ""
 
     @property
     def n(self) -> int:
@@ -142,7 +114,7 @@ class PointAccumulator:
         self.rule = rule
         self._accepted: list[float] = []
         self._rejected: list[float] = []
-        self._verdict = Verdict(done=False)
+        self.done = False
 
     def add(self, seconds: float, ok: bool = True) -> None:
         """Add one sample; `ok=False` marks it as disturbed and rejects it."""
@@ -151,7 +123,7 @@ class PointAccumulator:
         (self._accepted if ok else self._rejected).append(seconds)
         cut = warmup_length(self._accepted)
         still_falling = cut > 0 and cut == len(self._accepted) // 2
-        self._verdict = self.rule.check(
+        self.done = self.rule.stops(
             () if still_falling else self._accepted[cut:],
             attempts=self.attempts,
             spent_s=sum(self._accepted) + sum(self._rejected),
@@ -161,19 +133,6 @@ class PointAccumulator:
     def attempts(self) -> int:
         """Samples taken, rejected ones included."""
         return len(self._accepted) + len(self._rejected)
-
-    @property
-    def done(self) -> bool:
-        return self._verdict.done
-
-    @property
-    def reason(self) -> str:
-        return self._verdict.reason
-
-    @property
-    def unmet(self) -> str:
-        """The condition that is not met; empty when all are."""
-        return self._verdict.unmet
 
     @property
     def samples(self) -> Samples:
@@ -188,8 +147,6 @@ class PointAccumulator:
             seconds=tuple(self._accepted[cut:]),
             warmup=tuple(self._accepted[:cut]),
             rejected=tuple(self._rejected),
-            reason=self._verdict.reason,
-            unmet=self._verdict.unmet,
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import string
 from collections.abc import Mapping, Sequence
@@ -34,11 +33,6 @@ MEANINGS = {
     "d": "data sheet",
     "o": "no profile; plans compose one from operator tables",
 }
-
-
-def device_record(spec: DeviceSpec) -> dict[str, Any]:
-    """The fields of one device for `devices`; rates and sizes in plain units."""
-    return dataclasses.asdict(spec)
 
 
 def print_devices(specs: Sequence[DeviceSpec]) -> None:
@@ -127,11 +121,6 @@ def print_record(record: Mapping[str, Any]) -> None:
             continue
         text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
         click.echo(f"{name:<22} {text}")
-
-
-def support_record(row: Support) -> dict[str, Any]:
-    """The fields of one pair for `support`."""
-    return dataclasses.asdict(row)
 
 
 def print_support(rows: Sequence[Support]) -> None:
