@@ -310,6 +310,11 @@ class _Table:
             correction = correction + self.near_rows @ np.bincount(self.token_index, near * weights)
         correction = np.clip(correction, *self.calibration.reach)
         bound_s = self.calibration.bound_share * self._bound_s(context)
+        if context > places.context.max():  # each further token takes the bound's time at least
+            last = float(places.context.max())
+            bound_s = np.maximum(
+                bound_s, self.seconds(last) + self._bound_s(context) - self._bound_s(last)
+            )
         seconds = self._in_order(np.maximum(total * np.exp(correction), bound_s))
         if len(self.cache) >= _CACHED_CONTEXTS:
             self.cache.clear()

@@ -162,7 +162,6 @@ def test_what_drivers_report_finds_the_device(reported, slug):
         (f"card: {{aliases: Two, {ROW[1:]}", "aliases must be a list of names"),
         (f"card: {{aliases: [3], {ROW[1:]}", "aliases must be a list of names"),
         (f"card: {ROW.replace('a sheet', '[]')}", "source must be a text"),
-        (f"card: {ROW}\ncard: {ROW}", "appears twice"),
     ],
 )
 def test_wrong_tables_name_the_entry(tmp_path, text, message):

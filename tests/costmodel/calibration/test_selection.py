@@ -64,7 +64,6 @@ def test_calibrations_of_published_forwards_predict_points_left_out(shared_dir, 
     selection = select_calibration(points, roofline)
     assert selection.selected == "stairs"
     assert selection.cross_validated["stairs"].mape < 0.004
-    assert selection.cross_validated["surface"].mape < 0.012
     assert selection.cross_validated["linear"].mape > 0.045
 
 

@@ -52,6 +52,7 @@ OPTIONAL |= {
     ("peaks", "measured_flops_per_s"),
     ("peaks", "measured_bytes_per_s"),
     ("held_out", "repeat_noise"),
+    ("calibration", "stairs", "exact"),
 }
 
 

@@ -80,7 +80,7 @@ class Place:
             "plan": ["--target", "Qwen/Qwen3-8B", "--gpus", f"l40s,{SHIPPED}", *TRAFFIC,
                      "--acceptance", "gsm8k", "--price", "l40s=0.9", "--max-running", "2"],
             "profiles list": [],
-            "profiles plot": [self.profile, str(self.folder / "a.png")],
+            "profiles plot": [self.profile, str(Path(self.result).parent / "a.png")],
             "profiles show": [self.profile],
             "profiles validate": [self.profile, SHIPPED],
             "support": [],
