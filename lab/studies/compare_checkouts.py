@@ -1,9 +1,9 @@
 """Tokens per second of this checkout against another one, paired and interleaved.
 
-    python -m lab.studies.compare_checkouts OTHER --profile PROFILE [--per-set N] [--tokens N]
+    python -m lab.studies.compare_checkouts OTHER --profiles HERE OTHER [--per-set N] [--tokens N]
 
-A process a checkout holds the demo model and one decoder an arm, both on the same profile. Each
-prompt is decoded by both in turn, the order changing from one to the next; the processes never run
+A process a checkout holds the demo model and one decoder an arm, on a profile that it can read.
+Each prompt is decoded by both in turn, in changing order; the processes never run
 at once. Ratios are of one prompt's times, and the texts must be the same.
 """
 
@@ -92,15 +92,15 @@ def interval(ratios: list[float]) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("other", type=Path, help="the checkout to compare with")
-    parser.add_argument("--profile", type=Path, required=True)
+    parser.add_argument("--profiles", type=Path, nargs=2, required=True)
     parser.add_argument("--per-set", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=64)
     options = parser.parse_args()
     from decoder.model.demo_model import ensure_demo_model
 
     target, began = str(ensure_demo_model()), perf_counter()
-    here = Checkout(Path.cwd(), target, options.profile)
-    other = Checkout(options.other.resolve(), target, options.profile)
+    here = Checkout(Path.cwd(), target, options.profiles[0])
+    other = Checkout(options.other.resolve(), target, options.profiles[1])
     prompts = [row["prompt"] for name in SETS for row in read_prompts(name, options.per_set)]
     arms: dict[str, Any] = {}
     for checkout in (here, other):  # compiled and warm
