@@ -35,8 +35,9 @@ from decoder.drafters.factory import load_drafter
 from decoder.drafters.isolation import IsolatedDrafter
 from decoder.generation import DecodeRun, GenerationParts, run_together
 from decoder.model.loading import LoadedModel, Weights, borrow_model, default_target, load_model
+from decoder.model.making import Quantization, make_target, quantised, runtime_kind
 from decoder.model.runtime.base import RuntimeChoice
-from decoder.model.target import Quantization, Target, make_target, quantised, runtime_kind
+from decoder.model.target import Target
 from decoder.policies.base import DEFAULT_MAX_NODES, Fit, Policy
 from decoder.policies.parse import parse_policy
 from decoder.profiling.startup import CostSource, ProfileChoice, find_cost

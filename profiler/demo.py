@@ -13,7 +13,8 @@ from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.factory import load_drafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import Generation, TreeDecoder
-from decoder.model.target import Target, make_target
+from decoder.model.making import make_target
+from decoder.model.target import Target
 from profiler.measure.samples import in_turn
 from profiler.report.console import print_table
 

@@ -20,7 +20,8 @@ from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
 from decoder.drafters.caches import Place, SharedCaches
 from decoder.drafters.vocabulary import TopChildren, check_vocabulary
 from decoder.model.loading import load_model
-from decoder.model.target import Target, make_target
+from decoder.model.making import make_target
+from decoder.model.target import Target
 from decoder.tree.draft_tree import EMPTY, NO_CANDIDATES, CandidateTree, DraftTree
 from decoder.tree.growth import Frontier, grow
 

@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Lock, RLock
-from typing import Any, Literal, get_args
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from costmodel.errors import DeviceError, InputError
+from costmodel.errors import InputError
 from decoder.device import to_device
 from decoder.model.attention import CausalVisible, DenseVisible, RowBlock, TreeVisible
 from decoder.model.kv_cache import KVCache
 from decoder.model.loading import LoadedModel
-from decoder.model.runtime.base import ChosenTokens, Forwarded, Runtime, RuntimeChoice, RuntimeKind
-from decoder.model.runtime.capture import CudaCapture
+from decoder.model.runtime.base import ChosenTokens, Forwarded, Runtime
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
-from decoder.model.runtime.fused import fuse
-from decoder.model.runtime.graphs import GraphRuntime
-from decoder.model.runtime.linear import packing_refused
-from decoder.model.runtime.packed import PackedRuntime, PackedStep, packed_of
-from decoder.model.selfcheck import checked_structure
 from decoder.model.structure import Structure
 from decoder.tree.draft_tree import EMPTY, DraftTree
 
-Quantization = Literal["int8"]
-
 PREFILL_CHUNK = 512
 CAPACITY_STEP = 1024  # tokens: captured forwards belong to a cache, so it should seldom change
-GRAPHS_MEMORY_SHARE = 0.1  # of the device, for captured forwards
-GROUPED_CAPABILITIES = ((9, 0), (10, 0))  # on which PyTorch has a kernel for grouped products
 
 
 _LOCKS: WeakKeyDictionary[Any, RLock] = WeakKeyDictionary()
@@ -74,7 +64,7 @@ class Target:
         """
         eager    runs prefills
         runtime  runs all other forwards; it may be `eager`
-        `make_target` makes these parts.
+        `decoder.model.making.make_target` makes these parts.
         """
         self.loaded = loaded
         self.architecture = loaded.architecture
@@ -309,137 +299,3 @@ class Target:
             if features is not None:
                 self._features[block.sequence] = features[first : first + block.rows]
             first += block.rows
-
-
-def quantised(loaded: LoadedModel, quantization: Quantization | None) -> LoadedModel:
-    """The model whose weights a decoder rounds when it packs them; None leaves them.
-
-    Raises InputError for an unknown quantisation, and for weights that have one.
-    """
-    if quantization is None:
-        return loaded
-    if quantization != "int8":
-        raise InputError(f"'{quantization}' is not a quantisation", hint="Use int8.")
-    if loaded.quantization is not None:
-        raise InputError(
-            f"{loaded.name} is quantised already ({loaded.quantization})",
-            hint="Leave out --dtype int8.",
-        )
-    return replace(loaded, int8=True)
-
-
-def make_target(
-    loaded: LoadedModel, *, owned: bool = True, runtime: RuntimeChoice = "auto", fused: bool = True
-) -> Target:
-    """Choose how a loaded model runs, prepare its weights for that, and make the target.
-
-    owned    whether the model may be changed for good. A borrowed model keeps its weights and its
-             attention, which is swapped only while a forward runs
-    runtime  `graphs` captures forwards, `packed` gives the weights up for packed ones, `eager`
-             does neither, `auto` chooses (`runtime_kind`)
-    fused    fuse the layers of an owned model that is not packed
-    Raises InputError for an unknown runtime, DeviceError for one that the device has not.
-    """
-    step = ModelStep(loaded.model, owned=owned)
-    refused = _packing_refused(loaded, step, owned=owned)
-    capturable = owned and step.rope is None
-    if loaded.architecture.experts:
-        capturable = capturable and experts_capturable(step)
-    kind = runtime_kind(runtime, step.device, capturable=capturable, packable=refused is None)
-    already_packed = packed_of(loaded.model) is not None
-    if loaded.int8 and kind != "packed":
-        raise InputError(
-            f"int8 weights need the packed runtime: {refused or f'this is {kind}'}",
-            hint="Leave out --dtype int8, or take a CPU and --runtime packed.",
-        )
-    if already_packed and kind != "packed":
-        raise InputError(
-            f"the weights of {loaded.name} were packed, and no {kind} runtime can use them",
-            hint="Load the model again.",
-        )
-    if owned and fused and kind != "packed":
-        fuse(loaded.model)
-    structure = checked_structure(step, loaded.name)
-    step.plain_head = structure.plain_head
-    notes: tuple[str, ...] = ()
-    plain_cpu = owned and step.device.type == "cpu" and loaded.quantization is None
-    if refused is not None and (runtime == "packed" or (runtime == "auto" and plain_cpu)):
-        notes = (f"runs eagerly: {refused}",)
-    if kind != "packed":
-        eager = EagerRuntime(step, structure.group, notes)
-    else:
-        if loaded.weights == "pretrained" and not already_packed:
-            _copy_from_file(loaded.model)
-        step = PackedStep(step, int8=loaded.int8)
-        eager = PackedRuntime(step, structure.group, notes)
-    if kind != "graphs":
-        return Target(loaded, step, structure, eager, eager)
-    _, total_bytes = torch.cuda.mem_get_info(step.device)
-    graphs = GraphRuntime(
-        step, eager, CudaCapture(step.device), int(GRAPHS_MEMORY_SHARE * total_bytes)
-    )
-    return Target(loaded, step, structure, eager, graphs)
-
-
-def runtime_kind(
-    choice: RuntimeChoice,
-    device: torch.device,
-    *,
-    capturable: bool = True,
-    packable: bool = True,
-) -> RuntimeKind:
-    """The runtime of a choice: `auto` is graphs on CUDA and packed on a CPU, where they can be.
-
-    capturable  False for a borrowed model, whose weights may move while a graph reads them, and
-                for experts that need the host (`experts_capturable`)
-    packable    whether the weights may be given up for packed ones; without it a choice of packed
-                is eager
-    Raises InputError for an unknown choice, DeviceError for a runtime that the device has not.
-    """
-    if choice not in get_args(RuntimeChoice):
-        raise InputError(
-            f"'{choice}' is not a runtime", hint=f"Use one of {', '.join(get_args(RuntimeChoice))}."
-        )
-    needs = {"graphs": "cuda", "packed": "cpu"}.get(choice, device.type)
-    if needs != device.type:
-        raise DeviceError(
-            f"the {choice} runtime needs a {needs.upper()} device, and this is {device}",
-            hint="Use --runtime eager, or leave it out.",
-        )
-    if choice == "auto" and device.type == "cuda":
-        return "graphs" if capturable else "eager"
-    if choice in ("auto", "packed"):
-        return "packed" if device.type == "cpu" and packable else "eager"
-    return choice
-
-
-def experts_capturable(step: ModelStep) -> bool:
-    """Whether a mixture of experts is computed without asking the host for anything.
-
-    transformers' grouped product does not, where PyTorch has one kernel for it; on other devices
-    and in other dtypes PyTorch copies the sizes of the groups to the host.
-    """
-    if step.device.type != "cuda" or step.dtype != torch.bfloat16:
-        return False
-    grouped = step.model.config.get_text_config()._experts_implementation == "grouped_mm"
-    return grouped and torch.cuda.get_device_capability(step.device) in GROUPED_CAPABILITIES
-
-
-def _packing_refused(loaded: LoadedModel, step: ModelStep, *, owned: bool) -> str | None:
-    """The reason why the weights cannot be packed; None where they can."""
-    if not owned:
-        return "the weights of a borrowed model stay as they are"
-    if loaded.quantization is not None and not loaded.int8:
-        return "quantised weights are not packed"
-    return packing_refused(step.device, step.dtype)
-
-
-def _copy_from_file(model: torch.nn.Module) -> None:
-    """Copy all but the weights of linear layers: loaded tensors are views of the mapped file.
-
-    A single view keeps the whole file in memory, also where packing gives up the others.
-    """
-    linear = {id(one.weight) for one in model.modules() if type(one) is torch.nn.Linear}
-    for tensor in (*model.parameters(), *model.buffers()):
-        if id(tensor) not in linear:
-            tensor.data = tensor.data.clone()

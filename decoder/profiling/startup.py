@@ -22,7 +22,8 @@ from decoder.arguments import path_of
 from decoder.device import default_dtype
 from decoder.drafters.base import Drafter
 from decoder.extensions import DRAFTERS, is_installed
-from decoder.model.target import Target, runtime_kind
+from decoder.model.making import runtime_kind
+from decoder.model.target import Target
 from decoder.policies.base import Fit
 from decoder.profiling.measured_profile import (
     find_peaks,

@@ -14,7 +14,7 @@ from costmodel.errors import InputError
 from decoder.acceptance.sampling import Sampling
 from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
 from decoder.model.loading import default_target, load_model
-from decoder.model.target import Quantization, quantised
+from decoder.model.making import Quantization, quantised
 from lab.bench.analysis.summary import derived
 from lab.bench.analysis.warnings import result_warnings
 from lab.bench.arms.builder import ArmBuilder, DecoderChoice

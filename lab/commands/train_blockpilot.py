@@ -47,7 +47,7 @@ def command(  # noqa: PLR0913 - one argument an option
     from dataclasses import asdict
 
     from decoder.drafters.factory import shipped
-    from decoder.model.target import make_target
+    from decoder.model.making import make_target
     from lab.bench.environment import machine
     from lab.bench.prompts import read_files
     from lab.papers.blockpilot.recipe import PilotRecipe, PilotTraining, distinct, train_blockpilot

@@ -31,8 +31,9 @@ from decoder.engine import TreeDecoder
 from decoder.model.attention import DenseVisible, RowBlock
 from decoder.model.demo_model import DEMO_NAME
 from decoder.model.loading import load_model
+from decoder.model.making import Quantization, make_target, quantised
 from decoder.model.runtime.base import RuntimeChoice
-from decoder.model.target import Quantization, Step, Target, make_target, quantised
+from decoder.model.target import Step, Target
 from decoder.profiling.startup import ProfileChoice
 from decoder.tree.draft_tree import EMPTY, DraftTree
 from lab.studies.common import environment, pooled_ratio, read_prompts, store

@@ -34,7 +34,7 @@ from costmodel.errors import InputError
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
 from decoder.engine import TreeDecoder
 from decoder.model.loading import borrow_model
-from decoder.model.target import make_target
+from decoder.model.making import make_target
 from decoder.tree.draft_tree import Lattice
 from lab.studies.common import environment, store
 

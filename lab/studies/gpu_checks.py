@@ -25,9 +25,10 @@ from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.attention import RowBlock, TreeVisible
 from decoder.model.kv_cache import KVCache
+from decoder.model.making import make_target
 from decoder.model.runtime.fused import reference_table_attention
 from decoder.model.runtime.tables import LayerCache, RowTables, needed_words
-from decoder.model.target import Step, Target, make_target
+from decoder.model.target import Step, Target
 from decoder.tree.draft_tree import DraftTree
 from lab.studies.gpu_parts import SEED, Part, Scale, dtype_of, load, open_target, random_texts
 

@@ -16,7 +16,8 @@ import torch
 from costmodel.errors import RooftreeError
 from decoder.device import parse_dtype, select_device
 from decoder.model.loading import LoadedModel, load_model
-from decoder.model.target import Target, make_target
+from decoder.model.making import make_target
+from decoder.model.target import Target
 
 SEED = 20262  # of weights, held-out points and texts; the calibration uses another
 

@@ -22,7 +22,7 @@ from costmodel.profile.store import ProfileStore
 from decoder.device import default_dtype, select_device
 from decoder.drafters.ngram import NgramDrafter
 from decoder.model.loading import default_target, load_model
-from decoder.model.target import make_target
+from decoder.model.making import make_target
 from decoder.profiling.measured_profile import profile_key
 from lab.studies.common import environment, store
 from profiler.calibrate.points import SweepPlan

@@ -13,7 +13,7 @@ from decoder.drafters.dflash.drafter import DFlashDrafter, check_fit
 from decoder.drafters.dflash.model import DFlashConfig, DFlashModel, save_dflash, trainable_copy
 from decoder.drafters.factory import load_drafter
 from decoder.model.loading import LoadedModel, default_target, load_model
-from decoder.model.target import make_target
+from decoder.model.making import make_target
 from lab.training.corpus import Collecting, TrainingText, collect, read_corpus, split
 from lab.training.dflash import (
     DFlashObjective,

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from costmodel.errors import InputError
 from costmodel.profile.schema import PeaksSection
 from decoder.model.loading import Weights
+from decoder.model.making import Quantization
 from decoder.model.runtime.base import RuntimeChoice
-from decoder.model.target import Quantization
 from decoder.profiling.measured_profile import MeasuredSubject
 from profiler.calibrate.sweep import Calls, SweepResult, Task
 from profiler.measure.instruments import Instruments

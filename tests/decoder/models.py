@@ -22,7 +22,8 @@ from decoder.acceptance.rules import Accepted
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
 from decoder.engine import TreeDecoder
 from decoder.model.loading import LoadedModel
-from decoder.model.target import Target, make_target
+from decoder.model.making import make_target
+from decoder.model.target import Target
 from decoder.statistics import Round
 from decoder.tree.draft_tree import Lattice
 from decoder.tree.growth import TopPaths

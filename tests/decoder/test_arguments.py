@@ -8,7 +8,7 @@ import torch
 
 from costmodel.errors import InputError
 from decoder.engine import TreeDecoder
-from decoder.model.target import make_target
+from decoder.model.making import make_target
 from tests.decoder.models import random_model, target_of
 from tests.tiny_folder import write_tokenizer
 

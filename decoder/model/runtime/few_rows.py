@@ -1,4 +1,4 @@
-"""Norms, rotations and greedy tokens of few rows on a CPU, each in one compiled call.
+"""Norms and rotations of few rows on a CPU, each in one compiled call.
 
 torch composes them of six to nine calls, which take longer than the numbers do where rows are
 few. Results in bfloat16 are torch's bit for bit: rounded in the same places, and summed in the same
@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 
 from decoder.model.attention import ForwardPlan, Segment
-from decoder.model.runtime.base import NO_TOKEN
 from decoder.tree.draft_tree import jit
 
 MOST_NUMBERS = 1 << 16  # in rows; for more of them torch's several threads are faster
@@ -27,9 +26,7 @@ LANES = (16, 8, 4, 1)
 CHECKED_ROWS = 200
 
 _UPPER = np.uint32(16)  # a bfloat16 number is the upper half of a float32 one
-_INFINITY = 0x7F80
 _LEVELS = 4  # of sums of sums
-_BLOCK = 512  # numbers of which the largest is found at once
 
 
 def are_few(rows: torch.Tensor) -> bool:
@@ -55,11 +52,6 @@ def sum_lanes(width: int) -> int:
         if [_mean_square(row, lanes) for row in rows.numpy()] == wanted:
             return lanes
     return 0
-
-
-def greedy_token(logits: torch.Tensor) -> int:
-    """The first argmax of logits [vocab] in bfloat16; `NO_TOKEN` where the largest is no number."""
-    return int(_greedy(bits_of(logits)))
 
 
 class FewNorm(NamedTuple):
@@ -139,30 +131,6 @@ class _Part:
         rotate_rows = _rotate_single_rows if single else _rotate_rows
         rotate_rows(qkv, self._rotation, norms, bits_of(queries)[0], cache, start)
         return self._segment.attend(layer, queries, scale)
-
-
-@jit
-def _order(bits):  # type: ignore[no-untyped-def]
-    """An integer that orders bfloat16 numbers given as bits; NaN is above infinity."""
-    size = np.int32(bits) & 0x7FFF
-    return np.int32(_INFINITY + 1) if size > _INFINITY else (-size if bits >> 15 else size)
-
-
-@jit
-def _greedy(row):  # type: ignore[no-untyped-def]
-    largest, block = np.int32(-_INFINITY - 1), 0
-    for first in range(0, len(row), _BLOCK):
-        here = np.int32(-_INFINITY - 1)
-        for i in range(first, min(first + _BLOCK, len(row))):
-            here = max(here, _order(row[i]))
-        if here > largest:
-            largest, block = here, first
-    if abs(largest) >= _INFINITY:
-        return NO_TOKEN
-    for i in range(block, len(row)):
-        if _order(row[i]) == largest:
-            return i
-    return NO_TOKEN
 
 
 @jit

@@ -17,7 +17,8 @@ from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.factory import NAMED, load_drafter
 from decoder.engine import TreeDecoder
 from decoder.model.loading import LoadedModel, load_model
-from decoder.model.target import Target, make_target
+from decoder.model.making import make_target
+from decoder.model.target import Target
 from decoder.profiling.startup import CostSource, ProfileChoice
 from decoder.text import end_tokens
 from lab.bench.arms.base import ArmRunner

@@ -12,7 +12,8 @@ from costmodel.errors import InputError
 from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
 from decoder.drafters.factory import load_drafter
 from decoder.model.loading import default_target, load_model
-from decoder.model.target import Target, make_target, quantised, runtime_kind
+from decoder.model.making import make_target, quantised, runtime_kind
+from decoder.model.target import Target
 from decoder.profiling.measured_profile import find_peaks, subject_of
 from decoder.profiling.startup import is_storable
 from profiler.calibrate.files import device_label

@@ -8,7 +8,7 @@ from torch.nn import functional
 from decoder.model.attention import ForwardPlan, plan_segment
 from decoder.model.kv_cache import KVCache
 from decoder.model.runtime.base import NO_TOKEN
-from decoder.model.runtime.eager import greedy_tokens
+from decoder.model.runtime.eager import greedy_token, greedy_tokens
 from decoder.model.runtime.few_rows import (
     LANES,
     MOST_NUMBERS,
@@ -16,7 +16,6 @@ from decoder.model.runtime.few_rows import (
     FewNorm,
     FewRows,
     are_few,
-    greedy_token,
     sum_lanes,
 )
 from decoder.model.structure import Structure

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from decoder.model.loading import borrow_model
+from decoder.model.making import make_target
 from decoder.model.runtime.fused import fuse, unfuse
-from decoder.model.target import Step, make_target
+from decoder.model.target import Step
 from tests.decoder.model.test_graphs import PROMPT, random_tree
 from tests.decoder.models import FAMILIES, plain_logits, random_model, target_of
 

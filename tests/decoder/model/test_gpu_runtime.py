@@ -10,8 +10,9 @@ from decoder.decode_loop import run_round
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.engine import TreeDecoder
+from decoder.model.making import make_target
 from decoder.model.runtime.capture import CudaCapture, GraphedFunction
-from decoder.model.target import Step, Target, make_target
+from decoder.model.target import Step, Target
 from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder, rounds
 from tests.decoder.model.test_graphs import PROMPT, random_tree
 from tests.decoder.models import LatticeDrafter, greedy, random_model, request, target_of

@@ -13,9 +13,10 @@ from costmodel.errors import DeviceError, InputError
 from costmodel.profile.schema import PeaksSection
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
+from decoder.model.making import experts_capturable, runtime_kind
 from decoder.model.runtime.capture import BUCKETS, GraphedFunction, bucket, padded_rows
 from decoder.model.runtime.graphs import GraphRuntime
-from decoder.model.target import Step, Target, experts_capturable, runtime_kind
+from decoder.model.target import Step, Target
 from decoder.profiling.measured_profile import profile_key, runtime_section
 from decoder.profiling.startup import ProfileChoice, find_cost
 from decoder.tree.draft_tree import EMPTY, CandidateTree, best_first

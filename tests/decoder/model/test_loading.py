@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from costmodel.errors import InputError
 from decoder.model.loading import load_model
-from decoder.model.target import make_target
+from decoder.model.making import make_target
 from tests.tiny_folder import write_config, write_weights
 
 CPU = torch.device("cpu")

@@ -11,12 +11,13 @@ from decoder.drafters.checkpoint import read_config
 from decoder.drafters.dflash.model import load_dflash
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.model.loading import borrow_model
+from decoder.model.making import make_target, quantised
 from decoder.model.runtime import linear as linear_module
 from decoder.model.runtime import tiles
 from decoder.model.runtime.int8 import Int8Linear
 from decoder.model.runtime.linear import PackedLinear, PlainLinear, TiledLinear, join, plain_state
 from decoder.model.runtime.packed import packed_of
-from decoder.model.target import Step, make_target, quantised
+from decoder.model.target import Step
 from decoder.profiling.measured_profile import profile_key
 from decoder.tree.draft_tree import EMPTY
 from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder

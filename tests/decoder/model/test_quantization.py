@@ -12,8 +12,8 @@ from costmodel.profile.store import ProfileStore
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.loading import load_model
+from decoder.model.making import make_target
 from decoder.model.quantization import check_loadable, quantization_of
-from decoder.model.target import make_target
 from decoder.profiling.measured_profile import find_peaks, profile_key, roofline_of, soft_key
 from decoder.profiling.probe import quick_profile
 from tests.decoder.models import random_model, target_of

@@ -21,8 +21,9 @@ from transformers import (
 from costmodel.errors import InputError
 from decoder.model import selfcheck
 from decoder.model.loading import borrow_model
+from decoder.model.making import make_target
 from decoder.model.structure import Structure
-from decoder.model.target import Step, make_target
+from decoder.model.target import Step
 from decoder.tree.draft_tree import DraftTree
 from tests.decoder.models import SIZES, decoder_of, plain_logits, random_model, target_of
 from tests.tiny_folder import isolate

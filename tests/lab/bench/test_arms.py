@@ -14,7 +14,8 @@ from costmodel.profile.profile import Profile
 from costmodel.profile.schema import DrafterSection
 from decoder.engine import TreeDecoder
 from decoder.model.loading import load_model
-from decoder.model.target import Step, Target, make_target
+from decoder.model.making import make_target
+from decoder.model.target import Step, Target
 from decoder.profiling.probe import quick_profile
 from decoder.profiling.startup import ProfileChoice
 from lab.bench.arms.builder import ArmBuilder, DecoderChoice

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from decoder.model.target import make_target
+from decoder.model.making import make_target
 from lab.studies import families
 from lab.studies.families import Outcome, kinds, try_kind
 from tests.tiny_folder import isolate
@@ -62,7 +62,7 @@ def test_every_family_is_exact_or_refused(kind):
 
 def test_a_wrong_text_is_seen(monkeypatch):
     """The walk itself would notice a window that is not kept."""
-    monkeypatch.setattr("decoder.model.target.checked_structure", unchecked)
+    monkeypatch.setattr("decoder.model.making.checked_structure", unchecked)
     assert try_kind("mistral").result == "wrong"
 
 

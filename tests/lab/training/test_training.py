@@ -16,7 +16,7 @@ from decoder.drafters.blocks import DraftCache, Rotary
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.loading import load_model
-from decoder.model.target import make_target
+from decoder.model.making import make_target
 from lab.training import prompts as refused
 from lab.training.corpus import Collecting, TrainingText, collect, read_corpus
 from lab.training.dflash import (

@@ -15,7 +15,7 @@ from costmodel.errors import InputError, MeasurementError, ProfileError
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
 from decoder.model.loading import load_model
-from decoder.model.target import make_target
+from decoder.model.making import make_target
 from decoder.profiling.measured_profile import profile_key, soft_key
 from profiler.calibrate import run as module
 from profiler.calibrate.files import check_writable, keep_samples

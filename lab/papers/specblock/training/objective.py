@@ -28,7 +28,7 @@ from costmodel.errors import InputError
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.blocks import Rotary
 from decoder.model.loading import LoadedModel
-from decoder.model.target import make_target
+from decoder.model.making import make_target
 from decoder.tree.draft_tree import best_first
 from decoder.tree.growth import TopPaths
 from lab.papers.specblock.drafter import SpecBlockDrafter

@@ -14,7 +14,7 @@ from torch import nn
 from costmodel.errors import InputError
 from decoder.drafters.blocks import ROPE_TYPES
 from decoder.model.loading import LoadedModel
-from decoder.model.target import make_target
+from decoder.model.making import make_target
 from lab.papers.specblock.drafter import SpecBlockDrafter
 from lab.papers.specblock.model import (
     ARCHITECTURE,
