@@ -153,8 +153,8 @@ def run_sweep(
         all_done = _measure_all(sweep, control)
         if sweep.at_limit:
             return sweep.result()
-        uncertainty = sweep.uncertainty()
-        if uncertainty is None or (all_done and not uncertainty.tasks):
+        uncertainty = sweep.uncertainty()  # takes a second, and so may end at the limit
+        if uncertainty is None or sweep.at_limit or (all_done and not uncertainty.tasks):
             return sweep.result()
         sweep.extend(uncertainty)
         if all_done:
