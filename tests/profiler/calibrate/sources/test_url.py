@@ -99,6 +99,8 @@ def _home(monkeypatch, tmp_path) -> None:
 def calibrated(monkeypatch, folder: Path, **law) -> tuple[Profile, list[str], LawfulServer]:
     """The profile of a lawful server, what was said, and the server."""
     server, said = LawfulServer(**law), []
+    # Nothing is measured here, so another test that measures is no reason to refuse.
+    monkeypatch.setattr("profiler.measure.lock.lock_directory", lambda: folder)
     monkeypatch.setattr(module, "peaks_of", lambda device, dtype: PEAKS)
     monkeypatch.setattr(module, "ServerClient", lambda *given, **named: server)
     settings = CalibrationSettings(
