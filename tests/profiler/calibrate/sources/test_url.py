@@ -94,6 +94,7 @@ class LawfulServer:
 @pytest.fixture(autouse=True)
 def _home(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("profiler.measure.lock.lock_directory", lambda: tmp_path)
 
 
 def calibrated(monkeypatch, folder: Path, **law) -> tuple[Profile, list[str], LawfulServer]:
