@@ -8,6 +8,11 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples at every run; `--hypothesis-profile=default` looks for others.
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
 
 MANY_CASES = 12  # of one test; more are a cross product
 QUICK_SHARE = 3  # one case in so many runs with the quick tests

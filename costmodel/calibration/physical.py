@@ -348,7 +348,10 @@ def fit_physical(points: Points, roofline: Roofline) -> PhysicalCalibration:
             points=len(points),
         )
     except ValidationError:
-        raise InputError("no sum of physical work fits the points") from None
+        raise InputError(
+            "no sum of physical work fits the points",
+            hint="Check their rows, contexts and unit, or measure them again.",
+        ) from None
     return calibration.over(roofline)
 
 

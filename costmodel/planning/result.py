@@ -168,15 +168,6 @@ class Plan:
             "notes": list(self.notes),
         }
 
-    def flat_rows(self) -> list[dict[str, Any]]:
-        """One row of plain values per option, all with the same keys."""
-        simulated = {(option.gpu, option.tensor_parallel): option for option in self.simulated}
-        return [
-            _sized_columns(option)
-            | _simulated_columns(simulated.get((option.gpu, option.tensor_parallel)))
-            for option in self.options
-        ]
-
 
 def plan_notes(request: PlanRequest, options: Sequence[Option]) -> list[str]:
     """Remarks on the plan's assumptions, one line each."""
@@ -283,59 +274,4 @@ def _speedup(name: str, choice: BatchChoice, point: OperatingPoint | None) -> di
     return {
         f"{name}_nodes": point and point.nodes,
         f"{name}_speedup": point and choice.speedup(point),
-    }
-
-
-def _sized_columns(option: Option) -> dict[str, Any]:
-    sizing = option.sizing
-    most = sizing.at_most if sizing else None
-    load = sizing.at_load if sizing else None
-    per_hour = sizing.cost_per_hour if sizing else None
-    return {
-        "gpu": option.gpu,
-        "tensor_parallel": option.tensor_parallel,
-        "origin": option.origin.kind if option.origin else None,
-        **_interval("gpus", sizing.gpus if sizing else None),
-        "running_at_most": most and most.running,
-        "requests_per_s_at_most": most and most.requests_per_s,
-        "running": load and load.running,
-        "shape": load and load.shape,
-        "nodes": load and load.nodes,
-        "committed": load and load.committed,
-        **_interval("tpot", sizing.tpot_s if sizing else None, "_s"),
-        **_interval("ttft", sizing.ttft_s if sizing else None, "_s"),
-        "cost_per_hour": per_hour and per_hour.value,
-        **_interval("cost_per_million_tokens", sizing.cost_per_million if sizing else None),
-        "watts_at_most": sizing and sizing.watts,
-        "joules_per_token_at_most": sizing and sizing.joules_per_token,
-        "problem": option.problem or None,
-        "nearest": option.nearest or None,
-    }
-
-
-def _interval(name: str, interval: Interval | None, unit: str = "") -> dict[str, Any]:
-    """The value and both ends as columns."""
-    return {
-        f"{name}{unit}": interval and interval.value,
-        f"{name}_low{unit}": interval and interval.low,
-        f"{name}_high{unit}": interval and interval.high,
-    }
-
-
-def _simulated_columns(option: SimulatedOption | None) -> dict[str, Any]:
-    """The columns of a simulation, all None where there was none."""
-    fleet = option.planned if option else None
-    row: dict[str, Any] = {
-        f"simulated_{name}": getattr(fleet, name) if fleet else None
-        for name in ("gpus", "utilisation", "running", "overloaded")
-    }
-    for metric in ("waiting", "ttft", "tpot"):
-        spread = getattr(fleet, metric) if fleet else None
-        for percent in ("p50", "p95", "p99"):
-            row[f"{metric}_{percent}_s"] = getattr(spread, percent).value if spread else None
-    enough = option.enough if option else None
-    return row | {
-        "goals_missed": " ".join(fleet.missed) if fleet else None,
-        "gpus_that_hold_all_goals": enough and enough.gpus,
-        "simulation_problem": (option.problem or None) if option else None,
     }

@@ -184,7 +184,7 @@ def recursive_rejection(tree: DrawnTree, logits: LogitRows, choices: Choices) ->
             path.append(_Node(tree, logits, choices, row=row, share=1.0))
         else:
             path[-1].reject()
-    return _outcome(tree, path, choices)
+    return _outcome(tree, path)
 
 
 def traversal(tree: DrawnTree, logits: LogitRows, choices: Choices) -> Accepted:
@@ -204,7 +204,7 @@ def traversal(tree: DrawnTree, logits: LogitRows, choices: Choices) -> Accepted:
         child = path[-1].next_child()
         if child is None:
             if len(path) == 1 or choices.happens(path[-1].kept):
-                return _outcome(tree, path, choices)
+                return _outcome(tree, path)
             path.pop()
             path[-1].reject()
         elif child[1] > 0.0:
@@ -306,7 +306,7 @@ def _normalised(probabilities: torch.Tensor) -> torch.Tensor:
     return exact / exact.sum()
 
 
-def _outcome(tree: DrawnTree, path: list[_Node], choices: Choices) -> Accepted:
+def _outcome(tree: DrawnTree, path: list[_Node]) -> Accepted:
     rows = [node.row for node in path[1:]]
     tokens = [int(tree.tokens[row - 1]) for row in rows]
     return Accepted(rows, tokens, path[-1].bonus())

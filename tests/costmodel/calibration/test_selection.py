@@ -227,7 +227,11 @@ def test_between_measured_rows_nothing_overshoots(rows, contexts, keep, seed, in
         return
     seconds = random.uniform(0.01, 1.0, len(chosen))
     points = Points(rows=grid_rows[chosen], context=context[chosen], seconds=seconds)
-    fitted = stairs(points, invented.roofline, exact=bool(seed % 2))
+    try:
+        fitted = stairs(points, invented.roofline, exact=bool(seed % 2))
+    except InputError as error:  # times that fall with the rows may be no sum of work at all
+        assert "no sum of physical work fits the points" in str(error)
+        return
     knots = np.unique(points.rows)
     every = np.arange(knots[0], knots[-1] + 1)
     for one in (*sorted(contexts), 20_000):
