@@ -18,8 +18,6 @@ from costmodel.hf_config import KINDS, config_fields
 from costmodel.hub import hub_config, is_hub_id
 from costmodel.io import folder_of, read_json, read_yaml, shipped_directory
 
-LEAST_FIGURE, MOST_FIGURE = 1e-6, 1e9  # of a device, in the units of devices.yaml
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Peaks:
@@ -27,14 +25,6 @@ class Peaks:
 
     flops_per_s: float
     bytes_per_s: float
-
-    def __post_init__(self) -> None:
-        for field in ("flops_per_s", "bytes_per_s"):
-            value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise InputError(f"{field} must be a number (is {value!r})")
-            if not 0 < value < float("inf"):
-                raise InputError(f"{field} must be a finite number above 0 (is {value!r})")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,30 +93,42 @@ def device_slug(name: str) -> str:
     return spec.slug if spec else slugify(name)
 
 
-def load_devices(path: Path | None = None) -> dict[str, DeviceSpec]:
-    """All known devices by slug, from the shipped file or `path`. Raises InputError."""
-    if path is None:
-        return dict(_shipped_devices())
-    table = read_yaml(path)
-    if not isinstance(table, Mapping) or not table:
-        raise InputError(f"{path}: must map device slugs to their figures")
-    devices = {str(slug): _spec(path, str(slug), row) for slug, row in table.items()}
-    owners: dict[str, str] = {}
-    for spec in devices.values():
-        for name in {_label(name) for name in (spec.slug, spec.name, *spec.aliases)}:
-            if owners.setdefault(name, spec.slug) != spec.slug:
-                raise InputError(f"{path}: {owners[name]} and {spec.slug} share the name '{name}'")
-    return devices
-
-
 @cache
-def _shipped_devices() -> dict[str, DeviceSpec]:
-    return load_devices(shipped_directory() / "devices.yaml")
+def load_devices() -> Mapping[str, DeviceSpec]:
+    """All known devices by slug."""
+    table = read_yaml(shipped_directory() / "devices.yaml")
+    return {slug: _spec(slug, row) for slug, row in table.items()}
+
+
+def _spec(slug: str, row: Mapping[str, Any]) -> DeviceSpec:
+    dtype: Literal["bfloat16", "float16"] = "bfloat16" if "bf16_tflops" in row else "float16"
+    return DeviceSpec(
+        slug=slug,
+        name=row["name"],
+        aliases=tuple(row.get("aliases", ())),
+        dtype=dtype,
+        peak_flops_per_s=row["bf16_tflops" if dtype == "bfloat16" else "fp16_tflops"] * 1e12,
+        peak_bytes_per_s=row["memory_gb_per_s"] * 1e9,
+        memory_bytes=int(row["memory_gib"] * 2**30),
+        l2_bytes=int(row["l2_mib"] * 2**20),
+        sm_count=row["sm_count"],
+        tdp_w=float(row["tdp_w"]),
+        confidence=row["confidence"],
+        source=row["source"],
+        note=row.get("note", ""),
+        fp8_flops_per_s=_rate(row, "fp8_tflops"),
+        fp4_flops_per_s=_rate(row, "fp4_tflops"),
+        int8_ops_per_s=_rate(row, "int8_tops"),
+    )
+
+
+def _rate(row: Mapping[str, Any], field: str) -> float | None:
+    return row[field] * 1e12 if field in row else None
 
 
 @cache
 def _by_reported_name() -> dict[str, DeviceSpec]:
-    devices = _shipped_devices().values()
+    devices = load_devices().values()
     return {name: spec for spec in devices for name in (spec.name, *spec.aliases)}
 
 
@@ -134,7 +136,7 @@ def _by_reported_name() -> dict[str, DeviceSpec]:
 def _by_label() -> dict[str, DeviceSpec]:
     return {
         _label(name): spec
-        for spec in _shipped_devices().values()
+        for spec in load_devices().values()
         for name in (spec.slug, spec.name, *spec.aliases)
     }
 
@@ -176,79 +178,6 @@ def _label(name: str) -> str:
     return re.sub(r"[\s_-]+", "-", name.strip().lower())
 
 
-def _spec(path: Path, slug: str, row: Any) -> DeviceSpec:
-    if not isinstance(row, Mapping):
-        raise InputError(f"{path}: {slug}: must be a mapping of figures")
-    if slug != slugify(slug):
-        raise InputError(f"{path}: {slug}: a slug has small letters, digits and '-' only")
-    has_bf16 = "bf16_tflops" in row or "fp16_tflops" not in row
-    try:
-        return DeviceSpec(
-            slug=slug,
-            name=_text(row, "name", 200),
-            aliases=_aliases(row),
-            dtype="bfloat16" if has_bf16 else "float16",
-            peak_flops_per_s=_number(row, "bf16_tflops" if has_bf16 else "fp16_tflops") * 1e12,
-            peak_bytes_per_s=_number(row, "memory_gb_per_s") * 1e9,
-            memory_bytes=int(_number(row, "memory_gib") * 2**30),
-            l2_bytes=int(_number(row, "l2_mib", least=2**-10) * 2**20),
-            sm_count=int(_number(row, "sm_count", least=1)),
-            tdp_w=_number(row, "tdp_w"),
-            confidence=_confidence(row),
-            source=_text(row, "source"),
-            note=_text(row, "note") if "note" in row else "",
-            fp8_flops_per_s=_rate(row, "fp8_tflops"),
-            fp4_flops_per_s=_rate(row, "fp4_tflops"),
-            int8_ops_per_s=_rate(row, "int8_tops"),
-        )
-    except KeyError as failure:
-        raise InputError(f"{path}: {slug}: the field {failure} is missing") from None
-    except InputError as failure:
-        raise InputError(f"{path}: {slug}: {failure.problem}") from None
-
-
-def _rate(row: Mapping[str, Any], field: str) -> float | None:
-    return _number(row, field) * 1e12 if field in row else None
-
-
-def _text(row: Mapping[str, Any], field: str, most: int = 500) -> str:
-    value = row[field]
-    if not isinstance(value, str) or not value.strip() or len(value) > most:
-        raise InputError(f"{field} must be a text of 1 to {most} letters (is {shown(value)})")
-    return value
-
-
-def _aliases(row: Mapping[str, Any]) -> tuple[str, ...]:
-    value = row.get("aliases", [])
-    if not isinstance(value, list) or not all(isinstance(x, str) and x.strip() for x in value):
-        raise InputError(f"aliases must be a list of names (is {shown(value)})")
-    return tuple(value)
-
-
-def _number(row: Mapping[str, Any], field: str, least: float = LEAST_FIGURE) -> float:
-    value = row[field]
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InputError(f"{field} must be a number (is {shown(value)})")
-    if not least <= value < MOST_FIGURE:
-        raise InputError(
-            f"{field} must be a number from {least:g} to {MOST_FIGURE:g} (is {shown(value)})"
-        )
-    return float(value)
-
-
-def _confidence(row: Mapping[str, Any]) -> Literal["corroborated", "recalled"]:
-    value = row["confidence"]
-    if value == "corroborated":
-        return "corroborated"
-    if value == "recalled":
-        return "recalled"
-    raise InputError(f"confidence must be corroborated or recalled (is {value!r})")
-
-
-# Keys of targets.yaml that say how to build the model, beside the sizes.
-_EXTRAS = ("kind", "positions", "rope_theta", "rotary_fraction", "llama3", "norm_epsilon", "config")
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TargetEntry:
     """A target by name: its sizes and its Hugging Face config.
@@ -269,22 +198,19 @@ class TargetEntry:
         return (text if isinstance(text, Mapping) else fields).get("max_position_embeddings")
 
 
-def load_targets(path: Path | None = None) -> dict[str, TargetEntry]:
-    """All known targets by name, from the shipped file or `path`. Raises InputError."""
-    if path is None:
-        return dict(_shipped_targets())
-    table = read_yaml(path)
-    if not isinstance(table, Mapping) or not table:
-        raise InputError(f"{path}: must map target names to their sizes")
+@cache
+def load_targets() -> Mapping[str, TargetEntry]:
+    """All known targets by name."""
+    table = read_yaml(shipped_directory() / "targets.yaml")
     return {
-        str(name): _entry(path, str(name), _complete(path, str(name), fields, table))
-        for name, fields in table.items()
+        name: _entry(name, {**table.get(row.get("like"), {}), **row}) for name, row in table.items()
     }
 
 
-@cache
-def _shipped_targets() -> dict[str, TargetEntry]:
-    return load_targets(shipped_directory() / "targets.yaml")
+def _entry(name: str, fields: Mapping[str, Any]) -> TargetEntry:
+    config = _hf_config(fields)
+    architecture = ModelArchitecture.from_hf_config(config, name=name)
+    return TargetEntry(name=name, architecture=architecture, hf_config=config)
 
 
 def resolve_target(
@@ -345,7 +271,7 @@ def find_target(name: str) -> TargetEntry:
 
     Raises InputError that lists the nearest names where none matches, or the several that do.
     """
-    targets = _shipped_targets()
+    targets = load_targets()
     if name in targets:
         return targets[name]
     wanted = name.strip().lower()
@@ -368,45 +294,8 @@ def find_target(name: str) -> TargetEntry:
     )
 
 
-def _complete(path: Path, name: str, fields: Any, table: Mapping[Any, Any]) -> Any:
-    """The fields of an entry, those of the entry that it is `like` included."""
-    if not isinstance(fields, Mapping) or "like" not in fields:
-        return fields
-    same = table.get(fields["like"]) if isinstance(fields["like"], str) else None
-    if not isinstance(same, Mapping) or "like" in same:
-        raise InputError(f"{path}: {name}: is like {fields['like']!r}, which is no full entry")
-    return {**same, **{key: value for key, value in fields.items() if key != "like"}}
-
-
-def _entry(path: Path, name: str, fields: Any) -> TargetEntry:
-    if not isinstance(fields, Mapping):
-        raise InputError(f"{path}: {name}: must be a mapping of sizes")
-    sizes = {key: value for key, value in fields.items() if key not in _EXTRAS}
-    parameters = sizes.pop("parameters", None)
-    try:
-        hf_config = _hf_config({str(key): value for key, value in fields.items()})
-        architecture = ModelArchitecture.from_hf_config(hf_config, name=name)
-        for key, value in sizes.items():
-            if getattr(architecture, str(key), None) != value:
-                raise InputError(f"{key} does not fit a target of kind '{fields['kind']}'")
-    except KeyError as failure:
-        raise InputError(f"{path}: {name}: the field {failure} is missing") from None
-    except (TypeError, ValueError, OverflowError) as failure:
-        raise InputError(f"{path}: {name}: a field has a wrong type ({failure})") from None
-    except InputError as failure:
-        raise InputError(f"{path}: {name}: {failure.problem}") from None
-    if parameters != architecture.parameters:
-        raise InputError(
-            f"{path}: {name}: parameters is {parameters!r}, but the sizes give"
-            f" {architecture.parameters}"
-        )
-    return TargetEntry(name=name, architecture=architecture, hf_config=hf_config)
-
-
 def _hf_config(fields: Mapping[str, Any]) -> dict[str, Any]:
     kind = fields["kind"]
-    if kind not in KINDS:
-        raise InputError(f"kind must be one of {', '.join(KINDS)} (is {kind!r})")
     config: dict[str, Any] = {
         "model_type": kind,
         "num_hidden_layers": fields["layers"],
@@ -430,15 +319,8 @@ def _hf_config(fields: Mapping[str, Any]) -> dict[str, Any]:
         config["num_experts_per_tok"] = fields["active_experts"]
         config["moe_intermediate_size"] = fields["expert_ffn"]
         config["norm_topk_prob"] = True
-    return config | _more(fields)
-
-
-def _more(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of the config that only this kind of model has."""
-    more = fields.get("config", {})
-    if not isinstance(more, Mapping):
-        raise InputError("config must be a mapping of fields")
-    return {str(key): value for key, value in more.items()}
+    more: Mapping[str, Any] = fields.get("config", {})
+    return {**config, **more}
 
 
 def _rope(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,30 +36,6 @@ def robust_sigma(residuals: NDArray[np.float64]) -> float:
     return float(MAD_TO_SIGMA * np.median(np.abs(residuals)))
 
 
-def median_interval_s(
-    seconds: Sequence[float], coverage: float = 0.95
-) -> tuple[float, float] | None:
-    """Distribution-free interval of the median from order statistics.
-
-    The interval [x_(k), x_(n+1-k)] misses the median when fewer than k samples fall on one
-    side of it, a Binomial(n, 1/2) event; k is the largest with at least `coverage`
-    (David and Nagaraja, Order Statistics, 7.1). None where even the whole range covers too
-    little: below six samples at 95 %.
-    """
-    count = len(seconds)
-    tail, below = (1 - coverage) / 2, 0.0
-    rank = 0
-    for successes in range(count // 2):
-        below += math.comb(count, successes) / 2**count
-        if below > tail:
-            break
-        rank = successes + 1
-    if rank == 0:
-        return None
-    ordered = sorted(seconds)
-    return ordered[rank - 1], ordered[count - rank]
-
-
 def relative_spread(seconds: Sequence[float]) -> float | None:
     """Standard deviation of one sample over the median, estimated from the MAD."""
     deviation_s = mad_s(seconds)

@@ -28,10 +28,10 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from costmodel.catalog import load_devices, load_targets, resolve_target
+from costmodel.catalog import resolve_target
 from costmodel.errors import RooftreeError
 from costmodel.imports.profiles import READERS
-from costmodel.io import read_yaml, shipped_directory
+from costmodel.io import shipped_directory
 from costmodel.planning.acceptance import from_file
 from costmodel.planning.traffic import read_trace
 from costmodel.profile.profile import Profile
@@ -106,24 +106,6 @@ def use_profile(path: Path) -> None:
 def composed_text() -> str:
     (path, *_) = (shipped_directory() / "h100-sxm").glob("qwen3-8b.*.yaml")
     return path.read_text(encoding="utf-8")
-
-
-def some_of(name: str) -> str:
-    """Some entries of a shipped catalogue, and those that they are like."""
-    entries = read_yaml(shipped_directory() / name)
-    chosen = dict(list(entries.items())[::5])
-    chosen |= {one["like"]: entries[one["like"]] for one in chosen.values() if "like" in one}
-    return yaml.safe_dump(chosen, sort_keys=False)
-
-
-def use_devices(path: Path) -> None:
-    for device in load_devices(path).values():
-        positive([device.peaks.flops_per_s, device.peaks.bytes_per_s, device.memory_bytes])
-
-
-def use_targets(path: Path) -> None:
-    for target in load_targets(path).values():
-        positive(target.architecture.parameters)
 
 
 def use_config(path: Path) -> None:
@@ -222,8 +204,6 @@ def times_of(tool: str) -> Callable[[Path], None]:
 FORMATS = {
     "profile": Format(name="p.yaml", sound=profile_text, use=use_profile),
     "composed-profile": Format(name="p.yaml", sound=composed_text, use=use_profile),
-    "devices": Format(name="d.yaml", sound=lambda: some_of("devices.yaml"), use=use_devices),
-    "targets": Format(name="t.yaml", sound=lambda: some_of("targets.yaml"), use=use_targets),
     "target": Format(name="config.json", sound=lambda: json.dumps(CONFIG), use=use_config),
     "dflash": Format(
         name="config.json",

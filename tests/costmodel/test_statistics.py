@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from costmodel.statistics import mad_s, median_interval_s, relative_error, relative_spread
+from costmodel.statistics import mad_s, relative_error, relative_spread
 
 
 def test_mad_by_hand() -> None:
@@ -27,32 +27,6 @@ def test_too_few_samples_have_no_spread(count: int) -> None:
 @given(st.lists(st.floats(1e-6, 1e3), min_size=3, max_size=40))
 def test_mad_agrees_with_scipy(samples: list[float]) -> None:
     assert mad_s(samples) == pytest.approx(stats.median_abs_deviation(samples))
-
-
-@pytest.mark.parametrize(
-    ("count", "rank"),
-    # Ranks of the 95 % interval of the median from the sign test's published tables.
-    [(6, 1), (8, 1), (9, 2), (11, 2), (12, 3), (15, 4), (17, 5), (20, 6), (25, 8), (30, 10)],
-)
-def test_interval_ranks_match_the_tables(count: int, rank: int) -> None:
-    samples = [float(value) for value in range(1, count + 1)]
-    assert median_interval_s(samples) == (rank, count + 1 - rank)
-
-
-def test_interval_is_unavailable_below_six_samples() -> None:
-    assert median_interval_s([1.0, 2.0, 3.0, 4.0, 5.0]) is None
-
-
-@pytest.mark.parametrize("count", [6, 13, 31])
-def test_interval_covers_the_median_of_a_skewed_distribution(count: int) -> None:
-    generator = np.random.default_rng(7)
-    draws = generator.lognormal(0.0, 1.0, size=(2000, count))
-    covered = 0
-    for row in draws:
-        interval = median_interval_s(row.tolist())
-        assert interval is not None
-        covered += interval[0] <= 1.0 <= interval[1]
-    assert covered / 2000 >= 0.94
 
 
 def test_relative_error_estimates_the_spread_of_medians() -> None:
