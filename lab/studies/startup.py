@@ -63,13 +63,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=30)
     repeats = parser.parse_args().repeats
-    stored = [item for item in ProfileStore().list() if item.profile and item.profile.surface]
-    if not stored:
-        raise SystemExit("there is no profile: run `rooftree calibrate` first")
-    profile = max(
-        (item.profile for item in stored if item.profile and "ngram" in item.profile.drafters),
-        key=lambda profile: len(profile.surface.rows) if profile.surface else 0,
-    )
+    stored = [item.profile for item in ProfileStore().list() if item.profile]
+    measured = [one for one in stored if one.surface and "ngram" in one.drafters]
+    if not measured:
+        raise SystemExit("there is no measured profile: run `rooftree calibrate` first")
+    profile = max(measured, key=lambda one: len(one.surface.rows) if one.surface else 0)
     lattice = steep_lattice()
     result: dict[str, Any] = {
         "environment": environment(),
