@@ -115,16 +115,24 @@ def find_cost(
 ) -> CostSource:
     """The cost model for a target and a drafter.
 
-    fit  gives another calibration of the profile than its selected one
+    fit  gives another calibration of the profile than its selected one; it is priced without
+         padding, since rules over such a fit stop at the first drop, which a stair would be
     Raises ProfileError for a profile that cannot be read, lacks the calibration, or is required
     and not there.
     """
     source = _find(target, drafter, choice)
     cost, mode = source.cost.cost, choice.estimator or source.cost.mode
-    if fit is not None and source.profile is not None:
-        cost = replace(cost, verify=fit(source.profile))
-        mode = choice.estimator or "static"
-    return replace(source, cost=OnlineEstimator(cost, mode))
+    if fit is None:
+        return replace(source, cost=OnlineEstimator(cost, mode))
+    cost, warnings = replace(cost, buckets=()), source.warnings
+    if source.profile is None:
+        warnings += (
+            "the policy's own fit needs a profile and is not used: its rule is priced by"
+            f" the bare roofline; measure one with `{calibrate_command(target)}`",
+        )
+    else:
+        cost, mode = replace(cost, verify=fit(source.profile)), choice.estimator or "static"
+    return replace(source, cost=OnlineEstimator(cost, mode), warnings=warnings)
 
 
 def _find(target: Target, drafter: Drafter, choice: ProfileChoice) -> CostSource:

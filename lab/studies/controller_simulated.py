@@ -6,9 +6,9 @@ Costs come from the shipped composed profiles of Qwen3-8B, and from a measured p
 machine where there is one. All policies see the same drawn blocks and pay the profile's costs.
 `bastion:paper`, the rule of the paper's public code, predicts with the profile's two-branch
 calibration as that code does, and `bastion:printed`, the rule of its text, with the linear one.
-`ratio` is `bastion` with the paper's objective, the highest A(N) / C(N) of each round, and shows
-the effect of the objective alone. Intervals are paired bootstraps over runs of 25 rounds. A place
-whose profile is not at hand keeps its stored figures.
+`ratio` is `bastion` with the objective of the paper, the highest A(N) / C(N) of each round: the
+effect of that alone. A `padded` place pays for the rows of CUDA graphs. Intervals are
+paired bootstraps over runs of 25 rounds. A place whose profile is not at hand keeps its figures.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from costmodel.profile.store import user_directory
 from decoder.acceptance.rules import Accepted
 from decoder.drafters.base import DraftRequest
 from decoder.model.demo_model import DEMO_NAME
+from decoder.model.runtime.capture import BUCKETS
 from decoder.policies.base import Chain, Cost, Limits, Plain, Policy
 from decoder.policies.bastion import Bastion, DecodingSpeed
 from decoder.statistics import Round
@@ -242,18 +243,26 @@ class Place:
     linear: CostAt
 
     @classmethod
-    def of(cls, name: str, profile: Profile, draft_share: float, most: tuple[int, int]) -> Place:
-        """most: (context, nodes of the largest tree)."""
+    def of(
+        cls,
+        name: str,
+        profile: Profile,
+        draft_share: float,
+        most: tuple[int, int],
+        buckets: tuple[int, ...] = (),
+    ) -> Place:
+        """most: (context, nodes of the largest tree); buckets: rows that forwards are padded to."""
         context, max_nodes = most
-        cost = CycleCost.from_profile(profile)
+        cost = replace(CycleCost.from_profile(profile), buckets=buckets)
         if draft_share:
             draft = DrafterSection(
                 name="share of a plain step", context=[0],
                 median_s=[draft_share * cost.plain_s(context)], mad_s=[0.0], n=[1],
             )  # fmt: skip
             cost = replace(cost, drafter=draft)
-        released = replace(cost, verify=released_calibration(profile))
-        linear = replace(cost, verify=profile.linear_calibration())
+        # The paper's rules are priced without padding, as in the decoder.
+        released = replace(cost, verify=released_calibration(profile), buckets=())
+        linear = replace(cost, verify=profile.linear_calibration(), buckets=())
         return cls(
             name=name,
             context=context,
@@ -278,8 +287,9 @@ def places() -> list[Place]:
     """The shipped devices, and this machine where its profile exists."""
     folder = shipped_directory()
     places = [
-        Place.of(device, Profile.from_yaml(folder / device / TARGET), DRAFT_SHARE, (1024, 511))
+        Place.of(name, Profile.from_yaml(folder / device / TARGET), DRAFT_SHARE, (1024, 511), edges)
         for device in DEVICES
+        for name, edges in ((device, ()), (f"{device}, padded", BUCKETS))
     ]
     here = f"*/{DEMO_NAME.rpartition('/')[2].lower()}.bfloat16.eager.tp1.yaml"
     for path in sorted(user_directory().glob(here)):

@@ -21,7 +21,8 @@ class PaperBastion(Policy):
 
     Over the two-branch calibration, with uncorrected path scores: nodes are added while the
     estimated speed rises, but never fewer than 32 rows (the root is one of them); what stands
-    then is cut to a multiple of 32 rows. It always drafts.
+    then is cut to a multiple of 32 rows. It always drafts. That code takes the best 128 tokens of
+    a position and at most 8,192 nodes; here both limits are `max_nodes`.
     """
 
     name = "bastion:paper"
@@ -40,10 +41,10 @@ class PaperBastion(Policy):
 
 
 class PrintedBastion(Policy):
-    """BASTION as printed: nodes are added until the estimated speed drops for the first time.
+    """BASTION as printed: nodes are added while the estimated speed rises.
 
-    Algorithm 1 with uncorrected path scores, over the single line of section 2.4. It always
-    drafts.
+    Algorithm 1 with uncorrected path scores, over the single line of section 2.4. The first node
+    is always taken, and equal speed stops the growth. It always drafts.
     """
 
     name = "bastion:printed"
@@ -54,8 +55,8 @@ class PrintedBastion(Policy):
 
     def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
         tree = best_first(candidates, min(self.max_nodes, limits.nodes))
-        drops = np.flatnonzero(np.diff(_speeds(tree, self.cost, context)) < 0.0)
-        return tree.first(int(drops[0]) if len(drops) else tree.nodes)
+        stops = np.flatnonzero(np.diff(_speeds(tree, self.cost, context)[1:]) <= 0.0)
+        return tree.first(1 + int(stops[0]) if len(stops) else tree.nodes)
 
 
 def _speeds(tree: DraftTree, cost: Cost, context: int) -> NDArray[np.float64]:

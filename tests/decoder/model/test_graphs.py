@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.errors import DeviceError, InputError
+from costmodel.profile.profile import Profile
 from costmodel.profile.schema import PeaksSection
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
@@ -169,7 +170,10 @@ def test_the_profile_of_a_graph_runtime_says_so_and_is_priced_by_bucket():
     assert profile_key(target).runtime == "graphs"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("decoder.profiling.startup.find_peaks", lambda target: PEAKS)
-        source = find_cost(target, NgramDrafter(), ProfileChoice(calibrate=False))
+        bare = (target, NgramDrafter(), ProfileChoice(calibrate=False))
+        source, other_fit = find_cost(*bare), find_cost(*bare, Profile.linear_calibration)
+    (warning,) = other_fit.warnings
+    assert "fit needs a profile and is not used" in warning and source.warnings == ()
     seconds = source.cost.cost.verify_s(np.arange(32), 100)
     assert [len(set(seconds[low:high])) for low, high in ((4, 8), (8, 16), (16, 24), (24, 32))] == [
         1, 1, 1, 1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -62,3 +63,10 @@ def test_the_decoder_accepts_it(path, runtime, small, monkeypatch, tmp_path):
     assert source.cost.verify_s(nodes, 1040) == pytest.approx(expected, rel=1e-6) or (
         runtime == "eager" and bool((source.cost.verify_s(nodes, 1040) >= expected * 0.999).all())
     )
+    # Another fit serves a rule that stops at the first drop; it is priced without the padding.
+    source = find_cost(
+        target, NgramDrafter(), ProfileChoice(require=True), Profile.linear_calibration
+    )
+    rows = np.arange(1, 257)
+    linear_s = shipped.linear_calibration().predict_s(rows, 1040)
+    assert source.cost.cost.verify_s(rows - 1, 1040) == pytest.approx(linear_s, rel=1e-9)

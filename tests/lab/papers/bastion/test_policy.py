@@ -5,11 +5,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from costmodel.acceptance import process_of, published_rows
+from costmodel.io import shipped_directory
 from costmodel.profile.profile import Profile
+from decoder.model.runtime.capture import BUCKETS
 from decoder.policies.bastion import Bastion
 from decoder.policies.parse import parse_policy
-from decoder.tree.draft_tree import best_first
+from decoder.tree.draft_tree import Lattice, best_first
 from lab.papers.bastion.policy import PaperBastion, PrintedBastion, released_calibration
+from lab.studies.controller_simulated import DRAFT_SHARE, TARGET, CostAt, Place, draw_rounds
 from tests.decoder.policies.test_policies import CONTEXT, FREE, Stairs, costs, lattice
 
 
@@ -69,26 +73,51 @@ class TestTheReleasedRule:
 
 
 class TestThePrintedRule:
-    """Algorithm 1: grow until the estimated speed drops for the first time."""
+    """Algorithm 1: grow while the estimated speed rises."""
 
-    @given(costs, st.floats(0.01, 0.99))
+    @given(costs, st.floats(0.01, 0.99), st.integers(0, 40))
     @settings(deadline=None)
-    def test_it_stops_at_the_first_drop(self, cost, first):
-        candidates, most = lattice(first), 40
-        speeds = []
-        for nodes in range(most + 1):
-            tree = best_first(candidates, nodes)
-            if tree.nodes < nodes:
+    def test_trees_are_those_of_the_printed_loop(self, cost, first, most):
+        candidates = lattice(first)
+        nodes, best = 0, -np.inf
+        for count in range(1, most + 1):
+            tree = best_first(candidates, count)
+            cycle_s = float(cost.cycle_s(np.array([count]), CONTEXT)[0])
+            if tree.nodes < count or tree.expected_committed / cycle_s <= best:
                 break
-            cycle_s = float(cost.cycle_s(np.array([nodes]), CONTEXT)[0])
-            speeds.append(tree.expected_committed / cycle_s)
-        expected = next(
-            (n for n in range(len(speeds) - 1) if speeds[n + 1] < speeds[n]), len(speeds) - 1
-        )
-        assert PrintedBastion(cost, most).choose(candidates, CONTEXT, FREE).nodes == expected
+            nodes, best = count, tree.expected_committed / cycle_s
+        assert PrintedBastion(cost, most).choose(candidates, CONTEXT, FREE).nodes == nodes
+
+    def test_the_first_node_is_taken_and_equal_speed_stops(self):
+        """Costs of 1, 2, 4 for 0, 1, 2 nodes: A of 1, 1.5, 1.75, so the first node slows down."""
+        halves = Lattice(np.arange(3)[:, None], np.full((3, 1), 0.5))
+        dear = CostAt(np.array([1.0, 2.0, 4.0, 8.0]), 0.0, 1.0)
+        assert PrintedBastion(dear, 3).choose(halves, CONTEXT, FREE).nodes == 1
+        # A of 1, 1.5, 1.75, 1.875 at these costs: speeds of 1, 0.75, 0.75, 0.9375.
+        level = CostAt(np.array([1.0, 2.0, 1.75 / 0.75, 2.0]), 0.0, 1.0)
+        assert PrintedBastion(level, 3).choose(halves, CONTEXT, FREE).nodes == 1
 
     def test_it_misses_what_lies_behind_a_step(self):
         cost = Stairs(step_s=0.2, node_s=0.0, every=8)
         assert PrintedBastion(cost, 60).choose(lattice(0.5), CONTEXT, FREE).nodes < (
             Bastion(cost, 60).choose(lattice(0.5), CONTEXT, FREE).nodes
         )
+
+
+@pytest.mark.parametrize(
+    ("device", "rows", "padded_rows"),
+    [("a100-sxm-80gb", (57, 64), (32, 34)), ("b200", (75, 85), (36, 40))],
+)
+def test_the_released_rule_is_priced_without_padding(device, rows, padded_rows):
+    """Mean rows on BASTION's eight curves of Qwen3-8B; priced by the bucket it would stop early."""
+    profile = Profile.from_yaml(shipped_directory() / device / TARGET)
+    place = Place.of(device, profile, DRAFT_SHARE, (1024, 255), BUCKETS)
+    as_run = place.policies()["bastion:paper"]
+    edges = np.searchsorted(BUCKETS, np.arange(1, 257))
+    stairs = CostAt(place.released.cycles_s[np.array(BUCKETS)[edges] - 1], 0.0, 1.0)
+    for row in published_rows()[8:16]:
+        assert (row.table, row.target, row.temperature) == ("bastion", "qwen3-8b", 0)
+        blocks = [block for block, _ in draw_rounds(process_of(row), 60, 0)]
+        for policy, (low, high) in ((as_run, rows), (PaperBastion(stairs, 255), padded_rows)):
+            chosen = [policy.choose(block, CONTEXT, FREE).rows for block in blocks]
+            assert low <= np.mean(chosen) <= high
