@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -59,18 +60,12 @@ def select_calibration(points: Points, roofline: Roofline) -> Selection:
     from it. A calibration is None where the points are too few for it. Raises InputError where
     not even the linear one can be fitted.
     """
-    calibrations: dict[str, Calibration] = {"linear": fit_linear(points, roofline)}
+    calibrations = {"linear": fit_linear(points, roofline)} | _fit_all(points, roofline)
+    left_out = _left_out_predictions(points, roofline)
     errors: dict[CalibrationName, ErrorSummary] = {}
     regrets: dict[CalibrationName, Regret] = {}
     losses: dict[CalibrationName, Array] = {}
-    left_out: dict[CalibrationName, Array] = {}
-    for name, fit in _FITTERS.items():
-        try:
-            fitted = fit(points, roofline)
-            left_out_s = left_out[name] = _left_out_predictions(points, roofline, fit)
-        except InputError:
-            continue
-        calibrations[name] = fitted
+    for name, left_out_s in left_out.items():
         errors[name] = ErrorSummary.of(left_out_s, points.seconds)
         regret = regret_at_contexts(points, left_out_s)
         if regret is not None:
@@ -82,30 +77,34 @@ def select_calibration(points: Points, roofline: Roofline) -> Selection:
         cross_validated=errors,
         regret=regrets,
         predicted_left_out_s=left_out,
-        **calibrations,  # type: ignore[arg-type]
+        **{name: calibrations[name] for name in {"linear": None, **left_out}},  # type: ignore[arg-type]
     )
 
 
-def _fit_stairs(points: Points, roofline: Roofline) -> StairsCalibration:
-    return fit_stairs(points, fit_physical(points, roofline))
+def _fit_all(points: Points, roofline: Roofline) -> dict[CalibrationName, Calibration]:
+    """Every calibration for which the points are enough, the simplest first."""
+    fitted: dict[CalibrationName, Calibration] = {}
+    with contextlib.suppress(InputError):
+        fitted["linear"] = fit_linear(points, roofline)
+    with contextlib.suppress(InputError):
+        fitted["physical"] = physical = fit_physical(points, roofline)
+        fitted["stairs"] = fit_stairs(points, physical)
+    return fitted
 
 
-Fitter = Callable[[Points, Roofline], Calibration]
-_FITTERS: Mapping[CalibrationName, Fitter] = {
-    "linear": fit_linear,
-    "physical": fit_physical,
-    "stairs": _fit_stairs,
-}
+def _left_out_predictions(points: Points, roofline: Roofline) -> dict[CalibrationName, Array]:
+    """Each point as predicted by fits without its group: ten groups, or each point by itself.
 
-
-def _left_out_predictions(points: Points, roofline: Roofline, fit: Fitter) -> Array:
-    """Each point as predicted by a fit without its group: ten groups, or each point by itself."""
+    Of the calibrations for which the points are enough without any group.
+    """
     order = np.random.default_rng(0).permutation(len(points))
-    predicted = np.empty(len(points))
+    predicted: dict[CalibrationName, Array] = {name: np.empty(len(points)) for name in CALIBRATIONS}
     for group in np.array_split(order, len(points) if len(points) <= _ONE_BY_ONE else 10):
         part = points.take(group)
-        calibration = fit(points.take(np.setdiff1d(order, group)), roofline)
-        predicted[group] = calibration.predict_s(part.rows, part.context, part.batch)
+        fitted = _fit_all(points.take(np.setdiff1d(order, group)), roofline)
+        predicted = {name: predicted[name] for name in fitted if name in predicted}
+        for name in predicted:
+            predicted[name][group] = fitted[name].predict_s(part.rows, part.context, part.batch)
     return predicted
 
 

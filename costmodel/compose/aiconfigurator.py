@@ -6,6 +6,7 @@ under `systems/data/<system>/<operator>/<engine>/<version>/` are read.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import re
@@ -89,9 +90,7 @@ def load_published(
     data = data_folder() / system
     version = newest_version(data, system, engine)
     head = _products(data, device, engine, "bfloat16")
-    folder = data / "attention" / engine / version
-    generation, _ = attention_table(folder, "generation", head_dim, (_BF16, cache))
-    context, kernel = _context_table(folder, head_dim, cache)
+    attention = _attention(data / "attention" / engine / version, device, head_dim, cache)
     curves: dict[int, Curve] = {}
     for name in _first(engine):
         curves = all_reduce_curves(data, name) | curves
@@ -101,7 +100,7 @@ def load_published(
         source=f"aiconfigurator-core {_version()} (NVIDIA, Apache-2.0), {system},"
         f" {engine} {version}",
         matmul=head if weights == "bfloat16" else _products(data, device, engine, weights),
-        attention=attention_of(generation, context, kernel, device, head_dim),
+        attention=attention,
         small=BytesAtBandwidth(launch_s=head.smallest_s(), device=device),
         head_dim=head_dim,
         experts=_experts(data, system, engine, weights) if experts else {},
@@ -214,6 +213,7 @@ def matmul_shapes(folder: Path, dtype: str) -> Shapes:
     return shapes
 
 
+@functools.cache
 def _products(data: Path, device: DeviceSpec, engine: str, weights: Weights) -> MatmulTable:
     """Products with these weights: the engine's, else another's. Raises InputError.
 
@@ -283,14 +283,11 @@ def _context_table(folder: Path, head_dim: int, cache: Cache) -> tuple[Attention
     return attention_table(folder, "context", head_dim)
 
 
-def attention_of(
-    generation: AttentionTable,
-    context: AttentionTable,
-    kernel: str,
-    device: DeviceSpec,
-    head_dim: int,
-) -> Attention:
+@functools.cache
+def _attention(folder: Path, device: DeviceSpec, head_dim: int, cache: Cache) -> Attention:
     """Attention from tables of one row and of prompts, with the tiling of the prompts' kernel."""
+    generation, _ = attention_table(folder, "generation", head_dim, (_BF16, cache))
+    context, kernel = _context_table(folder, head_dim, cache)
     form = KERNELS.get(kernel, UNKNOWN_KERNEL)
     key_s, busy_key_s = measure_keys(context, form, device.sm_count, head_dim)
     return Attention(
@@ -322,13 +319,18 @@ def attention_table(
     kernel = str(table["kernel_source"][wanted][0])
     # A generation row attends to `step` cached tokens and to itself.
     tokens = table["isl"] if kind == "context" else table["step"]
+    places = (table["num_heads"], table["num_key_value_heads"], table["batch_size"], tokens)
+    shapes = np.stack([column[wanted] for column in places], axis=1).astype(int)
+    _, first, number = np.unique(shapes, axis=0, return_index=True, return_inverse=True)
+    seconds = np.full(len(first), np.inf)
+    np.minimum.at(seconds, number.ravel(), table["latency"][wanted] * 1e-3)
+    order = np.argsort(first)  # that of the file, in which equally large prompts compete
     tables: dict[tuple[int, int], dict[tuple[int, int], float]] = {}
-    for index in np.flatnonzero(wanted):
-        pair = int(table["num_heads"][index]), int(table["num_key_value_heads"][index])
-        place = int(table["batch_size"][index]), int(tokens[index])
-        cell = tables.setdefault(pair, {})
-        seconds = float(table["latency"][index]) * 1e-3
-        cell[place] = min(seconds, cell.get(place, seconds))
+    for shape, shortest_s in zip(
+        shapes[first[order]].tolist(), seconds[order].tolist(), strict=True
+    ):
+        heads, kv_heads, batch, length = shape
+        tables.setdefault((heads, kv_heads), {})[batch, length] = shortest_s
     return {pair: rising(cell) for pair, cell in tables.items()}, kernel
 
 
@@ -345,6 +347,7 @@ def _attention_rows(table: Columns, head_dim: int, dtypes: tuple[str, str]) -> N
     return wanted
 
 
+@functools.cache
 def _experts(
     data: Path, system: str, engine: str, weights: Weights = "bfloat16"
 ) -> dict[tuple[int, int, int, int], ExpertTable]:
@@ -376,6 +379,7 @@ def _experts(
     return experts
 
 
+@functools.cache
 def all_reduce_curves(data: Path, engine: str) -> dict[int, Curve]:
     """(values, seconds) by number of devices, from the newest table of captured all-reduces.
 

@@ -16,6 +16,17 @@ from costmodel.profile.store import ProfileStore
 SHIPPED = ProfileStore([shipped_directory()])
 
 
+@pytest.fixture
+def few(monkeypatch):
+    """Two devices and four targets are all that is known."""
+    names = ("Qwen/Qwen3-8B", "Qwen/Qwen3-32B", "mistralai/Mixtral-8x7B-v0.1", "openai/gpt-oss-20b")
+    devices = {slug: find_device(slug) for slug in ("h100-sxm", "b200")}
+    monkeypatch.setattr(support, "load_devices", lambda: devices)
+    monkeypatch.setattr(
+        support, "load_targets", lambda: {name: find_target(name) for name in names}
+    )
+
+
 def test_what_is_composed_is_what_the_tables_hold():
     pytest.importorskip("aiconfigurator_core")
     h100 = find_device("h100-sxm")
@@ -37,7 +48,7 @@ def test_a_profile_for_a_device_without_bfloat16_is_of_float16():
     assert transfer_profile(source, find_device("a10")).runtime.dtype == "bfloat16"
 
 
-def test_without_the_tables_the_reason_is_given(monkeypatch):
+def test_without_the_tables_the_reason_is_given(few, monkeypatch):
     monkeypatch.setattr(support, "_tables", support._tables.__wrapped__)  # without its cache
     monkeypatch.setattr("costmodel.compose.aiconfigurator.importlib.util.find_spec", lambda _: None)
     rows = {(row.device, row.target): row for row in supported(SHIPPED)}
@@ -55,7 +66,7 @@ def test_every_device_with_tables_has_composed_profiles():
         assert find_profile(slug, "qwen3-8b", store=SHIPPED).provenance.kind == "composed"
 
 
-def test_a_mixture_is_composable_where_its_experts_were_measured():
+def test_a_mixture_is_composable_where_its_experts_were_measured(few):
     pytest.importorskip("aiconfigurator_core")
     rows = {(row.device, row.target): row for row in supported(SHIPPED)}
     mixtral = rows["b200", "mistralai/Mixtral-8x7B-v0.1"]

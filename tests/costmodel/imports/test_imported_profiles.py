@@ -12,7 +12,14 @@ import pytest
 from costmodel.calibration.points import Points
 from costmodel.catalog import DeviceFingerprint, find_device, find_target
 from costmodel.errors import InputError, ProfileError
-from costmodel.imports.profiles import MOST_FITTED, READERS, TimedModel, imported_profile
+from costmodel.imports.profiles import (
+    MOST_FITTED,
+    READERS,
+    TimedModel,
+    check_times,
+    imported_profile,
+)
+from costmodel.imports.table import ImportedTable
 from costmodel.planning.request import PlanRequest
 from costmodel.planning.search import plan
 from costmodel.planning.traffic import Traffic
@@ -30,6 +37,10 @@ from tests.costmodel.imports.files import (
     write_points,
 )
 
+CPU = DeviceFingerprint(
+    kind="cpu", name="AMD EPYC", memory_bytes=2**34, threads=1, instruction_set="avx512"
+)
+PEAKS = PeaksSection(source="measured", flops_per_s=2e11, bytes_per_s=2e10)
 LLAMA = Path(__file__).parent / "data" / "llama_bench.jsonl"
 
 
@@ -129,57 +140,40 @@ def test_a_version_is_asked_for(path):
     assert "--source" in raised.value.hint
 
 
-def written(name: str, path: Path, factor: float) -> Path:
-    """A file of one format, whose times are multiplied."""
-    if name == "sglang-dspark":
+def table_of(name: str, path: Path, factor: float) -> ImportedTable:
+    """A file of one format whose times are multiplied, as it is read."""
+    if name == "llama-bench":
+        lines = [json.loads(line) for line in LLAMA.read_text().splitlines()]
+        write_lines(
+            path, [x | {"samples_ns": [factor * t for t in x["samples_ns"]]} for x in lines]
+        )
+    elif name == "sglang-dspark":
         rates = [1 / forward_s(rows, 512, 1) / factor for rows in ROWS]
-        table = {"sample_batch_tokens": ROWS, "sample_steps_per_sec": rates}
-        return write_json(path, table | {"max_batch_tokens": ROWS[-1]})
-    return write_points(path, factor)
+        steps = {"sample_batch_tokens": ROWS, "sample_steps_per_sec": rates}
+        write_json(path, steps | {"max_batch_tokens": ROWS[-1]})
+    else:
+        write_points(path, factor)
+    return READERS[name](path, 512 if name == "sglang-dspark" else None)
 
 
-@pytest.mark.parametrize(("factor", "message"), [(1e-3, "times faster than"), (1e3, "unit right")])
-@pytest.mark.parametrize("name", ["csv", "sglang-dspark"])
-def test_a_wrong_unit_is_refused_in_every_format(tmp_path, name, factor, message):
-    def made(factor):
-        path = written(name, tmp_path / "file", factor)
-        table = READERS[name](path, 512)
-        return imported_profile(table, subject(), path=path, source="the tool 1.0")
-
-    assert made(1.0).provenance.kind == "imported"
-    with pytest.raises(InputError, match=message) as raised:
-        made(factor)
-    assert "\n" not in str(raised.value)
-
-
-def test_a_wrong_unit_of_llama_bench_is_refused(tmp_path):
-    target = find_target("HuggingFaceTB/SmolLM2-135M-Instruct").architecture
-    device = DeviceFingerprint(
-        kind="cpu", name="AMD EPYC", memory_bytes=2**34, threads=1, instruction_set="avx512"
-    )
-    peaks = PeaksSection(source="measured", flops_per_s=2e11, bytes_per_s=2e10)
-    one = TimedModel(device=device, peaks=peaks, architecture=target)
-    lines = [json.loads(line) for line in LLAMA.read_text().splitlines()]
+@pytest.mark.parametrize("name", ["csv", "sglang-dspark", "llama-bench"])
+def test_a_wrong_unit_is_refused_in_every_format(tmp_path, name):
+    path, one = tmp_path / "file", subject()
+    if name == "llama-bench":
+        one = dataclasses.replace(subject(target="SmolLM2-135M-Instruct"), device=CPU, peaks=PEAKS)
+    sound = table_of(name, path, 1.0)
+    assert check_times(sound.points, one.roofline(sound.weights), path) == ""
     for factor, message in ((1e-3, "times faster than"), (1e3, "unit right")):
-        changed = [
-            line | {"samples_ns": [t * factor for t in line["samples_ns"]]} for line in lines
-        ]
-        path = write_lines(tmp_path / "f.jsonl", changed)
-        table = READERS["llama-bench"](path, None)
-        with pytest.raises(InputError, match=message):
-            imported_profile(table, one, path=path, source="a build")
+        with pytest.raises(InputError, match=message) as raised:
+            imported_profile(table_of(name, path, factor), one, path=path, source="a tool 1.0")
+        assert "\n" not in str(raised.value)
 
 
 def test_another_device_or_model_is_refused():
     table = READERS["llama-bench"](LLAMA, None)
     with pytest.raises(InputError, match="was measured on AMD EPYC, not on NVIDIA H100"):
         imported_profile(table, subject(), path=LLAMA, source="a build")
-    on_cpu = dataclasses.replace(
-        subject(),
-        device=DeviceFingerprint(
-            kind="cpu", name="AMD EPYC", memory_bytes=2**34, threads=8, instruction_set="avx512"
-        ),
-    )
+    on_cpu = dataclasses.replace(subject(), device=CPU)
     with pytest.raises(InputError, match=r"0\.135 billion parameters, and Qwen/Qwen3-8B has 8"):
         imported_profile(table, on_cpu, path=LLAMA, source="a build")
     table = dataclasses.replace(table, processor="h200_sxm", threads=None)

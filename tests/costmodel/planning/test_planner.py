@@ -28,7 +28,7 @@ from costmodel.planning.request import (
     parse_rate,
     request_from_options,
 )
-from costmodel.planning.result import shape_ranges
+from costmodel.planning.result import Plan, shape_ranges
 from costmodel.planning.search import (
     make_server,
     plan,
@@ -117,12 +117,20 @@ def test_errors_add_in_squares():
     assert server_overheads("vllm", kernels).layer_s > 0
 
 
-def test_plain_and_speculative_plans_of_shipped_profiles():
-    plain = plan(BASE, SHIPPED)
-    tree = plan(asked(acceptance="gsm8k"), SHIPPED)
+@pytest.fixture(scope="module")
+def plain() -> Plan:
+    return plan(BASE, SHIPPED)
+
+
+@pytest.fixture(scope="module")
+def speculative() -> Plan:
+    return plan(asked(acceptance="gsm8k"), SHIPPED)
+
+
+def test_plain_and_speculative_plans_of_shipped_profiles(plain, speculative):
     for before, after in zip(
         sorted(plain.options, key=lambda o: o.gpu),
-        sorted(tree.options, key=lambda o: o.gpu),
+        sorted(speculative.options, key=lambda o: o.gpu),
         strict=True,
     ):
         assert before.origin.kind == "composed"
@@ -132,9 +140,9 @@ def test_plain_and_speculative_plans_of_shipped_profiles():
         assert all(p.shape == "plain" for p in before.points)
 
 
-def test_the_plain_step_of_one_request_is_the_profiles_and_the_engines():
+def test_the_plain_step_of_one_request_is_the_profiles_and_the_engines(plain):
     """H100: 6.5 ms of kernels, by vLLM's factor of products, 36 layers, and a step on the host."""
-    option = next(o for o in plan(BASE, SHIPPED).options if o.gpu == "h100-sxm")
+    option = next(o for o in plain.options if o.gpu == "h100-sxm")
     vllm = engine_overheads("vllm")
     expected = vllm.products * 6.5e-3 + 36 * vllm.layer_s + vllm.step_s + vllm.sequence_s
     assert option.points[0].tpot_s == pytest.approx(expected, rel=0.03)
@@ -306,13 +314,10 @@ def test_chains_of_a_shipped_profile_rise_only_where_that_pays(data_set):
             assert times[fewer.nodes] > 1.02 * more.tpot_s, (fewer.running, more.running)
 
 
-def test_no_row_of_another_engine_has_a_tree():
-    found = plan(asked(acceptance="gsm8k", engine="vllm"), SHIPPED)
-    assert {point.shape for option in found.options for point in option.points} <= {
-        "plain",
-        "chain",
-    }
-    assert all(choice.tree for choice in found.best.with_trees[:8])
+def test_no_row_of_another_engine_has_a_tree(speculative):
+    shapes = {point.shape for option in speculative.options for point in option.points}
+    assert shapes <= {"plain", "chain"}
+    assert all(choice.tree for choice in speculative.best.with_trees[:8])
 
 
 def test_shapes_cross_over_where_the_policies_alone_do():
