@@ -21,12 +21,6 @@ if TYPE_CHECKING:
     from lab.bench.record import Result
     from lab.bench.session import BenchOptions
 
-html_option = click.option(
-    "--html",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write tables and pictures as one HTML page.",
-)
-
 
 class EngineOption(NamedValue):
     """ENGINE:NAME=VALUE."""
@@ -132,10 +126,9 @@ class EngineOption(NamedValue):
     type=click.Path(path_type=Path),
     help="Write the result to this file, as JSON.",
 )
-@html_option
 @json_option
 @click.pass_context
-def command(ctx: click.Context, html: Path | None, as_json: bool, **values: Any) -> None:
+def command(ctx: click.Context, as_json: bool, **values: Any) -> None:
     """Decode the same prompts with every policy, transformers' generate and other engines.
 
     Arms take turns prompt by prompt after a warm-up. All are timed by one clock, and
@@ -144,47 +137,19 @@ def command(ctx: click.Context, html: Path | None, as_json: bool, **values: Any)
     """
     if ctx.invoked_subcommand is not None:
         return
-    _report(_run(_options(values)), html, as_json=as_json)
+    _report(_run(_options(values)), as_json=as_json)
     if values["output"] is not None:
         click.echo(f"result: {values['output']}", err=as_json)
 
 
-@command.command(short_help="Compare two results, arm by arm.")
-@click.argument("first", type=click.Path(path_type=Path))
-@click.argument("second", type=click.Path(path_type=Path))
-@json_option
-def compare(first: Path, second: Path, as_json: bool) -> None:
-    """Compare two results of the same prompts: is SECOND faster, slower, or undecided?
-
-    The column "beside plain" divides the times of each prompt by those of plain
-    decoding in the same run, which cancels changes of the whole machine.
-    """
-    from dataclasses import asdict
-
-    from lab.bench.analysis.compare import compare_results
-    from lab.bench.record import read_result
-    from lab.bench.report.terminal import print_comparison
-    from profiler.report.console import print_json
-
-    comparison = compare_results(read_result(first), read_result(second))
-    if as_json:
-        data = asdict(comparison)
-        for record, arm in zip(data["arms"], comparison.arms, strict=True):
-            record["verdict"] = arm.verdict
-        print_json(data)
-    else:
-        print_comparison(comparison)
-
-
 @command.command(short_help="Show a stored result.")
 @click.argument("path", type=click.Path(path_type=Path))
-@html_option
 @json_option
-def show(path: Path, html: Path | None, as_json: bool) -> None:
-    """Print the tables of a stored result, and write its page if wanted."""
+def show(path: Path, as_json: bool) -> None:
+    """Print the tables of a stored result."""
     from lab.bench.record import read_result
 
-    _report(read_result(path), html, as_json=as_json)
+    _report(read_result(path), as_json=as_json)
 
 
 def _options(values: dict[str, Any]) -> BenchOptions:
@@ -232,8 +197,7 @@ def _run(options: BenchOptions) -> Result:
         return bench(options, Listeners(say=console.print, progress=progress))
 
 
-def _report(result: Result, html: Path | None, *, as_json: bool) -> None:
-    """Print the result, as JSON or as tables, and write its page if wanted."""
+def _report(result: Result, *, as_json: bool) -> None:
     from lab.bench.analysis.summary import derived
     from lab.bench.report.terminal import print_result
     from profiler.report.console import print_json
@@ -242,8 +206,3 @@ def _report(result: Result, html: Path | None, *, as_json: bool) -> None:
         print_json(result.as_dict() | derived(result), one_line=True)
     else:
         print_result(result)
-    if html is not None:
-        from lab.bench.report.page import write_page
-
-        write_page(result, html)
-        click.echo(f"page: {html}", err=as_json)

@@ -1,4 +1,4 @@
-"""Tables, pictures and the HTML page of a benchmark result.
+"""Tables of a benchmark result.
 
-Imports `lab.bench.analysis` and the shared parts of `profiler.report`.
+Imports `lab.bench.analysis`, and the console of `profiler.report`.
 """

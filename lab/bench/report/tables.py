@@ -1,20 +1,21 @@
-"""Tables of a benchmark result: arms, prompt sets, engines, related drafters, sweeps, predictions.
+"""Tables of a benchmark result as text: arms, prompt sets, engines, related drafters, sweeps.
 
-A table is text cells with a title and a caption. The page shows them as HTML, the terminal and
-the Markdown of the docs show some of them.
+The terminal shows all of them, the Markdown of the docs some.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from lab.bench.analysis.families import Family, FamilyArm, ablations, block_sizes, update_figures
-from lab.bench.analysis.figures import ArmFigures, CostError
+from lab.bench.analysis.figures import ArmFigures
 from lab.bench.analysis.hindsight import Hindsight
 from lab.bench.analysis.ratios import Ratio, compare_arms, rate, tally_arm
 from lab.bench.analysis.summary import ResultFigures
 from lab.bench.record import PLAIN, Result
-from lab.bench.report.html import Row, Table
+
+Row = Sequence[str | None]
 
 INTERVAL = "95 % interval"
 ARMS = (
@@ -24,10 +25,6 @@ ARMS = (
 ENGINES = (
     "engine", "plain tokens/s", "plain here over it", INTERVAL, "its best arm", "tokens/s",
     "the best here", "over it", INTERVAL,
-)  # fmt: skip
-ACCURACY = (
-    "arm", "forward: error", "95th percentile", "bias", "round: error", "95th percentile", "bias",
-    "predicted tokens", "committed tokens", "Pearson", "Spearman",
 )  # fmt: skip
 UPDATES = (
     "arm", "updates", "rollbacks", "seconds of updates", "of its time", "decoding: tokens/s",
@@ -39,18 +36,28 @@ GAINS = (
 )  # fmt: skip
 
 
-def all_tables(figures: ResultFigures) -> list[Table]:
-    """Every table that the run has data for."""
-    result = figures.result
-    tables = [
-        arms_table(figures),
-        *([sets_table(figures)] if len(result.sets) > 1 else []),
-        *engine_tables(result),
-        *drafter_tables(figures),
-        *sweep_tables(figures),
-        accuracy_table(figures),
-    ]
-    return [table for table in tables if table.rows]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table of text cells, None where there is no figure."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Row]
+
+
+def heading(result: Result) -> str:
+    """One line: target, machine, prompts and settings."""
+    settings, machine = result.settings, result.environment
+    threads = "" if machine.threads is None else f", {machine.threads} thread"
+    threads += "s" if (machine.threads or 0) > 1 else ""
+    repeats = f" x {settings.repeats}" if settings.repeats > 1 else ""
+    texts = ", our arms writing plain decoding's text" if settings.same_text else ""
+    texts += ", round by round in turn" if settings.by_round else ""
+    return (
+        f"{result.target.name} ({settings.dtype}, {settings.runtime}) on {machine.device}{threads}"
+        f": {len(result.prompts)} prompts{repeats} of {', '.join(result.sets)}, up to "
+        f"{settings.new_tokens} new tokens, T = {settings.temperature:g}{texts}"
+    )
 
 
 def ratio_text(ratio: Ratio | None) -> str | None:
@@ -74,17 +81,12 @@ def number_text(value: float | None, form: str, unit: str = "") -> str | None:
 
 def arms_table(figures: ResultFigures) -> Table:
     return Table(
-        name="arms",
         title="All arms",
         columns=ARMS,
         rows=[
             *(_arm_cells(figures.of(arm.name)) for arm in figures.result.arms),
             *([one.name, "failed", *[None] * (len(ARMS) - 2)] for one in figures.result.failed),
         ],
-        caption="Decoding alone but for 'end to end'. First token and per token are medians over "
-        "texts; 'drafting' is its share of the time of all stages; 'differing' counts texts that "
-        "are not those of plain decoding. End to end holds the updates of drafters that learn, "
-        "too.",
     )
 
 
@@ -116,14 +118,12 @@ def sets_table(figures: ResultFigures) -> Table:
             row += [*with_interval(one.over_plain), number_text(one.tokens_per_verification, ".2f")]
         rows.append(row)
     return Table(
-        name="sets",
         title="By prompt set",
         columns=[
             "arm",
             *(column for name in sets for column in (name, "95 % interval", "tokens/verification")),
         ],
         rows=rows,
-        caption="Over plain decoding by prompt set, decoding alone.",
     )
 
 
@@ -135,12 +135,9 @@ def engine_tables(result: Result) -> list[Table]:
     ours = [arm.name for arm in result.arms if arm.kind != "peer"]
     here = max(ours, key=lambda name: rates[name])
     table = Table(
-        name="engines",
         title="beside other engines, whole calls",
         columns=ENGINES,
         rows=[_engine_cells(result, engine.name, here, rates) for engine in result.engines],
-        caption="Whole calls, the prefill included, from token ids to token ids. The best arms are "
-        "those of the highest rate in this run.",
     )
     return [table]
 
@@ -167,25 +164,18 @@ def drafter_tables(figures: ResultFigures) -> list[Table]:
     tables = (
         *_update_tables(figures),
         Table(
-            name="ablations",
             title="SpecBlock's ablations",
             columns=_family_columns("lacks", "over the whole drafter"),
             rows=_family_rows(
                 figures, ablations(result), lambda one: ", ".join(one.without) or "nothing"
             ),
-            caption="SpecBlock drafters trained without parts of the method (the paper's table 2), "
-            "decoding alone; the last ratio is paired by prompt.",
         ),
         Table(
-            name="blocks",
             title="DFlash's block sizes and BlockPilot",
             columns=_family_columns("block", "over BlockPilot"),
             rows=_family_rows(
                 figures, block_sizes(result), lambda one: f"{one.block_size or 'by prompt'}"
             ),
-            caption="One DFlash drafter with fixed blocks, and with those that BlockPilot's "
-            "predictor chooses for each prompt, decoding alone; the last ratio is paired by "
-            "prompt.",
         ),
     )
     return [table for table in tables if table.rows]
@@ -221,20 +211,14 @@ def _update_tables(figures: ResultFigures) -> tuple[Table, Table]:
             )
     return (
         Table(
-            name="updates",
             title="Updates while serving",
             columns=UPDATES,
             rows=costs,
-            caption="Drafters that learn between texts, in the order of the prompts. Decoding "
-            "leaves their updates out; end to end holds the prefill and every update.",
         ),
         Table(
-            name="gains",
             title="What the updates gained",
             columns=GAINS,
             rows=gains,
-            caption="Against the arm of the same policy whose drafter keeps the weights that this "
-            "one began with; paired by prompt.",
         ),
     )
 
@@ -264,37 +248,9 @@ def _family_rows(
     ]
 
 
-def sweep_tables(figures: ResultFigures) -> list[Table]:
-    """Two tables for each swept drafter: its sizes, and the arms against the best of them."""
-    tables = []
-    for number, (drafter, sweep) in enumerate(figures.hindsight.items(), start=1):
-        best_of = {
-            size.arm: ", ".join(name for name, best in sweep.set_best.items() if best == size.arm)
-            for size in sweep.sizes
-        }
-        sizes = Table(
-            name=f"sizes-{number}",
-            title=f"Fixed tree sizes with {drafter}",
-            columns=("nodes", "tokens/s", "over plain", INTERVAL, "best size of"),
-            rows=[
-                [
-                    f"{size.nodes}",
-                    f"{size.tokens_per_s:.1f}",
-                    *with_interval(figures.of(size.arm).over_plain),
-                    best_of[size.arm],
-                ]
-                for size in sweep.sizes
-            ],
-            caption="0 is plain decoding.",
-        )
-        tables += [sizes, hindsight_table(sweep, number)]
-    return tables
-
-
-def hindsight_table(sweep: Hindsight, number: int = 1) -> Table:
+def hindsight_table(sweep: Hindsight) -> Table:
     """Arms with one drafter against its fixed sizes that were best in hindsight."""
     return Table(
-        name=f"hindsight-{number}",
         title=f"Against sizes chosen in hindsight (best single size: {sweep.single_best}, "
         f"{sweep.single_tokens_per_s:.1f} tokens/s)",
         columns=(
@@ -309,40 +265,4 @@ def hindsight_table(sweep: Hindsight, number: int = 1) -> Table:
             ]
             for ratios in sweep.against
         ],
-        caption=f"Speed of arms with {sweep.drafter} over fixed sizes picked knowing the outcome. "
-        "The best of each prompt also profits from the noise of the timings.",
     )  # fmt: skip
-
-
-def accuracy_table(figures: ResultFigures) -> Table:
-    """Predictions of the speculating arms against their outcomes."""
-    rows = []
-    for arm in figures.speculating:
-        one = figures.of(arm.name)
-        paths = one.path_scores
-        tokens: Row = [None] * 4 if paths is None else [
-            f"{paths.predicted_mean:.2f}", f"{paths.realised_mean:.2f}",
-            number_text(paths.pearson, ".2f"), number_text(paths.spearman, ".2f"),
-        ]  # fmt: skip
-        rows.append(
-            [arm.name, *_error_cells(one.verify_error), *_error_cells(one.cycle_error), *tokens]
-        )
-    return Table(
-        name="accuracy",
-        title="Predictions against outcomes",
-        columns=ACCURACY,
-        rows=rows,
-        caption="Seconds of the target's forward and of a whole round as the cost model "
-        "predicted them before each round: median relative error, 95th percentile, and signed "
-        "median. Tokens: means over rounds with a tree, the bonus token counted.",
-    )
-
-
-def _error_cells(error: CostError | None) -> Row:
-    if error is None:
-        return [None] * 3
-    return [
-        number_text(error.median, ".1%"),
-        number_text(error.p95, ".1%"),
-        number_text(error.bias, "+.1%"),
-    ]

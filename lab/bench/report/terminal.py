@@ -1,21 +1,19 @@
-"""A result and a comparison as tables on stdout, warnings on stderr."""
+"""A result as tables on stdout, warnings on stderr."""
 
 from __future__ import annotations
 
 import click
 
-from lab.bench.analysis.compare import Comparison
 from lab.bench.analysis.summary import ResultFigures
 from lab.bench.record import Result
-from lab.bench.report.page import heading
 from lab.bench.report.tables import (
     arms_table,
     drafter_tables,
     engine_tables,
+    heading,
     hindsight_table,
     number_text,
     sets_table,
-    with_interval,
 )
 from profiler.report.console import note, print_table
 
@@ -55,18 +53,3 @@ def _accuracy_lines(figures: ResultFigures) -> list[str]:
             f"Spearman {number_text(paths.spearman, '.2f')})"
         )
     return lines
-
-
-def print_comparison(comparison: Comparison) -> None:
-    """The arms of both results on stdout, other differences on stderr."""
-    rows = [
-        [arm.arm, arm.verdict, *with_interval(arm.ratio, arm.beside_plain), arm.differing]
-        for arm in comparison.arms
-    ]
-    columns = ("arm", "second is", "ratio", "interval", "beside plain", "interval", "other texts")
-    print_table(columns, rows)
-    for which, names in (("first", comparison.only_first), ("second", comparison.only_second)):
-        if names:
-            note(f"only in the {which}: {', '.join(names)}")
-    for warning in comparison.warnings:
-        note(f"differs: {warning}")

@@ -9,12 +9,12 @@ import pytest
 
 from decoder.drafters.factory import load_drafter
 from lab.bench.analysis.families import ablations, block_sizes
+from lab.bench.analysis.summary import ResultFigures
 from lab.bench.arms.drafter_names import describe_drafters, drafter_labels
 from lab.bench.record import Model, Result
-from lab.bench.report.page import page
+from lab.bench.report.tables import drafter_tables
 from tests.decoder.draft_models import dflash_folder, draft_target
 from tests.lab.bench.made_bench import PLAIN_ARM, make_result, policy_arm
-from tests.lab.bench.page_reader import PageReader
 from tests.lab.papers.blockpilot.test_blockpilot import pilot_folder
 from tests.lab.papers.specblock.specblock_models import specblock_folder
 
@@ -76,11 +76,11 @@ class TestBlockSizes:
             ("demo@block=4", 4), ("demo", 8), ("demo@block=16", 16), ("pilot", None),
         ]  # fmt: skip
         assert family.base == "chain+pilot"
-        rows = PageReader(page(result)).columns("blocks")
-        assert [row[1] for row in rows.values()] == ["4", "8", "16", "by prompt"]
-        for name, row in rows.items():
-            over = rate_of(result, name) / rate_of(result, "chain+pilot")
-            assert row[6] == ("-" if name == "chain+pilot" else f"{over:.2f}x")
+        [table] = drafter_tables(ResultFigures(result))
+        assert [row[1] for row in table.rows] == ["4", "8", "16", "by prompt"]
+        for row in table.rows:
+            over = rate_of(result, str(row[0])) / rate_of(result, "chain+pilot")
+            assert row[6] == (None if row[0] == "chain+pilot" else f"{over:.2f}x")
 
 
 def test_what_is_said_of_real_drafters(tmp_path: Path) -> None:

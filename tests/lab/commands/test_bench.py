@@ -100,22 +100,12 @@ class TestRun:
             one.key: one.tokens for one in ran.responses
         }
 
-    def test_show_and_compare(
-        self, place: Place, ran: Result, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_show(self, place: Place, ran: Result, capsys: pytest.CaptureFixture[str]) -> None:
         path = str(place.folder / "out.json")
         assert cli.run(["bench", "show", path]) == 0
         shown = capsys.readouterr()
         assert all(name in shown.out for name in ARMS)
         assert "warning: only 3 prompts" in shown.err
-        assert cli.run(["bench", "compare", path, path, "--json"]) == 0
-        compared = json.loads(capsys.readouterr().out)
-        assert {one["arm"]: one["verdict"] for one in compared["arms"]} == dict.fromkeys(
-            ARMS, "undecided"
-        )
-        assert {one["ratio"]["pooled"] for one in compared["arms"]} == {1.0}
-        assert cli.run(["bench", "compare", path, path]) == 0
-        assert capsys.readouterr().out.count("undecided") == len(ARMS)
 
 
 class TestRefused:
@@ -156,9 +146,7 @@ class TestRefused:
 
     def test_files_that_are_no_results(self, place, capsys) -> None:
         none = str(place.folder / "none.json")
-        assert "there is no such file" in self.refused(
-            capsys, place, "bench", "compare", none, none
-        )
+        assert "there is no such file" in self.refused(capsys, place, "bench", "show", none)
         other = str(place.folder / "tiny" / "config.json")
         assert "is not a bench result" in self.refused(capsys, place, "bench", "show", other)
 

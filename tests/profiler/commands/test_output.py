@@ -66,7 +66,6 @@ class Place:
         here = [*on_cpu, "--dtype", "float32"]
         return {
             "bench": here,
-            "bench compare": [self.result, self.result],
             "bench show": [self.result],
             "calibrate": [*here, "--contexts", "32,128", "--max-nodes", "15"],
             "compose": ["--target", "qwen3-8b", "--output", str(self.folder)],
