@@ -58,7 +58,8 @@ class EngineOption(NamedValue):
     "--policy",
     "policies",
     multiple=True,
-    help="As in generate. May be repeated; plain always runs [default: chain, bastion].",
+    help="As in generate, with every drafter; fixed:59@DRAFTER with that one alone. May be "
+    "repeated; plain always runs [default: chain, bastion].",
 )
 @click.option(
     "--study",

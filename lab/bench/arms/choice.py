@@ -29,8 +29,9 @@ _SHAPES = ("beam:4x15", "fixed:60")  # as many nodes by beam search as best firs
 class ArmChoice:
     """The arms that the command line names; `plan_arms` checks the names.
 
-    peers  None for plain and prompt lookup, and assisted generation where a drafter is a
-           causal language model
+    policies  for all drafters; `fixed:59@DRAFTER` for that one alone, by its name or short name
+    peers     None for plain and prompt lookup, and assisted generation where a drafter is a
+              causal language model
     """
 
     policies: Sequence[str] = DEFAULT_POLICIES
@@ -43,14 +44,21 @@ def plan_arms(choice: ArmChoice, *, causal_drafters: Iterable[str] = ()) -> tupl
     """Plain decoding first, then all policies drafter by drafter, then the peers; each arm once.
 
     causal_drafters  labels of drafters that assisted generation can use
-    Raises InputError for an unknown policy.
+    Raises InputError for an unknown policy, and one for a drafter that is not there.
     """
     labels = drafter_labels(choice.drafters)
+    partners = {policy.partition("@")[2] for policy in choice.policies if "@" in policy}
+    for partner in partners - {*labels, *labels.values()}:
+        raise InputError(
+            f"a policy is for the drafter '{partner}', which is not there",
+            hint=f"Add it with --drafter, or name one of {', '.join(labels.values())}.",
+        )
     arms: dict[str, Arm] = {}
     _add(arms, Arm(name=PLAIN, kind="plain", policy=PLAIN, studies=("policies",)))
-    for label in labels.values():
-        for policy, variant, study in _policies(choice):
-            if policy != PLAIN:
+    for drafter, label in labels.items():
+        for named, variant, study in _policies(choice):
+            policy, _, partner = named.partition("@")
+            if policy != PLAIN and partner in ("", drafter, label):
                 _add(arms, _policy_arm(policy, variant, label, study))
     causal = list(causal_drafters)
     peers = choice.peers

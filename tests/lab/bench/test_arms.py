@@ -259,10 +259,24 @@ class TestArms:
         ]
         assert [arm.nodes for arm in arms] == [None, 7, 1, 3, 15, 31, 60, 60, None, None]
 
+    def test_a_policy_of_one_drafter_alone(self) -> None:
+        drafters = ("a/x", "a/x@block=4", "ngram")
+        policies = ("chain", "fixed:59@ngram", "fixed:7@x@block=4", "fixed:3@a/x")
+        arms = plan_arms(ArmChoice(policies=policies, drafters=drafters, peers=()))
+        assert [(arm.policy, arm.drafter) for arm in arms[1:]] == [
+            ("chain", "x"),
+            ("fixed:3", "x"),
+            ("chain", "x@block=4"),
+            ("fixed:7", "x@block=4"),
+            ("chain", "ngram"),
+            ("fixed:59", "ngram"),
+        ]
+
     @pytest.mark.parametrize(
         ("changed", "message"),
         [
             ({"policies": ("fixed:0",)}, "'fixed:0' is not a policy"),
+            ({"policies": ("chain@x",)}, "for the drafter 'x', which is not there"),
             ({"peers": ("assisted",)}, "assisted generation needs a drafter that is a causal"),
             ({"drafters": ("a/x", "a/x")}, "two drafters are called 'x'"),
             ({"drafters": ("/c/a/x", "/d/a/x")}, "two drafters are called 'a/x'"),
