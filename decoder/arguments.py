@@ -118,6 +118,12 @@ def is_chat(prompt: str | Sequence[Any], options: ChatOptions) -> bool:
     )
 
 
+def chat_options(tokenizer: Any, template: Mapping[str, Any] | None) -> ChatOptions:
+    """The chat template with these options wherever the tokenizer has one; None: nowhere."""
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    return ChatOptions(chat=template is not None and has_template, template=template)
+
+
 def chat_ids(tokenizer: Any, prompt: str | Sequence[Turn], options: ChatOptions) -> list[int]:
     """Token ids of a user's text, or of turns, up to where the assistant begins.
 
@@ -125,7 +131,7 @@ def chat_ids(tokenizer: Any, prompt: str | Sequence[Turn], options: ChatOptions)
     have, and turns that it refuses.
     """
     if not getattr(tokenizer, "chat_template", None):
-        raise InputError("the tokenizer has no chat template", hint="Leave --chat out.")
+        raise InputError("the tokenizer has no chat template", hint="Leave the template out.")
     turns = _turns(prompt, options.get("system"))
     more = options.get("template") or {}
     if not isinstance(more, Mapping):

@@ -154,8 +154,8 @@ def test_a_device_beyond_those_that_exist(place: Place, monkeypatch: pytest.Monk
 
 def test_no_prompt_and_no_template(place: Place) -> None:
     assert "Give --prompt TEXT" in place.refused("generate", "--target", place.target)[1]
-    line = place.refused(*place.generate(policy="plain"), "--chat", notes=1)[1]
-    assert "no chat template. Leave --chat out" in line
+    line = place.refused(*place.generate(policy="plain"), "--template", "a=1", notes=1)[1]
+    assert "no chat template. Leave the template out" in line
 
 
 def damage_config(target: Path) -> None:

@@ -6,11 +6,14 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 from costmodel.errors import InputError
 from costmodel.io import MAX_JSON_BYTES, json_lines, read_bytes
+from decoder.arguments import ChatOptions
+from decoder.engine import Generation, SamplingOptions
 from lab.bench.record import Prompt, PromptFile
+from profiler.prompts import Conversation, Turns, parse_prompt
 
 EXAMPLE = '{"id": "a", "category": "math", "prompt": "..."}'
 
@@ -22,7 +25,7 @@ class PromptText:
     id: str
     set: str
     category: str
-    prompt: str
+    prompt: str | Turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +39,11 @@ class Encoded:
 class Encoder(Protocol):
     """Turns texts into token ids, as a `TreeDecoder` does."""
 
-    def encode(self, prompt: str, chat: bool = False) -> list[int]: ...
+    def encode(self, prompt: str | Turns, **chat: Unpack[ChatOptions]) -> list[int]: ...
 
     def check(self, ids: Sequence[int], max_new_tokens: int) -> None: ...
+
+    def generate(self, prompt: str | Turns, **options: Any) -> Generation: ...
 
 
 def read_files(files: Sequence[Path]) -> tuple[list[PromptText], tuple[PromptFile, ...]]:
@@ -70,24 +75,51 @@ def read_files(files: Sequence[Path]) -> tuple[list[PromptText], tuple[PromptFil
 
 
 def encode_texts(
-    texts: Sequence[PromptText], encoder: Encoder, *, chat: bool, new_tokens: int
+    texts: Sequence[PromptText],
+    encoder: Encoder,
+    new_tokens: int,
+    chat: ChatOptions,
+    sampling: SamplingOptions,
 ) -> list[Encoded]:
-    """Token ids of every text. Raises InputError naming a prompt that is too long."""
+    """Token ids of every text, and of each turn that waits for an answer to the one before.
+
+    Those answers are the encoder's, so that all arms continue the same chat.
+    Raises InputError naming a prompt that is too long.
+    """
     encoded = []
     for text in texts:
-        ids = encoder.encode(text.prompt, chat=chat)
-        try:
-            encoder.check(ids, new_tokens)
-        except InputError as error:
-            raise InputError(
-                f"prompt '{text.id}' of {text.set}: {error.problem}",
-                hint="Take the prompt out, or ask for fewer --new-tokens.",
-            ) from error
-        prompt = Prompt(
-            id=text.id, set=text.set, category=text.category, tokens=len(ids), hash=hash_tokens(ids)
-        )
-        encoded.append(Encoded(prompt=prompt, ids=tuple(ids)))
+        talk, number = Conversation(text.prompt), 1
+        several = not talk.ends
+        while talk.asked is not None:
+            ids = encoder.encode(talk.asked, **chat)
+            try:
+                encoder.check(ids, new_tokens)
+            except InputError as error:
+                raise InputError(
+                    f"prompt '{text.id}' of {text.set}: {error.problem}",
+                    hint="Take the prompt out, or ask for fewer --new-tokens.",
+                ) from error
+            prompt = Prompt(
+                id=f"{text.id}/{number}" if several else text.id,
+                set=text.set,
+                category=text.category,
+                tokens=len(ids),
+                hash=hash_tokens(ids),
+            )
+            encoded.append(Encoded(prompt=prompt, ids=tuple(ids)))
+            options = {"max_new_tokens": new_tokens, **chat, **sampling}
+            talk.answer("" if talk.ends else encoder.generate(talk.asked, **options).text or "")
+            number += 1
     return encoded
+
+
+def training_prompts(files: Sequence[Path]) -> list[str]:
+    """The texts of files of training prompts. Raises InputError for one of several turns."""
+    texts = read_files(files)[0]
+    turns = next((text.id for text in texts if not isinstance(text.prompt, str)), None)
+    if turns is not None:
+        raise InputError(f"the training prompt '{turns}' has turns", hint="Give its text alone.")
+    return [str(text.prompt) for text in texts]
 
 
 def hash_tokens(ids: Sequence[int]) -> str:
@@ -113,14 +145,7 @@ def _parse(file: Path, raw: bytes) -> list[PromptText]:
 
 
 def _text(file: Path, number: int, record: Any) -> PromptText:
-    prompt = record.get("prompt") if isinstance(record, dict) else None
-    if not isinstance(prompt, str):
-        raise InputError(
-            f"{file}, line {number} is not a JSON object with a text `prompt`",
-            hint=f"Write one object a line, as {EXAMPLE}.",
-        )
-    if not prompt.strip():
-        raise InputError(f"{file}, line {number}: the prompt is empty", hint="Give some text.")
+    prompt = parse_prompt(file, number, record, f"Write one object a line, as {EXAMPLE}.")
     name = str(record.get("id", "")).strip() or f"{file.stem}-{number}"
     return PromptText(
         id=name, set=file.stem, category=str(record.get("category") or file.stem), prompt=prompt

@@ -64,6 +64,7 @@ class BenchSettings:
     seed       of sampling (prompt and repeat are added), and of drafters that learn
     same_text  all arms but the peers wrote the text of plain decoding
     by_round   all arms but the peers decoded each prompt together, a round each in turn
+    template   options of the chat template
     """
 
     new_tokens: AtLeastOne
@@ -78,6 +79,7 @@ class BenchSettings:
     same_text: bool = False
     by_round: bool = False
     quantization: Name | None = None
+    template: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

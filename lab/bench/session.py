@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from costmodel.errors import InputError
 from decoder.acceptance.sampling import Sampling
+from decoder.arguments import chat_options
 from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
 from decoder.model.loading import default_target, load_model
 from decoder.model.making import Quantization, quantised
@@ -53,9 +55,9 @@ BUILT_IN = "built-in"  # name of the prompt set that is used without a file
 class BenchOptions:
     """The options of a run. None takes the default of the device, target or tokenizer.
 
-    engines other engines as peers
-    chat    wrap prompts in the chat template; None: where the tokenizer has one
-    output  path of the result
+    engines   other engines as peers
+    template  options of the chat template, which is used where the tokenizer has one; None: nowhere
+    output    path of the result
     """
 
     target: str | None = None
@@ -64,7 +66,7 @@ class BenchOptions:
     decoder: DecoderChoice = field(default_factory=DecoderChoice)
     files: Sequence[Path] = ()
     seed: int = 0
-    chat: bool | None = None
+    template: Mapping[str, Any] | None = field(default_factory=dict)
     new_tokens: int = 128
     repeats: int = 1
     device: str | None = None
@@ -111,8 +113,9 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
         loaded = load_model(name, weights="pretrained", dtype=dtype, device=device, download=True)
         loaded = quantised(loaded, options.quantization)
         builder = ArmBuilder(loaded, labels, options.decoder, options.seed)
-        chat = _chat(options.chat, builder)
-        prompts = encode_texts(texts, builder.encoder, chat=chat, new_tokens=options.new_tokens)
+        chat = chat_options(builder.encoder.tokenizer, options.template)
+        sampling = {"temperature": options.decoder.temperature, "seed": options.seed}
+        prompts = encode_texts(texts, builder.encoder, options.new_tokens, chat, sampling)
         arms = plan_arms(options.arms, causal_drafters=builder.causal_drafters)
         with engine_runners(engines, _subject(builder), listeners.say) as others:
             runners = [*builder.runners(arms), *others]
@@ -127,7 +130,7 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
             )
             tools = Tools(limit_s=bandwidth_limit(None if located is None else located[0]))
             outcome = run_schedule(runners, schedule, tools, listeners.progress)
-    settings = _settings(options, builder, files, chat)
+    settings = _settings(options, builder, files, chat=chat["chat"])
     failed = {one.name for one in outcome.failed}
     result = Result(
         environment=environment,
@@ -170,15 +173,8 @@ def _subject(builder: ArmBuilder) -> EngineSubject:
     )
 
 
-def _chat(chosen: bool | None, builder: ArmBuilder) -> bool:
-    """Whether to use the chat template: as chosen, else wherever the tokenizer has one."""
-    if chosen is not None:
-        return chosen
-    return bool(getattr(builder.encoder.tokenizer, "chat_template", None))
-
-
 def _settings(
-    options: BenchOptions, builder: ArmBuilder, files: tuple[PromptFile, ...], chat: bool
+    options: BenchOptions, builder: ArmBuilder, files: tuple[PromptFile, ...], *, chat: bool
 ) -> BenchSettings:
     target, decoder = builder.target, options.decoder
     return BenchSettings(
@@ -194,6 +190,7 @@ def _settings(
         same_text=decoder.same_text,
         by_round=decoder.by_round,
         quantization=target.loaded.quantization,
+        template=dict(options.template or {}),
     )
 
 

@@ -15,6 +15,7 @@ from profiler.commands.options import (
     json_option,
     seed_option,
     target_option,
+    template_option,
 )
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ class EngineOption(NamedValue):
     "files",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="JSONL file with id, category and prompt. May be repeated [default: five built in].",
+    help="JSONL file with id, category and prompt or messages, as in generate. May be repeated "
+    "[default: five built in].",
 )
 @click.option(
     "--policy",
@@ -89,9 +91,7 @@ class EngineOption(NamedValue):
     help="Option of an engine, as vllm:modes=ngram-3,ngram-5 or openvino:model=FOLDER. May be "
     "repeated.",
 )
-@click.option(
-    "--chat/--raw", default=None, help="Use the chat template [default: where there is one]."
-)
+@template_option
 @count_option("--new-tokens", "New tokens of each text.", default=128)
 @click.option(
     "--temperature",
@@ -170,7 +170,7 @@ def _options(values: dict[str, Any]) -> BenchOptions:
         same_text=values["same_text"],
         by_round=values["by_round"],
     )
-    same = ("target", "files", "seed", "chat", "new_tokens", "repeats", "device", "dtype",
+    same = ("target", "files", "seed", "template", "new_tokens", "repeats", "device", "dtype",
             "quantization", "output")  # fmt: skip
     return BenchOptions(
         arms=arms,

@@ -49,15 +49,15 @@ def command(  # noqa: PLR0913 - one argument an option
     from decoder.drafters.factory import shipped
     from decoder.model.making import make_target
     from lab.bench.environment import machine
-    from lab.bench.prompts import read_files
+    from lab.bench.prompts import training_prompts
     from lab.papers.blockpilot.recipe import PilotRecipe, PilotTraining, distinct, train_blockpilot
     from lab.papers.blockpilot.sweeps import Sweep
     from lab.training.corpus import Collecting, collect, read_corpus
     from lab.training.recipe import load_target
     from profiler.report.console import note, print_json
 
-    if texts is not None and prompts:
-        raise click.UsageError("--texts has its own prompts: leave out --prompts.")
+    if texts is not None and (prompts or "template" in dict(given)):
+        raise click.UsageError("--texts has its own prompts: leave out --prompts and template.")
     sweep, training = with_settings(given, Sweep(), PilotTraining())
     loaded = load_target(target)
     if texts is None:
@@ -65,8 +65,9 @@ def command(  # noqa: PLR0913 - one argument an option
         collecting = Collecting(
             batches=-(-training.texts // Collecting().batch_texts),
             answer_tokens=sweep.max_new_tokens,
+            template=sweep.template,
         )
-        asked = [text.prompt for text in read_files(prompts)[0]][: training.texts]
+        asked = training_prompts(prompts)[: training.texts]
         collect(loaded, texts, collecting, asked, note)
     chosen = distinct(read_corpus(texts, loaded.architecture.vocab), training.texts)
     recipe = PilotRecipe(sweep=sweep, training=training)

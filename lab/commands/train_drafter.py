@@ -107,7 +107,7 @@ def command(  # noqa: PLR0913 - one argument an option
     from dataclasses import asdict, replace
 
     from lab.bench.environment import machine
-    from lab.bench.prompts import read_files
+    from lab.bench.prompts import training_prompts
     from lab.papers.specblock.training.objective import SpecBlockSettings
     from lab.papers.specblock.training.recipe import RUN, train_specblock
     from lab.training.corpus import Collecting
@@ -118,7 +118,7 @@ def command(  # noqa: PLR0913 - one argument an option
 
     if start is not None and SIZES & dict(given).keys():
         raise click.UsageError("--from brings its own layers, block, features and parts.")
-    asked = [text.prompt for text in read_files(prompts)[0]]
+    asked = training_prompts(prompts)
     run = replace(
         TrainingSettings() if kind == "dflash" else RUN,
         steps=steps,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
@@ -22,7 +22,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from costmodel.errors import InputError
 from costmodel.io import MAX_JSON_BYTES, json_lines, read_bytes, read_json, write_atomic
-from decoder.arguments import apply_chat_template
+from decoder.arguments import apply_chat_template, chat_ids
 from decoder.model.loading import LoadedModel
 from decoder.text import end_tokens
 from lab.training.prompts import Kinds, Opening, is_evaluation, make_opening, refuse
@@ -42,6 +42,7 @@ class Collecting:
     answer_tokens   most tokens of a continuation
     temperature     of prompts that the target completes; continuations are greedy
     openings        of prompts: templates alone, or as many free ones as well
+    template        options of the chat template, as {"enable_thinking": false}
     """
 
     batches: int = 64
@@ -51,6 +52,7 @@ class Collecting:
     temperature: PositiveFloat = 0.8
     openings: Kinds = "free"
     seed: NonNegativeInt = 0
+    template: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +173,7 @@ class Writer:
     def _turn(self, text: str) -> list[int]:
         if not getattr(self._tokenizer, "chat_template", None):
             return list(self._tokenizer(text)["input_ids"])
-        messages = [{"role": "user", "content": text}]
-        encoded = apply_chat_template(self._tokenizer, messages, return_dict=True)
-        return list(encoded["input_ids"])
+        return chat_ids(self._tokenizer, text, {"template": self._wanted.template})
 
     def _open_turn(self, opening: Opening) -> list[int]:
         """The chat so far, up to the end of the opening, for the target to continue."""
@@ -181,7 +181,9 @@ class Writer:
             return list(self._tokenizer(opening.text)["input_ids"])
         mark = "\u2047"  # in place of the text, to find the template before it
         messages = [{"role": "user", "content": mark}]
-        whole = apply_chat_template(self._tokenizer, messages, tokenize=False)
+        whole = apply_chat_template(
+            self._tokenizer, messages, tokenize=False, **self._wanted.template
+        )
         return list(self._tokenizer(whole.split(mark)[0] + opening.text)["input_ids"])
 
     @torch.inference_mode()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from costmodel.errors import InputError
-from costmodel.io import MAX_JSON_BYTES, NotJson, json_lines, parse_json, read_bytes
+from costmodel.io import MAX_JSON_BYTES, json_lines, read_bytes
 from profiler.commands.options import (
     count_option,
     execution_options,
@@ -18,17 +18,17 @@ from profiler.commands.options import (
     profile_option,
     seed_option,
     target_option,
+    template_option,
 )
+from profiler.prompts import Conversation, Turns, parse_prompt
 from profiler.report.console import note, print_json, printable
 
 if TYPE_CHECKING:
-    from decoder.engine import Generation, Prompt, TreeDecoder
+    from decoder.engine import Generation, TreeDecoder
     from decoder.generation import DecodeRun
     from decoder.statistics import Statistics
 
-GENERATION_OPTIONS = (
-    "max_new_tokens", "chat", "temperature", "top_p", "seed",
-)  # fmt: skip
+GENERATION_OPTIONS = ("max_new_tokens", "temperature", "top_p", "seed")
 
 
 @click.command(name="generate")
@@ -38,15 +38,10 @@ GENERATION_OPTIONS = (
     "--prompts",
     "file",
     type=click.Path(path_type=Path),
-    help="JSONL file with a `prompt`, or the `messages` of a chat (and an `id`), on each line.",
+    help="JSONL file with a `prompt`, or the `messages` of a chat (and an `id`), on each line. The "
+    "model answers between two turns of the user.",
 )
-@click.option("--chat", is_flag=True, help="Wrap each prompt in the chat template.")
-@click.option(
-    "--template",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Option of the chat template, as enable_thinking=false; may be repeated.",
-)
+@template_option
 @count_option("--max-new-tokens", "Most new tokens of a text.", default=128)
 @click.option("--temperature", default=0.0, show_default=True, help="0 takes the argmax.")
 @click.option(
@@ -87,16 +82,25 @@ def command(**options: Any) -> None:
     source = decoder.cost_source
     for warning in (*decoder.target.runtime.warnings, *(source.warnings if source else ())):
         note(f"warning: {warning}")
+    from decoder.arguments import chat_options
+
     generation = {name: options[name] for name in GENERATION_OPTIONS}
-    generation["template"] = template_options(options["template"])
+    generation |= chat_options(decoder.tokenizer, options["template"])
     for identity, text in texts:
-        if options["as_json"]:
-            result = decoder.generate(text, **generation)
-            print_json(to_record(identity, result), one_line=True)
-        else:
-            if len(texts) > 1:
-                _show_identity(identity)
-            _show(decoder.stream(text, **generation), stats=options["stats"])
+        talk = Conversation(text)
+        several, number = not talk.ends, 1
+        while talk.asked is not None:
+            name = f"{identity}/{number}" if several else identity
+            if options["as_json"]:
+                result = decoder.generate(talk.asked, **generation)
+                print_json(to_record(name, result), one_line=True)
+                talk.answer(result.text or "")
+            else:
+                if several or len(texts) > 1:
+                    _show_identity(name)
+                run = decoder.stream(talk.asked, **generation)
+                talk.answer(_show(run, stats=options["stats"]))
+            number += 1
 
 
 def _decoder(options: dict[str, Any]) -> TreeDecoder:
@@ -116,25 +120,9 @@ def _decoder(options: dict[str, Any]) -> TreeDecoder:
     )
 
 
-def template_options(given: tuple[str, ...]) -> dict[str, Any]:
-    """The options of the chat template by name. Raises InputError."""
-    options: dict[str, Any] = {}
-    for item in given:
-        name, equals, value = item.partition("=")
-        if not (name and equals):
-            raise InputError(
-                f"'{item}' is not an option of a chat template", hint="Write --template NAME=VALUE."
-            )
-        try:
-            options[name] = parse_json(value)
-        except NotJson:
-            options[name] = utf8_text(value)
-    return options
-
-
-def read_prompts(prompts: tuple[str, ...], file: Path | None) -> list[tuple[str, Prompt]]:
+def read_prompts(prompts: tuple[str, ...], file: Path | None) -> list[tuple[str, str | Turns]]:
     """(id, text or turns) of every prompt. Raises InputError, with file and line of a bad one."""
-    texts: list[tuple[str, Prompt]] = [
+    texts: list[tuple[str, str | Turns]] = [
         (f"prompt-{index}", utf8_text(text)) for index, text in enumerate(prompts)
     ]
     if file is not None:
@@ -144,12 +132,9 @@ def read_prompts(prompts: tuple[str, ...], file: Path | None) -> list[tuple[str,
         raise InputError(
             f"there is no prompt{where}", hint="Give --prompt TEXT or --prompts FILE.jsonl."
         )
-    empty = next(
-        (identity for identity, text in texts if isinstance(text, str) and not text.strip()), None
-    )
+    empty = next((index for index, text in enumerate(prompts) if not text.strip()), None)
     if empty is not None:
-        where = "" if file is None else f" in {file}"
-        raise InputError(f"the prompt is empty ({empty}){where}", hint="Give some text.")
+        raise InputError(f"the prompt is empty (prompt-{empty})", hint="Give some text.")
     return texts
 
 
@@ -165,21 +150,13 @@ def utf8_text(argument: str) -> str:
         ) from None
 
 
-def _read_file(file: Path) -> list[tuple[str, Prompt]]:
+def _read_file(file: Path) -> list[tuple[str, str | Turns]]:
     hint = 'Write one object a line, as {"id": "a", "prompt": "..."}.'
     raw = read_bytes(file, InputError, most_bytes=MAX_JSON_BYTES)
-    texts: list[tuple[str, Prompt]] = []
+    texts: list[tuple[str, str | Turns]] = []
     for number, record in json_lines(file, raw, hint=hint):
-        fields = record if isinstance(record, dict) else {}
-        prompt, turns = fields.get("prompt"), fields.get("messages")
-        if isinstance(turns, list) and turns and isinstance(turns[0], dict) and prompt is None:
-            prompt = turns
-        elif not isinstance(prompt, str):
-            raise InputError(
-                f"{file}, line {number} is not a JSON object with a text `prompt` or `messages`",
-                hint=hint,
-            )
-        texts.append((str(fields.get("id", f"line-{number}")), prompt))
+        prompt = parse_prompt(file, number, record, hint)
+        texts.append((str(record.get("id", f"line-{number}")), prompt))
     return texts
 
 
@@ -193,13 +170,16 @@ def to_record(identity: str, result: Generation) -> dict[str, Any]:
     }
 
 
-def _show(run: DecodeRun, *, stats: bool) -> None:
-    """Print the pieces of a text as they are decoded."""
+def _show(run: DecodeRun, *, stats: bool) -> str:
+    """Print the pieces of a text as they are decoded; returns the text."""
+    text = ""
     for piece in run:
         _write(piece)
+        text += piece
     _write("\n")
     if stats:
         _show_stats(run.stats)
+    return text
 
 
 def _write(text: str) -> None:

@@ -71,6 +71,24 @@ class NamedValue(click.ParamType):
             return name, text
 
 
+def template_option(command: Decorated) -> Decorated:
+    """`--template`: the options of the chat template by name; None where it is left out."""
+
+    def by_name(ctx: Any, param: Any, given: tuple[str, ...]) -> dict[str, Any] | None:
+        if given == ("none",):
+            return None
+        return dict(NamedValue().convert(one, param, ctx) for one in given)
+
+    return click.option(
+        "--template",
+        multiple=True,
+        metavar="NAME=VALUE",
+        callback=by_name,
+        help="Option of the chat template, as enable_thinking=false; may be repeated. none leaves "
+        "the template out [default: used where the tokenizer has one].",
+    )(command)
+
+
 class Numbers(click.ParamType):
     """Whole numbers separated by commas."""
 

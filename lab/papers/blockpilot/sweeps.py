@@ -10,8 +10,8 @@ a hundred times as fast. Only the seconds of a cycle are measured, by decoding a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -37,10 +37,12 @@ class Sweep:
 
     radius          k: candidates are B - k..B + k
     max_new_tokens  of each text
+    template        options of the chat template of new texts
     """
 
     radius: Annotated[int, Field(ge=1, le=64)] = RADIUS
     max_new_tokens: Annotated[int, Field(ge=2)] = 256
+    template: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from costmodel.errors import InputError
 from lab.bench.prompts import read_files
@@ -106,6 +107,30 @@ class TestRun:
         shown = capsys.readouterr()
         assert all(name in shown.out for name in ARMS)
         assert "warning: only 3 prompts" in shown.err
+
+
+def test_the_template_is_stored_and_later_turns_follow_answers(tmp_path, monkeypatch) -> None:
+    isolate(monkeypatch, tmp_path)
+    place = Place(tmp_path)
+    (tmp_path / "tiny" / "chat_template.jinja").write_text(
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+        "{% if not thinking %}!{% endif %}"
+    )
+    tokenizer = AutoTokenizer.from_pretrained(place.target)
+    turns = [{"role": "user", "content": text} for text in ("hi", "and?")]
+    place.files = [tmp_path / "turns.jsonl"]
+    place.files[0].write_text(json.dumps({"id": "t", "messages": turns}))
+    for template, mark in (("thinking=false", "!"), ("thinking=true", "")):
+        output = tmp_path / f"{template}.json"
+        assert place.bench("--template", template, "--peers", "none", "--output", str(output)) == 0
+        result = read_result(output)
+        assert (result.settings.chat, result.settings.template) == (True, {"thinking": not mark})
+        answer = tokenizer.decode(result.of("plain")[0].tokens, skip_special_tokens=True)
+        history = f"[user]hi[assistant]{answer}[user]and?{mark}"
+        assert [(one.id, one.tokens) for one in result.prompts] == [
+            ("t/1", len(f"[user]hi{mark}")),
+            ("t/2", len(history.encode())),
+        ]
 
 
 class TestRefused:

@@ -28,6 +28,7 @@ def run(capture: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
     ("words", "said"),
     [
         (["--set", "without=[]"], "there is no setting 'without'"),
+        (["--set", "template=x"], "--set template=x: Input should be a valid dictionary"),
         (["--set", "layers=17"], "--set layers=17: Input should be less than or equal to 16"),
         (["--set", "openings=closed"], "--set openings=closed: Input should be"),
         (["--from", "demo", "--set", "layers=2"], "--from brings its own layers"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -199,6 +200,22 @@ def test_damaged_texts_are_named(tmp_path, content):
     with pytest.raises(InputError, match=r"texts-00000\.jsonl") as caught:
         read_corpus(tmp_path, VOCAB)
     assert "Remove the file" in caught.value.hint
+
+
+def test_options_of_the_template_reach_the_texts(folder, tmp_path):
+    place = shutil.copytree(folder, tmp_path / "target")
+    template = "{{ messages[0].content }}{% if not thinking %}!{% endif %}"
+    (place / "chat_template.jinja").write_text(template)
+    target = load_model(
+        str(place), weights="pretrained", dtype=torch.float32, device=CPU, download=False
+    )
+    for thinking in (True, False):
+        wanted = replace(COLLECTING, batches=1, template={"thinking": thinking})
+        collect(target, tmp_path / f"texts-{thinking}", wanted, ["hello"])
+        (text,) = read_corpus(tmp_path / f"texts-{thinking}", VOCAB)
+        assert text.prompt_tokens == len("hello" if thinking else "hello!")
+    with pytest.raises(InputError, match="no option 'thinks'"):
+        collect(target, tmp_path / "other", replace(wanted, template={"thinks": 1}), ["hello"])
 
 
 def test_a_drafter_for_a_target_of_two_layers_is_one_that_drafts(tmp_path):

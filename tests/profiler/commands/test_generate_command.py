@@ -10,7 +10,7 @@ import pytest
 
 from costmodel.errors import InputError
 from profiler import cli
-from profiler.commands.generate import read_prompts, template_options
+from profiler.commands.generate import read_prompts
 from tests.tiny_folder import isolate, listing, write_all
 
 pytestmark = pytest.mark.cpu_kind
@@ -117,20 +117,33 @@ class TestProfile:
 
 
 class TestChat:
-    def test_options_reach_the_template(self, generate: Command) -> None:
-        file = generate.folder / "tiny" / "chat_template.jinja"
-        file.write_text(
+    def write_template(self, generate: Command) -> None:
+        (generate.folder / "tiny" / "chat_template.jinja").write_text(
             "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
             "{% if not enable_thinking %}!{% endif %}"
         )
+
+    def test_options_reach_the_template(self, generate: Command) -> None:
+        self.write_template(generate)
         lengths = [
             generate.record("--prompt", "hi", "--policy", "plain", *more, tokens=2)["stats"][
                 "prompt_tokens"
             ]
-            for more in ((), ("--chat", "--template", "enable_thinking=true"), ("--chat",))
+            for more in (("--template", "none"), ("--template", "enable_thinking=true"), ())
         ]
         expected = ["hi", "[user]hi", "[user]hi!"]
         assert lengths == [len(text) for text in expected]
+
+    def test_the_model_answers_between_two_turns_of_the_user(self, generate: Command) -> None:
+        self.write_template(generate)
+        turns = [{"role": "user", "content": text} for text in ("hi", "and?")]
+        file = generate.folder / "turns.jsonl"
+        file.write_text(json.dumps({"id": "a", "messages": turns}))
+        exit_code, out, _ = generate("--prompts", str(file), "--policy", "plain", "--json")
+        first, second = (json.loads(line) for line in out.splitlines())
+        assert (exit_code, first["id"], second["id"]) == (0, "a/1", "a/2")
+        history = f"[user]hi[assistant]{first['text']}[user]and?!"
+        assert second["stats"]["prompt_tokens"] == len(history.encode())
 
     def test_a_template_without_the_option_says_so(self, generate: Command) -> None:
         (generate.folder / "tiny" / "chat_template.jinja").write_text("{{ messages[0].content }}")
@@ -154,11 +167,6 @@ class TestPrompts:
         turns = [{"role": "user", "content": "a"}]
         file = self.write(tmp_path, json.dumps({"messages": turns}) + "\n")
         assert read_prompts((), file) == [("line-1", turns)]
-
-    def test_options_of_the_template(self) -> None:
-        assert template_options(("mode=fast", "depth=3")) == {"mode": "fast", "depth": 3}
-        with pytest.raises(InputError, match="'fast' is not an option"):
-            template_options(("fast",))
 
     @pytest.mark.parametrize(
         "line",
