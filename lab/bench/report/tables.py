@@ -51,12 +51,13 @@ def heading(result: Result) -> str:
     threads = "" if machine.threads is None else f", {machine.threads} thread"
     threads += "s" if (machine.threads or 0) > 1 else ""
     repeats = f" x {settings.repeats}" if settings.repeats > 1 else ""
+    template = "".join(f", {name}={value}" for name, value in settings.template.items())
     texts = ", our arms writing plain decoding's text" if settings.same_text else ""
     texts += ", round by round in turn" if settings.by_round else ""
     return (
         f"{result.target.name} ({settings.dtype}, {settings.runtime}) on {machine.device}{threads}"
         f": {len(result.prompts)} prompts{repeats} of {', '.join(result.sets)}, up to "
-        f"{settings.new_tokens} new tokens, T = {settings.temperature:g}{texts}"
+        f"{settings.new_tokens} new tokens, T = {settings.temperature:g}{template}{texts}"
     )
 
 
