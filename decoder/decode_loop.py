@@ -24,6 +24,7 @@ from decoder.policies.base import Limits, Policy, TreeRequest
 from decoder.statistics import ForwardTimer, Round, StageTimer, Statistics, TimedForward
 from decoder.text import ProcessedRows, TextRequest
 from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, Lattice
+from decoder.tree.growth import UNBOUNDED
 
 FillShape = Callable[[DraftTree], DraftTree]  # from a chosen shape to the tree that is verified
 
@@ -235,7 +236,7 @@ def _choose_trees(
 ) -> list[DraftTree] | None:
     """The tree of each sequence; None if the round is a plain step without any draft."""
     policy, batch = parts.policy, len(sequences)
-    depths = [_draft_depth(parts.drafter, sequence) for sequence in sequences]
+    depths = [_draft_depth(parts, sequence) for sequence in sequences]
     # The policy is asked in every round, so that its last answer is always of this one.
     if not policy.wants_draft(context, batch) or max(depths) < 1:
         return None
@@ -259,12 +260,16 @@ def _choose_trees(
     return trees
 
 
-def _draft_depth(drafter: IsolatedDrafter, sequence: TextSequence) -> int:
+def _draft_depth(parts: LoopParts, sequence: TextSequence) -> int:
     """The deepest position to draft; 0 without a draft, for good where the drafter has failed."""
     if sequence.session.failure is not None:
         return 0
+    drafter, wish = parts.drafter.drafter, parts.policy.growth.max_depth
+    deepest = drafter.max_depth
+    if drafter.deepens and wish < UNBOUNDED:
+        deepest = max(deepest, wish)
     # A round without a draft gives one token, so drafts serve the tokens wanted beyond it.
-    return min(drafter.drafter.max_depth, sequence.wanted - 1)
+    return min(deepest, sequence.wanted - 1)
 
 
 def _draft(

@@ -122,6 +122,7 @@ class Drafter(ABC):
 
     name               what reports and profiles call it
     max_depth          gamma: the deepest position it drafts
+    deepens            whether it drafts deeper where a growth rule has a larger depth
     feature_layers     indices into the target's hidden states that it reads (0: the
                        embedding), in the order of `features`; empty for none
     draws              how it serves sampled trees
@@ -132,6 +133,7 @@ class Drafter(ABC):
 
     name: str
     max_depth: int = 8
+    deepens: bool = False
     feature_layers: tuple[int, ...] = ()
     draws: Draws = "never"
     members: tuple[Drafter, ...] = ()

@@ -35,7 +35,8 @@ class CausalLMDrafter(Drafter):
     Under the runtime `graphs` its forwards are captured as the target's are. Its sessions share
     one cache, since captured forwards belong to a cache.
 
-    max_depth  deepest position drafted; each costs a forward of the drafter
+    max_depth  deepest position drafted; each costs a forward of the drafter. By default 8, or
+               the depth of a growth rule that has a larger one
     vocab      size of the target's vocabulary, where one of the two models is padded
     target     the target that is drafted for; a shared cache is as large as the target's
     """
@@ -47,19 +48,20 @@ class CausalLMDrafter(Drafter):
         self,
         model: Target,
         *,
-        max_depth: int = MAX_DEPTH,
+        max_depth: int | None = None,
         vocab: int | None = None,
         target: Target | None = None,
     ) -> None:
         self.model = model
-        self.max_depth = max_depth
+        self.max_depth = MAX_DEPTH if max_depth is None else max_depth
+        self.deepens = max_depth is None
         self.architecture_hash = model.architecture.hash
         self.vocab = vocab or model.architecture.vocab
         self.caches = SharedCaches(model.architecture, model.dtype, model.device, target)
 
     @classmethod
     def from_pretrained(
-        cls, name: str | Path, target: Target, *, max_depth: int = MAX_DEPTH
+        cls, name: str | Path, target: Target, *, max_depth: int | None = None
     ) -> CausalLMDrafter:
         """The drafter in a folder or of a hub id, on the target's device and in its dtype.
 
@@ -165,7 +167,8 @@ class CausalLMSession(DraftSession):
     def _depth(self, context: NDArray[np.int64], wanted: int) -> int:
         """Levels that can be drafted; nodes of the last level need no position of their own."""
         room = self._model.max_context + 1 - len(context)
-        return min(wanted, self._drafter.max_depth, room)
+        deepest = wanted if self._drafter.deepens else self._drafter.max_depth
+        return min(wanted, deepest, room)
 
     def _catch_up(self, context: NDArray[np.int64]) -> torch.Tensor:
         """Logits [1, vocab] at the bonus token, from a forward of all uncached tokens."""

@@ -47,6 +47,7 @@ class EnsembleDrafter(Drafter):
             }
         )
         self.max_depth = max(first.max_depth, second.max_depth)
+        self.deepens = first.deepens or second.deepens
         self.feature_layers = (*first.feature_layers, *second.feature_layers)
         self.statistics = new_statistics()
         _compile()
@@ -122,7 +123,7 @@ class EnsembleSession(DraftSession):
 def _draft(
     session: DraftSession, drafter: Drafter, context: NDArray[np.int64], request: DraftRequest
 ) -> Candidates:
-    depth = min(request.depth, drafter.max_depth)
+    depth = request.depth if drafter.deepens else min(request.depth, drafter.max_depth)
     return sound(session.draft(context, replace(request, depth=depth, whole=False)))
 
 

@@ -112,25 +112,31 @@ class Beam:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EveryChild:
-    """The complete tree of `width` children a node, down to `max_depth`.
+class FixedTree:
+    """The fixed tree of the DynaTree paper: one drafted token, and `levels` levels below it.
 
-    least_score  nodes of a lower path score are left out; the fixed tree of the DynaTree
-                 paper has 0.1 (section 4.3)
+    width        B: children of every expanded node
+    levels       D
+    least_score  tau: nodes of a lower path score are not expanded; the paper has 0.1
     """
 
     width: int
-    max_depth: int
+    levels: int
     max_nodes: int = UNBOUNDED
     least_score: float = 0.0
+
+    @property
+    def max_depth(self) -> int:
+        return self.levels + 1
 
     def keep(
         self, depth: int, scores: NDArray[np.float64], probabilities: NDArray[np.float64]
     ) -> NDArray[np.bool_]:
-        return scores[:, None] * probabilities >= self.least_score
+        children = self.width if depth > 1 else 1
+        return np.broadcast_to(np.arange(probabilities.shape[1]) < children, probabilities.shape)
 
     def expand(self, depth: int, scores: NDArray[np.float64]) -> NDArray[np.bool_]:
-        return np.ones(scores.shape, np.bool_)
+        return scores >= self.least_score
 
 
 @dataclass(slots=True)
@@ -165,24 +171,24 @@ def beam(arguments: str) -> Grown:
 
 
 def static_tree(arguments: str, max_nodes: int) -> Grown:
-    """`static-tree:DxB` or `static-tree:DxB:P`: B children a node down to depth D.
+    """`static-tree:DxB` or `static-tree:DxB:P`: a drafted token and D levels of B children.
 
     max_nodes  nodes of the tree; of a larger one the first, breadth first
-    P          nodes of a lower path score are left out
+    P          nodes of a lower path score are not expanded
     """
     match = STATIC.fullmatch(arguments)
-    depth, width = (int(number) for number in match.groups()[:2]) if match else (0, 0)
-    if match is None or min(depth, width) < 1:
+    levels, width = (int(number) for number in match.groups()[:2]) if match else (0, 0)
+    if match is None or min(levels, width) < 1:
         raise InputError(
             f"'static-tree:{arguments}' is not a policy",
             hint="Write static-tree:DxB with a depth and a branching of 1 to 999, as "
-            "static-tree:5x2, or static-tree:DxB:P to leave out paths below the probability P, "
+            "static-tree:5x2, or static-tree:DxB:P to expand no path below the probability P, "
             "as static-tree:8x3:0.1.",
         )
-    nodes = depth if width == 1 else (width ** (depth + 1) - width) // (width - 1)
+    nodes = levels + 1 if width == 1 else (width ** (levels + 1) - 1) // (width - 1)
     least_score = float(match[3] or 0.0)
-    shape = EveryChild(
-        width=width, max_depth=depth, max_nodes=min(nodes, max_nodes), least_score=least_score
+    shape = FixedTree(
+        width=width, levels=levels, max_nodes=min(nodes, max_nodes), least_score=least_score
     )
     suffix = f":{least_score:g}" if least_score else ""
-    return Grown(f"static-tree:{depth}x{width}{suffix}", shape)
+    return Grown(f"static-tree:{levels}x{width}{suffix}", shape)

@@ -9,9 +9,10 @@ a window of 10 texts, a target share of 0.7 with a dead zone of 0.1 on either si
 one level and of 0.05. The name `dynatree:window=5,deep_score=0.3` sets any of them.
 
 As in that code, the "fraction of drafted tokens committed" of a text is its tokens, the target's
-own ones included, over its rounds times the levels of the base depth at the start.
+own ones included, over its rounds times D_0 + 2, with the base depth of the start (table 3: 7.15
+of 7 are 102.2 %). `dynatree:printed` has the history of the paper's section 3.3 instead.
 
-Two things differ from it:
+Two things differ from that code:
 
 - The root is the bonus token, which the target has chosen, so depth 1 branches too. Their
   tree begins with one drafted token; if it is wrong, the whole tree is lost.
@@ -21,6 +22,7 @@ Two things differ from it:
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -100,7 +102,7 @@ class HistorySettings:
 
     window          W: texts in the mean
     least_texts     texts before anything is adapted
-    target_share    a*: committed tokens over the levels of the first base depth
+    target_share    a*: committed tokens over the first base depth + 2
     dead_zone       distance from the target share within which nothing changes
     depth_step      levels by which the base depth D_0 moves after a text
     threshold_step  by which tau_h and rho_deep move, in the other direction
@@ -149,7 +151,7 @@ class DynaTree(Grown):
         super().__init__(name, replace(growth, max_nodes=min(growth.max_nodes, max_nodes)))
         self._history = history or HistorySettings()
         self._shares: deque[float] = deque(maxlen=self._history.window)
-        self._first_levels = growth.base_depth
+        self._first_levels = growth.base_depth + 2
         self._counts: dict[int, tuple[int, int]] = {}  # tokens and rounds of texts under way
 
     def observe(self, finished: Round) -> None:
@@ -182,6 +184,32 @@ class DynaTree(Grown):
         )
 
 
+class PrintedDynaTree(DynaTree):
+    """DynaTree with the history of section 3.3: D_0 and tau_h follow every round in proportion.
+
+    D_0 gains eta_D, and tau_h loses eta_h, times what the mean share of the last W rounds exceeds
+    a*. The share of a round is its accepted levels over the drafted ones, as the paper counts for
+    a linear draft (table 3: 7.05 of 8 are 88.2 %). It gives none of the four values; `window`,
+    `target_share`, `depth_step` and `threshold_step` set them.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._depth = float(self.growth.base_depth)
+
+    def observe(self, finished: Round) -> None:
+        if finished.nodes == 0:
+            return
+        self._shares.append(finished.accepted_tokens / int(finished.tree.depths.max()))
+        history, growth = self._history, self.growth
+        surplus = sum(self._shares) / len(self._shares) - history.target_share
+        deepest = max(growth.max_depth - 1, 1)
+        self._depth = min(max(self._depth + history.depth_step * surplus, 1.0), deepest)
+        sure = min(max(growth.sure - history.threshold_step * surplus, 0.0), 1.0)
+        # A level d is below a real D_0 if it is below D_0 rounded up.
+        self.growth = replace(growth, base_depth=math.ceil(self._depth), sure=sure)
+
+
 def _moved(value: float, step: float, bounds: tuple[float, float]) -> float:
     """The value less the step, stopped by the bounds; outside of them it only moves inwards."""
     low, high = min(value, bounds[0]), max(value, bounds[1])
@@ -189,11 +217,13 @@ def _moved(value: float, step: float, bounds: tuple[float, float]) -> float:
 
 
 def dynatree(arguments: str, max_nodes: int) -> DynaTree:
-    """`dynatree`, or `dynatree:NAME=VALUE,...` with settings of its growth and its history."""
+    """`dynatree` or `dynatree:printed`, and `dynatree:NAME=VALUE,...` with settings of either."""
     name = f"dynatree:{arguments}" if arguments else "dynatree"
     values: dict[type, dict[str, Any]] = {ConfidentGrowth: {}, HistorySettings: {}}
     settings = {one.name: (part, type(one.default)) for part in values for one in fields(part)}
-    for item in arguments.split(",") if arguments else ():
+    items = arguments.split(",") if arguments else []
+    policy = PrintedDynaTree if items[:1] == ["printed"] else DynaTree
+    for item in items[policy is PrintedDynaTree :]:
         setting, _, value = item.partition("=")
         try:
             part, kind = settings[setting]
@@ -201,7 +231,8 @@ def dynatree(arguments: str, max_nodes: int) -> DynaTree:
         except (KeyError, ValueError):
             raise InputError(
                 f"'{name}' is not a policy: '{item}' sets nothing",
-                hint=f"Write dynatree, or dynatree:NAME=VALUE,... with {', '.join(settings)}.",
+                hint="Write dynatree, dynatree:printed, or dynatree:NAME=VALUE,... with "
+                f"{', '.join(settings)}.",
             ) from None
     growth = ConfidentGrowth(**values[ConfidentGrowth])
-    return DynaTree(max_nodes, HistorySettings(**values[HistorySettings]), growth, name)
+    return policy(max_nodes, HistorySettings(**values[HistorySettings]), growth, name)

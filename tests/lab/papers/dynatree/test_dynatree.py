@@ -145,29 +145,59 @@ def test_nothing_is_adapted_within_a_text_or_before_the_fifth():
     assert policy.growth.base_depth == 6
 
 
+def moved(policy):
+    growth = policy.growth
+    return growth.base_depth, pytest.approx(growth.sure), pytest.approx(growth.deep_score)
+
+
 def test_the_updates_by_hand():
-    """Shares are tokens a round, the target's own included, over 5 levels: 6 / 5 = 1.2 first."""
+    """Shares are tokens a round, the target's own included, over 5 + 2: 7 / 7 = 1 first."""
     policy = DynaTree(256, HistorySettings(window=2, least_texts=1))
-    write(policy, 0, (5, 5))
-    growth = policy.growth
-    assert (growth.base_depth, growth.sure, growth.deep_score) == (
-        6,
-        pytest.approx(0.85),
-        pytest.approx(0.45),
-    )
-    write(policy, 1, (5, 2))  # 0.6; mean 0.9
-    assert policy.growth.base_depth == 7
-    write(policy, 2, (5, 3))  # 0.8; mean 0.7 is the target
-    assert policy.growth.base_depth == 7
-    write(policy, 3, (5, 2), (5, 2))  # 0.6; mean 0.7 again
-    assert policy.growth.base_depth == 7
-    write(policy, 4, (5, 0), (5, 2))  # 0.4; mean 0.5 lies below the dead zone
-    growth = policy.growth
-    assert (growth.base_depth, growth.sure, growth.deep_score) == (
-        6,
-        pytest.approx(0.85),
-        pytest.approx(0.45),
-    )
+    write(policy, 0, (6, 6))
+    assert moved(policy) == (6, 0.85, 0.45)
+    write(policy, 1, (6, 4))  # 0.714; mean 0.857
+    assert moved(policy) == (7, 0.8, 0.4)
+    write(policy, 2, (6, 4))  # mean 0.714, within the dead zone
+    write(policy, 3, (6, 3), (6, 3))  # 0.571; mean 0.643, as well
+    assert moved(policy) == (7, 0.8, 0.4)
+    write(policy, 4, (6, 0), (6, 2))  # 0.286; mean 0.429 lies below the dead zone
+    assert moved(policy) == (6, 0.85, 0.45)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "end"),
+    [
+        (29, (2, 0.95, 0.8)),
+        (35, (2, 0.95, 0.8)),
+        (41, (2, 0.95, 0.8)),
+        (45, (5, 0.9, 0.5)),
+        (55, (5, 0.9, 0.5)),
+        (60, (7, 0.5, 0.3)),
+    ],
+)
+def test_twenty_texts_of_constant_acceptance_end_where_the_authors_end(tokens, end):
+    """Tokens of ten rounds; the ends are those of a replay of the authors' code."""
+    policy = DynaTree(256)
+    for text in range(20):
+        short, longer = tokens // 10 - 1, tokens % 10
+        write(policy, text, *[(8, short)] * (10 - longer), *[(8, short + 1)] * longer)
+    assert end == moved(policy)
+
+
+def test_the_printed_history_by_hand():
+    """Shares of 1, 0, 0: means of two of 1, 0.5, 0 exceed 0.7 by 0.3, -0.2, -0.7."""
+    policy = parse_policy("dynatree:printed,window=2", None, 256)
+    assert policy.name == "dynatree:printed,window=2"
+    for accepted, depth, sure in ((5, 5.3, 0.885), (0, 5.1, 0.895), (0, 4.4, 0.93)):
+        policy.observe(round_of(chain_of(5), list(range(1, accepted + 1)), 100))
+        policy.observe(round_of(EMPTY, [], 100))
+        assert policy._depth == pytest.approx(depth)
+        assert (np.ceil(depth), sure, 0.5) == moved(policy)
+    for accepted, end in ((0, (1, 1.0, 0.5)), (5, (7, 0.0, 0.5))):
+        for _ in range(100):
+            policy.observe(round_of(chain_of(5), list(range(1, accepted + 1)), 100))
+        policy.ended(0)
+        assert end == moved(policy)
 
 
 def test_a_name_sets_growth_and_history():

@@ -9,7 +9,7 @@ from decoder.tree.draft_tree import CandidateTree, Lattice, best_first
 from decoder.tree.growth import NO_CHILD, SinglePath, TopPaths, grow
 from lab.papers.dynatree.baselines import (
     Beam,
-    EveryChild,
+    FixedTree,
     source_of,
 )
 
@@ -85,18 +85,17 @@ def top_paths_by_hand(children, rule, depth):
     return kept
 
 
-def every_child_by_hand(children, rule, depth):
+def fixed_tree_by_hand(children, rule):
     """Breadth first from a queue, one node at a time, until there is no room."""
     queue, kept = [()], []
     while queue:
         path = queue.pop(0)
-        if len(path) == depth:
+        if len(path) > rule.levels or score(path, children) < rule.least_score:
             continue
-        for token, _ in children(path)[: rule.width]:
-            child = (*path, token)
-            if score(child, children) >= rule.least_score and len(kept) < rule.max_nodes:
-                kept.append(child)
-                queue.append(child)
+        for token, _ in children(path)[: rule.width if path else 1]:
+            if len(kept) < rule.max_nodes:
+                kept.append((*path, token))
+                queue.append((*path, token))
     return kept
 
 
@@ -138,10 +137,10 @@ def test_top_paths(candidates, width, frontier, depth):
 
 @given(sources, few, few, st.integers(1, 40), st.sampled_from([0.0, 0.05, 0.3]))
 @settings(max_examples=200, deadline=None)
-def test_every_child_in_breadth_first_order(candidates, width, depth, most, least_score):
-    rule = EveryChild(width=width, max_depth=depth, max_nodes=most, least_score=least_score)
+def test_the_fixed_tree_in_breadth_first_order(candidates, width, levels, most, least_score):
+    rule = FixedTree(width=width, levels=levels, max_nodes=most, least_score=least_score)
     found = paths_of(grow(source_of(candidates), rule, DEEP))
-    assert list(found) == every_child_by_hand(children_of(candidates), rule, depth)
+    assert list(found) == fixed_tree_by_hand(children_of(candidates), rule)
 
 
 @given(sources, few)
@@ -160,7 +159,7 @@ def test_growing_again_from_the_grown_tree_changes_nothing(candidates, width, fr
     for rule in (
         Beam(width=width, max_depth=depth),
         TopPaths(width=width, frontier=frontier, max_depth=depth, max_nodes=n),
-        EveryChild(width=width, max_depth=depth, max_nodes=n, least_score=0.02),
+        FixedTree(width=width, levels=depth, max_nodes=n, least_score=0.02),
     ):
         once = grow(source_of(candidates), rule, DEEP)
         again = grow(source_of(once), rule, DEEP)
@@ -196,7 +195,7 @@ def test_what_is_no_probability_is_no_child():
     for rule in (
         TopPaths(),
         Beam(width=3, max_depth=3),
-        EveryChild(width=3, max_depth=3),
+        FixedTree(width=3, levels=3),
     ):
         source = Gaps()
         tree = grow(source, rule, DEEP)
