@@ -18,7 +18,6 @@ from numpy.typing import ArrayLike, NDArray
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import Peaks
 from costmodel.communication import LinkProtocol
-from costmodel.errors import InputError
 
 Array = NDArray[np.float64]
 
@@ -77,7 +76,7 @@ def paper_flops(
 
     A mixture of experts counts the experts that are active for a row. The paper has gated
     FFNs only; one without a gate counts two matrices instead of three. The router, which the
-    paper does not have, counts 0. Raises InputError for impossible shapes.
+    paper does not have, counts 0.
     """
     s, c, b = _shapes(rows, context, batch)
     return _flops(architecture, s * b, keys=c + s, router=False)
@@ -90,8 +89,7 @@ def physical_flops(
 
     A row sees the context and, as in a chain, half of the new rows on average; under a
     sliding window never more than the window. Latent attention multiplies with the cached vector,
-    or makes the keys and values of all tokens from it, whichever takes less. Raises InputError
-    for impossible shapes.
+    or makes the keys and values of all tokens from it, whichever takes less.
     """
     a = architecture
     s, c, b = _shapes(rows, context, batch)
@@ -167,12 +165,12 @@ def paper_bytes(
     attention writes and reads its scores. A mixture of experts reads the experts that are
     active for one row. An ungated FFN reads two matrices and moves one intermediate array
     instead of two. `weight_bytes` are those of one quantised weight of the layers' matrices,
-    None where they are stored like everything else. Raises InputError for impossible shapes.
+    None where they are stored like everything else.
     """
     a = architecture
     s, c, b = _shapes(rows, context, batch)
-    size = _element_bytes(element_bytes)
-    weight = size if weight_bytes is None else _element_bytes(weight_bytes)
+    size = float(element_bytes)
+    weight = size if weight_bytes is None else weight_bytes
     one = np.ones_like(s) * size * a.layers
     layer = one * b * s
     return ByteCount(
@@ -204,12 +202,12 @@ def physical_bytes(
     new entries written once. Activations: each layer reads and writes the residual stream once
     (all of it under `ffn_io`), the LM head writes its logits. A mixture of experts reads the
     expected number of distinct experts, E (1 - (1 - k/E)^(rows x batch)), as if tokens chose
-    independently. `weight_bytes` as in `paper_bytes`. Raises InputError for impossible shapes.
+    independently. `weight_bytes` as in `paper_bytes`.
     """
     a = architecture
     s, c, b = _shapes(rows, context, batch)
-    size = _element_bytes(element_bytes)
-    weight = size if weight_bytes is None else _element_bytes(weight_bytes)
+    size = float(element_bytes)
+    weight = size if weight_bytes is None else weight_bytes
     one = np.ones_like(s) * size * a.layers
     gathered = np.zeros_like(s) if a.tied else np.minimum(s * b, a.vocab)
     return ByteCount(
@@ -255,16 +253,8 @@ class Roofline:
     cache_bytes: float | None = None
     protocols: tuple[LinkProtocol, ...] = ()
 
-    def __post_init__(self) -> None:
-        _element_bytes(self.element_bytes)
-        _element_bytes(self.element_bytes if self.weight_bytes is None else self.weight_bytes)
-        if self.count not in ("paper", "physical"):
-            raise InputError(f"count must be paper or physical (is {self.count!r})")
-        if self.tensor_parallel < 1:
-            raise InputError(f"tensor_parallel must be at least 1 (is {self.tensor_parallel})")
-
     def seconds(self, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Array:
-        """Seconds, in the broadcast shape of the arguments. Raises InputError."""
+        """Seconds, in the broadcast shape of the arguments."""
         compute_s, memory_s = self.branches_s(rows, context, batch)
         return np.maximum(compute_s, memory_s)
 
@@ -303,23 +293,9 @@ class Roofline:
 
 
 def _shapes(rows: ArrayLike, context: ArrayLike, batch: ArrayLike) -> tuple[Array, Array, Array]:
-    try:
-        s, c, b = (np.asarray(value, dtype=np.float64) for value in (rows, context, batch))
-        s, c, b = np.broadcast_arrays(s, c, b)
-    except (TypeError, ValueError) as failure:
-        raise InputError(
-            f"rows, context and batch must be numbers that broadcast ({failure})"
-        ) from None
-    for name, value, least in (("rows", s, 1), ("context", c, 0), ("batch", b, 1)):
-        if value.size and not (value.min() >= least and value.max() < np.inf):
-            raise InputError(f"{name} must be finite and at least {least}")
+    s, c, b = (np.asarray(value, dtype=np.float64) for value in (rows, context, batch))
+    s, c, b = np.broadcast_arrays(s, c, b)
     return s, c, b
-
-
-def _element_bytes(value: float) -> float:
-    if not 0 < value <= 8:
-        raise InputError(f"element_bytes must be above 0 and at most 8 (is {value!r})")
-    return float(value)
 
 
 def _sum_fields(count: FlopCount | ByteCount) -> Array:

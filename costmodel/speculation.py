@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from costmodel.errors import InputError
-
 Array = NDArray[np.float64]
 
 
@@ -24,12 +22,6 @@ class AcceptanceCurve:
     label: str
     saturation: float
     half_nodes: float
-
-    def __post_init__(self) -> None:
-        if not self.saturation >= 1 or not np.isfinite(self.saturation):
-            raise InputError(f"saturation must be at least 1 (is {self.saturation!r})")
-        if not self.half_nodes > 0 or not np.isfinite(self.half_nodes):
-            raise InputError(f"half_nodes must be above 0 (is {self.half_nodes!r})")
 
     def committed(self, nodes: ArrayLike) -> Array:
         """A(N) in the shape of `nodes`."""

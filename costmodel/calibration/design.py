@@ -18,7 +18,6 @@ from costmodel.calibration.stairs import (
     places_of,
     step_mass,
 )
-from costmodel.errors import InputError
 from costmodel.roofline import Roofline
 
 Array = NDArray[np.float64]
@@ -42,16 +41,8 @@ class Candidates:
 
     def __init__(self, *, rows: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> None:
         columns = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (rows, context, batch)))
-        if columns[0].ndim != 1 or not len(columns[0]):
-            raise InputError("candidates must be lists of one length, with one shape or more")
-        for name, column, least in zip(
-            ("rows", "context", "batch"), columns, (1, 0, 1), strict=True
-        ):
-            if not np.all(np.isfinite(column) & (column >= least)):
-                raise InputError(f"{name} of every candidate must be at least {least}")
+        for name, column in zip(("rows", "context", "batch"), columns, strict=True):
             object.__setattr__(self, name, column)
-        if len(np.unique(np.stack(columns), axis=1).T) < len(columns[0]):
-            raise InputError("a candidate is given twice")
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import model_validator
 
-from costmodel.errors import InputError
-from costmodel.fields import LEAST_S, MOST_S, Count, Section, Statistic
+from costmodel.fields import Count, Section, Statistic
 from costmodel.statistics import MAD_TO_SIGMA, MEDIAN_EFFICIENCY
 
 Array = NDArray[np.float64]
@@ -25,7 +24,6 @@ class Points:
     seconds  median of the samples, in the range of `fields.Seconds`
     mad_s    median absolute deviation of the samples; NaN where they were too few
     n        number of samples
-    Raises InputError.
     """
 
     rows: Array
@@ -42,20 +40,13 @@ class Points:
         context: ArrayLike,
         seconds: ArrayLike,
         batch: ArrayLike = 1,
-        mad_s: ArrayLike | None = None,
+        mad_s: ArrayLike = np.nan,
         n: ArrayLike = 1,
     ) -> None:
-        length = np.size(np.asarray(seconds))
-        columns = {"rows": rows, "context": context, "seconds": seconds, "batch": batch, "n": n}
-        for name, values in columns.items():
-            object.__setattr__(self, name, _column(name, values, length))
-        spread = np.full(length, np.nan) if mad_s is None else _spread(mad_s, length)
-        object.__setattr__(self, "mad_s", spread)
-        for name, least in (("rows", 1), ("context", 0), ("batch", 1), ("n", 1)):
-            if np.any(getattr(self, name) < least):
-                raise InputError(f"{name} of every point must be at least {least}")
-        if np.any(self.seconds < LEAST_S) or np.any(self.seconds > MOST_S):
-            raise InputError(f"seconds of every point must be from {LEAST_S:g} to {MOST_S:g}")
+        columns = {"rows": rows, "context": context, "seconds": seconds, "batch": batch}
+        for name, values in (columns | {"mad_s": mad_s, "n": n}).items():
+            column = np.broadcast_to(np.asarray(values, dtype=np.float64), np.shape(seconds))
+            object.__setattr__(self, name, np.array(column))
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -99,13 +90,9 @@ class ErrorSummary(Section):
 
     @classmethod
     def of(cls, predicted_s: ArrayLike, measured_s: ArrayLike) -> ErrorSummary:
-        """Summarise predictions. Raises InputError for empty, unequal or impossible arrays."""
+        """Summarise predictions at one measurement or more."""
         predicted = np.asarray(predicted_s, dtype=np.float64).ravel()
         measured = np.asarray(measured_s, dtype=np.float64).ravel()
-        if not len(measured) or predicted.shape != measured.shape:
-            raise InputError("errors need as many predictions as measurements, and at least one")
-        if not np.all(np.isfinite(predicted)) or not np.all(measured > 0):
-            raise InputError("errors need finite predictions and measurements above 0")
         error = np.abs(predicted - measured) / measured
         return cls(
             points=len(error),
@@ -114,30 +101,3 @@ class ErrorSummary(Section):
             p95=float(np.quantile(error, 0.95)),
             worst=float(np.max(error)),
         )
-
-
-def _column(name: str, values: ArrayLike, length: int) -> Array:
-    column = _floats(name, values)
-    if column.ndim == 0 and name in ("batch", "n"):
-        column = np.full(length, float(column))
-    if column.ndim != 1 or len(column) != length:
-        raise InputError(f"{name} of points must be one list with {length} numbers")
-    if not np.all(np.isfinite(column)):
-        raise InputError(f"{name} of points must be finite numbers")
-    return column
-
-
-def _spread(values: ArrayLike, length: int) -> Array:
-    column = _floats("mad_s", values)
-    if column.ndim != 1 or len(column) != length:
-        raise InputError(f"mad_s of points must be one list with {length} numbers")
-    if np.any(column < 0) or np.any(np.isinf(column)):
-        raise InputError("mad_s of points must be at least 0, or NaN where it is not known")
-    return column
-
-
-def _floats(name: str, values: ArrayLike) -> Array:
-    try:
-        return np.array(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InputError(f"{name} of points must be numbers") from None

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from costmodel.calibration.base import Calibration
-from costmodel.errors import InputError, ProfileError
+from costmodel.errors import ProfileError
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import DrafterSection, NodesSection, PlainSection, TokensSection
 from costmodel.roofline import Roofline
@@ -85,11 +85,9 @@ class CycleCost:
     def bucket_rows(self, nodes: ArrayLike) -> Array:
         """Rows that verifying N nodes runs: N + 1, padded up to a bucket.
 
-        Beyond the largest bucket nothing is padded. Raises InputError for negative nodes.
+        Beyond the largest bucket nothing is padded.
         """
         rows = np.asarray(nodes, dtype=np.float64) + 1.0
-        if not np.all(rows >= 1):
-            raise InputError("nodes must be at least 0")
         if not self.buckets:
             return rows
         edges = np.asarray(self.buckets, dtype=np.float64)

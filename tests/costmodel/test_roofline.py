@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import Peaks, find_device, find_target, load_targets
-from costmodel.errors import InputError
 from costmodel.roofline import (
     Roofline,
     distinct_experts,
@@ -299,32 +298,3 @@ def test_both_counts_grow_with_all_work(rows, context, batch, tied, experts, win
         assert count(a, rows + 1, context, batch).total >= here
         assert count(a, rows, context + 1, batch).total >= here
         assert count(a, rows, context, batch + 1).total >= here
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
-        ((0, 5), "rows"),
-        ((1, -1), "context"),
-        ((1, 5, 0), "batch"),
-        ((float("nan"), 5), "rows"),
-        ((1, float("inf")), "context"),
-        (("many", 5), "rows"),
-        (([1, 2], [1, 2, 3]), "broadcast"),
-    ],
-)
-def test_impossible_shapes_are_refused(arguments, name):
-    with pytest.raises(InputError, match=name):
-        paper_flops(TINY, *arguments)
-
-
-def test_impossible_rooflines_are_refused():
-    peaks = Peaks(flops_per_s=1e6, bytes_per_s=1e4)
-    for wrong in (
-        {"element_bytes": 0},
-        {"element_bytes": 16},
-        {"count": "x"},
-        {"tensor_parallel": 0},
-    ):
-        with pytest.raises(InputError):
-            Roofline(**({"architecture": TINY, "peaks": peaks} | wrong))

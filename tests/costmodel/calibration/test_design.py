@@ -13,7 +13,6 @@ from costmodel.calibration.points import Points
 from costmodel.calibration.selection import regret_at_contexts
 from costmodel.calibration.stairs import fit_stairs
 from costmodel.catalog import find_device, find_target
-from costmodel.errors import InputError
 from costmodel.roofline import Roofline
 
 SETS = {
@@ -127,12 +126,3 @@ def test_batches_are_candidates_too():
     points = Points(rows=rows, context=context, batch=batch, seconds=seconds)
     chosen = design_points(points, roofline_of(), 10)
     assert set(batch[chosen].tolist()) == {1, 4} and len(set(chosen.tolist())) == 10
-
-
-def test_impossible_candidates_are_refused():
-    with pytest.raises(InputError, match="twice"):
-        Candidates(rows=[1, 1], context=[64, 64])
-    with pytest.raises(InputError, match="one shape or more"):
-        Candidates(rows=[], context=[])
-    with pytest.raises(InputError, match="rows of every candidate"):
-        Candidates(rows=[0, 1], context=[64, 64])

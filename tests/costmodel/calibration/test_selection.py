@@ -144,19 +144,6 @@ def test_a_line_never_predicts_less_than_the_physical_bound(invented):
         ({"rows": [1, 2], "context": [1, 1], "seconds": [1.0, 2.0]}, "at least 3 points"),
         ({"seconds": [0.1, 0.1, 0.1]}, "exactly the same time"),
         ({"rows": [4, 4, 4]}, "same roofline time"),
-        ({"seconds": [0.1, float("nan"), 0.3]}, "seconds of points must be finite"),
-        ({"seconds": [0.1, -0.2, 0.3]}, "seconds of every point must be from 1e-08"),
-        ({"seconds": [0.1, 0.0, 0.3]}, "seconds of every point must be from 1e-08"),
-        ({"seconds": [0.1, 0.3]}, "rows of points must be one list with 2"),
-        ({"rows": [0, 1, 2]}, "rows of every point must be at least 1"),
-        ({"context": [0, -1, 2]}, "context of every point must be at least 0"),
-        ({"batch": [0, 1, 1]}, "batch of every point"),
-        ({"n": [0, 1, 1]}, "n of every point"),
-        ({"mad_s": [0.1, -0.1, 0.1]}, "mad_s of points must be at least 0"),
-        ({"mad_s": [0.1]}, "mad_s of points must be one list"),
-        ({"rows": ["a", "b", "c"]}, "rows of points must be numbers"),
-        ({"rows": [], "context": [], "seconds": []}, "at least 3 points"),
-        ({"seconds": [[0.1, 0.2, 0.3]]}, "must be one list"),
     ],
 )
 def test_points_that_cannot_be_fitted(invented, changes, message):
@@ -171,14 +158,6 @@ def test_errors_are_summarised():
     assert summary.mape == pytest.approx(0.2 / 3)
     assert summary.median == pytest.approx(0.1)
     assert summary.worst == pytest.approx(0.1)
-    for predicted, measured in (
-        ([], []),
-        ([1.0], [1.0, 2.0]),
-        ([float("nan")], [1.0]),
-        ([1.0], [0.0]),
-    ):
-        with pytest.raises(InputError):
-            ErrorSummary.of(predicted, measured)
 
 
 def stairs(points, roofline, exact=False):
