@@ -9,6 +9,8 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from time import perf_counter
 
 from costmodel.errors import MeasurementError
@@ -73,7 +75,7 @@ class Turn:
 class Tools:
     """The clock and the bandwidth limit of a run; tests replace them."""
 
-    clock: Clock = perf_counter
+    clock: Callable[[], float] = perf_counter
     limit_s: Callable[[int, int], float | None] = lambda prompt_tokens, new_tokens: None
 
 
@@ -83,10 +85,7 @@ Listener = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The responses of a run in the order of its schedule, and the arms of engines that failed.
-
-    Responses of those are left out.
-    """
+    """The responses of a run in order, without those of the arms of engines that failed."""
 
     responses: tuple[Response, ...]
     failed: tuple[FailedArm, ...] = ()
@@ -118,17 +117,14 @@ def run_schedule(
             responses.append(together.get(turn) or run.respond(turn))
         except PeerFailure as failure:
             prompt = schedule.prompts[turn.prompt].prompt.id
-            run.fail(arm, failure, prompt=prompt, answered=_count(responses, arm))
+            answered = sum(response.arm == arm for response in responses)
+            run.fail(arm, failure, prompt=prompt, answered=answered)
             continue
         listener(len(responses), len(turns))
     return Outcome(
         responses=tuple(one for one in responses if one.arm not in run.failed),
         failed=tuple(run.failed.values()),
     )
-
-
-def _count(responses: Sequence[Response], arm: str) -> int:
-    return sum(response.arm == arm for response in responses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,28 +142,19 @@ class _Run:
         longest = max(schedule.prompts, key=lambda encoded: len(encoded.ids))
         largest = max(runner.largest_tree for runner in self.runners)
         tokens = len(longest.ids) + schedule.new_tokens + largest + 2
-        for runner in self._usable():
-            with self._starting(runner):
-                runner.prepare(tokens)
-        for runner in self._usable():
-            with self._starting(runner):
-                self._rehearse(runner, longest)
+        steps = (lambda runner: runner.prepare(tokens), partial(self._rehearse, encoded=longest))
+        for step, runner in product(steps, self.runners):
+            if runner.arm.name not in self.failed:
+                try:
+                    step(runner)
+                except PeerFailure as failure:
+                    self.fail(runner.arm.name, failure, prompt=None, answered=0)
 
     def fail(self, arm: str, failure: PeerFailure, *, prompt: str | None, answered: int) -> None:
         """Leave an arm out from here on."""
         self.failed[arm] = FailedArm(
             name=arm, prompt=prompt, answered=answered, reason=failure.problem
         )
-
-    def _usable(self) -> list[ArmRunner]:
-        return [runner for runner in self.runners if runner.arm.name not in self.failed]
-
-    @contextmanager
-    def _starting(self, runner: ArmRunner) -> Iterator[None]:
-        try:
-            yield
-        except PeerFailure as failure:
-            self.fail(runner.arm.name, failure, prompt=None, answered=0)
 
     def _rehearse(self, runner: ArmRunner, encoded: Encoded) -> None:
         """Decode the beginning of a text that does not count."""
@@ -187,8 +174,7 @@ class _Run:
         decoding = self._start(turn)
         with _naming(self._runner(turn), self._encoded(turn)):
             timer.time(decoding)
-        update = timer.update(decoding)
-        return replace(self._response(turn, timer, decoding), update=update)
+        return self._response(turn, timer, decoding)
 
     def respond_together(self, turns: Sequence[Turn]) -> dict[Turn, Response]:
         """The turns of one prompt whose arms can pause, a round each in turn."""
@@ -201,11 +187,7 @@ class _Run:
         rounds = {turn: self._timed_rounds(turn, *pair) for turn, pair in started.items()}
         for _ in in_turn(rounds):
             pass
-        responses = {}
-        for turn, (timer, decoding) in started.items():
-            update = timer.update(decoding)
-            responses[turn] = replace(self._response(turn, timer, decoding), update=update)
-        return responses
+        return {turn: self._response(turn, *pair) for turn, pair in started.items()}
 
     def _timed_rounds(
         self, turn: Turn, timer: ResponseTimer, decoding: SteppedArmDecoding
@@ -214,7 +196,8 @@ class _Run:
             yield from timer.time_steps(decoding)
 
     def _response(self, turn: Turn, timer: ResponseTimer, decoding: ArmDecoding) -> Response:
-        details, encoded = decoding.details(), self._encoded(turn)
+        update, encoded = timer.update(decoding), self._encoded(turn)
+        details = decoding.details()
         return Response(
             arm=self._runner(turn).arm.name,
             prompt=encoded.prompt.id,
@@ -228,6 +211,7 @@ class _Run:
             first_tokens=timer.first_tokens,
             stages=details.stages,
             rounds=details.rounds,
+            update=update,
             warnings=details.warnings,
         )
 
@@ -258,7 +242,6 @@ def _naming(runner: ArmRunner, encoded: Encoded) -> Iterator[None]:
         ) from error
 
 
-Clock = Callable[[], float]
 _DIGITS = 7  # of seconds; the clock's noise is larger
 
 
@@ -269,7 +252,7 @@ class ResponseTimer:
     not count, nor does time after the last one that does.
     """
 
-    def __init__(self, clock: Clock, new_tokens: int, ends: frozenset[int]) -> None:
+    def __init__(self, clock: Callable[[], float], new_tokens: int, ends: frozenset[int]) -> None:
         self.tokens: list[int] = []
         self.first_tokens = 0
         self.finish: Finish | None = None

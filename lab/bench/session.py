@@ -24,25 +24,10 @@ from lab.bench.arms.choice import ArmChoice, plan_arms
 from lab.bench.arms.drafter_names import drafter_labels
 from lab.bench.engines.arm import EngineSubject, check_engines, engine_runners
 from lab.bench.engines.choice import EngineChoice
-from lab.bench.environment import (
-    bandwidth_limit,
-    describe_profile,
-    machine,
-    stored_profile,
-)
+from lab.bench.environment import bandwidth_limit, describe_profile, machine, stored_profile
 from lab.bench.prompts import PromptText, encode_texts, read_files
-from lab.bench.record import (
-    BenchSettings,
-    PromptFile,
-    Result,
-    write_result,
-)
-from lab.bench.schedule import (
-    Listener,
-    Schedule,
-    Tools,
-    run_schedule,
-)
+from lab.bench.record import BenchSettings, PromptFile, Result, write_result
+from lab.bench.schedule import Listener, Schedule, Tools, run_schedule
 from profiler.calibrate.files import device_label
 from profiler.demo import PROMPTS
 from profiler.measure.lock import device_lock

@@ -1,15 +1,11 @@
 """The simulated drafter: it replays known texts at ranks drawn from an acceptance process.
 
-It stands in for a trained block drafter. Given texts that the target wrote, its blocks hold the
-true next tokens at ranks that an `AcceptanceProcess` draws, so that budget policies can be
-compared on any target and device, a randomly initialised one included. All draws are hashes of
-(seed, prompt, position in the text): a hard token is hard for every policy and wherever its block
-starts, as for a real drafter, so that compared policies meet the same draws. Positions are
-independent, so the stated probabilities hold whatever a round has revealed.
-
-Results with it are of *simulated acceptance*, and its name says so. It drafts in a few
-microseconds; `companion` runs a real drafter beside it, whose candidates are discarded, where a
-comparison must include drafting time.
+It stands in for a trained block drafter, so that budget policies can be compared on any target and
+device. Its blocks hold the true next tokens at ranks that an `AcceptanceProcess` draws. All draws
+are hashes of (seed, prompt, position in the text): a hard token is hard for every policy and
+wherever its block starts, as for a real drafter. Positions are independent, so the stated
+probabilities hold whatever a round has revealed. Results with it are of *simulated acceptance*,
+and its name says so; it drafts in a few microseconds.
 """
 
 from __future__ import annotations
@@ -21,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 
 from costmodel.acceptance import AcceptanceProcess
-from costmodel.errors import InputError
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
 from decoder.tree.draft_tree import Lattice, jit
 
@@ -33,9 +28,7 @@ class Truth:
     """Texts that the target writes, prompts included; several may begin alike."""
 
     def __init__(self, texts: Iterable[Sequence[int]] = ()) -> None:
-        self._texts: list[NDArray[np.int64]] = []
-        for text in texts:
-            self.add(text)
+        self._texts = [np.asarray(text, dtype=np.int64) for text in texts]
 
     def add(self, text: Sequence[int]) -> None:
         """Add a text, prompt and continuation in one."""
@@ -55,10 +48,9 @@ class Truth:
 class SimulatedDrafter(Drafter):
     """Drafts lattices that hold the true next tokens with the acceptance of a process.
 
-    truth      the target's texts; where a text departs from them or runs past their end, the
-               drafted tokens are unrelated to the target's
-    vocab      size of the vocabulary that wrong tokens are drawn from
-    companion  a drafter that runs at every draft for its time alone
+    truth  the target's texts; where a text departs from them or runs past their end, the drafted
+           tokens are unrelated to the target's
+    vocab  size of the vocabulary that wrong tokens are drawn from
 
     Its trees are deterministic at any temperature; above 0 the target soon departs from the
     truth.
@@ -66,27 +58,16 @@ class SimulatedDrafter(Drafter):
 
     simulated = True
 
+    architecture_hash = "replay"
+
     def __init__(
-        self,
-        truth: Truth,
-        process: AcceptanceProcess,
-        *,
-        vocab: int,
-        seed: int = 0,
-        companion: Drafter | None = None,
+        self, truth: Truth, process: AcceptanceProcess, *, vocab: int, seed: int = 0
     ) -> None:
-        if vocab < 2:
-            raise InputError(f"a replay needs a vocabulary of 2 or more tokens, got {vocab}")
         self.name = f"replay of simulated acceptance: {process.label}"
-        self.architecture_hash = "replay" if companion is None else companion.architecture_hash
         self.max_depth = process.gamma
-        self.feature_layers = () if companion is None else companion.feature_layers
-        self.truth = truth
-        self.process = process
-        self.vocab = vocab
-        self.seed = seed
+        self.truth, self.process = truth, process
+        self.vocab, self.seed = vocab, seed
         self.confidences = process.confidences()
-        self._companion = companion
 
     def start(
         self,
@@ -94,19 +75,14 @@ class SimulatedDrafter(Drafter):
         features: torch.Tensor | None,
         logits: torch.Tensor | None = None,
     ) -> SimulatedSession:
-        beside = self._companion
-        companion = None if beside is None else beside.start(prompt, features, logits)
-        return SimulatedSession(self, prompt, companion)
+        return SimulatedSession(self, prompt)
 
 
 class SimulatedSession(DraftSession):
     """The replay of one sequence."""
 
-    def __init__(
-        self, drafter: SimulatedDrafter, prompt: NDArray[np.int64], companion: DraftSession | None
-    ) -> None:
+    def __init__(self, drafter: SimulatedDrafter, prompt: NDArray[np.int64]) -> None:
         self._drafter = drafter
-        self._companion = companion
         tokens = np.ascontiguousarray(prompt, dtype=np.int64)
         self._key = _key(tokens, drafter.seed % 2**63)
         self._text = drafter.truth.find(prompt)
@@ -114,8 +90,6 @@ class SimulatedSession(DraftSession):
     def draft(self, context: NDArray[np.int64], request: DraftRequest) -> Lattice:
         """[depth, K] candidates with the probabilities that they are the target's tokens."""
         drafter = self._drafter
-        if self._companion is not None:
-            self._companion.draft(context, request)
         depth = min(request.depth, drafter.max_depth)
         truth = self._true_tokens(context, depth)
         draws = (drafter.confidences, drafter.process.tail, drafter.vocab)
@@ -125,8 +99,7 @@ class SimulatedSession(DraftSession):
         return Lattice(tokens, probabilities)
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
-        if self._companion is not None:
-            self._companion.observe(emitted, features)
+        return
 
     def _true_tokens(self, context: NDArray[np.int64], depth: int) -> NDArray[np.int64]:
         """The true tokens [depth] after the context; `UNKNOWN` where no text reaches."""

@@ -125,10 +125,7 @@ def main() -> None:
     )
     settings = {"tokens": options.tokens, "sets": SETS, "per_set": options.per_set}
     settings |= {"other_commit": commit.stdout.strip(), "seconds": perf_counter() - began}
-    store(
-        "compare_checkouts",
-        {"environment": environment(), "settings": settings, "arms": arms},
-    )
+    store("compare_checkouts", {"environment": environment(), "settings": settings, "arms": arms})
 
 
 if __name__ == "__main__":

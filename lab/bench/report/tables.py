@@ -211,16 +211,8 @@ def _update_tables(figures: ResultFigures) -> tuple[Table, Table]:
                 ]
             )
     return (
-        Table(
-            title="Updates while serving",
-            columns=UPDATES,
-            rows=costs,
-        ),
-        Table(
-            title="What the updates gained",
-            columns=GAINS,
-            rows=gains,
-        ),
+        Table(title="Updates while serving", columns=UPDATES, rows=costs),
+        Table(title="What the updates gained", columns=GAINS, rows=gains),
     )
 
 

@@ -7,10 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from costmodel.acceptance import (
-    AcceptanceProcess,
-    constant,
-)
+from costmodel.acceptance import AcceptanceProcess, constant
 from decoder.drafters.base import DraftRequest
 from decoder.tree.growth import TopPaths
 from lab.bench.simulated import SimulatedDrafter, Truth

@@ -70,10 +70,7 @@ class TestPublishedAcceptance:
         self, device
     ):
         true, released, linear = costs(device)
-        policies = {
-            "paper": PaperBastion(released, MOST),
-            "printed": PrintedBastion(linear, MOST),
-        }
+        policies = {"paper": PaperBastion(released, MOST), "printed": PrintedBastion(linear, MOST)}
         process = published("bastion", "math500", target="qwen3-8b", temperature=0)
         played, hindsight = play(process, policies, true, rounds=400)
         _, best = hindsight.best_fixed()

@@ -21,13 +21,7 @@ from lab.papers.blockpilot.recipe import (
     train_blockpilot,
     train_predictor,
 )
-from lab.papers.blockpilot.sweeps import (
-    BlockSizeSample,
-    Sweep,
-    Sweeper,
-    best_candidates,
-    cycle_s,
-)
+from lab.papers.blockpilot.sweeps import BlockSizeSample, Sweep, Sweeper, best_candidates, cycle_s
 from lab.training.corpus import TrainingText, read_corpus
 from tests.decoder.draft_models import VOCAB, dflash_folder, draft_target
 from tests.decoder.drafters.test_dflash import reference

@@ -3,12 +3,7 @@
 import numpy as np
 import pytest
 
-from lab.papers.specblock.updates.bandit import (
-    AlwaysUpdate,
-    Bandit,
-    BanditSettings,
-    Query,
-)
+from lab.papers.specblock.updates.bandit import AlwaysUpdate, Bandit, BanditSettings, Query
 
 
 def query(signal=6.0, tokens=20, verifications=10, seconds=1.0):

@@ -17,11 +17,7 @@ from lab.training.loop import TrainingSettings, train
 from lab.training.recipe import Recipe
 from tests.decoder.draft_models import draft_target
 from tests.decoder.models import greedy, target_of
-from tests.lab.papers.specblock.specblock_models import (
-    example_of,
-    seeded,
-    specblock_objective,
-)
+from tests.lab.papers.specblock.specblock_models import example_of, seeded, specblock_objective
 from tests.tiny_folder import write_tokenizer, write_weights
 
 

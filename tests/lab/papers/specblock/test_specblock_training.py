@@ -9,17 +9,9 @@ import torch
 from decoder.drafters.blocks import Rotary
 from lab.papers.specblock.drafter import SpecBlockDrafter
 from lab.papers.specblock.model import SpecBlockConfig, SpecBlockModel, save_specblock
-from lab.papers.specblock.training.objective import (
-    Scored,
-    draft_losses,
-    rank_labels,
-    valid_prefix,
-)
+from lab.papers.specblock.training.objective import Scored, draft_losses, rank_labels, valid_prefix
 from lab.papers.specblock.training.rows import Passage, run_blocks
-from tests.decoder.draft_models import (
-    draft_target,
-    random_tensors,
-)
+from tests.decoder.draft_models import draft_target, random_tensors
 from tests.lab.papers.specblock.specblock_models import (
     SPECBLOCK,
     Reference,
