@@ -24,7 +24,6 @@ from decoder.policies.base import Limits, Policy, TreeRequest
 from decoder.statistics import ForwardTimer, Round, StageTimer, Statistics, TimedForward
 from decoder.text import ProcessedRows, TextRequest
 from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, Lattice
-from decoder.tree.growth import UNBOUNDED
 
 FillShape = Callable[[DraftTree], DraftTree]  # from a chosen shape to the tree that is verified
 
@@ -264,12 +263,8 @@ def _draft_depth(parts: LoopParts, sequence: TextSequence) -> int:
     """The deepest position to draft; 0 without a draft, for good where the drafter has failed."""
     if sequence.session.failure is not None:
         return 0
-    drafter, wish = parts.drafter.drafter, parts.policy.growth.max_depth
-    deepest = drafter.max_depth
-    if drafter.deepens and wish < UNBOUNDED:
-        deepest = max(deepest, wish)
     # A round without a draft gives one token, so drafts serve the tokens wanted beyond it.
-    return min(deepest, sequence.wanted - 1)
+    return min(parts.drafter.drafter.deepest(parts.policy.growth), sequence.wanted - 1)
 
 
 def _draft(

@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 
 from decoder.tree.draft_tree import CandidateTree, DraftTree, Lattice
-from decoder.tree.growth import Growth
+from decoder.tree.growth import UNBOUNDED, Growth
 
 # How a drafter serves sampled trees: not at all, for want of a q over the whole vocabulary;
 # by `Lattice.whole`, its q at every position; or by `DraftSession.draw`, level by level.
@@ -142,6 +142,11 @@ class Drafter(ABC):
     @cached_property
     def architecture_hash(self) -> str:
         return f"{type(self).__module__}:{type(self).__qualname__}"
+
+    def deepest(self, growth: Growth) -> int:
+        """The deepest position that it drafts under a growth rule."""
+        deeper = self.deepens and growth.max_depth < UNBOUNDED
+        return max(self.max_depth, growth.max_depth) if deeper else self.max_depth
 
     @abstractmethod
     def start(

@@ -107,7 +107,8 @@ class CausalLMSession(DraftSession):
 
     def draft(self, context: NDArray[np.int64], request: DraftRequest) -> CandidateTree:
         """Candidates below the bonus token; none past the drafter's last position."""
-        depth = self._depth(context, request.depth)
+        wanted = min(request.depth, self._drafter.deepest(request.growth))
+        depth = self._depth(context, wanted)
         if depth < 1:
             return NO_CANDIDATES
         q = _CausalDistributions(self, self._catch_up(context), request.temperature)
@@ -167,8 +168,7 @@ class CausalLMSession(DraftSession):
     def _depth(self, context: NDArray[np.int64], wanted: int) -> int:
         """Levels that can be drafted; nodes of the last level need no position of their own."""
         room = self._model.max_context + 1 - len(context)
-        deepest = wanted if self._drafter.deepens else self._drafter.max_depth
-        return min(wanted, deepest, room)
+        return min(wanted, room)
 
     def _catch_up(self, context: NDArray[np.int64]) -> torch.Tensor:
         """Logits [1, vocab] at the bonus token, from a forward of all uncached tokens."""

@@ -123,7 +123,7 @@ class EnsembleSession(DraftSession):
 def _draft(
     session: DraftSession, drafter: Drafter, context: NDArray[np.int64], request: DraftRequest
 ) -> Candidates:
-    depth = request.depth if drafter.deepens else min(request.depth, drafter.max_depth)
+    depth = min(request.depth, drafter.deepest(request.growth))
     return sound(session.draft(context, replace(request, depth=depth, whole=False)))
 
 

@@ -7,6 +7,8 @@ import torch
 from costmodel.errors import InputError
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.causal_lm import CATCH_UP_ROWS, CausalLMDrafter
+from decoder.drafters.ensemble import EnsembleDrafter
+from decoder.drafters.ngram import NgramDrafter
 from decoder.drafters.vocabulary import check_vocabulary
 from decoder.model.loading import load_model
 from decoder.tree.growth import SinglePath, TopPaths, grow
@@ -173,3 +175,15 @@ class TestVocabularies:
         larger = load("c", write_weights, vocab_size=261)
         with pytest.raises(InputError, match="261 tokens and the target b one of 260"):
             check_vocabulary(larger, load("d/b", write_all))
+
+
+def test_it_drafts_deeper_only_where_a_growth_rule_has_a_larger_depth_of_its_own():
+    free, bounded = (
+        drafter_of(random_model("qwen3")),
+        drafter_of(random_model("qwen3"), max_depth=4),
+    )
+    both = EnsembleDrafter(NgramDrafter(max_depth=3), free)
+    for growth, deepest in ((TopPaths(), 8), (SinglePath(), 8), (SinglePath(max_depth=12), 12)):
+        assert (free.deepest(growth), both.deepest(growth), bounded.deepest(growth)) == (
+            deepest, deepest, 4,
+        )  # fmt: skip
