@@ -54,6 +54,7 @@ class Eagle3Drafter(Drafter):
     name = "eagle3"
     draws: Draws = "levels"
     max_depth = EXPANSIONS + 1
+    deepens = True
 
     def __init__(self, target: Target, source: str | Path | Eagle3Model) -> None:
         if isinstance(source, Eagle3Model):
@@ -117,7 +118,8 @@ class Eagle3Session(DraftSession):
         drafter = self._drafter
         q = _Eagle3Distributions(self._tree(context), request.temperature)
         children = TopChildren(q, drafter.tokens)
-        return grow(children, request.growth, min(request.depth, drafter.max_depth))
+        deepest = min(request.depth, drafter.deepest(request.growth))
+        return grow(children, request.growth, deepest)
 
     def draw(
         self,
@@ -130,7 +132,7 @@ class Eagle3Session(DraftSession):
         drafter = self._drafter
         vocab = drafter.target.architecture.vocab
         q = _Eagle3Distributions(self._tree(context), temperature, drafter.tokens, vocab)
-        return draw_levels(shape, q, generator, drafter.max_depth)
+        return draw_levels(shape, q, generator, int(shape.depths.max(initial=0)))
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
         """Keep the features of the committed rows for the next draft."""

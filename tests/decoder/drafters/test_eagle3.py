@@ -169,6 +169,9 @@ class TestAgainstTheReference:
             again = session.draft(context, asked())
             np.testing.assert_array_equal(again.tokens, tree.tokens)
             np.testing.assert_array_equal(again.probabilities, tree.probabilities)
+        deep = TopPaths(width=2, frontier=1, max_depth=9)  # beyond the published 8 levels
+        tree = session.draft(context, asked(deep, depth=9))
+        assert_same(tree, Reference(config, tensors, target, context).tree(2, 1, 9))
 
     @torch.inference_mode()
     def test_an_embedding_of_its_own(self, tmp_path):
