@@ -11,7 +11,6 @@ from lab.bench.prompts import Encoded
 from lab.bench.record import (
     Arm,
     BenchSettings,
-    Environment,
     Model,
     Prompt,
     Response,
@@ -19,6 +18,7 @@ from lab.bench.record import (
     Rounds,
 )
 from lab.bench.schedule import Schedule, Tools, run_schedule
+from tests.lab.bench.made_bench import ENVIRONMENT
 
 END = 9
 
@@ -114,31 +114,18 @@ def encoded(name: str, ids: Sequence[int], prompt_set: str = "set") -> Encoded:
 
 def settings(**changed: Any) -> BenchSettings:
     usual: dict[str, Any] = {
-        "new_tokens": 64,
-        "temperature": 0.0,
-        "repeats": 1,
-        "chat": False,
-        "seed": 0,
-        "files": (),
-        "dtype": "float32",
-        "runtime": "eager",
-        "device": "cpu",
-    }
+        "new_tokens": 64, "temperature": 0.0, "repeats": 1, "chat": False, "seed": 0, "files": (),
+        "dtype": "float32", "runtime": "eager", "device": "cpu",
+    }  # fmt: skip
     return BenchSettings(**usual | changed)
 
 
 def response(arm_name: str, prompt_id: str, tokens: int, decode_s: float, **more: Any) -> Response:
     """`tokens` tokens, the first of them after 1 s and the last `decode_s` later."""
     usual: dict[str, Any] = {
-        "arm": arm_name,
-        "prompt": prompt_id,
-        "repeat": 0,
-        "place": 0,
-        "tokens": tuple(range(tokens)),
-        "finish": "length",
-        "first_token_s": 1.0,
-        "total_s": 1.0 + decode_s,
-    }
+        "arm": arm_name, "prompt": prompt_id, "repeat": 0, "place": 0, "finish": "length",
+        "tokens": tuple(range(tokens)), "first_token_s": 1.0, "total_s": 1.0 + decode_s,
+    }  # fmt: skip
     return Response(**usual | more)
 
 
@@ -147,15 +134,11 @@ def rounds(
 ) -> Rounds:
     """Rounds of chains, unless `depths` says otherwise; every forward takes 10 ms."""
     count = len(nodes)
-    deep = tuple(nodes if depths is None else depths)
     usual: dict[str, Any] = {
-        "nodes": tuple(nodes),
-        "depths": deep,
-        "accepted": tuple(accepted),
-        "expected": (1.0,) * count,
-        "verify_s": (0.01,) * count,
+        "nodes": tuple(nodes), "depths": tuple(nodes if depths is None else depths),
+        "accepted": tuple(accepted), "expected": (1.0,) * count, "verify_s": (0.01,) * count,
         "cycle_s": (0.02,) * count,
-    }
+    }  # fmt: skip
     return Rounds(**usual | more)
 
 
@@ -164,21 +147,11 @@ def result(
 ) -> Result:
     labels = dict.fromkeys(one.drafter for one in arms if one.drafter is not None)
     usual: dict[str, Any] = {
-        "environment": Environment(
-            created_utc="2026-01-01T00:00:00Z",
-            device="a CPU",
-            threads=2,
-            instruction_set="avx2",
-            fields={"torch_version": "2.13.0"},
-        ),
-        "settings": settings(),
+        "environment": ENVIRONMENT, "settings": settings(),
         "target": Model(name="target", hash="t" * 16),
-        "drafters": tuple(Model(name=label, hash=label) for label in labels),
-        "profile": None,
-        "arms": tuple(arms),
-        "prompts": tuple(prompts),
-        "responses": tuple(responses),
-    }
+        "drafters": tuple(Model(name=label, hash=label) for label in labels), "profile": None,
+        "arms": tuple(arms), "prompts": tuple(prompts), "responses": tuple(responses),
+    }  # fmt: skip
     return Result(**usual | changed)
 
 

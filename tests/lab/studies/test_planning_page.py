@@ -1,10 +1,27 @@
-"""docs/planning.md cannot rot: its output is that of its commands."""
+"""docs/planning.md and the stored comparison with published speedups are those of this code."""
 
+import json
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from lab.studies import plan_speedups
+from lab.studies.plan_speedups import MEASURED, planned
 from lab.studies.readme import PLAN, PLANNING, with_output
+
+
+@pytest.mark.slow
+def test_stored_plans_are_those_of_today():
+    path = Path(plan_speedups.__file__).parent / "results" / "plan_speedups.json"
+    rows = {(row["target"], row["shape"]): row for row in json.loads(path.read_text())["rows"]}
+    assert set(rows) == set(MEASURED)
+    for (target, shape), row in rows.items():
+        error = np.array(row["planned"]) / np.array(row["measured"]) - 1
+        assert row["mean_error"] == pytest.approx(np.mean(np.abs(error)), abs=1e-3)
+        assert row["mean_error"] < (0.1 if shape == "chain" else 0.2)
+        assert planned(target, "gsm8k", shape) == pytest.approx(row["planned"][0], rel=0.01)
 
 
 @pytest.mark.slow

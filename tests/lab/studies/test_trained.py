@@ -8,27 +8,19 @@ import pytest
 from lab.studies import trained
 
 HISTORY = [
-    {"step": 200.0, "seconds": 60.0, "chain": 1.25, "tree": 1.5, "accepted_1": 0.3}
-    | {"accepted_2": 0.05},
-    {"step": 400.0, "seconds": 120.0, "chain": 2.5, "tree": 3.25, "accepted_1": 0.625}
-    | {"accepted_2": 0.25},
-]
+    {"step": 200.0, "seconds": 60.0, "chain": 1.25, "tree": 1.5, "accepted_1": 0.3,
+     "accepted_2": 0.05},
+    {"step": 400.0, "seconds": 120.0, "chain": 2.5, "tree": 3.25, "accepted_1": 0.625,
+     "accepted_2": 0.25},
+]  # fmt: skip
 PRINTED = {
-    "kind": "dflash",
-    "drafter": "/home/somebody/work/drafter",
-    "texts": 1200,
-    "held_out": 40,
-    "tokens": 150000,
-    "collecting": {"openings": "free"},
+    "kind": "dflash", "drafter": "/home/somebody/work/drafter", "texts": 1200, "held_out": 40,
+    "tokens": 150000, "collecting": {"openings": "free"},
     "settings": {"steps": 400, "batch": 4, "learning_rate": 0.002},
-    "last": HISTORY[-1],
-    "history": HISTORY,
-    "environment": {
-        "device": "A CPU",
-        "created_utc": "2026-01-02T03:04:05Z",
-        "fields": {"torch_version": "2.9"},
-    },
-}
+    "last": HISTORY[-1], "history": HISTORY,
+    "environment": {"device": "A CPU", "created_utc": "2026-01-02T03:04:05Z",
+                    "fields": {"torch_version": "2.9"}},
+}  # fmt: skip
 
 
 @pytest.fixture

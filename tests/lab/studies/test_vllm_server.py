@@ -63,11 +63,6 @@ def test_a_line_arrives_with_its_end() -> None:
     assert events_of_stream([(0.5, text)]) == [(0.5, 4)]
 
 
-def test_an_error_in_the_stream_is_raised() -> None:
-    with pytest.raises(ValueError, match="out of room"):
-        tokens_of_line('data: {"error": {"message": "out of room"}}')
-
-
 def test_times_count_from_the_arrival() -> None:
     one = answer(1.0, (1.5, 1), (1.7, 3), (2.0, 1))
     assert one.ttft_s == pytest.approx(0.5)
@@ -89,11 +84,6 @@ def test_acceptance_from_the_counters() -> None:
     assert found["by_depth"] == pytest.approx([0.6, 1 / 3, 0.0], abs=1e-5)
     committed = 1 + found["drafted_share"] * (0.6 + 0.2)
     assert found["rounds"] * committed == pytest.approx(40)
-
-
-def test_a_server_that_does_not_speculate_is_named() -> None:
-    with pytest.raises(SystemExit, match="does it speculate"):
-        acceptance(metrics(BEFORE), metrics(BEFORE), 3)
 
 
 class _Server(BaseHTTPRequestHandler):
