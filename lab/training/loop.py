@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from time import perf_counter
@@ -23,8 +23,9 @@ from decoder.tree.draft_tree import DraftTree
 from lab.training.features import Example
 
 CHECKPOINT = "checkpoint.pt"
-LENGTH = {"steps", "save_every"}  # settings that may differ when a run is continued
+LENGTH = {"steps", "epochs", "save_every"}  # settings that may differ when a run is continued
 Say = Callable[[str], None]
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Objective(Protocol):
@@ -46,16 +47,21 @@ class TrainingSettings:
     """The settings of the optimiser and of the run.
 
     steps       optimiser steps of `batch` examples each
-    warmup      steps of rising learning rate; then it falls as a cosine to a tenth
+    epochs      passes over the texts, in place of `steps`
+    warmup      steps of rising learning rate, or below 1 their share; then it falls as a cosine
+                to a tenth
+    betas       of AdamW
     clip        largest norm of the gradient
     autocast    whether products are in bfloat16 (weights and sums stay in float32)
     save_every  steps between checkpoints, and between validations
     """
 
     steps: PositiveInt = 2000
+    epochs: PositiveInt | None = None
     batch: PositiveInt = 4
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 2e-3
-    warmup: NonNegativeInt = 100
+    warmup: NonNegativeFloat = 100
+    betas: tuple[Share, Share] = (0.9, 0.95)
     weight_decay: NonNegativeFloat = 0.01
     clip: PositiveFloat = 1.0
     autocast: bool = True
@@ -81,13 +87,16 @@ def train(
     """
     if not training:
         raise InputError("there is no text to train on", hint="Collect more prompts.")
+    if settings.epochs is not None:
+        steps = -(-settings.epochs * len(training) // settings.batch)
+        settings = replace(settings, steps=steps)
     folder.mkdir(parents=True, exist_ok=True)
     model = objective.model
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimiser = torch.optim.AdamW(
         trained,
         lr=settings.learning_rate,
-        betas=(0.9, 0.95),
+        betas=settings.betas,
         weight_decay=settings.weight_decay,
         fused=True,
     )
@@ -133,9 +142,10 @@ def train(
 
 def learning_rate(step: int, settings: TrainingSettings) -> float:
     """The learning rate of a step: linear warm-up, then half a cosine down to a tenth."""
-    if step < settings.warmup:
-        return settings.learning_rate * (step + 1) / settings.warmup
-    done = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
+    warmup = settings.warmup if settings.warmup >= 1 else int(settings.warmup * settings.steps)
+    if step < warmup:
+        return settings.learning_rate * (step + 1) / warmup
+    done = (step - warmup) / max(1, settings.steps - warmup)
     return settings.learning_rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done)))
 
 

@@ -151,9 +151,10 @@ def random_tensors(shapes, seed=1):
 
 def mapping(config, seed=2):
     """d2t and t2d: which tokens the drafter knows, in increasing order."""
-    drafted = np.random.default_rng(seed).permutation(VOCAB)[: config["draft_vocab_size"]]
+    vocab = config["vocab_size"]
+    drafted = np.random.default_rng(seed).permutation(vocab)[: config["draft_vocab_size"]]
     tokens = torch.from_numpy(np.sort(drafted))
-    known = torch.zeros(VOCAB, dtype=torch.bool)
+    known = torch.zeros(vocab, dtype=torch.bool)
     known[tokens] = True
     return {"d2t": tokens - torch.arange(len(tokens)), "t2d": known}
 

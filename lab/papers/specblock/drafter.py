@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +18,9 @@ from numpy.typing import NDArray
 from costmodel.errors import InputError
 from decoder.acceptance.drawn import draw_levels
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
-from decoder.drafters.blocks import DraftCache, Rotary, Span, span
+from decoder.drafters.blocks import DraftCache, Rotary, span
 from decoder.drafters.caches import WaitingFeatures, check_observed
-from decoder.drafters.checkpoint import differences, find_config, refuse_misfit, stored_model
+from decoder.drafters.checkpoint import differences, refuse_misfit, stored_model
 from decoder.drafters.vocabulary import softmax
 from decoder.model.target import Target
 from decoder.tree.draft_tree import CandidateTree, DraftTree
@@ -29,8 +28,6 @@ from decoder.tree.growth import Frontier
 from lab.papers.specblock.model import (
     SpecBlockConfig,
     SpecBlockModel,
-    Wanted,
-    is_released,
     is_specblock,
     load_specblock,
     pack_specblock,
@@ -41,10 +38,10 @@ CHUNK_ROWS = 512  # of a prompt in one forward
 
 
 class SpecBlockDrafter(Drafter):
-    """Drafts trees of blocks; the embedding is the target's, and usually the head's rows too.
+    """Drafts trees of blocks, with the target's embedding and an LM head of its own.
 
     source  a checkpoint's folder or hub id, or a loaded model
-    growth  None for the checkpoint's branching, two blocks and 60 nodes
+    growth  None for the checkpoint's branching and the paper's two blocks and 60 nodes
     Raises InputError if the checkpoint is damaged or belongs to another target.
     """
 
@@ -56,8 +53,7 @@ class SpecBlockDrafter(Drafter):
         if isinstance(source, SpecBlockModel):
             self.model = source
         else:
-            load = partial(load_specblock, head=target.head_weight())
-            self.model = stored_model(source, target, load)
+            self.model = stored_model(source, target, load_specblock)
             pack_specblock(self.model)
         config = self.model.config
         check_fit(config, target)
@@ -66,26 +62,19 @@ class SpecBlockDrafter(Drafter):
         self.name = self.model.name
         self.rotary = Rotary(config.shape, target.device)
         self.max_depth = config.block_length * self.growth.blocks
-        self.feature_layers = config.feature_layers
-        self.architecture_hash = config.hash(
-            {"blocks": self.growth.blocks, "starts": self.growth.starts}
-        )
+        self.feature_layers = config.features_of(target.architecture.layers)
+        counts = (self.growth.blocks, self.growth.beam, self.growth.widest)
+        self.architecture_hash = config.hash({"growth": counts})
         self.tokens = self.model.tokens.cpu().numpy()
 
     @staticmethod
     def recognises(published: Mapping[str, Any]) -> bool:
-        """Whether a config.json is that of a SpecBlock drafter, or of one its authors released."""
-        return is_specblock(published) or is_released(published)
+        """Whether a config.json is that of a SpecBlock drafter."""
+        return is_specblock(published)
 
     @classmethod
     def from_pretrained(cls, name: str, target: Target) -> SpecBlockDrafter:
-        """The drafter of a folder or hub id. Raises InputError for the authors' own format."""
-        if is_released(find_config(name)):
-            raise InputError(
-                f"'{name}' is a SpecBlock checkpoint in its authors' format, which is not read: "
-                "it has K prefix rows a token and another rank head",
-                hint="`rooftree train-drafter --kind specblock` trains one for this decoder.",
-            )
+        """The drafter of a folder or hub id. Raises InputError."""
         return cls(target, name)
 
     def start(
@@ -103,10 +92,10 @@ class SpecBlockDrafter(Drafter):
 
 
 class SpecBlockSession(DraftSession):
-    """The drafting of one text: the cache of its prefix, and rows that are not yet in it.
+    """The drafting of one text: the cache of its prefix, K rows a token, and tokens not yet in it.
 
-    The prefix's row t joins the features of token t and the embedding of token t + 1; the newest
-    row waits for the bonus token and is the first position of the first block.
+    The rows of token t join its features and the embedding of token t + 1; the newest token's
+    wait for the bonus token and are the first block.
     """
 
     def __init__(
@@ -115,13 +104,15 @@ class SpecBlockSession(DraftSession):
         """features: of the prompt, [tokens, 3 * hidden]"""
         self._drafter = drafter
         config = drafter.model.config
-        self._like = drafter.model.queries  # in training, of another dtype than the target
+        self._length = config.block_length
+        self._chunk = max(1, CHUNK_ROWS // self._length)
+        self._like = drafter.model.norm.weight  # in training, of another dtype than the target
         self._cache = DraftCache(
             config.shape, config.layers, self._like.dtype, drafter.target.device
         )
         self._waiting = WaitingFeatures("a SpecBlock drafter")
-        self._conditions = torch.empty_like(self._like[:0])  # those of the drafter's width before
-        self._drafted = 0  # prefix rows after the cache's length that the last draft wrote
+        self._conditions = self._like.new_empty(0, config.shape.hidden)
+        self._drafted = 0  # tokens after the cache's context whose rows the last draft wrote
         self.observe(prompt.tolist(), features)
         self._take_in(prompt, most=1)
 
@@ -136,10 +127,9 @@ class SpecBlockSession(DraftSession):
         for number in range(growth.blocks):
             if number:
                 starts = tree.starts
-                places = np.array([rows[start.block, start.position] for start in starts])
-                rows = blocks.more(places, np.array([start.token for start in starts]))
+                rows = blocks.more(rows[starts.blocks, starts.positions], starts.tokens)
             tree.attach(*self._best(blocks, rows, request.temperature))
-            if not tree.starts:
+            if not len(tree.starts):
                 break
         return tree.candidates()
 
@@ -155,7 +145,7 @@ class SpecBlockSession(DraftSession):
 
         Within a block q does not depend on the tokens above. Every node with children at the end
         of a block starts one of its own, so there are as many forwards as rounds of blocks. The
-        rank head bounds the children of every node, as it does in candidate trees.
+        rank head bounds the children of every node but the root.
         """
         drafter = self._drafter
         q = _BlockDistributions(drafter, self._blocks(context), temperature)
@@ -165,8 +155,8 @@ class SpecBlockSession(DraftSession):
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
         """Keep the features of the committed rows for the next draft."""
         self._waiting.add(features)
-        # Prefix rows that the draft has run belong to committed tokens now, the bonus included.
-        self._cache.length += self._drafted
+        # Rows that the draft has run belong to committed tokens now, the bonus included.
+        self._cache.length += self._drafted * self._length
         self._conditions = self._conditions[self._drafted :]
         self._drafted = 0
         if self._waiting.many:
@@ -174,12 +164,12 @@ class SpecBlockSession(DraftSession):
 
     def _blocks(self, context: NDArray[np.int64]) -> Blocks:
         """The forwards of one draft after the context, whose last token is the bonus."""
-        self._take_in(context, most=CHUNK_ROWS)
-        rows = len(self._conditions)
-        check_observed(self._cache.length + rows, len(context))
-        self._drafted = rows
+        self._take_in(context, most=self._chunk)
+        count = len(self._conditions)
+        check_observed(self._cache.length // self._length + count, len(context))
+        self._drafted = count
         drafter = self._drafter
-        embeddings = drafter.embed(context[-rows:])
+        embeddings = drafter.embed(context[-count:])
         return Blocks(drafter, self._cache, self._conditions, embeddings)
 
     @torch.inference_mode()
@@ -191,13 +181,16 @@ class SpecBlockSession(DraftSession):
 
     @torch.inference_mode()
     def _take_in(self, context: NDArray[np.int64], most: int) -> None:
-        """Bring rows into the cache until at most `most` of them wait for the next draft."""
+        """Bring tokens into the cache until at most `most` of them wait for the next draft."""
         self._make_narrow()
+        cache, drafter = self._cache, self._drafter
         while len(self._conditions) > most:
-            count = min(len(self._conditions) - most, CHUNK_ROWS)
-            at = self._cache.length + 1
-            embeddings = self._drafter.embed(context[at : at + count])
-            add_prefix(self._drafter, self._cache, self._conditions[:count], embeddings)
+            count = min(len(self._conditions) - most, self._chunk)
+            at = cache.length // self._length + 1
+            embeddings = drafter.embed(context[at : at + count])
+            conditions = self._conditions[:count]
+            drafter.model.first_blocks(drafter.rotary, cache, conditions, embeddings)
+            cache.length += count * self._length
             self._conditions = self._conditions[count:]
 
     def _best(
@@ -249,7 +242,7 @@ class _BlockDistributions:
         if ranks is None:
             raise InputError("the drafter has no rank head")
         buckets = ranks.argmax(-1).cpu().numpy()[self._places - self._rows[0, 0]]
-        return np.array(self._drafter.growth.branching, np.int64)[buckets]
+        return np.maximum(self._drafter.growth.branching, 1)[buckets]
 
     def _run(self, rows: NDArray[np.int64]) -> None:
         drafted = softmax(self._blocks.logits, self._temperature)
@@ -280,40 +273,11 @@ def check_fit(config: SpecBlockConfig, target: Target) -> None:
         }
     )
     # The last layer's output is not among the features: transformers gives it after the norm.
-    deepest, layers = max(config.feature_layers), architecture.layers
+    layers = architecture.layers
+    deepest = max(config.features_of(layers))
     if deepest > layers - 1:
         problems.append(f"it reads hidden state {deepest} of a target of {layers} layers")
     refuse_misfit(problems, target)
-
-
-class BlockModel(Protocol):
-    """The part of a drafter that its forwards need."""
-
-    model: SpecBlockModel
-    rotary: Rotary
-
-    def embed(self, tokens: NDArray[np.int64]) -> torch.Tensor: ...
-
-
-def add_prefix(
-    drafter: BlockModel, cache: DraftCache, conditions: torch.Tensor, embeddings: torch.Tensor
-) -> None:
-    """Append rows of the verified prefix to the cache.
-
-    conditions, embeddings  [rows, hidden]
-    """
-    model, count = drafter.model, len(conditions)
-    cache.make_room(count)
-    start, end = cache.length, cache.length + count
-    rows = model.inputs(conditions, embeddings)[:, 0]
-    visible = torch.ones(count, count, dtype=torch.bool, device=rows.device).tril()
-    seen = span(model.config.shape, (0, end), visible, rows.dtype)
-    positions = torch.arange(start, end, device=rows.device)
-    rope = drafter.rotary(positions, rows.dtype)
-    # Only keys and values are kept, so the last layer computes one row alone.
-    one = Wanted(positions[-1:] - start, Span(0, end, None))
-    model(rows, positions - start, rope, cache, seen, one)
-    cache.length = end
 
 
 class Blocks:
@@ -327,65 +291,46 @@ class Blocks:
 
     def __init__(
         self,
-        drafter: BlockModel,
+        drafter: SpecBlockDrafter,
         cache: DraftCache,
         conditions: torch.Tensor,
         embeddings: torch.Tensor,
     ) -> None:
-        """conditions, embeddings: [R, hidden] of prefix rows, that of the bonus token last"""
+        """conditions, embeddings: [tokens, hidden] of waiting tokens, that of the bonus last"""
         self._drafter, self._cache = drafter, cache
         self._conditions, self._embeddings = conditions, embeddings
         self._length = drafter.model.config.block_length
         self._hidden = conditions[:0]
-        self._visible = np.zeros((0, 0), np.bool_)
-        self._positions = np.zeros(0, np.int64)
+        self._visible = np.tri(self._length, dtype=np.bool_)
+        self._prefix = cache.length + (len(conditions) - 1) * self._length  # rows that all see
         self.logits = conditions[:0]  # of the last forward's block rows, [S * K, draft_vocab]
         self.ranks: torch.Tensor | None = None  # and its buckets, [S * K, 4]
 
     def first(self) -> NDArray[np.int64]:
         """Run the first block; returns its rows [1, K]."""
-        model, cache, length = self._drafter.model, self._cache, self._length
-        fused = model.inputs(self._conditions, self._embeddings)  # [R, K, hidden]
-        rows = torch.cat((fused[:-1, 0], fused[-1]))
-        prefix, device = len(fused) - 1, rows.device
-        cache.make_room(len(rows))
-        positions = torch.arange(cache.length, cache.length + len(rows), device=device)
-        before = torch.arange(len(rows), device=device)
-        before[prefix + 1 :] -= 1
-        visible = torch.ones(len(rows), len(rows), dtype=torch.bool, device=device).tril()
-        ends = (0, cache.length + len(rows))
-        seen = span(model.config.shape, ends, visible, rows.dtype)
-        rope = self._drafter.rotary(positions, rows.dtype)
-        self._hidden = model(rows, before, rope, cache, seen)[prefix:]
-        self._visible = np.tri(length, dtype=np.bool_)
-        self._positions = cache.length + prefix + np.arange(length)
+        drafter = self._drafter
+        given = (self._conditions, self._embeddings)
+        self._hidden = drafter.model.first_blocks(drafter.rotary, self._cache, *given)[0]
         return self._read(self._hidden)
 
     def more(self, starts: NDArray[np.int64], tokens: NDArray[np.int64]) -> NDArray[np.int64]:
         """Run a block from each of these rows [S] and the tokens they proposed; rows [S, K]."""
         model, cache, length = self._drafter.model, self._cache, self._length
-        blocks, drafted = len(starts), len(self._hidden)
         device = self._hidden.device
         conditions = self._hidden[torch.from_numpy(starts).to(device)]
         rows = model.inputs(conditions, self._drafter.embed(tokens)).flatten(0, 1)
-        offsets = np.arange(length)
-        before = np.maximum(offsets - 1, 0) + length * np.arange(blocks)[:, None]
-        positions = self._positions[starts][:, None] + 1 + offsets
-        within = np.kron(np.eye(blocks, dtype=np.bool_), np.tri(length, dtype=np.bool_))
+        within = np.kron(np.eye(len(starts), dtype=np.bool_), np.tri(length, dtype=np.bool_))
         path = np.repeat(self._visible[starts], length, axis=0)
         visible = np.concatenate((path, within), axis=1)
-        # After the prefix, whose last row is the first block's first.
-        pending = len(self._conditions) - 1
-        cache.make_room(pending + drafted + len(rows))
-        ends = (0, cache.length + pending + drafted + len(rows))
+        end = self._prefix + len(self._hidden) + len(rows)
+        cache.make_room(end - cache.length)
         mask = torch.from_numpy(visible).to(device)
-        seen = span(model.config.shape, ends, mask, rows.dtype)
-        rope = self._drafter.rotary(torch.from_numpy(positions.ravel()).to(device), rows.dtype)
-        index = torch.from_numpy(before.ravel()).to(device)
-        hidden = model(rows, index, rope, cache, seen)
+        seen = span(model.config.shape, (0, end), mask, rows.dtype)
+        token = torch.full((len(starts),), self._prefix // length, device=device)
+        rope = self._drafter.rotary(model.positions(token).flatten(), rows.dtype)
+        hidden = model(rows, rope, cache, seen)
         self._hidden = torch.cat((self._hidden, hidden))
         self._visible = np.concatenate((np.pad(self._visible, ((0, 0), (0, len(rows)))), visible))
-        self._positions = np.concatenate((self._positions, positions.ravel()))
         return self._read(hidden)
 
     def _read(self, hidden: torch.Tensor) -> NDArray[np.int64]:

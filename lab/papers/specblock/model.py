@@ -1,21 +1,20 @@
 """The SpecBlock draft model: K dependent positions in one forward (Shi et al., section 3.1).
 
-Choices made here where the paper leaves one open:
+Its form is that of the checkpoints which the authors released. Facts from their public code
+(shiweijiezero/SpecBlock), where the paper leaves a choice open:
 
-- As in EAGLE-3, a block's condition is the features of the token before the one it embeds: those
-  of the row that chose it. Likewise, a later block's condition is the state that proposed the
-  token it starts from.
-- The verified prefix keeps one row a token, that of a block's first position there (the paper:
-  "the K keys and values that every committed position produced"): K rows would be K caches.
-- Position k of a block at row t has the rotary position t + k - 1, so that a block started from
-  position j has the positions that its tokens' rows will have once they are verified.
+- The first block of token t joins the target's features of token t and the embedding of token
+  t + 1, a later block the state that proposed a token and that token's embedding.
+- The verified prefix keeps the K rows that every token's first block has (appendix A.2).
+- Position k = 0..K - 1 of token t's block has the rotary position t + 1 + k. So has position k of
+  every block chained behind it, whichever position that one started from.
 - The shift is between decoder layers, L - 1 times: before the first layer, positions differ by
   their query alone.
-- Embedding and LM head (its rows for the reduced vocabulary) are the target's own, unless the
-  checkpoint brings a head.
-- The rank head (section 3.2, appendix B) has one hidden layer, and reads the state after the final
-  norm, as the LM head does, so that its size is bounded. Tokens outside the reduced vocabulary
-  count as rank > 10.
+- The rank head (section 3.2, appendix B) reads the state after the final norm, and the log
+  probabilities and the entropy of the 20 most likely tokens among themselves.
+- A token outside the reduced vocabulary counts as rank > 10.
+- The embedding is the target's, attention has no biases and no norms, heads are as wide as
+  hidden_size / num_attention_heads.
 """
 
 from __future__ import annotations
@@ -36,8 +35,10 @@ from decoder.drafters.blocks import (
     DraftShape,
     GatedFfn,
     Rope,
+    Rotary,
     Span,
     hash_of,
+    span,
 )
 from decoder.drafters.checkpoint import (
     MOST_BLOCK,
@@ -49,19 +50,22 @@ from decoder.drafters.checkpoint import (
     read_shape,
     save_checkpoint,
 )
+from decoder.drafters.eagle3.model import token_ids
 from decoder.model.runtime.linear import pack_layers, plain_state
 
-ARCHITECTURE = "SpecBlockDraftModel"
+# The released configs have either name; the models are the same.
+ARCHITECTURES = ("LlamaForCausalLMSpecBlock", "LlamaForCausalLMSpecBlockShift")
 FEATURES = 3  # hidden states of the target: low, mid, top
-HEAD = "lm_head.weight"
+EXAMPLES = "examples"  # the one tensor that released checkpoints lack
 Projection = Callable[[torch.Tensor], torch.Tensor]  # states [rows, hidden] to logits
 MOST_BRANCHING = 64
+LIKELIEST = 20  # tokens over which the summary is normalised
 TOP = 10  # log-probabilities in the summary
 GAPS = (2, 3, 5)  # ranks whose logits are compared with the first
 SUMMARY = TOP + len(GAPS) + 2
 BOUNDS = (1, 4, 10)  # the last rank of each bucket but the last
 BUCKETS = len(BOUNDS) + 1
-RANK_HIDDEN = 128
+RANK_HIDDEN = 256
 CONCENTRATED = (2, 4, 10, 0)  # the paper's two recommendations: give up on ranks beyond ten,
 FALLBACK = (2, 4, 6, 4)  # or keep four candidates there
 # Parts that the ablations of the paper's table 2 leave out, and the names of these.
@@ -78,23 +82,20 @@ class SpecBlockConfig:
     """The fields of a SpecBlock checkpoint's config.json.
 
     block_length    K: positions of a block
-    feature_layers  indices into the target's `hidden_states`: low, mid, top
+    feature_layers  indices into the target's `hidden_states`; None for EAGLE-3's low, mid, top
     branching       children at a position of each bucket
-    parts           those of `PARTS` that it has or was trained with
-    own_head        whether the checkpoint has an LM head
+    parts           those of `PARTS` that it has or was trained with; released ones have all
     published       config.json unchanged
     """
 
     shape: DraftShape
     layers: int
-    qk_norm: bool
     block_length: int
     vocab: int
     draft_vocab: int
-    feature_layers: tuple[int, ...]
+    feature_layers: tuple[int, ...] | None
     branching: tuple[int, ...]
     parts: frozenset[str]
-    own_head: bool
     published: Mapping[str, Any]
 
     @classmethod
@@ -103,36 +104,46 @@ class SpecBlockConfig:
 
         Raises InputError with the field that is missing, wrong or not supported.
         """
-        if not is_specblock(published):
+        names = architectures(published)
+        if not set(names) & set(ARCHITECTURES):
             raise InputError(
-                f"{where} is not that of a SpecBlock drafter",
-                hint=f"Its architecture is not {ARCHITECTURE}.",
+                f"{where} is of {', '.join(map(str, names))}, not of {ARCHITECTURES[-1]}",
+                hint="Drafters of other forms, also those trained before the released one was "
+                "read, are to be trained again.",
             )
-        fields = Fields(published, where)
+        # Whatever the config says, heads are as wide as the hidden size allows.
+        fields = Fields({key: published[key] for key in published if key != "head_dim"}, where)
         vocab = fields.whole("vocab_size")
-        draft_vocab = fields.whole("draft_vocab_size", vocab, least=TOP)
+        draft_vocab = fields.whole("draft_vocab_size", vocab, least=LIKELIEST)
         if draft_vocab > vocab:
             raise fields.wrong("draft_vocab_size", f"at most vocab_size ({vocab})")
-        shape = read_shape(fields, head_dim=None, bias=fields.flag("attention_bias", False))
+        shape = read_shape(fields, head_dim=None, bias=False)
+        if shape.hidden % (2 * shape.heads):
+            raise fields.wrong("hidden_size", f"an even multiple of {shape.heads} heads")
+        fields.require(
+            {"rank_classes": BUCKETS, "attention_bias": False, "target_hidden_size": shape.hidden}
+        )
         return cls(
             shape=shape,
             layers=fields.whole("num_hidden_layers", most=MOST_LAYERS),
-            qk_norm=fields.flag("qk_norm", False),
-            block_length=fields.whole("block_length", 4, most=MOST_BLOCK),
+            block_length=fields.whole("diffspec_draft_token_num", most=MOST_BLOCK),
             vocab=vocab,
             draft_vocab=draft_vocab,
             feature_layers=_numbers(fields, "feature_layers", FEATURES, 1 << 20),
-            branching=_numbers(fields, "branching", BUCKETS, MOST_BRANCHING, CONCENTRATED),
+            branching=_numbers(fields, "branching", BUCKETS, MOST_BRANCHING) or CONCENTRATED,
             parts=frozenset(part for part in PARTS if fields.flag(part, True)),
-            own_head=fields.flag("own_head", False),
             published=dict(published),
         )
 
+    def features_of(self, layers: int) -> tuple[int, ...]:
+        """Indices of the hidden states that it reads of a target with so many layers."""
+        return self.feature_layers or eagle_layers(layers)
+
     def costs(self) -> dict[str, object]:
         """The fields that the time of a forward depends on."""
-        sizes = {"layers": self.layers, "qk_norm": self.qk_norm, "block": self.block_length}
+        sizes = {"layers": self.layers, "block": self.block_length, "vocab": self.draft_vocab}
         parts = {part: part in self.parts for part in ("layer_shift", "rank_head")}
-        return {**self.shape.costs(), **sizes, **parts, "vocab": self.draft_vocab}
+        return {**self.shape.costs(), **sizes, **parts}
 
     def hash(self, growth: Mapping[str, object]) -> str:
         """The key of its cost; `growth` has the fields of the tree that cost depends on."""
@@ -140,30 +151,26 @@ class SpecBlockConfig:
 
 
 def is_specblock(published: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a SpecBlock drafter."""
-    return ARCHITECTURE in architectures(published)
+    """Whether a config.json is that of a SpecBlock drafter, of whatever form."""
+    return any("SpecBlock" in str(name) for name in architectures(published))
 
 
-def is_released(published: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a checkpoint which SpecBlock's authors released."""
-    names = published.get("architectures")
-    return isinstance(names, list) and any(str(name).endswith("SpecBlock") for name in names)
+def eagle_layers(layers: int) -> tuple[int, ...]:
+    """Indices of the low, mid and top hidden states of a target, as in EAGLE-3."""
+    return tuple(min(max(i, 1), max(layers - 1, 0)) for i in (2, layers // 2, layers - 3))
 
 
 def summary(logits: torch.Tensor) -> torch.Tensor:
-    """psi, [rows, 15] in float32, of logits [rows, vocab] with vocab of 10 or more.
+    """psi, [rows, 15] in float32, of logits [rows, vocab] with vocab of 20 or more.
 
-    Ten log-probabilities of the most likely tokens, descending; how far the first logit is
-    above those of ranks 2, 3 and 5; the first probability; the entropy in nats.
+    Of the 20 most likely tokens alone: ten log-probabilities, descending; how far the first logit
+    is above those of ranks 2, 3 and 5; the first probability; the entropy in nats.
     """
-    logs = logits.float().log_softmax(-1)
-    best = logs.topk(TOP).values
-    # Differences of logits are those of log-probabilities: the normaliser cancels.
+    best = logits.topk(LIKELIEST).values.float()
+    logs = best.log_softmax(-1)
     gaps = torch.stack([best[:, 0] - best[:, rank - 1] for rank in GAPS], dim=1)
-    probabilities = logs.exp()
-    entropy = -(probabilities * logs.clamp_min(torch.finfo(logs.dtype).min)).sum(-1)
-    scalars = torch.stack((probabilities.amax(-1), entropy), dim=1)
-    return torch.cat((best, gaps, scalars), dim=1)
+    entropy = -(logs.exp() * logs).nan_to_num(0.0).sum(-1, keepdim=True)
+    return torch.cat((logs[:, :TOP], gaps, logs[:, :1].exp(), entropy), dim=1)
 
 
 def ranks_of(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -182,19 +189,17 @@ def buckets_of(ranks: torch.Tensor) -> torch.Tensor:
     return (ranks[..., None] > bounds).sum(-1)
 
 
-class RankHead(nn.Module):
+class RankHead(nn.Sequential):
     """g_phi (equation 4): bucket logits of a state and the summary of its distribution."""
 
     def __init__(self, hidden: int) -> None:
-        super().__init__()
-        self.inner = nn.Linear(hidden + SUMMARY, RANK_HIDDEN)
-        self.outer = nn.Linear(RANK_HIDDEN, BUCKETS)
+        inner = nn.Linear(hidden + SUMMARY, RANK_HIDDEN, bias=False)
+        super().__init__(inner, nn.SiLU(), nn.Linear(RANK_HIDDEN, BUCKETS, bias=False))
 
-    def forward(self, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """[rows, 4] of normed states [rows, hidden] and their logits; neither gets a gradient."""
         features = summary(logits.detach()).nan_to_num_(0.0, 0.0, -100.0).to(hidden.dtype)
-        inner = self.inner(torch.cat((hidden.detach(), features), dim=-1))
-        return self.outer(nn.functional.silu(inner))
+        return super().forward(torch.cat((hidden.detach(), features), dim=-1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,49 +210,71 @@ class Wanted:
     seen: Span
 
 
-class SpecBlockLayer(nn.Module):
-    """A decoder layer of the target's form; `shift` is W_shift of equation (3), before it."""
+class InputLayer(nn.Module):
+    """The parts of equations (1) and (2)."""
 
-    def __init__(self, config: SpecBlockConfig, *, shifted: bool) -> None:
+    def __init__(self, config: SpecBlockConfig) -> None:
         super().__init__()
-        shape = config.shape
-        self.shift = nn.Linear(2 * shape.hidden, shape.hidden, bias=False) if shifted else None
-        self.self_attn = DraftAttention(shape, shape.hidden, normed=config.qk_norm)
+        hidden, eps = config.shape.hidden, config.shape.norm_eps
+        self.condition_proj = nn.Linear(FEATURES * hidden, hidden, bias=False)  # W_cond
+        self.condition_norm = nn.RMSNorm(hidden, eps=eps)
+        self.token_norm = nn.RMSNorm(hidden, eps=eps)
+        self.query_norm = nn.RMSNorm(hidden, eps=eps)
+        self.position_queries = nn.Embedding(config.block_length, hidden)
+        self.fuse = nn.Linear(3 * hidden, hidden, bias=False)  # W_fuse
+
+
+class SpecBlockLayer(nn.Module):
+    """A decoder layer of Llama's form."""
+
+    def __init__(self, shape: DraftShape) -> None:
+        super().__init__()
+        self.self_attn = DraftAttention(shape, shape.hidden, normed=False)
         self.mlp = GatedFfn(shape)
         self.input_layernorm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
 
 
 class SpecBlockModel(nn.Module):
-    """The weights, and the passes over them for training and drafting alike."""
+    """The weights under their released names, and the passes of training and drafting alike."""
 
     def __init__(self, config: SpecBlockConfig) -> None:
         super().__init__()
-        shape = config.shape
-        hidden, eps = shape.hidden, shape.norm_eps
+        shape, hidden = config.shape, config.shape.hidden
         self.config = config
-        self.condition = nn.Linear(FEATURES * hidden, hidden, bias=False)  # W_cond
-        self.condition_norm = nn.RMSNorm(hidden, eps=eps)
-        self.embedding_norm = nn.RMSNorm(hidden, eps=eps)
-        self.query_norm = nn.RMSNorm(hidden, eps=eps)
-        self.queries = nn.Parameter(torch.zeros(config.block_length, hidden))
-        self.fuse = nn.Linear(3 * hidden, hidden, bias=False)  # W_fuse
-        shifted = "layer_shift" in config.parts
-        self.layers = nn.ModuleList(
-            SpecBlockLayer(config, shifted=shifted and number > 0)
-            for number in range(config.layers)
+        self.input_layer = InputLayer(config)
+        self.layers = nn.ModuleList(SpecBlockLayer(shape) for _ in range(config.layers))
+        shifts = config.layers - 1 if "layer_shift" in config.parts else 0
+        self.shift_proj = nn.ModuleList(  # W_shift of equation (3), before all layers but the first
+            nn.Linear(2 * hidden, hidden, bias=False) for _ in range(shifts)
         )
-        self.norm = nn.RMSNorm(hidden, eps=eps)
+        self.norm = nn.RMSNorm(hidden, eps=shape.norm_eps)
         self.lm_head = nn.Linear(hidden, config.draft_vocab, bias=False)
-        self.rank = RankHead(hidden) if "rank_head" in config.parts else None
-        self.register_buffer("tokens", torch.zeros(config.draft_vocab, dtype=torch.int64))
+        self.rank_head = RankHead(hidden) if "rank_head" in config.parts else None
+        # The drafted tokens: marked among all, and each one's id less its place among them.
+        self.register_buffer("t2d", torch.zeros(config.vocab, dtype=torch.bool))
+        self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.int64))
         # Texts that trained the trunk, and those that trained the rank head too.
-        self.register_buffer("examples", torch.zeros(2, dtype=torch.int64))
+        self.register_buffer(EXAMPLES, torch.zeros(2, dtype=torch.int64))
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """The target's token of each drafted one, int64 [draft_vocab]."""
+        return token_ids(self.d2t)
+
+    def set_tokens(self, tokens: torch.Tensor) -> None:
+        """Draft these tokens, int64 [draft_vocab]."""
+        self.t2d.zero_()[tokens] = True
+        self.d2t.copy_(tokens - torch.arange(len(tokens), device=tokens.device))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.norm.weight.dtype
 
     @property
     def ranked(self) -> bool:
         """Whether it has a trained rank head; without one, trees are uniform."""
-        return self.rank is not None and int(self.examples[1]) > 0
+        return self.rank_head is not None and int(self.examples[1]) > 0
 
     @property
     def without(self) -> tuple[str, ...]:
@@ -260,50 +287,87 @@ class SpecBlockModel(nn.Module):
         """`specblock`, with the parts it lacks: `specblock:no-shift`."""
         return ":".join(("specblock", *self.without))
 
+    def condition(self, features: torch.Tensor) -> torch.Tensor:
+        """Equation (1): conditions [rows, hidden] of the target's features [rows, 3 * hidden]."""
+        return self.input_layer.condition_proj(features)
+
     def inputs(self, conditions: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
         """h^(0), [blocks, K, hidden], from conditions and embeddings [blocks, hidden].
 
         Equation (2): the prefix is broadcast to all positions, only the query differs.
         """
-        dtype = self.queries.dtype  # under autocast, results of products are narrower
+        part, dtype = self.input_layer, self.dtype  # under autocast, products are narrower
         prefix = torch.cat(
-            (self.condition_norm(conditions.to(dtype)), self.embedding_norm(embeddings.to(dtype))),
+            (part.condition_norm(conditions.to(dtype)), part.token_norm(embeddings.to(dtype))),
             dim=-1,
         )
         width = prefix.shape[-1]
-        fused = functional.linear(prefix, self.fuse.weight[:, :width])[:, None]
+        fused = functional.linear(prefix, part.fuse.weight[:, :width])[:, None]
         if "prefix_broadcast" not in self.config.parts:
             later = fused.new_zeros(len(fused), self.config.block_length - 1, fused.shape[-1])
             fused = torch.cat((fused, later), dim=1)
-        query = functional.linear(self.query_norm(self.queries), self.fuse.weight[:, width:])
-        return (fused + query).to(dtype)
+        queries = part.query_norm(part.position_queries.weight)
+        return (fused + functional.linear(queries, part.fuse.weight[:, width:])).to(dtype)
 
     def forward(
         self,
         rows: torch.Tensor,
-        before: torch.Tensor,
         rope: Rope,
         cache: DraftCache,
         seen: Span,
         wanted: Wanted | None = None,
     ) -> torch.Tensor:
-        """h^(L), [rows, hidden], from rows h^(0): of all rows, or of the wanted ones.
+        """h^(L), [rows, hidden], from the rows h^(0) of whole blocks: of all, or of wanted rows.
 
-        before  int64 [rows]: the row of the position before; for a block's first, itself
         The keys and values of all rows go into the last slots of the span `seen`.
         """
-        at = seen.end - len(rows)
+        start = seen.end - len(rows)
+        before = torch.arange(len(rows), device=rows.device)
+        before = before - (before % self.config.block_length > 0).long()
         for number, layer in enumerate(self.layers):
-            if layer.shift is not None:
-                rows = layer.shift(torch.cat((rows, rows[before]), dim=-1)).to(rows.dtype)
+            if number and len(self.shift_proj):
+                shift = self.shift_proj[number - 1]
+                rows = shift(torch.cat((rows, rows[before]), dim=-1)).to(rows.dtype)
             normed = layer.input_layernorm(rows)
-            layer.self_attn.store(normed, rope, cache, number, at)
+            layer.self_attn.store(normed, rope, cache, number, start)
             if wanted is not None and number == self.config.layers - 1:
                 rows, normed, seen = rows[wanted.rows], normed[wanted.rows], wanted.seen
                 rope = (rope[0][wanted.rows], rope[1][wanted.rows])
             rows = rows + layer.self_attn(normed, rope, cache, number, seen)
             rows = rows + layer.mlp(layer.post_attention_layernorm(rows))
         return rows
+
+    def first_blocks(
+        self,
+        rotary: Rotary,
+        cache: DraftCache,
+        conditions: torch.Tensor,
+        embeddings: torch.Tensor,
+        last: int = 1,
+    ) -> torch.Tensor:
+        """The first blocks of the tokens behind the cache: h^(L) of the last, [last, K, hidden].
+
+        conditions, embeddings  [tokens, hidden]
+        Their rows are behind the cache's context, whose length does not change. A row sees all
+        rows of earlier tokens and its own block's up to itself, so the mask is causal.
+        """
+        rows = self.inputs(conditions, embeddings).flatten(0, 1)
+        count, length, device = len(rows), self.config.block_length, rows.device
+        cache.make_room(count)
+        ends = (0, cache.length + count)
+        visible = torch.ones(count, count, dtype=torch.bool, device=device).tril()
+        tokens = cache.length // length + torch.arange(len(conditions), device=device)
+        rope = rotary(self.positions(tokens).flatten(), rows.dtype)
+        chosen = torch.arange(count, device=device)[-last * length :]
+        shape, dtype = self.config.shape, rows.dtype
+        wanted = Wanted(chosen, span(shape, ends, visible[chosen], dtype))
+        seen = span(shape, ends, visible, dtype)
+        return self(rows, rope, cache, seen, wanted).unflatten(0, (-1, length))
+
+    def positions(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Rotary positions [tokens, K] of all blocks that begin at these tokens."""
+        offsets = torch.arange(self.config.block_length, device=tokens.device)
+        return tokens[:, None] + 1 + offsets
 
     def read(
         self, hidden: torch.Tensor, project: Projection | None = None
@@ -315,16 +379,15 @@ class SpecBlockModel(nn.Module):
         """
         normed = self.norm(hidden)
         logits = (project or self.lm_head)(normed)
-        return logits, None if self.rank is None else self.rank(normed, logits)
+        return logits, None if self.rank_head is None else self.rank_head(normed, logits)
 
 
 def load_specblock(
-    folder: Path, published: Mapping[str, Any], like: torch.Tensor, head: torch.Tensor
+    folder: Path, published: Mapping[str, Any], like: torch.Tensor
 ) -> SpecBlockModel:
     """The model in a checkpoint folder, on the device and in the dtype of `like`.
 
     published  its config.json
-    head       the target's LM head [vocab, hidden], whose rows a model without a head takes
     Raises InputError with all tensors that are missing, unknown or of a wrong shape.
     """
     where = f"{folder / 'config.json'}"
@@ -332,76 +395,57 @@ def load_specblock(
     with torch.device("meta"):
         model = SpecBlockModel(config)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    if not config.own_head:
-        del shapes[HEAD]
     weights = Weights(folder)
-    weights.check(shapes)
+    weights.check(shapes, optional=frozenset({EXAMPLES}))
     tensors = weights.read(shapes, like.device)
-    _check_numbers(tensors, config, where)
-    if not config.own_head:
-        tensors[HEAD] = head_rows(head, tensors["tokens"], config)
+    tensors.setdefault(EXAMPLES, torch.ones(2, dtype=torch.int64, device=like.device))
+    _check_mapping(tensors, config, where)
     load_weights(model, tensors, like.dtype)
     return model
 
 
 def pack_specblock(model: SpecBlockModel) -> None:
     """Pack the linear layers where device and dtype allow; not W_fuse, which is used in parts."""
-    for part in (model.condition, model.layers, model.lm_head, model.rank):
+    parts = (model.input_layer.condition_proj, model.layers, model.shift_proj)
+    for part in (*parts, model.lm_head, model.rank_head):
         if part is not None:
             pack_layers(part)
 
 
 def plain_copy(model: SpecBlockModel) -> SpecBlockModel:
     """A model with plain weights, which can be trained; those of the given one may be packed."""
-    copy = SpecBlockModel(model.config).to(model.queries.device, model.queries.dtype)
+    copy = SpecBlockModel(model.config).to(model.norm.weight.device, model.dtype)
     copy.load_state_dict(plain_state(model))
     return copy.eval().requires_grad_(False)
 
 
 def save_specblock(folder: Path, model: SpecBlockModel) -> None:
     """Write a model in the format that `load_specblock` reads."""
-    tensors = plain_state(model)
-    if not model.config.own_head:
-        del tensors[HEAD]
-    save_checkpoint(folder, model.config.published, tensors)
+    save_checkpoint(folder, model.config.published, plain_state(model))
 
 
-def head_rows(head: torch.Tensor, tokens: torch.Tensor, config: SpecBlockConfig) -> torch.Tensor:
-    """The rows [draft_vocab, hidden] of the target's LM head [vocab, hidden] for these tokens."""
-    if head.shape != (config.vocab, config.shape.hidden):
-        raise InputError(
-            f"the drafter takes rows of an LM head of {config.vocab} tokens and width "
-            f"{config.shape.hidden}, and the target's is {head.shape[0]} by {head.shape[1]}",
-            hint="Use the drafter that was trained for this target.",
-        )
-    return head.detach()[tokens.to(head.device)]
-
-
-def _check_numbers(
+def _check_mapping(
     tensors: Mapping[str, torch.Tensor], config: SpecBlockConfig, where: str
 ) -> None:
-    """Check that the drafted tokens are ascending ids of the vocabulary, counts whole numbers."""
-    for name in ("tokens", "examples"):
-        if tensors[name].dtype != torch.int64:
+    """Check that d2t gives each drafted token once, and t2d marks the same ones."""
+    for name, dtype in (("d2t", torch.int64), ("t2d", torch.bool), (EXAMPLES, torch.int64)):
+        if tensors[name].dtype != dtype:
             raise InputError(
-                f"'{name}' beside {where} must hold int64 numbers and is {tensors[name].dtype}"
+                f"'{name}' beside {where} must hold {dtype} and is {tensors[name].dtype}"
             )
-    tokens = tensors["tokens"]
-    ascending = bool((tokens[1:] > tokens[:-1]).all())
-    if not ascending or int(tokens[0]) < 0 or int(tokens[-1]) >= config.vocab:
+    tokens, marked = token_ids(tensors["d2t"]).sort().values, tensors["t2d"].nonzero()[:, 0]
+    if not torch.equal(tokens, marked):
         raise InputError(
-            f"'tokens' beside {where} must hold ascending ids within the vocabulary of "
-            f"{config.vocab}",
+            f"d2t and t2d beside {where} do not name the same {config.draft_vocab} tokens of the "
+            f"vocabulary of {config.vocab}",
             hint="The checkpoint is damaged, or its vocab_size is wrong.",
         )
 
 
-def _numbers(
-    fields: Fields, name: str, count: int, most: int, default: tuple[int, ...] | None = None
-) -> tuple[int, ...]:
+def _numbers(fields: Fields, name: str, count: int, most: int) -> tuple[int, ...] | None:
     value = fields.values.get(name)
-    if value is None and default is not None:
-        return default
+    if value is None:
+        return None
     whole = isinstance(value, list) and all(type(i) is int and 0 <= i <= most for i in value)
     if not whole or len(value) != count:
         limit = f", at most {most}," if name == "branching" else ""

@@ -1,27 +1,34 @@
 """The SpecBlock draft tree that the rank head shapes, block by block (Shi et al., Algorithm 2).
 
 Position k of a block hangs below the first token of position k - 1, so that a block is a chain
-with siblings. Choices made here where the paper leaves one open:
+with siblings. Facts from the authors' public code, where the paper leaves a choice open:
 
-- A position whose bucket has no branching gives up: the block's chain ends before it.
-- The end of a chain starts a block of the next round: nothing else leads on from it.
-- At an uncertain position (b_1, b_2) every sibling of the chain's token starts one too.
-- The `starts` of highest path score are taken, so that a forward is one batch of known size.
-- The `nodes` of highest path score make the finished tree.
+- Every block keeps its whole greedy chain. From a position whose bucket has no branching on (the
+  first block's first position apart), the block has given up: it has no siblings any more.
+- The first position of the first block has `beam` candidates, whatever its bucket.
+- Every token of a position with siblings, the greedy one too, starts a block of the next round,
+  and so does the end of a chain that has not given up.
+- All starts of the first block are taken; later the best by path score, as many as the beam and
+  the nodes that are left allow.
+
+A path that two blocks draft is one node here, with the higher path score. The authors' tree keeps
+both, and so has fewer different nodes within the same budget.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from decoder.tree.draft_tree import CandidateTree
-from lab.papers.specblock.model import BUCKETS, CONCENTRATED
+from lab.papers.specblock.model import BUCKETS, CONCENTRATED, FALLBACK
 
-UNIFORM_WIDTH = 3  # children of every node without a rank head: 60 nodes with four starts too
-UNCERTAIN = (1, 2)  # buckets whose siblings may start a block
+UNIFORM_WIDTH = 3  # children of every node without a rank head
+# The most candidates at a probability of the first: at the first position, and at the others.
+FIRST_CAPS = ((0.6, 8), (0.8, 5), (0.9, 3))
+CAPS = ((0.85, 3), (0.95, 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,59 +36,64 @@ class BlockGrowth:
     """The rule by which a tree of blocks grows.
 
     branching  children at a position of each bucket
-    uncertain  buckets whose siblings may start a block
+    adaptive   whether positions with a probable first token have fewer
     blocks     M: forwards of the drafter
-    starts     blocks in each forward after the first
+    beam       children of the root, and the most blocks in each forward after the second
     nodes      of the finished tree
     """
 
     branching: tuple[int, ...] = CONCENTRATED
-    uncertain: tuple[int, ...] = UNCERTAIN
+    adaptive: bool = False
     blocks: int = 2
-    starts: int = 4
+    beam: int = 10
     nodes: int = 60
 
     @property
     def widest(self) -> int:
-        return max(self.branching)
+        return max(*self.branching, self.beam)
+
+
+PUBLISHED = BlockGrowth()  # in the paper
+REPOSITORY = BlockGrowth(branching=FALLBACK, adaptive=True, nodes=90)  # in the authors' code
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """The node that a block starts from.
+class Starts:
+    """The S nodes that a round of blocks starts from; all are arrays [S].
 
-    node      row of the tree; 0 is the root
-    depth     of that node
-    score     its path score
-    token     its token; -1 for the root
-    block     the block of the last forward that proposed it; -1 for the root
-    position  its position in that block, 0..K - 1
+    nodes      among all drafted ones; -1 is the root
+    depths     of those nodes
+    scores     their path scores
+    tokens     their tokens; -1 for the root
+    blocks     the block of the last forward that proposed each; -1 for the root
+    positions  its position in that block, 0..K - 1
     """
 
-    node: int
-    depth: int
-    score: float
-    token: int = -1
-    block: int = -1
-    position: int = -1
+    nodes: NDArray[np.int64]
+    depths: NDArray[np.int64]
+    scores: NDArray[np.float64]
+    tokens: NDArray[np.int64]
+    blocks: NDArray[np.int64]
+    positions: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.nodes)
 
 
-@dataclass(slots=True)
 class BlockTree:
-    """A tree as it grows; `starts` are the starts of the next forward's blocks.
+    """A tree as it grows; `starts` are the starts of the next forward's blocks."""
 
-    depth  of the deepest node
-    width  the most children of a node
-    """
-
-    growth: BlockGrowth
-    depth: int
-    width: int
-    starts: list[Start] = field(default_factory=lambda: [Start(0, 0, 1.0)])
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    probabilities: list[float] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
+    def __init__(self, growth: BlockGrowth, depth: int, width: int) -> None:
+        """
+        depth  of the deepest node
+        width  the most children of a node in one block
+        """
+        self._growth, self._depth, self._width = growth, depth, width
+        none = np.full(1, -1)
+        self.starts = Starts(none, np.zeros(1, np.int64), np.ones(1), none, none, none)
+        # All drafted nodes, parents before children; a path may be there twice.
+        self._tokens = self._parents = np.zeros(0, np.int64)
+        self._scores = np.zeros(0)
 
     def attach(
         self,
@@ -94,76 +106,80 @@ class BlockTree:
         tokens, probabilities  [S, K, W] best first, W of at least the widest branching
         buckets                [S, K]
         """
-        starts: list[Start] = []
-        for block, start in enumerate(self.starts):
-            starts += self._attach_block(
-                block, start, tokens[block], probabilities[block], buckets[block]
-            )
-        starts.sort(key=lambda start: -start.score)  # stable: earlier ones first among equals
-        self.starts = starts[: self.growth.starts]
+        starts, size = self.starts, len(self._tokens)
+        probabilities = np.minimum(probabilities, 1.0)  # no child before its parent
+        depths = starts.depths[:, None] + 1 + np.arange(tokens.shape[1])  # [S, K]
+        counts, given_up = self._counts(probabilities[:, :, 0], buckets)
+        counts = np.where(depths <= self._depth, counts, 0)
+        chosen = np.arange(tokens.shape[2]) < counts[:, :, None]  # [S, K, W]
+        numbers = size - 1 + chosen.cumsum().reshape(chosen.shape)
+        parents = np.concatenate((starts.nodes[:, None], numbers[:, :-1, 0]), axis=1)
+        above = np.concatenate((starts.scores[:, None], probabilities[:, :-1, 0]), axis=1)
+        scores = above.cumprod(axis=1)[:, :, None] * probabilities
+        self._tokens = np.concatenate((self._tokens, tokens[chosen]))
+        self._scores = np.concatenate((self._scores, scores[chosen]))
+        parents = np.broadcast_to(parents[:, :, None], chosen.shape)[chosen]
+        self._parents = np.concatenate((self._parents, parents))
+        leads = chosen & (counts > 1)[:, :, None]
+        leads[:, -1, 0] |= chosen[:, -1, 0] & ~given_up
+        leads &= (depths < self._depth)[:, :, None]
+        block, place, _ = np.nonzero(leads)
+        following = (numbers[leads], depths[block, place], scores[leads], tokens[leads])
+        order = np.argsort(-following[2], kind="stable")
+        if size:
+            left = (self._growth.nodes - len(self._tokens)) // tokens.shape[1]
+            order = order[: min(self._growth.beam, max(1, left))]
+        self.starts = Starts(*(part[order] for part in (*following, block, place)))
 
     def candidates(self) -> CandidateTree:
-        """The nodes of highest path score; a parent's score is never below its child's."""
-        order = np.argsort(-np.array(self.scores), kind="stable")[: self.growth.nodes]
-        nodes = np.sort(order)
-        row_of = np.zeros(len(self.tokens) + 1, np.int64)
-        row_of[nodes + 1] = np.arange(1, len(nodes) + 1)
-        parents = np.array(self.parents, np.int64)
-        return CandidateTree(
-            np.array(self.tokens, np.int64)[nodes],
-            row_of[parents[nodes]],
-            np.array(self.probabilities, np.float64)[nodes],
-        )
+        """The paths of highest score; a parent's score is never below its child's."""
+        row_of = np.zeros(len(self._tokens) + 1, np.int64)  # of drafted nodes; last is the root
+        rows: dict[tuple[int, int], int] = {}  # by parent and token
+        chosen: list[int] = []
+        for node in np.argsort(-self._scores, kind="stable"):
+            key = (int(row_of[self._parents[node]]), int(self._tokens[node]))
+            if key not in rows:
+                if len(rows) == self._growth.nodes:
+                    break
+                chosen.append(node)
+                rows[key] = len(chosen)
+            row_of[node] = rows[key]
+        parents = np.array([parent for parent, _ in rows], np.int64)
+        scores = np.concatenate((np.ones(1), self._scores[chosen]))
+        given = np.divide(scores[1:], scores[parents], where=scores[parents] > 0,
+                          out=np.zeros(len(chosen)))  # fmt: skip
+        return CandidateTree(self._tokens[chosen], parents, given)
 
-    def _attach_block(
-        self,
-        block: int,
-        start: Start,
-        tokens: NDArray[np.int64],
-        probabilities: NDArray[np.float64],
-        buckets: NDArray[np.int64],
-    ) -> list[Start]:
-        """Add one block below its start; returns the possible starts of further blocks."""
-        starts: list[Start] = []
-        parent = start
-        for position in range(min(len(tokens), self.depth - start.depth)):
-            bucket = int(buckets[position])
-            children = [
-                Start(
-                    self._add(parent, int(token), float(probability)),
-                    parent.depth + 1,
-                    parent.score * float(probability),
-                    int(token),
-                    block,
-                    position,
-                )
-                for token, probability in zip(
-                    tokens[position, : self._count(bucket)],
-                    probabilities[position, : self._count(bucket)],
-                    strict=True,
-                )
-            ]
-            if not children:
-                break
-            parent = children[0]
-            if bucket in self.growth.uncertain:
-                starts += children[1:]
-        if parent is not start:
-            starts.append(parent)
-        return [following for following in starts if following.depth < self.depth]
+    def _counts(
+        self, first: NDArray[np.float64], buckets: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Children at each position [S, K] by its first token's probability and bucket.
 
-    def _count(self, bucket: int) -> int:
-        return min(self.growth.branching[bucket], self.width)
+        Also whether each block has given up [S].
+        """
+        growth = self._growth
+        counts = np.array(growth.branching, np.int64)[buckets]
+        given_up = counts == 0
+        if growth.adaptive:
+            counts = _capped(counts, first, CAPS)
+        if len(self._tokens) == 0:
+            counts[:, 0] = growth.beam
+            given_up[:, 0] = False
+            if growth.adaptive:
+                counts[:, 0] = _capped(counts[:, 0], first[:, 0], FIRST_CAPS)
+        counts[np.logical_or.accumulate(given_up, axis=1)] = 1
+        return np.clip(counts, 1, self._width), given_up.any(axis=1)
 
-    def _add(self, parent: Start, token: int, probability: float) -> int:
-        """Add a node; returns its row."""
-        self.tokens.append(token)
-        self.parents.append(parent.node)
-        self.probabilities.append(probability)
-        self.scores.append(parent.score * probability)
-        return len(self.tokens)
+
+def _capped(
+    counts: NDArray[np.int64], first: NDArray[np.float64], caps: tuple[tuple[float, int], ...]
+) -> NDArray[np.int64]:
+    """Counts, at most those of the last cap whose probability is reached."""
+    for least, most in caps:
+        counts = np.where(first >= least, np.minimum(counts, most), counts)
+    return counts
 
 
 def uniform(width: int, growth: BlockGrowth) -> BlockGrowth:
-    """The growth without a rank head: `width` children everywhere, each of which may start."""
-    return replace(growth, branching=(width,) * BUCKETS, uncertain=tuple(range(BUCKETS)))
+    """The growth without a rank head: `width` children everywhere."""
+    return replace(growth, branching=(width,) * BUCKETS, beam=width)

@@ -9,18 +9,20 @@ Choices made here where the paper leaves one open:
 - Equation (6) divides by the A anchors of a text instead of the N_k that the mask leaves. In our
   small batches the few losses of later positions would outweigh all of the first. Measured: after
   100 updates 21 % of first positions right instead of 8 %.
-- Every row of the continuation is an anchor for position 1: the prefix is computed anyway.
+- Every token of the continuation is the anchor of a first block: the prefix is computed anyway.
 
-`tree_tokens` drafts the trees of held-out texts as in decoding.
+`measure_trees` drafts the trees of held-out texts as in decoding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, PositiveInt
 from torch.nn import functional
 
@@ -29,10 +31,16 @@ from decoder.drafters.base import DraftRequest
 from decoder.drafters.blocks import Rotary
 from decoder.model.loading import LoadedModel
 from decoder.model.making import make_target
-from decoder.tree.draft_tree import best_first
+from decoder.tree.draft_tree import CandidateTree, best_first
 from decoder.tree.growth import TopPaths
 from lab.papers.specblock.drafter import SpecBlockDrafter
-from lab.papers.specblock.model import CONCENTRATED, SpecBlockModel, buckets_of, head_rows, ranks_of
+from lab.papers.specblock.model import (
+    BUCKETS,
+    CONCENTRATED,
+    SpecBlockModel,
+    buckets_of,
+    ranks_of,
+)
 from lab.papers.specblock.training.rows import DraftedBlocks, Passage, run_blocks
 from lab.training.features import Example, FrozenHead
 from lab.training.loop import accepted_depth
@@ -45,15 +53,19 @@ UNKNOWN = -1  # the draft id of a token that the drafter lacks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecBlockSettings:
-    """The sizes of a new drafter, and the settings of its loss.
+    """The sizes of a new drafter, and the settings of its loss; small by default.
+
+    The paper's are vocabulary=32000, from_scratch, blocks=3 and more anchors than a text has.
+
 
     vocabulary      size of the reduced vocabulary, which the texts' most frequent tokens make
     tokens          that vocabulary; empty for all of the target's tokens
     feature_layers  indices into `hidden_states`; None for EAGLE-3's low, mid and top
     without         names of table 2's ablations: no-broadcast, no-shift, no-mask, no-rank-head
-    own_head        whether to train an LM head, as the paper does, which the checkpoint then
-                    holds; otherwise the target's rows are used and not trained
-    anchors         first blocks of one example
+    own_head        whether to train the LM head too, whose rows are the target's at first
+    from_scratch    whether layers and LM head are random at first and both trained, as in the
+                    paper; otherwise the layers are copies of the target's last ones
+    anchors         first blocks of one example that further blocks are chained to
     blocks          M, chained at uniformly drawn cuts
     rank_from_step  the first step at which the rank head is trained too
     """
@@ -66,6 +78,7 @@ class SpecBlockSettings:
     branching: tuple[int, ...] = CONCENTRATED
     without: frozenset[str] = frozenset()
     own_head: bool = False
+    from_scratch: bool = False
     anchors: PositiveInt = 32
     blocks: PositiveInt = 2
     rank_from_step: NonNegativeInt = 2000
@@ -115,6 +128,37 @@ def rank_labels(scored: Scored) -> torch.Tensor:
     return buckets_of(ranks_of(logits, scored.ids.flatten())).view_as(scored.ids)
 
 
+@dataclass(slots=True)
+class Measured:
+    """Counts of blocks that are chained along texts, each from the end of the last.
+
+    reached, matched  [M, K] positions whose earlier tokens were right, and those right too
+    ranks             [4, 4] reached positions by the bucket of the target's token and the bucket
+                      that the rank head gave
+    """
+
+    reached: torch.Tensor
+    matched: torch.Tensor
+    anchors: int = 0
+    ranks: torch.Tensor = field(
+        default_factory=lambda: torch.zeros(BUCKETS, BUCKETS, dtype=torch.int64)
+    )
+
+    def figures(self) -> dict[str, float]:
+        """See `SpecBlockObjective.validate`."""
+        figures = {
+            f"alpha_{block + 1}_{position + 1}": float(self.matched[block, position] / count)
+            for block, counts in enumerate(self.reached)
+            for position, count in enumerate(counts)
+            if count
+        }
+        if self.anchors:
+            figures["chain"] = 1.0 + float(self.matched.sum() / self.anchors)
+        if self.ranks.any():
+            figures["rank_accuracy"] = float(self.ranks.trace() / self.ranks.sum())
+        return figures
+
+
 class SpecBlockObjective:
     """The loss of one text, with random anchors and cuts (an `Objective` of the loop)."""
 
@@ -123,13 +167,15 @@ class SpecBlockObjective:
     ) -> None:
         self.model = model
         self.settings = settings
-        self.layers = model.config.feature_layers  # of the examples' features
+        config = model.config
+        self.layers = config.features_of(target.architecture.layers)  # of the examples' features
         self._target, self._device = target, target.model.device
         self._embedding = target.model.get_input_embeddings()
         self._rotary = Rotary(model.config.shape, self._device)
-        config = model.config
         head = target.model.get_output_embeddings().weight
-        self._head = FrozenHead(head_rows(head, model.tokens, config))
+        self._wanted = FrozenHead(head[model.tokens])
+        trained = settings.own_head or settings.from_scratch
+        self._head = None if trained else FrozenHead(model.lm_head.weight)
         self._ids = torch.full((config.vocab,), UNKNOWN, device=self._device)
         self._ids[model.tokens] = torch.arange(config.draft_vocab, device=self._device)
 
@@ -141,35 +187,29 @@ class SpecBlockObjective:
         From `rank_from_step` on, when the trunk has settled, the rank head is trained too.
         Raises InputError for a text with nothing to draft.
         """
-        anchors = self._anchors(example, generator)
+        anchors, chained = self._anchors(example, generator)
         if len(anchors) == 0:
             raise InputError("a text has fewer than two tokens behind its prompt")
-        shape = (self.settings.blocks - 1, len(anchors))
+        shape = (self.settings.blocks - 1, len(chained))
         length = self.model.config.block_length
         cuts = torch.randint(1, length + 1, shape, generator=generator, device=generator.device).to(
             anchors.device
         )
         settled = self.model.ranked or step >= self.settings.rank_from_step
-        ranked = self.model.rank is not None and settled
+        ranked = self.model.rank_head is not None and settled
         self.model.examples += torch.tensor([1, int(ranked)], device=self._device)
-        first = max(example.prompt_tokens - 1, 0)
-        every = torch.arange(first, int(anchors.max()) + 1, device=anchors.device)
-        rounds = self._rounds(example, anchors, cuts, every)
+        rounds = self._rounds(example, anchors, cuts, chained)
         masks = [self._mask(scored) for scored in rounds]
-        # Position 1 of the anchors' first blocks is counted among the single rows.
-        masks[0] = masks[0] & (torch.arange(length, device=anchors.device) > 0)
         losses = [draft_losses(scored, mask) for scored, mask in zip(rounds, masks, strict=True)]
         total = torch.cat(losses).sum()
         # Sums of later positions grow as more of them are reached, so the first are logged.
-        firsts = [losses[-1], *losses[1:-1]]
-        figures = {f"first_loss_{i}": float(loss[0].detach()) for i, loss in enumerate(firsts, 1)}
+        figures = {f"first_loss_{i}": float(loss[0].detach()) for i, loss in enumerate(losses, 1)}
         if ranked:
             rank_loss = self._rank_loss(rounds, masks)
             figures["rank_loss"] = float(rank_loss.detach())
             total = total + rank_loss
         return total, figures
 
-    @torch.no_grad()
     def validate(self, examples: Sequence[Example]) -> dict[str, float]:
         """Acceptance along the greedy chain, where each block starts at the end of the last.
 
@@ -180,29 +220,33 @@ class SpecBlockObjective:
         rank_accuracy  of the rank head at positions that are reached
         A figure without any position is left out.
         """
+        tree = measure_trees(self._target, self.model, examples).tokens
+        return self.measure(examples).figures() | ({} if tree is None else {"tree": tree})
+
+    @torch.no_grad()
+    def measure(self, examples: Sequence[Example]) -> Measured:
+        """Matches and rank labels of the blocks that are chained along these texts."""
         length, blocks = self.model.config.block_length, self.settings.blocks
-        reached = torch.zeros(blocks, length)
-        matched = torch.zeros(blocks, length)
-        tally = torch.zeros(3)  # anchors, right rank labels, positions with a label
+        measured = Measured(torch.zeros(blocks, length), torch.zeros(blocks, length))
         for example in examples:
-            anchors = self._anchors(example, None)
-            if len(anchors) == 0:
+            every, chained = self._anchors(example, None)
+            if len(every) == 0:
                 continue
+            anchors = every[chained]
             cuts = torch.full((blocks - 1, len(anchors)), length, device=anchors.device)
             path = torch.ones(len(anchors), 1, dtype=torch.bool, device=anchors.device)
-            tally[0] += len(anchors)
-            for number, scored in enumerate(self._rounds(example, anchors, cuts)):
+            measured.anchors += len(anchors)
+            for number, scored in enumerate(self._rounds(example, anchors, cuts, None)):
                 mask = valid_prefix(scored.matches(), scored.inside) & path
                 hits = mask & scored.matches()
-                reached[number] += mask.sum(0).cpu()
-                matched[number] += hits.sum(0).cpu()
+                measured.reached[number] += mask.sum(0).cpu()
+                measured.matched[number] += hits.sum(0).cpu()
                 path = hits[:, -1:]
                 if scored.ranks is not None:
-                    right = scored.ranks.argmax(-1) == rank_labels(scored)
-                    tally[1] += (right & mask).sum().cpu()
-                    tally[2] += mask.sum().cpu()
-        tree = tree_tokens(self._target, self.model, examples)
-        return _figures(reached, matched, tally) | ({} if tree is None else {"tree": tree})
+                    pairs = BUCKETS * rank_labels(scored) + scored.ranks.argmax(-1)
+                    counts = pairs[mask].bincount(minlength=BUCKETS**2).cpu()
+                    measured.ranks += counts.view(BUCKETS, BUCKETS)
+        return measured
 
     def _rank_loss(self, rounds: list[Scored], masks: list[torch.Tensor]) -> torch.Tensor:
         chosen = [
@@ -218,10 +262,13 @@ class SpecBlockObjective:
             return scored.inside
         return valid_prefix(scored.matches(), scored.inside)
 
-    def _anchors(self, example: Example, generator: torch.Generator | None) -> torch.Tensor:
-        """Prefix rows to draft from, ascending: drawn, or evenly spaced without a generator.
+    def _anchors(
+        self, example: Example, generator: torch.Generator | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tokens of a text to draft behind, ascending, and places of those with chains.
 
         The first draft of a text follows its first new token; the last has one token to propose.
+        Chains are drawn, or evenly spaced without a generator.
         """
         first, end = max(example.prompt_tokens - 1, 0), len(example.tokens) - 2
         places, count = max(end - first, 0), self.settings.anchors
@@ -232,20 +279,20 @@ class SpecBlockObjective:
         else:
             drawn = torch.randperm(places, generator=generator, device=generator.device)
             chosen = drawn[:count].sort().values
-        return (first + chosen).to(self._device)
+        return torch.arange(first, first + places, device=self._device), chosen.to(self._device)
 
     def _rounds(
         self,
         example: Example,
         anchors: torch.Tensor,
         cuts: torch.Tensor,
-        singles: torch.Tensor | None = None,
+        chained: torch.Tensor | None,
     ) -> list[Scored]:
         tokens = example.tokens.to(self._device)
         with torch.no_grad():
             embeddings = self._embedding(tokens)
         passage = Passage(tokens, self._plain(example.features), self._plain(embeddings))
-        drafted = run_blocks(self.model, self._rotary, passage, anchors, cuts, singles)
+        drafted = run_blocks(self.model, self._rotary, passage, anchors, cuts, chained)
         final = self._plain(example.final)
         return [self._score(block, tokens, final) for block in drafted]
 
@@ -254,10 +301,9 @@ class SpecBlockObjective:
         index = block.after[:, None] + torch.arange(1, length + 1, device=tokens.device)
         inside = index < len(tokens)
         index = index.clamp_max(len(tokens) - 1)
-        project = None if self.model.config.own_head else self._head
-        logits, ranks = self.model.read(block.hidden.flatten(0, 1), project)
+        logits, ranks = self.model.read(block.hidden.flatten(0, 1), self._head)
         with torch.no_grad():
-            wanted = self._head(final[index - 1]).float().softmax(-1)
+            wanted = self._wanted(final[index - 1]).float().softmax(-1)
         return Scored(
             logits.unflatten(0, inside.shape),
             None if ranks is None else ranks.unflatten(0, inside.shape),
@@ -272,39 +318,55 @@ class SpecBlockObjective:
         return moved.clone() if moved.is_inference() else moved
 
 
-def _figures(reached: torch.Tensor, matched: torch.Tensor, tally: torch.Tensor) -> dict[str, float]:
-    figures = {
-        f"alpha_{block + 1}_{position + 1}": float(matched[block, position] / count)
-        for block, counts in enumerate(reached)
-        for position, count in enumerate(counts)
-        if count
-    }
-    if tally[0]:
-        figures["chain"] = 1.0 + float(matched.sum() / tally[0])
-    if tally[2]:
-        figures["rank_accuracy"] = float(tally[1] / tally[2])
-    return figures
+@dataclass(slots=True)
+class Trees:
+    """The trees that were drafted along texts, as in decoding.
 
-
-def tree_tokens(
-    loaded: LoadedModel, model: SpecBlockModel, examples: Sequence[Example]
-) -> float | None:
-    """Tokens a verification with the whole tree, bonus token included; None without a draft.
-
-    The text stands for the target: for a greedy text the figure is that of decoding.
+    accepted          tokens of all of them, bonus tokens left out
+    reached, matched  [depths] positions of the greedy chain whose earlier tokens were right, and
+                      those that were right too
     """
+
+    reached: NDArray[np.int64]
+    matched: NDArray[np.int64]
+    accepted: int = 0
+    drafts: int = 0
+
+    @property
+    def tokens(self) -> float | None:
+        """Tokens a verification with the whole tree, bonus token included; None without a draft."""
+        return 1.0 + self.accepted / self.drafts if self.drafts else None
+
+    def follow(self, tree: CandidateTree, truth: Sequence[int]) -> None:
+        """Count the greedy chain: from node to node, the most probable child."""
+        row = 0
+        for place, token in enumerate(truth[: len(self.reached)]):
+            children = np.flatnonzero(tree.parents == row)
+            if len(children) == 0:
+                break
+            best = children[tree.probabilities[children].argmax()]
+            self.reached[place] += 1
+            if tree.tokens[best] != token:
+                break
+            self.matched[place] += 1
+            row = best + 1
+
+
+def measure_trees(loaded: LoadedModel, model: SpecBlockModel, examples: Sequence[Example]) -> Trees:
+    """The trees along these texts. A greedy text stands for the target: figures are decoding's."""
     drafter = SpecBlockDrafter(make_target(loaded, owned=False), model)
     nodes, width = drafter.growth.nodes, loaded.architecture.vocab
     request = DraftRequest(depth=drafter.max_depth, width=width, growth=TopPaths())
-    accepted = drafts = 0
+    trees = Trees(*np.zeros((2, drafter.max_depth), np.int64))
     for example in examples:
         tokens, at = example.tokens.cpu().numpy(), example.prompt_tokens
         session = drafter.start(tokens[:at], example.features[:at])
         while at < len(tokens) - 1:
-            tree = best_first(session.draft(tokens[: at + 1], request), nodes)
-            accepted += accepted_depth(tree, tokens[at + 1 :].tolist())
-            drafts += 1
+            tree, truth = session.draft(tokens[: at + 1], request), tokens[at + 1 :].tolist()
+            trees.follow(tree, truth)
+            trees.accepted += accepted_depth(best_first(tree, nodes), truth)
+            trees.drafts += 1
             emitted = tokens[at + 1 : at + 1 + STRIDE]
             session.observe(emitted.tolist(), example.features[at : at + len(emitted)])
             at += len(emitted)
-    return 1.0 + accepted / drafts if drafts else None
+    return trees

@@ -17,12 +17,12 @@ from decoder.model.loading import LoadedModel
 from decoder.model.making import make_target
 from lab.papers.specblock.drafter import SpecBlockDrafter
 from lab.papers.specblock.model import (
-    ARCHITECTURE,
+    ARCHITECTURES,
+    BUCKETS,
+    LIKELIEST,
     PARTS,
-    TOP,
     SpecBlockConfig,
     SpecBlockModel,
-    head_rows,
     plain_copy,
     save_specblock,
 )
@@ -53,7 +53,7 @@ def train_specblock(
     Raises InputError for evaluation prompts, for a folder of another recipe, and for a start
     that does not fit the target.
     """
-    first = None if recipe.start is None else _begun_model(loaded, recipe.start)
+    first = None if recipe.start is None else _begun_model(loaded, recipe.start, recipe.drafter)
     texts = gather(loaded, folder, recipe.collecting, prompts, say)
     tokens = frequent_tokens(texts[0], recipe.drafter.vocabulary, loaded.architecture.vocab)
     wanted = replace(recipe.drafter, tokens=tokens)
@@ -65,11 +65,11 @@ def train_specblock(
     return trained
 
 
-def _begun_model(loaded: LoadedModel, start: str) -> SpecBlockModel:
-    """A trained drafter in float32; only a head of its own is trained."""
+def _begun_model(loaded: LoadedModel, start: str, wanted: SpecBlockSettings) -> SpecBlockModel:
+    """A trained drafter in float32."""
     drafter = begun(loaded, start, SpecBlockDrafter, "SpecBlock")
     model = plain_copy(drafter.model).float().requires_grad_()
-    model.lm_head.weight.requires_grad_(model.config.own_head)
+    model.lm_head.weight.requires_grad_(wanted.own_head or wanted.from_scratch)
     return model
 
 
@@ -85,11 +85,6 @@ def frequent_tokens(texts: Iterable[TrainingText], size: int, vocab: int) -> tup
     return tuple(sorted(order[:size]))
 
 
-def eagle_layers(layers: int) -> tuple[int, ...]:
-    """Indices of the low, mid and top hidden states of a target, as in EAGLE-3."""
-    return tuple(min(max(i, 1), max(layers - 1, 0)) for i in (2, layers // 2, layers - 3))
-
-
 def config_for(target: LoadedModel, settings: SpecBlockSettings) -> SpecBlockConfig:
     """The config of a drafter with the target's own layer sizes.
 
@@ -102,28 +97,29 @@ def config_for(target: LoadedModel, settings: SpecBlockSettings) -> SpecBlockCon
         )
     sizes, theirs = target.architecture, target.model.config
     drafted = len(settings.tokens) or sizes.vocab
-    if drafted < TOP:
-        raise InputError(f"a SpecBlock drafter needs {TOP} tokens or more, got {drafted}")
+    if drafted < LIKELIEST:
+        raise InputError(f"a SpecBlock drafter needs {LIKELIEST} tokens or more, got {drafted}")
     published: dict[str, Any] = {
-        "architectures": [ARCHITECTURE],
+        "architectures": [ARCHITECTURES[-1]],
+        "model_type": "llama",
         "hidden_size": sizes.hidden,
         "intermediate_size": sizes.ffn,
         "num_hidden_layers": settings.layers,
         "num_attention_heads": sizes.heads,
         "num_key_value_heads": sizes.kv_heads,
-        "head_dim": sizes.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": getattr(theirs, "rms_norm_eps", 1e-6),
         "max_position_embeddings": getattr(theirs, "max_position_embeddings", None),
         "rope_parameters": _rope(theirs),
-        "qk_norm": sizes.qk_norm,
         "vocab_size": sizes.vocab,
         "draft_vocab_size": drafted,
-        "block_length": settings.block_length,
-        "feature_layers": list(settings.feature_layers or eagle_layers(sizes.layers)),
+        "diffspec_draft_token_num": settings.block_length,
+        "rank_classes": BUCKETS,
+        "num_ttt_blocks": settings.blocks,
         "branching": list(settings.branching),
-        "own_head": settings.own_head,
     }
+    if settings.feature_layers is not None:
+        published["feature_layers"] = list(settings.feature_layers)
     published |= {part: name not in settings.without for part, name in PARTS.items()}
     return SpecBlockConfig.parse(published, "the drafter's config")
 
@@ -133,23 +129,27 @@ def first_model(
 ) -> SpecBlockModel:
     """A new drafter, float32 on the target's device.
 
-    Its layers are copies of the target's last ones as far as shapes allow. Its input is the top
-    features at their own scale plus the embedding and half a query; its shift does nothing yet.
+    Unless it begins from scratch, its layers are copies of the target's last ones as far as shapes
+    allow. Its input is the top features at their own scale plus the embedding and half a query;
+    its shift does nothing yet.
     """
     config = config_for(target, settings)
     model = SpecBlockModel(config)
     head = target.model.get_output_embeddings().weight
     tokens = torch.tensor(sorted(settings.tokens) or range(config.vocab))
+    model.set_tokens(tokens)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0.0, WEIGHT_SPREAD, generator=generator)
-        model.queries.normal_(0.0, 1.0, generator=generator)
+        if settings.from_scratch:
+            return model.to(target.model.device)
+        model.input_layer.position_queries.weight.normal_(0.0, 1.0, generator=generator)
         _set_neutral(model)
-        model.tokens.copy_(tokens)
-        model.lm_head.weight.copy_(head_rows(head, tokens, config))
-        scale = feature_scale(target, config.feature_layers[-1], tokens, generator)
-        model.condition_norm.weight.fill_(scale)
+        model.lm_head.weight.copy_(head[tokens.to(head.device)])
+        top = config.features_of(target.architecture.layers)[-1]
+        scale = feature_scale(target, top, tokens, generator)
+        model.input_layer.condition_norm.weight.fill_(scale)
     copy_from(target.model, model)
     model.lm_head.weight.requires_grad_(settings.own_head)
     return model.to(target.model.device)
@@ -177,7 +177,8 @@ def feature_scale(
 def copy_from(target: nn.Module, model: SpecBlockModel) -> list[str]:
     """Copy the target's last layers and final norm; returns the names of the copied tensors.
 
-    Tensors of the same name and shape are copied, as in Llama, Qwen and Mistral models.
+    Tensors of the same name and shape are copied, as in Llama, Qwen and Mistral models; not
+    queries and keys that the target normalises, since the drafter does not.
     """
     base = target.base_model
     theirs = list(getattr(base, "layers", ()))[-len(model.layers) :]
@@ -191,6 +192,8 @@ def copy_from(target: nn.Module, model: SpecBlockModel) -> list[str]:
     with torch.no_grad():
         for prefix, ours, source in pairs:
             tensors = source.state_dict()
+            if "self_attn.q_norm.weight" in tensors:
+                del tensors["self_attn.q_proj.weight"], tensors["self_attn.k_proj.weight"]
             for name, tensor in ours.state_dict().items():
                 if name in tensors and tensors[name].shape == tensor.shape:
                     tensor.copy_(tensors[name])
@@ -202,12 +205,12 @@ def _set_neutral(model: SpecBlockModel) -> None:
     """Set condition, fusion and shift to pass the top features and the embedding through."""
     hidden = model.config.shape.hidden
     one = torch.eye(hidden)
-    model.condition.weight.zero_()
-    model.condition.weight[:, -hidden:] = one
-    model.fuse.weight.copy_(torch.cat((one, one, QUERY_SHARE * one), dim=1))
-    for layer in model.layers:
-        if layer.shift is not None:
-            layer.shift.weight.copy_(torch.cat((one, torch.zeros_like(one)), dim=1))
+    part = model.input_layer
+    part.condition_proj.weight.zero_()
+    part.condition_proj.weight[:, -hidden:] = one
+    part.fuse.weight.copy_(torch.cat((one, one, QUERY_SHARE * one), dim=1))
+    for shift in model.shift_proj:
+        shift.weight.copy_(torch.cat((one, torch.zeros_like(one)), dim=1))
 
 
 def _rope(config: Any) -> dict[str, Any]:

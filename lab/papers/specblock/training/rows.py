@@ -1,7 +1,7 @@
 """Training forwards of SpecBlock drafters: blocks from many anchors of one text at once.
 
-The prefix rows of the text and all first blocks are one forward, each further round of blocks
-another. They run the drafter's modules over a cache that stays in the autograd graph.
+All first blocks of the text are one forward, each further round of blocks another. They run the
+drafter's modules over a cache that stays in the autograd graph.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from decoder.drafters.blocks import DraftCache, Rotary, span
-from lab.papers.specblock.model import SpecBlockModel, Wanted
+from lab.papers.specblock.model import SpecBlockModel
 
 
 class GraphCache(DraftCache):
@@ -70,110 +70,41 @@ def run_blocks(
     passage: Passage,
     anchors: torch.Tensor,
     cuts: torch.Tensor,
-    singles: torch.Tensor | None = None,
+    chained: torch.Tensor | None = None,
 ) -> list[DraftedBlocks]:
-    """One chain of blocks from each anchor.
+    """A first block from each anchor, and chains of blocks behind some of them.
 
-    anchors  int64 [A]: prefix rows t whose block proposes the tokens behind t + 1
-    cuts     int64 [M - 1, A], 1..K: the position of the last block at which the next starts
-    singles  int64 [S]: prefix rows, up to the last anchor, of whose blocks only position 1 is
-             wanted; that costs no forward. They come last, with K = 1
+    anchors  int64 [A]: tokens t of the text, whose first block proposes the tokens behind t + 1
+    cuts     int64 [M - 1, C], 1..K: the position of the last block at which the next starts
+    chained  int64 [C]: places among the anchors of those with a chain; None for all
     A start past the text's end repeats its last token; nothing there is supervised.
     """
-    chains = _Chains(model, rotary, passage)
-    if singles is None:
-        singles = anchors[:0]
-    first, alone = chains.first(anchors, singles)
-    drafted = [first]
+    first, count = int(anchors.min()), int(anchors.max()) + 1
+    length, cache = model.config.block_length, GraphCache(model.config.layers)
+    conditions = model.condition(passage.features[:count])
+    embeddings = passage.embeddings[1 : count + 1]
+    hidden = model.first_blocks(rotary, cache, conditions, embeddings, count - first)
+    cache.length = count * length
+    drafted = [DraftedBlocks(hidden[anchors - first], anchors + 1)]
+    if chained is None:
+        chained = torch.arange(len(anchors), device=anchors.device)
+    # The rows that a chain's newest block sees: those of earlier tokens, and its own blocks'.
+    own = anchors[chained, None] * length + torch.arange(length, device=anchors.device)
+    visible = torch.arange(cache.length, device=anchors.device) <= own[..., None]
+    last = DraftedBlocks(drafted[0].hidden[chained], anchors[chained] + 1)
+    rope = rotary(model.positions(anchors[chained]).flatten(), model.dtype)
     for cut in cuts:
-        drafted.append(chains.next(drafted[-1], cut))
-    return drafted if len(singles) == 0 else [*drafted, alone]
-
-
-class _Chains:
-    """The forwards over one text, which share a cache."""
-
-    def __init__(self, model: SpecBlockModel, rotary: Rotary, passage: Passage) -> None:
-        self._model, self._rotary, self._passage = model, rotary, passage
-        self._cache = GraphCache(model.config.layers)
-        self._length = model.config.block_length
-        self._offsets = torch.arange(self._length, device=passage.tokens.device)
-        self._visible = torch.empty(0)  # rows that the newest blocks see, [A, K, rows so far]
-        self._positions = torch.empty(0)  # their rotary positions, [A, K]
-
-    def first(
-        self, anchors: torch.Tensor, singles: torch.Tensor
-    ) -> tuple[DraftedBlocks, DraftedBlocks]:
-        """First blocks from the anchors, and blocks of position 1 alone from other prefix rows."""
-        model, passage, count = self._model, self._passage, int(anchors.max()) + 1
-        conditions = model.condition(passage.features[:count])
-        fused = model.inputs(conditions, passage.embeddings[1 : count + 1])
-        rows = torch.cat((fused[:, 0], fused[anchors, 1:].flatten(0, 1)))
-        every = torch.arange(len(rows), device=anchors.device)
-        # A block's rows: the anchor itself, and K - 1 behind the prefix.
-        numbers = torch.cat((anchors[:, None], every[count:].view(len(anchors), -1)), dim=1)
-        before, positions = every.clone(), every.clone()
-        before[numbers[:, 1:]] = numbers[:, :-1]
-        positions[numbers] = anchors[:, None] + self._offsets
-        visible = _first_visible(count, numbers)
-        wanted = torch.cat((numbers.flatten(), singles))
-        hidden = self._run(rows, before, positions, visible, wanted)
-        blocks, alone = hidden.split((numbers.numel(), len(singles)))
-        self._visible, self._positions = visible[numbers], positions[numbers]
-        return (
-            DraftedBlocks(blocks.unflatten(0, numbers.shape), anchors + 1),
-            DraftedBlocks(alone[:, None], singles + 1),
-        )
-
-    def next(self, block: DraftedBlocks, cut: torch.Tensor) -> DraftedBlocks:
-        """A block from position `cut` [A] of each of the newest blocks."""
-        passage, length, count = self._passage, self._length, len(cut)
-        each = torch.arange(count, device=cut.device)
-        start, after = (each, cut - 1), block.after + cut
+        each, after = torch.arange(len(cut), device=cut.device), last.after + cut
         embeddings = passage.embeddings[after.clamp_max(len(passage.tokens) - 1)]
-        rows = self._model.inputs(block.hidden[start], embeddings).flatten(0, 1)
-        before = length * each[:, None] + (self._offsets - 1).clamp_min(0)
-        positions = self._positions[start][:, None] + 1 + self._offsets
-        tril = torch.ones(length, length, device=cut.device).tril()
-        within = torch.block_diag(*[tril] * count).bool()
-        path = self._visible[start].repeat_interleave(length, dim=0)
-        visible = torch.cat((path, within), dim=1)
-        hidden = self._run(rows, before.flatten(), positions.flatten(), visible)
-        self._visible = visible.unflatten(0, (count, length))
-        self._positions = positions
-        return DraftedBlocks(hidden.unflatten(0, (count, length)), after)
-
-    def _run(
-        self,
-        rows: torch.Tensor,
-        before: torch.Tensor,
-        positions: torch.Tensor,
-        visible: torch.Tensor,
-        wanted: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """h^(L) of the wanted rows (None: all); `visible` is [rows, all rows so far]."""
-        cache, shape = self._cache, self._model.config.shape
+        rows = model.inputs(last.hidden[each, cut - 1], embeddings).flatten(0, 1)
+        within = torch.block_diag(*[torch.ones(length, length).tril()] * len(cut)).bool()
+        path = visible[each, cut - 1].repeat_interleave(length, dim=0)
+        mask = torch.cat((path, within.to(cut.device)), dim=1)
         end = cache.length + len(rows)
-        seen = span(shape, (0, end), visible, rows.dtype)
-        rope = self._rotary(positions, rows.dtype)
-        some = None
-        if wanted is not None:
-            some = Wanted(wanted, span(shape, (0, end), visible[wanted], rows.dtype))
-        hidden: torch.Tensor = self._model(rows, before, rope, cache, seen, some)
+        seen = span(model.config.shape, (0, end), mask, rows.dtype)
+        hidden = model(rows, rope, cache, seen).unflatten(0, (-1, length))
         cache.length = end
-        return hidden
-
-
-def _first_visible(count: int, numbers: torch.Tensor) -> torch.Tensor:
-    """The mask [rows, rows]: causal in the prefix; a block sees it up to its anchor, and itself.
-
-    numbers  [A, K]: rows of each block, of which the first is in the prefix
-    """
-    blocks, length = numbers.shape
-    total = count + blocks * (length - 1)
-    visible = torch.ones(total, total, dtype=torch.bool, device=numbers.device).tril()
-    for position in range(1, length):
-        rows = numbers[:, position]
-        visible[rows] = visible[numbers[:, position - 1]]
-        visible[rows, rows] = True
-    return visible
+        visible = mask.unflatten(0, (-1, length))
+        last = DraftedBlocks(hidden, after)
+        drafted.append(last)
+    return drafted

@@ -59,7 +59,7 @@ class SpecBlockKind:
         drafter = cast(SpecBlockModel, model)
         if action == "full":
             return list(drafter.parameters())
-        ranks = [] if drafter.rank is None else list(drafter.rank.parameters())
+        ranks = [] if drafter.rank_head is None else list(drafter.rank_head.parameters())
         return [*drafter.lm_head.parameters(), *ranks]
 
     def redraft(self, model: nn.Module, response: TargetResponse) -> Redrafted:
@@ -102,8 +102,7 @@ def adaptive_specblock(
 ) -> AdaptiveDrafter:
     """A SpecBlock drafter that is updated between texts.
 
-    It gets plain weights of its own. Its LM head, until then rows of the target's, becomes its
-    own; the target does not change.
+    It gets plain weights of its own; the target does not change.
     """
     with torch.inference_mode(False):
         drafter.model = plain_copy(drafter.model)

@@ -12,86 +12,79 @@ from tests.decoder.draft_models import (
     COMMON,
     HIDDEN,
     VOCAB,
+    mapping,
     plain_states,
     random_tensors,
     write_checkpoint,
 )
 
 LENGTH = 4  # K
+# As the authors' two configs: that of Llama 3.1 has no rotary fields, that of Qwen 3 a head_dim
+# which their model does not read.
 SPECBLOCK = COMMON | {
-    "architectures": ["SpecBlockDraftModel"],
+    "architectures": ["LlamaForCausalLMSpecBlock"],
+    "model_type": "llama",
     "num_hidden_layers": 2,
-    "rope_theta": 10000.0,
-    "block_length": LENGTH,
     "draft_vocab_size": 41,
-    "feature_layers": [1, 3, 5],
-    "branching": [2, 4, 10, 0],
+    "diffspec_draft_token_num": LENGTH,
+    "rank_classes": 4,
 }
-SUMMARY, BUCKETS, RANK_HIDDEN = 15, 4, 128
+QWEN = SPECBLOCK | {
+    "architectures": ["LlamaForCausalLMSpecBlockShift"],
+    "head_dim": 16,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "num_ttt_blocks": 3,
+}
+FEATURES = (2, 3, 3)  # low, mid and top of a target of six layers
+BRANCHING = (2, 4, 10, 0)
+SUMMARY, BUCKETS, RANK_HIDDEN = 15, 4, 256
 
 
 def specblock_shapes(config):
     """Names and shapes of the tensors of a checkpoint, written out."""
     hidden, ffn = config["hidden_size"], config["intermediate_size"]
-    width = config.get("head_dim", hidden // config["num_attention_heads"])
-    queries = config["num_attention_heads"] * width
-    keys = config["num_key_value_heads"] * width
+    keys = config["num_key_value_heads"] * hidden // config["num_attention_heads"]
     shapes = {
-        "condition.weight": (hidden, 3 * hidden),
-        "condition_norm.weight": (hidden,),
-        "embedding_norm.weight": (hidden,),
-        "query_norm.weight": (hidden,),
-        "queries": (config["block_length"], hidden),
-        "fuse.weight": (hidden, 3 * hidden),
+        "input_layer.condition_proj.weight": (hidden, 3 * hidden),
+        "input_layer.condition_norm.weight": (hidden,),
+        "input_layer.token_norm.weight": (hidden,),
+        "input_layer.query_norm.weight": (hidden,),
+        "input_layer.position_queries.weight": (config["diffspec_draft_token_num"], hidden),
+        "input_layer.fuse.weight": (hidden, 3 * hidden),
         "norm.weight": (hidden,),
+        "lm_head.weight": (config["draft_vocab_size"], hidden),
     }
-    if config.get("own_head"):
-        shapes["lm_head.weight"] = (config["draft_vocab_size"], hidden)
     if config.get("rank_head", True):
         shapes |= {
-            "rank.inner.weight": (RANK_HIDDEN, hidden + SUMMARY),
-            "rank.inner.bias": (RANK_HIDDEN,),
-            "rank.outer.weight": (BUCKETS, RANK_HIDDEN),
-            "rank.outer.bias": (BUCKETS,),
+            "rank_head.0.weight": (RANK_HIDDEN, hidden + SUMMARY),
+            "rank_head.2.weight": (BUCKETS, RANK_HIDDEN),
         }
     for i in range(config["num_hidden_layers"]):
         shapes |= {
-            f"layers.{i}.self_attn.q_proj.weight": (queries, hidden),
+            f"layers.{i}.self_attn.q_proj.weight": (hidden, hidden),
             f"layers.{i}.self_attn.k_proj.weight": (keys, hidden),
             f"layers.{i}.self_attn.v_proj.weight": (keys, hidden),
-            f"layers.{i}.self_attn.o_proj.weight": (hidden, queries),
+            f"layers.{i}.self_attn.o_proj.weight": (hidden, hidden),
             f"layers.{i}.mlp.gate_proj.weight": (ffn, hidden),
             f"layers.{i}.mlp.up_proj.weight": (ffn, hidden),
             f"layers.{i}.mlp.down_proj.weight": (hidden, ffn),
             f"layers.{i}.input_layernorm.weight": (hidden,),
             f"layers.{i}.post_attention_layernorm.weight": (hidden,),
         }
-        if config.get("qk_norm"):
-            shapes |= {
-                f"layers.{i}.self_attn.q_norm.weight": (width,),
-                f"layers.{i}.self_attn.k_norm.weight": (width,),
-            }
         if i and config.get("layer_shift", True):
-            shapes[f"layers.{i}.shift.weight"] = (hidden, 2 * hidden)
+            shapes[f"shift_proj.{i - 1}.weight"] = (hidden, 2 * hidden)
     return shapes
 
 
-def drafted_tokens(count, seed=4):
-    """Which tokens of the vocabulary are drafted, ascending."""
-    chosen = np.random.default_rng(seed).permutation(VOCAB)[:count]
-    return torch.from_numpy(np.sort(chosen))
-
-
-TOKENS = tuple(drafted_tokens(41).tolist())
-
-
-def specblock_folder(folder, seed=1, **changed):
-    """A random SpecBlock checkpoint; returns folder, config and tensors."""
-    config = SPECBLOCK | changed
-    tensors = random_tensors(specblock_shapes(config), seed)
-    tensors["tokens"] = drafted_tokens(config["draft_vocab_size"])
-    tensors["examples"] = torch.tensor([9, 9])
+def specblock_folder(folder, seed=1, like=SPECBLOCK, **changed):
+    """A random checkpoint of the released format; returns folder, config and tensors."""
+    config = like | changed
+    tensors = random_tensors(specblock_shapes(config), seed) | mapping(config)
     return write_checkpoint(folder, config, tensors), config, tensors
+
+
+TOKENS = tuple((mapping(SPECBLOCK)["d2t"] + torch.arange(41)).tolist())
 
 
 def asked(depth=99, width=64, temperature=1.0):
@@ -111,28 +104,36 @@ class Reference:
     """
 
     def __init__(self, config, tensors, target, context):
-        self.config, self.stored = config, tensors
+        self.config = config
         self.parts = {
             name: tensor.double() for name, tensor in tensors.items() if tensor.is_floating_point()
         }
-        self.tokens = tensors["tokens"].tolist()
+        self.tokens = [int(d) + i for i, d in enumerate(tensors["d2t"])]
         self.table = target.embed(torch.arange(target.architecture.vocab)).double()
-        head = target.head_weight().double()
-        self.head = self.parts.get("lm_head.weight", head[self.tokens])
         states = plain_states(target, context[:-1])
-        features = torch.cat([states[i] for i in config["feature_layers"]], dim=-1).double()
+        layers = config.get("feature_layers", FEATURES)
+        features = torch.cat([states[i] for i in layers], dim=-1).double()
         self.keys, self.values, self.inner, self.hidden = [], [], [], []
-        self.positions = []
-        prefix = []
+        self.blocks = []  # of all tokens but the bonus
         for t, feature in enumerate(features):
-            condition = self.parts["condition.weight"] @ feature
-            prefix.append(self.row(condition, int(context[t + 1]), 0, None, t, prefix))
-        self.condition, self.bonus, self.prefix = condition, int(context[-1]), prefix
+            self.last = t
+            condition = self.parts["input_layer.condition_proj.weight"] @ feature
+            seen = [row for rows in self.blocks for row in rows]
+            self.blocks.append(self.block(condition, int(context[t + 1]), seen))
+
+    def block(self, condition, token, seen):
+        """The K rows of one block at the last token; returns their numbers."""
+        rows = []
+        for k in range(self.config["diffspec_draft_token_num"]):
+            position, before = self.last + 1 + k, rows[-1] if rows else None
+            rows.append(self.row(condition, token, k, before, position, [*seen, *rows]))
+        return rows
 
     def row(self, condition, token, k, before, position, seen):
         """One row at in-block position k (from 0); returns its number."""
         config, part, eps = self.config, self.parts, self.config["rms_norm_eps"]
-        width = config.get("head_dim", HIDDEN // config["num_attention_heads"])
+        width = HIDDEN // config["num_attention_heads"]
+        theta = config.get("rope_theta", 10000.0)
         number = len(self.hidden)
         state = self.fused(condition, token, k)
         self.keys.append([])
@@ -145,36 +146,33 @@ class Reference:
                 if name.startswith(f"layers.{i}.")
             }
             self.inner[number].append(state)
-            if "shift.weight" in layer:
+            if i and f"shift_proj.{i - 1}.weight" in part:
                 other = self.inner[number if before is None else before][i]
-                state = layer["shift.weight"] @ torch.cat((state, other))
+                state = part[f"shift_proj.{i - 1}.weight"] @ torch.cat((state, other))
             normed = rms(state, layer["input_layernorm.weight"], eps)
             query, key, value = (
                 (layer[f"self_attn.{name}_proj.weight"] @ normed).view(-1, width) for name in "qkv"
             )
-            if config.get("qk_norm"):
-                query = rms(query, layer["self_attn.q_norm.weight"], eps)
-                key = rms(key, layer["self_attn.k_norm.weight"], eps)
-            self.keys[number].append(turned(key, position, config["rope_theta"]))
+            self.keys[number].append(turned(key, position, theta))
             self.values[number].append(value)
-            query = turned(query, position, config["rope_theta"])
+            query = turned(query, position, theta)
             drawn = self.attended(query, i, [*seen, number])
             state = state + layer["self_attn.o_proj.weight"] @ drawn
             normed = rms(state, layer["post_attention_layernorm.weight"], eps)
             gate, up = layer["mlp.gate_proj.weight"] @ normed, layer["mlp.up_proj.weight"] @ normed
             state = state + layer["mlp.down_proj.weight"] @ (gate * gate.sigmoid() * up)
         self.hidden.append(state)
-        self.positions.append(position)
         return number
 
     def fused(self, condition, token, k):
         """Equation (2)."""
-        part, eps = self.parts, self.config["rms_norm_eps"]
+        eps = self.config["rms_norm_eps"]
+        part = {n.removeprefix("input_layer."): tensor for n, tensor in self.parts.items()}
         fused = torch.cat(
             (
                 rms(condition, part["condition_norm.weight"], eps),
-                rms(self.table[token], part["embedding_norm.weight"], eps),
-                rms(part["queries"][k], part["query_norm.weight"], eps),
+                rms(self.table[token], part["token_norm.weight"], eps),
+                rms(part["position_queries.weight"][k], part["query_norm.weight"], eps),
             )
         )
         if k and not self.config.get("prefix_broadcast", True):
@@ -193,34 +191,27 @@ class Reference:
         return torch.cat(drawn)
 
     def first_block(self):
-        """The rows of the first block: its first is the prefix's last."""
-        rows = [self.prefix[-1]]
-        for k in range(1, self.config["block_length"]):
-            position = self.positions[rows[-1]] + 1
-            seen = [*self.prefix, *rows[1:]]
-            rows.append(self.row(self.condition, self.bonus, k, rows[-1], position, seen))
-        return rows, self.prefix[:-1]
+        """The last token's block, and what its rows see of earlier ones."""
+        return self.blocks[-1], [row for rows in self.blocks[:-1] for row in rows]
 
     def next_block(self, rows, path, place, token):
         """A block from the row at `place` of a block, and what its rows see of earlier ones."""
         path = [*path, *rows[: place + 1]]
-        condition, new = self.hidden[rows[place]], []
-        for k in range(self.config["block_length"]):
-            before = new[-1] if new else None
-            position = self.positions[rows[place]] + 1 + k
-            new.append(self.row(condition, token, k, before, position, [*path, *new]))
-        return new, path
+        return self.block(self.hidden[rows[place]], token, path), path
 
     def read(self, row):
         """Logits over drafted tokens, and the bucket, of a row."""
         normed = rms(self.hidden[row], self.parts["norm.weight"], self.config["rms_norm_eps"])
-        logits = self.head @ normed
-        if "rank.inner.weight" not in self.parts:
+        logits = self.parts["lm_head.weight"] @ normed
+        if "rank_head.0.weight" not in self.parts:
             return logits, 0
+        return logits, int(self.buckets(normed, logits).argmax())
+
+    def buckets(self, normed, logits):
+        """The rank head's logits."""
         seen = torch.cat((normed, torch.tensor(plain_summary(logits.tolist())).double()))
-        inner = self.parts["rank.inner.weight"] @ seen + self.parts["rank.inner.bias"]
-        outer = self.parts["rank.outer.weight"] @ (inner * inner.sigmoid())
-        return logits, int((outer + self.parts["rank.outer.bias"]).argmax())
+        inner = self.parts["rank_head.0.weight"] @ seen
+        return self.parts["rank_head.2.weight"] @ (inner * inner.sigmoid())
 
     def best(self, row, count, temperature=1.0):
         """The most probable tokens of a row, with their probabilities."""
@@ -242,11 +233,11 @@ def turned(heads, position, theta):
 
 
 def plain_summary(logits):
-    """The 15 features of appendix B in plain Python."""
-    top = max(logits)
-    total = sum(np.exp(value - top) for value in logits)
-    logs = sorted((value - top - np.log(total) for value in logits), reverse=True)
-    gaps = [logs[0] - logs[rank - 1] for rank in (2, 3, 5)]
+    """The 15 features of appendix B over the 20 most likely tokens, in plain Python."""
+    best = sorted(logits, reverse=True)[:20]
+    total = sum(np.exp(value - best[0]) for value in best)
+    logs = [value - best[0] - np.log(total) for value in best]
+    gaps = [best[0] - best[rank - 1] for rank in (2, 3, 5)]
     entropy = -sum(np.exp(value) * value for value in logs)
     return [*logs[:10], *gaps, np.exp(logs[0]), entropy]
 
@@ -263,46 +254,50 @@ def nodes_of(tree):
     return nodes
 
 
-def reference_tree(reference, *, branching, starts=4, nodes=60, blocks=2, **limits):
-    """Algorithm 2 by paths: probability given the parent of every node that is kept.
-
-    limits  depth, width and temperature as a request has them; uncertain: the buckets whose
-            siblings may start a block
-    """
-    depth, width = limits.get("depth", 99), limits.get("width", 99)
-    uncertain = limits.get("uncertain", (1, 2))
-    given, scores = {}, {}
+def reference_tree(reference, growth, depth=99, width=99, temperature=1.0):
+    """Algorithm 2 by paths: probability given the parent of every node that is kept."""
+    drafted = []  # (path, score), a path perhaps twice
     begins = [((), 1.0, None)]
-    for _ in range(blocks):
-        found = []
+    for number in range(growth.blocks):
+        following = []
         for path, score, origin in begins:
-            rows, above = (
-                reference.first_block() if origin is None else reference.next_block(*origin)
-            )
-            chain, chain_score, ended = path, score, None
+            first = origin is None
+            rows, above = reference.first_block() if first else reference.next_block(*origin)
+            chain, chain_score, given_up = path, score, False
             for place, row in enumerate(rows):
-                bucket = reference.read(row)[1]
-                count = min(branching[bucket], width)
-                if len(chain) == depth or count == 0:
+                if len(chain) == depth:
                     break
-                children = reference.best(row, count, limits.get("temperature", 1.0))
+                count = growth.branching[reference.read(row)[1]]
+                likely = reference.best(row, 1, temperature)[0][1]
+                if first and place == 0:
+                    count = growth.beam
+                elif count == 0:
+                    given_up = True
+                if growth.adaptive and first and place == 0:
+                    caps = [3] * (likely >= 0.9) + [5] * (likely >= 0.8) + [8] * (likely >= 0.6)
+                    count = min([count, *caps])
+                elif growth.adaptive:
+                    count = min([count, *[2] * (likely >= 0.95), *[3] * (likely >= 0.85)])
+                count = 1 if given_up else min(count, width)
+                children = reference.best(row, count, temperature)
+                ended = place == len(rows) - 1 and not given_up
                 for rank, (token, q) in enumerate(children):
-                    given[*chain, token], scores[*chain, token] = q, chain_score * q
-                    origin = (rows, above, place, token)
-                    if rank and bucket in uncertain:
-                        found.append(((*chain, token), chain_score * q, origin))
-                token, q = children[0]
-                chain, chain_score = (*chain, token), chain_score * q
-                ended = (chain, chain_score, (rows, above, place, token))
-            if ended is not None:
-                found.append(ended)
-        found = [start for start in found if len(start[0]) < depth]
-        begins = sorted(found, key=lambda start: -start[1])[:starts]
-    kept = sorted(given, key=lambda path: -scores[path])[:nodes]
-    return {path: given[path] for path in kept}
+                    drafted.append(((*chain, token), chain_score * q))
+                    if count > 1 or (ended and rank == 0):
+                        following.append((*drafted[-1], (rows, above, place, token)))
+                chain, chain_score = (*chain, children[0][0]), chain_score * children[0][1]
+        begins = [start for start in following if len(start[0]) < depth]
+        if number:
+            left = max(1, (growth.nodes - len(drafted)) // len(rows))
+            begins = sorted(begins, key=lambda s: -s[1])[: min(growth.beam, left)]
+    scores = {(): 1.0}
+    for path, score in sorted(drafted, key=lambda one: -one[1]):
+        if path not in scores and len(scores) <= growth.nodes:
+            scores[path] = score
+    return {path: score / scores[path[:-1]] for path, score in scores.items() if path}
 
 
-def example_of(target, tokens, prompt_tokens, layers=(1, 3, 5)):
+def example_of(target, tokens, prompt_tokens, layers=FEATURES):
     """A text as `lab.training.features` reads it, by transformers' own forward."""
     states = plain_states(target, tokens)
     features = torch.cat([states[i] for i in layers], dim=-1)
@@ -318,7 +313,7 @@ def seeded(seed=0):
 
 
 def settings(**changed):
-    return SpecBlockSettings(tokens=TOKENS, feature_layers=(1, 3, 5), **changed)
+    return SpecBlockSettings(tokens=TOKENS, **changed)
 
 
 def specblock_objective(target, settings, generator):

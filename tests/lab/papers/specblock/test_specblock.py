@@ -10,11 +10,12 @@ from decoder.profiling.startup import ProfileChoice
 from decoder.tree.draft_tree import DraftTree
 from lab.papers.specblock import drafter as specblock
 from lab.papers.specblock.drafter import Blocks, SpecBlockDrafter
+from lab.papers.specblock.tree import REPOSITORY, BlockGrowth
 from tests.decoder.draft_models import VOCAB, draft_target, rounds
 from tests.decoder.models import greedy
 from tests.lab.papers.specblock.specblock_models import (
     LENGTH,
-    SPECBLOCK,
+    QWEN,
     Reference,
     asked,
     nodes_of,
@@ -26,22 +27,21 @@ from tests.tiny_folder import isolate
 PROMPT = [5, 17, 3, 88, 41]
 ACCEPTED = [3, 0, 0, 1]  # 0: a plain round, or one where nothing was accepted
 PLAIN = 2  # a round of these in which nothing is drafted
-BRANCHING = tuple(SPECBLOCK["branching"])
 VARIANTS = {
-    "published": {},
-    "fallback": {"branching": [2, 4, 6, 4]},
-    "all-tokens": {"draft_vocab_size": VOCAB},
-    "three-layers-of-three": {"num_hidden_layers": 3, "block_length": 3},
-    "normed-heads": {"qk_norm": True, "head_dim": 16, "num_attention_heads": 2},
-    "own-head": {"own_head": True},
-    "no-shift": {"layer_shift": False},
-    "no-broadcast": {"prefix_broadcast": False},
-}
+    "llama": ({}, BlockGrowth()),
+    "qwen": ({"like": QWEN}, BlockGrowth()),
+    "repository": ({}, REPOSITORY),
+    "three-blocks": ({"num_hidden_layers": 3, "diffspec_draft_token_num": 3, "feature_layers":
+                     [1, 3, 5]}, BlockGrowth(blocks=3, branching=(1, 2, 3, 0), beam=2)),
+    "all-tokens": ({"draft_vocab_size": VOCAB}, BlockGrowth()),
+    "no-shift": ({"layer_shift": False}, BlockGrowth()),
+    "no-broadcast": ({"prefix_broadcast": False}, BlockGrowth()),
+}  # fmt: skip
 
 
-def drafting(tmp_path, prompt=PROMPT, accepted=(2,), growth=None, **changed):
+def drafting(tmp_path, prompt=PROMPT, accepted=(2,), growth=None, dtype=torch.float64, **changed):
     """A session in the middle of a text, with the reference of the same place."""
-    target = draft_target(dtype=torch.float64)
+    target = draft_target(dtype=dtype)
     folder, config, tensors = specblock_folder(tmp_path / "draft", **changed)
     drafter = SpecBlockDrafter(target, folder, growth)
     *_, (session, context) = rounds(target, drafter, prompt, accepted)
@@ -51,25 +51,25 @@ def drafting(tmp_path, prompt=PROMPT, accepted=(2,), growth=None, **changed):
 class TestAgainstTheReference:
     @pytest.mark.parametrize("variant", VARIANTS)
     def test_several_rounds(self, tmp_path, variant):
-        changed, prompt = VARIANTS[variant], PROMPT if variant != "published" else [9]
+        (changed, growth), prompt = VARIANTS[variant], PROMPT if variant != "llama" else [9]
         target = draft_target(dtype=torch.float64)
         folder, config, tensors = specblock_folder(tmp_path / "draft", **changed)
-        drafter = SpecBlockDrafter(target, folder)
+        drafter = SpecBlockDrafter(target, folder, growth)
         for round_, (session, context) in enumerate(rounds(target, drafter, prompt, ACCEPTED)):
             if round_ == PLAIN:
                 continue
             tree = session.draft(context, asked())
             reference = Reference(config, tensors, target, context)
-            expected = reference_tree(reference, branching=config["branching"])
-            assert nodes_of(tree) == pytest.approx(expected, abs=1e-6)
+            expected = reference_tree(reference, growth)
+            assert nodes_of(tree) == pytest.approx(expected, abs=1e-5)
             again = session.draft(context, asked())
             np.testing.assert_array_equal(again.tokens, tree.tokens)
             np.testing.assert_array_equal(again.probabilities, tree.probabilities)
 
     @pytest.mark.parametrize("place", range(LENGTH))
     def test_a_block_chained_from_any_position_is_one_started_there(self, tmp_path, place):
-        """Alone or in a batch, and with a third block behind it."""
-        drafter, _, context, reference = drafting(tmp_path)
+        """Alone or in a batch, and with a third block behind it; in float32, buckets too."""
+        drafter, _, context, reference = drafting(tmp_path, dtype=torch.float32)
         rows, above = reference.first_block()
         tokens = [7, 44]
         expected = [reference.next_block(rows, above, place, token) for token in tokens]
@@ -79,28 +79,30 @@ class TestAgainstTheReference:
         numbers = blocks.more(np.array(batch), np.array([tokens[0], 5, tokens[1]]))
         together = blocks.logits.unflatten(0, (3, LENGTH))
         for drafted, (made, _) in zip((together[0], together[2]), expected, strict=True):
-            for logits, row in zip(drafted, made, strict=True):
-                torch.testing.assert_close(logits, reference.read(row)[0], atol=1e-5, rtol=1e-5)
+            assert_rows(reference, made, drafted)
+        buckets = blocks.ranks.argmax(-1).view(3, LENGTH)[0].tolist()
+        assert buckets == [reference.read(row)[1] for row in expected[0][0]]
         blocks.more(numbers[2:3, 1], np.array([23]))
-        for logits, row in zip(blocks.logits, third[0], strict=True):
-            torch.testing.assert_close(logits, reference.read(row)[0], atol=1e-5, rtol=1e-5)
+        assert_rows(reference, third[0], blocks.logits)
         alone = first_blocks(drafter, context)
         alone.more(np.array([place]), np.array(tokens[:1]))
         torch.testing.assert_close(alone.logits, together[0], atol=1e-5, rtol=1e-5)
 
     def test_prompts_in_chunks_and_many_plain_rounds(self, tmp_path, monkeypatch):
         """Prompts go in by chunks, features wait for long, and then go in by chunks too."""
-        monkeypatch.setattr(specblock, "CHUNK_ROWS", 5)
+        monkeypatch.setattr(specblock, "CHUNK_ROWS", 12)
         monkeypatch.setattr(caches, "WAITING_ROWS", 4)
         prompt = np.random.default_rng(0).integers(VOCAB, size=12).tolist()
         _, session, context, reference = drafting(tmp_path, prompt, [0] * 13)
-        expected = reference_tree(reference, branching=BRANCHING)
+        expected = reference_tree(reference, BlockGrowth())
         for _ in range(2):
             assert nodes_of(session.draft(context, asked())) == pytest.approx(expected, abs=1e-6)
 
     def test_drawn_trees_are_drawn_from_q(self, tmp_path):
         """Children come from the block's next position, and behind its end from a new block."""
-        _, session, context, reference = drafting(tmp_path, block_length=2, rank_head=False)
+        _, session, context, reference = drafting(
+            tmp_path, diffspec_draft_token_num=2, rank_head=False
+        )
         #         1  2  3  4  5  6  7  8
         parents = [0, 0, 1, 1, 2, 3, 5, 6]
         depths = np.array([1, 1, 2, 2, 2, 3, 3, 4])
@@ -122,6 +124,12 @@ class TestAgainstTheReference:
         for row in {0, 1, 3}:
             tokens = tree.tokens[np.array(parents) == row].tolist()
             assert len(set(tokens)) == len(tokens)
+
+
+def assert_rows(reference, rows, logits):
+    """Logits [K, draft_vocab] are those of the reference's rows."""
+    expected = torch.stack([reference.read(row)[0] for row in rows])
+    torch.testing.assert_close(logits.double(), expected, atol=1e-5, rtol=1e-5)
 
 
 def first_blocks(drafter, context):

@@ -11,7 +11,7 @@ from lab.papers.specblock.updates.bandit import AlwaysUpdate, Bandit, BanditSett
 from lab.papers.specblock.updates.specblock import SpecBlockKind, adaptive_specblock
 from tests.decoder.draft_models import VOCAB, draft_target, plain_states
 from tests.decoder.models import greedy
-from tests.lab.papers.specblock.specblock_models import Reference, specblock_folder
+from tests.lab.papers.specblock.specblock_models import FEATURES, Reference, rms, specblock_folder
 
 TEXT = [5, 17, 3, 88, 41, 2, 2, 60, 7, 19, 44, 8, 30, 71, 12, 3, 9, 50]
 PROMPT = TEXT[:5]
@@ -23,7 +23,7 @@ def response_of(target, places):
     states = plain_states(target, TEXT[:-1])
     return TargetResponse(
         tokens=torch.tensor(TEXT),
-        features=torch.cat([states[i] for i in (1, 3, 5)], dim=-1).clone(),
+        features=torch.cat([states[i] for i in FEATURES], dim=-1).clone(),
         roots=torch.tensor([root for root, _ in places]),
         rejected=torch.tensor([rejected for _, rejected in places]),
         logits=torch.randn(len(places), VOCAB, generator=generator) * 3,
@@ -94,17 +94,9 @@ class TestServing:
 
 def bucket_loss(reference, row, token):
     """Cross-entropy of the rank head at a row: the bucket of a token's rank."""
-    part, logits = reference.parts, reference.read(row)[0]
-    normed = reference.hidden[row]
-    normed = normed / (normed.pow(2).mean() + reference.config["rms_norm_eps"]).sqrt()
-    normed = normed * part["norm.weight"]
-    logs = logits.log_softmax(0)
-    best = logs.sort(descending=True).values
-    gaps = [best[0] - best[i - 1] for i in (2, 3, 5)]
-    entropy = -(logs.exp() * logs).sum()
-    seen = torch.cat((normed, best[:10], torch.stack([*gaps, best[0].exp(), entropy])))
-    inner = part["rank.inner.weight"] @ seen + part["rank.inner.bias"]
-    outer = part["rank.outer.weight"] @ (inner * inner.sigmoid()) + part["rank.outer.bias"]
+    logits, normed = reference.read(row)[0], reference.hidden[row]
+    normed = rms(normed, reference.parts["norm.weight"], reference.config["rms_norm_eps"])
+    outer = reference.buckets(normed, logits)
     rank = 99
     if token in reference.tokens:
         rank = 1 + int((logits > logits[reference.tokens.index(token)]).sum())

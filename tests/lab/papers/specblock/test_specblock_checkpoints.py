@@ -11,30 +11,32 @@ from decoder.drafters.factory import load_drafter
 from lab.papers.specblock.drafter import SpecBlockDrafter
 from lab.papers.specblock.model import save_specblock
 from lab.papers.specblock.tree import BlockGrowth
-from tests.decoder.draft_models import HIDDEN, LLAMA3_ROPE, draft_target
-from tests.lab.papers.specblock.specblock_models import specblock_folder
+from tests.decoder.draft_models import EAGLE3, LLAMA3_ROPE, draft_target
+from tests.lab.papers.specblock.specblock_models import QWEN, SPECBLOCK, specblock_folder
 
 
 class TestCheckpoints:
     def test_saving_gives_the_same_files(self, tmp_path):
-        for name, changed in {"lent": {}, "own": {"own_head": True}}.items():
-            folder, config, tensors = specblock_folder(tmp_path / name, **changed)
-            save_specblock(tmp_path / "saved", SpecBlockDrafter(draft_target(), folder).model)
-            assert json.loads((tmp_path / "saved" / "config.json").read_text()) == config
-            saved = load_file(tmp_path / "saved" / "model.safetensors")
-            assert set(saved) == set(tensors)
-            for name, tensor in tensors.items():
-                torch.testing.assert_close(saved[name], tensor, atol=0, rtol=0)
+        """In the released names, with the counts of texts that ours have too."""
+        folder, config, tensors = specblock_folder(tmp_path / "released")
+        save_specblock(tmp_path / "saved", SpecBlockDrafter(draft_target(), folder).model)
+        assert json.loads((tmp_path / "saved" / "config.json").read_text()) == config
+        saved = load_file(tmp_path / "saved" / "model.safetensors")
+        assert set(saved) == {*tensors, "examples"}
+        for name, tensor in tensors.items():
+            torch.testing.assert_close(saved[name], tensor, atol=0, rtol=0)
 
-    def test_a_checkpoint_of_the_authors_is_refused_by_name(self, tmp_path):
-        """Its config has an EAGLE-3 drafter's fields, and two layers."""
-        config = {
-            "architectures": ["LlamaForCausalLMSpecBlock"], "model_type": "llama",
-            "num_hidden_layers": 2, "draft_vocab_size": 32000, "hidden_size": HIDDEN,
-        }  # fmt: skip
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        with pytest.raises(InputError, match="in its authors' format, which is not read"):
-            load_drafter(str(tmp_path), draft_target())
+    def test_both_released_kinds_are_told_from_eagle3(self, tmp_path):
+        """Their configs have all fields of an EAGLE-3 drafter's."""
+        for like in (SPECBLOCK, QWEN):
+            folder = specblock_folder(tmp_path / "draft", like=like)[0]
+            drafter = load_drafter(str(folder), draft_target("llama"))
+            assert isinstance(drafter, SpecBlockDrafter) and drafter.name == "specblock"
+            assert drafter.feature_layers == (2, 3, 3) and drafter.max_depth == 8
+        assert not SpecBlockDrafter.recognises(EAGLE3)
+        (folder / "config.json").write_text(json.dumps({"architectures": ["SpecBlockDraftModel"]}))
+        with pytest.raises(InputError, match="is of SpecBlockDraftModel, not of"):
+            load_drafter(str(folder), draft_target())
 
     def test_the_hash_is_of_what_costs(self, tmp_path):
         target = draft_target()
@@ -50,7 +52,7 @@ class TestCheckpoints:
         different = [
             hash_of("ffn", intermediate_size=48),
             hash_of("head", draft_vocab_size=31),
-            hash_of("length", block_length=3),
+            hash_of("length", diffspec_draft_token_num=3),
             hash_of("shift", layer_shift=False),
             hash_of("blocks", growth=BlockGrowth(blocks=3)),
         ]
@@ -58,17 +60,17 @@ class TestCheckpoints:
 
 
 BAD_CONFIGS = {
-    "another target's vocabulary": ({"vocab_size": 98}, "LM head of 98 tokens and width 32"),
-    "a wider target": ({"hidden_size": 48}, "width 48, and the target's is 97 by 32"),
-    "a head of its own": ({"own_head": True, "hidden_size": 48}, "hidden size is 48"),
+    "another target's vocabulary": ({"vocab_size": 98}, "vocabulary is 98, the target's is 97"),
+    "a wider target": ({"hidden_size": 48}, "hidden size is 48"),
+    "heads of odd width": ({"hidden_size": 36}, "'hidden_size' must be an even multiple of 4"),
+    "other buckets": ({"rank_classes": 5}, "rank_classes = 5, which is not supported"),
     "too many draft ids": ({"draft_vocab_size": 98}, "'draft_vocab_size' must be at most"),
-    "too few draft ids": ({"draft_vocab_size": 9}, "'draft_vocab_size' must be a whole number of"),
+    "too few draft ids": ({"draft_vocab_size": 19}, "'draft_vocab_size' must be a whole number of"),
     "features that are not there": ({"feature_layers": [1, 3, 6]}, "reads hidden state 6"),
     "two features": ({"feature_layers": [1, 3]}, "'feature_layers' must be a list of 3"),
     "three buckets": ({"branching": [1, 2, 3]}, "'branching' must be a list of 4"),
-    "a negative branching": ({"branching": [1, 2, 3, -1]}, "'branching' must be a list of 4"),
     "a wild branching": ({"branching": [1, 2, 3, 999]}, "at most 64"),
-    "no positions": ({"block_length": 0}, "'block_length' must be a whole number of at least 1"),
+    "no positions": ({"diffspec_draft_token_num": 0}, "must be a whole number of at least 1"),
     "a part that is a word": ({"layer_shift": "yes"}, "'layer_shift' must be true or false"),
     "another activation": ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
 }
@@ -85,11 +87,10 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("name", "change", "message"),
         [
-            ("tokens", lambda t: t + 97, "ascending ids within the vocabulary of 97"),
-            ("tokens", lambda t: t.flip(0), "ascending ids within the vocabulary of 97"),
-            ("tokens", lambda t: t * 0, "ascending ids within the vocabulary of 97"),
-            ("tokens", lambda t: t.float(), "must hold int64 numbers and is torch.float32"),
-            ("examples", lambda t: t.float(), "'examples' beside"),
+            ("d2t", lambda t: t + 97, "do not name the same 41 tokens of the vocabulary of 97"),
+            ("d2t", lambda t: t * 0, "do not name the same 41 tokens of the vocabulary of 97"),
+            ("t2d", lambda t: ~t, "do not name the same 41 tokens of the vocabulary of 97"),
+            ("d2t", lambda t: t.float(), "must hold torch.int64 and is torch.float32"),
         ],
     )
     def test_damaged_numbers(self, tmp_path, name, change, message):

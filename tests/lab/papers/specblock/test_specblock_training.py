@@ -11,11 +11,10 @@ from lab.papers.specblock.drafter import SpecBlockDrafter
 from lab.papers.specblock.model import SpecBlockConfig, SpecBlockModel, save_specblock
 from lab.papers.specblock.training.objective import Scored, draft_losses, rank_labels, valid_prefix
 from lab.papers.specblock.training.rows import Passage, run_blocks
-from tests.decoder.draft_models import draft_target, random_tensors
+from tests.decoder.draft_models import draft_target, mapping, random_tensors
 from tests.lab.papers.specblock.specblock_models import (
     SPECBLOCK,
     Reference,
-    drafted_tokens,
     example_of,
     seeded,
     settings,
@@ -30,44 +29,41 @@ class TestRows:
     def test_three_blocks_from_several_anchors(self, part):
         """Each is what rows run one after another give behind the text up to its anchor."""
         config = SPECBLOCK | {part: False}
-        tensors = random_tensors(specblock_shapes(config))
-        tensors |= {"tokens": drafted_tokens(41), "examples": torch.tensor([1, 1])}
+        tensors = random_tensors(specblock_shapes(config)) | mapping(config)
         target, text = draft_target(runtime="eager"), some_text()
         parsed = SpecBlockConfig.parse(config)
         model = SpecBlockModel(parsed)
         model.load_state_dict(tensors, strict=False)
         example = example_of(target, text, 4)
         embeddings = target.embed(example.tokens)
-        anchors, cuts = torch.tensor([3, 4, 11]), torch.tensor([[1, 4, 2], [3, 2, 4]])
-        singles = torch.tensor([2, 4, 9])
+        anchors, cuts = torch.tensor([3, 4, 9, 11]), torch.tensor([[1, 4, 2], [3, 2, 4]])
+        chained = [0, 1, 3]
         with torch.inference_mode():
-            rounds = run_blocks(
+            first, *rounds = run_blocks(
                 model,
                 Rotary(parsed.shape, target.device),
                 Passage(example.tokens, example.features, embeddings),
                 anchors,
                 cuts,
-                singles,
+                torch.tensor(chained),
             )
-        alone = rounds.pop()
-        assert alone.hidden.shape[:2] == (3, 1)
-        for row, after, hidden in zip(singles.tolist(), alone.after, alone.hidden, strict=True):
-            reference = Reference(config, tensors, target, np.array(text[: row + 2]))
-            expected = reference.hidden[reference.first_block()[0][0]].float()
-            assert after == row + 1
-            torch.testing.assert_close(hidden[0], expected, atol=2e-4, rtol=2e-4)
-        for number, anchor in enumerate(anchors.tolist()):
+        blocks = {anchor: [(h, a)] for anchor, h, a in zip(
+            anchors.tolist(), first.hidden, first.after, strict=True)}  # fmt: skip
+        for drafted in rounds:
+            for place, hidden, after in zip(chained, drafted.hidden, drafted.after, strict=True):
+                blocks[int(anchors[place])].append((hidden, after))
+        assert [len(own) for own in blocks.values()] == [3, 3, 1, 3]
+        for anchor, own in blocks.items():
             reference = Reference(config, tensors, target, np.array(text[: anchor + 2]))
-            (rows, above), after = reference.first_block(), anchor + 1
-            for block, drafted in enumerate(rounds):
-                assert drafted.after[number] == after
-                for row, hidden in zip(rows, drafted.hidden[number], strict=True):
-                    expected = reference.hidden[row].float()
-                    torch.testing.assert_close(hidden, expected, atol=2e-4, rtol=2e-4)
-                if block < len(cuts):
-                    place = int(cuts[block, number]) - 1
-                    after += place + 1
-                    rows, above = reference.next_block(rows, above, place, text[after])
+            (rows, above), at = reference.first_block(), anchor + 1
+            for block, (hidden, after) in enumerate(own):
+                assert after == at
+                expected = torch.stack([reference.hidden[row] for row in rows]).float()
+                torch.testing.assert_close(hidden, expected, atol=2e-4, rtol=2e-4)
+                if block + 1 < len(own):
+                    place = int(cuts[block, chained.index(anchors.tolist().index(anchor))]) - 1
+                    at += place + 1
+                    rows, above = reference.next_block(rows, above, place, text[at])
 
 
 class TestValidPrefix:
@@ -139,18 +135,18 @@ class TestObjective:
         assert objective.model.examples.tolist() == [2, 1] and objective.model.ranked
         assert "rank_loss" in late_figures and "rank_loss" not in early_figures
         assert {name for name in late if name not in early} == {
-            *("rank.inner.weight", "rank.inner.bias", "rank.outer.weight", "rank.outer.bias")
+            *("rank_head.0.weight", "rank_head.2.weight")
         }
         for name, gradient in early.items():
             torch.testing.assert_close(late[name], gradient, atol=0, rtol=0)
             assert gradient.abs().sum() > 0
-        assert len(early) == len(list(objective.model.parameters())) - 4 - 1
+        assert len(early) == len(list(objective.model.parameters())) - 2 - 1  # the frozen head
 
     @pytest.mark.parametrize(
         ("name", "absent"),
         [
-            ("no-shift", "layers.1.shift.weight"),
-            ("no-rank-head", "rank.inner.weight"),
+            ("no-shift", "shift_proj.0.weight"),
+            ("no-rank-head", "rank_head.0.weight"),
             ("no-broadcast", None),
             ("no-mask", None),
         ],
