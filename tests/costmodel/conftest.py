@@ -1,7 +1,8 @@
-"""Fixtures: `invented`, plausible points and profiles, and `shared_data`, measured forwards."""
+"""Shared: plausible points and profiles, and forwards that others measured."""
 
 from __future__ import annotations
 
+import csv
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.calibration.selection import Selection, select_calibration
-from costmodel.catalog import DeviceFingerprint, Peaks, find_target
+from costmodel.catalog import DeviceFingerprint, Peaks, find_device, find_target
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import (
     CalibrationSection,
@@ -172,6 +173,41 @@ def invented() -> SimpleNamespace:
 def profile(invented) -> Profile:
     """One whole measured profile; frozen, so all tests may share it."""
     return invented.profile()
+
+
+# Forwards of Llama-3.1-8B in ../shared/data: device and tensor-parallel degree.
+FORWARDS = {
+    "rtx-a6000_llama-3.1-8b_tp1": ("rtx-a6000", 1),
+    "rtx4090_llama-3.1-8b_tp1": ("rtx-4090", 1),
+    "rtxpro6000-server_llama-3.1-8b_tp1": ("rtx-pro-6000-server", 1),
+    "rtxpro6000-server_llama-3.1-8b_tp2": ("rtx-pro-6000-server", 2),
+}
+
+
+def measured_forwards(shared_data: Path, name: str, column: str = "forward_us"):
+    """New tokens, cached tokens and seconds of each forward that has a time.
+
+    The cached tokens of the RTX A6000 count the new ones of a chunk.
+    """
+    path = shared_data / "forward_latency" / f"{name}.csv"
+    with path.open(encoding="utf-8", newline="") as stream:
+        lines = [line for line in csv.DictReader(stream) if line[column]]
+    names = ("new_tokens", "context_tokens", column)
+    rows, context, microseconds = (np.array([float(line[n]) for line in lines]) for n in names)
+    return rows, context, microseconds * 1e-6
+
+
+def measured_points(shared_data: Path, name: str) -> tuple[Points, Roofline]:
+    """Forwards of up to 1024 rows at 64 to 8192 cached tokens, and the roofline of their device."""
+    rows, context, seconds = measured_forwards(shared_data, name)
+    here = (context >= 64) & (context <= 8192) & (rows <= 1024)
+    device, tensor_parallel = FORWARDS[name]
+    roofline = Roofline(
+        architecture=find_target("Llama-3.1-8B-Instruct").architecture,
+        peaks=find_device(device).peaks,
+        tensor_parallel=tensor_parallel,
+    )
+    return Points(rows=rows[here], context=context[here], seconds=seconds[here]), roofline
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 
 import numpy as np
@@ -20,17 +19,12 @@ from costmodel.roofline import (
     physical_bytes,
     physical_flops,
 )
+from tests.costmodel.conftest import FORWARDS, measured_forwards, measured_points
 
 SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
 TINY = ModelArchitecture(
     name="tiny", layers=2, hidden=8, heads=4, kv_heads=2, head_dim=3, ffn=16, vocab=100, tied=False
 )
-LATENCY_SETS = {
-    "rtx-a6000_llama-3.1-8b_tp1": ("rtx-a6000", 1),
-    "rtx4090_llama-3.1-8b_tp1": ("rtx-4090", 1),
-    "rtxpro6000-server_llama-3.1-8b_tp1": ("rtx-pro-6000-server", 1),
-    "rtxpro6000-server_llama-3.1-8b_tp2": ("rtx-pro-6000-server", 2),
-}
 
 
 def replace(**changes) -> ModelArchitecture:
@@ -175,22 +169,11 @@ def test_published_bandwidth_limits_of_an_8b_model():
         assert float(roofline.seconds(1, 0)) * 1e3 == pytest.approx(milliseconds, abs=0.06)
 
 
-@pytest.mark.parametrize("name", LATENCY_SETS)
-def test_no_published_forward_is_faster_than_the_physical_bound(shared_dir, name):
-    device, tensor_parallel = LATENCY_SETS[name]
-    roofline = Roofline(
-        architecture=find_target("Llama-3.1-8B-Instruct").architecture,
-        peaks=find_device(device).peaks,
-        count="physical",
-        tensor_parallel=tensor_parallel,
-    )
-    with open(shared_dir / f"data/forward_latency/{name}.csv", newline="") as stream:
-        rows = [row for row in csv.DictReader(stream) if row["forward_us"]]
-    new, context, seconds = (
-        np.array([float(row[key]) for row in rows])
-        for key in ("new_tokens", "context_tokens", "forward_us")
-    )
-    assert np.all(seconds * 1e-6 >= roofline.seconds(new, context))
+@pytest.mark.parametrize("name", FORWARDS)
+def test_no_published_forward_is_faster_than_the_physical_bound(shared_data, name):
+    _, roofline = measured_points(shared_data, name)
+    rows, context, seconds = measured_forwards(shared_data, name)
+    assert np.all(seconds >= roofline.with_count("physical").seconds(rows, context))
 
 
 def test_sliding_window_limits_keys_and_traffic():

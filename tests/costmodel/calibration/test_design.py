@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-
 import numpy as np
 import pytest
 
@@ -14,20 +12,13 @@ from costmodel.calibration.selection import regret_at_contexts
 from costmodel.calibration.stairs import fit_stairs
 from costmodel.catalog import find_device, find_target
 from costmodel.roofline import Roofline
-
-SETS = {
-    "rtx-a6000_llama-3.1-8b_tp1": ("rtx-a6000", 1),
-    "rtx4090_llama-3.1-8b_tp1": ("rtx-4090", 1),
-    "rtxpro6000-server_llama-3.1-8b_tp1": ("rtx-pro-6000-server", 1),
-    "rtxpro6000-server_llama-3.1-8b_tp2": ("rtx-pro-6000-server", 2),
-}
+from tests.costmodel.conftest import FORWARDS, measured_points
 
 
-def roofline_of(device="rtx-a6000", tensor_parallel=1) -> Roofline:
+def roofline_of() -> Roofline:
     return Roofline(
         architecture=find_target("Llama-3.1-8B-Instruct").architecture,
-        peaks=find_device(device).peaks,
-        tensor_parallel=tensor_parallel,
+        peaks=find_device("rtx-a6000").peaks,
     )
 
 
@@ -42,20 +33,9 @@ def stair_seconds(rows, context, edges):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SETS)
-def test_published_sets_from_24_points(shared_dir, name):
-    with open(shared_dir / f"data/forward_latency/{name}.csv", newline="") as stream:
-        table = np.array(
-            [
-                [float(row[x]) for x in ("new_tokens", "context_tokens", "forward_us")]
-                for row in csv.DictReader(stream)
-                if row["forward_us"]
-            ]
-        )
-    rows, context, micros = table[(table[:, 1] >= 64) & (table[:, 1] <= 8192)].T
-    points = Points(rows=rows, context=context, seconds=micros * 1e-6)
-    points = points.take(points.rows <= 1024)
-    roofline = roofline_of(*SETS[name])
+@pytest.mark.parametrize("name", FORWARDS)
+def test_published_sets_from_24_points(shared_data, name):
+    points, roofline = measured_points(shared_data, name)
     index = design_points(points, roofline, 24)
     fitted = points.take(index)
     stairs = fit_stairs(fitted, fit_physical(fitted, roofline))

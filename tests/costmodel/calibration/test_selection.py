@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import subprocess
 import sys
 
@@ -16,42 +15,18 @@ from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.calibration.selection import select_calibration
 from costmodel.calibration.stairs import fit_stairs
-from costmodel.catalog import find_device, find_target
 from costmodel.errors import InputError
-from costmodel.roofline import Roofline
+from tests.costmodel.conftest import FORWARDS, measured_points
 
 # ../shared/data/SOURCES.md: MAPE in per cent of the bare roofline and of one linear calibration
-PUBLISHED = {
-    "rtx-a6000_llama-3.1-8b_tp1": ("rtx-a6000", 1, 28.0, 12.5),
-    "rtx4090_llama-3.1-8b_tp1": ("rtx-4090", 1, 14.2, 7.3),
-    "rtxpro6000-server_llama-3.1-8b_tp1": ("rtx-pro-6000-server", 1, 17.9, 4.6),
-    "rtxpro6000-server_llama-3.1-8b_tp2": ("rtx-pro-6000-server", 2, 30.5, 7.8),
-}
-
-
-def published(shared_dir, name) -> tuple[Points, Roofline]:
-    with open(shared_dir / f"data/forward_latency/{name}.csv", newline="") as stream:
-        table = [
-            (float(row["new_tokens"]), float(row["context_tokens"]), float(row["forward_us"]))
-            for row in csv.DictReader(stream)
-            if row["forward_us"]
-        ]
-    rows, context, micros = np.array(table).T
-    kept = (context >= 64) & (context <= 8192) & (rows <= 1024)
-    device, tensor_parallel, *_ = PUBLISHED[name]
-    roofline = Roofline(
-        architecture=find_target("Llama-3.1-8B-Instruct").architecture,
-        peaks=find_device(device).peaks,
-        tensor_parallel=tensor_parallel,
-    )
-    return Points(rows=rows[kept], context=context[kept], seconds=micros[kept] * 1e-6), roofline
+PUBLISHED = dict(zip(FORWARDS, ((28.0, 12.5), (14.2, 7.3), (17.9, 4.6), (30.5, 7.8)), strict=True))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_linear_calibration_of_published_forwards(shared_dir, name):
-    points, roofline = published(shared_dir, name)
+def test_linear_calibration_of_published_forwards(shared_data, name):
+    points, roofline = measured_points(shared_data, name)
     linear = fit_linear(points, roofline)
-    bare, fitted = PUBLISHED[name][2:]
+    bare, fitted = PUBLISHED[name]
     assert 100 * linear.mape_before == pytest.approx(bare, abs=0.06)
     assert 100 * linear.mape_after == pytest.approx(fitted, abs=0.06)
     assert linear.rmse_after_s < linear.rmse_before_s
@@ -59,8 +34,8 @@ def test_linear_calibration_of_published_forwards(shared_dir, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_calibrations_of_published_forwards_predict_points_left_out(shared_dir, name):
-    points, roofline = published(shared_dir, name)
+def test_calibrations_of_published_forwards_predict_points_left_out(shared_data, name):
+    points, roofline = measured_points(shared_data, name)
     selection = select_calibration(points, roofline)
     assert selection.selected == "stairs"
     assert selection.cross_validated["stairs"].mape < 0.004

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 
 from costmodel.compose.attention import Attention, TileForm, fit_tile_rows, measure_keys, rising
 from costmodel.errors import InputError
+from tests.costmodel.conftest import measured_forwards
 
 KEY_S = 20e-9
 
@@ -138,14 +138,13 @@ def test_time_a_key_is_read_off_few_heads_over_long_prompts():
     [("rtx4090", 128, 64), ("rtxpro6000-server", 188, 64), ("rtx-a6000", 84, 128)],
 )
 def test_the_form_holds_on_published_chunks(shared_data, name, sm_count, tile_rows):
-    path = shared_data / "forward_latency" / f"{name}_llama-3.1-8b_tp1.csv"
-    with path.open(encoding="utf-8", newline="") as stream:
-        lines = [line for line in csv.DictReader(stream) if int(line["new_tokens"]) > 1]
-    rows = np.array([float(line["new_tokens"]) for line in lines])
-    cached = np.array([float(line["context_tokens"]) for line in lines])
-    if name == "rtx-a6000":  # its cached length counts the chunk
+    rows, cached, seconds = measured_forwards(
+        shared_data, f"{name}_llama-3.1-8b_tp1", "attention_us"
+    )
+    rows, cached, seconds = (column[rows > 1] for column in (rows, cached, seconds))
+    if name == "rtx-a6000":
         cached = cached - rows
-    seconds = np.array([float(line["attention_us"]) for line in lines]) * 1e-6 / 32
+    seconds = seconds / 32
     found, _, error = fit_tile_rows(rows, cached, seconds, heads=32, sm_count=sm_count)
     assert found == tile_rows
     assert error < 0.035

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 
 import numpy as np
@@ -12,6 +11,7 @@ from costmodel.catalog import find_target
 from costmodel.compose.llmservingsim import folder_subject, load_folder
 from costmodel.compose.operators import ComposedForward
 from costmodel.errors import InputError
+from tests.costmodel.conftest import measured_forwards
 
 LLAMA = find_target("llama-3.1-8b-instruct").architecture
 OPERATORS = "rtx-pro-6000-server_llama-3.1-8b_tp1"
@@ -44,14 +44,6 @@ def make_operators(folder):
         (place / name).write_text("\n".join([head, *rows]) + "\n")
 
 
-def measured(shared_data, name):
-    path = shared_data / "forward_latency" / f"{name}_llama-3.1-8b_tp1.csv"
-    with path.open(encoding="utf-8", newline="") as stream:
-        lines = [line for line in csv.DictReader(stream) if line["forward_us"]]
-    names = ("new_tokens", "context_tokens", "forward_us")
-    return tuple(np.array([float(line[name]) for line in lines]) for name in names)
-
-
 @pytest.mark.parametrize(
     ("folder", "name", "limit"),
     [
@@ -63,14 +55,14 @@ def test_forwards_equal_their_published_sums(shared_data, folder, name, limit):
     forward = ComposedForward(
         architecture=LLAMA, tables=load_folder(shared_data / "operators" / folder)
     )
-    rows, cached, microseconds = measured(shared_data, name)
-    if name == "rtx-a6000":  # its cached length counts the chunk
+    rows, cached, seconds = measured_forwards(shared_data, f"{name}_llama-3.1-8b_tp1")
+    if name == "rtx-a6000":
         cached = np.where(rows > 1, cached - rows, cached)
     here = cached <= 16384
     predicted = [
         forward.seconds([s], [c])[0, 0] for s, c in zip(rows[here], cached[here], strict=True)
     ]
-    error = np.abs(np.array(predicted) * 1e6 / microseconds[here] - 1)
+    error = np.abs(np.array(predicted) / seconds[here] - 1)
     assert np.mean(error) < limit
 
 

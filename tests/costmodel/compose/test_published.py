@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import importlib.util
 from pathlib import Path
@@ -18,6 +17,7 @@ from costmodel.compose.operators import ComposedForward
 from costmodel.compose.profiles import CONTEXTS, ROWS, composed_profile, error_bar
 from costmodel.errors import DeviceError, InputError
 from costmodel.roofline import distinct_experts
+from tests.costmodel.conftest import measured_forwards
 
 LLAMA = find_target("llama-3.1-8b-instruct").architecture
 MOE = find_target("Qwen/Qwen3-30B-A3B").architecture
@@ -252,14 +252,12 @@ def test_composed_against_measured(shared_data):
     pytest.importorskip("aiconfigurator_core", reason="the extra 'operators' is not installed")
     pytest.importorskip("pyarrow", reason="the extra 'operators' is not installed")
     forward = ComposedForward(architecture=LLAMA, tables=load_published(PRO))
-    path = shared_data / "forward_latency" / "rtxpro6000-server_llama-3.1-8b_tp1.csv"
-    errors = []
-    with path.open(encoding="utf-8", newline="") as stream:
-        for line in csv.DictReader(stream):
-            rows, context = int(line["new_tokens"]), int(line["context_tokens"])
-            if rows <= 256 and context <= 4096:
-                predicted = forward.seconds([rows], [context])[0, 0]
-                errors.append(abs(predicted * 1e6 / float(line["forward_us"]) - 1))
+    shapes = zip(*measured_forwards(shared_data, "rtxpro6000-server_llama-3.1-8b_tp1"), strict=True)
+    errors = [
+        abs(forward.seconds([rows], [context])[0, 0] / seconds - 1)
+        for rows, context, seconds in shapes
+        if rows <= 256 and context <= 4096
+    ]
     assert len(errors) > 100
     assert np.mean(errors) < 0.03
     assert np.max(errors) < 0.08

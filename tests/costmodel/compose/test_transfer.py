@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 from pathlib import Path
@@ -19,6 +18,7 @@ from costmodel.compose.transfer_errors import (
 from costmodel.errors import InputError
 from costmodel.io import shipped_directory
 from costmodel.profile.profile import Profile
+from tests.costmodel.conftest import measured_forwards
 
 RESULT = Path(__file__).parents[3] / "lab" / "studies" / "results" / "transfer_study.json"
 
@@ -137,14 +137,10 @@ def test_the_measured_rtx_4090_lies_within_the_interval(shared_data, source):
     name = "llama-3.1-8b-instruct.bfloat16.kernels.tp1.yaml"
     profile = Profile.from_yaml(shipped_directory() / source / name)
     moved = transfer_profile(profile, find_device("rtx-4090"))
-    errors = []
-    path = shared_data / "forward_latency" / "rtx4090_llama-3.1-8b_tp1.csv"
-    with path.open(encoding="utf-8", newline="") as stream:
-        for line in csv.DictReader(stream):
-            rows, context = int(line["new_tokens"]), int(line["context_tokens"])
-            if line["forward_us"] and rows <= 256 and context <= 2048:
-                predicted_s = float(moved.verify_calibration().predict_s(rows, context))
-                errors.append(abs(predicted_s * 1e6 / float(line["forward_us"]) - 1))
+    rows, context, seconds = measured_forwards(shared_data, "rtx4090_llama-3.1-8b_tp1")
+    here = (rows <= 256) & (context <= 2048)
+    predicted_s = moved.verify_calibration().predict_s(rows[here], context[here])
+    errors = np.abs(predicted_s / seconds[here] - 1)
     assert len(errors) > 40
     assert np.mean(errors) < np.exp(1.606 * moved.provenance.error_bar) - 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 
 import numpy as np
@@ -17,6 +16,7 @@ from costmodel.planning.sources import find_forward
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
+from tests.costmodel.conftest import measured_forwards
 
 SHIPPED = ProfileStore([shipped_directory()])
 LLAMA = find_target("Llama-3.1-8B-Instruct")
@@ -64,15 +64,13 @@ def test_it_is_what_was_measured_under_vllm(shared_data, device, name):
     profile = shipped(device)
     forward = TargetForward(profile, "vllm")
     errors = {}
-    path = shared_data / "forward_latency" / f"{name}_llama-3.1-8b_tp1.csv"
-    with path.open(encoding="utf-8", newline="") as stream:
-        for line in csv.DictReader(stream):
-            rows, context = int(line["new_tokens"]), int(line["context_tokens"])
-            if not (line["forward_us"] and 2 <= rows <= 64 and context >= 1024):
-                continue
-            context -= rows if device == "rtx-a6000" else 0  # its cached length counts the chunk
+    for rows, context, seconds in zip(
+        *measured_forwards(shared_data, f"{name}_llama-3.1-8b_tp1"), strict=True
+    ):
+        if 2 <= rows <= 64 and context >= 1024:
+            context -= rows if device == "rtx-a6000" else 0
             predicted_s = forward.decode(1, context, rows).total
-            errors.setdefault(context, []).append(predicted_s / float(line["forward_us"]) * 1e6 - 1)
+            errors.setdefault(context, []).append(predicted_s / seconds - 1)
     assert max(errors) >= 1900
     for context, found in errors.items():
         assert abs(np.mean(found)) < 0.08, context
