@@ -63,21 +63,17 @@ def commits(rows: int, *shares: float) -> Speculation:
     return Speculation(up_to=(1,), rows=(rows,), committed=(shares,))
 
 
+def point(running: int, shape: str = "plain", nodes: int = 0, **numbers: float) -> OperatingPoint:
+    """An operating point whose other numbers are 1 where they are not given."""
+    names = ("committed", "cycle_s", "tpot_s", "prefill_s", "ttft_s", "requests_per_s")
+    fields = dict.fromkeys(names, 1.0) | numbers
+    return OperatingPoint(running=running, shape=shape, nodes=nodes, **fields)
+
+
 def plain_steps(forward, rules: EngineRules, overheads: Overheads) -> StepTime:
     """The steps of a server that drafts nothing."""
     server = Server(forward=forward, rules=rules, overheads=overheads, policy=ServingPolicy())
-    point = OperatingPoint(
-        running=1,
-        shape="plain",
-        nodes=0,
-        committed=1.0,
-        cycle_s=0.0,
-        tpot_s=0.0,
-        prefill_s=0.0,
-        ttft_s=0.0,
-        requests_per_s=0.0,
-    )
-    return exact_steps(server, [point])
+    return exact_steps(server, [point(1)])
 
 
 @pytest.fixture

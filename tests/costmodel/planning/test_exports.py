@@ -28,26 +28,17 @@ from costmodel.planning.search import make_server
 from costmodel.planning.servers import Interval, OperatingPoint, Sizing
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.lookup import named_profile
+from tests.costmodel.planning.conftest import point
 
 QWEN = "Qwen/Qwen3-8B"
 ONE = Interval(value=1.0, low=1.0, high=1.0)
 
 
-def point(running: int, nodes: int, shape: str = "chain") -> OperatingPoint:
-    return OperatingPoint(
-        running=running,
-        shape=shape if nodes else "plain",
-        nodes=nodes,
-        committed=1.0 + nodes / 2,
-        cycle_s=0.01,
-        tpot_s=0.01,
-        prefill_s=0.1,
-        ttft_s=0.1,
-        requests_per_s=1.0,
-    )
+def chain(running: int, nodes: int) -> OperatingPoint:
+    return point(running, "chain" if nodes else "plain", nodes)
 
 
-POINTS = (point(1, 9), point(2, 9), point(4, 5), point(8, 0), point(64, 0))
+POINTS = (chain(1, 9), chain(2, 9), chain(4, 5), chain(8, 0), chain(64, 0))
 
 
 def made(engine: str = "vllm", drafter: str | None = "dflash", load: int = 1, **changed) -> Plan:
@@ -89,12 +80,8 @@ def config_of(text: str) -> dict:
     return json.loads(re.search(r"--speculative-config '(.*)'", text)[1])
 
 
-def test_neighbours_of_one_size_are_joined_and_nothing_is_left_out():
-    assert batch_table(POINTS) == [[1, 3, 9], [4, 7, 5], [8, 64, 0]]
-
-
 def test_a_table_covers_every_batch_once():
-    table = batch_table([point(b, n) for b, n in ((1, 7), (3, 6), (6, 6), (20, 1))])
+    table = batch_table([chain(b, n) for b, n in ((1, 7), (3, 6), (6, 6), (20, 1))])
     covered = [batch for first, last, _ in table for batch in range(first, last + 1)]
     assert covered == list(range(1, 21))
 
@@ -161,9 +148,9 @@ def test_tensorrt_llm_gets_both_ends_of_each_range():
     text = export_plan(made("trtllm", "ngram"), "tensorrt-llm")
     assert "  draft_len_schedule: {1: 9, 3: 9, 4: 5, 7: 5, 8: 0, 64: 0}" in text
     assert "decoding_type: NGram" in text and "--tp_size 2" in text
-    rising = made("trtllm", "ngram", points=(point(1, 3), point(2, 5), point(4, 1)))
+    rising = made("trtllm", "ngram", points=(chain(1, 3), chain(2, 5), chain(4, 1)))
     assert "{1: 3, 3: 3, 4: 1}" in export_plan(rising, "tensorrt-llm")
-    late = made("trtllm", "ngram", points=(point(1, 0), point(8, 3)))
+    late = made("trtllm", "ngram", points=(chain(1, 0), chain(8, 3)))
     assert "a single request drafts nothing" in export_plan(late, "tensorrt-llm")
     with pytest.raises(InputError, match="with the drafter dflash"):
         export_plan(made("trtllm"), "tensorrt-llm")
@@ -182,7 +169,7 @@ def test_a_plan_for_another_engine_is_refused(planned, engine):
 
 def test_plain_plans_export_no_speculation_and_say_why():
     for engine in ("vllm", "sglang"):
-        plain = {"points": (point(1, 0), point(8, 0)), "drafter": None}
+        plain = {"points": (chain(1, 0), chain(8, 0)), "drafter": None}
         for policy, why in (("plain", "the policy is plain"), ("auto", "no acceptance data")):
             text = export_plan(made(engine, policy=ServingPolicy(kind=policy), **plain), engine)
             options = [line for line in text.splitlines() if not line.startswith("#")]

@@ -17,7 +17,7 @@ from costmodel.planning.batching import Overheads
 from costmodel.planning.engines import engine_rules
 from costmodel.planning.request import Goals, PlanRequest, ServingPolicy, SimulationSettings
 from costmodel.planning.search import plan
-from costmodel.planning.servers import OperatingPoint, Server
+from costmodel.planning.servers import Server
 from costmodel.planning.simulation.engine import SimulationResult
 from costmodel.planning.simulation.percentiles import (
     MOST_TIMES,
@@ -28,21 +28,11 @@ from costmodel.planning.simulation.percentiles import (
 )
 from costmodel.planning.traffic import Trace, Traffic
 from costmodel.profile.store import ProfileStore
+from tests.costmodel.planning.conftest import point
 from tests.costmodel.planning.queueing import md1_waiting_quantile_s
 
 LLAMA = find_target("llama-3.1-8b-instruct").architecture
 SHIPPED = ProfileStore([shipped_directory()])
-ONE_AT_ONCE = OperatingPoint(
-    running=1,
-    shape="plain",
-    nodes=0,
-    committed=1.0,
-    cycle_s=1.0,
-    tpot_s=1.0,
-    prefill_s=1.0,
-    ttft_s=1.0,
-    requests_per_s=1.0,
-)
 SAMPLING = SimulationSettings(requests=20_000, variation=0.0)
 
 
@@ -53,7 +43,7 @@ def choice(line_steps) -> Choice:
     server = Server(
         forward=steps, rules=engine_rules("vllm"), overheads=Overheads(), policy=ServingPolicy()
     )
-    return Choice(gpu="made up", server=server, points=(ONE_AT_ONCE,), gpus=1, error=0.0)
+    return Choice(gpu="made up", server=server, points=(point(1),), gpus=1, error=0.0)
 
 
 def asked(

@@ -35,10 +35,11 @@ from costmodel.planning.search import (
     relative_error,
     server_overheads,
 )
-from costmodel.planning.servers import SERVER_ERROR, Group, OperatingPoint, choose, nearest, size
+from costmodel.planning.servers import SERVER_ERROR, Group, choose, nearest, size
 from costmodel.planning.sources import forward_for
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.store import ProfileStore
+from tests.costmodel.planning.conftest import point
 
 SHIPPED = ProfileStore([shipped_directory()])
 BASE = PlanRequest(
@@ -53,21 +54,10 @@ def asked(**changes) -> PlanRequest:
     return dataclasses.replace(BASE, **changes)
 
 
-def point(running: int, tpot_s: float, requests_per_s: float, ttft_s: float = 0.1):
-    return OperatingPoint(
-        running=running,
-        shape="plain",
-        nodes=0,
-        committed=1.0,
-        cycle_s=tpot_s,
-        tpot_s=tpot_s,
-        prefill_s=ttft_s,
-        ttft_s=ttft_s,
-        requests_per_s=requests_per_s,
-    )
-
-
-POINTS = [point(1, 10e-3, 1.0), point(4, 20e-3, 2.0), point(16, 40e-3, 4.0)]
+POINTS = [
+    point(running, tpot_s=tpot_s, requests_per_s=rate, ttft_s=0.1)
+    for running, tpot_s, rate in ((1, 10e-3, 1.0), (4, 20e-3, 2.0), (16, 40e-3, 4.0))
+]
 GROUP = Group(gpu="h100-sxm", devices=2, power_w=700.0)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,32 +18,20 @@ from costmodel.planning.drafting import lookup_drafter
 from costmodel.planning.engines import engine_rules
 from costmodel.planning.forwards import ForwardSeconds
 from costmodel.planning.request import ServingPolicy
-from costmodel.planning.servers import OperatingPoint, Server
+from costmodel.planning.servers import Server
 from costmodel.planning.simulation.steps import (
+    StepGrid,
     committed_shares,
     exact_steps,
     speculation_of,
     step_grid,
 )
+from tests.costmodel.planning.conftest import plain_steps, point
 
 LLAMA = find_target("llama-3.1-8b-instruct").architecture
 
 
-def point(running: int, shape: str = "plain", nodes: int = 0, committed: float = 1.0):
-    return OperatingPoint(
-        running=running,
-        shape=shape,
-        nodes=nodes,
-        committed=committed,
-        cycle_s=0.0,
-        tpot_s=0.0,
-        prefill_s=0.0,
-        ttft_s=0.0,
-        requests_per_s=0.0,
-    )
-
-
-POINTS = (point(1, "tree", 15, 4.0), point(4, "chain", 3, 2.5), point(8))
+POINTS = (point(1, "tree", 15, committed=4.0), point(4, "chain", 3, committed=2.5), point(8))
 
 
 @pytest.fixture
@@ -49,7 +39,7 @@ def server(line_steps, line_acceptance) -> Server:
     return Server(
         forward=line_steps(architecture=LLAMA),
         rules=engine_rules("vllm"),
-        overheads=Overheads(layer_s=1e-5, step_s=1e-3),
+        overheads=Overheads(layer_s=1e-5, prompt_layer_s=1e-4, step_s=1e-3, sequence_s=1e-4),
         policy=ServingPolicy(),
         acceptance=line_acceptance,
         drafter=lookup_drafter(host_s=0.0),
@@ -73,23 +63,25 @@ def test_a_chain_of_one_acceptance_is_exact():
 
 def test_the_tree_is_that_of_the_largest_concurrency_reached(line_acceptance):
     speculation = speculation_of(POINTS, line_acceptance)
-    rows = [speculation.rows[speculation.level(batch)] for batch in (1, 3, 4, 7, 8, 50)]
-    assert rows == [16, 16, 4, 4, 1, 1]
+    assert [speculation.level(batch) for batch in (1, 3, 4, 7, 8, 50)] == [0, 0, 1, 1, 2, 2]
+    assert speculation.rows == (16, 4, 1)
     assert speculation.committed[-1] == (1.0,)
 
 
 def test_a_step_by_hand(server):
-    """10 ms, 20 us a row, 10 ns a cached token; 10 us a layer and 1 ms a step for the engine."""
+    """10 ms, 20 us a row, 10 ns a cached token; 10 us a layer, 1 ms a step and 0.1 ms a sequence
+    for the engine; a prompt adds 0.1 ms a layer."""
     step_s = exact_steps(server, POINTS)
     engine_s = 1e-5 * LLAMA.layers + 1e-3
+    prompt_s = 100 * 20e-6 + 1e-4 * LLAMA.layers
     tree_s = 5e-6 + 15 * 5e-8
     assert step_s(2, 0, 500.0) == pytest.approx(
-        10e-3 + 2 * 16 * 20e-6 + 2 * 500 * 1e-8 + 2 * tree_s + engine_s
+        10e-3 + 2 * 16 * 20e-6 + 2 * 500 * 1e-8 + 2 * tree_s + engine_s + 2e-4
     )
-    assert step_s(8, 100, 500.0) == pytest.approx(
-        10e-3 + 8 * 20e-6 + 8 * 500 * 1e-8 + 100 * 20e-6 + engine_s
-    )
-    assert step_s(0, 100, 0.0) == pytest.approx(100 * 20e-6 + engine_s)
+    decode_s = 10e-3 + 8 * 20e-6 + 8 * 500 * 1e-8 + engine_s + 8e-4
+    assert step_s(8, 0, 500.0) == pytest.approx(decode_s)
+    assert step_s(8, 100, 500.0) == pytest.approx(decode_s + prompt_s)
+    assert step_s(0, 100, 0.0) == pytest.approx(prompt_s + engine_s)
 
 
 def test_the_grid_is_the_server(server):
@@ -110,3 +102,43 @@ def test_only_trees_pay_for_drafts(server):
     with_trees, plain = (exact_steps(slow, POINTS)(b, 0, 100.0) for b in (1, 8))
     assert with_trees - exact_steps(server, POINTS)(1, 0, 100.0) == pytest.approx(0.5)
     assert plain == pytest.approx(exact_steps(server, POINTS)(8, 0, 100.0))
+
+
+def test_an_engine_that_overlaps_its_host_hides_it(line_steps) -> None:
+    forward = line_steps(architecture=LLAMA)
+    overheads = Overheads(step_s=2e-3)
+    waits = plain_steps(forward, engine_rules("vllm"), overheads)(8, 0, 500.0)
+    hides = plain_steps(forward, engine_rules("sglang"), overheads)(8, 0, 500.0)
+    assert hides == pytest.approx(math.hypot(waits - 2e-3, 2e-3))
+
+
+AXES = ((0, 1, 8, 64), (0, 512, 8192), (0, 1000, 20_000))
+
+
+def trilinear(batch: float, prompt: float, context: float) -> float:
+    """A function that interpolation in each axis reproduces everywhere."""
+    return 5e-3 + 1e-5 * batch + 2e-6 * prompt + 1e-9 * batch * context + 1e-12 * prompt * context
+
+
+def test_a_grid_reproduces_a_trilinear_function_also_outside() -> None:
+    grid = StepGrid(trilinear, *AXES)
+    for place in itertools.product((1, 5, 64, 100), (0, 300, 512, 9000), (0.0, 17.5, 1e3, 3e4)):
+        assert grid(*place) == pytest.approx(trilinear(*place), rel=1e-12), place
+
+
+def test_prompts_alone_are_interpolated_from_a_step_of_one_token() -> None:
+    grid = StepGrid(trilinear, *AXES)
+    assert grid(0, 512, 0.0) == pytest.approx(trilinear(0, 512, 0.0))
+    between = (trilinear(0, 1, 0.0) + trilinear(0, 512, 0.0)) / 2
+    assert grid(0, 256, 0.0) == pytest.approx(between)
+
+
+def test_beyond_a_falling_edge_no_step_is_shorter_than_the_shortest() -> None:
+    grid = StepGrid(lambda b, p, c: 3.0 - b, (0, 1, 2), (0,), (0,))
+    assert grid(50, 0, 0.0) == 1.0
+
+
+def test_an_empty_step_is_never_asked_for() -> None:
+    asked = []
+    StepGrid(lambda b, p, c: asked.append((b, p)) or 1.0, (0, 1), (0, 5), (0,))
+    assert asked == [(0, 1), (0, 5), (1, 0), (1, 5)]
