@@ -226,8 +226,9 @@ def test_an_all_reduce_is_looked_up_by_its_values(package):
 def test_bad_requests(package):
     with pytest.raises(InputError, match="no engine is called 'tgi'"):
         load_published(H100, "tgi")
-    with pytest.raises(DeviceError, match="no published operator tables of NVIDIA L4"):
+    with pytest.raises(DeviceError, match="no published operator tables of NVIDIA L4") as missing:
         load_published(find_device("l4"))
+    assert "`rooftree transfer` scales a profile, from" in missing.value.hint
     tables = load_published(H100)
     with pytest.raises(InputError, match="tensor_parallel 3 does not divide 32 heads"):
         ComposedForward(architecture=LLAMA, tables=tables, tensor_parallel=3)

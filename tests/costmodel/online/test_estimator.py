@@ -59,10 +59,6 @@ def test_buckets_pad_rows():
     assert cost.verify_s([3, 15, 50, 100], 256) == pytest.approx(padded_s)
 
 
-def test_without_buckets_nothing_is_padded(cost):
-    assert cost.bucket_rows([0, 1, 2, 300]).tolist() == [1, 2, 3, 301]
-
-
 def test_what_was_not_measured_costs_nothing(profile):
     bare = Profile(
         **{name: getattr(profile, name) for name in Profile.model_fields}
@@ -136,13 +132,6 @@ def test_costs_are_those_at_the_middle_of_32_tokens(cost, mode):
     assert np.array_equal(estimator.cycle_s(nodes, 304, 2), cost.cycle_s(nodes, 304, 2))
     assert np.array_equal(estimator.cycle_s(nodes[:4], 304), cost.cycle_s(nodes[:4], 304))
     np.testing.assert_allclose(cost.cycle_s(nodes, 288), cost.cycle_s(nodes, 304), rtol=4e-3)
-
-
-def test_what_is_kept_is_corrected_as_ever(cost):
-    estimator, nodes = OnlineEstimator(cost, "ema+calib", alpha=0.5), np.arange(4.0)
-    before = estimator.verify_s(nodes, 304)
-    estimator.observe(17, 304, 3 * float(cost.verify_s(16, 304)))
-    assert estimator.verify_s(nodes, 304) == pytest.approx(2 * before)
 
 
 def test_ema_by_hand(cost):

@@ -40,9 +40,6 @@ def test_best_trees_equal_all_paths_sorted():
 
 def test_chains_are_sums_of_products():
     assert chain_curve(sure((0.5, 0.4))) == pytest.approx([1, 1.5, 1.7])
-
-
-def test_a_rate_is_geometric():
     assert from_rate(0.8).committed("chain", 3) == pytest.approx(1 + 0.8 + 0.64 + 0.512)
 
 

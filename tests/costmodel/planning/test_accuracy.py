@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 
 import numpy as np
@@ -12,40 +11,6 @@ import pytest
 from costmodel.planning.batching import TokenWork
 from lab.studies import capacity_accuracy as bench
 from lab.studies.fit_overheads import MeasuredServer
-
-HEADER = (
-    "id,backend,model_path,system,mode,isl,osl,gemm_quant_mode,batch_size,tp_size,silicon_tpot_ms"
-)
-LINES = """\
-a,trtllm,meta-llama/Llama-3.1-8B-Instruct,h100_sxm,agg,1024,128,,8,2,5.0
-b,trtllm,Qwen/Qwen3-32B,h100_sxm,agg,2048,256,fp8,16,4,9.0
-c,vllm,meta-llama/Llama-3.1-70B,b200_sxm,agg,1000,8000,nvfp4,32,8,7.5
-d,vllm,nvidia/Llama-3.1-8B-Instruct-FP8,h200_sxm,agg,1000,100,fp8,112,1,11.0
-e,vllm,meta-llama/Llama-3.1-70B,b200_sxm,disagg,1000,8000,nvfp4,,,7.5
-f,vllm,meta-llama/Llama-3.1-70B,gb200,agg,1000,8000,nvfp4,32,8,7.5
-g,vllm,openai/gpt-oss-120b,h100_sxm,agg,1000,8000,fp8,32,8,7.5
-"""
-
-
-@pytest.fixture
-def rows():
-    return bench.read_rows(csv.DictReader(io.StringIO(f"{HEADER}\n{LINES}")))
-
-
-def test_only_aggregated_rows_of_the_models_and_systems_are_kept(rows):
-    assert [row.id for row in rows] == ["a", "b", "c", "d"]
-    assert [row.named for row in rows] == [True, True, True, False]
-
-
-def test_rows_are_read_as_they_were_run(rows):
-    a, b, c, d = rows
-    assert (a.weights, a.cache_fp8, a.devices, a.seconds) == ("bfloat16", False, 2, 5e-3)
-    assert (b.weights, b.cache_fp8) == ("fp8_dynamic", True)
-    assert (c.weights, c.async_scheduling) == ("nvfp4", True)
-    assert (c.workload.prompt_tokens, c.workload.output_tokens) == (900, 7200)
-    assert (d.weights, d.async_scheduling) == ("fp8", None)
-    assert d.pair == ("meta-llama/Llama-3.1-8B-Instruct", "h200_sxm")
-    assert d.workload.concurrency == 112
 
 
 def servers(scale: dict[str, float]):
@@ -78,11 +43,6 @@ def test_a_pair_is_predicted_from_the_others_alone():
     kernels = np.array([row.work.products_s for row in rows])
     assert np.mean(predicted[20:] / kernels[20:]) == pytest.approx(1.0, abs=0.02)
     assert np.mean(predicted[:20] / kernels[:20]) > 1.2
-
-
-def test_summary_by_hand():
-    found = bench.summary(np.array([1.1, 0.8, 9.0]), np.ones(3), [True, True, False])
-    assert found == {"rows": 2, "mean": 0.15, "median": 0.15, "bias": -0.05}
 
 
 def test_stored_result_is_of_the_stored_planner():

@@ -40,15 +40,6 @@ def test_a_hash_or_part_of_a_name_will_do() -> None:
         assert drafter.name == found
 
 
-def test_the_label_says_how_it_was_timed() -> None:
-    timed = {"context": [256], "median_s": [1e-3], "mad_s": [1e-5], "n": [5]}
-    started = DrafterSection(name="b", kind="quick", created_utc="2026-02-03T00:00:00Z", **timed)
-    sections = {"abc": DrafterSection(name="a", **timed), "fed": started}
-    steps = TargetForward(make_profile().model_copy(update={"drafters": sections}))
-    assert find_drafter(steps, "a").label == "a, measured"
-    assert find_drafter(steps, "b").label == "b, timed by a decoder at its start"
-
-
 def test_an_unknown_name_is_an_error_that_lists_the_known() -> None:
     with pytest.raises(InputError) as raised:
         find_drafter(forward(abc="eagle3"), "medusa")

@@ -167,6 +167,13 @@ def test_a_plan_for_another_engine_is_refused(planned, engine):
     assert "--engine" in raised.value.hint
 
 
+def test_what_nobody_can_run_is_refused():
+    with pytest.raises(InputError, match="no export"):
+        export_plan(made(), "ollama")
+    with pytest.raises(InputError, match="settings of 2 devices"):
+        export_plan(made("rooftree"), "transformers")
+
+
 def test_plain_plans_export_no_speculation_and_say_why():
     for engine in ("vllm", "sglang"):
         plain = {"points": (chain(1, 0), chain(8, 0)), "drafter": None}
@@ -204,19 +211,9 @@ def test_precision_is_exported_or_refused():
     assert "weights are nvfp4" in stored
 
 
-def test_several_devices_a_target_are_refused_for_the_own_decoder():
-    with pytest.raises(InputError, match="settings of 2 devices"):
-        export_plan(made("rooftree"), "transformers")
-
-
 def test_targets_without_a_published_drafter_say_what_is_needed():
     assert checkpoint_of("dflash", "me/my-model") == "PATH_OF_A_DFLASH_DRAFTER"
     assert checkpoint_of("dflash@block=4", QWEN) == "z-lab/Qwen3-8B-DFlash-b16@block=4"
-
-
-def test_other_engines_are_refused():
-    with pytest.raises(InputError, match="no export"):
-        export_plan(made(), "ollama")
 
 
 # SGLang's DSpark tables: read as SGLang reads them, they give the server's own steps.

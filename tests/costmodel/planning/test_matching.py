@@ -57,9 +57,23 @@ def test_a_file_says_what_it_is_of(read):
         read(target=3)
 
 
-def test_acceptance_of_its_own_target_and_drafter_is_not_doubted(read):
-    found = acceptance_for(read(**FROM_BENCH), (NAME, QWEN), lookup_drafter(), trees=False)
-    assert found.doubts == ()
+@pytest.mark.parametrize(
+    ("data", "drafter", "doubt"),
+    [
+        (FROM_BENCH, lookup_drafter(), None),
+        (FROM_BENCH | {"target": "me/my-tune"}, lookup_drafter(), "my-tune"),
+        (FROM_BENCH | {"drafter": "demo", "drafter_kind": "dflash"}, block_drafter(), "demo"),
+        ({}, block_drafter(), "does not say"),
+    ],
+)
+def test_what_differs_a_little_is_doubted(read, data, drafter, doubt):
+    """A fine-tune of one architecture, another drafter of one kind, a file that says nothing."""
+    found = acceptance_for(read(**data), (NAME, QWEN), drafter, trees=False)
+    assert any(doubt in said for said in found.doubts) if doubt else found.doubts == ()
+    if doubt == "my-tune":
+        assert found.spread >= OTHER_TARGET_SPREAD
+    rate = find_acceptance("0.6", NAME)
+    assert acceptance_for(rate, (NAME, QWEN), lookup_drafter(), trees=True).doubts == ()
 
 
 def test_acceptance_of_another_target_is_refused(read):
@@ -69,13 +83,6 @@ def test_acceptance_of_another_target_is_refused(read):
             acceptance_for(read(**data), (NAME, QWEN), lookup_drafter(), trees=False)
         command = "rooftree bench --target Qwen/Qwen3-8B --drafter ngram --output FILE"
         assert no.value.hint == f"Measure it: `{command}`"
-
-
-def test_a_fine_tune_of_the_same_architecture_is_doubted(read):
-    data = FROM_BENCH | {"target": "me/my-tune"}
-    found = acceptance_for(read(**data), (NAME, QWEN), lookup_drafter(), trees=False)
-    assert any("my-tune" in doubt for doubt in found.doubts)
-    assert found.spread >= OTHER_TARGET_SPREAD
 
 
 def test_acceptance_of_another_drafter_is_refused(read):
@@ -89,12 +96,6 @@ def test_acceptance_of_another_drafter_is_refused(read):
         acceptance_for(published, (NAME, QWEN), lookup_drafter(), trees=False)
 
 
-def test_another_drafter_of_the_same_kind_is_doubted(read):
-    data = FROM_BENCH | {"drafter": "demo", "drafter_kind": "dflash"}
-    found = acceptance_for(read(**data), (NAME, QWEN), block_drafter(), trees=False)
-    assert any("demo" in doubt for doubt in found.doubts)
-
-
 def test_trees_say_little_of_chains_and_chains_model_trees(read):
     trees = read(
         **FROM_BENCH | {"policy": "fixed", "by_depth": None}, nodes=[0, 9], committed=[1, 3]
@@ -104,13 +105,6 @@ def test_trees_say_little_of_chains_and_chains_model_trees(read):
     assert acceptance_for(trees, (NAME, QWEN), lookup_drafter(), trees=True).doubts == ()
     chains = acceptance_for(read(**FROM_BENCH), (NAME, QWEN), lookup_drafter(), trees=True)
     assert any("modelled from the chains" in doubt for doubt in chains.doubts)
-
-
-def test_a_file_that_says_nothing_is_doubted_and_a_rate_is_not(read):
-    found = acceptance_for(read(), (NAME, QWEN), block_drafter(), trees=False)
-    assert any("does not say" in doubt for doubt in found.doubts)
-    rate = find_acceptance("0.6", NAME)
-    assert acceptance_for(rate, (NAME, QWEN), lookup_drafter(), trees=True).doubts == ()
 
 
 def asked(**changes) -> PlanRequest:

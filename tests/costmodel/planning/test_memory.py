@@ -20,10 +20,7 @@ def test_cache_of_a_token():
     assert cache_bytes_per_token(LLAMA, ValueBytes(cached=1)) == 65536
     assert cache_bytes_per_token(LARGE, ValueBytes()) == 327680
     assert cache_bytes_per_token(LARGE, ValueBytes(), 8) == 40960
-
-
-def test_heads_of_the_cache_are_never_split():
-    assert cache_bytes_per_token(LLAMA, ValueBytes(), 16) == 131072 / 8
+    assert cache_bytes_per_token(LLAMA, ValueBytes(), 16) == 131072 / 8  # heads are never split
 
 
 def test_weights_in_bfloat16_are_two_bytes_each():

@@ -113,12 +113,6 @@ def test_means_and_percentiles_stand_side_by_side():
     assert goals.describe() == "30 ms a token, 0.5 s to the first, ttft.p95 1 s, tpot.p99 60 ms"
 
 
-def test_no_goals_are_none():
-    assert not Goals.parse("")
-    assert Goals.parse("").describe() == "no goals"
-    assert Goals.parse("ttft.p50=1s") and Goals.parse("tpot=1s")
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [

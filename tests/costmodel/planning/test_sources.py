@@ -7,10 +7,10 @@ import re
 import pytest
 
 from costmodel.catalog import find_device, find_target
-from costmodel.compose.aiconfigurator import SYSTEMS, find_system, load_published
+from costmodel.compose.aiconfigurator import SYSTEMS, load_published
 from costmodel.compose.transfer import transfer_profile, transferred_error
 from costmodel.compose.transfer_errors import transfer_errors
-from costmodel.errors import DeviceError, InputError, ProfileError
+from costmodel.errors import InputError, ProfileError
 from costmodel.io import shipped_directory
 from costmodel.planning.request import Precision
 from costmodel.planning.sources import find_forward
@@ -99,15 +99,6 @@ def test_a_mixture_on_several_gpus_is_measured_on_as_many():
     pytest.importorskip("aiconfigurator_core")
     with pytest.raises(InputError, match="experts are composed on one device only"):
         find_forward(find_device("b200"), small, SHIPPED, tensor_parallel=2)
-
-
-def test_composing_a_device_without_tables_names_the_nearest_with_them():
-    with pytest.raises(DeviceError) as missing:
-        find_system(find_device("h100-pcie"), "vllm")
-    error, _ = transfer_errors().expected("h100-sxm", "h100-pcie")
-    assert (
-        f"from h100-sxm with the smallest error of the scaling, {error:.1%}" in missing.value.hint
-    )
 
 
 def test_a_mixture_is_composed_only_where_its_experts_were_measured(tmp_path):

@@ -45,11 +45,10 @@ def test_the_engine_is_a_hard_key(tmp_path, changed) -> None:
         store.find(other.key)
 
 
-@pytest.mark.parametrize("kind", ["eager", "vllm"])
-def test_the_engine_belongs_to_its_runtime(kind: str) -> None:
-    engine = ENGINE if kind == "eager" else None
-    with pytest.raises(ValidationError, match="engine belongs to"):
-        RuntimeSection(**(RUNTIME | {"kind": kind}), engine=engine)
+def test_the_engine_belongs_to_its_runtime() -> None:
+    for kind, engine in (("eager", ENGINE), ("vllm", None)):
+        with pytest.raises(ValidationError, match="engine belongs to"):
+            RuntimeSection(**(RUNTIME | {"kind": kind}), engine=engine)
 
 
 def test_draft_costs_between_and_beyond_the_points() -> None:
