@@ -86,7 +86,7 @@ def update_figures(result: Result) -> list[UpdateFigures]:
 
 
 def weights_of(drafter: Model) -> str:
-    """Name of the first drafter of the run with these weights; the drafter's own name if none."""
+    """Name of the first drafter of the run with these weights."""
     return drafter.same_as or drafter.name
 
 
@@ -99,7 +99,12 @@ def _families(
     policies = dict.fromkeys(arm.policy for arm in result.study("policies") if arm.drafter)
     families = []
     for policy in policies:
-        arms = [(arm, one) for one in drafters for arm in _arms(result, policy, one)]
+        arms = [
+            (arm, one)
+            for one in drafters
+            for arm in result.arms
+            if (arm.kind, arm.policy, arm.variant, arm.drafter) == ("policy", policy, "", one.name)
+        ]
         if len(arms) < 2:
             continue
         base = next((arm.name for arm, one in arms if is_base(one)), None)
@@ -117,14 +122,6 @@ def _families(
         )
         families.append(Family(policy=policy, base=base, members=members))
     return families
-
-
-def _arms(result: Result, policy: str, drafter: Model) -> list[Arm]:
-    return [
-        arm
-        for arm in result.arms
-        if (arm.kind, arm.policy, arm.variant, arm.drafter) == ("policy", policy, "", drafter.name)
-    ]
 
 
 def _update_figures(result: Result, arm: Arm) -> UpdateFigures:
@@ -150,7 +147,7 @@ def _update_figures(result: Result, arm: Arm) -> UpdateFigures:
 
 
 def _fixed(result: Result, arm: Arm) -> str | None:
-    """Name of the arm with the same policy and first weights whose drafter is not updated."""
+    """The arm with the same policy and first weights whose drafter is not updated."""
     models = {one.name: one for one in result.drafters}
     weights = weights_of(models[arm.drafter or ""])
     for other in result.arms:

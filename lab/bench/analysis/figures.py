@@ -24,10 +24,8 @@ LEAST_ROUNDS = 20  # for a correlation or a quantile of rounds
 class Verification:
     """Tokens per forward of the target after the prefill, plain steps included.
 
-    pooled            all tokens over all rounds, bonus tokens counted
-    mean              the mean of the responses' own values
-    *_without_bonus   the same of drafted tokens alone
-    Tokens after the end of a text do not count.
+    Pooled over all responses, and the mean of the responses' own values; with the bonus tokens,
+    and of drafted tokens alone. Tokens after the end of a text do not count.
     """
 
     pooled: float
@@ -49,10 +47,7 @@ class PathScores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostError:
-    """Relative error of the cost model's seconds during the run: |predicted / measured - 1|.
-
-    bias  signed median of predicted / measured - 1
-    """
+    """|predicted / measured - 1| of the cost model's seconds; `bias` is its signed median."""
 
     rounds: int
     median: float | None

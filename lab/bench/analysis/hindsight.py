@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lab.bench.analysis.ratios import Ratio, Tally, paired_ratio, rate, tally_arm
 from lab.bench.record import PLAIN, Arm, Result
-
-Tallies = Mapping[str, Tally]  # by prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +65,12 @@ def hindsight(result: Result, drafter: str) -> Hindsight | None:
         return None
     single = max(rates, key=lambda name: rates[name])
     sets = {prompt.id: prompt.set for prompt in result.prompts}
-    set_best = {name: _best_of_set(result, by_arm, name) for name in result.sets}
-    by_set = _picked(by_arm, lambda prompt: set_best[sets[prompt]])
-    by_prompt = _picked(by_arm, lambda prompt: _best_of_prompt(by_arm, prompt))
+    set_best = {
+        name: _best(by_arm, [prompt for prompt, one in sets.items() if one == name])
+        for name in result.sets
+    }
+    by_set = {prompt: by_arm[set_best[sets[prompt]]][prompt] for prompt in by_arm[PLAIN]}
+    by_prompt = {prompt: by_arm[_best(by_arm, [prompt])][prompt] for prompt in by_arm[PLAIN]}
     return Hindsight(
         drafter=drafter,
         sizes=tuple(
@@ -107,19 +108,8 @@ def fixed_arms(result: Result, drafter: str) -> list[Arm]:
     return sorted(arms, key=lambda arm: arm.nodes or 0)
 
 
-def _best_of_set(result: Result, by_arm: Mapping[str, Tallies], prompt_set: str) -> str:
-    inside = {prompt.id for prompt in result.prompts if prompt.set == prompt_set}
-
-    def set_rate(name: str) -> float:
-        return rate({key: tally for key, tally in by_arm[name].items() if key in inside}) or 0.0
-
-    return max(by_arm, key=set_rate)
-
-
-def _best_of_prompt(by_arm: Mapping[str, Tallies], prompt: str) -> str:
-    return max(by_arm, key=lambda name: rate({prompt: by_arm[name][prompt]}) or 0.0)
-
-
-def _picked(by_arm: Mapping[str, Tallies], choose: Callable[[str], str]) -> dict[str, Tally]:
-    """Each prompt's tally by the arm that `choose` names for it."""
-    return {prompt: by_arm[choose(prompt)][prompt] for prompt in by_arm[PLAIN]}
+def _best(by_arm: Mapping[str, Mapping[str, Tally]], prompts: Sequence[str]) -> str:
+    """The arm that is fastest on these prompts together."""
+    return max(
+        by_arm, key=lambda name: rate({prompt: by_arm[name][prompt] for prompt in prompts}) or 0.0
+    )

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from costmodel.acceptance import recorded
-from costmodel.errors import InputError
 from lab.bench.analysis.families import ablations, block_sizes, update_figures
 from lab.bench.analysis.figures import ArmFigures, arm_figures
 from lab.bench.analysis.hindsight import Hindsight, fixed_arms, hindsight
@@ -52,11 +51,16 @@ class ResultFigures:
 
 
 def derived(result: Result) -> dict[str, Any]:
-    """The derived part of a result file, for readers that compute nothing themselves."""
+    """The derived part of a result file, for readers that compute nothing themselves.
+
+    `acceptance` is that of the first chain, else of the first sweep; None without either.
+    """
+    by_arm = acceptance_by_arm(result)
+    chains = [one for one in by_arm.values() if "by_depth" in one]
     return {
         "summary": summarise(result),
-        "acceptance": acceptance_of(result),
-        "acceptance_by_arm": acceptance_by_arm(result),
+        "acceptance": next(iter(chains or by_arm.values()), None),
+        "acceptance_by_arm": by_arm,
     }
 
 
@@ -76,29 +80,14 @@ def summarise(result: Result) -> dict[str, Any]:
     }
 
 
-def acceptance_of(result: Result, arm: str | None = None) -> dict[str, Any] | None:
-    """Acceptance by depth of a chain arm, or committed tokens by size of a fixed arm's sweep.
-
-    arm  name of a chain or fixed-size arm; None takes the first chain, else the first sweep,
-         and returns None where the run has neither
-    Raises InputError for any other arm.
-    """
-    if arm is not None:
-        acceptance = _of_arm(result, result.arm(arm))
-        if acceptance is None:
-            raise InputError(
-                f"the arm '{arm}' does not tell acceptance by tree size",
-                hint="Name a chain, or one arm of a sweep of fixed sizes.",
-            )
-        return acceptance
-    usable = list(acceptance_by_arm(result).values())
-    chains = [one for one in usable if "by_depth" in one]
-    return next(iter(chains or usable), None)
-
-
 def acceptance_by_arm(result: Result) -> dict[str, dict[str, Any]]:
-    """The acceptance of every chain and fixed-size arm."""
-    by_arm = {arm.name: _of_arm(result, arm) for arm in result.arms}
+    """By depth for each chain arm, committed tokens by size for each arm of a sweep."""
+    by_arm = {}
+    for arm in result.arms:
+        if arm.policy == "chain":
+            by_arm[arm.name] = _of_chain(result, arm)
+        elif arm.policy.startswith("fixed:") and arm.drafter is not None:
+            by_arm[arm.name] = _of_sweep(result, arm)
     return {name: acceptance for name, acceptance in by_arm.items() if acceptance is not None}
 
 
@@ -115,14 +104,6 @@ def _measured_of(result: Result, arm: Arm) -> dict[str, str]:
         "policy": "fixed" if arm.nodes else arm.policy,
     }
     return {name: value for name, value in said.items() if value}
-
-
-def _of_arm(result: Result, arm: Arm) -> dict[str, Any] | None:
-    if arm.policy == "chain":
-        return _of_chain(result, arm)
-    if arm.policy.startswith("fixed:") and arm.drafter is not None:
-        return _of_sweep(result, arm)
-    return None
 
 
 def _of_chain(result: Result, arm: Arm) -> dict[str, Any] | None:

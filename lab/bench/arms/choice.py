@@ -101,28 +101,17 @@ def _policy_arm(policy: str, variant: str, drafter: str, study: str) -> Arm:
 
 
 def _peer(peer: str, causal: Sequence[str]) -> list[Arm]:
-    if peer == "assisted":
-        if not causal:
-            raise InputError(
-                "assisted generation needs a drafter that is a causal language model",
-                hint="Add one with --drafter, or leave assisted out of --peers.",
-            )
-        return [_peer_arm(f"{peer}+{label}", peer, {}, label) for label in causal]
-    options: dict[str, Any] = {}
+    arm = Arm(name=f"transformers:{peer}", kind="peer", policy=peer, studies=("policies",))
     if peer == "prompt-lookup":
-        options = {"prompt_lookup_num_tokens": LOOKUP_TOKENS}
-    return [_peer_arm(peer, peer, options, None)]
-
-
-def _peer_arm(name: str, peer: str, options: dict[str, Any], drafter: str | None) -> Arm:
-    return Arm(
-        name=f"transformers:{name}",
-        kind="peer",
-        policy=peer,
-        drafter=drafter,
-        studies=("policies",),
-        options=options,
-    )
+        return [replace(arm, options={"prompt_lookup_num_tokens": LOOKUP_TOKENS})]
+    if peer != "assisted":
+        return [arm]
+    if not causal:
+        raise InputError(
+            "assisted generation needs a drafter that is a causal language model",
+            hint="Add one with --drafter, or leave assisted out of --peers.",
+        )
+    return [replace(arm, name=f"{arm.name}+{label}", drafter=label) for label in causal]
 
 
 def _add(arms: dict[str, Arm], arm: Arm) -> None:

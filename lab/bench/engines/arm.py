@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,16 +167,16 @@ class EngineArmDecoding:
         if self._process is None:
             raise PeerFailure("it was not started")
         wanted, tokens = True, 0
-        for new in self._keeping_text(self._process):
+        for new in self._process.decode(self._ids, self._new_tokens):
+            if isinstance(new, dict):
+                self._text = new.get("text")
+                break
             tokens += len(new)
             wanted = put([_UNKNOWN if token is None else token for token in new])
         if wanted:
             raise PeerFailure(
                 f"its text ended after {tokens} of {self._new_tokens} tokens without an end token"
             )
-
-    def _keeping_text(self, process: EngineProcess) -> Iterator[list[int | None]]:
-        self._text = yield from process.decode(self._ids, self._new_tokens)
 
     def details(self) -> Details:
         """The text where ids came late; engines report no rounds."""
@@ -218,24 +218,21 @@ class EngineProcess:
             self.close()
             raise
 
-    def decode(
-        self, ids: Sequence[int], new_tokens: int
-    ) -> Generator[list[int | None], None, list[int] | None]:
-        """New tokens as they come, None for an id that is not known yet.
+    def decode(self, ids: Sequence[int], new_tokens: int) -> Iterator[Any]:
+        """Lists of new tokens as they come, None for an id that is not known yet.
 
-        Returns the whole text where there were such ids, else None.
+        Then an object, which holds the whole `text` where there were such ids.
         """
         assert self._process.stdin is not None
         try:
-            asked = json.dumps({"ids": list(ids), "new_tokens": new_tokens})
-            self._process.stdin.write(f"{asked}\n")
+            request = json.dumps({"ids": list(ids), "new_tokens": new_tokens})
+            self._process.stdin.write(f"{request}\n")
             self._process.stdin.flush()
         except OSError:
             raise self._failure() from None
         while isinstance(answer := self._answer(ANSWER_LIMIT_S), list):
             yield answer
-        text: list[int] | None = answer.get("text")
-        return text
+        yield answer
 
     def close(self) -> None:
         """End the process and those that it started."""

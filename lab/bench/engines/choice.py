@@ -138,14 +138,9 @@ def _choice(name: str, python: str | None, options: dict[str, Any]) -> EngineCho
 
 def engine_arms(choice: EngineChoice) -> tuple[Arm, ...]:
     """The engine's plain arm, and one for each of its modes."""
+    name = choice.name
     return tuple(
-        Arm(
-            name=f"{choice.name}:{mode}",
-            kind="peer",
-            policy=mode,
-            studies=("policies",),
-            engine=choice.name,
-        )
+        Arm(name=f"{name}:{mode}", kind="peer", policy=mode, studies=("policies",), engine=name)
         for mode in dict.fromkeys((PLAIN, *choice.modes))
     )
 

@@ -76,8 +76,8 @@ def with_interval(*ratios: Ratio | None) -> list[str | None]:
     return [text for ratio in ratios for text in (ratio_text(ratio), interval_text(ratio))]
 
 
-def number_text(value: float | None, form: str, unit: str = "") -> str | None:
-    return None if value is None else format(value, form) + unit
+def number_text(value: float | None, form: str) -> str | None:
+    return None if value is None else format(value, form)
 
 
 def arms_table(figures: ResultFigures) -> Table:
