@@ -64,7 +64,7 @@ GENERATION_OPTIONS = ("max_new_tokens", "temperature", "top_p", "seed")
     default="bastion",
     show_default=True,
     help="bastion, fixed:N, chain or plain; those of the lab, as bastion:paper and dynatree; "
-    "package:Class, your own.",
+    "package:Class, your own. Trees that a policy sizes end at 256 nodes.",
 )
 @execution_options
 @profile_option
