@@ -276,8 +276,9 @@ def _draft(
     acceptance in place of tokens, and the tokens are drawn after it has chosen the shape.
     """
     rule, session, context = sequence.rule, sequence.session, sequence.context
-    temperature = sequence.sampling.temperature or 1.0
     drawn = rule.wants_drawn()
+    tempered = drawn or parts.policy.tempered
+    temperature = (sequence.sampling.temperature or 1.0) if tempered else 1.0
     if drawn and parts.drafter.drafter.draws == "levels":
         return rule.expected_by_depth(depth, width), lambda shape: session.draw(
             context, shape, temperature, rule.pick.generator

@@ -67,7 +67,7 @@ class DecoderOptions(TypedDict, total=False):
     drafter: Drafter | str
     policy: Policy | str
     max_nodes: int | None
-    acceptance: str
+    acceptance: str | None
     profile: ProfileChoice | None
     trace: Path | None
     stage_times: bool
@@ -106,7 +106,7 @@ class TreeDecoder:
         drafter: Drafter | str = "ngram",
         policy: Policy | str = "bastion",
         max_nodes: int | None = None,
-        acceptance: str = "auto",
+        acceptance: str | None = None,
         profile: ProfileChoice | None = None,
         trace: Path | None = None,
         stage_times: bool = False,
@@ -114,7 +114,8 @@ class TreeDecoder:
         """
         drafter      an object, or a value of `--drafter` (decoder/drafters/factory.py)
         policy       an object, or a value of `--policy` (decoder/policies/parse.py)
-        acceptance   walk, recursive, traversal or auto (decoder/acceptance/rules.py)
+        acceptance   walk, recursive, traversal or auto (decoder/acceptance/rules.py); None: the
+                     policy's
         max_nodes    bounds the adaptive trees and chains
         trace        a JSONL file to which every round is written (decoder/statistics.py)
         stage_times  end every stage with a synchronisation, so that its time is its own
@@ -126,9 +127,7 @@ class TreeDecoder:
         if not isinstance(self.drafter, Drafter):
             raise InputError(f"drafter must be a name or a Drafter, got {shown(drafter)}")
         self._isolated = IsolatedDrafter(self.drafter, target.architecture.vocab)
-        self.acceptance: RuleName = parse_rule(
-            acceptance, self.drafter.name, draws=self.drafter.draws != "never"
-        )
+        self._acceptance = None if acceptance is None else self._rule(acceptance)
         self.cost_source: CostSource | None = None
         self.trace = None if trace is None else RoundTrace(path_of("trace", trace))
         self.stage_times = stage_times or trace is not None
@@ -304,7 +303,7 @@ class TreeDecoder:
         )
         return GenerationParts(
             loop=loop,
-            acceptance=self.acceptance,
+            acceptance=self._acceptance or self._rule(self.policy.acceptance),
             profile_line=self.profile_line,
             text_numbers=self._text_numbers,
         )
@@ -368,6 +367,9 @@ class TreeDecoder:
                 "token ids are not put into a chat template", hint="Give a text, or turns."
             )
         return token_ids(prompt), False
+
+    def _rule(self, name: str) -> RuleName:
+        return parse_rule(name, self.drafter.name, draws=self.drafter.draws != "never")
 
     def _text_stream(self, needed: bool) -> TextStream | None:
         """None if the target has no tokenizer and no text is needed."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.calibration.base import Calibration
 from costmodel.profile.profile import Profile
+from decoder.acceptance.rules import RuleName
 from decoder.statistics import Round
 from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, best_first, chain
 from decoder.tree.growth import Growth, SinglePath, TopPaths
@@ -70,13 +71,17 @@ class Policy(ABC):
     A subclass needs `name`, `max_nodes` and `choose`. The rest has a default: draft in every
     round, choose each sequence's tree by itself, learn nothing.
 
-    max_nodes  of the largest tree that it chooses; the KV cache has room for it
-    growth     of a drafter that expands its tree level by level
+    max_nodes   of the largest tree that it chooses; the KV cache has room for it
+    growth      of a drafter that expands its tree level by level
+    acceptance  the rule above T = 0, unless the decoder is given another
+    tempered    whether trees that are walked are scored by q at the text's temperature, else at 1
     """
 
     name: str
     max_nodes: int
     growth: Growth = TopPaths()
+    acceptance: ClassVar[RuleName] = "auto"
+    tempered: ClassVar[bool] = True
 
     @abstractmethod
     def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
@@ -124,6 +129,7 @@ class Chain(Policy):
     name: str = "chain"
     max_nodes: int = DEFAULT_MAX_NODES
     growth: Growth = field(default_factory=SinglePath)
+    acceptance: ClassVar[RuleName] = "walk"
 
     def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
         return chain(candidates, min(limits.depth, limits.nodes))
@@ -135,6 +141,8 @@ class Fixed(Policy):
 
     max_nodes: int
     name: str = field(init=False)
+    acceptance: ClassVar[RuleName] = "walk"
+    tempered: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self.name = f"fixed:{self.max_nodes}"

@@ -26,6 +26,7 @@ class PaperBastion(Policy):
     """
 
     name = "bastion:paper"
+    acceptance = "walk"
 
     def __init__(self, cost: Cost, max_nodes: int = DEFAULT_MAX_NODES) -> None:
         self.cost = cost
@@ -48,6 +49,7 @@ class PrintedBastion(Policy):
     """
 
     name = "bastion:printed"
+    acceptance = "walk"
 
     def __init__(self, cost: Cost, max_nodes: int = DEFAULT_MAX_NODES) -> None:
         self.cost = cost

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.errors import InputError
+from decoder.acceptance.rules import RuleName
 from decoder.policies.base import Limits, Policy
 from decoder.tree.draft_tree import Candidates, CandidateTree, DraftTree, Lattice, best_first
 from decoder.tree.growth import (
@@ -149,6 +151,7 @@ class Grown(Policy):
     name: str
     growth: Growth
     max_nodes: int = field(init=False)
+    acceptance: ClassVar[RuleName] = "walk"
 
     def __post_init__(self) -> None:
         self.max_nodes = self.growth.max_nodes

@@ -14,8 +14,9 @@ from decoder.acceptance.rules import (
 )
 from decoder.acceptance.sampling import Sampling
 from decoder.drafters.ngram import NgramDrafter
-from decoder.tree.draft_tree import EMPTY
-from tests.decoder.models import decoder_of, random_model
+from decoder.policies.base import Policy
+from decoder.tree.draft_tree import EMPTY, best_first
+from tests.decoder.models import WholeDrafter, decoder_of, random_model
 
 CPU = torch.device("cpu")
 
@@ -29,6 +30,46 @@ def test_a_drafter_without_them_cannot_serve_the_sampled_rules(name):
 def test_unknown_rules_are_refused():
     with pytest.raises(InputError, match="'argmax' is not an acceptance rule"):
         decoder_of(random_model("llama-gqa"), "fixed:4", acceptance="argmax")
+
+
+@pytest.mark.parametrize(
+    ("policy", "rule", "temperature"),
+    [
+        ("fixed:4", "walk", 1.0),
+        ("chain", "walk", 0.7),
+        ("static-tree:2x2", "walk", 0.7),
+        ("dynatree", "walk", 0.7),
+        ("package", "auto", 0.7),
+    ],
+)
+def test_the_papers_policies_walk_and_ddtree_does_not_temper(policy, rule, temperature):
+    """Whoever asks for another rule gets it, with trees drawn from the tempered q."""
+    seen = []
+
+    class Noted(WholeDrafter):
+        def draft(self, context, request):
+            seen.append((request.whole, request.temperature))
+            return super().draft(context, request)
+
+    model, drafter = random_model("llama-gqa"), Noted(97, depth=3, width=3)
+    given = TopTwo() if policy == "package" else policy
+    decoder = decoder_of(model, given, drafter)
+    assert decoder.parts.acceptance == rule
+    decoder.generate([1, 2, 3], max_new_tokens=6, temperature=0.7)
+    assert set(seen) == {(rule == "auto", temperature)}
+    seen.clear()
+    decoder = decoder_of(model, given, drafter, acceptance="traversal")
+    decoder.generate([1, 2, 3], max_new_tokens=6, temperature=0.7)
+    assert set(seen) == {(True, 0.7)}
+
+
+class TopTwo(Policy):
+    """A policy of one's own."""
+
+    name, max_nodes = "top-two", 2
+
+    def choose(self, candidates, context, limits):
+        return best_first(candidates, 2)
 
 
 def row(entropy):

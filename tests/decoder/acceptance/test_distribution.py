@@ -120,6 +120,7 @@ HOT, COOL = {"temperature": 1.3}, {"temperature": 0.7, "top_p": 0.9, "top_k": 4}
         ("traversal", "fixed:6", COOL),
         ("traversal", "chain", HOT),
         ("auto", "fixed:6", HOT),  # by traversal, once its entropy is known
+        (None, "fixed:6", HOT),  # the policy's: a walk, scored by q at temperature 1
     ],
 )
 def test_sampled_trees_follow_the_target(model, policy, rule, sampling):
