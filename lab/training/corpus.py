@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
@@ -81,11 +82,12 @@ def collect(
     _claim(folder, loaded, wanted, prompts)
     writer = Writer(loaded, wanted)
     for number in range(wanted.batches):
-        place = _batch_file(folder, number)
+        place = folder / f"texts-{number:05d}.jsonl"
         if place.exists():
             continue
         texts = writer.texts(_openings(number, wanted, prompts), seed=wanted.seed + number)
-        _write(place, texts)
+        lines = "".join(json.dumps(asdict(text)) + "\n" for text in texts)
+        write_atomic(place, lines, InputError)  # all texts or no file
         say(f"batch {number + 1} of {wanted.batches}: {sum(len(t.tokens) for t in texts)} tokens")
 
 
@@ -144,15 +146,8 @@ class Writer:
         wanted = self._wanted
         open_turns = [self._open_turn(opening) for opening in openings if opening.open]
         torch.manual_seed(seed)  # transformers' sampling has no generator of its own
-        ends = iter(
-            self._continue(
-                open_turns,
-                wanted.prompt_tokens,
-                do_sample=True,
-                temperature=wanted.temperature,
-                top_p=0.95,
-            )
-        )
+        sampling = {"do_sample": True, "temperature": wanted.temperature, "top_p": 0.95}
+        ends = iter(self._continue(open_turns, wanted.prompt_tokens, **sampling))
         prompts = []
         for opening in openings:
             if not opening.chat:
@@ -238,16 +233,6 @@ def _claim(folder: Path, loaded: LoadedModel, wanted: Collecting, prompts: Seque
         )
 
 
-def _batch_file(folder: Path, number: int) -> Path:
-    return folder / f"texts-{number:05d}.jsonl"
-
-
-def _write(place: Path, texts: Sequence[TrainingText]) -> None:
-    """Write all texts or no file."""
-    lines = "".join(json.dumps(asdict(text)) + "\n" for text in texts)
-    write_atomic(place, lines, InputError)
-
-
 NAME = "rooftree-grouped"
 
 
@@ -276,20 +261,11 @@ def grouped_attention(
     """
     batch, heads, rows, width = query.shape
     kv_heads = key.shape[1]
+    attend = partial(scaled_dot_product_attention, attn_mask=attention_mask, scale=scaling)
     if rows > 1 or attention_mask is None:
-        mixed = scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=attention_mask,
-            scale=scaling,
-            is_causal=attention_mask is None and rows > 1,
-            enable_gqa=True,
-        )
+        causal = attention_mask is None and rows > 1
+        mixed = attend(query, key, value, is_causal=causal, enable_gqa=True)
         return mixed.transpose(1, 2).contiguous(), None
     # One row each: the heads of a group take the place of rows.
-    folded = query.reshape(batch, kv_heads, heads // kv_heads, width)
-    mixed = scaled_dot_product_attention(
-        folded, key, value, attn_mask=attention_mask, scale=scaling
-    )
+    mixed = attend(query.reshape(batch, kv_heads, heads // kv_heads, width), key, value)
     return mixed.reshape(batch, 1, heads, width), None

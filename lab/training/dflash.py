@@ -91,8 +91,7 @@ def spread_layers(layers: int) -> tuple[int, ...]:
 def fresh_model(loaded: LoadedModel, published: Mapping[str, Any], seed: int) -> DFlashModel:
     """A drafter in float32 that begins with the target's last layers where shapes allow.
 
-    Its features begin as the last of the target layers it reads, so that the context's keys
-    and values are nearly what the target's own layer would make of it.
+    Its features begin as the last of the target layers it reads.
     """
     config = DFlashConfig.parse(published)
     torch.manual_seed(seed)
@@ -121,14 +120,13 @@ def _take_over(layer: DFlashLayer, donor: nn.Module) -> None:
 def head_tokens(texts: Sequence[TrainingText], size: int, vocab: int) -> torch.Tensor:
     """The tokens of the reduced head, ascending: three quarters the most frequent in the texts.
 
-    The others are spread evenly over the rest of the vocabulary, so that the drafter learns to
-    give low scores to tokens that it never saw.
+    The others are spread over the rest of the vocabulary, to learn low scores for unseen tokens.
     """
+    if size >= vocab:
+        return torch.arange(vocab)
     counts: Counter[int] = Counter()
     for text in texts:
         counts.update(text.tokens[text.prompt_tokens :])
-    if size >= vocab:
-        return torch.arange(vocab)
     chosen = {token for token, _ in counts.most_common(size - size // 4)}
     others = [token for token in range(vocab) if token not in chosen]
     spread = np.linspace(0, len(others) - 1, size - len(chosen)).astype(int)

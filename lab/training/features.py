@@ -38,10 +38,7 @@ class Example:
 
 
 class Examples(Sequence[Example]):
-    """The examples of some texts, computed once and cached in `folder`.
-
-    layers  indices into transformers' `hidden_states`: 0 is the embedding
-    """
+    """The examples of some texts, computed once and cached in `folder`."""
 
     def __init__(
         self,
@@ -50,6 +47,7 @@ class Examples(Sequence[Example]):
         layers: Sequence[int],
         folder: Path,
     ) -> None:
+        """layers  indices into transformers' `hidden_states`: 0 is the embedding"""
         self._loaded, self._texts, self._layers = loaded, texts, tuple(layers)
         names = "-".join(map(str, layers))
         self._folder = folder / f"features-{names}-{loaded.architecture.hash}"
@@ -60,7 +58,8 @@ class Examples(Sequence[Example]):
 
     def __getitem__(self, index: int) -> Example:  # type: ignore[override]
         text = self._texts[index]
-        place = self._folder / f"{_digest(text)}.safetensors"
+        digest = hashlib.sha256(repr(text.tokens).encode()).hexdigest()[:16]
+        place = self._folder / f"{digest}.safetensors"
         tensors = _load_cached(place)
         if tensors is None:
             tensors = self._compute(text)
@@ -77,10 +76,6 @@ class Examples(Sequence[Example]):
         done = model.model(ids, output_hidden_states=True, use_cache=False)
         features = torch.cat([done.hidden_states[i][0] for i in self._layers], dim=-1)
         return {"features": features.cpu(), "final": done.last_hidden_state[0].cpu()}
-
-
-def _digest(text: TrainingText) -> str:
-    return hashlib.sha256(repr(text.tokens).encode()).hexdigest()[:16]
 
 
 def _load_cached(place: Path) -> dict[str, torch.Tensor] | None:

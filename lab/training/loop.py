@@ -80,8 +80,7 @@ def train(
     """Train `objective.model` in place; returns the validations, one every `save_every` steps.
 
     A checkpoint of the same settings in the folder is continued, also with more steps than
-    before: the learning rate then follows the longer run from there on. The examples and the
-    randomness of a step depend on the seed and the step's number alone.
+    before. The examples and the randomness of a step depend on the seed and its number alone.
     Raises InputError for no examples, and for a checkpoint that is damaged, of other settings,
     or past the wanted number of steps.
     """
@@ -151,13 +150,11 @@ def learning_rate(step: int, settings: TrainingSettings) -> float:
 
 def chosen(step: int, examples: int, settings: TrainingSettings) -> list[int]:
     """The indices of a step's examples; each example comes once before any comes again."""
-    indices = []
-    for place in range(step * settings.batch, (step + 1) * settings.batch):
-        epoch, within = divmod(place, examples)
-        indices.append(
-            int(np.random.default_rng([settings.seed, epoch]).permutation(examples)[within])
-        )
-    return indices
+    places = range(step * settings.batch, (step + 1) * settings.batch)
+    return [
+        int(np.random.default_rng([settings.seed, epoch]).permutation(examples)[within])
+        for epoch, within in (divmod(place, examples) for place in places)
+    ]
 
 
 def accepted_depth(tree: DraftTree, truth: Iterable[int]) -> int:

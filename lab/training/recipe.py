@@ -71,14 +71,9 @@ def load_target(name: str | None) -> LoadedModel:
 
     Raises InputError or DeviceError.
     """
-    place = select_device(None)
-    return load_model(
-        name or default_target(place),
-        weights="pretrained",
-        dtype=parse_dtype(None, place),
-        device=place,
-        download=True,
-    )
+    device = select_device(None)
+    dtype, name = parse_dtype(None, device), name or default_target(device)
+    return load_model(name, weights="pretrained", dtype=dtype, device=device, download=True)
 
 
 def train_dflash(

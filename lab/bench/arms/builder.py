@@ -60,9 +60,8 @@ class ArmBuilder:
         """
         self.loaded = loaded
         self.ends = end_tokens(loaded.model)
-        self._peer_model = share_weights(
-            loaded.model, self.ends
-        )  # before the target changes its modules
+        # Before the target changes its modules.
+        self._peer_model = share_weights(loaded.model, self.ends)
         self._choice, self._seed = choice, seed
         self.target = make_target(loaded)
         self._names = {label: name for name, label in drafters.items()}
@@ -84,11 +83,8 @@ class ArmBuilder:
     @property
     def causal_drafters(self) -> tuple[str, ...]:
         """Labels of the drafters that are causal language models, which peers can use too."""
-        return tuple(
-            label
-            for label, (_, drafter) in self._checkpoints.items()
-            if isinstance(drafter, CausalLMDrafter)
-        )
+        drafters = ((label, drafter) for label, (_, drafter) in self._checkpoints.items())
+        return tuple(label for label, one in drafters if isinstance(one, CausalLMDrafter))
 
     @property
     def profile(self) -> tuple[Profile, str] | None:
@@ -101,10 +97,8 @@ class ArmBuilder:
     @property
     def warnings(self) -> tuple[str, ...]:
         """The distinct warnings of the profile lookups."""
-        warnings = (
-            without_home(warning) for source in self.cost_sources for warning in source.warnings
-        )
-        return tuple(dict.fromkeys(warnings))
+        warnings = (warning for source in self.cost_sources for warning in source.warnings)
+        return tuple(dict.fromkeys(map(without_home, warnings)))
 
     @property
     def described(self) -> Model:
@@ -180,11 +174,9 @@ class ArmBuilder:
     def _assistant(self, label: str) -> Any:
         """A drafter for assisted generation, loaded again without this project's attention."""
         if label not in self._assistants:
+            target, name = self.target, self._names[label]
             loaded = load_model(
-                self._names[label],
-                weights="pretrained",
-                dtype=self.target.dtype,
-                device=self.target.device,
+                name, weights="pretrained", dtype=target.dtype, device=target.device
             )
             self._assistants[label] = loaded.model
         return self._assistants[label]

@@ -36,8 +36,6 @@ def tie_weights(shared: Any, model: Any) -> None:
     """Point the shared model at the weights of `model` again, after fusing has replaced some.
 
     It keeps its own where those of `model` are packed.
-
-    Raises KeyError where the two are not the same architecture.
     """
     modules = dict(model.named_modules())
     for name, module in shared.named_modules():
@@ -56,22 +54,17 @@ class PeerArm:
     ) -> None:
         self.arm = arm
         self._model = model
-        self._sampling: dict[str, Any] = {"do_sample": False}
+        sampling: dict[str, Any] = {"do_sample": False}
         if temperature > 0:
-            self._sampling = {
-                "do_sample": True,
-                "temperature": temperature,
-                "top_k": 0,
-                "top_p": 1.0,
-            }
-        self._options = dict(options)
+            sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        self._options = sampling | dict(options)
 
     def prepare(self, tokens: int) -> None:
         """Nothing to reserve: `generate` grows its cache."""
         return
 
     def start(self, ids: Sequence[int], new_tokens: int, seed: int) -> PeerArmDecoding:
-        arguments = {"max_new_tokens": new_tokens, **self._sampling, **self._options}
+        arguments = {"max_new_tokens": new_tokens, **self._options}
         return PeerArmDecoding(self._model, list(ids), arguments, seed)
 
 

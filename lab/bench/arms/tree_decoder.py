@@ -112,8 +112,7 @@ class TreeArmDecoding:
     def _predicted(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Predicted seconds of the forward and of the cycle, before each round.
 
-        Replays the rounds through a copy of the cost model as it was before the text. This is
-        not timed.
+        Replays the rounds through a copy of the cost model as it was before the text, untimed.
         """
         cost = self._cost
         verify_s: list[float] = []
