@@ -284,11 +284,7 @@ def _draft(
             context, shape, temperature, rule.pick.generator
         )
     request = DraftRequest(
-        depth=depth,
-        width=width,
-        growth=parts.policy.growth,
-        temperature=temperature,
-        whole=drawn,
+        depth=depth, width=width, growth=parts.policy.growth, temperature=temperature, whole=drawn
     )
     candidates = session.draft(context, request)
     if not drawn or session.failure is not None:

@@ -183,11 +183,7 @@ class TreeDecoder:
         runtime_kind(runtime, placed)  # an error before the target is loaded
         name = default_target(placed) if target is None else str(target)
         loaded: LoadedModel = load_model(
-            name,
-            weights=weights,
-            dtype=parse_dtype(dtype, placed),
-            device=placed,
-            download=True,
+            name, weights=weights, dtype=parse_dtype(dtype, placed), device=placed, download=True
         )
         return cls(make_target(quantised(loaded, quantization), runtime=runtime), **options)
 

@@ -119,10 +119,7 @@ def without_replacement(
     while len(missing := room.missing()):
         tries = 2 * int((counts - room.filled)[missing].max())
         uniforms = torch.rand(
-            (len(missing), tries),
-            generator=generator,
-            device=generator.device,
-            dtype=torch.float64,
+            (len(missing), tries), generator=generator, device=generator.device, dtype=torch.float64
         )
         places = room.places(missing, uniforms.cpu().numpy())
         at = to_device(places, cumulative.device).flatten()

@@ -14,12 +14,7 @@ from numpy.typing import NDArray
 
 from costmodel.errors import InputError
 from decoder.acceptance.drawn import DrawnTree, RankExpectation, draw_from_lattice, least_kept
-from decoder.acceptance.sampling import (
-    RunningEntropy,
-    Sampling,
-    entropy_of,
-    target_distribution,
-)
+from decoder.acceptance.sampling import RunningEntropy, Sampling, entropy_of, target_distribution
 from decoder.device import to_device
 from decoder.model.runtime.base import NO_TOKEN
 from decoder.model.runtime.eager import greedy_token, greedy_tokens
@@ -321,8 +316,7 @@ def parse_rule(name: str, drafter: str, *, draws: bool) -> RuleName:
     """
     if name not in get_args(RuleName):
         raise InputError(
-            f"'{name}' is not an acceptance rule",
-            hint="Use walk, recursive, traversal or auto.",
+            f"'{name}' is not an acceptance rule", hint="Use walk, recursive, traversal or auto."
         )
     if draws:
         return cast(RuleName, name)

@@ -108,11 +108,7 @@ class SharedCaches:
     """
 
     def __init__(
-        self,
-        shape: CacheShape,
-        dtype: torch.dtype,
-        device: torch.device,
-        target: Target | None,
+        self, shape: CacheShape, dtype: torch.dtype, device: torch.device, target: Target | None
     ) -> None:
         """target: the model whose texts are drafted, or None if unknown."""
         self._shape, self._dtype, self._device = shape, dtype, device

@@ -68,11 +68,7 @@ class CausalLMDrafter(Drafter):
         Raises InputError if its weights cannot be loaded or its tokens are not the target's.
         """
         loaded = load_model(
-            str(name),
-            weights="pretrained",
-            dtype=target.dtype,
-            device=target.device,
-            download=True,
+            str(name), weights="pretrained", dtype=target.dtype, device=target.device, download=True
         )
         check_vocabulary(loaded, target.loaded)
         vocab = target.architecture.vocab
@@ -186,10 +182,7 @@ class CausalLMSession(DraftSession):
         return place
 
     def _extend(
-        self,
-        tokens: NDArray[np.int64],
-        offsets: NDArray[np.int64],
-        visible: NDArray[np.bool_],
+        self, tokens: NDArray[np.int64], offsets: NDArray[np.int64], visible: NDArray[np.bool_]
     ) -> torch.Tensor:
         place = self._room(len(tokens))
         return self._model.extend(tokens, offsets, visible, place.sequence)

@@ -52,9 +52,7 @@ def checkpoint_folder(name: str | Path) -> Path:
 
 
 def stored_model(
-    name: str | Path,
-    target: Target,
-    load: Callable[[Path, Mapping[str, Any], torch.Tensor], Model],
+    name: str | Path, target: Target, load: Callable[[Path, Mapping[str, Any], torch.Tensor], Model]
 ) -> Model:
     """The model of a folder or hub id, on the target's device and in its dtype.
 

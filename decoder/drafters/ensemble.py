@@ -15,13 +15,7 @@ from numpy.typing import NDArray
 
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
 from decoder.drafters.blocks import hash_of
-from decoder.drafters.mixture import (
-    JointDraft,
-    best_paths,
-    join_drafts,
-    learn,
-    new_statistics,
-)
+from decoder.drafters.mixture import JointDraft, best_paths, join_drafts, learn, new_statistics
 from decoder.drafters.ngram import NgramDrafter
 from decoder.tree.draft_tree import Candidates, CandidateTree, Lattice, sound
 
@@ -60,9 +54,7 @@ class EnsembleDrafter(Drafter):
     ) -> EnsembleSession:
         first, second = self.split(features)
         return EnsembleSession(
-            self,
-            self.first.start(prompt, first, logits),
-            self.second.start(prompt, second, logits),
+            self, self.first.start(prompt, first, logits), self.second.start(prompt, second, logits)
         )
 
     def split(

@@ -50,10 +50,7 @@ class IsolatedDrafter:
         return str(self.drafter.name)
 
     def start(
-        self,
-        prompt: NDArray[np.int64],
-        features: torch.Tensor | None,
-        logits: torch.Tensor | None,
+        self, prompt: NDArray[np.int64], features: torch.Tensor | None, logits: torch.Tensor | None
     ) -> IsolatedSession:
         """The session of a new text; one that has failed already where `start` fails."""
         return IsolatedSession(

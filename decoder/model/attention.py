@@ -149,12 +149,7 @@ class AttentionPlan(Protocol):
     """Attention of one forward: state that its layers share, and the call that each makes."""
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Store the layer's new keys and values in the cache, and attend over the whole cache.
 
@@ -170,12 +165,7 @@ class ForwardPlan:
     segments: tuple[Segment, ...]
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """See `AttentionPlan.attend`; each sequence attends over its own keys."""
         parts = []
@@ -266,11 +256,7 @@ def attend(
 
 
 def blocked_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor,
-    scale: float,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """Masked softmax attention as two matrix products, a block of query rows at a time.
 

@@ -268,11 +268,7 @@ def _build_random(name: str, dtype: torch.dtype, device: torch.device) -> Loaded
             hint="Correct its config.json; a field that transformers needs is missing or wrong.",
         ) from error
     return LoadedModel(
-        model=model.eval(),
-        name=target.name,
-        source="",
-        weights="random",
-        architecture=architecture,
+        model=model.eval(), name=target.name, source="", weights="random", architecture=architecture
     )
 
 

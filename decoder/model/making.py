@@ -96,11 +96,7 @@ def make_target(
 
 
 def runtime_kind(
-    choice: RuntimeChoice,
-    device: torch.device,
-    *,
-    capturable: bool = True,
-    packable: bool = True,
+    choice: RuntimeChoice, device: torch.device, *, capturable: bool = True, packable: bool = True
 ) -> RuntimeKind:
     """The runtime of a choice: `auto` is graphs on CUDA and packed on a CPU, where they can be.
 

@@ -26,11 +26,7 @@ from costmodel.profile.store import user_directory
 from decoder.model.attention import DenseVisible, RowBlock, TreeVisible, attention_of
 from decoder.model.kv_cache import KVCache
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
-from decoder.model.structure import (
-    Structure,
-    UnsupportedModelError,
-    read_structure,
-)
+from decoder.model.structure import Structure, UnsupportedModelError, read_structure
 
 PROMPT_ROWS = 7
 PARENTS = np.array([0, 0, 1, 2, 3, 4], dtype=np.int64)  # two branches of three nodes, interleaved

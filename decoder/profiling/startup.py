@@ -25,12 +25,7 @@ from decoder.extensions import DRAFTERS, is_installed
 from decoder.model.making import runtime_kind
 from decoder.model.target import Target
 from decoder.policies.base import Fit
-from decoder.profiling.measured_profile import (
-    find_peaks,
-    profile_key,
-    roofline_of,
-    soft_key,
-)
+from decoder.profiling.measured_profile import find_peaks, profile_key, roofline_of, soft_key
 from decoder.profiling.probe import quick_profile, time_drafter, time_forward
 
 FLOOR_CONTEXT = 256  # cached tokens of the plain step that gives the host's floor

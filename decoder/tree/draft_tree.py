@@ -176,16 +176,12 @@ def _sound_tree(tree: CandidateTree, sound: NDArray[np.bool_]) -> CandidateTree:
     rows = np.cumsum(sound_rows) - 1
     nodes = sound_rows[1:]
     return CandidateTree(
-        tree.tokens[nodes],
-        rows[tree.parents[nodes]],
-        np.minimum(tree.probabilities[nodes], 1.0),
+        tree.tokens[nodes], rows[tree.parents[nodes]], np.minimum(tree.probabilities[nodes], 1.0)
     )
 
 
 def best_first(
-    candidates: Candidates,
-    nodes: int,
-    depth_factors: NDArray[np.float64] | None = None,
+    candidates: Candidates, nodes: int, depth_factors: NDArray[np.float64] | None = None
 ) -> DraftTree:
     """The `nodes` candidates of highest path score, in best-first order.
 

@@ -95,7 +95,4 @@ def tables_of(
     context = float(np.mean(states.num_computed_tokens_np[slots]))
     draft_ms, verify_ms = manager.cost_tables
     batch = len(slots)
-    return (
-        curves.draft_ms(draft_ms, batch, context),
-        curves.verify_ms(verify_ms, batch, context),
-    )
+    return (curves.draft_ms(draft_ms, batch, context), curves.verify_ms(verify_ms, batch, context))

@@ -105,10 +105,7 @@ class SweepPlan:
             for rows in {1, *drawn_rows}:
                 tasks.add(
                     Task(
-                        kind="held_out",
-                        size=rows,
-                        context=round(context),
-                        batch=min(self.batches),
+                        kind="held_out", size=rows, context=round(context), batch=min(self.batches)
                     )
                 )
         return sorted(tasks)

@@ -11,14 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import click
 
 # What engines' settings are written for (costmodel/planning/exports/settings.py).
-EXPORTS = (
-    "vllm",
-    "sglang",
-    "sglang-dspark",
-    "sglang-dspark-steps",
-    "tensorrt-llm",
-    "transformers",
-)
+EXPORTS = ("vllm", "sglang", "sglang-dspark", "sglang-dspark-steps", "tensorrt-llm", "transformers")
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 

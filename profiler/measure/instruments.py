@@ -57,10 +57,7 @@ class CudaTimer:
     """
 
     def __init__(
-        self,
-        device: Any = None,
-        cuda: Any = None,
-        flush: Callable[[], object] | None = None,
+        self, device: Any = None, cuda: Any = None, flush: Callable[[], object] | None = None
     ) -> None:
         """
         cuda   replaces `torch.cuda` in tests
@@ -274,11 +271,7 @@ def take_sample(function: Callable[[], object], timer: Timer, guard: Guard | Non
 
 
 def measure(
-    function: Callable[[], object],
-    *,
-    timer: Timer,
-    rule: StoppingRule,
-    guard: Guard | None = None,
+    function: Callable[[], object], *, timer: Timer, rule: StoppingRule, guard: Guard | None = None
 ) -> Samples:
     """Time `function` until `rule` stops. Raises MeasurementError when no sample was accepted."""
     point = PointAccumulator(rule)

@@ -15,12 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from costmodel.errors import MeasurementError
-from costmodel.statistics import (
-    MAD_TO_SIGMA,
-    mad_s,
-    relative_error,
-    relative_spread,
-)
+from costmodel.statistics import MAD_TO_SIGMA, mad_s, relative_error, relative_spread
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")

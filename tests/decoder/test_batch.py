@@ -16,12 +16,7 @@ from decoder.policies.base import Limits, TreeRequest
 from decoder.policies.bastion import Bastion
 from decoder.policies.parse import parse_policy
 from decoder.tree.draft_tree import EMPTY, CandidateTree, Lattice, best_first
-from tests.decoder.models import (
-    StairCost,
-    decoder_of,
-    greedy,
-    random_model,
-)
+from tests.decoder.models import StairCost, decoder_of, greedy, random_model
 
 POLICIES = ("plain", "fixed:9", "bastion", "chain")
 random = np.random.default_rng(4)
@@ -135,10 +130,7 @@ requests = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    lattices=requests,
-    most=st.integers(1, 6),
-    step_s=st.floats(0.0, 0.8),
-    every=st.integers(1, 9),
+    lattices=requests, most=st.integers(1, 6), step_s=st.floats(0.0, 0.8), every=st.integers(1, 9)
 )
 def test_one_budget_for_the_batch_is_the_best_of_all_splits(lattices, most, step_s, every):
     """Every split of nodes among the texts, each tree built for itself: none is faster."""

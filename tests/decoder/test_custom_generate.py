@@ -256,10 +256,7 @@ class TestRefusals:
             ({"guidance_scale": 1.5}, "ClassifierFree.* is not applied"),
             ({"do_sample": True, "min_p": 0.1}, "MinPLogitsWarper is not applied"),
             ({"do_sample": True, "typical_p": 0.5}, "TypicalLogitsWarper is not applied"),
-            (
-                {"return_dict_in_generate": True, "output_scores": True},
-                "does not return scores",
-            ),
+            ({"return_dict_in_generate": True, "output_scores": True}, "does not return scores"),
             ({"logits_processor": LogitsProcessorList([Shift()])}, "Shift is not applied"),
             ({"max_new_tokens": 600}, "prompt 1 of 1: .*exceed the 512 positions"),
             ({"position_ids": torch.arange(4, 4 + len(PROMPT))[None]}, "do not count"),

@@ -102,14 +102,7 @@ DRAFTERS = {
     "overflowed model": overflowed,
     **ADVERSARIES,
 }
-POLICIES = (
-    "plain",
-    "chain",
-    "fixed:1",
-    "fixed:13",
-    "fixed:120",
-    "bastion",
-)
+POLICIES = ("plain", "chain", "fixed:1", "fixed:13", "fixed:120", "bastion")
 # The family turns with both, so that each policy and each drafter meets all of them.
 CASES = [
     (policy, drafter, list(FAMILIES)[(i + j) % len(FAMILIES)])

@@ -114,11 +114,7 @@ class TestChat:
             ("hi", {"template": {"enable_thought": False}}, "no option 'enable_thought'"),
             ([{"role": "user"}], {}, "turn 1 of the prompt has no text"),
             ([{"role": "user", "content": "a"}, "b"], {}, "turn 2 of the prompt"),
-            (
-                [{"role": "tool", "content": "a"}],
-                {},
-                "chat template fails: .*: no tools",
-            ),
+            ([{"role": "tool", "content": "a"}], {}, "chat template fails: .*: no tools"),
             ([{"role": "assistant", "content": "a"}], {}, "the last turn is the assistant's"),
             (
                 [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}],

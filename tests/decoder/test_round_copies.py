@@ -13,12 +13,7 @@ from decoder.decode_loop import run_round
 from decoder.engine import TreeDecoder
 from tests.decoder.drafters.test_graphed_drafters import PROMPT
 from tests.decoder.model.test_graphs import graph_target
-from tests.decoder.models import (
-    OracleDrafter,
-    greedy,
-    random_model,
-    target_of,
-)
+from tests.decoder.models import OracleDrafter, greedy, random_model, target_of
 
 ASKS = {
     "cpu", "tolist", "item", "__int__", "__float__", "__bool__", "__index__",

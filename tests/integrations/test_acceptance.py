@@ -5,12 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from integrations.acceptance import (
-    ANY_KIND,
-    FIRST_GUESS,
-    SHARED_MEMORY,
-    AcceptanceByPosition,
-)
+from integrations.acceptance import ANY_KIND, FIRST_GUESS, SHARED_MEMORY, AcceptanceByPosition
 
 
 def tried(acceptance: AcceptanceByPosition) -> list[float]:

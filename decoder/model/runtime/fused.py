@@ -85,12 +85,7 @@ class TablePlan:
     text: TextPiece | None = None
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Store the rows' keys and values, and attend; see `AttentionPlan.attend`."""
         cache = self.layer(layer)
@@ -147,11 +142,7 @@ def text_attention(
 
 
 def reference_table_attention(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    tables: RowTables,
-    scale: float,
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tables: RowTables, scale: float
 ) -> torch.Tensor:
     """Tree attention over row tables in PyTorch operations of fixed shapes.
 

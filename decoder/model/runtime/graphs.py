@@ -13,13 +13,7 @@ import torch
 from decoder.model.attention import RowBlock, TreeVisible
 from decoder.model.kv_cache import KVCache
 from decoder.model.runtime.base import ChosenTokens, Forwarded, RuntimeKind
-from decoder.model.runtime.capture import (
-    BUCKETS,
-    BudgetedCapture,
-    Capture,
-    first_line,
-    padded_rows,
-)
+from decoder.model.runtime.capture import BUCKETS, BudgetedCapture, Capture, first_line, padded_rows
 from decoder.model.runtime.eager import EagerRuntime, ModelStep, greedy_tokens
 from decoder.model.runtime.fused import TablePlan
 from decoder.model.runtime.tables import RowTables, needed_words

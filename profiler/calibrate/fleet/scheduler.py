@@ -180,11 +180,7 @@ class _Fleet:
                     break
             else:
                 self.kinds.append(
-                    _Kind(
-                        number=len(self.kinds),
-                        fingerprint=device.fingerprint,
-                        devices=[device],
-                    )
+                    _Kind(number=len(self.kinds), fingerprint=device.fingerprint, devices=[device])
                 )
 
     @property

@@ -245,8 +245,7 @@ class ServerClient:
             ) from None
         except ConnectionRefusedError:
             raise InputError(
-                f"nothing listens at {self.address}",
-                hint="Start the server, or correct it.",
+                f"nothing listens at {self.address}", hint="Start the server, or correct it."
             ) from None
         except ssl.SSLError as error:
             raise InputError(

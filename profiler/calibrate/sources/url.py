@@ -85,10 +85,7 @@ class UrlSource:
             device=device,
             architecture=architecture,
             runtime=RuntimeSection(
-                kind="url",
-                dtype=dtype_name(dtype),
-                attention=version,
-                tensor_parallel=self._degree,
+                kind="url", dtype=dtype_name(dtype), attention=version, tensor_parallel=self._degree
             ),
         )
         self._roofline, self._say = self._subject.roofline(peaks), say
@@ -154,9 +151,7 @@ class UrlSource:
             return fingerprint(self._device), peaks_of(self._device, dtype)
         spec = find_device(str(self._settings.device))
         peaks = PeaksSection(
-            source="datasheet",
-            flops_per_s=spec.peak_flops_per_s,
-            bytes_per_s=spec.peak_bytes_per_s,
+            source="datasheet", flops_per_s=spec.peak_flops_per_s, bytes_per_s=spec.peak_bytes_per_s
         )
         named = DeviceFingerprint(kind="cuda", name=spec.name, memory_bytes=spec.memory_bytes)
         return named, peaks

@@ -30,13 +30,7 @@ from profiler.calibrate.files import device_label
 from profiler.calibrate.source import Additions, CalibrationSettings, Ready
 from profiler.calibrate.sources.decoder import CPU_CONTEXTS
 from profiler.calibrate.sweep import SweepResult, Task
-from profiler.measure.instruments import (
-    MIN_SAMPLES,
-    CpuGuard,
-    Instruments,
-    ReportTimer,
-    gpu_guard,
-)
+from profiler.measure.instruments import MIN_SAMPLES, CpuGuard, Instruments, ReportTimer, gpu_guard
 from profiler.measure.samples import NoiseRule
 
 BATCHES = (1, 2, 4, 8)

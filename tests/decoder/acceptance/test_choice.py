@@ -8,10 +8,7 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
-from decoder.acceptance.rules import (
-    ENTROPY_THRESHOLD,
-    AcceptanceRule,
-)
+from decoder.acceptance.rules import ENTROPY_THRESHOLD, AcceptanceRule
 from decoder.acceptance.sampling import Sampling
 from decoder.drafters.ngram import NgramDrafter
 from decoder.policies.base import Policy

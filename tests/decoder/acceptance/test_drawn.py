@@ -5,12 +5,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from decoder.acceptance.drawn import (
-    DrawnTree,
-    draw_from_lattice,
-    least_kept,
-    without_replacement,
-)
+from decoder.acceptance.drawn import DrawnTree, draw_from_lattice, least_kept, without_replacement
 from decoder.acceptance.sampling import Sampling, target_distribution
 from decoder.tree.draft_tree import DraftTree, Lattice, best_first
 from tests.decoder.enumeration import ordered_draws

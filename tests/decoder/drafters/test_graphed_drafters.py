@@ -14,13 +14,7 @@ from decoder.engine import TreeDecoder
 from decoder.model.runtime.graphs import GraphRuntime
 from decoder.tree.draft_tree import DraftTree, Lattice
 from decoder.tree.growth import TopPaths
-from tests.decoder.draft_models import (
-    VOCAB,
-    dflash_folder,
-    draft_target,
-    eagle3_folder,
-    rounds,
-)
+from tests.decoder.draft_models import VOCAB, dflash_folder, draft_target, eagle3_folder, rounds
 from tests.decoder.models import greedy, random_model, target_of
 from tests.decoder.replay import ReplayCapture
 

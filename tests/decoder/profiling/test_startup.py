@@ -18,11 +18,7 @@ from decoder.drafters.ngram import NgramDrafter
 from decoder.profiling import probe
 from decoder.profiling.measured_profile import profile_key, soft_key
 from decoder.profiling.probe import POINTS, quick_profile, time_drafter
-from decoder.profiling.startup import (
-    ProfileChoice,
-    calibrate_command,
-    find_cost,
-)
+from decoder.profiling.startup import ProfileChoice, calibrate_command, find_cost
 from tests.decoder.models import decoder_of, greedy, random_model, target_of
 
 pytestmark = pytest.mark.cpu_kind

@@ -137,10 +137,7 @@ def test_waiting_for_a_replacement_ends_and_loses_no_other_kind() -> None:
         cluster, rules=FleetRules(patience_s=30.0), clock=lambda: 10.0 * cluster.polls
     )
     problem = "lost its node, and no other of its kind came within 30 s"
-    assert summary(outcomes) == [
-        ("NVIDIA H100", problem, 1),
-        ("NVIDIA L40S", "profile of b", 1),
-    ]
+    assert summary(outcomes) == [("NVIDIA H100", problem, 1), ("NVIDIA L40S", "profile of b", 1)]
     assert cluster.polls < 10
 
 

@@ -12,13 +12,7 @@ from types import ModuleType
 import click
 import pytest
 
-from costmodel.errors import (
-    DeviceError,
-    InputError,
-    MeasurementError,
-    ProfileError,
-    RooftreeError,
-)
+from costmodel.errors import DeviceError, InputError, MeasurementError, ProfileError, RooftreeError
 from profiler import cli
 
 ROOT = Path(__file__).parents[3]

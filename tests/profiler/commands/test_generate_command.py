@@ -169,8 +169,7 @@ class TestPrompts:
         assert read_prompts((), file) == [("line-1", turns)]
 
     @pytest.mark.parametrize(
-        "line",
-        ["no json", "[1]", "{}", '{"messages": []}', '{"prompt": null}', '{"prompt": 5}'],
+        "line", ["no json", "[1]", "{}", '{"messages": []}', '{"prompt": null}', '{"prompt": 5}']
     )
     def test_a_bad_line_is_named(self, tmp_path: Path, line: str) -> None:
         file = self.write(tmp_path, '{"prompt": "good"}\n' + line + "\n")

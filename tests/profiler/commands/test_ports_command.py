@@ -43,10 +43,7 @@ def test_without_output_the_errors_are_reported(forward, capsys):
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [
-        (["--output", "p.yaml"], "Give --source"),
-        (["--tp", "0"], "is not in the range"),
-    ],
+    [(["--output", "p.yaml"], "Give --source"), (["--tp", "0"], "is not in the range")],
 )
 def test_what_is_missing_is_one_line(forward, capsys, words, message):
     assert run(["fit", str(forward), *ON, *words]) == 2

@@ -13,14 +13,7 @@ import pytest
 
 from profiler.measure import instruments
 from profiler.measure import machine as device
-from profiler.measure.machine import (
-    Activity,
-    BusyProcess,
-    Metadata,
-    collect,
-    observe,
-    warnings,
-)
+from profiler.measure.machine import Activity, BusyProcess, Metadata, collect, observe, warnings
 
 
 def metadata(**fields: Any) -> Metadata:

@@ -97,10 +97,7 @@ class Always:
 def test_no_accepted_sample_is_an_error() -> None:
     with pytest.raises(MeasurementError, match="none of 7 samples could be used"):
         measure(
-            nothing,
-            timer=FakeTimer(repeat(1.0)),
-            rule=NoiseRule(max_samples=7),
-            guard=Always(),
+            nothing, timer=FakeTimer(repeat(1.0)), rule=NoiseRule(max_samples=7), guard=Always()
         )
 
 

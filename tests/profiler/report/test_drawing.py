@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 
 from costmodel.errors import InputError
-from profiler.report.drawing import (
-    check_picture,
-    log_axes,
-    panels,
-    save_figure,
-)
+from profiler.report.drawing import check_picture, log_axes, panels, save_figure
 
 
 def test_logarithmic_axes_show_plain_numbers() -> None:

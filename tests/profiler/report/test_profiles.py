@@ -10,10 +10,7 @@ from costmodel.calibration.points import ErrorSummary
 from costmodel.errors import InputError
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import HeldOutSection, RegretSection
-from profiler.report.profiles import (
-    plot_profile,
-    verdict,
-)
+from profiler.report.profiles import plot_profile, verdict
 from tests.profiler.made_profile import make_profile
 
 

@@ -20,8 +20,7 @@ PYTHON = os.environ.get("ROOFTREE_VLLM_PYTHON") or (sys.executable if find_spec(
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        not PYTHON,
-        reason="vLLM is neither installed (docs/engines.md) nor in ROOFTREE_VLLM_PYTHON",
+        not PYTHON, reason="vLLM is neither installed (docs/engines.md) nor in ROOFTREE_VLLM_PYTHON"
     ),
 ]
 
