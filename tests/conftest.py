@@ -1,14 +1,13 @@
 """Fixtures for all tests."""
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 
 @pytest.fixture(scope="session", autouse=True)
-def home_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def home_of_the_session(tmp_path_factory):
     """A data directory of the tests' own: nothing is written into the user's, or read from there.
 
     The demo model is reached by a link, since it is fetched and converted once a machine.
@@ -26,7 +25,7 @@ def home_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
 
 
 @pytest.fixture(scope="session")
-def shared_dir() -> Path:
+def shared_dir():
     """The folder of facts, oracles and measured data beside the checkout."""
     folder = Path(__file__).parents[2] / "shared"
     if not folder.is_dir():

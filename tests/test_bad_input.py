@@ -81,10 +81,8 @@ class Place:
 
 
 @pytest.fixture
-def place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Place:
-    def no_hub(name: str, **options: Any) -> str:
+def place(tmp_path, monkeypatch, capsys):
+    def no_hub(name, **options):
         huggingface_hub.utils.validate_repo_id(name)
         raise LocalEntryNotFoundError("the hub cannot be reached")
 
@@ -95,7 +93,7 @@ def place(
 
 
 @pytest.mark.slow
-def test_the_good_case_works(place: Place) -> None:
+def test_the_good_case_works(place):
     """Otherwise every refusal below might have another reason."""
     assert place.run(*place.calibrate())[0] == 0
     exit_code, (line,) = place.run(*place.generate())
@@ -138,7 +136,7 @@ REFUSALS: list[tuple[tuple[str, ...], dict[str, str], int, str, int]] = [
 
 
 @pytest.mark.parametrize("index", range(len(REFUSALS)), ids=lambda i: str(REFUSALS[i][1])[:40])
-def test_options_that_cannot_be_used(place: Place, index: int) -> None:
+def test_options_that_cannot_be_used(place, index):
     commands, changed, expected, message, notes = REFUSALS[index]
     for command in commands:
         exit_code, line = place.refused(*place.arguments(command, **changed), notes=notes)
@@ -146,13 +144,13 @@ def test_options_that_cannot_be_used(place: Place, index: int) -> None:
         assert re.search(message, line), line
 
 
-def test_a_device_beyond_those_that_exist(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_beyond_those_that_exist(place, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     exit_code, line = place.refused(*place.generate(device="cuda:9"))
     assert exit_code == 4 and "there is no cuda:9: torch sees 2 CUDA device" in line
 
 
-def test_no_prompt_and_no_template(place: Place) -> None:
+def test_no_prompt_and_no_template(place):
     assert "Give --prompt TEXT" in place.refused("generate", "--target", place.target)[1]
     line = place.refused(*place.generate(policy="plain"), "--template", "a=1", notes=1)[1]
     assert "no chat template. Leave the template out" in line
@@ -180,7 +178,7 @@ def remove_tokenizer(target: Path) -> None:
         (remove_tokenizer, "no usable tokenizer"),
     ],
 )
-def test_damaged_targets(place: Place, damage: Any, message: str) -> None:
+def test_damaged_targets(place, damage, message):
     damage(Path(place.target))
     exit_code, line = place.refused(*place.generate(policy="plain"), notes=1)
     assert (exit_code, message in line) == (2, True), line
@@ -190,21 +188,21 @@ def test_damaged_targets(place: Place, damage: Any, message: str) -> None:
     "changed",
     [{"head_dim": 2**40}, {"hidden_act": "no_such"}, {"rope_theta": "x"}, {"head_dim": 10**400}],
 )
-def test_sizes_that_no_model_has(tmp_path: Path, changed: dict[str, object]) -> None:
+def test_sizes_that_no_model_has(tmp_path, changed):
     write_config(tmp_path / "t", **changed)
     with pytest.raises(InputError):
         load_model(str(tmp_path / "t"), weights="random", dtype=torch.float32, device=CPU)
 
 
 @pytest.mark.parametrize("end", [2.5, [1, "a"], -1, [True]])
-def test_end_tokens_that_are_none(end: object) -> None:
+def test_end_tokens_that_are_none(end):
     model = random_model("llama-gqa")
     model.generation_config.eos_token_id = end
     with pytest.raises(InputError, match="eos_token_id of the target must be"):
         end_tokens(model)
 
 
-def test_flipped_bytes_of_a_pickle(tmp_path: Path) -> None:
+def test_flipped_bytes_of_a_pickle(tmp_path):
     path = tmp_path / "pytorch_model.bin"
     torch.save({"a": torch.arange(6.0), "b": torch.zeros(2, 2)}, path)
     sound = path.read_bytes()
@@ -218,16 +216,14 @@ def test_flipped_bytes_of_a_pickle(tmp_path: Path) -> None:
 
 class TestNoPermission:
     @pytest.fixture(params=["below a file", "refused"])
-    def nowhere(
-        self, request: pytest.FixtureRequest, place: Place, monkeypatch: pytest.MonkeyPatch
-    ) -> Path:
+    def nowhere(self, request, place, monkeypatch):
         """A folder where nothing can be written; root may write everywhere, so it is staged."""
         if request.param == "below a file":
             (place.folder / "file").write_text("")
             return place.folder / "file" / "below"
         real_mkdir, folder = Path.mkdir, place.folder / "forbidden"
 
-        def mkdir(self: Path, *arguments: Any, **options: Any) -> None:
+        def mkdir(self, *arguments, **options):
             if folder in (self, *self.parents):
                 raise PermissionError(errno.EACCES, "Permission denied", str(self))
             real_mkdir(self, *arguments, **options)
@@ -235,9 +231,7 @@ class TestNoPermission:
         monkeypatch.setattr(Path, "mkdir", mkdir)
         return folder
 
-    def test_the_data_directory(
-        self, place: Place, nowhere: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_data_directory(self, place, nowhere, monkeypatch):
         """A calibration needs it, for the journal too; generating goes on without saving."""
         monkeypatch.setenv("ROOFTREE_HOME", str(nowhere))
         exit_code, line = place.refused(*place.calibrate())
@@ -252,7 +246,7 @@ class TestNoPermission:
         assert (exit_code, "(not saved: " in line) == (0, True)
         assert place.files() == before
 
-    def test_the_output(self, place: Place, nowhere: Path) -> None:
+    def test_the_output(self, place, nowhere):
         exit_code, line = place.refused(*place.calibrate(output=str(nowhere / "a.yaml")))
         assert exit_code == 2
         assert re.search(rf"cannot write to {nowhere}: .*Choose another --output", line)
@@ -265,12 +259,12 @@ def no_space(*arguments: Any, **options: Any) -> Any:
 @pytest.mark.slow
 class TestFullDisk:
     @pytest.mark.parametrize("room", [0, 10, 3000])
-    def test_at_the_journal(self, place: Place, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    def test_at_the_journal(self, place, monkeypatch, room):
         """Whole lines are kept, and the same command goes on from them."""
         left = room
 
         class Full(io.FileIO):
-            def write(self, data: Any) -> int:
+            def write(self, data):
                 nonlocal left
                 part, left = data[:left], left - len(data[:left])
                 return super().write(part)
@@ -289,7 +283,7 @@ class TestFullDisk:
         kept = content.count(b"\n") - 1
         assert any(f"went on from {kept} samples" in line for line in lines) == (kept > 0)
 
-    def test_at_a_probe(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_at_a_probe(self, place, monkeypatch):
         """Decoding does not need the profile to be kept."""
         before = place.files()
         monkeypatch.setattr("costmodel.io.os.write", no_space)
@@ -299,7 +293,7 @@ class TestFullDisk:
         assert place.files() == before
 
 
-def test_profiles_that_cannot_be_used(place: Place) -> None:
+def test_profiles_that_cannot_be_used(place):
     """Damaged ones are in test_faults.py; nothing in one is executed."""
     assert place.run(*place.generate())[0] == 0
     (good,) = place.home.glob("*/*.yaml")
@@ -321,14 +315,14 @@ def test_profiles_that_cannot_be_used(place: Place) -> None:
     assert not marker.exists()
 
 
-def test_a_home_of_nobody(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_of_nobody(place, monkeypatch):
     monkeypatch.setenv("ROOFTREE_HOME", "~nosuchuser/x")
     exit_code, lines = place.run(*place.generate())
     assert exit_code == 3
     assert "~nosuchuser/x: there is no such user's home folder" in lines[-1]
 
 
-def test_texts_of_any_locale_and_controls_that_are_spelt_out(capsys: Any) -> None:
+def test_texts_of_any_locale_and_controls_that_are_spelt_out(capsys):
     """As Python reads UTF-8 in a locale of ASCII, and Latin-1 in one of UTF-8."""
     assert utf8_text("\udcc3\udca9") == utf8_text("\u00e9") == "\u00e9"
     with pytest.raises(InputError, match="is not UTF-8 text"):
@@ -348,7 +342,7 @@ class Disk(io.BytesIO):
 
 
 class TestStreams:
-    def test_a_text_that_the_encoding_has_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_text_that_the_encoding_has_not(self, monkeypatch):
         disk = Disk()
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(disk, encoding="ascii"))
         assert cli.run(["--help"]) == 0
@@ -356,9 +350,7 @@ class TestStreams:
         sys.stdout.flush()
         assert disk.getvalue().endswith(b"caf\\xe9 \\ud800")
 
-    def test_a_full_disk_and_a_closed_stdout(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_full_disk_and_a_closed_stdout(self, monkeypatch, capsys):
         disk = Disk()
         disk.full = True
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(disk, encoding="utf-8"))
@@ -368,9 +360,7 @@ class TestStreams:
         monkeypatch.setattr(sys, "stdout", None)
         assert cli.run(["--help"]) == 0
 
-    def test_a_current_folder_that_is_gone(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_current_folder_that_is_gone(self, monkeypatch, tmp_path, capsys):
         gone = tmp_path / "gone"
         gone.mkdir()
         monkeypatch.chdir(gone)
@@ -380,7 +370,7 @@ class TestStreams:
         assert cli.run([*command, "--output", "result.json"]) == cli.EXIT_USAGE
         assert "the current folder is gone" in capsys.readouterr().err
 
-    def test_a_trace_on_a_full_disk(self) -> None:
+    def test_a_trace_on_a_full_disk(self):
         trace = RoundTrace(Path("/dev/full"))
         with pytest.raises(InputError, match="/dev/full: not written, the disk is full"):
             trace.write(round_of(EMPTY, []), None)

@@ -119,7 +119,7 @@ def unknown_options(line: str) -> list[str]:
     return [word for word in words if word.startswith("--") and word not in options | {"--help"}]
 
 
-def test_missing_names_are_found() -> None:
+def test_missing_names_are_found():
     """Otherwise the test below might pass for another reason."""
     text = """See costmodel/nowhere.py, `gone.py`, `decoder.rounds.Nothing` and `OldClass` with
     `--no-such-option`; costmodel/roofline.py, `startup.py`, `costmodel.roofline.Roofline`,
@@ -137,21 +137,21 @@ def test_missing_names_are_found() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_a_page_names_exists(page: Path) -> None:
+def test_what_a_page_names_exists(page):
     gone = missing(page.read_text(encoding="utf-8"))
     if page.name == HISTORY:
         gone["names"] = []
     assert {kind: names for kind, names in gone.items() if names} == {}
 
 
-def test_unknown_options_are_found() -> None:
+def test_unknown_options_are_found():
     assert unknown_options("calibrate --target x --gone y") == ["--gone"]
     assert unknown_options("measure --target x") == ["measure"]
     assert unknown_options("profiles list") == unknown_options("--version") == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_take_the_options_of_a_page(page: Path) -> None:
+def test_commands_take_the_options_of_a_page(page):
     text = page.read_text(encoding="utf-8")
     lines = [line.replace("\\\n", " ") for line in COMMAND.findall("".join(FENCE.findall(text)))]
     spans = [span for span in SPAN.findall(text) if span.startswith("rooftree ")]
@@ -172,7 +172,7 @@ def texts(tree: ast.Module) -> Iterator[str]:
             yield "".join(map(str, parts))
 
 
-def test_commands_in_messages_can_be_run() -> None:
+def test_commands_in_messages_can_be_run():
     """Errors, warnings and help name commands that exist, with options that these take."""
     found, unknown = 0, {}
     for path, source in sources().items():
@@ -191,7 +191,7 @@ def test_commands_in_messages_can_be_run() -> None:
 OF_OTHERS = {"--head", "--model", "--nproc-per-node", "--outtype"}  # ray, optimum, torchrun, ggml
 
 
-def test_options_in_hints_exist() -> None:
+def test_options_in_hints_exist():
     taken = set(OF_OTHERS)
     groups: list[click.Command] = [cli]
     while groups:
@@ -217,12 +217,12 @@ def test_options_in_hints_exist() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_linked_files_exist(page: Path) -> None:
+def test_linked_files_exist(page):
     targets = LINK.findall(page.read_text(encoding="utf-8"))
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
-def test_the_tour_has_every_folder() -> None:
+def test_the_tour_has_every_folder():
     tour = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     folders = {path.parent.as_posix() for path in sources() if path.parts[0] != "tests"}
     assert sorted(folder for folder in folders if f"- `{folder}/` " not in tour) == []

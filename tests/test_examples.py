@@ -28,30 +28,30 @@ def load(name: str) -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+def target(tmp_path_factory):
     return str(write_all(tmp_path_factory.mktemp("target")))
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     fake_clock(monkeypatch)
     return isolate(monkeypatch, tmp_path)
 
 
-def test_every_example_has_a_test() -> None:
+def test_every_example_has_a_test():
     text = Path(__file__).read_text(encoding="utf-8")
     for path in FOLDER.glob("*.py"):
         assert f'load("{path.stem}")' in text, path.name
 
 
-def test_the_page_shows_the_examples() -> None:
+def test_the_page_shows_the_examples():
     page = FOLDER.parent.joinpath("docs", "extending.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     for name, block in zip(("own_drafter", "own_policy"), blocks, strict=False):
         assert block in (FOLDER / f"{name}.py").read_text(encoding="utf-8")
 
 
-def test_decode(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_decode(target, capsys):
     load("decode").main(target)
     output = capsys.readouterr().out
     assert output.startswith("no profile for this device and target: probed")
@@ -59,7 +59,7 @@ def test_decode(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "The sky is ->" in output
 
 
-def test_own_drafter(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_drafter(target, capsys):
     load("own_drafter").main(target)
     plain = TreeDecoder.from_pretrained(target, policy="plain").generate(PROMPT, max_new_tokens=32)
     text, line = capsys.readouterr().out.rsplit("\n", 2)[:2]
@@ -69,7 +69,7 @@ def test_own_drafter(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert float(rate[1]) >= 1.0
 
 
-def test_own_policy(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_policy(target, capsys):
     load("own_policy").main(target)
     plain = TreeDecoder.from_pretrained(target, policy="plain").generate(PROMPT, max_new_tokens=32)
     text, line = capsys.readouterr().out.rsplit("\n", 2)[:2]
@@ -78,7 +78,7 @@ def test_own_policy(target: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_calibrate_and_decode(target: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_calibrate_and_decode(target, home, capsys):
     load("calibrate_and_decode").main(target)
     output = capsys.readouterr().out
     (path,) = [stored.path for stored in ProfileStore().list() if stored.path.is_relative_to(home)]
@@ -86,7 +86,7 @@ def test_calibrate_and_decode(target: str, home: Path, capsys: pytest.CaptureFix
     assert f"profile {path} (measured, " in output
 
 
-def test_plan_fleet(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_fleet(capsys):
     load("plan_fleet").main()
     lines = capsys.readouterr().out.splitlines()
     assert {line.partition(":")[0] for line in lines} == {"h100-sxm", "l40s"}
@@ -97,14 +97,7 @@ def test_plan_fleet(capsys: pytest.CaptureFixture[str]) -> None:
     ("option", "name", "kind"),
     [("--drafter", "own_drafter:Recall", Drafter), ("--policy", "own_policy:Likely", Policy)],
 )
-def test_on_the_command_line(
-    target: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    option: str,
-    name: str,
-    kind: type,
-) -> None:
+def test_on_the_command_line(target, monkeypatch, capsys, option, name, kind):
     monkeypatch.chdir(FOLDER)
     monkeypatch.setattr(sys, "path", list(sys.path))
     arguments = ["generate", "--target", target, "--prompt", PROMPT, "--max-new-tokens", "32"]

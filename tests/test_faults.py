@@ -337,9 +337,7 @@ def outcome(form: Format, path: Path) -> str:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_damaged_file_is_refused_in_one_line_or_read(
-    name: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_damaged_file_is_refused_in_one_line_or_read(name, tmp_path_factory):
     form = FORMATS[name]
     text = form.sound()
     path = tmp_path_factory.mktemp(name) / form.name
@@ -349,7 +347,7 @@ def test_a_damaged_file_is_refused_in_one_line_or_read(
 
     @MODE
     @given(data=st.data())
-    def one(data: st.DataObject) -> None:
+    def one(data):
         path.write_bytes(mutated(form.name, text, data.draw))
         seen.add(outcome(form, path))
 
@@ -357,17 +355,17 @@ def test_a_damaged_file_is_refused_in_one_line_or_read(
     assert "refused" in seen
 
 
-def test_a_reader_without_checks_is_found(tmp_path: Path) -> None:
+def test_a_reader_without_checks_is_found(tmp_path):
     """Mutants find what a plain reader of JSON lets through."""
     path, errors = tmp_path / "a.json", set()
 
-    def use(path: Path) -> None:
+    def use(path):
         data = json.loads(path.read_bytes())
         assert data["sizes"][0] * data["sizes"][1] > 0
 
     @MODE
     @given(data=st.data())
-    def one(data: st.DataObject) -> None:
+    def one(data):
         path.write_bytes(mutated("a.json", '{"sizes": [3, 4], "name": "x"}', data.draw))
         try:
             outcome(Format(name="a.json", sound=str, use=use), path)
@@ -394,9 +392,7 @@ CALLS = ("open", "write", "fsync", "replace", "fchmod", "unlink", "close")
 
 
 @WRITERS
-def test_a_killed_writer_leaves_the_old_file_or_the_new(
-    write: Callable[[Path, bool], None], tmp_path: Path
-) -> None:
+def test_a_killed_writer_leaves_the_old_file_or_the_new(write, tmp_path):
     """Killed before each of its calls of the system in turn; a write is cut in half."""
     path = tmp_path / "file.yaml"
     write(path, True)
@@ -442,14 +438,12 @@ def die_at_call(number: int) -> None:
 
 @WRITERS
 @pytest.mark.parametrize("room", [0, 100])
-def test_a_full_disk_leaves_the_old_file(
-    write: Callable[[Path, bool], None], room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_old_file(write, room, tmp_path, monkeypatch):
     path = tmp_path / "file.yaml"
     write(path, False)
     old, real, left = path.read_bytes(), os.write, room
 
-    def full(handle: int, data: Any) -> int:
+    def full(handle, data):
         nonlocal left
         if not left:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -465,9 +459,7 @@ def test_a_full_disk_leaves_the_old_file(
 
 
 @WRITERS
-def test_a_link_is_replaced_and_not_followed(
-    write: Callable[[Path, bool], None], tmp_path: Path
-) -> None:
+def test_a_link_is_replaced_and_not_followed(write, tmp_path):
     victim, path = tmp_path / "victim", tmp_path / "file.yaml"
     victim.write_text("precious")
     path.symlink_to(victim)
@@ -476,9 +468,7 @@ def test_a_link_is_replaced_and_not_followed(
     assert not path.is_symlink()
 
 
-def test_a_journal_follows_no_link_and_keeps_whole_lines_on_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_follows_no_link_and_keeps_whole_lines_on_a_full_disk(tmp_path, monkeypatch):
     victim, path = tmp_path / "victim", tmp_path / "a.jsonl"
     victim.write_text("precious")
     path.symlink_to(victim)

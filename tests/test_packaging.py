@@ -70,7 +70,7 @@ def third_party_imports() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("requirement", requirements(), ids=lambda item: item.name)
-def test_every_dependency_has_a_range_and_a_pin_inside_it(requirement: Requirement) -> None:
+def test_every_dependency_has_a_range_and_a_pin_inside_it(requirement):
     assert requirement.specifier, f"{requirement.name} has no range"
     assert not any(part.operator == "==" for part in requirement.specifier)
     pin = pins().get(normal(requirement.name))
@@ -81,25 +81,25 @@ def test_every_dependency_has_a_range_and_a_pin_inside_it(requirement: Requireme
     assert Version(pin) in requirement.specifier
 
 
-def test_torch_and_transformers_are_pinned_without_a_build() -> None:
+def test_torch_and_transformers_are_pinned_without_a_build():
     assert pins()["torch"] == "2.13.0"
     assert pins()["transformers"] == "5.17.0"
 
 
 @pytest.mark.parametrize("installed", ["2.11.0", "2.12.1+cpu", "2.13.0+cu130"])
-def test_an_installed_torch_satisfies_the_range(installed: str) -> None:
+def test_an_installed_torch_satisfies_the_range(installed):
     (allowed,) = [item.specifier for item in requirements() if item.name == "torch"]
     assert Version(installed) in allowed
 
 
-def test_every_import_is_declared() -> None:
+def test_every_import_is_declared():
     declared = {normal(item.name) for item in requirements()}
     for name, path in third_party_imports().items():
         distribution = normal(DISTRIBUTIONS.get(name, IMPLIED.get(name, name)))
         assert distribution in declared, f"{path} imports {name}, which is not declared"
 
 
-def test_a_worker_imports_nothing_of_this_project() -> None:
+def test_a_worker_imports_nothing_of_this_project():
     names = [
         getattr(node, "module", None) or alias.name
         for node in ast.walk(ast.parse(ELSEWHERE.read_text()))
@@ -109,7 +109,7 @@ def test_a_worker_imports_nothing_of_this_project() -> None:
     assert "json" in names and not {name.partition(".")[0] for name in names} & set(PACKAGES)
 
 
-def test_every_data_file_goes_into_the_wheel() -> None:
+def test_every_data_file_goes_into_the_wheel():
     patterns = METADATA["tool"]["setuptools"]["package-data"]
     for package in (*PACKAGES, "calibrations"):
         folder = ROOT / package
@@ -122,23 +122,23 @@ def test_every_data_file_goes_into_the_wheel() -> None:
 
 
 @pytest.mark.parametrize("extra", ["demo", "train"])
-def test_the_demo_model_can_be_made_with_this_extra(extra: str) -> None:
+def test_the_demo_model_can_be_made_with_this_extra(extra):
     names = {Requirement(text).name for text in PROJECT["optional-dependencies"][extra]}
     assert {"accelerate", "gguf"} <= names  # what decoder/model/demo_model.py asks for
 
 
-def test_the_console_script_exists() -> None:
+def test_the_console_script_exists():
     module, _, function = PROJECT["scripts"]["rooftree"].partition(":")
     assert callable(getattr(import_module(module), function))
 
 
-def test_the_changelog_and_the_citation_are_of_this_version() -> None:
+def test_the_changelog_and_the_citation_are_of_this_version():
     assert PROJECT["version"] in (ROOT / "CHANGELOG.md").read_text()
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert (citation["version"], citation["license"]) == (PROJECT["version"], PROJECT["license"])
 
 
-def test_the_workflow_runs_all_checks_on_each_python() -> None:
+def test_the_workflow_runs_all_checks_on_each_python():
     text = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
     (job,) = yaml.safe_load(text)["jobs"].values()
     versions = {
@@ -158,7 +158,7 @@ def test_the_workflow_runs_all_checks_on_each_python() -> None:
         ("docs", "mkdocs build --strict"),
     ],
 )
-def test_each_make_target_creates_the_environment_first(target: str, command: str) -> None:
+def test_each_make_target_creates_the_environment_first(target, command):
     result = subprocess.run(
         ["make", "--dry-run", "VENV=/nonexistent/venv", target],
         capture_output=True,
@@ -170,7 +170,7 @@ def test_each_make_target_creates_the_environment_first(target: str, command: st
     assert install < result.stdout.index(f"/nonexistent/venv/bin/{command}")
 
 
-def test_make_uses_an_installed_torch_when_asked() -> None:
+def test_make_uses_an_installed_torch_when_asked():
     result = subprocess.run(
         ["make", "--dry-run", "VENV=/nonexistent/venv", "SYSTEM_PACKAGES=1", "environment"],
         capture_output=True,

@@ -46,7 +46,7 @@ def imported(path: Path) -> set[Path]:
 
 
 @pytest.mark.parametrize("heading", LISTS)
-def test_a_story_is_as_short_as_promised(heading: str) -> None:
+def test_a_story_is_as_short_as_promised(heading):
     files = reading_list(heading)
     assert 3 <= len(files) <= LISTS[heading]
     assert len(set(files)) == len(files)
@@ -65,7 +65,7 @@ def reached_from(path: Path) -> frozenset[Path]:
 
 
 @pytest.mark.parametrize("heading", LISTS)
-def test_the_first_file_leads_to_all_others(heading: str) -> None:
+def test_the_first_file_leads_to_all_others(heading):
     """In the stories of the decoder its public class does."""
     files = reading_list(heading)
     first = ENGINE if files[0].is_relative_to(ROOT / "decoder") else files[0]
@@ -92,7 +92,7 @@ class CalledFiles:
             self.rounds[-1].add(Path(frame.f_code.co_filename))
 
 
-def test_a_round_runs_the_files_of_its_list(tmp_path: Path, monkeypatch) -> None:
+def test_a_round_runs_the_files_of_its_list(tmp_path, monkeypatch):
     """The median of the drafted rounds of a warm text runs no file that the list lacks (eager)."""
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path / "home"))
     decoder = TreeDecoder.from_pretrained(

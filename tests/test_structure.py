@@ -90,7 +90,7 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
     return components
 
 
-def test_circles_are_found() -> None:
+def test_circles_are_found():
     """Otherwise the test below might pass for another reason."""
     source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from package import b\n"
     names = {"package.a": Path(), "package.b": Path(), "package.c": Path()}
@@ -101,19 +101,19 @@ def test_circles_are_found() -> None:
     assert circles(graph) == [["b", "c"]]
 
 
-def test_no_import_circles() -> None:
+def test_no_import_circles():
     graph = {name: imported(parsed(name), name, modules()) for name in modules()}
     assert circles(graph) == []
 
 
-def test_no_crowded_folder() -> None:
+def test_no_crowded_folder():
     counts: dict[str, int] = defaultdict(int)
     for path in modules().values():
         counts[str(path.parent.relative_to(ROOT))] += 1
     assert {folder: count for folder, count in counts.items() if count > MOST_FILES} == {}
 
 
-def test_no_long_module() -> None:
+def test_no_long_module():
     lengths = {
         name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in modules().items()
     }
@@ -127,7 +127,7 @@ def classes(tree: ast.Module) -> Iterator[str]:
             yield node.name
 
 
-def test_no_class_name_twice() -> None:
+def test_no_class_name_twice():
     homes: dict[str, list[str]] = defaultdict(list)
     for name in modules():
         for class_name in classes(parsed(name)):
@@ -135,7 +135,7 @@ def test_no_class_name_twice() -> None:
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
 
 
-def test_no_file_names_that_differ_by_an_ending() -> None:
+def test_no_file_names_that_differ_by_an_ending():
     """Such as `plan.py` beside `planner.py` and `planning.py`, or `request` beside `requests`."""
     endings = ("s", "er", "ner", "ing", "ning", "_")
     folders: dict[Path, set[str]] = defaultdict(set)
@@ -151,7 +151,7 @@ def test_no_file_names_that_differ_by_an_ending() -> None:
     assert twins == []
 
 
-def test_first_lines_say_what_a_module_is() -> None:
+def test_first_lines_say_what_a_module_is():
     first_words = {
         name: (ast.get_docstring(parsed(name)) or "none").split()[0] for name in modules()
     }
@@ -169,13 +169,13 @@ def lengths(*folders: str, without: str = "-") -> list[int]:
     ]
 
 
-def test_the_core_is_one_that_a_person_can_hold() -> None:
+def test_the_core_is_one_that_a_person_can_hold():
     lines = lengths(*CORE)
     assert len(lines) <= CORE_FILES
     assert sum(lines) <= CORE_LINES
 
 
-def test_the_lab_stays_smaller_than_the_core() -> None:
+def test_the_lab_stays_smaller_than_the_core():
     lines, studies = lengths("lab", without="lab/studies"), lengths("lab/studies")
     assert len(lines) <= LAB_FILES
     assert sum(lines) <= LAB_LINES
@@ -188,16 +188,16 @@ def test_the_lab_stays_smaller_than_the_core() -> None:
     assert sum(studies) <= STUDIES_LINES
 
 
-def test_tests_and_pages_have_a_budget_too() -> None:
+def test_tests_and_pages_have_a_budget_too():
     assert sum(lengths("tests")) <= TEST_LINES
     pages = sorted((ROOT / "docs").rglob("*.md"))
     assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= DOCS_WORDS
 
 
-def test_a_command_line_that_can_be_remembered() -> None:
+def test_a_command_line_that_can_be_remembered():
     """Options of all commands, the lab's too."""
 
-    def options(command: click.Command, context: click.Context) -> int:
+    def options(command, context):
         count = sum(isinstance(parameter, click.Option) for parameter in command.params)
         if isinstance(command, click.Group):
             for name in command.list_commands(context):

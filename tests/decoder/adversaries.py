@@ -1,7 +1,5 @@
 """Drafters that do everything wrong: whatever they propose, the output must not change."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from decoder.tree.draft_tree import CandidateTree, Lattice

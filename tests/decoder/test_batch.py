@@ -1,7 +1,5 @@
 """Several ragged prompts in one call: each gives what it gives alone, with one node budget."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`model.generate(custom_generate=...)` against transformers' own generate on the same model."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -17,7 +17,6 @@ from decoder.drafters.factory import load_drafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.extensions import DRAFTERS, is_installed
-from decoder.model.target import Target
 from decoder.policies.base import Policy
 from decoder.policies.parse import parse_policy
 from decoder.profiling.startup import is_storable
@@ -88,7 +87,7 @@ PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # no waiting for a hub
     monkeypatch.setattr(
@@ -99,7 +98,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """The working directory, with a user's module and one that cannot be imported."""
     work = tmp_path / "work"
     work.mkdir()
@@ -114,7 +113,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def installed(folder: Path) -> None:
+def installed(folder):
     """The metadata of a package with entry points, as pip writes it."""
     info = folder / "mine_here-1.0.dist-info"
     info.mkdir()
@@ -127,33 +126,33 @@ def installed(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def target() -> Target:
+def target():
     return target_of(random_model("llama-gqa", dtype=torch.float32))
 
 
 def policy(name: str) -> Policy:
-    return parse_policy(name, lambda fit=None: fit, 9)  # type: ignore[arg-type, return-value]
+    return parse_policy(name, lambda fit=None: fit, 9)
 
 
 class TestNames:
-    def test_drafter(self, target: Target) -> None:
+    def test_drafter(self, target):
         drafter = load_drafter("mine_here:Repeat", target)
         assert isinstance(drafter, Drafter)
         assert drafter.name == "repeat"
-        assert load_drafter("mine_here:Sized", target).vocab == target.architecture.vocab  # type: ignore[attr-defined]
+        assert load_drafter("mine_here:Sized", target).vocab == target.architecture.vocab
 
     @pytest.mark.slow
-    def test_joined(self, target: Target) -> None:
+    def test_joined(self, target):
         drafter = load_drafter("ngram+mine_here:Repeat", target)
         assert isinstance(drafter, EnsembleDrafter)
         assert drafter.name == "ngram+repeat"
 
-    def test_policy(self) -> None:
+    def test_policy(self):
         assert (policy("mine_here:Small").name, policy("mine_here:Small").max_nodes) == ("small", 9)
         assert policy("mine_here:small").max_nodes == 2
-        assert policy("mine_here:Priced").cost is len  # type: ignore[attr-defined]
+        assert policy("mine_here:Priced").cost is len
 
-    def test_entry_points(self, installed: None, target: Target) -> None:
+    def test_entry_points(self, installed, target):
         assert load_drafter("repeat", target).name == "repeat"
         assert policy("small").max_nodes == 2
         assert policy("small:5").max_nodes == 5
@@ -163,7 +162,7 @@ class TestNames:
         with pytest.raises(InputError, match=r"plain, .*small, small:one, .*or package:Class"):
             policy("nonesuch")
 
-    def test_checkpoints(self, installed: None, folder: Path, target: Target) -> None:
+    def test_checkpoints(self, installed, folder, target):
         """A class that recognises a config.json reads its folder, and has no name."""
         (folder / "config.json").write_text('{"mine": true, "draft_vocab_size": 9}')
         drafter = load_drafter(str(folder), target)
@@ -172,9 +171,7 @@ class TestNames:
         with pytest.raises(InputError, match="stored"):
             load_drafter("stored", target)
 
-    def test_an_entry_point_that_cannot_be_loaded(
-        self, installed: None, folder: Path, target: Target
-    ) -> None:
+    def test_an_entry_point_that_cannot_be_loaded(self, installed, folder, target):
         points = folder / "mine_here-1.0.dist-info" / "entry_points.txt"
         points.write_text("[rooftree.drafters]\ngone = mine_here:Gone\n")
         (folder / "config.json").write_text("{}")
@@ -182,7 +179,7 @@ class TestNames:
             with pytest.raises(InputError, match=r"'gone' \(mine_here:Gone\) cannot be loaded"):
                 load_drafter(name, target)
 
-    def test_our_names_come_first(self, installed: None, folder: Path, target: Target) -> None:
+    def test_our_names_come_first(self, installed, folder, target):
         points = folder / "mine_here-1.0.dist-info" / "entry_points.txt"
         points.write_text("[rooftree.drafters]\nngram = mine_here:Repeat\n")
         assert isinstance(load_drafter("ngram", target), NgramDrafter)
@@ -204,13 +201,13 @@ class TestErrors:
             ("mine_here:Greedy", r"cannot be made: TypeError.*those of target that it names"),
         ],
     )
-    def test_drafter(self, target: Target, name: str, message: str) -> None:
+    def test_drafter(self, target, name, message):
         with pytest.raises(InputError, match=message) as caught:
             load_drafter(name, target)
         assert "\n" not in str(caught.value)
         assert name in str(caught.value)
 
-    def test_policy(self) -> None:
+    def test_policy(self):
         with pytest.raises(
             InputError, match=r"makes a Repeat\. Name a subclass of rooftree\.Policy"
         ):
@@ -226,7 +223,7 @@ class TestCosts:
         (path,) = home.rglob("*.yaml")
         return Profile.from_yaml(path)
 
-    def test_which_are_stored(self, installed: None, target: Target, folder: Path) -> None:
+    def test_which_are_stored(self, installed, target, folder):
         repeat = load_drafter("mine_here:Repeat", target)
         assert is_installed(NgramDrafter(), DRAFTERS)
         assert is_storable(EnsembleDrafter(NgramDrafter(), repeat))
@@ -234,7 +231,7 @@ class TestCosts:
         assert not is_storable(repeat)
         assert not is_storable(EnsembleDrafter(NgramDrafter(), repeat))
 
-    def test_probed_profile(self, home: Path) -> None:
+    def test_probed_profile(self, home):
         model = random_model("llama-gqa", dtype=torch.float32)
         decoder = decoder_of(model, "bastion", "mine_here:Repeat", max_nodes=7)
         assert decoder.cost_source is not None
@@ -242,7 +239,7 @@ class TestCosts:
         assert self.stored(home).drafters == {}
         assert decoder.generate(PROMPT, max_new_tokens=12).token_ids == greedy(model, PROMPT, 12)
 
-    def test_profile_that_was_there(self, home: Path, target: Target) -> None:
+    def test_profile_that_was_there(self, home, target):
         TreeDecoder(target, drafter="ngram", max_nodes=7)
         assert list(self.stored(home).drafters) == ["ngram"]
         decoder = TreeDecoder(target, drafter="mine_here:Repeat", max_nodes=7)

@@ -1,7 +1,5 @@
 """A checkpoint's generation config and chat template: respected exactly, or refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

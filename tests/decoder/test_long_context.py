@@ -1,7 +1,5 @@
 """A text of 6,000 tokens: decoded exactly, in memory that grows as the cache does."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Logits that are NaN or infinite: an error with the token's position, never token 0."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

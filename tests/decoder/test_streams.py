@@ -1,7 +1,5 @@
 """Streams that are interrupted, closed, left, or in each other's way; the next call is right."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

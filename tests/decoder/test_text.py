@@ -1,7 +1,5 @@
 """Text in pieces: whole characters only, nothing lost, and stop strings wherever they fall."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

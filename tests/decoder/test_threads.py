@@ -1,7 +1,5 @@
 """One decoder in several threads: every text is the one that it is alone, or an error says why."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 

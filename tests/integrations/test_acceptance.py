@@ -12,7 +12,7 @@ def tried(acceptance: AcceptanceByPosition) -> list[float]:
     return acceptance._shared[ANY_KIND].tried
 
 
-def test_a_draft_is_compared_beyond_what_was_verified() -> None:
+def test_a_draft_is_compared_beyond_what_was_verified():
     acceptance = AcceptanceByPosition(4)
     # One token of the draft was verified and kept; the text then goes on as drafted, but for 9.
     acceptance.observe_text("a", [5, 6, 7, 8], [5, 6])
@@ -22,7 +22,7 @@ def test_a_draft_is_compared_beyond_what_was_verified() -> None:
     assert acceptance._shared[ANY_KIND].accepted == [1, 1, 1, 0]
 
 
-def test_drafts_of_several_steps_are_compared_side_by_side() -> None:
+def test_drafts_of_several_steps_are_compared_side_by_side():
     acceptance = AcceptanceByPosition(2)
     acceptance.observe_text("a", [1, 2], [1])
     acceptance.observe_text("a", [2, 3], [2])  # the first draft's second token, and a new draft
@@ -33,7 +33,7 @@ def test_drafts_of_several_steps_are_compared_side_by_side() -> None:
     assert tried(acceptance)[0] == pytest.approx(1 + SHARED_MEMORY)
 
 
-def test_sequences_are_told_apart_and_forgotten() -> None:
+def test_sequences_are_told_apart_and_forgotten():
     acceptance = AcceptanceByPosition(1)
     for _ in range(60):
         acceptance.observe_text("good", [1], [1])
@@ -44,7 +44,7 @@ def test_sequences_are_told_apart_and_forgotten() -> None:
     assert acceptance.survival("good") == pytest.approx(acceptance.rates())
 
 
-def test_kinds_are_told_apart_and_count_for_all_together() -> None:
+def test_kinds_are_told_apart_and_count_for_all_together():
     acceptance = AcceptanceByPosition(2)
     for _ in range(60):
         acceptance.observe_text("a", [1, 2], [1, 2], kind=4)
@@ -58,7 +58,7 @@ def test_kinds_are_told_apart_and_count_for_all_together() -> None:
     assert acceptance.rates(4)[0] > 0.9
 
 
-def test_a_draft_keeps_its_kind_until_it_is_compared() -> None:
+def test_a_draft_keeps_its_kind_until_it_is_compared():
     acceptance = AcceptanceByPosition(3)
     acceptance.observe_text("a", [5, 6, 7], [5], kind=3)
     acceptance.observe_text("a", [], [6, 7], kind=2)
@@ -66,7 +66,7 @@ def test_a_draft_keeps_its_kind_until_it_is_compared() -> None:
     assert 2 not in acceptance._shared
 
 
-def test_counts_of_a_verification() -> None:
+def test_counts_of_a_verification():
     acceptance = AcceptanceByPosition(4)
     acceptance.observe_count("a", drafted=3, accepted=1)
     assert tried(acceptance) == [1, 1, 0, 0]
@@ -74,7 +74,7 @@ def test_counts_of_a_verification() -> None:
     assert tried(acceptance)[2] == 1
 
 
-def test_the_rates_of_drawn_texts_are_found() -> None:
+def test_the_rates_of_drawn_texts_are_found():
     """A draft token at each position is right at its own rate, however few are verified."""
     rates = np.array([0.4, 0.7, 0.9])
     random = np.random.default_rng(0)

@@ -16,24 +16,24 @@ def costs(**options) -> StepCosts:
     return StepCosts(make_engine_profile(**options), DRAFTER)
 
 
-def test_steps_are_those_of_the_profile() -> None:
+def test_steps_are_those_of_the_profile():
     seconds = costs().verify_s(2, CONTEXT, 6)
     drafted = np.arange(7)
     assert seconds == pytest.approx(step_s(1 + drafted / 2, CONTEXT, 2), rel=0.01)
 
 
-def test_drafts_are_interpolated() -> None:
+def test_drafts_are_interpolated():
     seconds = costs(draft_s=0.002, a_token_s=0.0001).draft_s(4, CONTEXT, 8)
     assert seconds[:2] == pytest.approx([0.002, 0.0024])
     assert seconds[8] == pytest.approx(0.002 + 0.0001 * 8 * 4)
 
 
-def test_an_unknown_drafter_is_named() -> None:
+def test_an_unknown_drafter_is_named():
     with pytest.raises(ProfileError, match=r"no cost of the drafter other \(it has vllm-ngram"):
         StepCosts(make_engine_profile(), "other")
 
 
-def test_a_slower_machine_is_learnt() -> None:
+def test_a_slower_machine_is_learnt():
     slow = costs()
     before = slow.verify_s(1, CONTEXT, 4)
     for _ in range(300):
@@ -45,7 +45,7 @@ def test_a_slower_machine_is_learnt() -> None:
     )
 
 
-def test_drafts_that_cost_more_than_the_profile_says_are_learnt() -> None:
+def test_drafts_that_cost_more_than_the_profile_says_are_learnt():
     wrong = costs()
     before = wrong.verify_s(1, CONTEXT, 4)
     for _ in range(400):
@@ -57,7 +57,7 @@ def test_drafts_that_cost_more_than_the_profile_says_are_learnt() -> None:
     assert after[4] == pytest.approx(1.25 * before[4], rel=0.02)
 
 
-def test_one_wild_time_changes_little() -> None:
+def test_one_wild_time_changes_little():
     steady = costs()
     for _ in range(50):
         steady.observe(0.02, 0.02, drafted=False)
@@ -66,7 +66,7 @@ def test_one_wild_time_changes_little() -> None:
     assert steady.verify_s(1, CONTEXT, 4) == pytest.approx(before, rel=0.02)
 
 
-def test_idleness_is_no_overhead() -> None:
+def test_idleness_is_no_overhead():
     idle = costs()
     idle.observe_gap(5.0, 0.02)
     assert idle.gap_s == 0
@@ -82,14 +82,14 @@ def curves() -> ContextCurves:
     return ContextCurves(StepCosts(make_engine_profile(), DRAFTER), TABLE_CONTEXT, LONGEST)
 
 
-def test_at_the_tables_own_context_nothing_changes() -> None:
+def test_at_the_tables_own_context_nothing_changes():
     table_ms = np.linspace(5.0, 9.0, 200)
     assert curves().verify_ms(table_ms, 4, TABLE_CONTEXT) == pytest.approx(table_ms)
     assert curves().draft_ms(table_ms, 4, TABLE_CONTEXT) == pytest.approx(table_ms)
 
 
 @pytest.mark.parametrize("batch", [1, 8])
-def test_rows_of_a_short_context_cost_less(batch: int) -> None:
+def test_rows_of_a_short_context_cost_less(batch):
     padded_ms = np.repeat(np.arange(1.0, 26.0), 8)  # as of graphs for every eighth size
     moved_ms = curves().verify_ms(padded_ms, batch, 200)
     for tokens in range(batch, batch * (1 + LONGEST) + 1):

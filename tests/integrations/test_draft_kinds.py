@@ -28,7 +28,7 @@ def by_hand(text: list[int], least: int, most: int) -> int:
     st.integers(0, 3),
     st.integers(0, 60),
 )
-def test_the_agreement_is_that_of_the_drafters_place(text, least, more, cut) -> None:
+def test_the_agreement_is_that_of_the_drafters_place(text, least, more, cut):
     matched = MatchedText(least, least + more)
     matched.extend(text[:cut])
     matched.extend(text[cut:])
@@ -36,7 +36,7 @@ def test_the_agreement_is_that_of_the_drafters_place(text, least, more, cut) -> 
     assert matched.kind([]) == by_hand(text, least, least + more)
 
 
-def test_texts_longer_than_the_buffer() -> None:
+def test_texts_longer_than_the_buffer():
     matched = MatchedText(2, 4)
     for _ in range(3):
         matched.extend(list(range(700)))
@@ -49,7 +49,7 @@ tokens = st.lists(st.integers(0, 4), max_size=30)
 
 
 @given(tokens, tokens, st.integers(0, 30))
-def test_the_kind_counts_pairs_that_stand_in_the_text(text, draft, cut) -> None:
+def test_the_kind_counts_pairs_that_stand_in_the_text(text, draft, cut):
     pairs = SeenPairs()
     pairs.extend(text[:cut])
     pairs.extend(text[cut:])
@@ -63,5 +63,5 @@ def test_the_kind_counts_pairs_that_stand_in_the_text(text, draft, cut) -> None:
     assert pairs.kind(draft) == 1 + seen
 
 
-def test_a_draft_without_a_text_before_it() -> None:
+def test_a_draft_without_a_text_before_it():
     assert SeenPairs().kind([3, 4]) == 1

@@ -74,7 +74,7 @@ def pilot(*times_s: float, ahead: bool = False) -> StepPilot:
     return StepPilot(NotedPolicy(not ahead), ahead=ahead, clock_s=lambda: next(clock))
 
 
-def test_a_step_and_what_came_of_it() -> None:
+def test_a_step_and_what_came_of_it():
     own = pilot(0.0, 0.02, 0.03, 0.06)
     choice = own.choose([sequence("a", 9, [4, 5], kind=3), sequence("b", 7)])
     assert (dict(choice.verified), choice.draft_tokens) == ({"a": 1, "b": 0}, 3)
@@ -90,7 +90,7 @@ def test_a_step_and_what_came_of_it() -> None:
     assert policy.costs.steps[1] == (pytest.approx(0.03), False)
 
 
-def test_a_step_with_a_prefill_is_not_timed() -> None:
+def test_a_step_with_a_prefill_is_not_timed():
     own = pilot(0.0, 0.5)
     own.scheduled(own.choose([sequence("a", 9)]), {"a": 1, "new": 300})
     own.ended({"a": [1], "new": [2]})
@@ -98,7 +98,7 @@ def test_a_step_with_a_prefill_is_not_timed() -> None:
     assert [name for name, *_ in own.policy.acceptance.texts] == ["a", "new"]
 
 
-def test_a_step_without_rows_leaves_no_record() -> None:
+def test_a_step_without_rows_leaves_no_record():
     own = pilot(0.0, 1.0, 1.5)
     own.scheduled(own.choose([]), {})
     own.scheduled(own.choose([sequence("a", 9)]), {"a": 1})
@@ -106,7 +106,7 @@ def test_a_step_without_rows_leaves_no_record() -> None:
     assert own.policy.costs.steps == [(0.5, False)]
 
 
-def test_steps_that_are_scheduled_ahead() -> None:
+def test_steps_that_are_scheduled_ahead():
     """Drafts are not known, steps end in order, and one lasts from the end of the last."""
     own = pilot(0.0, 0.01, 0.10, 0.12, 0.19, ahead=True)
     draft = [UNKNOWN] * 3
@@ -121,7 +121,7 @@ def test_steps_that_are_scheduled_ahead() -> None:
     assert np.array(own.policy.costs.steps)[:, 0] == pytest.approx([0.10, 0.09])
 
 
-def test_ended_sequences_are_forgotten_once() -> None:
+def test_ended_sequences_are_forgotten_once():
     own = pilot()
     own.forget({"a", "b"})
     own.forget({"b"})

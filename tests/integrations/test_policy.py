@@ -30,7 +30,7 @@ def teach(policy: DraftPolicy, name: str, rate: float, steps: int = 200) -> None
 
 @pytest.mark.parametrize("drafted", [(3, 3, 2), (0, 3, 1), (2, 0, 0)])
 @pytest.mark.parametrize("rates", [(0.9, 0.5, 0.2), (0.6, 0.6, 0.6), (0.05, 0.05, 0.05)])
-def test_verified_lengths_are_the_best_of_all(drafted, rates) -> None:
+def test_verified_lengths_are_the_best_of_all(drafted, rates):
     policy = policy_with()
     names = ["a", "b", "c"]
     for name, rate in zip(names, rates, strict=True):
@@ -44,7 +44,7 @@ def test_verified_lengths_are_the_best_of_all(drafted, rates) -> None:
     seconds = policy.costs.verify_s(3, 1000, 3 * policy.longest)
     plain_s = seconds[0] + policy.costs.draft_s(3, 1000, policy.longest)[0]
 
-    def worth(lengths) -> float:
+    def worth(lengths):
         gain = sum(sum(survival[row][:length]) for row, length in enumerate(lengths))
         return gain - 3 / plain_s * (seconds[sum(lengths)] - seconds[0])
 
@@ -105,7 +105,7 @@ class DrawnEngine:
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("rates", [[0.9] * 8, [0.5] * 8, [0.7, 0.4, 0.2] + [0.1] * 5, [0.0] * 8])
 @pytest.mark.parametrize("draft_s", [0.0002, 0.006])
-def test_close_to_the_best_fixed_length(shortens, batch, rates, draft_s) -> None:
+def test_close_to_the_best_fixed_length(shortens, batch, rates, draft_s):
     engine = DrawnEngine(policy_with(draft_s, shortens, a_token_s=1e-5), rates, batch)
     fixed = {length: engine.run(1500, length) for length in ALLOWED}
     engine.run(300)  # what is learnt first is not counted
@@ -114,7 +114,7 @@ def test_close_to_the_best_fixed_length(shortens, batch, rates, draft_s) -> None
     assert own >= 0.98 * fixed[0]
 
 
-def test_better_than_fixed_lengths_where_only_some_have_drafts() -> None:
+def test_better_than_fixed_lengths_where_only_some_have_drafts():
     engine = DrawnEngine(policy_with(), [0.8] * 8, batch=4, available=0.4)
     best = max(engine.run(1500, length) for length in ALLOWED)
     engine.run(300)
@@ -122,7 +122,7 @@ def test_better_than_fixed_lengths_where_only_some_have_drafts() -> None:
 
 
 @pytest.mark.parametrize("shortens", [True, False])
-def test_drafts_that_become_good_are_found_again(shortens) -> None:
+def test_drafts_that_become_good_are_found_again(shortens):
     """No dead spot: after a time without drafts, better ones are noticed."""
     policy = policy_with(0.004, shortens, a_token_s=1e-4)
     engine = DrawnEngine(policy, [0.0] * 8, batch=1)
@@ -133,7 +133,7 @@ def test_drafts_that_become_good_are_found_again(shortens) -> None:
     assert engine.run(2000) >= 0.95 * best
 
 
-def test_steps_that_asked_for_no_draft_do_not_count_as_drafts_that_failed() -> None:
+def test_steps_that_asked_for_no_draft_do_not_count_as_drafts_that_failed():
     policy = policy_with(0.004, True, a_token_s=1e-4)
     engine = DrawnEngine(policy, [0.0] * 8, batch=1)
     engine.run(2000)

@@ -1,9 +1,6 @@
 """The trained drafter that the package ships: its folder, and what it does with the demo model."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,14 +16,14 @@ PROMPTS = ("List the days of the week.", "What is 12 times 7? Explain step by st
 NEW_TOKENS = 32
 
 
-def test_the_folder_is_small_and_readable_by_all() -> None:
+def test_the_folder_is_small_and_readable_by_all():
     files = {path.name: path for path in DEMO_DRAFTER.iterdir()}
     assert set(files) == {"README.md", "config.json", "draft_tokens.json", "model.safetensors"}
     assert sum(path.stat().st_size for path in files.values()) <= 26e6
     assert all(path.stat().st_mode & 0o044 == 0o044 for path in files.values())
 
 
-def test_the_weights_are_finite_and_of_the_published_format() -> None:
+def test_the_weights_are_finite_and_of_the_published_format():
     config = json.loads((DEMO_DRAFTER / "config.json").read_text(encoding="utf-8"))
     assert config["architectures"] == ["DFlashDraftModel"]
     read = len(config["dflash_config"]["target_layer_ids"])
@@ -36,7 +33,7 @@ def test_the_weights_are_finite_and_of_the_published_format() -> None:
             assert torch.isfinite(weights.get_tensor(name)).all(), name
 
 
-def test_the_model_card_says_how_it_was_made() -> None:
+def test_the_model_card_says_how_it_was_made():
     card = (DEMO_DRAFTER / "README.md").read_text(encoding="utf-8").lower()
     for word in ("smollm2-135m-instruct", "apache-2.0", "texts", "steps", "tokens a verification",
                  "train-drafter"):  # fmt: skip
@@ -44,9 +41,7 @@ def test_the_model_card_says_how_it_was_made() -> None:
 
 
 @pytest.mark.slow
-def test_it_drafts_for_the_demo_model_and_changes_no_text(
-    smollm2_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_drafts_for_the_demo_model_and_changes_no_text(smollm2_folder, tmp_path, monkeypatch):
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
     choice = ProfileChoice(calibrate=False)
     decoder = TreeDecoder.from_pretrained(

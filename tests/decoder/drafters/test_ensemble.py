@@ -1,7 +1,5 @@
 """Two drafters as one: the union against its definition, what is learnt, and whole texts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

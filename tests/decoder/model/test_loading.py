@@ -1,7 +1,5 @@
 """Loading targets: valid folders and names, and the error of each invalid one."""
 
-from __future__ import annotations
-
 import gc
 import json
 from pathlib import Path

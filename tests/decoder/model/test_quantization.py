@@ -1,7 +1,5 @@
 """Quantised targets: their key, their bytes, and the packages that load them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Targets whose rotary factors depend on the length of a text, against transformers' own."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

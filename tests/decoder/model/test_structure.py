@@ -1,7 +1,5 @@
 """What is seen in a model's forward, and the check of its trees at load."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -46,7 +46,7 @@ def test_row_counts_make_no_kernel_of_their_own(name):
     """Rows, words and parts vary from round to round; only the block's size chooses a kernel."""
     from tests.decoder.model.compiled_kernels import LAYERS, launches
 
-    def compiled(rows: int) -> set[str]:
+    def compiled(rows):
         made = launches(LAYERS[name], rows, torch.bfloat16)
         return {launched.source.hash() for launched in made}
 

@@ -1,7 +1,5 @@
 """Every shipped calibration serves a decoder that starts on a device of that name."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How a decoder finds its cost model: a profile, a probe, or the bare roofline."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import replace
 

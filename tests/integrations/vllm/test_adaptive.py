@@ -41,25 +41,25 @@ def curves() -> ContextCurves:
     return ContextCurves(StepCosts(make_engine_profile(), DRAFTER), TABLE_CONTEXT, STEPS)
 
 
-def test_a_step_with_a_prompt_keeps_vllms_own_tables() -> None:
+def test_a_step_with_a_prompt_keeps_vllms_own_tables():
     tables = (np.ones(9), np.ones(100))
     own = manager({"a": 0, "b": 500}, tables)
     assert adaptive.tables_of(own, curves(), {"a": 40, "b": 3}, {"b": [1, 2]}) is tables
 
 
-def test_the_mean_context_of_the_batch_decides() -> None:
+def test_the_mean_context_of_the_batch_decides():
     own = manager({"a": 100, "b": 300}, (np.ones(9), np.ones(100)))
     _, verify_ms = adaptive.tables_of(own, curves(), {"a": 8, "b": 8}, {"a": [1] * 7, "b": [1] * 7})
     expected = curves().verify_ms(np.ones(100), 2, 200.0)
     assert verify_ms == pytest.approx(expected)
 
 
-def test_nothing_is_imported_without_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_imported_without_a_profile(monkeypatch):
     monkeypatch.delenv("ROOFTREE_PROFILE", raising=False)
     adaptive.register()  # vLLM is not installed where most tests run
 
 
-def test_vllm_finds_the_plugin() -> None:
+def test_vllm_finds_the_plugin():
     (found,) = entry_points(group="vllm.general_plugins", name="rooftree")
     assert found.load() is adaptive.register
 
@@ -71,7 +71,7 @@ with_vllm = pytest.mark.skipif(
 
 @pytest.mark.slow
 @with_vllm
-def test_every_manager_that_vllm_creates_is_attached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_manager_that_vllm_creates_is_attached(monkeypatch):
     from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
     made, attached = object(), []
@@ -90,7 +90,7 @@ def test_every_manager_that_vllm_creates_is_attached(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("table_context", "context", "compare"), [(2000, 100, np.greater), (100, 2000, np.less)]
 )
-def test_vllm_decides_by_the_batchs_context(monkeypatch, table_context, context, compare) -> None:
+def test_vllm_decides_by_the_batchs_context(monkeypatch, table_context, context, compare):
     from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
     profile = make_engine_profile()
@@ -114,7 +114,7 @@ def test_vllm_decides_by_the_batchs_context(monkeypatch, table_context, context,
 
 @pytest.mark.slow
 @with_vllm
-def test_after_a_fault_vllm_decides_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_fault_vllm_decides_as_before(monkeypatch):
     monkeypatch.setattr(adaptive, "find_profile", lambda config: (make_engine_profile(), None))
     monkeypatch.setattr(adaptive, "drafter_key", lambda config: DRAFTER)
     own = manager({"a": 100}, (np.ones(9), np.ones(100)))

@@ -1,7 +1,5 @@
 """`rooftree bench` with the real vLLM as a peer, on the demo model in float32."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -22,7 +20,7 @@ pytestmark = [
 ]
 
 
-def test_texts_of_vllm_are_those_of_plain_decoding(smollm2_folder: Path, tmp_path: Path) -> None:
+def test_texts_of_vllm_are_those_of_plain_decoding(smollm2_folder, tmp_path):
     prompts, output = tmp_path / "made.jsonl", tmp_path / "out.json"
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
     arguments = (

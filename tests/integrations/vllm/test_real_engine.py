@@ -47,7 +47,7 @@ def run(*arguments: object, **environment: object) -> subprocess.CompletedProces
 
 
 @pytest.fixture(scope="module")
-def profile(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def profile(smollm2_folder, tmp_path_factory):
     return calibrated(
         tmp_path_factory.mktemp("home"),
         "--batch 1,2 --max-nodes 7 --drafter ngram --time-budget 30s",
@@ -71,11 +71,11 @@ def decoded(folder: Path, arm: str, profile: Path) -> tuple[dict, str]:
 
 
 @pytest.fixture(scope="module")
-def plain(smollm2_folder: Path, profile: Path) -> list[list[int]]:
+def plain(smollm2_folder, profile):
     return decoded(smollm2_folder, "plain", profile)[0]["texts"]
 
 
-def test_the_profile_is_of_the_engine(profile: Path) -> None:
+def test_the_profile_is_of_the_engine(profile):
     made = Profile.from_yaml(profile)
     engine = made.runtime.engine
     assert (made.runtime.kind, made.runtime.attention) == ("vllm", "CPU_ATTN")
@@ -88,7 +88,7 @@ def test_the_profile_is_of_the_engine(profile: Path) -> None:
     assert drafter == "vllm-ngram"
 
 
-def test_an_engine_in_one_process(smollm2_folder: Path, tmp_path: Path) -> None:
+def test_an_engine_in_one_process(smollm2_folder, tmp_path):
     uni = "--engine-option distributed_executor_backend=uni"
     short = "--batch 1,2 --max-nodes 3 --drafter none --time-budget 15s"
     made = Profile.from_yaml(calibrated(tmp_path, f"{uni} {short}", smollm2_folder))
@@ -99,7 +99,7 @@ def test_an_engine_in_one_process(smollm2_folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "config"), [("draft_model", LLAMA), ("eagle3", EAGLE3), ("mtp", MIMO)]
 )
-def test_drafters_that_are_models(smollm2_folder, tmp_path, method: str, config: dict) -> None:
+def test_drafters_that_are_models(smollm2_folder, tmp_path, method, config):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
@@ -113,14 +113,14 @@ def test_drafters_that_are_models(smollm2_folder, tmp_path, method: str, config:
     assert set(cost.batch) == {1, 2}
 
 
-def test_texts_are_those_of_the_plain_engine(smollm2_folder, profile, plain) -> None:
+def test_texts_are_those_of_the_plain_engine(smollm2_folder, profile, plain):
     steered, _ = decoded(smollm2_folder, "policy", profile)
     assert steered["piloted"]
     assert steered["verified"] > 0
     assert steered["texts"] == plain
 
 
-def test_without_a_profile_vllm_goes_on_by_itself(smollm2_folder, profile, plain) -> None:
+def test_without_a_profile_vllm_goes_on_by_itself(smollm2_folder, profile, plain):
     unsteered, output = decoded(smollm2_folder, "policy", profile.with_name("missing.yaml"))
     assert not unsteered["piloted"]
     assert output.count("Draft lengths are vLLM's own from now on") == 1

@@ -62,33 +62,33 @@ def run(true_s) -> tuple[Measured, list[Task] | None]:
     return measured, further
 
 
-def test_the_first_points_hold_the_plain_step_and_the_largest_tree() -> None:
+def test_the_first_points_hold_the_plain_step_and_the_largest_tree():
     first = AdaptiveGrid(PLAN.grid(), ROOFLINE).first()
     assert len(set(first)) == FIRST_POINTS
     assert {task.size for task in first} >= {1, max(PLAN.rows)}
     assert {task.context for task in first} >= {64, 4096}
 
 
-def test_it_stops_where_held_out_points_are_predicted() -> None:
+def test_it_stops_where_held_out_points_are_predicted():
     measured, answer = run(smooth_s)
     assert answer is None
     assert LEAST_POINTS <= len(measured.grid()) < len(PLAN.grid()) / 2
 
 
 @pytest.mark.slow
-def test_it_measures_the_whole_grid_where_they_are_not() -> None:
+def test_it_measures_the_whole_grid_where_they_are_not():
     measured, answer = run(rough_s)
     assert answer == []
     assert set(measured.grid()) == set(PLAN.grid())
     assert len(measured.grid()) == len(PLAN.grid())
 
 
-def test_samples_suffice_once_choices_cost_little() -> None:
+def test_samples_suffice_once_choices_cost_little():
     measured, _ = run(smooth_s)
     assert AdaptiveGrid(PLAN.grid(), ROOFLINE).uncertain(measured.add([])) is None
 
 
-def test_samples_do_not_suffice_where_no_neighbour_tells_of_a_point() -> None:
+def test_samples_do_not_suffice_where_no_neighbour_tells_of_a_point():
     swept = Measured(rough_s).add(PLAN.grid() + PLAN.held_out())
     uncertain = AdaptiveGrid(PLAN.grid(), ROOFLINE).uncertain(swept)
     assert uncertain is not None
@@ -96,13 +96,13 @@ def test_samples_do_not_suffice_where_no_neighbour_tells_of_a_point() -> None:
     assert set(uncertain.tasks) <= swept.samples.keys()
 
 
-def test_one_point_that_looks_fast_is_in_doubt_with_its_neighbours() -> None:
+def test_one_point_that_looks_fast_is_in_doubt_with_its_neighbours():
     """The prediction is smooth; at one held-out point a wrong median promises twice the speed."""
     held_out = PLAN.held_out()
     context = held_out[0].context
     lucky = max(task for task in held_out if task.context == context)
 
-    def true_s(task: Task) -> float:
+    def true_s(task):
         return smooth_s(task) * (0.5 if task == lucky else 1.0)
 
     swept = Measured(true_s).add(PLAN.grid() + held_out)
@@ -119,7 +119,7 @@ def test_one_point_that_looks_fast_is_in_doubt_with_its_neighbours() -> None:
 
 
 @pytest.mark.parametrize("batches", [(1,), (1, 4)])
-def test_batches_are_candidates_too(batches: tuple[int, ...]) -> None:
+def test_batches_are_candidates_too(batches):
     plan = SweepPlan(contexts=(64, 512), max_nodes=15, batches=batches)
     first = AdaptiveGrid(plan.grid(), ROOFLINE).first()
     assert {task.batch for task in first} <= set(batches)

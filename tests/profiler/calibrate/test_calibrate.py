@@ -45,7 +45,7 @@ def settings(folder: Path, **changed) -> CalibrationSettings:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     """A machine and a clock to oneself, and a target whose config is all there is."""
     write_config(tmp_path / "tiny")
     fake_clock(monkeypatch)
@@ -70,14 +70,14 @@ class Calibrated:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory):
+def done(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         yield Calibrated(tmp_path_factory.mktemp("calibrated"), patch)
 
 
 @pytest.mark.slow
 class TestReal:
-    def test_three_files_and_no_more(self, done: Calibrated) -> None:
+    def test_three_files_and_no_more(self, done):
         path = done.result.path
         assert path.name == "tiny.float32.packed.tp1.yaml"
         assert sorted(listing(done.home)) == sorted(
@@ -86,7 +86,7 @@ class TestReal:
         )
         assert done.result.picture == path.with_suffix(".png")
 
-    def test_the_profile_is_measured_and_reads_back(self, done: Calibrated) -> None:
+    def test_the_profile_is_measured_and_reads_back(self, done):
         profile = Profile.from_yaml(done.result.path)
         assert profile.to_yaml() == done.result.profile.to_yaml()
         made = profile.provenance
@@ -99,7 +99,7 @@ class TestReal:
             for context in CONTEXTS
         }  # fmt: skip
 
-    def test_every_part_of_a_cycle_is_there(self, done: Calibrated) -> None:
+    def test_every_part_of_a_cycle_is_there(self, done):
         stages = done.result.profile.stages
         assert stages.plain.context == CONTEXTS
         assert stages.build.nodes == stages.accept.nodes == (1, 3, 7, 15)
@@ -109,7 +109,7 @@ class TestReal:
         plain_s = np.array(stages.plain.median_s)
         assert np.all(plain_s > np.max(stages.build.median_s))
 
-    def test_it_was_checked_on_points_held_out(self, done: Calibrated) -> None:
+    def test_it_was_checked_on_points_held_out(self, done):
         profile = done.result.profile
         held_out = set(zip(profile.held_out.rows, profile.held_out.context, strict=True))
         drawn = SweepPlan(contexts=CONTEXTS, max_nodes=15).held_out()
@@ -123,12 +123,12 @@ class TestReal:
         assert profile.held_out.error.median < 0.5
         assert 0 <= profile.regret.mean <= profile.regret.worst <= 1
 
-    def test_the_decoder_finds_it(self, done: Calibrated) -> None:
+    def test_the_decoder_finds_it(self, done):
         found = ProfileStore().find(profile_key(done.target), soft_key(done.target))
         assert found.path == done.result.path
         assert found.warnings == ()
 
-    def test_the_raw_samples_are_those_of_the_profile(self, done: Calibrated) -> None:
+    def test_the_raw_samples_are_those_of_the_profile(self, done):
         lines = done.result.path.with_suffix(".samples.jsonl").read_text().splitlines()
         records = [json.loads(line) for line in lines[1:]]
         profile = done.result.profile
@@ -155,7 +155,7 @@ class TestBeforeMeasuring:
     """Errors that cost no time, because nothing has been measured yet."""
 
     @pytest.fixture(autouse=True)
-    def nothing_is_measured(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing_is_measured(self, home, monkeypatch):
         def measured(*arguments, **options):
             raise AssertionError("it began to measure")
 
@@ -173,14 +173,12 @@ class TestBeforeMeasuring:
             ({"contexts": None, "max_nodes": 200}, "256 positions, too few for the usual"),
         ],
     )
-    def test_settings_that_cannot_be(self, tmp_path: Path, changed: dict, message: str) -> None:
+    def test_settings_that_cannot_be(self, tmp_path, changed, message):
         with pytest.raises(InputError, match=message):
             calibrate(settings(tmp_path, **changed))
         assert [name for name in listing(tmp_path) if name.startswith("home")] == []
 
-    def test_default_contexts_are_cut_to_the_target(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_default_contexts_are_cut_to_the_target(self, tmp_path, monkeypatch):
         write_config(tmp_path / "tiny", max_position_embeddings=512)
         asked = []
 
@@ -194,18 +192,18 @@ class TestBeforeMeasuring:
         assert asked == [256 + 16]
 
     @pytest.mark.parametrize("name", ["profile.png", "profile", "profile.yaml.txt"])
-    def test_an_output_of_another_kind(self, tmp_path: Path, name: str) -> None:
+    def test_an_output_of_another_kind(self, tmp_path, name):
         """The picture would take its place, or no lookup would find it."""
         with pytest.raises(InputError, match=r"file name ending in \.yaml"):
             calibrate(settings(tmp_path, output=tmp_path / name))
 
 
 class TestWritable:
-    def test_nothing_is_left_behind(self, tmp_path: Path) -> None:
+    def test_nothing_is_left_behind(self, tmp_path):
         check_writable(tmp_path / "new" / "profile.yaml")
         assert listing(tmp_path) == {}
 
-    def test_a_planted_link_is_not_followed(self, tmp_path: Path) -> None:
+    def test_a_planted_link_is_not_followed(self, tmp_path):
         """Whatever name a probe may have had: nothing that is there is opened."""
         victim, folder = tmp_path / "victim", tmp_path / "shared"
         victim.write_text("precious")
@@ -215,7 +213,7 @@ class TestWritable:
         check_writable(folder / "profile.yaml")
         assert victim.read_text() == "precious"
 
-    def test_below_a_file(self, tmp_path: Path) -> None:
+    def test_below_a_file(self, tmp_path):
         (tmp_path / "file").write_text("")
         with pytest.raises(InputError, match=r"cannot write to .*Choose another --output"):
             check_writable(tmp_path / "file" / "profile.yaml")
@@ -223,13 +221,11 @@ class TestWritable:
 
 class TestSamples:
     @pytest.mark.parametrize("function", ["shutil.copyfile", "os.replace"])
-    def test_a_full_disk_leaves_the_old_ones(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
-    ) -> None:
+    def test_a_full_disk_leaves_the_old_ones(self, tmp_path, monkeypatch, function):
         (tmp_path / "a.samples.jsonl").write_text("old")
         journal = Journal(tmp_path / "run.jsonl", {"run": 1})
 
-        def full(*arguments) -> None:
+        def full(*arguments):
             if function == "shutil.copyfile":
                 Path(arguments[1]).write_bytes(b"a part")
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -244,7 +240,7 @@ class TestSamples:
 
 @pytest.mark.slow
 class TestFailures:
-    def test_too_short_a_time_keeps_what_was_measured(self, home: Path, tmp_path: Path) -> None:
+    def test_too_short_a_time_keeps_what_was_measured(self, home, tmp_path):
         with pytest.raises(MeasurementError, match="--time-budget"):
             calibrate(settings(tmp_path, time_budget_s=1e-6))
         (journal,) = listing(home)
@@ -254,10 +250,8 @@ class TestFailures:
         assert not any(name.startswith("journals") for name in listing(home))
 
     @pytest.mark.slow
-    def test_a_profile_that_cannot_be_written_loses_no_sample(
-        self, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def full(*arguments) -> None:
+    def test_a_profile_that_cannot_be_written_loses_no_sample(self, home, tmp_path, monkeypatch):
+        def full(*arguments):
             raise OSError(errno.ENOSPC, "No space left on device")
 
         with monkeypatch.context() as patch:
@@ -268,9 +262,7 @@ class TestFailures:
         assert journal.startswith("journals/")
         assert calibrate(settings(tmp_path)).resumed_samples > 50
 
-    def test_a_busy_machine_is_named(
-        self, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_busy_machine_is_named(self, home, tmp_path, monkeypatch):
         from profiler.measure.machine import BusyProcess
 
         busy = BusyProcess(pid=7, name="miner", core_share=0.8)

@@ -89,7 +89,7 @@ def summary(outcomes):
     ]
 
 
-def test_each_kind_is_measured_once() -> None:
+def test_each_kind_is_measured_once():
     cluster = FakeCluster(
         [device("a", H100), device("a", H100, index=1), device("b", L40S), device("c", H100)]
     )
@@ -101,7 +101,7 @@ def test_each_kind_is_measured_once() -> None:
     assert cluster.most_running == 2
 
 
-def test_a_lost_nodes_kind_goes_to_another_node() -> None:
+def test_a_lost_nodes_kind_goes_to_another_node():
     cluster = FakeCluster([device("a", H100), device("b", H100)], ends={"a": ["gone"]})
     said: list[str] = []
     outcomes = calibrate_fleet(cluster, FleetListener(say=said.append))
@@ -110,7 +110,7 @@ def test_a_lost_nodes_kind_goes_to_another_node() -> None:
     assert any("lost host-a (power cut); trying again" in line for line in said)
 
 
-def test_a_dead_node_that_is_still_listed_takes_no_attempt_from_its_replacement() -> None:
+def test_a_dead_node_that_is_still_listed_takes_no_attempt_from_its_replacement():
     """The cluster notices the loss late: node a stays in the list, its measurements are lost."""
     cluster = FakeCluster(
         [device("a", H100)], ends={"a": ["lost"] * 9}, arrive={5: device("new", H100)}
@@ -120,7 +120,7 @@ def test_a_dead_node_that_is_still_listed_takes_no_attempt_from_its_replacement(
     assert cluster.started == ["a", "new"]
 
 
-def test_attempts_have_an_end() -> None:
+def test_attempts_have_an_end():
     cluster = FakeCluster([device("a", H100), device("b", L40S)], ends={"a": ["lost"] * 9})
     outcomes = calibrate_fleet(
         cluster, rules=FleetRules(attempts=2), clock=lambda: 10.0 * cluster.polls
@@ -131,7 +131,7 @@ def test_attempts_have_an_end() -> None:
     ]
 
 
-def test_waiting_for_a_replacement_ends_and_loses_no_other_kind() -> None:
+def test_waiting_for_a_replacement_ends_and_loses_no_other_kind():
     cluster = FakeCluster([device("a", H100), device("b", L40S)], ends={"a": ["gone"]})
     outcomes = calibrate_fleet(
         cluster, rules=FleetRules(patience_s=30.0), clock=lambda: 10.0 * cluster.polls
@@ -141,7 +141,7 @@ def test_waiting_for_a_replacement_ends_and_loses_no_other_kind() -> None:
     assert cluster.polls < 10
 
 
-def test_a_failed_measurement_ends_its_own_kind_only() -> None:
+def test_a_failed_measurement_ends_its_own_kind_only():
     cluster = FakeCluster(
         [device("a", H100), device("b", H100), device("c", L40S)], ends={"a": ["bad"]}
     )
@@ -152,7 +152,7 @@ def test_a_failed_measurement_ends_its_own_kind_only() -> None:
     assert cluster.started == ["a", "c"]
 
 
-def test_a_cluster_without_devices() -> None:
+def test_a_cluster_without_devices():
     with pytest.raises(DeviceError, match="no node of the cluster listed its devices"):
         calibrate_fleet(FakeCluster([]))
 
@@ -168,5 +168,5 @@ def test_a_cluster_without_devices() -> None:
         ({"threads": 4}, False),
     ],
 )
-def test_kinds_are_told_apart_as_profiles_are(changed: dict, same: bool) -> None:
+def test_kinds_are_told_apart_as_profiles_are(changed, same):
     assert same_kind(H100, H100.model_copy(update=changed)) is same

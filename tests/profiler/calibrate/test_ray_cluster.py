@@ -36,7 +36,7 @@ def calibrate_by_a_known_clock(
 
 
 @pytest.fixture
-def arguments(tmp_path: Path) -> list[str]:
+def arguments(tmp_path):
     target = write_config(tmp_path / "tiny", max_position_embeddings=512)
     return [
         "calibrate", "fleet", "--device", "cpu", "--target", str(target), "--json",
@@ -44,7 +44,7 @@ def arguments(tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def cluster(tmp_path, monkeypatch):
     pytest.importorskip("ray", reason="ray is not installed: pip install 'rooftree[fleet]'")
     from ray.cluster_utils import Cluster
 
@@ -70,9 +70,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.slow
-def test_two_kinds_give_two_profiles_though_a_node_dies(
-    cluster, arguments, capsys, monkeypatch
-) -> None:
+def test_two_kinds_give_two_profiles_though_a_node_dies(cluster, arguments, capsys, monkeypatch):
     """The two-CPU node is removed as its calibration starts, and an equal one joins."""
     from profiler.calibrate.fleet.ray_cluster import RayCluster
 
@@ -105,7 +103,7 @@ def test_two_kinds_give_two_profiles_though_a_node_dies(
 
 
 @pytest.mark.slow
-def test_no_cluster_at_the_address_is_one_line(arguments, capsys, tmp_path, monkeypatch) -> None:
+def test_no_cluster_at_the_address_is_one_line(arguments, capsys, tmp_path, monkeypatch):
     pytest.importorskip("ray", reason="ray is not installed: pip install 'rooftree[fleet]'")
     isolate(monkeypatch, tmp_path)
     exit_code = cli.run([*arguments, "--address", "127.0.0.1:1"])
@@ -115,7 +113,7 @@ def test_no_cluster_at_the_address_is_one_line(arguments, capsys, tmp_path, monk
     assert "ray start --head" in error
 
 
-def test_without_ray_the_extra_is_named(arguments, capsys, tmp_path, monkeypatch) -> None:
+def test_without_ray_the_extra_is_named(arguments, capsys, tmp_path, monkeypatch):
     isolate(monkeypatch, tmp_path)
     monkeypatch.setitem(sys.modules, "ray", None)
     assert cli.run(arguments) == 2

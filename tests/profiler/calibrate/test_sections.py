@@ -33,7 +33,7 @@ def task(kind: str, size: int, context: int = 0, batch: int = 1) -> Task:
     return Task(kind=kind, size=size, context=context, batch=batch)
 
 
-def test_points_of_one_kind() -> None:
+def test_points_of_one_kind():
     points = points_of(
         swept(
             (task("verify", 4, 64), (1.0, 2.0, 4.0)),
@@ -52,7 +52,7 @@ def test_points_of_one_kind() -> None:
     assert points.n.tolist() == [3, 2]
 
 
-def test_stages_are_sorted_along_their_axes() -> None:
+def test_stages_are_sorted_along_their_axes():
     stages = stages_section(
         swept(
             (task("build", 7), (3e-6, 5e-6, 4e-6)),
@@ -77,7 +77,7 @@ def test_stages_are_sorted_along_their_axes() -> None:
     assert stages.plain.median_s == (1.0, 2.0, 1.5)
 
 
-def test_drafts_lie_under_the_drafters_hash() -> None:
+def test_drafts_lie_under_the_drafters_hash():
     sections = drafter_sections(
         swept((task("draft", 1, 256), (2e-5,)), (task("draft", 1, 64), (1e-5,))), NgramDrafter()
     )
@@ -86,7 +86,7 @@ def test_drafts_lie_under_the_drafters_hash() -> None:
     assert (section.name, section.context, section.median_s) == ("ngram", (64, 256), (1e-5, 2e-5))
 
 
-def test_provenance() -> None:
+def test_provenance():
     result = swept(
         (task("verify", 1, 64), (1.0, 1.0)), (task("build", 1), (1.0,)), rejected=(5.0, 6.0)
     )
@@ -124,7 +124,7 @@ def held_out(seconds: list[list[float]], rows=(1, 4, 9, 16)) -> Points:
 
 
 class TestHeldOut:
-    def test_errors_by_hand(self) -> None:
+    def test_errors_by_hand(self):
         """The made profile says 5 ms for everything."""
         profile = with_held_out(make_profile(), held_out([[0.005, 0.004, 0.01, 0.005]]))
         assert profile.held_out.error.worst == pytest.approx(0.5)
@@ -136,7 +136,7 @@ class TestHeldOut:
         noise = 1.4826 * 1.2533 * 1e-5 / 5 / np.array([0.005, 0.004, 0.01, 0.005])
         assert profile.held_out.repeat_noise == pytest.approx(np.median(noise))
 
-    def test_regret_by_brute_force(self) -> None:
+    def test_regret_by_brute_force(self):
         seconds = [[0.005, 0.006, 0.009, 0.02], [0.004, 0.004, 0.004, 0.004]]
         profile = with_held_out(make_profile(), held_out(seconds))
         nodes = np.array([0, 3, 8, 15])
@@ -150,11 +150,11 @@ class TestHeldOut:
         assert profile.regret.contexts == (100, 200)
         assert profile.regret.curves == 18
 
-    def test_no_points_no_claim(self) -> None:
+    def test_no_points_no_claim(self):
         profile = make_profile()
         assert with_held_out(profile, points_of(swept(), "held_out")) is profile
 
-    def test_contexts_without_a_choice_make_no_regret(self) -> None:
+    def test_contexts_without_a_choice_make_no_regret(self):
         """A budget that ended early leaves a point or two: that is no proof of anything."""
         few = held_out([[0.005, 0.02]], rows=(1, 16))
         profile = with_held_out(make_profile(), few)
@@ -170,7 +170,7 @@ FIRST, SECOND = "a" * 12, "b" * 12
 
 
 @pytest.mark.parametrize("to_file", [False, True])
-def test_drafters_measured_before_are_kept(tmp_path, monkeypatch, to_file: bool) -> None:
+def test_drafters_measured_before_are_kept(tmp_path, monkeypatch, to_file):
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
     output = tmp_path / "mine.yaml" if to_file else None
     new = make_profile().with_drafter(SECOND, drafter("second", 2e-3))
@@ -194,7 +194,7 @@ def with_kind(profile, kind: str):
 
 
 @pytest.mark.parametrize("kind", ["measured", "quick"])
-def test_they_keep_how_and_when_they_were_timed(tmp_path, monkeypatch, kind: str) -> None:
+def test_they_keep_how_and_when_they_were_timed(tmp_path, monkeypatch, kind):
     """Through as many calibrations as come; what a start has timed is no measurement later."""
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
     started = drafter("second", 2e-3).model_copy(
@@ -214,7 +214,7 @@ def test_they_keep_how_and_when_they_were_timed(tmp_path, monkeypatch, kind: str
 
 
 @pytest.mark.parametrize("change", ["driver", "kind"])
-def test_drafters_of_other_versions_or_devices_are_not(tmp_path, monkeypatch, change: str) -> None:
+def test_drafters_of_other_versions_or_devices_are_not(tmp_path, monkeypatch, change):
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
     old, new = make_profile().with_drafter(FIRST, drafter("first", 1e-3)), make_profile()
     if change == "driver":

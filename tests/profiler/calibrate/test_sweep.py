@@ -115,7 +115,7 @@ def task_of(record: dict) -> Task:
 
 
 class TestPlan:
-    def test_the_grid_is_rows_by_contexts_by_batches(self) -> None:
+    def test_the_grid_is_rows_by_contexts_by_batches(self):
         plan = SweepPlan(contexts=(64, 512), max_nodes=15, batches=(1, 2))
         found = {(t.size, t.context, t.batch) for t in plan.grid()}
         rows = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -124,7 +124,7 @@ class TestPlan:
         assert {t.kind for t in plan.grid()} == {"verify"}
 
     @pytest.mark.parametrize("seed", range(5))
-    def test_held_out_points_lie_inside_and_off_the_grid(self, seed: int) -> None:
+    def test_held_out_points_lie_inside_and_off_the_grid(self, seed):
         plan = SweepPlan(contexts=(64, 256, 1024), max_nodes=127, seed=seed)
         points = plan.held_out()
         assert {t.kind for t in points} == {"held_out"}
@@ -136,12 +136,12 @@ class TestPlan:
             assert len(rows) == len(set(rows)) >= 6
             assert max(rows) >= 64
 
-    def test_held_out_points_are_fixed_by_the_seed(self) -> None:
+    def test_held_out_points_are_fixed_by_the_seed(self):
         plans = [SweepPlan(contexts=(64, 512), max_nodes=15, seed=seed) for seed in (0, 0, 1)]
         first, again, other = (plan.held_out() for plan in plans)
         assert first == again != other
 
-    def test_stages(self) -> None:
+    def test_stages(self):
         kinds = Counter(task.kind for task in PLAN.stages())
         stages = {"prefill", "draft", "build", "accept", "accept_sampled", "commit"}
         assert set(kinds) == stages
@@ -149,7 +149,7 @@ class TestPlan:
         assert builds == [1, 3, 7, 15]
         assert {task.size for task in PLAN.stages() if task.kind == "commit"} == {1, 2, 4}
 
-    def test_everything_fits_the_capacity(self) -> None:
+    def test_everything_fits_the_capacity(self):
         for task in TASKS:
             used = 2 * task.size + 1 if task.kind == "commit" else task.size
             assert task.context + used <= PLAN.capacity
@@ -160,7 +160,7 @@ def _contexts(points: list[Task]) -> list[int]:
 
 
 class TestSweep:
-    def test_every_point_is_measured(self, tmp_path: Path) -> None:
+    def test_every_point_is_measured(self, tmp_path):
         run = Run(tmp_path)
         swept = run()
         assert swept.samples.keys() == set(TASKS)
@@ -170,9 +170,7 @@ class TestSweep:
             assert samples.seconds == (true_s(task),) * 5
         assert swept.spent_s == pytest.approx(5 * sum(true_s(task) for task in TASKS))
 
-    def test_slow_spells_are_taken_out_and_resuming_does_not_change_that(
-        self, tmp_path: Path
-    ) -> None:
+    def test_slow_spells_are_taken_out_and_resuming_does_not_change_that(self, tmp_path):
         run, calls = Run(tmp_path, samples=9), itertools.count()
         run.timer = FakeTimer(
             lambda work: true_s(work.task) * (1.5 if next(calls) % 30 < 12 else 1.0)
@@ -186,7 +184,7 @@ class TestSweep:
         again = Run(tmp_path, samples=9)()
         assert again.samples == swept.samples and again.resumed_samples == len(raw)
 
-    def test_a_drift_does_not_look_like_a_trend(self, tmp_path: Path) -> None:
+    def test_a_drift_does_not_look_like_a_trend(self, tmp_path):
         """The machine becomes twice as slow while it is measured; all points alike."""
         run = Run(tmp_path, samples=20)
         total = 20 * len(TASKS)
@@ -199,22 +197,22 @@ class TestSweep:
 
 
 class TestBudget:
-    def test_it_ends_the_sweep_and_what_is_left_is_named(self, tmp_path: Path) -> None:
+    def test_it_ends_the_sweep_and_what_is_left_is_named(self, tmp_path):
         budget_s = 0.9 * sum(true_s(task) for task in TASKS)
         swept = Run(tmp_path, budget_s=budget_s)()
         assert budget_s <= swept.spent_s < budget_s + max(true_s(task) for task in TASKS)
         assert 0 < len(swept.unmeasured) < len(TASKS)
         assert swept.samples.keys() == set(TASKS) - set(swept.unmeasured)
 
-    def test_too_few_points_for_a_fit_are_an_error(self, tmp_path: Path) -> None:
+    def test_too_few_points_for_a_fit_are_an_error(self, tmp_path):
         with pytest.raises(MeasurementError, match=r"of 16 verification points.*--time-budget"):
             Run(tmp_path, budget_s=1e-6)()
 
-    def test_it_is_passed_until_the_samples_suffice(self, tmp_path: Path) -> None:
+    def test_it_is_passed_until_the_samples_suffice(self, tmp_path):
         """Asked at the budget and after each further quarter of it."""
         asked_at_s = []
 
-        def uncertain(swept) -> Uncertainty | None:
+        def uncertain(swept):
             asked_at_s.append(swept.spent_s)
             return None if len(asked_at_s) == 3 else UNCERTAIN
 
@@ -224,13 +222,13 @@ class TestBudget:
         assert asked_at_s == pytest.approx([10.0, 12.5, 15.0], abs=2 * longest_s)
         assert swept.spent_s == asked_at_s[-1]
 
-    def test_it_is_passed_where_points_are_missing(self, tmp_path: Path) -> None:
+    def test_it_is_passed_where_points_are_missing(self, tmp_path):
         """Which is an error without a higher limit."""
         whole_s = sum(true_s(task) for task in TASKS)
         swept = Run(tmp_path, samples=1, budget_s=0.2 * whole_s, limit_s=2 * whole_s)()
         assert sum(task.kind == "verify" for task in swept.samples) >= 0.75 * len(PLAN.grid())
 
-    def test_uncertain_points_are_measured_further_when_all_are_done(self, tmp_path: Path) -> None:
+    def test_uncertain_points_are_measured_further_when_all_are_done(self, tmp_path):
         """Until the limit, and only they; the sweep tells of the time that is left."""
         run = Run(tmp_path, budget_s=1.0, limit_s=2.0, uncertain=lambda swept: UNCERTAIN)
         swept = run()
@@ -243,20 +241,20 @@ class TestBudget:
         assert left_s == sorted(left_s, reverse=True)
         assert 0 < left_s[-1] <= 0.25
 
-    def test_an_uncertainty_without_points_ends_it_when_all_are_done(self, tmp_path: Path) -> None:
+    def test_an_uncertainty_without_points_ends_it_when_all_are_done(self, tmp_path):
         nothing = Uncertainty(worst_regret=0.1, tasks=())
         swept = Run(tmp_path, budget_s=1e3, limit_s=1e4, uncertain=lambda swept: nothing)()
         assert {samples.n for samples in swept.samples.values()} == {5}
 
-    def test_first_calls_count_but_are_no_samples(self, tmp_path: Path) -> None:
+    def test_first_calls_count_but_are_no_samples(self, tmp_path):
         """Compiling may take longer than all samples."""
         run = Run(tmp_path, budget_s=3.0, limit_s=5.0)
         inner = run.workload.call
 
-        def slow_at_first(task: Task):
+        def slow_at_first(task):
             work = inner(task)
 
-            def call() -> None:
+            def call():
                 if task not in run.workload.done:
                     run.timer.advance(0.05)
                 work()
@@ -272,11 +270,11 @@ class TestBudget:
 
 
 class TestJournal:
-    def test_every_sample_is_written_before_the_next_is_taken(self, tmp_path: Path) -> None:
+    def test_every_sample_is_written_before_the_next_is_taken(self, tmp_path):
         run = Run(tmp_path)
         lines = []
 
-        def timed(work) -> float:
+        def timed(work):
             lines.append(len(run.path.read_text().splitlines()))
             return true_s(work.task)
 
@@ -285,12 +283,12 @@ class TestJournal:
         assert lines == list(range(1, len(lines) + 1))
 
     @pytest.mark.parametrize("taken", [1, 30, 100])
-    def test_an_interrupted_run_goes_on(self, tmp_path: Path, taken: int) -> None:
+    def test_an_interrupted_run_goes_on(self, tmp_path, taken):
         whole = Run(tmp_path / "whole", every=4)()
         first = Run(tmp_path, every=4)
         count = itertools.count()
 
-        def interrupted(work) -> float:
+        def interrupted(work):
             if next(count) == taken:
                 raise KeyboardInterrupt
             return true_s(work.task)
@@ -319,7 +317,7 @@ class TestJournal:
             {"kind": "verify", "size": [], "context": 64, "batch": 1, "seconds": 1.0},
         ],
     )  # fmt: skip
-    def test_what_is_no_sample_is_left_out_and_counted(self, tmp_path: Path, record: dict) -> None:
+    def test_what_is_no_sample_is_left_out_and_counted(self, tmp_path, record):
         run = Run(tmp_path)
         with Journal(run.path, HEADER) as journal:
             journal.append(record)
@@ -331,7 +329,7 @@ class TestJournal:
 class TestAdaptive:
     EXTRA = Task(kind="verify", size=5, context=77)
 
-    def test_further_points_are_asked_for_once_each_has_some_samples(self, tmp_path: Path) -> None:
+    def test_further_points_are_asked_for_once_each_has_some_samples(self, tmp_path):
         asked = []
 
         def more(swept):
@@ -346,7 +344,7 @@ class TestAdaptive:
         assert {samples.n for samples in swept.samples.values()} == {20}
 
 
-def test_a_runtime_that_pads_is_measured_at_its_buckets() -> None:
+def test_a_runtime_that_pads_is_measured_at_its_buckets():
     plan = SweepPlan(contexts=(64, 512), max_nodes=100, buckets=(1, 4, 16, 64, 256))
     assert plan.rows == (1, 4, 16, 64, 256)
     assert plan.capacity == 512 + 256
@@ -354,7 +352,7 @@ def test_a_runtime_that_pads_is_measured_at_its_buckets() -> None:
     assert len(plan.held_out()) > 6
 
 
-def test_points_that_do_not_fit_are_skipped_and_told(tmp_path: Path) -> None:
+def test_points_that_do_not_fit_are_skipped_and_told(tmp_path):
     """Known beforehand, or found out when the memory runs out."""
     run = Run(tmp_path)
     large, failing = PLAN.grid()[-1], PLAN.held_out()[-1]
@@ -370,7 +368,7 @@ def test_points_that_do_not_fit_are_skipped_and_told(tmp_path: Path) -> None:
     assert len(swept.samples) == len(TASKS) - 2
 
 
-def test_plain_steps_of_large_batches_belong_to_the_stages() -> None:
+def test_plain_steps_of_large_batches_belong_to_the_stages():
     plan = SweepPlan(
         contexts=(64, 512, 4096),
         max_nodes=15,

@@ -62,22 +62,20 @@ class Place:
 
 
 @pytest.fixture
-def place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Place:
+def place(tmp_path, monkeypatch, capsys):
     (tmp_path / "locks").mkdir()
     return Place(tmp_path, isolate(monkeypatch, tmp_path), capsys)
 
 
 @pytest.fixture
-def clocked(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
+def clocked(place, monkeypatch):
     """The same with a clock that gives every point three samples."""
     fake_clock(monkeypatch)
     return place
 
 
 @pytest.mark.slow
-def test_a_kill_loses_no_sample(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_loses_no_sample(place, monkeypatch):
     with place.start(samples=20) as process:
         process.kill()
     kept = place.samples()
@@ -95,9 +93,7 @@ def test_a_kill_loses_no_sample(place: Place, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
-def test_ctrl_c_and_a_second_run_at_the_same_time(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_and_a_second_run_at_the_same_time(place, monkeypatch):
     with place.start(samples=5) as process:
         exit_code, out, lines = place.run()
         process.send_signal(signal.SIGINT)
@@ -117,9 +113,7 @@ def test_ctrl_c_and_a_second_run_at_the_same_time(
 
 
 @pytest.mark.slow
-def test_an_unfinished_run_of_other_settings_is_dropped_and_told(
-    clocked: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unfinished_run_of_other_settings_is_dropped_and_told(clocked, monkeypatch):
     with monkeypatch.context() as patch:
         fake_clock(patch, interrupt_after=40)
         exit_code, _, lines = clocked.run()
@@ -131,7 +125,7 @@ def test_an_unfinished_run_of_other_settings_is_dropped_and_told(
     assert json.loads(out)["resumed_samples"] == 0
 
 
-def test_json_on_stdout_is_stable(clocked: Place) -> None:
+def test_json_on_stdout_is_stable(clocked):
     exit_code, out, lines = clocked.run("--json")
     assert exit_code == 0
     assert lines[0].startswith("tiny (random weights, float32) on ")
@@ -148,7 +142,7 @@ def test_json_on_stdout_is_stable(clocked: Place) -> None:
 
 
 @pytest.mark.slow
-def test_a_person_gets_a_table_the_paths_and_a_verdict(clocked: Place) -> None:
+def test_a_person_gets_a_table_the_paths_and_a_verdict(clocked):
     exit_code, out, _ = clocked.run()
     assert exit_code == 0
     lines = out.splitlines()
@@ -177,7 +171,7 @@ def test_a_person_gets_a_table_the_paths_and_a_verdict(clocked: Place) -> None:
         ("--runtime", "fast", "--runtime"),
     ],
 )
-def test_options_that_make_no_sense(place: Place, option: str, value: str, message: str) -> None:
+def test_options_that_make_no_sense(place, option, value, message):
     exit_code, out, lines = place.run(option, value)
     assert (exit_code, out, len(lines)) == (2, "", 1)
     assert lines[0].startswith("rooftree: ")
@@ -185,7 +179,7 @@ def test_options_that_make_no_sense(place: Place, option: str, value: str, messa
     assert not place.home.exists()
 
 
-def test_options_before_a_source_are_refused(place: Place) -> None:
+def test_options_before_a_source_are_refused(place):
     exit_code, _, lines = place.run("url", "http://127.0.0.1:1")
     assert exit_code == 2
     assert lines[0].startswith("rooftree: Give options after 'url'.")
@@ -194,7 +188,7 @@ def test_options_before_a_source_are_refused(place: Place) -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"), [("30s", 30.0), ("45", 45.0), ("2m", 120.0), ("0.5h", 1800.0)]
 )
-def test_durations(text: str, seconds: float) -> None:
+def test_durations(text, seconds):
     assert Duration().convert(text, None, None) == seconds
 
 
@@ -210,6 +204,6 @@ def test_durations(text: str, seconds: float) -> None:
     ],
     ids=range(6),
 )
-def test_what_is_no_json_is_a_text(text: str, value: object) -> None:
+def test_what_is_no_json_is_a_text(text, value):
     """Also where Python's own reader has no end of levels, or takes what JSON has not."""
     assert NamedValue().convert(text, None, None) == ("a", value)

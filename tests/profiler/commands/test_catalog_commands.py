@@ -1,9 +1,6 @@
 """`rooftree support`, `devices` and `targets`: tables of 80 columns, and JSON."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +12,7 @@ from tests.profiler.made_profile import make_profile
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     """An empty data directory of the user's, and a terminal of 80 columns."""
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "80")
@@ -23,8 +20,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]):
-    def call(*arguments: str) -> tuple[int, str, str]:
+def run(capsys):
+    def call(*arguments):
         exit_code = cli.run(arguments)
         captured = capsys.readouterr()
         return exit_code, captured.out, captured.err
@@ -33,12 +30,12 @@ def run(capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.fixture
-def no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_tables(monkeypatch):
     """As where the extra `operators` is not installed; reading its tables takes seconds."""
     monkeypatch.setattr("costmodel.compose.support.SYSTEMS", {})
 
 
-def test_support_has_every_pair_and_says_where_times_come_from(no_tables, run) -> None:
+def test_support_has_every_pair_and_says_where_times_come_from(no_tables, run):
     own = ProfileStore().save(make_profile("NVIDIA H20"))
     assert own.parent.name == "h20"
     exit_code, out, _ = run("support", "--json")
@@ -57,7 +54,7 @@ def test_support_has_every_pair_and_says_where_times_come_from(no_tables, run) -
     assert "latent attention" in rows["h100-sxm", "deepseek-ai/DeepSeek-V3"]["reason"]
 
 
-def test_the_matrix_has_a_letter_for_every_origin(no_tables, run) -> None:
+def test_the_matrix_has_a_letter_for_every_origin(no_tables, run):
     ProfileStore().save(make_profile("NVIDIA H20"))
     _, out, _ = run("support")
     lines = out.splitlines()
@@ -69,7 +66,7 @@ def test_the_matrix_has_a_letter_for_every_origin(no_tables, run) -> None:
     assert "mi355x" in out and "rooftree transfer" in out
 
 
-def test_support_of_one_device_or_target(no_tables, run) -> None:
+def test_support_of_one_device_or_target(no_tables, run):
     for name in ("H100", "qwen3-8b"):
         _, out, _ = run("support", name)
         assert "h100-sxm" in out and "composed" in out and "%" in out
@@ -78,7 +75,7 @@ def test_support_of_one_device_or_target(no_tables, run) -> None:
 
 
 @pytest.mark.slow
-def test_plans_from_operator_tables_are_counted() -> None:
+def test_plans_from_operator_tables_are_counted():
     pytest.importorskip("aiconfigurator_core")
     rows = {(row.device, row.target): row for row in supported()}
     dense = rows["h100-sxm", "Qwen/Qwen3-32B"]
@@ -90,7 +87,7 @@ def test_plans_from_operator_tables_are_counted() -> None:
     assert rows["h100-sxm", "openai/gpt-oss-20b"].provenance is None
 
 
-def test_devices_as_json_are_the_specs(run) -> None:
+def test_devices_as_json_are_the_specs(run):
     _, out, _ = run("devices", "--json")
     records = {record["slug"]: record for record in json.loads(out)["devices"]}
     assert records.keys() == load_devices().keys()
@@ -98,14 +95,14 @@ def test_devices_as_json_are_the_specs(run) -> None:
     assert all(record["source"] for record in records.values())
 
 
-def test_one_device_has_its_names_and_source(run) -> None:
+def test_one_device_has_its_names_and_source(run):
     _, out, _ = run("devices", "h100")
     assert "NVIDIA H100 80GB HBM3" in out and "data sheet" in out
     exit_code, out, err = run("devices", "h10")
     assert (exit_code, out) == (2, "") and "Nearest" in err
 
 
-def test_targets_as_json_have_sizes_and_whether_plans_can_be_made(run) -> None:
+def test_targets_as_json_have_sizes_and_whether_plans_can_be_made(run):
     _, out, _ = run("targets", "--json")
     records = {record["name"]: record for record in json.loads(out)["targets"]}
     assert records.keys() == load_targets().keys()
@@ -116,7 +113,7 @@ def test_targets_as_json_have_sizes_and_whether_plans_can_be_made(run) -> None:
     assert "latent attention" in records["deepseek-ai/DeepSeek-V3"]["plan"]
 
 
-def test_one_target_may_be_a_config(run, tmp_path: Path) -> None:
+def test_one_target_may_be_a_config(run, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({
         "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,

@@ -26,12 +26,12 @@ def rooftree(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def raising(monkeypatch: pytest.MonkeyPatch):
+def raising(monkeypatch):
     """A subcommand `fail` that raises what the test asks for."""
 
-    def install(error: BaseException) -> None:
+    def install(error):
         @click.command()
-        def command() -> None:
+        def command():
             raise error
 
         module = ModuleType("profiler.commands.fail")
@@ -42,7 +42,7 @@ def raising(monkeypatch: pytest.MonkeyPatch):
     return install
 
 
-def test_help_lists_every_command_with_its_line() -> None:
+def test_help_lists_every_command_with_its_line():
     result = rooftree("--help")
     assert result.returncode == 0
     for name, line in cli.COMMANDS.items():
@@ -50,7 +50,7 @@ def test_help_lists_every_command_with_its_line() -> None:
 
 
 @pytest.mark.parametrize("arguments", ["'--help'", "", "'profiles', '--help'"])
-def test_help_imports_nothing_heavy(arguments: str) -> None:
+def test_help_imports_nothing_heavy(arguments):
     program = (
         "import sys; from profiler.cli import run\n"
         f"run([{arguments}])\n"
@@ -65,7 +65,7 @@ def test_help_imports_nothing_heavy(arguments: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(cli.COMMANDS))
-def test_every_command_has_the_help_that_is_listed(name: str) -> None:
+def test_every_command_has_the_help_that_is_listed(name):
     result = rooftree(name, "--help")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith(f"Usage: rooftree {name} ")
@@ -79,7 +79,7 @@ def test_every_command_has_the_help_that_is_listed(name: str) -> None:
         (["demo-model", "--bogus"], "No such option '--bogus'. See 'rooftree demo-model --help'."),
     ],
 )
-def test_wrong_usage_is_one_line(arguments: list[str], message: str) -> None:
+def test_wrong_usage_is_one_line(arguments, message):
     result = rooftree(*arguments)
     assert result.returncode == 2
     assert result.stdout == ""
@@ -99,9 +99,7 @@ def test_wrong_usage_is_one_line(arguments: list[str], message: str) -> None:
         (MeasurementError, 5),
     ],
 )
-def test_each_error_is_one_line_with_its_exit_code(
-    raising, capsys: pytest.CaptureFixture[str], kind: type[RooftreeError], exit_code: int
-) -> None:
+def test_each_error_is_one_line_with_its_exit_code(raising, capsys, kind, exit_code):
     raising(kind("the file\nis missing", hint="Give another."))
     assert cli.run(["fail"]) == exit_code
     captured = capsys.readouterr()
@@ -109,9 +107,7 @@ def test_each_error_is_one_line_with_its_exit_code(
     assert captured.err == "rooftree: the file is missing. Give another.\n"
 
 
-def test_an_unexpected_error_is_one_line_that_says_how_to_see_more(
-    raising, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unexpected_error_is_one_line_that_says_how_to_see_more(raising, capsys, monkeypatch):
     monkeypatch.delenv("ROOFTREE_DEBUG", raising=False)
     raising(KeyError("lost"))
     assert cli.run(["fail"]) == 70
@@ -124,14 +120,14 @@ def test_an_unexpected_error_is_one_line_that_says_how_to_see_more(
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
-def test_interruption_exits_130_with_one_line(raising, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interruption_exits_130_with_one_line(raising, capsys):
     raising(KeyboardInterrupt())
     assert cli.run(["fail"]) == 130
     assert capsys.readouterr().err.strip() == "rooftree: interrupted"
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("targets",), ("targets", "--json")])
-def test_a_closed_pipe_is_quiet(arguments: tuple[str, ...]) -> None:
+def test_a_closed_pipe_is_quiet(arguments):
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as closed:
@@ -147,7 +143,7 @@ def test_a_closed_pipe_is_quiet(arguments: tuple[str, ...]) -> None:
     assert result.returncode == cli.EXIT_BROKEN_PIPE == 141
 
 
-def test_version_is_that_of_the_distribution() -> None:
+def test_version_is_that_of_the_distribution():
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -1,7 +1,5 @@
 """`rooftree compose` and `rooftree transfer` as a user calls them."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path
@@ -21,7 +19,7 @@ def run(tmp_path, monkeypatch, capsys):
     """Runs `rooftree ...` with an empty data directory: exit code, stdout, stderr."""
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path / "home"))
 
-    def call(*arguments: str) -> tuple[int, str, str]:
+    def call(*arguments):
         exit_code = cli.run(list(arguments))
         captured = capsys.readouterr()
         return exit_code, captured.out, captured.err
@@ -29,7 +27,7 @@ def run(tmp_path, monkeypatch, capsys):
     return call
 
 
-def test_transfer_writes_a_profile_and_says_how_good_it_is(run, tmp_path) -> None:
+def test_transfer_writes_a_profile_and_says_how_good_it_is(run, tmp_path):
     exit_code, out, _ = run("transfer", str(SOURCE), "--to", "h100-pcie")
     path = tmp_path / "home" / "h100-pcie" / SOURCE.name
     assert exit_code == 0
@@ -37,7 +35,7 @@ def test_transfer_writes_a_profile_and_says_how_good_it_is(run, tmp_path) -> Non
     assert Profile.from_yaml(path).provenance.kind == "transferred"
 
 
-def test_transfer_as_json_into_a_file(run, tmp_path) -> None:
+def test_transfer_as_json_into_a_file(run, tmp_path):
     path = tmp_path / "mine.yaml"
     exit_code, out, _ = run(
         "transfer", str(SOURCE), "--to", "h100-pcie", "--output", str(path), "--json"
@@ -49,7 +47,7 @@ def test_transfer_as_json_into_a_file(run, tmp_path) -> None:
     assert record["error_bar"] == Profile.from_yaml(path).provenance.error_bar
 
 
-def test_compose_from_a_folder(run, tmp_path) -> None:
+def test_compose_from_a_folder(run, tmp_path):
     if not A6000.is_dir():
         pytest.skip("the folder ../shared is not here")
     exit_code, out, _ = run(
@@ -64,7 +62,7 @@ def test_compose_from_a_folder(run, tmp_path) -> None:
     assert record["profile"]["runtime"]["kind"] == "kernels"
 
 
-def test_compose_from_a_folder_of_another_gpu(run) -> None:
+def test_compose_from_a_folder_of_another_gpu(run):
     if not A6000.is_dir():
         pytest.skip("the folder ../shared is not here")
     exit_code, _, err = run(
@@ -86,14 +84,14 @@ def test_compose_from_a_folder_of_another_gpu(run) -> None:
         (("transfer", "nothing", "--to", "h200"), 2, "no known device is called 'nothing'"),
     ],
 )
-def test_bad_input_is_one_line(run, arguments, exit_code, text) -> None:
+def test_bad_input_is_one_line(run, arguments, exit_code, text):
     code, out, err = run(*arguments)
     assert (code, out) == (exit_code, "")
     assert text in err
     assert "Traceback" not in err
 
 
-def test_without_the_extra_it_says_how_to_install_it(run, monkeypatch) -> None:
+def test_without_the_extra_it_says_how_to_install_it(run, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     code, _, err = run("compose", "--device", "h200", "--target", "qwen3-8b")
     assert code == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.cpu_kind
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """The folder of the demo model in a data directory of one's own."""
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
     folder = demo_model_folder()
@@ -29,9 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_the_folder_is_printed_alone_on_stdout(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_folder_is_printed_alone_on_stdout(folder, capsys):
     for name in FILES:
         (folder / name).write_text("{}")
     assert cli.run(["demo-model"]) == 0
@@ -42,9 +39,7 @@ def test_the_folder_is_printed_alone_on_stdout(
     }  # fmt: skip
 
 
-def test_another_folder_is_refused_in_one_line(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_folder_is_refused_in_one_line(folder, capsys):
     (folder / "thesis.txt").write_text("important")
     assert cli.run(["demo-model"]) == 2
     captured = capsys.readouterr()
@@ -77,7 +72,7 @@ ROWS = [
 ]  # fmt: skip
 
 
-def test_pooled_rates_are_tokens_over_seconds() -> None:
+def test_pooled_rates_are_tokens_over_seconds():
     # Plain: 40 tokens in 5 s = 8 a second, not the mean of 5 and 10.
     pooled = demo._pooled(ROWS)
     assert pooled["same_tokens"] is False
@@ -91,7 +86,7 @@ def test_pooled_rates_are_tokens_over_seconds() -> None:
     assert pooled["arms"]["bastion"]["tokens_per_verification"] == 4.0
 
 
-def test_a_text_that_ends_at_once_has_no_rates(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_text_that_ends_at_once_has_no_rates(capsys):
     nothing = counts(0, 0.0, 0)
     ended = row("ended", True, plain=nothing, chain=nothing, fixed=nothing, bastion=nothing)
     pooled = demo._pooled([ended, *ROWS])
@@ -126,7 +121,7 @@ class FakeDecoder:
         return FakeRun(*self._run)
 
 
-def test_policies_decode_a_round_each_in_turn() -> None:
+def test_policies_decode_a_round_each_in_turn():
     noted: list[str] = []
     arms = {"plain": FakeDecoder("p", 4, noted), "bastion": FakeDecoder("b", 2, noted)}
     found = demo.decode_together(arms, "Say it.", 12)
@@ -141,9 +136,7 @@ def test_policies_decode_a_round_each_in_turn() -> None:
     ]
 
 
-def test_the_trained_drafter_is_used_where_it_fits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_trained_drafter_is_used_where_it_fits(tmp_path, monkeypatch):
     monkeypatch.setattr(factory, "DEMO_DRAFTER", dflash_folder(tmp_path / "demo")[0])
     said: list[str] = []
     name, drafter = demo.choose_drafter(draft_target(), said.append)
@@ -152,9 +145,7 @@ def test_the_trained_drafter_is_used_where_it_fits(
     assert said == []
 
 
-def test_another_model_is_drafted_by_n_grams_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_model_is_drafted_by_n_grams_and_that_is_said(tmp_path, monkeypatch):
     folder = dflash_folder(tmp_path / "demo", num_target_layers=31)[0]
     monkeypatch.setattr(factory, "DEMO_DRAFTER", folder)
     said: list[str] = []
@@ -167,12 +158,7 @@ def test_another_model_is_drafted_by_n_grams_and_that_is_said(
 
 
 @pytest.mark.slow
-def test_the_comparison_on_the_real_model(
-    smollm2_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_comparison_on_the_real_model(smollm2_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
     monkeypatch.setattr(demo, "NEW_TOKENS", (12, 12))
     monkeypatch.setattr(demo, "PROMPTS", {"count": "Count: 1, 2, 3,", "say": "Say hello."})

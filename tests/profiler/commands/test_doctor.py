@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ HERE = DeviceFingerprint(
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     """A quiet test CPU with an empty data directory."""
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
     monkeypatch.setattr(checks, "select_device", lambda: torch.device("cpu"))
@@ -40,7 +39,7 @@ def found() -> dict[str, checks.Check]:
     return {check.name: check for check in checks.run_checks()}
 
 
-def test_a_new_machine_is_told_to_calibrate(home: Path) -> None:
+def test_a_new_machine_is_told_to_calibrate(home):
     result = found()
     assert result["data directory"].status == "ok"
     assert result["profile"].status == "missing"
@@ -50,9 +49,7 @@ def test_a_new_machine_is_told_to_calibrate(home: Path) -> None:
     assert result["versions"].found.count(torch.__version__) == 1
 
 
-def test_a_directory_that_cannot_be_written_comes_first(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_that_cannot_be_written_comes_first(home, monkeypatch):
     (home / "file").write_text("")
     monkeypatch.setenv("ROOFTREE_HOME", str(home / "file" / "below"))
     result = found()
@@ -61,7 +58,7 @@ def test_a_directory_that_cannot_be_written_comes_first(
 
 
 @pytest.mark.parametrize(("kind", "status"), [("measured", "ok"), ("quick", "warn")])
-def test_a_profile_that_fits_is_found(home: Path, kind: str, status: str) -> None:
+def test_a_profile_that_fits_is_found(home, kind, status):
     base = make_profile()
     target = find_target(checks.default_target(torch.device("cpu"))).architecture
     profile = base.model_copy(
@@ -78,7 +75,7 @@ def test_a_profile_that_fits_is_found(home: Path, kind: str, status: str) -> Non
     assert result["profile"].found == f"{kind}, {path}"
 
 
-def test_a_gpu_that_torch_cannot_use_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_torch_cannot_use_is_named(home, monkeypatch):
     monkeypatch.setattr(checks, "_unused_gpu", lambda: "NVIDIA H200")
     device = found()["device"]
     assert device.status == "warn"
@@ -86,13 +83,13 @@ def test_a_gpu_that_torch_cannot_use_is_named(home: Path, monkeypatch: pytest.Mo
     assert "CUDA build of torch" in device.advice
 
 
-def test_the_command_prints_a_table(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_table(home, capsys):
     assert cli.run(["doctor"]) == 0
     page = capsys.readouterr().out
     assert page.splitlines()[-1].startswith("Next: `rooftree calibrate`")
 
 
-def test_the_default_target_of_a_cpu_is_the_demo_model(smollm2_folder: Path) -> None:
+def test_the_default_target_of_a_cpu_is_the_demo_model(smollm2_folder):
     config = json.loads((smollm2_folder / "config.json").read_text())
     made = ModelArchitecture.from_hf_config(config)
     assert made.hash == find_target(checks.default_target(torch.device("cpu"))).architecture.hash

@@ -1,7 +1,5 @@
 """`rooftree fit`: tables good and bad, and what is reported."""
 
-from __future__ import annotations
-
 import csv
 import json
 

@@ -42,14 +42,12 @@ class Command:
 
 
 @pytest.fixture
-def generate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Command:
+def generate(tmp_path, monkeypatch, capsys):
     return Command(tmp_path, isolate(monkeypatch, tmp_path), capsys)
 
 
 class TestOutput:
-    def test_text_and_json_agree(self, generate: Command) -> None:
+    def test_text_and_json_agree(self, generate):
         record = generate.record("--prompt", PROMPT, "--policy", "fixed:6")
         assert sorted(record) == ["id", "schema_version", "stats", "text", "token_ids"]
         assert record["id"] == "prompt-0"
@@ -58,7 +56,7 @@ class TestOutput:
         assert (exit_code, out) == (0, record["text"] + "\n")
         assert lines == ["policy fixed:6 needs no profile"]
 
-    def test_several_prompts_are_headed_by_their_names(self, generate: Command) -> None:
+    def test_several_prompts_are_headed_by_their_names(self, generate):
         file = generate.folder / "prompts.jsonl"
         file.write_text('{"id": "first", "prompt": "one"}\n\n{"prompt": "two"}\n')
         arguments = ("--prompts", str(file), "--policy", "plain")
@@ -75,7 +73,7 @@ class TestOutput:
             "line-3",
         ]
 
-    def test_seeds(self, generate: Command) -> None:
+    def test_seeds(self, generate):
         options = ("--prompt", PROMPT, "--policy", "fixed:5", "--temperature", "2")
         one, again, other = (
             generate.record(*options, "--seed", seed, tokens=30)["token_ids"]
@@ -85,7 +83,7 @@ class TestOutput:
 
 
 class TestProfile:
-    def test_a_probe_says_what_it_did_and_is_found_again(self, generate: Command) -> None:
+    def test_a_probe_says_what_it_did_and_is_found_again(self, generate):
         _, _, (first,) = generate("--prompt", PROMPT)
         assert first.startswith("no profile for this device and target: probed 5 points")
         (name,) = listing(generate.home)
@@ -93,7 +91,7 @@ class TestProfile:
         _, _, (second,) = generate("--prompt", PROMPT)
         assert second.startswith(f"profile {generate.home / name} (quick, ")
 
-    def test_a_changed_library_is_a_warning(self, generate: Command) -> None:
+    def test_a_changed_library_is_a_warning(self, generate):
         generate("--prompt", PROMPT)
         (path,) = generate.home.glob("*/*.yaml")
         text = path.read_text()
@@ -107,7 +105,7 @@ class TestProfile:
         assert (exit_code, lines[0].split()[:2]) == (0, ["profile", str(path)])
         assert lines[1].startswith("warning: torch is ")
 
-    def test_a_damaged_one_is_a_warning(self, generate: Command) -> None:
+    def test_a_damaged_one_is_a_warning(self, generate):
         generate("--prompt", PROMPT)
         (path,) = generate.home.glob("*/*.yaml")
         path.write_text(path.read_text().replace("median_s:", "seconds:", 1))
@@ -123,7 +121,7 @@ class TestChat:
             "{% if not enable_thinking %}!{% endif %}"
         )
 
-    def test_options_reach_the_template(self, generate: Command) -> None:
+    def test_options_reach_the_template(self, generate):
         self.write_template(generate)
         lengths = [
             generate.record("--prompt", "hi", "--policy", "plain", *more, tokens=2)["stats"][
@@ -134,7 +132,7 @@ class TestChat:
         expected = ["hi", "[user]hi", "[user]hi!"]
         assert lengths == [len(text) for text in expected]
 
-    def test_the_model_answers_between_two_turns_of_the_user(self, generate: Command) -> None:
+    def test_the_model_answers_between_two_turns_of_the_user(self, generate):
         self.write_template(generate)
         turns = [{"role": "user", "content": text} for text in ("hi", "and?")]
         file = generate.folder / "turns.jsonl"
@@ -145,7 +143,7 @@ class TestChat:
         history = f"[user]hi[assistant]{first['text']}[user]and?!"
         assert second["stats"]["prompt_tokens"] == len(history.encode())
 
-    def test_a_template_without_the_option_says_so(self, generate: Command) -> None:
+    def test_a_template_without_the_option_says_so(self, generate):
         (generate.folder / "tiny" / "chat_template.jinja").write_text("{{ messages[0].content }}")
         arguments = ("--prompt", "hi", "--policy", "plain", "--template", "enable_thinking=false")
         exit_code, out, lines = generate(*arguments, tokens=2)
@@ -159,11 +157,11 @@ class TestPrompts:
         file.write_text(text, encoding="utf-8")
         return file
 
-    def test_other_line_ends_may_stand_in_a_text(self, tmp_path: Path) -> None:
+    def test_other_line_ends_may_stand_in_a_text(self, tmp_path):
         file = self.write(tmp_path, '{"prompt": "one\u2028two\x85three"}\r\n')
         assert read_prompts((), file) == [("line-1", "one\u2028two\x85three")]
 
-    def test_turns_of_a_chat(self, tmp_path: Path) -> None:
+    def test_turns_of_a_chat(self, tmp_path):
         turns = [{"role": "user", "content": "a"}]
         file = self.write(tmp_path, json.dumps({"messages": turns}) + "\n")
         assert read_prompts((), file) == [("line-1", turns)]
@@ -171,23 +169,23 @@ class TestPrompts:
     @pytest.mark.parametrize(
         "line", ["no json", "[1]", "{}", '{"messages": []}', '{"prompt": null}', '{"prompt": 5}']
     )
-    def test_a_bad_line_is_named(self, tmp_path: Path, line: str) -> None:
+    def test_a_bad_line_is_named(self, tmp_path, line):
         file = self.write(tmp_path, '{"prompt": "good"}\n' + line + "\n")
         with pytest.raises(InputError, match=r"prompts\.jsonl, line 2 .*JSON"):
             read_prompts((), file)
 
     @pytest.mark.parametrize("texts", [("",), (" \n",), ("good", "")])
-    def test_an_empty_prompt(self, texts: tuple[str, ...]) -> None:
+    def test_an_empty_prompt(self, texts):
         with pytest.raises(InputError, match=rf"prompt is empty \(prompt-{len(texts) - 1}\)"):
             read_prompts(texts, None)
 
-    def test_no_prompt_at_all(self, tmp_path: Path) -> None:
+    def test_no_prompt_at_all(self, tmp_path):
         with pytest.raises(InputError, match="there is no prompt"):
             read_prompts((), None)
         with pytest.raises(InputError, match="there is no prompt"):
             read_prompts((), self.write(tmp_path, "\n\n"))
 
-    def test_files_that_cannot_be_read(self, tmp_path: Path) -> None:
+    def test_files_that_cannot_be_read(self, tmp_path):
         with pytest.raises(InputError, match=r"there is no such file\. Check the path"):
             read_prompts((), tmp_path / "none.jsonl")
         with pytest.raises(InputError, match="not a regular file"):

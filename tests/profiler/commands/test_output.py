@@ -34,7 +34,7 @@ TRAFFIC = ["--prompt-tokens", "1000", "--output-tokens", "400", "--rate", "5/s"]
 
 
 @pytest.fixture(scope="module")
-def result() -> Result:
+def result():
     """A benchmark of three prompt sets, and a drafter with a long name."""
     names = ("a-drafter-that-has-quite-a-long-name", "b")
     arms = [PLAIN_ARM, *(policy_arm(policy, name) for policy in ("bastion", "fixed:7", "fixed:15")
@@ -43,7 +43,7 @@ def result() -> Result:
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+def target(tmp_path_factory):
     return str(write_all(tmp_path_factory.mktemp("tiny")))
 
 
@@ -92,7 +92,7 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, result: Result) -> Place:
+def place(tmp_path, monkeypatch, target, result):
     """The place; what takes long or needs a download is replaced by what it would return."""
     figures = PilotFigures(samples=2, chosen=2.0, fixed=(1.5, 1.8), hindsight=2.1, right=0.5)
     pilot = SimpleNamespace(
@@ -158,9 +158,7 @@ NAMES = pytest.mark.parametrize("name", sorted(EVERY.keys() - SOURCES))
 
 
 @NAMES
-def test_json_is_alone_on_stdout_with_its_version(
-    name: str, place: Place, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_is_alone_on_stdout_with_its_version(name, place, capsys):
     assert cli.run([*name.split(), *place.arguments()[name], "--json"]) == 0
     out = capsys.readouterr().out
     documents = out.splitlines() if name == "generate" else [out]
@@ -171,7 +169,7 @@ def test_json_is_alone_on_stdout_with_its_version(
         assert list(record) == sorted(record)
 
 
-def test_json_is_written_in_one_place() -> None:
+def test_json_is_written_in_one_place():
     """No other module of the command line dumps JSON on stdout."""
     for path in sorted((ROOT / "profiler").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,7 +1,5 @@
 """`rooftree plan` from the command line: tables, JSON, exports, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

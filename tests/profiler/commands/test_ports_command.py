@@ -1,7 +1,5 @@
 """`rooftree fit --from ... --output` and `rooftree export`, from a file to an engine's settings."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,9 +1,6 @@
 """`rooftree profiles`: listing, showing, checking and drawing, with good and with broken files."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -18,17 +15,17 @@ SHIPPED_FILE = "qwen3-8b.bfloat16.kernels.tp1.yaml"
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     """An empty data directory of the user's."""
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
     return tmp_path
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]):
+def run(capsys):
     """Runs `rooftree profiles ...` and gives its exit code, stdout and stderr."""
 
-    def call(*arguments: str) -> tuple[int, str, str]:
+    def call(*arguments):
         exit_code = cli.run(["profiles", *arguments])
         captured = capsys.readouterr()
         return exit_code, captured.out, captured.err
@@ -36,7 +33,7 @@ def run(capsys: pytest.CaptureFixture[str]):
     return call
 
 
-def test_list_as_json_has_stable_fields(home: Path, run) -> None:
+def test_list_as_json_has_stable_fields(home, run):
     path = ProfileStore().save(make_profile())
     exit_code, out, _ = run("list", "--json")
     assert exit_code == 0
@@ -57,7 +54,7 @@ def test_list_as_json_has_stable_fields(home: Path, run) -> None:
     }
 
 
-def test_list_names_a_broken_profile_and_goes_on(home: Path, run) -> None:
+def test_list_names_a_broken_profile_and_goes_on(home, run):
     good = ProfileStore().save(make_profile())
     broken = good.with_name("broken.yaml")
     broken.write_text(good.read_text()[:200])
@@ -67,7 +64,7 @@ def test_list_names_a_broken_profile_and_goes_on(home: Path, run) -> None:
     assert err.startswith(f"cannot be used: {broken}")
 
 
-def test_show_by_path_and_by_name(home: Path, run) -> None:
+def test_show_by_path_and_by_name(home, run):
     path = ProfileStore().save(make_profile())
     by_path = run("show", str(path))
     assert by_path == run("show", "TEST-GPU/qwen3-8b") == run("show", "Test GPU/Qwen/Qwen3-8B")
@@ -80,7 +77,7 @@ def test_show_by_path_and_by_name(home: Path, run) -> None:
     ]
 
 
-def test_show_as_json_is_the_profile(home: Path, run) -> None:
+def test_show_as_json_is_the_profile(home, run):
     profile = make_profile()
     path = ProfileStore().save(profile)
     exit_code, out, _ = run("show", str(path), "--json")
@@ -90,7 +87,7 @@ def test_show_as_json_is_the_profile(home: Path, run) -> None:
     assert shown["profile"] == json.loads(json.dumps(profile.as_dict()))
 
 
-def test_show_of_an_unknown_or_ambiguous_name_is_one_line(home: Path, run) -> None:
+def test_show_of_an_unknown_or_ambiguous_name_is_one_line(home, run):
     store = ProfileStore()
     for dtype in ("bfloat16", "float16"):
         store.save(make_profile(dtype=dtype))
@@ -103,15 +100,13 @@ def test_show_of_an_unknown_or_ambiguous_name_is_one_line(home: Path, run) -> No
 
 
 @pytest.mark.parametrize("name", ["h20/qwen3-8b", "l40/qwen3-8b", "NVIDIA L40/qwen3-8b", "a10"])
-def test_a_name_of_another_device_shows_none_of_its_profiles(home: Path, run, name: str) -> None:
+def test_a_name_of_another_device_shows_none_of_its_profiles(home, run, name):
     exit_code, out, err = run("show", name)
     assert (exit_code, out, err.count("\n")) == (2, "", 1)
     assert "no stored profile is called" in err
 
 
-def test_a_profile_of_ones_own_hides_the_shipped_one_and_makes_nothing_ambiguous(
-    home: Path, run
-) -> None:
+def test_a_profile_of_ones_own_hides_the_shipped_one_and_makes_nothing_ambiguous(home, run):
     assert run("show", "h100-sxm/qwen3-8b")[0] == 0
     shipped = Profile.from_yaml(shipped_directory() / "h100-sxm" / SHIPPED_FILE)
     for degree in (2, 1):
@@ -127,7 +122,7 @@ def test_a_profile_of_ones_own_hides_the_shipped_one_and_makes_nothing_ambiguous
     assert json.loads(out)["profile"]["runtime"]["tensor_parallel"] == 2
 
 
-def test_validate_says_ok_or_what_is_wrong(home: Path, run) -> None:
+def test_validate_says_ok_or_what_is_wrong(home, run):
     good = ProfileStore().save(make_profile())
     assert run("validate", str(good)) == (0, f"{good}: ok\n", "")
     bad = home / "bad.yaml"
@@ -142,7 +137,7 @@ def test_validate_says_ok_or_what_is_wrong(home: Path, run) -> None:
     assert err == "rooftree: 2 of 3 profiles cannot be used\n"
 
 
-def test_a_profile_never_executes_anything(home: Path, run) -> None:
+def test_a_profile_never_executes_anything(home, run):
     marker = home / "executed"
     bad = home / "bad.yaml"
     bad.write_text(f"schema_version: !!python/object/apply:os.mknod ['{marker}']\n")
@@ -152,7 +147,7 @@ def test_a_profile_never_executes_anything(home: Path, run) -> None:
     assert not marker.exists()
 
 
-def test_plot_writes_a_picture(home: Path, run) -> None:
+def test_plot_writes_a_picture(home, run):
     path = ProfileStore().save(make_profile())
     picture = home / "picture.png"
     assert run("plot", str(path), str(picture)) == (0, f"{picture}\n", "")

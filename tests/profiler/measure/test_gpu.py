@@ -80,7 +80,7 @@ class FakeNvml:
         return self.reasons
 
 
-def test_the_uuid_that_torch_knows_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_uuid_that_torch_knows_comes_first(monkeypatch):
     monkeypatch.setattr(nvml, "_torch_uuids", lambda index: ["MIG-2222-bbbb", "GPU-2222-bbbb"])
     assert nvml.find_handle(FakeNvml(), 0) == 1
 
@@ -137,12 +137,12 @@ class SlicedNvml(FakeNvml):
 
 
 class TestMig:
-    def test_the_slice_is_opened_by_its_uuid(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_slice_is_opened_by_its_uuid(self, monkeypatch):
         uuids = ["MIG-3333-cccc", "GPU-3333-cccc"]
         monkeypatch.setattr(nvml, "_torch_uuids", lambda index: uuids)
         assert nvml.find_handle(SlicedNvml(), 0) == 2
 
-    def test_clocks_heat_and_power_are_those_of_the_gpu_around_it(self) -> None:
+    def test_clocks_heat_and_power_are_those_of_the_gpu_around_it(self):
         gpu = Gpu(SlicedNvml(reasons=0x40), 2)
         fields = gpu.read()
         assert fields["gpu_uuid"] == "MIG-3333-cccc"
@@ -152,7 +152,7 @@ class TestMig:
         assert guard.disturbance() == "hardware thermal slowdown"
         assert any("MIG slices" in line for line in warnings(Metadata(fields=fields, absent={})))
 
-    def test_a_container_that_hides_the_gpu_around_it(self) -> None:
+    def test_a_container_that_hides_the_gpu_around_it(self):
         gpu = Gpu(SlicedNvml(board_given=False), 2)
         fields = gpu.read()
         assert fields["gpu_mig"] is True
@@ -160,15 +160,13 @@ class TestMig:
         assert GpuGuard(gpu).disturbance() == ""
 
     @pytest.mark.parametrize(("board_given", "limit_w"), [(True, 700.0), (False, None)])
-    def test_the_power_limit_of_the_soft_key(
-        self, monkeypatch: pytest.MonkeyPatch, board_given: bool, limit_w: float | None
-    ) -> None:
+    def test_the_power_limit_of_the_soft_key(self, monkeypatch, board_given, limit_w):
         driver_facts.cache_clear()
         monkeypatch.setattr("decoder.nvml.open_handle", lambda index: (SlicedNvml(board_given), 2))
         assert driver_facts(0) == DriverFacts(driver="570.86", power_limit_w=limit_w)
         driver_facts.cache_clear()
 
-    def test_a_slice_has_profiles_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_slice_has_profiles_of_its_own(self, monkeypatch):
         FakeCuda(monkeypatch, (9, 0), name="NVIDIA H100 80GB HBM3 MIG 1g.10gb")
         monkeypatch.setattr("decoder.device.driver_facts", lambda index: DriverFacts())
         assert fingerprint(torch.device("cuda")).mig == "1g.10gb"
@@ -177,11 +175,9 @@ class TestMig:
 
 
 @pytest.mark.parametrize("failing", ["missing package", "missing driver"])
-def test_without_nvml_the_reason_is_one_error(
-    monkeypatch: pytest.MonkeyPatch, failing: str
-) -> None:
+def test_without_nvml_the_reason_is_one_error(monkeypatch, failing):
     class Failing(FakeNvml):
-        def nvmlInit(self) -> None:
+        def nvmlInit(self):
             if failing == "missing driver":
                 raise self.NVMLError("Driver Not Loaded")
 
@@ -194,7 +190,7 @@ def test_without_nvml_the_reason_is_one_error(
     assert expected in raised.value.hint
 
 
-def test_reading_leaves_out_what_the_gpu_cannot_tell() -> None:
+def test_reading_leaves_out_what_the_gpu_cannot_tell():
     fields = Gpu(FakeNvml(reasons=0x04), 0).read()
     assert fields == {
         "gpu_name": "NVIDIA H200",
@@ -213,7 +209,7 @@ def test_reading_leaves_out_what_the_gpu_cannot_tell() -> None:
     ("reasons", "expected"),
     [(0x00, ""), (0x04, ""), (0x20, "software thermal slowdown"), (0x48, "hardware")],
 )
-def test_gpu_guard_rejects_heat_but_not_the_power_cap(reasons: int, expected: str) -> None:
+def test_gpu_guard_rejects_heat_but_not_the_power_cap(reasons, expected):
     guard = GpuGuard(Gpu(FakeNvml(reasons), 0))
     guard.start()
     assert expected in guard.disturbance()
@@ -221,13 +217,13 @@ def test_gpu_guard_rejects_heat_but_not_the_power_cap(reasons: int, expected: st
 
 
 @pytest.mark.gpu
-def test_nvml_and_torch_mean_the_same_gpu() -> None:
+def test_nvml_and_torch_mean_the_same_gpu():
     fields = Gpu.open(0).read()
     assert fields["gpu_name"] == torch.cuda.get_device_name(0)
     assert str(torch.cuda.get_device_properties(0).uuid) in fields["gpu_uuid"]
 
 
-def test_samples_below_the_clock_floor_are_rejected() -> None:
+def test_samples_below_the_clock_floor_are_rejected():
     fake = FakeNvml()
     guard = GpuGuard(Gpu(fake, 0))
     rejections = []
@@ -238,7 +234,7 @@ def test_samples_below_the_clock_floor_are_rejected() -> None:
     assert rejections == ["", "", "", "SM clock 1500 MHz, below 80% of 1980 MHz", ""]
 
 
-def test_what_the_guard_saw_is_summed_up() -> None:
+def test_what_the_guard_saw_is_summed_up():
     fake = FakeNvml()
     guard = GpuGuard(Gpu(fake, 0))
     assert guard.summary() == {}
@@ -252,7 +248,7 @@ def test_what_the_guard_saw_is_summed_up() -> None:
     }
 
 
-def test_other_processes_are_named() -> None:
+def test_other_processes_are_named():
     fake = FakeNvml()
     fake.processes = [
         SimpleNamespace(pid=os.getpid(), usedGpuMemory=1),
@@ -270,15 +266,15 @@ def test_other_processes_are_named() -> None:
 
 class TestWithoutNvml:
     @pytest.fixture(autouse=True)
-    def no_driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver(self, monkeypatch):
         driver_facts.cache_clear()
 
-        def missing(cuda_index: int) -> tuple[Any, Any]:
+        def missing(cuda_index):
             raise DeviceError("NVML: Driver Not Loaded", hint="Is the NVIDIA driver installed?")
 
         monkeypatch.setattr("decoder.nvml.open_handle", missing)
 
-    def test_samples_pass_unwatched_and_that_is_told(self) -> None:
+    def test_samples_pass_unwatched_and_that_is_told(self):
         guard = gpu_guard(0)
         assert isinstance(guard, NoGuard)
         assert guard.disturbance() == "" and guard.summary() == {}
@@ -286,7 +282,7 @@ class TestWithoutNvml:
         (warning,) = warnings(metadata)
         assert "cannot be watched" in warning and "Driver Not Loaded" in warning
 
-    def test_the_soft_keys_stay_unknown(self) -> None:
+    def test_the_soft_keys_stay_unknown(self):
         assert driver_facts(0) == DriverFacts(driver=None, power_limit_w=None)
         driver_facts.cache_clear()
 
@@ -307,10 +303,10 @@ class FakeCuda:
             patch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
 
 
-def test_the_fingerprint_has_driver_and_power_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fingerprint_has_driver_and_power_limit(monkeypatch):
     asked = []
 
-    def facts(cuda_index: int) -> DriverFacts:
+    def facts(cuda_index):
         asked.append(cuda_index)
         return DriverFacts(driver="570.86", power_limit_w=700.0)
 
@@ -322,7 +318,7 @@ def test_the_fingerprint_has_driver_and_power_limit(monkeypatch: pytest.MonkeyPa
     assert asked == [1, 0]
 
 
-def test_a_gpu_too_old_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_too_old_for_bfloat16(monkeypatch):
     FakeCuda(monkeypatch, (7, 0))
     assert default_dtype(torch.device("cuda")) == torch.float16
     with pytest.raises(DeviceError, match="Tesla V100 is too old") as raised:
@@ -333,28 +329,28 @@ def test_a_gpu_too_old_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_dtype("bfloat16", torch.device("cuda")) == torch.bfloat16
 
 
-def test_a_cuda_sample_starts_on_an_idle_device_with_a_cold_cache() -> None:
+def test_a_cuda_sample_starts_on_an_idle_device_with_a_cold_cache():
     done: list[str] = []
 
     class Event:
-        def __init__(self, enable_timing: bool) -> None:
+        def __init__(self, enable_timing):
             assert enable_timing
 
-        def record(self, stream: str) -> None:
+        def record(self, stream):
             done.append(f"record on {stream}")
 
-        def synchronize(self) -> None:
+        def synchronize(self):
             done.append("wait")
 
-        def elapsed_time(self, end: Event) -> float:
+        def elapsed_time(self, end):
             return 2.5
 
     class Device:
-        def __init__(self, device: object) -> None: ...
+        def __init__(self, device): ...
 
-        def __enter__(self) -> None: ...
+        def __enter__(self): ...
 
-        def __exit__(self, *error: object) -> None: ...
+        def __exit__(self, *error): ...
 
     cuda = SimpleNamespace(
         Event=Event,
@@ -368,7 +364,7 @@ def test_a_cuda_sample_starts_on_an_idle_device_with_a_cold_cache() -> None:
 
 
 @pytest.mark.gpu
-def test_the_flush_is_larger_than_the_cache() -> None:
+def test_the_flush_is_larger_than_the_cache():
     from profiler.measure.instruments import l2_flush
 
     scratch = l2_flush(torch.device("cuda"))()

@@ -25,7 +25,7 @@ def write(path: Path, *records: dict[str, object]) -> bytes:
     return path.read_bytes()
 
 
-def test_records_come_back_in_order(tmp_path: Path) -> None:
+def test_records_come_back_in_order(tmp_path):
     path = tmp_path / "made" / "run.jsonl"
     write(path, {"point": 1, "seconds": [0.1, 0.2]}, {"point": 2, "seconds": [0.3]})
     with Journal(path, HEADER) as journal:
@@ -36,7 +36,7 @@ def test_records_come_back_in_order(tmp_path: Path) -> None:
         assert [record["point"] for record in journal.records] == [1, 2, 3]
 
 
-def test_every_way_of_tearing_the_last_line(tmp_path: Path) -> None:
+def test_every_way_of_tearing_the_last_line(tmp_path):
     whole = write(tmp_path / "whole.jsonl", {"point": 1}, {"point": 2})
     first_end = whole.index(b"\n") + 1
     second_end = whole.index(b"\n", first_end) + 1
@@ -55,7 +55,7 @@ DAMAGED = [b'{"point": ', b"", b"\xff\xfe", b"[1]", b"null", b"[" * 100_000, b'{
 
 
 @pytest.mark.parametrize("line", DAMAGED, ids=range(len(DAMAGED)))
-def test_a_damaged_line_costs_no_other_line(tmp_path: Path, line: bytes) -> None:
+def test_a_damaged_line_costs_no_other_line(tmp_path, line):
     path = tmp_path / "run.jsonl"
     lines = write(path, {"point": 1}, {"point": 2}, {"point": 3}).splitlines(keepends=True)
     path.write_bytes(lines[0] + lines[1] + line + b"\n" + lines[3])
@@ -67,7 +67,7 @@ def test_a_damaged_line_costs_no_other_line(tmp_path: Path, line: bytes) -> None
         assert [record["point"] for record in journal.records] == [1, 3, 4]
 
 
-def test_a_damaged_header_is_an_error(tmp_path: Path) -> None:
+def test_a_damaged_header_is_an_error(tmp_path):
     path = tmp_path / "run.jsonl"
     lines = write(path, {"point": 1}).splitlines(keepends=True)
     path.write_bytes(b'{"journal": \n' + lines[1])
@@ -79,7 +79,7 @@ def test_a_damaged_header_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["/dev/zero", "victim", "pipe"])
 @pytest.mark.parametrize("fresh", [False, True])
-def test_only_a_file_of_its_own_is_opened(tmp_path: Path, place: str, fresh: bool) -> None:
+def test_only_a_file_of_its_own_is_opened(tmp_path, place, fresh):
     """A device has no end, a pipe blocks, and a link may lead to somebody's file."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
@@ -93,7 +93,7 @@ def test_only_a_file_of_its_own_is_opened(tmp_path: Path, place: str, fresh: boo
     assert victim.read_text() == "precious"
 
 
-def test_two_runs_never_write_one_journal(tmp_path: Path) -> None:
+def test_two_runs_never_write_one_journal(tmp_path):
     path = tmp_path / "run.jsonl"
     with Journal(path, HEADER) as journal:
         journal.append({"point": 1})
@@ -104,7 +104,7 @@ def test_two_runs_never_write_one_journal(tmp_path: Path) -> None:
         assert journal.records == [{"point": 1}]
 
 
-def test_another_runs_journal_is_refused_with_the_difference(tmp_path: Path) -> None:
+def test_another_runs_journal_is_refused_with_the_difference(tmp_path):
     path = tmp_path / "run.jsonl"
     before = write(path, {"point": 1})
     with pytest.raises(InputError, match="threads was 2, is 4"):
@@ -114,7 +114,7 @@ def test_another_runs_journal_is_refused_with_the_difference(tmp_path: Path) -> 
     assert path.read_bytes() == before
 
 
-def test_a_write_cut_short_by_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
+def test_a_write_cut_short_by_a_full_disk_leaves_nothing_half_written(tmp_path):
     path = tmp_path / "run.jsonl"
     before = write(path, {"point": 1})
     journal = Journal(path, HEADER)
@@ -133,14 +133,14 @@ def test_a_write_cut_short_by_a_full_disk_leaves_nothing_half_written(tmp_path: 
         assert [record["point"] for record in again.records] == [1, 3]
 
 
-def test_a_place_where_no_directory_can_be_made_is_one_error(tmp_path: Path) -> None:
+def test_a_place_where_no_directory_can_be_made_is_one_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(MeasurementError, match="ROOFTREE_HOME"):
         Journal(tmp_path / "file" / "run.jsonl", HEADER)
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_kill_9_loses_no_appended_record(tmp_path: Path, durable: bool) -> None:
+def test_kill_9_loses_no_appended_record(tmp_path, durable):
     path = tmp_path / "run.jsonl"
     program = textwrap.dedent(f"""
         from pathlib import Path

@@ -46,7 +46,7 @@ def holder(device: str, directory: Path) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def test_the_second_process_fails_at_once_and_names_the_first(tmp_path: Path) -> None:
+def test_the_second_process_fails_at_once_and_names_the_first(tmp_path):
     with holder("NVIDIA H200", tmp_path) as other:
         with pytest.raises(DeviceError) as failure, device_lock("NVIDIA H200", tmp_path):
             pytest.fail("two processes hold one lock")
@@ -60,12 +60,12 @@ def test_the_second_process_fails_at_once_and_names_the_first(tmp_path: Path) ->
         pass
 
 
-def test_other_devices_are_not_locked(tmp_path: Path) -> None:
+def test_other_devices_are_not_locked(tmp_path):
     with holder("cuda:0", tmp_path), device_lock("cuda:1", tmp_path):
         pass
 
 
-def test_a_killed_holder_leaves_the_lock_free(tmp_path: Path) -> None:
+def test_a_killed_holder_leaves_the_lock_free(tmp_path):
     with holder("cpu", tmp_path) as other:
         other.send_signal(signal.SIGKILL)
         other.wait()
@@ -73,14 +73,14 @@ def test_a_killed_holder_leaves_the_lock_free(tmp_path: Path) -> None:
             pass
 
 
-def test_a_directory_that_cannot_be_made_is_one_error(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_made_is_one_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DeviceError, match="cannot lock cpu"), device_lock("cpu", tmp_path / "file"):
         pytest.fail("locked without a directory")
 
 
 @pytest.fixture
-def two_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def two_places(monkeypatch, tmp_path):
     """A data directory and a folder of temporary files of one's own; returns the latter."""
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -88,9 +88,7 @@ def two_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("shared", ["data directory", "folder of temporary files"])
-def test_either_place_in_common_is_enough(
-    two_places: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shared: str
-) -> None:
+def test_either_place_in_common_is_enough(two_places, monkeypatch, tmp_path, shared):
     """One data directory under two TMPDIRs, and two data directories of one machine."""
     (tmp_path / "other").mkdir()
     with device_lock("cpu"):
@@ -104,7 +102,7 @@ def test_either_place_in_common_is_enough(
         pass
 
 
-def test_no_lock_is_written_through_a_planted_link(two_places: Path) -> None:
+def test_no_lock_is_written_through_a_planted_link(two_places):
     """Another user can make names in a shared folder of temporary files before this one does."""
     victim = two_places / "victim"
     victim.write_text("precious")
@@ -121,9 +119,7 @@ def test_no_lock_is_written_through_a_planted_link(two_places: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["link", "loose", "another owner", "file"])
-def test_a_folder_that_others_could_write_into_is_refused(
-    two_places: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
-) -> None:
+def test_a_folder_that_others_could_write_into_is_refused(two_places, monkeypatch, tmp_path, how):
     folder = lock_directory()
     if how == "link":
         (tmp_path / "elsewhere").mkdir()

@@ -20,7 +20,7 @@ def metadata(**fields: Any) -> Metadata:
     return Metadata(fields=fields, absent={})
 
 
-def test_collect_tells_the_versions_and_this_machine() -> None:
+def test_collect_tells_the_versions_and_this_machine():
     import numpy
     import torch
 
@@ -32,8 +32,8 @@ def test_collect_tells_the_versions_and_this_machine() -> None:
     assert 0 < found.fields["memory_free_bytes"] <= found.fields["memory_bytes"]
 
 
-def test_a_failing_collector_leaves_a_reason_in_place_of_its_fields() -> None:
-    def broken() -> dict[str, Any]:
+def test_a_failing_collector_leaves_a_reason_in_place_of_its_fields():
+    def broken():
         raise PermissionError("not allowed")
 
     found = device.run_collectors({"good": lambda: {"a": 1}, "bad": broken})
@@ -42,7 +42,7 @@ def test_a_failing_collector_leaves_a_reason_in_place_of_its_fields() -> None:
 
 
 @pytest.mark.slow
-def test_busy_processes_are_found_by_name_without_ourselves() -> None:
+def test_busy_processes_are_found_by_name_without_ourselves():
     other = subprocess.Popen(["sh", "-c", "while :; do :; done"], start_new_session=True)
     try:
         # A child of ours is not "another process"; a process with another parent is.
@@ -68,7 +68,7 @@ def _observed_by_another(pid: int) -> str:
     ).stdout
 
 
-def test_warnings_name_the_process_and_say_what_to_do() -> None:
+def test_warnings_name_the_process_and_say_what_to_do():
     activity = Activity(
         processes=(BusyProcess(pid=42, name="cc1plus", core_share=0.97),), steal_share=0.31
     )
@@ -88,12 +88,12 @@ def test_warnings_name_the_process_and_say_what_to_do() -> None:
         ({"gpu_clock_reasons": ["hardware thermal slowdown"]}, "hardware thermal slowdown"),
     ],
 )
-def test_each_trouble_has_its_warning(fields: dict[str, Any], expected: str) -> None:
+def test_each_trouble_has_its_warning(fields, expected):
     (found,) = warnings(metadata(**fields))
     assert expected in found
 
 
-def test_a_quiet_machine_has_no_warning() -> None:
+def test_a_quiet_machine_has_no_warning():
     quiet = metadata(
         cpu_governor="performance",
         cpu_quota_cores=8.0,
@@ -110,9 +110,7 @@ def test_a_quiet_machine_has_no_warning() -> None:
     ("stolen_s", "throttled_s", "expected"),
     [(0.0, 0.0, ""), (0.5, 0.0, "stolen"), (0.0, 0.5, "quota"), (0.001, 0.001, "")],
 )
-def test_cpu_guard(
-    monkeypatch: pytest.MonkeyPatch, stolen_s: float, throttled_s: float, expected: str
-) -> None:
+def test_cpu_guard(monkeypatch, stolen_s, throttled_s, expected):
     counters = SimpleNamespace(stolen_s=10.0, throttled_s=20.0)
     monkeypatch.setattr(instruments, "stolen_s", lambda: counters.stolen_s)
     monkeypatch.setattr(instruments, "throttled_s", lambda: counters.throttled_s)
@@ -126,9 +124,7 @@ def test_cpu_guard(
     assert bool(expected) == bool(found)
 
 
-def test_container_throttling_is_read_from_the_control_group(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_container_throttling_is_read_from_the_control_group(monkeypatch, tmp_path):
     monkeypatch.setattr(device, "CGROUP", tmp_path)
     assert device.throttled_s() == 0.0
     (tmp_path / "cpu.stat").write_text("usage_usec 5\nnr_throttled 2\nthrottled_usec 2500000\n")

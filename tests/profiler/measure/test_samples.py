@@ -30,21 +30,21 @@ def nothing() -> None:
     return None
 
 
-def test_quiet_point_stops_at_the_fewest_samples() -> None:
+def test_quiet_point_stops_at_the_fewest_samples():
     samples = measure(nothing, timer=FakeTimer(repeat(0.25)), rule=NoiseRule())
     assert samples.seconds == (0.25,) * 5
     assert samples.median_s == 0.25
     assert samples.mad_s == 0.0
 
 
-def test_warmup_is_cut_and_kept_aside() -> None:
+def test_warmup_is_cut_and_kept_aside():
     timer = FakeTimer([5.0, 2.0, *repeat(1.0, 20)])
     samples = measure(nothing, timer=timer, rule=NoiseRule())
     assert samples.warmup == (5.0, 2.0)
     assert samples.seconds == (1.0,) * 5
 
 
-def test_noise_that_has_settled_stops() -> None:
+def test_noise_that_has_settled_stops():
     generator = np.random.default_rng(5)
     timer = FakeTimer(generator.normal(1.0, 0.05, size=1000).tolist())
     samples = measure(nothing, timer=timer, rule=NoiseRule(target=0.001, max_samples=1000))
@@ -52,7 +52,7 @@ def test_noise_that_has_settled_stops() -> None:
     assert relative_error(samples.seconds) > 0.001
 
 
-def test_limit_of_samples() -> None:
+def test_limit_of_samples():
     rule = NoiseRule(target=0.01, max_samples=12, settle_samples=100)
     samples = measure(nothing, timer=FakeTimer([1.0, 1.4, 0.7] * 4), rule=rule)
     assert samples.n == 12
@@ -60,7 +60,7 @@ def test_limit_of_samples() -> None:
     assert relative_error(samples.seconds) == pytest.approx(0.1609, abs=1e-4)
 
 
-def test_limit_of_time_counts_every_sample() -> None:
+def test_limit_of_time_counts_every_sample():
     samples = measure(nothing, timer=FakeTimer(repeat(2.0)), rule=NoiseRule(max_time_s=3.9))
     assert samples.n == 2
     assert samples.mad_s is None
@@ -79,7 +79,7 @@ class EveryOther:
         return "" if self.calls % 2 else "hot"
 
 
-def test_disturbed_samples_are_set_aside_and_counted() -> None:
+def test_disturbed_samples_are_set_aside_and_counted():
     timer = FakeTimer([1.0, 9.0] * 10)
     samples = measure(nothing, timer=timer, rule=NoiseRule(), guard=EveryOther())
     assert samples.seconds == (1.0,) * 5
@@ -94,7 +94,7 @@ class Always:
         return "hot"
 
 
-def test_no_accepted_sample_is_an_error() -> None:
+def test_no_accepted_sample_is_an_error():
     with pytest.raises(MeasurementError, match="none of 7 samples could be used"):
         measure(
             nothing, timer=FakeTimer(repeat(1.0)), rule=NoiseRule(max_samples=7), guard=Always()
@@ -105,7 +105,7 @@ def unfinished(points: list[PointAccumulator]) -> list[int]:
     return [index for index, point in enumerate(points) if not point.done]
 
 
-def test_interleaving_mixes_the_points_and_ends() -> None:
+def test_interleaving_mixes_the_points_and_ends():
     points = [PointAccumulator(CountRule(samples=count)) for count in (2, 5, 3)]
     order = []
     for index in interleave(lambda: unfinished(points), np.random.default_rng(0)):
@@ -116,10 +116,10 @@ def test_interleaving_mixes_the_points_and_ends() -> None:
     assert sorted(order[3:6]) == [0, 1, 2]
 
 
-def test_wall_timer_times_and_holds_the_collector_off() -> None:
+def test_wall_timer_times_and_holds_the_collector_off():
     collecting = []
 
-    def work() -> None:
+    def work():
         collecting.append(gc.isenabled())
         time.sleep(0.02)
 
@@ -132,11 +132,11 @@ def test_wall_timer_times_and_holds_the_collector_off() -> None:
 
 
 @pytest.mark.gpu
-def test_cuda_timer_agrees_with_the_wall_clock() -> None:
+def test_cuda_timer_agrees_with_the_wall_clock():
     torch = pytest.importorskip("torch")
     matrix = torch.randn(4096, 4096, device="cuda")
 
-    def work() -> None:
+    def work():
         for _ in range(20):
             matrix @ matrix
         torch.cuda.synchronize()
@@ -147,7 +147,7 @@ def test_cuda_timer_agrees_with_the_wall_clock() -> None:
     assert by_events.median_s == pytest.approx(by_clock.median_s, rel=0.1)
 
 
-def test_a_step_of_each_at_a_time_and_the_first_one_changes() -> None:
+def test_a_step_of_each_at_a_time_and_the_first_one_changes():
     keys = [key for key, _ in in_turn({key: iter(range(3)) for key in "abc"})]
     assert "".join(keys) == "bca" + "cab" + "abc"
 
@@ -165,12 +165,12 @@ def test_a_step_of_each_at_a_time_and_the_first_one_changes() -> None:
         ([6.0, 5.0, 4.0, 1.0, 1.0, 1.0], 3),  # never more than half
     ],
 )
-def test_warmup_length(samples: list[float], length: int) -> None:
+def test_warmup_length(samples, length):
     assert warmup_length(samples) == length
 
 
 @given(st.lists(st.floats(1e-6, 1e3), max_size=60))
-def test_warmup_is_at_most_half(samples: list[float]) -> None:
+def test_warmup_is_at_most_half(samples):
     assert 0 <= warmup_length(samples) <= len(samples) // 2
 
 
@@ -192,14 +192,14 @@ def away(found: np.ndarray, true_s: np.ndarray) -> np.ndarray:
     return np.abs(ratio - np.median(ratio))
 
 
-def test_a_steady_machine_is_left_alone_to_the_last_digit() -> None:
+def test_a_steady_machine_is_left_alone_to_the_last_digit():
     order = mixed_order(np.random.default_rng(0))
     seconds = (0.01 + 0.003 * np.arange(POINTS))[order]
     assert np.array_equal(paces(seconds, order), np.ones(len(order)))
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_slow_spells_are_taken_out(seed: int) -> None:
+def test_slow_spells_are_taken_out(seed):
     """Two fifths of the time, 20 samples on end, something slows the machine by a half or so."""
     random = np.random.default_rng(seed)
     order = mixed_order(random)
@@ -213,7 +213,7 @@ def test_slow_spells_are_taken_out(seed: int) -> None:
     assert after.max() < 0.05 and after.mean() < before.mean() / 3
 
 
-def test_noise_without_spells_is_hardly_raised() -> None:
+def test_noise_without_spells_is_hardly_raised():
     random = np.random.default_rng(1)
     order = mixed_order(random)
     true_s = np.exp(random.uniform(-4.0, -2.0, POINTS))
@@ -223,7 +223,7 @@ def test_noise_without_spells_is_hardly_raised() -> None:
     assert after.mean() < 1.3 * before.mean()
 
 
-def test_one_wild_sample_has_no_say_in_any_pace() -> None:
+def test_one_wild_sample_has_no_say_in_any_pace():
     order = mixed_order(np.random.default_rng(2))
     seconds = (0.01 + 0.001 * np.arange(POINTS))[order]
     wild = seconds.copy()
@@ -232,6 +232,6 @@ def test_one_wild_sample_has_no_say_in_any_pace() -> None:
 
 
 @pytest.mark.parametrize("points", [[], [0], [0, 1], [0, 0, 1, 1, 2]])
-def test_too_few_samples_say_nothing(points: list[int]) -> None:
+def test_too_few_samples_say_nothing(points):
     seconds = 0.01 * (1.0 + np.arange(len(points)))
     assert np.array_equal(paces(seconds, points), np.ones(len(points)))

@@ -1,7 +1,5 @@
 """Tables and JSON as commands print them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -20,9 +18,7 @@ ROWS = [
 
 
 class TestJson:
-    def test_one_object_with_its_version_and_sorted_keys(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_one_object_with_its_version_and_sorted_keys(self, capsys):
         print_json({"b": 1, "a": [1.5, None]})
         captured = capsys.readouterr()
         assert captured.out.index('"a"') < captured.out.index('"b"')
@@ -30,14 +26,14 @@ class TestJson:
         print_json({"text": "a\nb"}, one_line=True)
         assert capsys.readouterr().out == '{"schema_version": 1, "text": "a\\nb"}\n'
 
-    def test_numbers_that_json_lacks_are_null(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_numbers_that_json_lacks_are_null(self, capsys):
         print_json({"a": float("nan"), "b": (1.0, float("inf")), "c": {"d": [float("-inf")]}})
         shown = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
         assert shown == {"a": None, "b": [1.0, None], "c": {"d": [None]}, "schema_version": 1}
 
 
 class TestTable:
-    def test_control_characters_do_not_reach_the_terminal(self) -> None:
+    def test_control_characters_do_not_reach_the_terminal(self):
         lines = table_lines(("a", "b"), [("\x1b[2Jx\ny", "\u202etxt")], 80)
         assert lines[2] == r"\x1b[2Jx\ny  \u202etxt"
 
@@ -49,7 +45,7 @@ class TestTable:
         width=st.integers(20, 200),
         keys=st.integers(1, 3),
     )
-    def test_no_width_cuts_a_cell(self, rows: list[tuple[str, ...]], width: int, keys: int) -> None:
+    def test_no_width_cuts_a_cell(self, rows, width, keys):
         names = ("name", "two words", "x", "a much longer heading", "last")
         lines = table_lines(names, rows, width, keys=keys)
         widest = max([len(cell) for row in rows for cell in row] + [len("heading")])

@@ -1,9 +1,6 @@
 """Axes and files of pictures."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +8,7 @@ from costmodel.errors import InputError
 from profiler.report.drawing import check_picture, log_axes, panels, save_figure
 
 
-def test_logarithmic_axes_show_plain_numbers() -> None:
+def test_logarithmic_axes_show_plain_numbers():
     figure, (axes,) = panels(1)
     axes.plot([2.0, 3.5], [0.9, 65.0])
     log_axes(axes, "xy")
@@ -25,7 +22,7 @@ def test_logarithmic_axes_show_plain_numbers() -> None:
 @pytest.mark.parametrize(
     ("name", "start"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.PDF", b"%PDF")]
 )
-def test_the_ending_is_the_form(tmp_path: Path, name: str, start: bytes) -> None:
+def test_the_ending_is_the_form(tmp_path, name, start):
     figure, (axes,) = panels(1)
     axes.plot([1, 2])
     assert save_figure(figure, tmp_path / name).read_bytes().startswith(start)
@@ -33,6 +30,6 @@ def test_the_ending_is_the_form(tmp_path: Path, name: str, start: bytes) -> None
 
 
 @pytest.mark.parametrize("name", ["a", "a.jpg", "a.html", "a.png.txt", ".png"])
-def test_other_endings_are_refused(tmp_path: Path, name: str) -> None:
+def test_other_endings_are_refused(tmp_path, name):
     with pytest.raises(InputError, match=r"End it in \.png, \.svg or \.pdf"):
         check_picture(tmp_path / name)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from costmodel.calibration.points import ErrorSummary
@@ -28,7 +26,7 @@ def checked(worst: float = 0.012, noise: float | None = 0.004) -> Profile:
 
 
 class TestVerdict:
-    def test_it_says_what_a_choice_costs(self) -> None:
+    def test_it_says_what_a_choice_costs(self):
         assert verdict(checked()) == (
             "Choosing the tree size from this profile costs at most 1.2% of tokens/s (0.12% on "
             "average), over 18 acceptance curves at 2 contexts held out. Predictions there are "
@@ -36,30 +34,28 @@ class TestVerdict:
             "uncertain by 0.4%."
         )
 
-    def test_a_large_regret_says_what_to_do(self) -> None:
+    def test_a_large_regret_says_what_to_do(self):
         text = verdict(checked(worst=0.09))
         assert "at most 9.0% of tokens/s" in text
         assert "`rooftree calibrate --time-budget 3m`" in text
 
     @pytest.mark.parametrize("missing", ["held_out", "regret"])
-    def test_an_unchecked_profile_is_not_trusted(self, missing: str) -> None:
+    def test_an_unchecked_profile_is_not_trusted(self, missing):
         text = verdict(checked().model_copy(update={missing: None}))
         assert text.startswith("This profile was not checked")
         assert "%" not in text
 
 
 class TestPicture:
-    def test_a_profile_without_points_is_drawn_too(self, tmp_path: Path) -> None:
+    def test_a_profile_without_points_is_drawn_too(self, tmp_path):
         profile = make_profile().model_copy(update={"surface": None})
         assert plot_profile(profile, tmp_path / "a.png").stat().st_size > 1000
 
-    def test_an_old_picture_is_replaced_whole_or_not_at_all(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_an_old_picture_is_replaced_whole_or_not_at_all(self, tmp_path, monkeypatch):
         path = tmp_path / "a.png"
         path.write_bytes(b"old")
 
-        def full(handle: int, data: bytes) -> int:
+        def full(handle, data):
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patch:

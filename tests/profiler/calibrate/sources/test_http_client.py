@@ -19,13 +19,13 @@ def connected(server: OpenAIServer, **options) -> ServerClient:
     return client
 
 
-def test_a_server_says_what_it_is() -> None:
+def test_a_server_says_what_it_is():
     with OpenAIServer() as server:
         (model,), version = connected(server).models()
     assert (model.name, model.most_tokens, version) == (MODEL, 4096, "vllm-0.32.0")
 
 
-def test_a_completion_is_of_the_ids_that_were_given() -> None:
+def test_a_completion_is_of_the_ids_that_were_given():
     with OpenAIServer() as server:
         readings = iter([0.0, 1.0, 10.0, 10.25])  # at the start, for the limit, around the call
         client = connected(server, now_s=lambda: next(readings))
@@ -37,7 +37,7 @@ def test_a_completion_is_of_the_ids_that_were_given() -> None:
     assert (answer.seconds, answer.cached_tokens) == (0.25, None)
 
 
-def test_streams_run_at_once_and_have_a_time_for_each_token() -> None:
+def test_streams_run_at_once_and_have_a_time_for_each_token():
     with OpenAIServer() as server:
         arrivals = connected(server).stream([[1, 2], [3, 4], [5, 6]], 5)
     assert [len(times) for times in arrivals] == [5, 5, 5]
@@ -45,7 +45,7 @@ def test_streams_run_at_once_and_have_a_time_for_each_token() -> None:
     assert sorted(body["prompt"] for _, _, body in server.requests) == [[1, 2], [3, 4], [5, 6]]
 
 
-def test_the_key_is_sent_only_where_one_is_given() -> None:
+def test_the_key_is_sent_only_where_one_is_given():
     with OpenAIServer() as server:
         connected(server, api_key="secret").complete([1])
         connected(server).complete([1])
@@ -67,7 +67,7 @@ def test_the_key_is_sent_only_where_one_is_given() -> None:
         ((200, {}, b"{}"), r"does not tell how many tokens it computed \(usage\)"),
     ],
 )
-def test_an_answer_that_is_none(answer, message) -> None:
+def test_an_answer_that_is_none(answer, message):
     with OpenAIServer({"/v1/completions": answer}) as server:
         for ask in (lambda c: c.complete([1]), lambda c: c.stream([[1], [2]], 3)):
             with pytest.raises((InputError, MeasurementError), match=message) as raised:
@@ -75,7 +75,7 @@ def test_an_answer_that_is_none(answer, message) -> None:
             assert "\n" not in str(raised.value)
 
 
-def test_a_redirect_is_not_followed() -> None:
+def test_a_redirect_is_not_followed():
     with OpenAIServer() as other:
         moved = (307, {"Location": f"{other.url}/v1/completions"}, b"")
         with (
@@ -86,7 +86,7 @@ def test_a_redirect_is_not_followed() -> None:
     assert other.requests == []
 
 
-def test_proxies_of_the_environment_are_not_used(monkeypatch) -> None:
+def test_proxies_of_the_environment_are_not_used(monkeypatch):
     with OpenAIServer() as proxy, OpenAIServer() as server:
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
             monkeypatch.setenv(name, proxy.url)
@@ -96,7 +96,7 @@ def test_proxies_of_the_environment_are_not_used(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("changed", [{"prompt_tokens": 4}, {"completion_tokens": 2}])
-def test_other_counts_than_asked_are_refused(changed) -> None:
+def test_other_counts_than_asked_are_refused(changed):
     with (
         OpenAIServer(usage=lambda usage: usage | changed) as server,
         pytest.raises(MeasurementError, match="was sent 3 tokens and asked for 1, and counts"),
@@ -104,7 +104,7 @@ def test_other_counts_than_asked_are_refused(changed) -> None:
         connected(server).complete([1, 2, 3])
 
 
-def test_nothing_listens() -> None:
+def test_nothing_listens():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = Address(scheme="http", host="127.0.0.1", port=free.getsockname()[1])
@@ -115,12 +115,12 @@ def test_nothing_listens() -> None:
 @pytest.mark.parametrize(
     ("reply", "message"), [(None, r"did not answer for 0 s"), (b"SSH-2.0-x\r\n", "failed")]
 )
-def test_a_server_that_is_silent_or_speaks_something_else(reply, message) -> None:
+def test_a_server_that_is_silent_or_speaks_something_else(reply, message):
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
 
-        def serve() -> None:
+        def serve():
             peer, _ = listening.accept()
             with peer:
                 if reply:
@@ -149,7 +149,7 @@ def test_a_server_that_is_silent_or_speaks_something_else(reply, message) -> Non
         (RequestLimits(seconds=-1.0), "more than -1 s"),
     ],
 )
-def test_requests_are_bounded(limits, message) -> None:
+def test_requests_are_bounded(limits, message):
     with OpenAIServer() as server:
         client = connected(server, limits=limits)
         with pytest.raises(MeasurementError, match=message):
@@ -163,7 +163,7 @@ def test_requests_are_bounded(limits, message) -> None:
     ["", "127.0.0.1:8000", "ftp://host", "http://", "http://host:99999", "http://user@host",
      "http://host/v1/completions", "http://[::1"],
 )  # fmt: skip
-def test_what_is_no_address(url) -> None:
+def test_what_is_no_address(url):
     with pytest.raises(InputError, match="is no address"):
         Address.parse(url)
 
@@ -176,6 +176,6 @@ def test_what_is_no_address(url) -> None:
         ("http://gpu-box", "http://gpu-box:80", False),
     ],
 )
-def test_addresses(url, shown, local) -> None:
+def test_addresses(url, shown, local):
     address = Address.parse(url)
     assert (str(address), address.local) == (shown, local)

@@ -1,7 +1,5 @@
 """A real vLLM server on a CPU, measured over HTTP in a small form."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -25,7 +23,7 @@ pytestmark = [
 ]
 
 
-def test_a_vllm_server(smollm2_folder: Path, tmp_path, monkeypatch, capsys) -> None:
+def test_a_vllm_server(smollm2_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
     arguments = "--device cpu --contexts 128,512 --batch 1,2 --time-budget 20s --json"
     path = tmp_path / "served.yaml"

@@ -31,38 +31,38 @@ def swept(times: dict[Task, float]) -> SweepResult:
     return SweepResult(samples=samples, unmeasured=(), spent_s=1.0, resumed_samples=0)
 
 
-def test_a_floor_that_grows_with_the_context() -> None:
+def test_a_floor_that_grows_with_the_context():
     floor = Floor.fit([100, 200, 400], [0.011, 0.012, 0.014])
     assert (floor.base_s, floor.token_s) == (pytest.approx(0.010), pytest.approx(1e-5))
     assert floor.error_s == pytest.approx(0.0, abs=1e-12)
     assert floor.seconds(300) == pytest.approx(0.013)
 
 
-def test_a_floor_never_falls_with_the_context() -> None:
+def test_a_floor_never_falls_with_the_context():
     floor = Floor.fit([100, 300], [0.006, 0.004])
     assert (floor.base_s, floor.token_s) == (pytest.approx(0.005), 0.0)
     assert floor.error_s == pytest.approx(0.001)
 
 
-def test_a_floor_is_never_negative() -> None:
+def test_a_floor_is_never_negative():
     assert Floor.fit([100, 300], [-0.004, -0.002]).seconds(200) == 0.0
     through_zero = Floor.fit([100, 300], [0.0, 0.004])
     assert through_zero.base_s == 0.0
     assert through_zero.token_s == pytest.approx(300 * 0.004 / (100**2 + 300**2))
 
 
-def test_no_floor_without_a_plain_step() -> None:
+def test_no_floor_without_a_plain_step():
     with pytest.raises(MeasurementError, match="no context has both"):
         forward_times(swept({Task(kind="verify", size=1, context=128): 0.02}), ROOFLINE)
 
 
-def test_the_lm_head_is_bound_by_weights_and_then_by_products() -> None:
+def test_the_lm_head_is_bound_by_weights_and_then_by_products():
     weights, logits = 2 * HIDDEN * VOCAB, 2 * VOCAB
     assert lm_head_s(ROOFLINE, 1) == pytest.approx((weights + logits) / 1e10)
     assert lm_head_s(ROOFLINE, 1000) == pytest.approx(2 * 1000 * HIDDEN * VOCAB / 1e12)
 
 
-def test_requests_become_forwards() -> None:
+def test_requests_become_forwards():
     times = {
         Task(kind="verify", size=1, context=128): 0.110,
         Task(kind="plain", size=1, context=128): 0.910,  # nine steps of 0.1 and a floor of 0.01
@@ -90,7 +90,7 @@ def test_requests_become_forwards() -> None:
     assert result.error_bar(0.03) == pytest.approx(math.hypot(0.03, result.lm_head_share))
 
 
-def test_a_forward_is_never_faster_than_the_device() -> None:
+def test_a_forward_is_never_faster_than_the_device():
     times = {
         Task(kind="verify", size=1, context=128): 0.110,
         Task(kind="plain", size=1, context=128): 0.190,
@@ -101,11 +101,11 @@ def test_a_forward_is_never_faster_than_the_device() -> None:
     assert result[Task(kind="verify", size=2, context=128)].median_s == pytest.approx(bound_s)
 
 
-def test_the_step_of_one_stream() -> None:
+def test_the_step_of_one_stream():
     assert step_seconds([[5.0, 5.1, 5.2, 5.4]], 4) == pytest.approx(0.4 / 3)
 
 
-def test_only_the_time_counts_in_which_all_streams_run() -> None:
+def test_only_the_time_counts_in_which_all_streams_run():
     # The first stream starts alone with steps of 0.1; together they take 0.3.
     first = [0.0, 0.1, 0.2, 0.5, 0.8]
     second = [0.2, 0.5, 0.8, 0.9, 1.0]
@@ -113,18 +113,18 @@ def test_only_the_time_counts_in_which_all_streams_run() -> None:
     assert step_seconds([first, second], 5) == pytest.approx(0.3)
 
 
-def test_a_piece_of_two_tokens_counts_as_two() -> None:
+def test_a_piece_of_two_tokens_counts_as_two():
     # Nine tokens in eight pieces, a token each 0.1 s.
     assert step_seconds([[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.8]], 9) == pytest.approx(0.1)
 
 
-def test_tokens_in_bunches_are_noticed() -> None:
+def test_tokens_in_bunches_are_noticed():
     even = [0.0, 0.1, 0.21, 0.3, 0.41]
     assert not bunched([even, even])
     assert bunched([even, [0.3, 0.3, 0.3, 0.3, 0.4]])
 
 
-def test_streams_that_show_no_step() -> None:
+def test_streams_that_show_no_step():
     with pytest.raises(MeasurementError, match="several tokens at once"):
         step_seconds([[0.0, 0.1, 0.2]], 9)
     with pytest.raises(MeasurementError, match="2 requests at once did not run together"):

@@ -92,7 +92,7 @@ class LawfulServer:
 
 
 @pytest.fixture(autouse=True)
-def _home(monkeypatch, tmp_path) -> None:
+def _home(monkeypatch, tmp_path):
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("profiler.measure.lock.lock_directory", lambda: tmp_path)
 
@@ -113,7 +113,7 @@ def calibrated(monkeypatch, folder: Path, **law) -> tuple[Profile, list[str], La
 
 
 @pytest.fixture(scope="module")
-def lawful(tmp_path_factory) -> tuple[Profile, list[str], LawfulServer]:
+def lawful(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lawful")
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("ROOFTREE_HOME", str(folder / "home"))
@@ -130,7 +130,7 @@ def check_law(profile: Profile) -> set[tuple[int, int, int]]:
     return set(shapes)
 
 
-def test_the_profile_follows_the_law(lawful) -> None:
+def test_the_profile_follows_the_law(lawful):
     profile, said, server = lawful
     shapes = check_law(profile)
     assert {rows for rows, _, _ in shapes} >= {1, 2, 16}
@@ -141,19 +141,19 @@ def test_the_profile_follows_the_law(lawful) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_tells_its_blocks(monkeypatch, tmp_path) -> None:
+def test_a_server_that_tells_its_blocks(monkeypatch, tmp_path):
     profile, _, _ = calibrated(monkeypatch, tmp_path, tells=True)
     assert {context for _, context, _ in check_law(profile)} == {64, 256, 1024, 2048}
 
 
 @pytest.mark.slow
-def test_a_server_that_keeps_one_sequence(monkeypatch, tmp_path) -> None:
+def test_a_server_that_keeps_one_sequence(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "BATCHES", (1,))  # several cannot be cached at once
     profile, _, _ = calibrated(monkeypatch, tmp_path, kept=1)
     assert {batch for _, _, batch in check_law(profile)} == {1}
 
 
-def test_the_profile_says_where_it_is_from(lawful) -> None:
+def test_the_profile_says_where_it_is_from(lawful):
     profile, said, _ = lawful
     runtime, provenance = profile.runtime, profile.provenance
     assert (runtime.kind, runtime.attention, runtime.engine) == ("url", "vllm-0.32.0", None)
@@ -166,15 +166,15 @@ def test_the_profile_says_where_it_is_from(lawful) -> None:
     assert profile.stages.plain.seconds(128, 4) == pytest.approx(forward_s(1, 128, 4), rel=2e-3)
 
 
-def test_the_most_requests_that_run_at_once() -> None:
-    def most(at_once: int) -> int:
+def test_the_most_requests_that_run_at_once():
+    def most(at_once):
         server = LawfulServer(at_once=at_once)
         return ServedWorkload(server, vocab=49152, seed=0).find_most_together((1, 2, 4, 8))
 
     assert [most(at_once) for at_once in (8, 3, 1)] == [8, 2, 1]
 
 
-def test_streams_that_ran_apart_are_rejected() -> None:
+def test_streams_that_ran_apart_are_rejected():
     server = LawfulServer()
     workload = ServedWorkload(server, vocab=49152, seed=0)
     guard = ArrivalGuard(workload)
@@ -186,14 +186,14 @@ def test_streams_that_ran_apart_are_rejected() -> None:
         assert bool(guard.disturbance()) == disturbed
 
 
-def test_a_server_without_a_prefix_cache(monkeypatch, tmp_path) -> None:
+def test_a_server_without_a_prefix_cache(monkeypatch, tmp_path):
     with pytest.raises(MeasurementError, match=r"has no prefix cache: 1024 tokens .*prefix cach"):
         calibrated(monkeypatch, tmp_path, kept=0)
     with pytest.raises(MeasurementError, match="caches nothing of"):
         calibrated(monkeypatch, tmp_path, kept=0, tells=True)
 
 
-def test_the_plan_has_held_out_points_of_its_own() -> None:
+def test_the_plan_has_held_out_points_of_its_own():
     contexts = (128, 2048)
     drawn = draw_contexts(contexts, 5)
     assert all(128 <= context <= 2048 for context in drawn) and len(set(drawn)) == 3
@@ -205,7 +205,7 @@ def test_the_plan_has_held_out_points_of_its_own() -> None:
     assert {task.batch for task in plan.plain()} == {1, 4}
 
 
-def test_contexts_beyond_the_server_are_not_asked() -> None:
+def test_contexts_beyond_the_server_are_not_asked():
     workload = ServedWorkload(LawfulServer(), vocab=49152, seed=0, most_tokens=1000)
     assert workload.shortfall(Task(kind="verify", size=16, context=981)) == ""
     assert "takes 1000 tokens" in workload.shortfall(Task(kind="verify", size=16, context=982))
@@ -217,7 +217,7 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
     return code, captured.out, captured.err
 
 
-def test_the_command_over_http(capsys, tmp_path) -> None:
+def test_the_command_over_http(capsys, tmp_path):
     details = {"prompt_tokens_details": {"cached_tokens": 10_000}}
     arguments = ["--device", "cpu", "--contexts", "128,256", "--batch", "1,2", "--json"]
     path = tmp_path / "served.yaml"
@@ -251,13 +251,13 @@ def run_export(capsys, path: Path) -> bool:
         ([URL, "--device", "x100"], "no known device is called 'x100'"),
     ],
 )  # fmt: skip
-def test_one_line_for_each_mistake(capsys, arguments, message) -> None:
+def test_one_line_for_each_mistake(capsys, arguments, message):
     code, _, err = run(capsys, *arguments)
     assert code == 2
     assert_line(err, message)
 
 
-def test_models_are_named(capsys) -> None:
+def test_models_are_named(capsys):
     unknown = b'{"data":[{"id":"mine-7b"}]}'
     with OpenAIServer({"/v1/models": (200, {}, unknown)}) as server:
         code, _, err = run(capsys, server.url)
@@ -268,7 +268,7 @@ def test_models_are_named(capsys) -> None:
         assert_line(err, "does not speak the OpenAI API")
 
 
-def test_the_key_comes_from_the_environment(capsys, monkeypatch) -> None:
+def test_the_key_comes_from_the_environment(capsys, monkeypatch):
     monkeypatch.setenv("ROOFTREE_API_KEY", "secret")
     with OpenAIServer({"/v1/models": (401, {}, b"")}) as server:
         code, _, err = run(capsys, server.url)

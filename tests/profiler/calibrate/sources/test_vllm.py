@@ -25,13 +25,13 @@ def engine() -> NotedEngine:
     return NotedEngine(steps=[], longest_context=2048, most_requests=8)
 
 
-def test_the_grid_has_every_shape_once() -> None:
+def test_the_grid_has_every_shape_once():
     grid = PLAN.grid()
     assert len(set(grid)) == len(grid) == 3 * 3 * 5
     assert {task.size for task in grid} == {1, 2, 4, 8, 16}
 
 
-def test_held_out_points_depend_on_the_seed_alone() -> None:
+def test_held_out_points_depend_on_the_seed_alone():
     drawn = PLAN.held_out()
     assert drawn == PLAN.held_out()
     other = EnginePlan(contexts=(64, 2048), batches=(1, 8), most_rows=16, drafts=False, seed=1)
@@ -43,7 +43,7 @@ def test_held_out_points_depend_on_the_seed_alone() -> None:
     assert not {context for context, _ in shapes} <= set(PLAN.contexts)
 
 
-def test_drafts_form_a_full_grid() -> None:
+def test_drafts_form_a_full_grid():
     tasks = PLAN.draft_tasks()
     axes = [{getattr(task, name) for task in tasks} for name in ("batch", "size", "context")]
     assert axes == [{1, 8}, {0, 1, 7, 15}, {64, 2048}]
@@ -52,7 +52,7 @@ def test_drafts_form_a_full_grid() -> None:
     assert without.draft_tasks() == []
 
 
-def test_tasks_become_steps() -> None:
+def test_tasks_become_steps():
     stepped = engine()
     workload = EngineWorkload(stepped)
     verify = Task(kind="verify", size=4, context=256, batch=2)
@@ -68,7 +68,7 @@ def test_tasks_become_steps() -> None:
     ("changed", "reason"),
     [({"context": 4096}, "max_model_len leaves room for 2048"), ({"batch": 9}, "runs 8 sequences")],
 )
-def test_what_the_engine_has_no_room_for(changed: dict, reason: str) -> None:
+def test_what_the_engine_has_no_room_for(changed, reason):
     shape = {"kind": "verify", "size": 2, "context": 64, "batch": 1}
     workload = EngineWorkload(engine())
     assert workload.shortfall(Task(**shape)) == ""

@@ -20,21 +20,21 @@ CAPACITY = 200
 
 
 @pytest.fixture
-def target() -> Target:
+def target():
     return target_of(random_model("llama-gqa", dtype=torch.float32))
 
 
 @pytest.fixture
-def work(target: Target) -> Workload:
+def work(target):
     return Workload(target, NgramDrafter(), capacity=CAPACITY)
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+def seen(monkeypatch):
     """(name, cached tokens, batch, first argument) of every call of the target's methods."""
     calls: list[tuple] = []
 
-    def watch(name: str) -> None:
+    def watch(name):
         original = getattr(Target, name)
 
         def spy(self, *arguments):
@@ -51,7 +51,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 
 @pytest.mark.parametrize("kind", ["verify", "held_out"])
 @pytest.mark.parametrize(("rows", "context", "batch"), [(1, 100, 1), (7, 33, 1), (16, 100, 2)])
-def test_verify_is_the_decoders_own(work, seen, kind, rows, context, batch) -> None:
+def test_verify_is_the_decoders_own(work, seen, kind, rows, context, batch):
     logits = work.call(Task(kind=kind, size=rows, context=context, batch=batch))()
     ((name, cached, width, steps),) = seen
     assert (name, cached, width) == ("verify", context, batch)
@@ -60,14 +60,14 @@ def test_verify_is_the_decoders_own(work, seen, kind, rows, context, batch) -> N
     assert [part.shape for part in logits] == [(rows, 97)] * batch
 
 
-def test_trees_branch_and_deepen(work, seen) -> None:
+def test_trees_branch_and_deepen(work, seen):
     work.call(Task(kind="verify", size=64, context=9))()
     tree = seen[0][3][0].tree
     assert tree.depths.max() >= 4
     assert np.bincount(tree.parents).max() >= 3
 
 
-def test_every_call_starts_from_the_same_length(work, seen) -> None:
+def test_every_call_starts_from_the_same_length(work, seen):
     """Whatever the mixed order left in the cache."""
     tasks = {
         "verify": Task(kind="verify", size=5, context=50),
@@ -83,7 +83,7 @@ def test_every_call_starts_from_the_same_length(work, seen) -> None:
     ]
 
 
-def test_prefill_appends_the_whole_prompt(work, target, seen) -> None:
+def test_prefill_appends_the_whole_prompt(work, target, seen):
     call = work.call(Task(kind="prefill", size=37))
     call()
     call()
@@ -93,14 +93,14 @@ def test_prefill_appends_the_whole_prompt(work, target, seen) -> None:
     assert target.cache.lengths == [37]
 
 
-def test_commit_moves_every_accepted_row(work, target, seen) -> None:
+def test_commit_moves_every_accepted_row(work, target, seen):
     call = work.call(Task(kind="commit", size=4, context=50))
     call()
     assert seen == [("commit", 50, 1, [0, 2, 4, 6, 8])]
     assert target.cache.lengths == [50 + 5]
 
 
-def test_a_draft_sees_the_context(work, monkeypatch) -> None:
+def test_a_draft_sees_the_context(work, monkeypatch):
     asked = []
     monkeypatch.setattr(
         NgramSession, "draft", lambda self, context, request: asked.append((context, request))
@@ -113,20 +113,20 @@ def test_a_draft_sees_the_context(work, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("nodes", [1, 3, 15, 100])
-def test_build_is_best_first(work, nodes) -> None:
+def test_build_is_best_first(work, nodes):
     assert work.call(Task(kind="build", size=nodes))().nodes == nodes
     assert module.best_first is best_first
 
 
 @pytest.mark.parametrize(("nodes", "depth"), [(1, 1), (3, 3), (15, 3), (63, 3)])
-def test_acceptance_walks_a_usual_path(work, nodes, depth) -> None:
+def test_acceptance_walks_a_usual_path(work, nodes, depth):
     for kind in ("accept", "accept_sampled"):
         (outcome,) = work.call(Task(kind=kind, size=nodes))()
         assert len(outcome.rows) == min(depth, ACCEPTED_DEPTH)
     assert module.accept_together is accept_together
 
 
-def test_the_cache_holds_noise_and_is_kept(work, target) -> None:
+def test_the_cache_holds_noise_and_is_kept(work, target):
     work.call(Task(kind="verify", size=3, context=10))()
     cache = target.cache
     assert cache.capacity == CAPACITY
@@ -137,13 +137,13 @@ def test_the_cache_holds_noise_and_is_kept(work, target) -> None:
     assert target.cache is cache
 
 
-def test_more_than_the_model_has_positions(target) -> None:
+def test_more_than_the_model_has_positions(target):
     with pytest.raises(InputError, match=r"513 tokens, rows included, exceeds the 512 positions"):
         Workload(target, NgramDrafter(), capacity=513)
 
 
 class TestMemory:
-    def test_a_cache_takes_what_the_memory_leaves(self, target) -> None:
+    def test_a_cache_takes_what_the_memory_leaves(self, target):
         """2 layers x 2 KV heads x 8 wide, keys and values, float32: 256 bytes a token."""
         work = Workload(target, NgramDrafter(), capacity=CAPACITY, capacities={2: 50})
         free = {"bytes": 10**9}
@@ -160,7 +160,7 @@ class TestMemory:
         assert work.shortfall(late) == "101 tokens x batch 4; memory is left for 100"
         assert work.shortfall(Task(kind="commit", size=8, context=90, batch=4)) != ""
 
-    def test_a_forward_too_large(self, target) -> None:
+    def test_a_forward_too_large(self, target):
         work = Workload(target, NgramDrafter(), capacity=CAPACITY)
         assert work.shortfall(Task(kind="verify", size=1, context=0)) == ""
         work._free_bytes = lambda: 30_000
@@ -169,7 +169,7 @@ class TestMemory:
         )
         assert work.shortfall(Task(kind="build", size=1000)) == ""
 
-    def test_memory_that_runs_out_is_told_as_such(self, work, monkeypatch) -> None:
+    def test_memory_that_runs_out_is_told_as_such(self, work, monkeypatch):
         def full(self, steps):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB.\nDetails")
 
