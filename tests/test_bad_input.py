@@ -258,31 +258,6 @@ def no_space(*arguments: Any, **options: Any) -> Any:
 
 @pytest.mark.slow
 class TestFullDisk:
-    @pytest.mark.parametrize("room", [0, 10, 3000])
-    def test_at_the_journal(self, place, monkeypatch, room):
-        """Whole lines are kept, and the same command goes on from them."""
-        left = room
-
-        class Full(io.FileIO):
-            def write(self, data):
-                nonlocal left
-                part, left = data[:left], left - len(data[:left])
-                return super().write(part)
-
-        with monkeypatch.context() as patch:
-            patch.setattr("profiler.measure.journal.io.FileIO", Full)
-            exit_code, lines = place.run(*place.calibrate())
-        assert exit_code == 5
-        assert lines[-1].startswith("rooftree: cannot write the journal ")
-        assert "No space left on device. Free some space" in lines[-1]
-        (journal,) = place.home.glob("journals/*.jsonl")
-        content = journal.read_bytes()
-        assert content == b"" or content.endswith(b"\n")
-        exit_code, lines = place.run(*place.calibrate())
-        assert exit_code == 0
-        kept = content.count(b"\n") - 1
-        assert any(f"went on from {kept} samples" in line for line in lines) == (kept > 0)
-
     def test_at_a_probe(self, place, monkeypatch):
         """Decoding does not need the profile to be kept."""
         before = place.files()

@@ -355,27 +355,6 @@ def test_a_damaged_file_is_refused_in_one_line_or_read(name, tmp_path_factory):
     assert "refused" in seen
 
 
-def test_a_reader_without_checks_is_found(tmp_path):
-    """Mutants find what a plain reader of JSON lets through."""
-    path, errors = tmp_path / "a.json", set()
-
-    def use(path):
-        data = json.loads(path.read_bytes())
-        assert data["sizes"][0] * data["sizes"][1] > 0
-
-    @MODE
-    @given(data=st.data())
-    def one(data):
-        path.write_bytes(mutated("a.json", '{"sizes": [3, 4], "name": "x"}', data.draw))
-        try:
-            outcome(Format(name="a.json", sound=str, use=use), path)
-        except Exception as error:
-            errors.add(type(error).__name__)
-
-    one()
-    assert len(errors) >= 3, errors
-
-
 def write_profile(path: Path, new: bool) -> None:
     profile = make_profile()
     note = {"note": "new"} if new else {}
@@ -466,26 +445,3 @@ def test_a_link_is_replaced_and_not_followed(write, tmp_path):
     write(path, False)
     assert victim.read_text() == "precious"
     assert not path.is_symlink()
-
-
-def test_a_journal_follows_no_link_and_keeps_whole_lines_on_a_full_disk(tmp_path, monkeypatch):
-    victim, path = tmp_path / "victim", tmp_path / "a.jsonl"
-    victim.write_text("precious")
-    path.symlink_to(victim)
-    with pytest.raises(RooftreeError, match="cannot write the journal"):
-        Journal(path, HEADER)
-    assert victim.read_text() == "precious"
-    path.unlink()
-    with Journal(path, HEADER) as journal:
-        journal.append({"size": 1})
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", lambda handle: os.write(handle, b"x") and full_disk())
-            with pytest.raises(RooftreeError, match="No space left on device"):
-                journal.append({"size": 2})
-    assert path.read_bytes().endswith(b'{"size":1}\n')
-    with Journal(path, HEADER) as journal:
-        assert (journal.records, journal.damaged) == ([{"size": 1}], 0)
-
-
-def full_disk() -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

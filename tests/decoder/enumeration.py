@@ -5,6 +5,7 @@ from functools import cache
 
 import numpy as np
 import torch
+from scipy.stats import chi2
 
 from decoder.acceptance.drawn import DrawnTree
 
@@ -37,6 +38,19 @@ class Script:
 
     def one_of(self, weights):
         return self._choose((weights / weights.sum()).tolist())
+
+
+def chi_square_p(counts, expected):
+    """p-value of counts over cells with an expectation of 5 or more; the rest are one cell."""
+    counts, expected = np.ravel(counts), np.ravel(expected)
+    assert counts[expected < 1e-9].sum() == 0, "nothing impossible may be drawn"
+    large = expected >= 5
+    counts = np.append(counts[large], counts[~large].sum())
+    expected = np.append(expected[large], expected[~large].sum())
+    if expected[-1] < 5:  # too little to test
+        counts, expected = counts[:-1], expected[:-1]
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    return float(chi2.sf(statistic, len(expected) - 1))
 
 
 def outcomes(rule):

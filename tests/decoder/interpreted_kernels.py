@@ -16,8 +16,7 @@ from decoder.model.runtime.kernels import (
 )
 from decoder.model.runtime.tables import LayerCache
 from decoder.model.target import Step
-from tests.decoder.model.test_graphs import PROMPT, random_tree
-from tests.decoder.models import random_model, target_of
+from tests.decoder.models import PROMPT, random_model, random_tree, target_of
 from tests.decoder.table_cases import TableCase, assert_finite_padding, cases
 
 LAUNCHES = st.builds(

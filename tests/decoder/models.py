@@ -25,9 +25,10 @@ from decoder.model.loading import LoadedModel
 from decoder.model.making import make_target
 from decoder.model.target import Target
 from decoder.statistics import Round
-from decoder.tree.draft_tree import Lattice
+from decoder.tree.draft_tree import CandidateTree, Lattice, best_first
 from decoder.tree.growth import TopPaths
 
+PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
 SIZES = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -204,6 +205,13 @@ class OracleDrafter(LatticeDrafter):
                 row[row == self._truth[at]] = (self._truth[at] + 1) % self._vocab
                 row[self._rank] = self._truth[at]
         return lattice
+
+
+def random_tree(rows, seed, vocab=97):
+    random = np.random.default_rng(seed)
+    parents = np.array([random.integers(0, node + 1) for node in range(rows - 1)], dtype=np.int64)
+    tokens = random.integers(0, vocab, rows - 1)
+    return best_first(CandidateTree(tokens, parents, random.uniform(0.1, 0.9, rows - 1)), rows - 1)
 
 
 def as_paths(tree):

@@ -22,10 +22,9 @@ from decoder.acceptance.sampling import Sampling
 from decoder.custom_generate import CustomGenerate, sampling_of
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
-from tests.decoder.models import FAMILIES, WholeDrafter, random_model
+from tests.decoder.models import FAMILIES, PROMPT, WholeDrafter, random_model
 from tests.tiny_folder import write_all
 
-PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
 RAGGED = [PROMPT, [1, 2, 3], [60], [7] * 14]
 PAD = 0
 

@@ -1,6 +1,7 @@
-"""The decode loop: the same tokens as plain decoding, whatever is drafted."""
+"""The decode loop: plain decoding's tokens, or an error where logits are no numbers."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from decoder.policies.base import Fixed, Policy
 from decoder.tree.draft_tree import EMPTY, best_first
 from tests.decoder.models import (
     FAMILIES,
+    PROMPT,
     LatticeDrafter,
     OracleDrafter,
     decoder_of,
@@ -24,8 +26,6 @@ from tests.decoder.models import (
 )
 
 pytestmark = pytest.mark.cpu_kind
-
-PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -170,17 +170,9 @@ class TestBadInput:
         with pytest.raises(InputError, match="97 lies outside the vocabulary"):
             decoder.generate([97])
 
-    def test_more_than_the_model_can_attend_over(self, decoder):
-        with pytest.raises(InputError, match="exceed the 512 positions"):
-            decoder.generate(PROMPT, max_new_tokens=503)
-
     def test_text_without_a_tokenizer(self, decoder):
         with pytest.raises(InputError, match="no tokenizer"):
             decoder.generate("hello")
-
-    def test_a_tree_larger_than_the_model(self):
-        with pytest.raises(InputError, match="does not fit"):
-            decoder_of(random_model("llama-gqa"), "fixed:512")
 
 
 class Priced(Fixed):
@@ -205,3 +197,47 @@ def test_sampled_texts_are_priced_by_the_acceptance_of_sampling():
         seen.clear()
         decoder.generate([5, 17, 3, 88, 5, 17, 3], max_new_tokens=9, temperature=temperature)
         assert set(seen) == {sampled}
+
+
+TOKENS = 24
+
+
+@pytest.fixture(params=["row by row", "all rows at once"])
+def way(request, monkeypatch):
+    at_once = request.param == "all rows at once"
+    monkeypatch.setattr("decoder.acceptance.rules.argmax_at_once", lambda device: at_once)
+
+
+def broken_at(text, value):
+    """The position after a token that appears late and first there, and a model broken by it."""
+    at = next(i for i in range(3, len(text)) if text[i] not in [*PROMPT, *text[:i]])
+    model = random_model("llama-gqa")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[text[at]] = value
+    return len(PROMPT) + at + 1, model
+
+
+@pytest.mark.parametrize("policy", ["plain", "fixed:9", "chain"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_error_names_the_position(way, policy, value, temperature):
+    options = {"max_new_tokens": TOKENS, "temperature": temperature, "seed": 3}
+    whole = decoder_of(random_model("llama-gqa"), "plain").generate(PROMPT, **options).token_ids
+    position, model = broken_at(whole, value)
+    run = decoder_of(model, policy).stream(PROMPT, **options)
+    message = re.escape(f"position {position} of the text")
+    with pytest.raises(InputError, match=message) as caught:
+        for _ in run.rounds():
+            pass
+    assert "float32" in caught.value.hint
+    # Whole rounds only: what was accepted in the last one is not written.
+    assert run.token_ids == whole[: len(run.token_ids)]
+    assert run.stats.finish == "interrupted"
+
+
+def test_the_prefill_names_the_position_too(way):
+    model = random_model("llama-gqa")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[PROMPT[-1]] = float("nan")
+    with pytest.raises(InputError, match=f"position {len(PROMPT)} of the text"):
+        decoder_of(model, "plain").generate(PROMPT, max_new_tokens=4)

@@ -20,7 +20,7 @@ from decoder.extensions import DRAFTERS, is_installed
 from decoder.policies.base import Policy
 from decoder.policies.parse import parse_policy
 from decoder.profiling.startup import is_storable
-from tests.decoder.models import decoder_of, greedy, random_model, target_of
+from tests.decoder.models import PROMPT, decoder_of, greedy, random_model, target_of
 
 SOURCE = """
 import numpy as np
@@ -83,7 +83,6 @@ class Greedy(Drafter):
 
 number = 7
 """
-PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
 
 
 @pytest.fixture(autouse=True)

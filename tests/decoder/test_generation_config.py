@@ -5,10 +5,9 @@ import torch
 
 from costmodel.errors import InputError
 from decoder.engine import TreeDecoder
-from tests.decoder.models import decoder_of, random_model
+from tests.decoder.models import PROMPT, decoder_of, random_model
 from tests.tiny_folder import write_all
 
-PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
 OTHER = [60, 2, 60, 2, 60]
 SETTINGS = [
     {"repetition_penalty": 1.4},

@@ -61,7 +61,3 @@ def test_the_kind_counts_pairs_that_stand_in_the_text(text, draft, cut):
             break
         seen += 1
     assert pairs.kind(draft) == 1 + seen
-
-
-def test_a_draft_without_a_text_before_it():
-    assert SeenPairs().kind([3, 4]) == 1

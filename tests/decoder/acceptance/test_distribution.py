@@ -12,13 +12,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chi2
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from decoder.acceptance.drawn import draw_from_lattice, sibling_ranks
 from decoder.acceptance.rules import Accepted
 from decoder.acceptance.sampling import Sampling, target_distribution
 from decoder.engine import TreeDecoder
+from tests.decoder.enumeration import chi_square_p
 from tests.decoder.models import LatticeDrafter, WholeDrafter, decoder_of, plain_logits
 
 pytestmark = pytest.mark.slow  # some seconds a test
@@ -85,16 +85,7 @@ def drawing_decoder(model, policy, rule):
 
 
 def p_value(counts, exact):
-    """Chi-square over cells with an expectation of 5 or more; the rest are pooled."""
-    expected = exact * counts.sum()
-    large = expected >= 5
-    observed = np.append(counts[large], counts[~large].sum())
-    wanted = np.append(expected[large], expected[~large].sum())
-    if wanted[-1] < 5:  # too little to test; but nothing impossible may be drawn
-        assert counts[exact < 1e-12].sum() == 0
-        observed, wanted = observed[:-1], wanted[:-1]
-    statistic = ((observed - wanted) ** 2 / wanted).sum()
-    return float(chi2.sf(statistic, len(wanted) - 1))
+    return chi_square_p(counts, exact * counts.sum())
 
 
 @pytest.mark.parametrize("policy", ["chain", "fixed:6"])

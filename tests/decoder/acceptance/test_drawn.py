@@ -1,14 +1,21 @@
-"""Draws without replacement, against exact probabilities of ordered draws."""
+"""Draws without replacement against exact probabilities, and what is expected of them."""
+
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chi2
 
-from decoder.acceptance.drawn import DrawnTree, draw_from_lattice, least_kept, without_replacement
+from decoder.acceptance.drawn import (
+    DrawnTree,
+    RankExpectation,
+    draw_from_lattice,
+    least_kept,
+    without_replacement,
+)
 from decoder.acceptance.sampling import Sampling, target_distribution
 from decoder.tree.draft_tree import DraftTree, Lattice, best_first
-from tests.decoder.enumeration import ordered_draws
+from tests.decoder.enumeration import chi_square_p, ordered_draws
 
 DRAWS = 20_000
 DISTRIBUTIONS = torch.tensor(
@@ -24,21 +31,12 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def chi_square_p(drawn, exact):
-    """p-value of drawn token tuples against {tuple: probability}; rare ones are pooled."""
-    found, counts = np.unique(drawn, axis=0, return_counts=True)
-    observed = {tuple(row): count for row, count in zip(found.tolist(), counts, strict=True)}
-    assert set(observed) <= set(exact)
-    statistic = cells = rare = rare_expected = 0.0
-    for tokens, probability in exact.items():
-        expected, seen = probability * len(drawn), observed.get(tokens, 0)
-        if expected < 5:
-            rare, rare_expected = rare + seen, rare_expected + expected
-        else:
-            statistic, cells = statistic + (seen - expected) ** 2 / expected, cells + 1
-    if rare_expected >= 5:
-        statistic, cells = statistic + (rare - rare_expected) ** 2 / rare_expected, cells + 1
-    return float(chi2.sf(statistic, cells - 1))
+def p_value(drawn, exact):
+    """Drawn token tuples against {tuple: probability}."""
+    counts = Counter(map(tuple, drawn.tolist()))
+    assert set(counts) <= set(exact)
+    observed = [counts[tokens] for tokens in exact]
+    return chi_square_p(observed, len(drawn) * np.array(list(exact.values())))
 
 
 def exact_draws(q, count):
@@ -54,7 +52,7 @@ def test_ordered_draws_have_their_exact_probabilities(source, count):
     drawn = without_replacement(DISTRIBUTIONS, sources, counts, generator(count))
     assert drawn.shape == (2 * DRAWS, max(count, 2))
     mine = drawn[::2, :count]
-    assert chi_square_p(mine, exact_draws(DISTRIBUTIONS[source], count)) > 0.001
+    assert p_value(mine, exact_draws(DISTRIBUTIONS[source], count)) > 0.001
 
 
 def test_parents_of_one_distribution_draw_independently():
@@ -64,7 +62,7 @@ def test_parents_of_one_distribution_draw_independently():
     )
     pairs = drawn[:, 0].reshape(DRAWS, 2)
     exact = {(a, b): float(q[0, a] * q[0, b]) for a in range(4) for b in range(4)}
-    assert chi_square_p(pairs, exact) > 0.001
+    assert p_value(pairs, exact) > 0.001
 
 
 def test_children_that_q_has_no_token_for_are_left_out():
@@ -132,3 +130,61 @@ def test_q_is_cut_where_the_target_would_be(sampling):
         if wanted.top_p == 1.0 or wanted.top_k == 0:
             assert (kept == allowed.numpy()).all()
         assert kept.sum() <= (target_distribution(logits[row], only_k) > 0).sum()
+
+
+CONFIDENCE, BELOW = 0.5, 0.9  # at the root, and one level below
+Q = torch.tensor([[CONFIDENCE, 0.2, 0.2, 0.1], [BELOW, 0.1, 0.0, 0.0]])
+
+
+def star(children):
+    """A root with `children` drawn children, of which the first has one."""
+    parents = np.array([0] * children + [1], dtype=np.int64)
+    sources = np.full(children + 2, -1)
+    sources[[0, 1]] = [0, 1]
+    depths = np.array([1] * children + [2])
+    return DrawnTree(np.arange(children + 1), parents, depths, np.ones(children + 1), Q, sources)
+
+
+def expected(expectation, width=4, confidence=CONFIDENCE):
+    return expectation.of(np.array([confidence]), width)[0]
+
+
+@pytest.mark.parametrize("confidence", [0.0, 0.01, 0.3, 0.6, 0.97, 1.0, float("nan")])
+def test_before_any_round(confidence):
+    """A sub-distribution over the draws that never rises, and sure of a sure drafter."""
+    found = expected(RankExpectation(), 20, confidence)
+    assert found.shape == (20,)
+    assert (found >= 0.0).all()
+    assert found.sum() <= 1.0 + 1e-12
+    assert (np.diff(found) <= 0.0).all()
+    if confidence == 1.0:
+        assert found[0] == pytest.approx(0.95)
+
+
+def test_frequencies_are_learnt_from_trees_of_any_width():
+    """Each draw's share given that its parent was reached, from a known acceptance."""
+    shares = np.array([0.45, 0.25, 0.1])
+    random = np.random.default_rng(5)
+    expectation = RankExpectation()
+    for _ in range(6000):
+        children = int(random.integers(1, 4))
+        accepted = int(np.searchsorted(shares.cumsum(), random.random()))
+        rows = [accepted + 1] if accepted < children else []
+        expectation.observe(star(children), rows)
+    np.testing.assert_allclose(expected(expectation, 3), shares, atol=0.07)
+
+
+def test_a_deeper_node_counts_at_its_own_level():
+    expectation = RankExpectation()
+    for _ in range(200):
+        expectation.observe(star(1), [1])
+    assert expected(expectation, 1)[0] > 0.9
+    assert expected(expectation, 1, BELOW)[0] < 0.15
+    np.testing.assert_allclose(expectation.usual_confidences(2), [CONFIDENCE, BELOW], atol=0.01)
+    assert len(expectation.usual_confidences(100)) == 100
+
+
+def test_lattice_of_draws():
+    lattice = RankExpectation().lattice(np.array([0.9, 0.2]), 5)
+    assert lattice.tokens.tolist() == [[0, 1, 2, 3, 4]] * 2
+    assert lattice.probabilities[0, 0] > lattice.probabilities[1, 0]

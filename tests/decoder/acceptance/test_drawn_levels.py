@@ -6,7 +6,6 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chisquare
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from decoder.acceptance.drawn import draw_levels
@@ -14,6 +13,7 @@ from decoder.acceptance.rules import Picker, recursive_rejection, traversal
 from decoder.acceptance.sampling import Sampling
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.tree.draft_tree import DraftTree
+from tests.decoder.enumeration import chi_square_p
 from tests.decoder.models import SIZES, decoder_of, plain_logits, random_model, target_of
 
 PROMPT = [5, 17, 3, 88, 5, 17, 3, 41]
@@ -37,21 +37,14 @@ def seeded(seed):
 
 
 def session_of(model, prompt, **options):
-    session = CausalLMDrafter(target_of(model), **options).start(np.array(prompt), None)
-    return session
+    return CausalLMDrafter(target_of(model), **options).start(np.array(prompt), None)
 
 
 def assert_distributed(counts, expected):
-    """Counted outcomes against their probabilities, rare outcomes taken together."""
-    rounds = sum(counts.values())
+    """Counted outcomes against their probabilities."""
     assert set(counts) <= set(expected)
-    wanted = np.array(list(expected.values())) * rounds
-    observed = np.array([counts[outcome] for outcome in expected])
-    rare = wanted < 5.0
-    if rare.any():
-        wanted = np.append(wanted[~rare], wanted[rare].sum())
-        observed = np.append(observed[~rare], observed[rare].sum())
-    assert chisquare(observed, wanted).pvalue > 1e-3
+    wanted = np.array(list(expected.values())) * sum(counts.values())
+    assert chi_square_p([counts[outcome] for outcome in expected], wanted) > 1e-3
 
 
 def path_to(tree, row):

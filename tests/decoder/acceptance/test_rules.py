@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from decoder.acceptance.drawn import DrawnTree
-from decoder.acceptance.rules import recursive_rejection, traversal, walk
+from decoder.acceptance.rules import Accepted, recursive_rejection, traversal, walk
 from decoder.tree.draft_tree import DraftTree
 from tests.decoder.enumeration import Target, drawn_trees, enumerate_rule
 
@@ -229,8 +229,6 @@ def textbook_traversal(tree, logits, choices):
 
 
 def textbook_outcome(tree, rows, bonus):
-    from decoder.acceptance.rules import Accepted
-
     return Accepted([int(row) for row in rows], [int(tree.tokens[row - 1]) for row in rows], bonus)
 
 

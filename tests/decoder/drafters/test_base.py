@@ -43,8 +43,3 @@ def test_what_a_drafter_is_by_default():
     for call in (lambda: session.rewind(1), lambda: session.draw(None, None, 1.0, None)):
         with pytest.raises(NotImplementedError, match="RepeatSession"):
             call()
-
-
-def test_an_object_without_a_draft_cannot_be_made():
-    with pytest.raises(TypeError, match="abstract"):
-        DraftSession()

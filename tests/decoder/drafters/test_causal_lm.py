@@ -12,10 +12,9 @@ from decoder.drafters.ngram import NgramDrafter
 from decoder.drafters.vocabulary import check_vocabulary
 from decoder.model.loading import load_model
 from decoder.tree.growth import SinglePath, TopPaths, grow
-from tests.decoder.models import decoder_of, greedy, random_model, target_of
+from tests.decoder.models import PROMPT, decoder_of, greedy, random_model, target_of
 from tests.tiny_folder import write_all, write_weights
 
-PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
 VOCAB = 97
 GROWTHS = {
     "top paths": TopPaths(width=3, frontier=3, max_depth=4),

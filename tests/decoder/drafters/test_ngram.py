@@ -73,16 +73,6 @@ def test_the_trie_is_the_one_defined(context, depth):
     assert found == pytest.approx(expected)
 
 
-@given(contexts, st.integers(1, 18))
-@settings(deadline=None)
-def test_it_is_a_tree_of_probabilities(context, depth):
-    tree = draft(context, depth)
-    assert np.all(tree.parents <= np.arange(len(tree.tokens)))  # parents come first
-    assert np.all(tree.probabilities > 0)
-    for row in range(len(tree.tokens) + 1):
-        assert tree.probabilities[tree.parents == row].sum() <= 1 + 1e-12
-
-
 def test_several_continuations_make_a_tree():
     """After `1 2` came 3 twice, of which once after `9 1 2`, and 4 once."""
     tree = as_paths(draft([7, 1, 2, 3, 7, 1, 2, 4, 9, 1, 2, 3, 9, 1, 2], depth=1))

@@ -7,8 +7,14 @@ from decoder.model.loading import borrow_model
 from decoder.model.making import make_target
 from decoder.model.runtime.fused import fuse, unfuse
 from decoder.model.target import Step
-from tests.decoder.model.test_graphs import PROMPT, random_tree
-from tests.decoder.models import FAMILIES, plain_logits, random_model, target_of
+from tests.decoder.models import (
+    FAMILIES,
+    PROMPT,
+    plain_logits,
+    random_model,
+    random_tree,
+    target_of,
+)
 
 UNFUSED = ("gpt-neox", "qwen3-moe")
 FUSIBLE = [family for family in FAMILIES if family not in UNFUSED]

@@ -14,8 +14,15 @@ from decoder.model.making import make_target
 from decoder.model.runtime.capture import CudaCapture, GraphedFunction
 from decoder.model.target import Step, Target
 from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder, rounds
-from tests.decoder.model.test_graphs import PROMPT, random_tree
-from tests.decoder.models import LatticeDrafter, greedy, random_model, request, target_of
+from tests.decoder.models import (
+    PROMPT,
+    LatticeDrafter,
+    greedy,
+    random_model,
+    random_tree,
+    request,
+    target_of,
+)
 
 pytestmark = pytest.mark.gpu
 

@@ -20,19 +20,20 @@ from decoder.model.runtime.graphs import GraphRuntime
 from decoder.model.target import Step, Target
 from decoder.profiling.measured_profile import profile_key, runtime_section
 from decoder.profiling.startup import ProfileChoice, find_cost
-from decoder.tree.draft_tree import EMPTY, CandidateTree, best_first
+from decoder.tree.draft_tree import EMPTY
 from tests.decoder.models import (
     FAMILIES,
+    PROMPT,
     LatticeDrafter,
     OracleDrafter,
     greedy,
     random_model,
+    random_tree,
     target_of,
 )
 from tests.decoder.replay import ReplayCapture
 
 PEAKS = PeaksSection(source="measured", flops_per_s=1e11, bytes_per_s=1e10)
-PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
 
 
 def graph_target(model, budget_bytes=1 << 40, **capture) -> tuple[Target, ReplayCapture]:
@@ -41,13 +42,6 @@ def graph_target(model, budget_bytes=1 << 40, **capture) -> tuple[Target, Replay
     stand_in = ReplayCapture(**capture)
     target.runtime = GraphRuntime(target._step, target._eager, stand_in, budget_bytes)
     return target, stand_in
-
-
-def random_tree(rows, seed, vocab=97):
-    random = np.random.default_rng(seed)
-    parents = np.array([random.integers(0, node + 1) for node in range(rows - 1)], dtype=np.int64)
-    tokens = random.integers(0, vocab, rows - 1)
-    return best_first(CandidateTree(tokens, parents, random.uniform(0.1, 0.9, rows - 1)), rows - 1)
 
 
 def test_buckets():

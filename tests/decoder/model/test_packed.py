@@ -22,8 +22,7 @@ from decoder.profiling.measured_profile import profile_key
 from decoder.tree.draft_tree import EMPTY
 from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder
 from tests.decoder.model.test_fused import FUSIBLE, with_biases
-from tests.decoder.model.test_graphs import PROMPT, random_tree
-from tests.decoder.models import FAMILIES, greedy, plain_logits, random_model
+from tests.decoder.models import FAMILIES, PROMPT, greedy, plain_logits, random_model, random_tree
 
 pytestmark = pytest.mark.cpu_kind
 

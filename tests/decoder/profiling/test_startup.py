@@ -17,11 +17,9 @@ from decoder.profiling import probe
 from decoder.profiling.measured_profile import profile_key, soft_key
 from decoder.profiling.probe import POINTS, quick_profile, time_drafter
 from decoder.profiling.startup import ProfileChoice, calibrate_command, find_cost
-from tests.decoder.models import decoder_of, greedy, random_model, target_of
+from tests.decoder.models import PROMPT, decoder_of, greedy, random_model, target_of
 
 pytestmark = pytest.mark.cpu_kind
-
-PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17]
 
 
 @pytest.fixture(autouse=True)

@@ -141,22 +141,6 @@ def test_json_on_stdout_is_stable(clocked):
     assert record["unmeasured"] == record["skipped"] == []
 
 
-@pytest.mark.slow
-def test_a_person_gets_a_table_the_paths_and_a_verdict(clocked):
-    exit_code, out, _ = clocked.run()
-    assert exit_code == 0
-    lines = out.splitlines()
-    assert lines[0].split()[:2] == ["rows", "nodes"]
-    assert "ms at context 128" in lines[0]
-    rows = [line.split()[:2] for line in lines if re.match(r" *\d+ +\d+ ", line)]
-    assert rows == [[str(r), str(r - 1)] for r in (1, 2, 3, 4, 6, 8, 12, 16)]
-    assert any(re.match(r"16 points from \d+ samples in \d+ s", line) for line in lines)
-    assert any(line.startswith("linear calibration: ") for line in lines)
-    (path,) = [line.removeprefix("profile: ") for line in lines if line.startswith("profile: ")]
-    assert Path(path).is_file()
-    assert lines[-1].startswith("Choosing the tree size from this profile costs at most")
-
-
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -94,45 +93,6 @@ def test_a_text_that_ends_at_once_has_no_rates(capsys):
     demo.print_comparison({"prompts": [ended], "pooled": pooled, "drafter": "", "profile": ""})
     assert ["ended", "-", "-", "-", "-", "-", "yes"] in [
         line.split() for line in capsys.readouterr().out.splitlines()
-    ]
-
-
-class FakeRun:
-    """A text of so many rounds, a letter each, that notes when each round was run."""
-
-    def __init__(self, letter: str, rounds: int, noted: list[str]) -> None:
-        self.token_ids: list[int] = []
-        self.stats = letter
-        self._letter, self._left, self._noted = letter, rounds, noted
-
-    def rounds(self) -> Iterator[list[str]]:
-        for number in range(self._left):
-            self._noted.append(self._letter)
-            self.token_ids.append(number)
-            yield [self._letter, "."]
-
-
-class FakeDecoder:
-    def __init__(self, *run: Any) -> None:
-        self._run = run
-
-    def stream(self, prompt: str, *, max_new_tokens: int, chat: bool) -> FakeRun:
-        assert (prompt, max_new_tokens, chat) == ("Say it.", 12, True)
-        return FakeRun(*self._run)
-
-
-def test_policies_decode_a_round_each_in_turn():
-    noted: list[str] = []
-    arms = {"plain": FakeDecoder("p", 4, noted), "bastion": FakeDecoder("b", 2, noted)}
-    found = demo.decode_together(arms, "Say it.", 12)
-    assert {policy: (one.text, one.token_ids, one.stats) for policy, one in found.items()} == {
-        "plain": ("p.p.p.p.", [0, 1, 2, 3], "p"),
-        "bastion": ("b.b.", [0, 1], "b"),
-    }
-    assert [sorted(noted[:2]), sorted(noted[2:4]), noted[4:]] == [
-        ["b", "p"],
-        ["b", "p"],
-        ["p", "p"],
     ]
 
 

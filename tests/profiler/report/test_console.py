@@ -8,14 +8,6 @@ from hypothesis import strategies as st
 
 from profiler.report.console import print_json, table_lines
 
-LONG = "/a/path/" + "x" * 150
-COLUMNS = ("GPU", "GPUs", "at once", "tokens a cycle", "tpot ms", "ttft ms", "per hour", "path")
-ROWS = [
-    ("rtx-pro-6000-workstation", "2 (1 to 2)", "16 of 64", "1.00", "15.7 (13.0 to 19.0)",
-     "66 (55 to 79)", "3.20 (1.60 to 3.20)", "/profiles/rtx-pro-6000/a.yaml"),
-    ("l40s", None, None, None, None, None, None, None),
-]  # fmt: skip
-
 
 class TestJson:
     def test_one_object_with_its_version_and_sorted_keys(self, capsys):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from costmodel.calibration.points import ErrorSummary
-from costmodel.errors import InputError
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import HeldOutSection, RegretSection
 from profiler.report.profiles import plot_profile, verdict
@@ -50,19 +49,3 @@ class TestPicture:
     def test_a_profile_without_points_is_drawn_too(self, tmp_path):
         profile = make_profile().model_copy(update={"surface": None})
         assert plot_profile(profile, tmp_path / "a.png").stat().st_size > 1000
-
-    def test_an_old_picture_is_replaced_whole_or_not_at_all(self, tmp_path, monkeypatch):
-        path = tmp_path / "a.png"
-        path.write_bytes(b"old")
-
-        def full(handle, data):
-            raise OSError(28, "No space left on device")
-
-        with monkeypatch.context() as patch:
-            patch.setattr("os.write", full)
-            with pytest.raises(InputError, match=r"a\.png: not written, the disk is full\. Free"):
-                plot_profile(make_profile(), path)
-        assert path.read_bytes() == b"old"
-        assert [file.name for file in tmp_path.iterdir()] == ["a.png"]
-        plot_profile(make_profile(), path)
-        assert path.read_bytes().startswith(b"\x89PNG")
