@@ -59,22 +59,17 @@ def test_decode(target, capsys):
     assert "The sky is ->" in output
 
 
-def test_own_drafter(target, capsys):
-    load("own_drafter").main(target)
+@pytest.mark.parametrize(
+    ("main", "name"),
+    [(lambda: load("own_drafter").main, "recall"), (lambda: load("own_policy").main, "likely")],
+)
+def test_drafters_and_policies_of_ones_own(target, capsys, main, name):
+    main()(target)
     plain = TreeDecoder.from_pretrained(target, policy="plain").generate(PROMPT, max_new_tokens=32)
     text, line = capsys.readouterr().out.rsplit("\n", 2)[:2]
     assert text == plain.text
-    rate = re.fullmatch(r"recall: (\d\.\d\d) tokens a verification", line)
-    assert rate is not None
+    rate = re.fullmatch(rf"{name}: (\d\.\d\d) tokens a verification", line)
     assert float(rate[1]) >= 1.0
-
-
-def test_own_policy(target, capsys):
-    load("own_policy").main(target)
-    plain = TreeDecoder.from_pretrained(target, policy="plain").generate(PROMPT, max_new_tokens=32)
-    text, line = capsys.readouterr().out.rsplit("\n", 2)[:2]
-    assert text == plain.text
-    assert re.fullmatch(r"likely: \d\.\d\d tokens a verification", line)
 
 
 @pytest.mark.slow

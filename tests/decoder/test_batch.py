@@ -104,9 +104,6 @@ class CountingCost(StairCost):
     def __init__(self, step_s, every):
         self.step_s, self.every = step_s, every
 
-    def sizes(self, most):
-        return np.arange(most + 1)
-
     def cycle_s(self, nodes, context, batch=1):
         rows = batch * (np.asarray(nodes, dtype=np.float64) + 1)
         assert np.allclose(rows, np.round(rows))

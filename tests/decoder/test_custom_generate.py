@@ -79,17 +79,19 @@ def test_rows_that_end_early_are_padded(model):
         assert len(set(lengths.tolist())) > 1
 
 
-def test_a_dictionary_where_one_is_asked_for(model):
-    theirs, ours = both(model, [PROMPT], return_dict_in_generate=True)
-    assert isinstance(ours, GenerateDecoderOnlyOutput)
-    assert torch.equal(theirs.sequences, ours.sequences)
-
-
-def test_max_length_and_position_ids(model):
-    theirs, ours = both(model, [PROMPT], max_new_tokens=None, max_length=23)
-    assert torch.equal(theirs, ours)
-    positions = torch.arange(len(PROMPT))[None]
-    theirs, ours = both(model, [PROMPT], position_ids=positions)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_new_tokens": None, "max_length": 23},
+        {"position_ids": torch.arange(len(PROMPT))[None]},
+        {"return_dict_in_generate": True},
+    ],
+)
+def test_other_ways_to_ask(model, options):
+    theirs, ours = both(model, [PROMPT], **options)
+    if "return_dict_in_generate" in options:
+        assert isinstance(ours, GenerateDecoderOnlyOutput)
+        theirs, ours = theirs.sequences, ours.sequences
     assert torch.equal(theirs, ours)
 
 

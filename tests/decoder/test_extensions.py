@@ -89,6 +89,7 @@ number = 7
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # no waiting for a hub
+    monkeypatch.setattr("decoder.profiling.probe.BUDGET_S", 0.0)
     monkeypatch.setattr(
         "decoder.profiling.measured_profile.measure_peaks",
         lambda device, dtype: Peaks(flops_per_s=1e11, bytes_per_s=1e10),

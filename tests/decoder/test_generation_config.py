@@ -12,8 +12,6 @@ OTHER = [60, 2, 60, 2, 60]
 SETTINGS = [
     {"repetition_penalty": 1.4},
     {"no_repeat_ngram_size": 2},
-    {"suppress_tokens": [43, 96]},
-    {"bad_words_ids": [[49, 43], [96]]},
     {"repetition_penalty": 1.3, "min_new_tokens": 9, "eos_token_id": list(range(40))},
 ]
 

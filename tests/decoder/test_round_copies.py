@@ -62,34 +62,22 @@ def accelerator(monkeypatch):
     monkeypatch.setattr("decoder.acceptance.rules.argmax_at_once", lambda device: True)
 
 
+@pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("texts", [1, 3])
 @pytest.mark.parametrize("policy", ["plain", "fixed:9"])
-def test_accepted_tokens_come_in_one_copy(monkeypatch, accelerator, texts, policy):
-    """Of all sequences together, branches and depths of whatever size."""
+def test_accepted_tokens_come_in_one_copy(monkeypatch, accelerator, texts, policy, captured):
+    """Of all sequences together; captured forwards choose their tokens, so that none is asked."""
     model = random_model("llama-gqa")
     prompts = [PROMPT, PROMPT[:2], PROMPT[3:]][:texts]
     truths = [greedy(model, prompt, 20) for prompt in prompts]
     drafter = OracleDrafter(prompts[0] + truths[0], 97)
-    decoder = TreeDecoder(target_of(model), policy=policy, drafter=drafter)
+    target = graph_target(model)[0] if captured else target_of(model)
+    decoder = TreeDecoder(target, policy=policy, drafter=drafter)
+    if captured:
+        decoder.generate(prompts[0], max_new_tokens=20)  # captures what is needed
     rounds, found = questions_of_rounds(monkeypatch, decoder, prompts, 20)
     assert found == truths
-    assert [asked for asked, _ in rounds] == [["cpu"]] * len(rounds)
-    assert policy == "plain" or max(accepted[0] for _, accepted in rounds) > 1
-
-
-@pytest.mark.parametrize("texts", [1, 3])
-@pytest.mark.parametrize("policy", ["plain", "fixed:9"])
-def test_captured_forwards_choose_their_tokens(monkeypatch, accelerator, texts, policy):
-    """So that a round asks for none."""
-    model = random_model("llama-gqa")
-    prompts = [PROMPT, PROMPT[:2], PROMPT[3:]][:texts]
-    truths = [greedy(model, prompt, 20) for prompt in prompts]
-    drafter = OracleDrafter(prompts[0] + truths[0], 97)
-    decoder = TreeDecoder(graph_target(model)[0], policy=policy, drafter=drafter)
-    decoder.generate(prompts[0], max_new_tokens=20)  # captures what is needed
-    rounds, found = questions_of_rounds(monkeypatch, decoder, prompts, 20)
-    assert found == truths
-    assert [asked for asked, _ in rounds] == [[]] * len(rounds)
+    assert [asked for asked, _ in rounds] == [[] if captured else ["cpu"]] * len(rounds)
     assert policy == "plain" or max(accepted[0] for _, accepted in rounds) > 1
 
 

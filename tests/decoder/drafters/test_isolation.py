@@ -28,15 +28,10 @@ def tree(parents, tokens=(1, 2, 3)):
 
 DRAFTS = {
     "none": None,
-    "a list": [1, 2, 3],
     "other shapes": lattice(np.zeros((3, 2), np.int64), np.ones((3, 1))),
-    "one axis": lattice(np.zeros(3, np.int64), np.ones(3)),
     "fractions": lattice(np.full((3, 2), 1.5), np.ones((3, 2))),
     "texts": lattice(np.full((3, 2), "a"), np.ones((3, 2))),
-    "no chances": lattice(np.zeros((3, 2), np.int64), np.full((3, 2), "a")),
     "a parent behind": tree([0, 3, 1]),
-    "its own parent": tree([1, 1, 1]),
-    "a negative parent": tree([0, -1, 1]),
     "too few parents": tree([0, 1]),
     "no rows": tree([[0], [1], [2]]),
 }

@@ -12,38 +12,32 @@ from decoder.drafters import factory
 from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.model.demo_model import FILES, demo_model_folder
-from profiler import cli, demo
+from profiler import demo
 from tests.decoder.draft_models import dflash_folder, draft_target
 
 pytestmark = pytest.mark.cpu_kind
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(run):
     """The folder of the demo model in a data directory of one's own."""
-    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
     folder = demo_model_folder()
     folder.mkdir(parents=True)
     return folder
 
 
-def test_the_folder_is_printed_alone_on_stdout(folder, capsys):
+def test_the_folder_is_printed_alone_on_stdout(folder, run):
     for name in FILES:
         (folder / name).write_text("{}")
-    assert cli.run(["demo-model"]) == 0
-    assert capsys.readouterr().out == f"{folder}\n"
-    assert cli.run(["demo-model", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {
+    assert run("demo-model")[:2] == (0, f"{folder}\n")
+    assert json.loads(run("demo-model", "--json")[1]) == {
         "schema_version": 1, "folder": str(folder), "comparison": None,
     }  # fmt: skip
 
 
-def test_another_folder_is_refused_in_one_line(folder, capsys):
+def test_another_folder_is_refused_in_one_line(folder, refused):
     (folder / "thesis.txt").write_text("important")
-    assert cli.run(["demo-model"]) == 2
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err.count("\n")) == ("", 1)
-    assert "is not the demo model" in captured.err
+    assert "is not the demo model" in refused("demo-model")
 
 
 def counts(tokens: int, seconds: float, rounds: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The output of every command: one form of JSON, and tables that fit the terminal."""
+"""The output of every command: one form of JSON."""
 
 from __future__ import annotations
 
@@ -29,16 +29,12 @@ from tests.tiny_folder import isolate, write_all
 ROOT = Path(__file__).parents[3]
 TIMES = ROOT / "tests/costmodel/imports/data/times.csv"
 SHIPPED = str(shipped_directory() / "h100-sxm" / "qwen3-8b.bfloat16.kernels.tp1.yaml")
-LONG = "a-long-name-of-a-folder/" * 4
 TRAFFIC = ["--prompt-tokens", "1000", "--output-tokens", "400", "--rate", "5/s"]
 
 
 @pytest.fixture(scope="module")
 def result():
-    """A benchmark of three prompt sets, and a drafter with a long name."""
-    names = ("a-drafter-that-has-quite-a-long-name", "b")
-    arms = [PLAIN_ARM, *(policy_arm(policy, name) for policy in ("bastion", "fixed:7", "fixed:15")
-                         for name in names)]  # fmt: skip
+    arms = [PLAIN_ARM, *(policy_arm(policy, "ngram") for policy in ("bastion", "fixed:7"))]
     return make_result(arms, per_set=2, repeats=1)
 
 
@@ -48,12 +44,12 @@ def target(tmp_path_factory):
 
 
 class Place:
-    """Files to run every command on, in a folder with a long name."""
+    """Files to run every command on."""
 
     def __init__(self, folder: Path, home: Path, target: str, result: Result) -> None:
-        self.folder = folder / LONG
+        self.folder = folder / "made"
         self.target = target
-        self.profile = str(ProfileStore([home]).save(make_profile("A Device With A Long Name")))
+        self.profile = str(ProfileStore([home]).save(make_profile()))
         self.result = str(folder / "result.json")
         write_result(result, self.result, **derived(result))
         demo_model_folder().mkdir(parents=True)
@@ -104,22 +100,18 @@ def place(tmp_path, monkeypatch, target, result):
     comparison = {"profile": "none", "drafter": "ngram", "prompts": rows, "pooled": rows[0]}
     held_out = {"mape": 0.1, "p95": 0.2, "worst": 0.3, "regret": None, "regret_worst": None}
     fits = {"linear": {"held_out": held_out}, "physical": {"held_out": held_out}}
-    device = make_profile("A Device With A Long Name")
+    device = make_profile()
     provenance = device.provenance.model_copy(update={"duration_s": 3.0})
     measured = device.model_copy(update={"provenance": provenance})
     calibrated = CalibrationResult(
-        profile=measured, path=tmp_path / LONG / "a.yaml", picture=tmp_path / LONG / "a.png",
+        profile=measured, path=tmp_path / "a.yaml", picture=tmp_path / "a.png",
         warnings=(), resumed_samples=0, unmeasured=(), skipped={},
     )  # fmt: skip
     made: dict[str, Any] = {
         "lab.bench.session.bench": result,
         "profiler.calibrate.run.calibrate": calibrated,
         "profiler.calibrate.imported.fit_table": {
-            "target": "a",
-            "device": "b",
-            "fitted": 9,
-            "points": 9,
-            "selected": "linear",
+            "target": "a", "device": "b", "fitted": 9, "points": 9, "selected": "linear",
             "calibrations": fits,
         },
         "costmodel.compose.profiles.compose": device,
@@ -127,7 +119,7 @@ def place(tmp_path, monkeypatch, target, result):
         "lab.training.recipe.train_dflash": trained,
         "lab.papers.blockpilot.recipe.train_blockpilot": (tmp_path / "pilot", pilot),
         "lab.training.corpus.read_corpus": [],
-    }
+    }  # fmt: skip
     for name, value in made.items():
         monkeypatch.setattr(name, lambda *words, value=value, **options: value)
     monkeypatch.setattr(checks, "observe", lambda s: Activity(processes=(), steal_share=0.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -330,31 +331,15 @@ def test_a_gpu_too_old_for_bfloat16(monkeypatch):
 
 
 def test_a_cuda_sample_starts_on_an_idle_device_with_a_cold_cache():
-    done: list[str] = []
-
-    class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
-
-        def record(self, stream):
-            done.append(f"record on {stream}")
-
-        def synchronize(self):
-            done.append("wait")
-
-        def elapsed_time(self, end):
-            return 2.5
-
-    class Device:
-        def __init__(self, device): ...
-
-        def __enter__(self): ...
-
-        def __exit__(self, *error): ...
-
+    done = []
+    event = SimpleNamespace(
+        record=lambda stream: done.append(f"record on {stream}"),
+        synchronize=lambda: done.append("wait"),
+        elapsed_time=lambda end: 2.5,
+    )
     cuda = SimpleNamespace(
-        Event=Event,
-        device=Device,
+        Event=lambda enable_timing: event,
+        device=nullcontext,
         synchronize=lambda device: done.append("idle"),
         current_stream=lambda device: "stream",
     )

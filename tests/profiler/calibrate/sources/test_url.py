@@ -14,7 +14,6 @@ from costmodel.errors import MeasurementError
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import PeaksSection
 from costmodel.roofline import Roofline
-from profiler import cli
 from profiler.calibrate.run import CalibrationListener, calibrate
 from profiler.calibrate.source import CalibrationSettings
 from profiler.calibrate.sources import url as module
@@ -211,33 +210,20 @@ def test_contexts_beyond_the_server_are_not_asked():
     assert "takes 1000 tokens" in workload.shortfall(Task(kind="verify", size=16, context=982))
 
 
-def run(capsys, *arguments: str) -> tuple[int, str, str]:
-    code = cli.run(["calibrate", "url", *arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def test_the_command_over_http(capsys, tmp_path):
+def test_the_command_over_http(run, tmp_path):
     details = {"prompt_tokens_details": {"cached_tokens": 10_000}}
     arguments = ["--device", "cpu", "--contexts", "128,256", "--batch", "1,2", "--json"]
-    path = tmp_path / "served.yaml"
+    path = str(tmp_path / "served.yaml")
     with OpenAIServer(usage=lambda usage: usage | details) as server:
-        code, out, err = run(
-            capsys, server.url, *arguments, "--time-budget", "3s", "--output", str(path)
-        )
-    assert code == 0, err
+        words = [server.url, *arguments, "--time-budget", "3s", "--output", path]
+        code, out, err = run("calibrate", "url", *words)
+    assert code == 0 and "(vllm-0.32.0)" in err, err
     record = json.loads(out)
-    assert record["path"] == str(path)
+    assert record["path"] == path
     assert record["profile"]["runtime"]["kind"] == "url"
-    assert "(vllm-0.32.0)" in err
-    assert run_export(capsys, path)
-
-
-def run_export(capsys, path: Path) -> bool:
-    """Whether `profiles show` and `export` take the profile."""
-    shown = cli.run(["profiles", "show", str(path)])
-    exported = cli.run(["export", str(path), "--engine", "vllm", "--acceptance", "0.7"])
-    return shown == exported == 0 and "vllm serve" in capsys.readouterr().out
+    assert run("profiles", "show", path)[0] == 0
+    export = run("export", path, "--engine", "vllm", "--acceptance", "0.7")
+    assert export[0] == 0 and "vllm serve" in export[1]
 
 
 @pytest.mark.parametrize(
@@ -250,34 +236,28 @@ def run_export(capsys, path: Path) -> bool:
         (["http://elsewhere:8000"], "is not this machine.*--device h100-sxm"),
         ([URL, "--device", "x100"], "no known device is called 'x100'"),
     ],
-)  # fmt: skip
-def test_one_line_for_each_mistake(capsys, arguments, message):
-    code, _, err = run(capsys, *arguments)
+)
+def test_one_line_for_each_mistake(run, arguments, message):
+    code, _, err = run("calibrate", "url", *arguments)
     assert code == 2
-    assert_line(err, message)
+    assert re.search(message, err.strip().splitlines()[-1]), err
 
 
-def test_models_are_named(capsys):
-    unknown = b'{"data":[{"id":"mine-7b"}]}'
-    with OpenAIServer({"/v1/models": (200, {}, unknown)}) as server:
-        code, _, err = run(capsys, server.url)
-        assert code == 2
-        assert_line(err, "calls its model 'mine-7b', which is no known target.*--target")
-    with OpenAIServer({"/v1/models": (200, {}, b'{"object":"list"}')}) as server:
-        code, _, err = run(capsys, server.url)
-        assert_line(err, "does not speak the OpenAI API")
-
-
-def test_the_key_comes_from_the_environment(capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (
+            (200, {}, b'{"data":[{"id":"mine-7b"}]}'),
+            "its model 'mine-7b', which is no known.*--targ",
+        ),
+        ((200, {}, b'{"object":"list"}'), "does not speak the OpenAI API"),
+        ((401, {}, b""), "wants an API key.*ROOFTREE_API_KEY"),
+    ],
+)
+def test_models_are_named_and_the_key_comes_from_the_environment(run, monkeypatch, answer, message):
     monkeypatch.setenv("ROOFTREE_API_KEY", "secret")
-    with OpenAIServer({"/v1/models": (401, {}, b"")}) as server:
-        code, _, err = run(capsys, server.url)
-    assert code == 2
+    with OpenAIServer({"/v1/models": answer}) as server:
+        code, _, err = run("calibrate", "url", server.url)
+    assert code != 0 and re.search(message, err.strip().splitlines()[-1]), err
     assert server.requests[0][1]["Authorization"] == "Bearer secret"
     assert "secret" not in err
-
-
-def assert_line(err: str, message: str) -> None:
-    lines = err.strip().splitlines()
-    assert re.search(message, lines[-1]), err
-    assert not any("Traceback" in line for line in lines)
