@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from lab.papers.specblock import figures
 from profiler import cli
 from tests.tiny_folder import write_tokenizer, write_weights
 
@@ -49,7 +51,11 @@ def test_wrong_words_are_named(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dflash", "specblock"])
 def test_trains_and_goes_on_from_what_it_trained(
-    capsys: pytest.CaptureFixture[str], target: str, tmp_path: Path, kind: str
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    target: str,
+    tmp_path: Path,
+    kind: str,
 ) -> None:
     common = ["--kind", kind, "--target", target, "--texts", "64", "--steps", "1", "--json"]
     status, out, err = run(capsys, *common, "--output", str(tmp_path / "first"))
@@ -70,8 +76,14 @@ def test_trains_and_goes_on_from_what_it_trained(
         for run in (first, second)
     ]
     assert config[0] == config[1]
+    texts = str(tmp_path / "first" / "texts")
+    if kind == "specblock":
+        words = ["figures", first["drafter"], "--target", target, "--texts", texts]
+        monkeypatch.setattr(sys, "argv", words)
+        monkeypatch.setattr(figures, "split", lambda texts: ([], texts[:2]))  # so few hold out none
+        figures.main()
+        assert "| b_3 (rank > 10) | " in capsys.readouterr().out
     if kind == "dflash":
-        texts = str(tmp_path / "first" / "texts")
         words = ["--target", target, "--drafter", first["drafter"], "--texts", texts, "--json"]
         settings = [word for one in ("epochs=1", "hidden=8", "texts=9", "max_new_tokens=8")
                     for word in ("--set", one)]  # fmt: skip

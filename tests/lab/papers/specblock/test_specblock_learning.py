@@ -8,13 +8,15 @@ import torch
 from decoder.drafters.factory import load_drafter
 from decoder.engine import TreeDecoder
 from decoder.model.loading import load_model
+from lab.commands.train_drafter import with_settings
 from lab.papers.specblock.drafter import SpecBlockDrafter
 from lab.papers.specblock.model import save_specblock
 from lab.papers.specblock.training.objective import SpecBlockSettings
-from lab.papers.specblock.training.recipe import train_specblock
+from lab.papers.specblock.training.recipe import RUN, train_specblock
 from lab.training.corpus import Collecting
-from lab.training.loop import TrainingSettings, train
+from lab.training.loop import TrainingSettings, learning_rate, train
 from lab.training.recipe import Recipe
+from profiler.commands.options import NamedValue
 from tests.decoder.draft_models import draft_target
 from tests.decoder.models import greedy, target_of
 from tests.lab.papers.specblock.specblock_models import example_of, seeded, specblock_objective
@@ -56,6 +58,42 @@ class TestLearning:
         result = decoder.generate(prompts[0], max_new_tokens=28)
         assert result.token_ids == texts[0][4:]
         assert result.stats.rounds < 14
+
+
+class Slope:
+    """An objective of one weight, whose gradient is always 1."""
+
+    def __init__(self):
+        self.model = torch.nn.Linear(1, 1, bias=False)
+
+    def loss(self, example, generator, step):
+        return self.model.weight.sum(), {}
+
+    def validate(self, examples):
+        return {}
+
+
+class TestPublishedRecipe:
+    WORDS = ("epochs=20", "batch=96", "learning_rate=5e-5", "warmup=0.015", "betas=[0.9,0.999]",
+             "vocabulary=32000", "from_scratch=true", "blocks=3", "rank_from_step=2000",
+             "anchors=9999", "answer_tokens=8192")  # fmt: skip
+
+    def test_every_published_value_can_be_set(self, monkeypatch, tmp_path):
+        """As words of `--set`; 20 epochs of 100 texts are 21 steps of 96."""
+        given = [NamedValue().convert(word, None, None) for word in self.WORDS]
+        parts = Collecting(), SpecBlockSettings(), replace(RUN, autocast=False)
+        collecting, sizes, run = with_settings(given, *parts)
+        assert (sizes.vocabulary, sizes.from_scratch, sizes.rank_from_step) == (32000, True, 2000)
+        assert (sizes.blocks, run.clip, collecting.answer_tokens) == (3, 0.5, 8192)
+        made = []
+        adam = torch.optim.AdamW
+        monkeypatch.setattr(torch.optim, "AdamW", lambda *a, **k: made.append(k) or adam(*a, **k))
+        history = train(Slope(), [None] * 100, [], run, tmp_path)
+        assert history[-1]["step"] == 21
+        assert made[0]["betas"] == (0.9, 0.999) and made[0]["lr"] == 5e-5
+        long = replace(run, steps=2000)
+        rates = [learning_rate(step, long) / 5e-5 for step in (0, 14, 29, 30, 1015, 1999)]
+        assert rates == pytest.approx([1 / 30, 15 / 30, 1, 1, 0.55, 0.1], abs=1e-3)
 
 
 class TestRecipe:

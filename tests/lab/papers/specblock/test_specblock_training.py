@@ -7,18 +7,28 @@ import pytest
 import torch
 
 from decoder.drafters.blocks import Rotary
+from decoder.tree.draft_tree import CandidateTree
 from lab.papers.specblock.drafter import SpecBlockDrafter
+from lab.papers.specblock.figures import markdown, measure, rank_quality
 from lab.papers.specblock.model import SpecBlockConfig, SpecBlockModel, save_specblock
-from lab.papers.specblock.training.objective import Scored, draft_losses, rank_labels, valid_prefix
+from lab.papers.specblock.training.objective import (
+    Scored,
+    Trees,
+    draft_losses,
+    rank_labels,
+    valid_prefix,
+)
 from lab.papers.specblock.training.rows import Passage, run_blocks
 from tests.decoder.draft_models import draft_target, mapping, random_tensors
 from tests.lab.papers.specblock.specblock_models import (
+    QWEN,
     SPECBLOCK,
     Reference,
     example_of,
     seeded,
     settings,
     some_text,
+    specblock_folder,
     specblock_objective,
     specblock_shapes,
 )
@@ -114,6 +124,14 @@ class TestValidPrefix:
         assert draft_losses(scored, mask).tolist() == pytest.approx(expected, rel=1e-5)
 
 
+RELEASED = {
+    "architectures": ["LlamaForCausalLMSpecBlockShift"],
+    "diffspec_draft_token_num": 4,
+    "num_ttt_blocks": 3,
+    "rank_classes": 4,
+}
+
+
 class TestObjective:
     def objective(self, **changed):
         target = draft_target(runtime="eager")
@@ -142,6 +160,18 @@ class TestObjective:
             assert gradient.abs().sum() > 0
         assert len(early) == len(list(objective.model.parameters())) - 2 - 1  # the frozen head
 
+    def test_from_scratch_as_published(self):
+        """Layers and head are random and trained, and the config is the authors'."""
+        target, objective = self.objective(from_scratch=True, rank_from_step=0, blocks=3)
+        model, layer = objective.model, target.model.model.layers[-1]
+        gradients, _ = self.gradients(objective, example_of(target, some_text(), 4), 0)
+        assert set(gradients) == set(dict(model.named_parameters()))
+        assert not torch.equal(model.layers[-1].mlp.up_proj.weight, layer.mlp.up_proj.weight)
+        assert float(model.lm_head.weight.detach().std()) == pytest.approx(0.02, rel=0.1)
+        published = model.config.published
+        assert {name: published[name] for name in RELEASED} == RELEASED
+        assert set(published) >= set(QWEN) - {"head_dim", "rope_scaling", "rope_theta"}
+
     @pytest.mark.parametrize(
         ("name", "absent"),
         [
@@ -158,3 +188,37 @@ class TestObjective:
         assert ("rank_loss" in figures) == (name != "no-rank-head")
         save_specblock(tmp_path / "draft", objective.model)
         assert SpecBlockDrafter(target, tmp_path / "draft").name == f"specblock:{name}"
+
+
+class TestFigures:
+    def test_rank_quality_by_hand(self):
+        ranks = torch.tensor([[6, 2, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [1, 0, 0, 4]])
+        assert rank_quality(ranks) == [
+            pytest.approx([8 / 15, 6 / 8, 6 / 8, 6 / 8]),
+            pytest.approx([2 / 15, 1 / 3, 1 / 2, 2 / 5]),
+            [0, None, None, None],
+            pytest.approx([5 / 15, 1, 4 / 5, 8 / 9]),
+        ]
+
+    def test_the_greedy_chain_by_hand(self):
+        """Root: 7 or 5; behind 7: 1; behind 1: 2. Truth is 7, 1, 9."""
+        tree = CandidateTree(np.array([5, 7, 1, 2]), np.array([0, 0, 2, 3]),
+                             np.array([0.3, 0.6, 0.5, 0.5]))  # fmt: skip
+        trees = Trees(*np.zeros((2, 8), np.int64))
+        trees.follow(tree, [7, 1, 9])
+        trees.follow(tree, [5])
+        trees.follow(tree, [7, 1, 2, 4])  # the tree ends before its fourth token
+        assert trees.reached.tolist() == [3, 2, 2, 0, 0, 0, 0, 0]
+        assert trees.matched.tolist() == [2, 2, 1, 0, 0, 0, 0, 0]
+
+    def test_a_drafters_tables_count_every_token_behind_a_prompt(self, tmp_path):
+        target = draft_target(runtime="eager")
+        drafter = SpecBlockDrafter(target, specblock_folder(tmp_path / "draft")[0])
+        example = example_of(target, some_text(), 4)
+        measured, trees = measure(target.loaded, drafter, [example])
+        assert measured.anchors == measured.reached[0, 0] == 24 - 2 - 3
+        assert measured.ranks.sum() == measured.reached.sum()
+        assert trees.reached[0] == trees.drafts == 2  # one in 16 tokens
+        lines = markdown(measured, trees).splitlines()
+        assert len(lines) == 6 + 1 + 3 + 1 + 4
+        assert lines[7] == "|  | " + " | ".join(f"alpha_{i}" for i in range(1, 9)) + " |"
