@@ -1,4 +1,4 @@
-"""From acceptance to speed: acceptance curves, speedup, best tree size, decision regret."""
+"""Acceptance curves, and the regret of choosing tree sizes by predicted times."""
 
 from __future__ import annotations
 
@@ -45,23 +45,6 @@ def standard_curves() -> tuple[AcceptanceCurve, ...]:
         for saturation in (1.3, 2.0, 3.0, 4.5, 6.5, 10.0)
         for half_nodes in (4, 16, 64)
     )
-
-
-def speedup(committed: ArrayLike, cycle_s: ArrayLike, plain_s: ArrayLike) -> Array:
-    """S(N) = A(N) x plain step / cycle (paper, eq. 6), in the broadcast shape."""
-    gain = np.asarray(committed, float) * np.asarray(plain_s, float)
-    result: Array = gain / np.asarray(cycle_s, float)
-    return result
-
-
-def best_nodes(committed: ArrayLike, cycle_s: ArrayLike, nodes: ArrayLike) -> int:
-    """The node count with the most tokens a second; of equals the smallest.
-
-    All arguments have the shape [n], `nodes` in any order.
-    """
-    gains, cost, counts = (np.asarray(x, dtype=np.float64) for x in (committed, cycle_s, nodes))
-    rate = speedup(gains, cost, 1.0)
-    return int(np.min(counts[rate >= np.max(rate)]))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -285,9 +285,9 @@ def _stages(forward: ComposedForward) -> StagesSection:
         plain=PlainSection(
             batch=tuple(b for b, _, _ in steps),
             context=tuple(c for _, c, _ in steps),
-            **_columns([float(t) for _, _, t in steps]),
+            **columns([float(t) for _, _, t in steps]),
         ),
-        prefill=TokensSection(tokens=PROMPTS, **_columns([float(t) for t in prompts])),
+        prefill=TokensSection(tokens=PROMPTS, **columns(prompts.tolist())),
     )
 
 
@@ -304,7 +304,8 @@ def _fits(forward: ComposedForward, batch: int, context: int) -> bool:
     return WEIGHT_BYTES[forward.tables.weights] * a.parameters + cached <= 0.95 * memory
 
 
-def _columns(seconds: list[float]) -> dict[str, Any]:
+def columns(seconds: list[float]) -> dict[str, Any]:
+    """Times without spread, as the columns of a section."""
     return {"median_s": seconds, "mad_s": [None] * len(seconds), "n": [1] * len(seconds)}
 
 

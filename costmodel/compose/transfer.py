@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from costmodel.calibration.points import Points
 from costmodel.catalog import DeviceSpec, device_by_name
 from costmodel.compose.operators import ROUNDING
-from costmodel.compose.profiles import ProfileParts, assemble
+from costmodel.compose.profiles import ProfileParts, assemble, columns
 from costmodel.compose.transfer_errors import transfer_errors
 from costmodel.errors import InputError
 from costmodel.io import now_utc
@@ -145,21 +145,10 @@ def _stages(profile: Profile, before: Roofline, after: Roofline) -> StagesSectio
         seconds = np.maximum(
             _scaled(plain.median_s, (before, after), place), ROUNDING * after.seconds(*place)
         )
-        plain = PlainSection(
-            context=plain.context,
-            batch=plain.batch,
-            median_s=tuple(float(x) for x in seconds),
-            mad_s=(None,) * len(seconds),
-            n=(1,) * len(seconds),
-        )
+        plain = PlainSection(context=plain.context, batch=plain.batch, **columns(seconds.tolist()))
     if prefill is not None:
         prompts = _scaled(prefill.median_s, (before, after), (prefill.tokens, 0, 1))
-        prefill = TokensSection(
-            tokens=prefill.tokens,
-            median_s=tuple(float(x) for x in prompts),
-            mad_s=(None,) * len(prompts),
-            n=(1,) * len(prompts),
-        )
+        prefill = TokensSection(tokens=prefill.tokens, **columns(prompts.tolist()))
     return StagesSection(plain=plain, prefill=prefill)
 
 

@@ -308,8 +308,8 @@ def _transformers(request: PlanRequest, best: Option) -> list[str]:
         )
     if best.tensor_parallel > 1:
         raise InputError(
-            f"settings of {best.tensor_parallel} devices a target are not exported: each of this"
-            " decoder's processes needs its `ranks` (decoder/model/ranks.py)",
+            f"settings of {best.tensor_parallel} devices a target are not exported: this decoder"
+            " runs on one",
             hint="Plan with --tp 1, or export to vllm or sglang",
         )
     load, policy = _at_load(best), _decoder_policy(request.policy)

@@ -19,7 +19,7 @@ import numpy as np
 
 from costmodel.online.cycle import CycleCost
 from costmodel.profile.profile import Profile
-from costmodel.speculation import AcceptanceCurve, best_nodes
+from costmodel.speculation import AcceptanceCurve
 from profiler.cli import run
 
 ROOT = Path(__file__).parents[2]
@@ -134,7 +134,7 @@ def cell_of(profile: Profile) -> str:
     cost = CycleCost.from_profile(profile)
     nodes = np.arange(1024)
     best = [
-        best_nodes(CURVE.committed(nodes), cost.verify_s(nodes, context), nodes)
+        int(nodes[np.argmax(CURVE.committed(nodes) / cost.verify_s(nodes, context))])
         for context in CONTEXTS
     ]
     sizes = ", ".join(map(str, best))

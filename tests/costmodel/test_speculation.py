@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from costmodel.speculation import (
     AcceptanceCurve,
-    best_nodes,
     decision_regret,
-    speedup,
     standard_curves,
 )
 
@@ -27,29 +25,6 @@ def test_curves_are_what_they_say():
         assert np.all(gains > 0) and np.all(np.diff(gains) < 0)
     saturations = {curve.saturation for curve in curves}
     assert (min(saturations), max(saturations)) == (1.3, 10)
-
-
-def test_speedup_by_hand():
-    assert speedup([4, 5], [0.1, 0.2], 0.05) == pytest.approx([2, 1.25])
-
-
-def test_best_nodes_takes_the_fastest_and_the_smaller_of_equals():
-    assert best_nodes([1, 2, 3], [1, 1, 2], [0, 1, 2]) == 1
-    assert best_nodes([1, 2, 4], [1, 1, 2], [0, 1, 2]) == 1
-    assert best_nodes([4, 2, 1], [2, 1, 1], [2, 1, 0]) == 1
-
-
-@given(
-    cost=st.lists(st.floats(0.01, 10), min_size=1, max_size=30),
-    saturation=st.floats(1, 20),
-)
-def test_best_nodes_against_a_search(cost, saturation):
-    nodes = np.arange(len(cost))
-    committed = AcceptanceCurve(label="", saturation=saturation, half_nodes=8).committed(nodes)
-    best = best_nodes(committed, cost, nodes)
-    rates = [committed[i] / cost[i] for i in nodes]
-    assert rates[best] == max(rates)
-    assert all(rate < max(rates) for rate in rates[:best])
 
 
 def test_regret_by_hand():
