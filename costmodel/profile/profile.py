@@ -38,6 +38,7 @@ from costmodel.roofline import Roofline
 
 # Cards with error correction switched on report up to 7 % less than they have (A6000, L40S).
 MEMORY_TOLERANCE = 0.08
+_TOLERANCES = {"memory_bytes": MEMORY_TOLERANCE, "power_limit_w": 0.01}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,23 +68,7 @@ class ProfileKey:
 
     def differences(self, other: ProfileKey) -> list[str]:
         """Names of the fields that differ; memory agrees within 8 %, a device by any known name."""
-        different = []
-        for field in dataclasses.fields(self):
-            mine, theirs = getattr(self, field.name), getattr(other, field.name)
-            if field.name == "memory_bytes":
-                same = abs(mine - theirs) <= MEMORY_TOLERANCE * max(mine, theirs)
-            elif field.name == "device_name":
-                same = mine == theirs or _same_device(mine, theirs)
-            else:
-                same = mine == theirs
-            if not same:
-                different.append(field.name)
-        return different
-
-
-def _same_device(one: str, other: str) -> bool:
-    spec = device_by_name(one)
-    return spec is not None and spec is device_by_name(other)
+        return _different(self, other)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,18 +83,25 @@ class SoftKey:
 
     def differences(self, other: SoftKey) -> list[str]:
         """Names of the fields that both know and that differ; power agrees within 1 %."""
-        different = []
-        for field in dataclasses.fields(self):
-            mine, theirs = getattr(self, field.name), getattr(other, field.name)
-            if mine is None or theirs is None:
-                continue
-            if field.name == "power_limit_w":
-                same = abs(mine - theirs) <= 0.01 * max(mine, theirs)
-            else:
-                same = mine == theirs
-            if not same:
-                different.append(field.name)
-        return different
+        return [
+            name
+            for name in _different(self, other)
+            if getattr(self, name) is not None and getattr(other, name) is not None
+        ]
+
+
+def _different(one: ProfileKey | SoftKey, other: ProfileKey | SoftKey) -> list[str]:
+    names = (field.name for field in dataclasses.fields(one))
+    return [name for name in names if not _agree(name, getattr(one, name), getattr(other, name))]
+
+
+def _agree(name: str, mine: Any, theirs: Any) -> bool:
+    if mine == theirs or mine is None or theirs is None:
+        return bool(mine == theirs)
+    if name in _TOLERANCES:
+        return bool(abs(mine - theirs) <= _TOLERANCES[name] * max(mine, theirs))
+    spec = device_by_name(mine) if name == "device_name" else None
+    return spec is not None and spec is device_by_name(theirs)
 
 
 SCHEMA_VERSION = 1
