@@ -57,6 +57,8 @@ class SamplingOptions(TypedDict, total=False):
 class TextOptions(SamplingOptions, ChatOptions, total=False):
     """Options of one text."""
 
+    ignore_eos: bool
+
 
 Prompt = str | Sequence[int] | Sequence[Turn]
 
@@ -214,7 +216,7 @@ class TreeDecoder:
         prompt   text, token ids, or turns of a chat as {"role": "user", "content": "..."}
         stop     strings that end the text (they are not part of it)
         options  `chat`, `system` and `template` of `ChatOptions`; `temperature`, `top_p`,
-                 `top_k` and `seed` of `Sampling`
+                 `top_k` and `seed` of `Sampling`; `ignore_eos`: whether end tokens end no text
         What else the checkpoint's generation config asks for, as a repetition penalty, is
         respected exactly, or is an InputError.
         Raises InputError for an empty prompt or one that does not fit the model.
@@ -334,9 +336,8 @@ class TreeDecoder:
     ) -> TextRequest:
         refuse_unknown(options, TextOptions.__annotations__)
         chat = ChatOptions(**{name: options[name] for name in CHAT_NAMES if name in options})
-        sampling = sampling_from(
-            {name: value for name, value in options.items() if name not in CHAT_NAMES}
-        )
+        drawing = SamplingOptions.__annotations__.keys() & options.keys()
+        sampling = sampling_from({name: options[name] for name in drawing})
         max_new_tokens = whole("max_new_tokens", max_new_tokens)
         stop = stop_strings(stop)
         ids, is_text = self._prompt_ids(prompt, chat)
@@ -348,7 +349,7 @@ class TreeDecoder:
             sampling=replace(sampling, seed=sampling.seed + seed_offset),
             stream=self._text_stream(needed=is_text or bool(stop or stops)),
             stops=StopStrings([*stop, *stops]),
-            ends=end_tokens(self.target.model),
+            ends=frozenset() if options.get("ignore_eos") else end_tokens(self.target.model),
             process=process,
         )
 

@@ -64,6 +64,7 @@ class BenchSettings:
     seed       of sampling (prompt and repeat are added), and of drafters that learn
     same_text  all arms but the peers wrote the text of plain decoding
     by_round   all arms but the peers decoded each prompt together, a round each in turn
+    ignore_eos no token ended a text
     template   options of the chat template
     """
 
@@ -79,6 +80,7 @@ class BenchSettings:
     same_text: bool = False
     by_round: bool = False
     quantization: Name | None = None
+    ignore_eos: bool = False
     template: dict[str, Any] = field(default_factory=dict)
 
 

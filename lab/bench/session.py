@@ -174,6 +174,7 @@ def _settings(
         device=target.device.type,
         same_text=decoder.same_text,
         by_round=decoder.by_round,
+        ignore_eos=decoder.ignore_eos,
         quantization=target.loaded.quantization,
         template=dict(options.template or {}),
     )

@@ -12,6 +12,7 @@ from profiler.commands.options import (
     count_option,
     device_option,
     dtype_option,
+    ignore_eos_option,
     json_option,
     seed_option,
     target_option,
@@ -93,6 +94,7 @@ class EngineOption(NamedValue):
 )
 @template_option
 @count_option("--new-tokens", "New tokens of each text.", default=128)
+@ignore_eos_option
 @click.option(
     "--temperature",
     default=0.0,
@@ -167,6 +169,7 @@ def _options(values: dict[str, Any]) -> BenchOptions:
     )
     decoder = DecoderChoice(
         temperature=values["temperature"],
+        ignore_eos=values["ignore_eos"],
         same_text=values["same_text"],
         by_round=values["by_round"],
     )

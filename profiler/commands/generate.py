@@ -14,6 +14,7 @@ from costmodel.io import MAX_JSON_BYTES, json_lines, read_bytes
 from profiler.commands.options import (
     count_option,
     execution_options,
+    ignore_eos_option,
     json_option,
     profile_option,
     seed_option,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from decoder.generation import DecodeRun
     from decoder.statistics import Statistics
 
-GENERATION_OPTIONS = ("max_new_tokens", "temperature", "top_p", "seed")
+GENERATION_OPTIONS = ("max_new_tokens", "ignore_eos", "temperature", "top_p", "seed")
 
 
 @click.command(name="generate")
@@ -43,6 +44,7 @@ GENERATION_OPTIONS = ("max_new_tokens", "temperature", "top_p", "seed")
 )
 @template_option
 @count_option("--max-new-tokens", "Most new tokens of a text.", default=128)
+@ignore_eos_option
 @click.option("--temperature", default=0.0, show_default=True, help="0 takes the argmax.")
 @click.option(
     "--top-p",

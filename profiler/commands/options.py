@@ -82,6 +82,11 @@ def template_option(command: Decorated) -> Decorated:
     )(command)
 
 
+ignore_eos_option = click.option(
+    "--ignore-eos", is_flag=True, help="Go on after the end of a text, to the full length."
+)
+
+
 class Numbers(click.ParamType):
     """Whole numbers separated by commas."""
 

@@ -38,6 +38,7 @@ class DecoderChoice:
     """Options that all arms of this project's decoder share."""
 
     temperature: float = 0.0
+    ignore_eos: bool = False  # no token ends a text
     same_text: bool = False  # every arm writes the text of plain decoding
     by_round: bool = False  # arms decode a prompt together, each with its own cache
     profile: ProfileChoice = field(default_factory=ProfileChoice)
@@ -59,6 +60,8 @@ class ArmBuilder:
         seed      of the exploration of drafters that learn
         """
         self.loaded = loaded
+        if choice.ignore_eos:
+            loaded.model.generation_config.eos_token_id = loaded.model.config.eos_token_id = None
         self.ends = end_tokens(loaded.model)
         # Before the target changes its modules.
         self._peer_model = share_weights(loaded.model, self.ends)

@@ -103,6 +103,7 @@ def openvino(options: dict[str, Any]) -> Decode:
         config = genai.GenerationConfig(max_new_tokens=new_tokens, do_sample=False)
         config.apply_chat_template = False
         config.stop_token_ids = set(options["ends"])
+        config.ignore_eos = not options["ends"]
         config.eos_token_id = next(iter(options["ends"]), -1)
         if options["mode"] is not None:
             config.num_assistant_tokens, config.max_ngram_size = options["mode"][1], 3
@@ -140,6 +141,7 @@ def llama(options: dict[str, Any]) -> Decode:
             "temperature": 0.0,
             "top_k": 1,
             "cache_prompt": False,
+            "ignore_eos": not options["ends"],
             "return_tokens": True,
         }
         sent, gaps = 0, False

@@ -54,10 +54,11 @@ def heading(result: Result) -> str:
     template = "".join(f", {name}={value}" for name, value in settings.template.items())
     texts = ", our arms writing plain decoding's text" if settings.same_text else ""
     texts += ", round by round in turn" if settings.by_round else ""
+    length = f"{'' if settings.ignore_eos else 'up to '}{settings.new_tokens} new tokens"
     return (
         f"{result.target.name} ({settings.dtype}, {settings.runtime}) on {machine.device}{threads}"
-        f": {len(result.prompts)} prompts{repeats} of {', '.join(result.sets)}, up to "
-        f"{settings.new_tokens} new tokens, T = {settings.temperature:g}{template}{texts}"
+        f": {len(result.prompts)} prompts{repeats} of {', '.join(result.sets)}, "
+        f"{length}, T = {settings.temperature:g}{template}{texts}"
     )
 
 

@@ -133,6 +133,18 @@ def test_the_template_is_stored_and_later_turns_follow_answers(tmp_path, monkeyp
         ]
 
 
+def test_texts_of_full_length(tmp_path, monkeypatch) -> None:
+    isolate(monkeypatch, tmp_path)
+    place = Place(tmp_path)
+    ends = {"eos_token_id": list(range(260))}  # each token would end a text
+    (tmp_path / "tiny" / "generation_config.json").write_text(json.dumps(ends))
+    output = tmp_path / "out.json"
+    assert place.bench("--ignore-eos", "--output", str(output)) == 0
+    result = read_result(output)
+    assert {one.arm for one in result.responses} == ARMS and result.settings.ignore_eos
+    assert {(one.new_tokens, one.finish) for one in result.responses} == {(NEW_TOKENS, "length")}
+
+
 class TestRefused:
     """One line, a code of 2, and nothing written."""
 

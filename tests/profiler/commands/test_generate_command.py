@@ -73,6 +73,13 @@ class TestOutput:
             "line-3",
         ]
 
+    def test_ends_are_ignored_if_wanted(self, generate):
+        file = generate.folder / "tiny" / "generation_config.json"
+        file.write_text(json.dumps({"eos_token_id": list(range(260))}))
+        for more, tokens in ((), 1), (("--ignore-eos",), 12):
+            record = generate.record("--prompt", PROMPT, "--policy", "fixed:6", *more)
+            assert len(record["token_ids"]) == tokens
+
     def test_seeds(self, generate):
         options = ("--prompt", PROMPT, "--policy", "fixed:5", "--temperature", "2")
         one, again, other = (
