@@ -25,7 +25,7 @@ def test_texts_of_vllm_are_those_of_plain_decoding(smollm2_folder, tmp_path):
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
     arguments = (
         "-m rooftree bench --device cpu --dtype float32 --policy chain --peers none "
-        "--new-tokens 32 --engine vllm --engine-option vllm:modes=ngram-3,dflash-7"
+        "--new-tokens 32 --engine vllm --engine-option vllm:modes=dflash-7"
     )
     done = subprocess.run(
         [sys.executable, *arguments.split(), "--target", smollm2_folder, "--prompts", prompts,
@@ -40,7 +40,7 @@ def test_texts_of_vllm_are_those_of_plain_decoding(smollm2_folder, tmp_path):
     assert result.failed == ()
     assert result.engines[0].versions["torch"].startswith("2.")
     plain = [response.tokens for response in result.of("plain")]
-    for name in ("vllm:plain", "vllm:ngram-3", "vllm:dflash-7"):
+    for name in ("vllm:plain", "vllm:dflash-7"):
         responses = result.of(name)
         assert [response.tokens for response in responses] == plain, name
         # The first token comes with the prefill, the others in steps of their own.

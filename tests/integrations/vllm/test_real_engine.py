@@ -88,25 +88,22 @@ def test_the_profile_is_of_the_engine(profile):
     assert drafter == "vllm-ngram"
 
 
-def test_an_engine_in_one_process(smollm2_folder, tmp_path):
-    uni = "--engine-option distributed_executor_backend=uni"
-    short = "--batch 1,2 --max-nodes 3 --drafter none --time-budget 15s"
-    made = Profile.from_yaml(calibrated(tmp_path, f"{uni} {short}", smollm2_folder))
-    assert made.key.executor == "uni"
-    assert made.key.threads >= 1
-
-
 @pytest.mark.parametrize(
-    ("method", "config"), [("draft_model", LLAMA), ("eagle3", EAGLE3), ("mtp", MIMO)]
+    ("method", "config", "executor"),
+    [("draft_model", LLAMA, "mp"), ("eagle3", EAGLE3, "uni"), ("mtp", MIMO, "mp")],
 )
-def test_drafters_that_are_models(smollm2_folder, tmp_path, method, config):
+def test_drafters_that_are_models(smollm2_folder, tmp_path, method, config, executor):
+    """The executor `uni` has the worker in the engine's own process."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     drafter, target = ("mtp", folder) if method == "mtp" else (folder, smollm2_folder)
     options = f"--batch 1,2 --max-nodes 3 --drafter {drafter} --time-budget 20s"
     weights = "--engine-option load_format=dummy --engine-option skip_tokenizer_init=true"
-    made = Profile.from_yaml(calibrated(tmp_path, f"{options} {weights}", target))
+    where = f"--engine-option distributed_executor_backend={executor}"
+    made = Profile.from_yaml(calibrated(tmp_path, f"{options} {weights} {where}", target))
+    assert made.key.executor == executor
+    assert made.key.threads >= 1
     ((key, cost),) = made.engine_drafters.items()
     assert key.startswith(f"vllm-{method}-")
     assert set(cost.tokens) == {0, 1, 3}
