@@ -90,11 +90,10 @@ class LazyGroup(click.Group):
         plugins = [name for name in self.list_commands(ctx) if name not in COMMANDS]
         if plugins:
             with formatter.section("Commands of the lab and of other packages"):
-                formatter.write_dl([(name, self._short_help(ctx, name)) for name in plugins])
-
-    def _short_help(self, ctx: click.Context, name: str) -> str:
-        command = self.get_command(ctx, name)
-        return "" if command is None else command.get_short_help_str(80)
+                found = [(name, self.get_command(ctx, name)) for name in plugins]
+                formatter.write_dl(
+                    [(name, one.get_short_help_str(80)) for name, one in found if one]
+                )
 
 
 def print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -146,7 +145,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except RooftreeError as error:
         return _report(str(error), error.exit_code)
     except click.UsageError as error:
-        return _report(f"{error.format_message()} {_help_hint(error)}", EXIT_USAGE)
+        path = error.ctx.command_path if error.ctx is not None else "rooftree"
+        return _report(f"{error.format_message()} See '{path} --help'.", EXIT_USAGE)
     except click.ClickException as error:
         return _report(error.format_message(), error.exit_code)
     except SystemExit as end:
@@ -171,11 +171,6 @@ def _report(message: str, exit_code: int) -> int:
     with contextlib.suppress(OSError):
         note(f"rooftree: {' '.join(message.split())}")
     return exit_code
-
-
-def _help_hint(error: click.UsageError) -> str:
-    path = error.ctx.command_path if error.ctx is not None else "rooftree"
-    return f"See '{path} --help'."
 
 
 def _system_error(error: OSError) -> int:

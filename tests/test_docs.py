@@ -144,12 +144,6 @@ def test_what_a_page_names_exists(page):
     assert {kind: names for kind, names in gone.items() if names} == {}
 
 
-def test_unknown_options_are_found():
-    assert unknown_options("calibrate --target x --gone y") == ["--gone"]
-    assert unknown_options("measure --target x") == ["measure"]
-    assert unknown_options("profiles list") == unknown_options("--version") == []
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_take_the_options_of_a_page(page):
     text = page.read_text(encoding="utf-8")

@@ -211,7 +211,11 @@ class Weights:
 
     def check(self, expected: Mapping[str, Shape], optional: frozenset[str] = frozenset()) -> None:
         """Raise one InputError that lists every missing, unknown or wrongly shaped tensor."""
-        stored = {name: shape for name, shape in self.shapes.items() if not _derived(name)}
+        stored = {
+            name: shape
+            for name, shape in self.shapes.items()
+            if not name.endswith("rotary_emb.inv_freq")  # of old checkpoints: follows from config
+        }
         missing = [name for name in expected if name not in stored and name not in optional]
         unknown = [name for name in stored if name not in expected]
         wrong = [
@@ -338,11 +342,6 @@ def _unreadable(path: Path, error: Exception) -> InputError:
         f"cannot read the weights in {path}: {reason}",
         hint="The file is damaged or was copied in part; fetch it again.",
     )
-
-
-def _derived(name: str) -> bool:
-    """Whether a tensor of an old checkpoint follows from the config."""
-    return name.endswith("rotary_emb.inv_freq")
 
 
 def _some(names: list[str]) -> str:

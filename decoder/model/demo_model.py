@@ -177,7 +177,8 @@ def _convert(gguf_file: Path, folder: Path) -> None:
     folder.mkdir()
     _save_model(gguf_file, folder, {name: tokens.index(name) for name in (BOS, EOS)})
     tokenizer.save(str(folder / "tokenizer.json"))
-    _save_json(folder / "tokenizer_config.json", _tokenizer_config())
+    settings = json.dumps(_tokenizer_config(), indent=2) + "\n"
+    (folder / "tokenizer_config.json").write_text(settings, encoding="utf-8")
     template = fields["tokenizer.chat_template"].contents()
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
@@ -218,10 +219,6 @@ def _save_model(gguf_file: Path, folder: Path, ids: Mapping[str, int]) -> None:
     model.save_pretrained(folder)
     for weights in folder.glob("*.safetensors"):
         weights.chmod(0o644)
-
-
-def _save_json(path: Path, value: Mapping[str, object]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def _require_converters() -> None:

@@ -345,7 +345,7 @@ def weights_source(name: str, download: bool) -> str | None:
     folder = folder_of(name)
     if folder is not None:
         return str(folder) if any(folder.glob("*.safetensors")) else None
-    if _looks_like_path(name):
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:  # a path
         raise InputError(f"there is no folder {name}", hint="Check the path of the target.")
     label = _canonical_name(name)
     if label == DEMO_NAME and (demo_model_folder() / "config.json").is_file():
@@ -426,10 +426,6 @@ def _hub_source(name: str, download: bool) -> str | None:
             hint="Check the name and the network, give a model folder, or run "
             "`rooftree demo-model` for a small real model.",
         ) from error
-
-
-def _looks_like_path(name: str) -> bool:
-    return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def _canonical_name(name: str) -> str:

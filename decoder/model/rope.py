@@ -75,7 +75,10 @@ def rope_by_length(model: nn.Module, config: Any) -> RopeByLength | None:
             modules_of.setdefault(kind, []).append(module)
     unknown = sorted(kind for kind in modules_of if kind not in (*FIXED, *BY_LENGTH))
     by_length = [kind for kind in modules_of if kind in BY_LENGTH]
-    if unknown or len(by_length) > 1 or (by_length and _is_mixed(modules_of, by_length[0])):
+    mixed = any(  # of this kind for some types of layers only
+        isinstance(module.rope_type, Mapping) for kind in by_length for module in modules_of[kind]
+    )
+    if unknown or len(by_length) > 1 or mixed:
         raise InputError(
             f"rotary factors of the kind '{', '.join(unknown or modules_of)}' are not supported",
             hint=f"Supported in `rope_scaling`: {', '.join((*FIXED, *BY_LENGTH))}, one for all "
@@ -95,13 +98,6 @@ def _kinds(kind: object) -> tuple[str, ...]:
     if isinstance(kind, Mapping):
         return tuple(sorted({str(one) for one in kind.values()}))
     return (kind,) if isinstance(kind, str) else ()
-
-
-def _is_mixed(modules_of: Mapping[str, list[nn.Module]], kind: str) -> bool:
-    """Whether a module has this kind for some types of layers only."""
-    return any(
-        isinstance(getattr(module, "rope_type", None), Mapping) for module in modules_of[kind]
-    )
 
 
 def _add_position(switch: int, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:

@@ -1,15 +1,18 @@
-"""`rooftree calibrate`: measure this decoder on this device and write its profile."""
+"""`rooftree calibrate`: measure this decoder, vLLM or a server, and write its profile."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from profiler.commands import calibrate_fleet, calibrate_url, calibrate_vllm
+from profiler.commands import calibrate_fleet
 from profiler.commands.calibrate_output import listening, print_result
 from profiler.commands.options import (
+    NamedValue,
     batch_option,
     budget_option,
     contexts_option,
@@ -59,6 +62,78 @@ def command(ctx: click.Context, as_json: bool, **options: Any) -> None:
     print_result(result, as_json)
 
 
-command.add_command(calibrate_vllm.command)
-command.add_command(calibrate_url.command)
+@command.command(name="vllm", short_help="Measure vLLM's own steps in this process.")
+@target_option
+@click.option("--drafter", default="ngram", show_default=True,
+              help="Drafter whose cost to add: none, ngram, mtp, demo, or a folder.")  # fmt: skip
+@contexts_option
+@count_option("--max-nodes", "Tokens of the longest draft [default: 15].")
+@batch_option("1,2,4,8")
+@budget_option("60s")
+@profile_output_option
+@count_option("--tensor-parallel-size", "GPUs that share the target.", default=1)
+@click.option(
+    "--engine-option",
+    "engine_options",
+    type=NamedValue(),
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Argument of vLLM, such as enforce_eager=true or dtype=float16; may be repeated.",
+)
+@json_option
+def vllm_command(
+    tensor_parallel_size: int,
+    engine_options: tuple[tuple[str, Any], ...],
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Measure the steps of vLLM itself, and the cost of its drafter.
+
+    The engine's scheduler runs in this process. Needs vLLM (docs/engines.md).
+    """
+    from profiler.calibrate.run import calibrate
+    from profiler.calibrate.source import CalibrationSettings
+    from profiler.calibrate.sources.vllm import VllmSource
+
+    settings = CalibrationSettings(**options)
+    # What vLLM prints on stdout, which belongs to the result, goes to stderr.
+    with contextlib.redirect_stdout(sys.stderr), listening() as listener:
+        source = VllmSource(
+            settings, tensor_parallel=tensor_parallel_size, options=dict(engine_options)
+        )
+        result = calibrate(settings, listener, source)
+    print_result(result, as_json)
+
+
+@command.command(name="url", short_help="Measure an OpenAI-compatible server from outside.")
+@click.argument("url", metavar="http://HOST:PORT")
+@click.option(
+    "--target",
+    help="Folder or hub id, and the model at a server of several [default: its only one].",
+)
+@click.option("--device", help="The server's device: a known GPU, such as h100-sxm "
+              "[default: this machine's].")  # fmt: skip
+@count_option("--tensor-parallel-size", "GPUs that share the target there.", default=1)
+@contexts_option
+@batch_option("1,2,4,8")
+@budget_option("90s")
+@profile_output_option
+@json_option
+def url_command(url: str, tensor_parallel_size: int, as_json: bool, **options: Any) -> None:
+    """Measure a server by its answers' times: vLLM, SGLang, llama.cpp or another one.
+
+    The server needs a prefix cache and must have no other work. If it wants an API
+    key, put that into the environment variable ROOFTREE_API_KEY.
+    """
+    from profiler.calibrate.run import calibrate
+    from profiler.calibrate.source import CalibrationSettings
+    from profiler.calibrate.sources.url import UrlSource
+
+    settings = CalibrationSettings(**options)
+    source = UrlSource(settings, url, tensor_parallel=tensor_parallel_size)
+    with listening() as listener:
+        result = calibrate(settings, listener, source)
+    print_result(result, as_json)
+
+
 command.add_command(calibrate_fleet.command)

@@ -27,7 +27,6 @@ from profiler.report.console import note, print_json, printable
 if TYPE_CHECKING:
     from decoder.engine import Generation, TreeDecoder
     from decoder.generation import DecodeRun
-    from decoder.statistics import Statistics
 
 GENERATION_OPTIONS = ("max_new_tokens", "ignore_eos", "temperature", "top_p", "seed")
 
@@ -99,7 +98,7 @@ def command(**options: Any) -> None:
                 talk.answer(result.text or "")
             else:
                 if several or len(texts) > 1:
-                    _show_identity(name)
+                    click.secho(f"[{printable(name)}]", bold=True)
                 run = decoder.stream(talk.asked, **generation)
                 talk.answer(_show(run, stats=options["stats"]))
             number += 1
@@ -179,8 +178,8 @@ def _show(run: DecodeRun, *, stats: bool) -> str:
         _write(piece)
         text += piece
     _write("\n")
-    if stats:
-        _show_stats(run.stats)
+    for line in run.stats.lines() if stats else ():
+        note(line)
     return text
 
 
@@ -188,12 +187,3 @@ def _write(text: str) -> None:
     """Print text of the model at once: as it is to a file or pipe, printable on a terminal."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
-
-
-def _show_identity(identity: str) -> None:
-    click.secho(f"[{printable(identity)}]", bold=True)
-
-
-def _show_stats(stats: Statistics) -> None:
-    for line in stats.lines():
-        note(line)

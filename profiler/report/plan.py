@@ -68,11 +68,13 @@ def option_cells(option: Option) -> list[str | None]:
     ]
 
 
-def interval(value: Interval | None, form: str, unit: float = 1.0) -> str | None:
+def interval(
+    value: Interval | None, form: str, unit: float = 1.0, beyond: str = "goals missed"
+) -> str | None:
     """A value with its interval, such as `5 (4 to 7)`."""
     if value is None:
         return None
-    high = "goals missed" if value.high is None else f"{value.high * unit:{form}}"
+    high = beyond if value.high is None else f"{value.high * unit:{form}}"
     middle, low = f"{value.value * unit:{form}}", f"{value.low * unit:{form}}"
     return middle if low == middle == high else f"{middle} ({low} to {high})"
 
@@ -80,11 +82,6 @@ def interval(value: Interval | None, form: str, unit: float = 1.0) -> str | None
 def tree_name(point: OperatingPoint) -> str:
     """The draft tree of a point, such as `chain 7`, or `plain`."""
     return point.shape if point.shape == "plain" else f"{point.shape} {point.nodes}"
-
-
-def problems(plan: Plan) -> list[str]:
-    """One line per option without a sizing: its problem, and the nearest that works."""
-    return [option.describe_problem() for option in plan.options if option.sizing is None]
 
 
 def heading(plan: Plan) -> str:
@@ -119,13 +116,14 @@ def print_tables(plan: Plan) -> None:
         spread = plan.acceptance.spread
         note(f"acceptance: {plan.acceptance.label}, +-{spread:.0%} of what drafts add")
     print_table(option_columns(plan), [option_cells(option) for option in plan.options], keys=2)
-    for line in problems(plan):
-        click.echo(line)
+    for option in plan.options:
+        if option.sizing is None:
+            click.echo(option.describe_problem())
     if plan.simulated:
         click.echo()
-        print_table(
-            simulated_columns(plan), simulated_rows(plan), title=simulated_title(plan), keys=3
-        )
+        settings = plan.request.simulation
+        title = "" if settings is None else f"simulated: {settings.describe()}"
+        print_table(simulated_columns(plan), simulated_rows(plan), title=title, keys=3)
         for line in simulated_lines(plan):
             click.echo(line)
     best = plan.best
@@ -169,12 +167,6 @@ def simulated_columns(plan: Plan) -> list[str]:
         "GPU", "tp", "GPUs", "busy", "at once", "waiting p95 ms", "ttft p50", "p95", "p99 ms",
         "tpot p50", "p95", "p99 ms", "goals", f"{plan.request.currency} per hour",
     ]  # fmt: skip
-
-
-def simulated_title(plan: Plan) -> str:
-    """The simulated requests in one line."""
-    settings = plan.request.simulation
-    return "" if settings is None else f"simulated: {settings.describe()}"
 
 
 def simulated_rows(plan: Plan) -> list[list[str | None]]:
@@ -266,12 +258,10 @@ def _cell(spread: Spread | None, percent: str, fleet: Fleet, form: str = ".0f") 
         return None
     if fleet.overloaded:
         return "grows"
-    value = getattr(spread, percent)
-    middle, low = f"{value.value * 1e3:{form}}", f"{value.low * 1e3:{form}}"
+    value: Interval = getattr(spread, percent)
     if percent != "p95":
-        return middle
-    high = "grows" if value.high is None else f"{value.high * 1e3:{form}}"
-    return middle if low == middle == high else f"{middle} ({low} to {high})"
+        return f"{value.value * 1e3:{form}}"
+    return interval(value, form, 1e3, beyond="grows")
 
 
 def print_settings(plan: Plan, engine: str, settings: str, as_json: bool) -> None:
@@ -299,7 +289,9 @@ def print_pays(plan: Plan) -> None:
     for option in options:
         click.echo(f"Does it pay? {pays_line(plan, option)}")
         if option.with_trees:
-            click.echo(f"  {trees_line(plan, option)}")
+            ranges = _ranges(shape_ranges(option.with_trees))
+            engine = plan.request.engine
+            click.echo(f"  Trees, which {engine} does not verify: in rooftree {ranges}")
     for option in options[:1]:
         print_table(*pays_table(option), title=f"{option.gpu}, speed-up over plain (nodes)")
         click.echo()
@@ -325,12 +317,6 @@ def pays_line(plan: Plan, option: Option) -> str:
     if choice is not None:
         text += f"{choice.speedup(choice.best):.2f}x with {choice.running} at once; "
     return text + _ranges(shape_ranges(option.choices))
-
-
-def trees_line(plan: Plan, option: Option) -> str:
-    """What this project's decoder would run there, where the engine verifies no trees."""
-    ranges = _ranges(shape_ranges(option.with_trees))
-    return f"Trees, which {plan.request.engine} does not verify: in rooftree {ranges}"
 
 
 def _ranges(ranges: Sequence[ShapeRange]) -> str:

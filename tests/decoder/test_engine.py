@@ -9,7 +9,6 @@ import torch
 
 from costmodel.errors import InputError
 from decoder.drafters.ngram import NgramDrafter
-from decoder.engine import TreeDecoder
 from decoder.model.target import Step
 from decoder.policies.base import Fixed, Policy
 from decoder.tree.draft_tree import EMPTY, best_first
@@ -89,16 +88,6 @@ def test_the_end_token_ends_the_text_in_the_middle_of_a_path():
     assert result.stats.tokens_per_verification == (len(cut) - 1) / result.stats.rounds
 
 
-def test_an_interrupted_stream_leaves_a_sound_decoder():
-    model = random_model("qwen2")
-    decoder = decoder_of(model, "fixed:9")
-    stream = decoder.stream(PROMPT, max_new_tokens=50).rounds()
-    for _ in range(5):
-        next(stream)
-    stream.close()
-    assert decoder.generate(PROMPT, max_new_tokens=12).token_ids == greedy(model, PROMPT, 12)
-
-
 def test_same_seed_same_text_under_every_policy():
     model = random_model("llama-gqa", scale=2.0)
     texts = {
@@ -112,23 +101,6 @@ def test_same_seed_same_text_under_every_policy():
         PROMPT, max_new_tokens=25, temperature=1.0, top_p=0.9, top_k=20, seed=5
     )
     assert other.token_ids != texts["plain"]
-
-
-def test_a_borrowed_model_is_given_back_as_it_was():
-    model = random_model("llama-gqa")
-    before = model.config._attn_implementation
-    decoder = TreeDecoder.from_pretrained(model, policy="fixed:5")
-    result = decoder.generate(PROMPT, max_new_tokens=10)
-    assert model.config._attn_implementation == before
-    assert result.token_ids == greedy(model, PROMPT, 10)
-
-
-def test_long_prompts_are_prefilled_in_chunks(monkeypatch):
-    model = random_model("llama-gqa")
-    monkeypatch.setattr("decoder.model.target.PREFILL_CHUNK", 7)
-    prompt = [int(t) for t in np.random.default_rng(0).integers(0, 97, 50)]
-    result = decoder_of(model, "fixed:6").generate(prompt, max_new_tokens=10)
-    assert result.token_ids == greedy(model, prompt, 10)
 
 
 def test_ragged_verification_equals_single_forwards():

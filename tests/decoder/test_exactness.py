@@ -265,19 +265,14 @@ class TestSlidingWindow:
             .eval(),
         ]
 
-    def test_right_within_the_window(self):
+    def test_right_within_the_window_and_refused_beyond(self):
+        wanted = self.WINDOW - len(PROMPT)
         for model in self.models():
-            wanted = self.WINDOW - len(PROMPT)
             truth = greedy(model, PROMPT, wanted)
-            drafter = OracleDrafter(PROMPT + truth, VOCAB, rank=1)
-            result = decoder_of(model, "fixed:12", drafter).generate(PROMPT, max_new_tokens=wanted)
-            assert result.token_ids == truth
-
-    def test_refused_beyond_the_window(self):
-        for model in self.models():
-            decoder = decoder_of(model, "fixed:4")
+            decoder = decoder_of(model, "fixed:12", OracleDrafter(PROMPT + truth, VOCAB, rank=1))
+            assert decoder.generate(PROMPT, max_new_tokens=wanted).token_ids == truth
             with pytest.raises(InputError, match="exceed the sliding window of 32 tokens"):
-                decoder.generate(PROMPT, max_new_tokens=self.WINDOW - len(PROMPT) + 1)
+                decoder.generate(PROMPT, max_new_tokens=wanted + 1)
 
     def test_alternating_windows_count_as_the_smallest(self):
         """Gemma 3: right within the window of some layers, refused beyond."""

@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,19 +77,3 @@ def test_stop_strings_do_not_depend_on_how_a_text_is_cut(text, stops, data):
     bounds = [0, *edges, len(text)]
     pieces = [text[a:b] for a, b in pairwise(bounds)]
     assert cut(pieces, stops) == cut_at_first_end(text, stops)
-
-
-@pytest.mark.parametrize(
-    ("pieces", "stops", "expected"),
-    [
-        (["Hello", " wor", "ld"], ["o w"], ("Hell", True)),
-        (["ab", "c"], ["abc", "b"], ("a", True)),
-        (["abc"], ["abc", "b"], ("a", True)),
-        (["xabab", "y"], ["ababc"], ("xababy", False)),
-        (["anything"], [], ("anything", False)),
-        (["anything"], [""], ("anything", False)),
-        (["stop"], ["stop"], ("", True)),
-    ],
-)
-def test_stop_strings_by_example(pieces, stops, expected):
-    assert cut(pieces, stops) == expected

@@ -124,7 +124,9 @@ class GraphRuntime:
             try:
                 captured[shape] = self._record(cache, blocks, shape)
             except RuntimeError as error:  # out of memory, or of the budget
-                self._refuse(shape, first_line(error))
+                self._refused[shape] = first_line(error)
+                message = "cannot capture a forward of %d rows, running it eagerly: %s"
+                logging.getLogger(__name__).warning(message, rows, first_line(error))
         return captured.get(shape)
 
     def _record(
@@ -159,12 +161,6 @@ class GraphRuntime:
             output = torch.empty(rows, width, dtype=self._step.dtype, device=self._step.device)
             self._outputs[name] = output
         return output[:rows]
-
-    def _refuse(self, shape: GraphShape, reason: str) -> None:
-        self._refused[shape] = reason
-        logging.getLogger(__name__).warning(
-            "cannot capture a forward of %d rows, running it eagerly: %s", shape.rows, reason
-        )
 
 
 def _chain_block(sequence: int, rows: int) -> RowBlock:

@@ -157,7 +157,8 @@ class ServedWorkload:
             self._request(context, 1)
             told = self._request(context, 1).cached_tokens
             if told is None:
-                return _in_blocks(contexts), False
+                blocks = {max(context // BLOCK_TOKENS, 1) for context in contexts}
+                return tuple(BLOCK_TOKENS * block for block in sorted(blocks)), False
             if told == 0:
                 raise MeasurementError(
                     f"the server caches nothing of {context} repeated tokens, so no rows behind a "
@@ -246,10 +247,6 @@ class ArrivalGuard:
     def summary(self) -> dict[str, Any]:
         """Empty: nothing is kept beside the rejections."""
         return {}
-
-
-def _in_blocks(contexts: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(sorted({max(c // BLOCK_TOKENS, 1) * BLOCK_TOKENS for c in contexts}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from decoder.drafters.ngram import NgramDrafter
 from tests.decoder.draft_models import VOCAB, dflash_folder, draft_target, eagle3_folder
 from tests.tiny_folder import write_weights
 
+CAUSAL = ["LlamaForCausalLM"]
 KINDS = {
     "dflash": (DFlashDrafter, dflash_folder, "layers.1.mlp.up_proj.weight"),
     "eagle3": (Eagle3Drafter, eagle3_folder, "midlayer.mlp.up_proj.weight"),
@@ -101,45 +102,32 @@ def test_an_index_of_files_that_are_not_there(made):
         drafter(folder)
 
 
-class TestHub:
-    @pytest.fixture
-    def asked(self, monkeypatch):
-        """A hub that has what is in `copies`; the list of what was asked of it."""
-        calls, copies = [], {}
+def test_a_hub_that_does_not_have_it(made, monkeypatch):
+    def snapshot_download(name, **options):
+        huggingface_hub.utils.validate_repo_id(name)
+        raise LocalEntryNotFoundError("the hub cannot be reached")
 
-        def snapshot_download(name, *, allow_patterns, local_files_only=False):
-            huggingface_hub.utils.validate_repo_id(name)
-            calls.append((name, local_files_only))
-            if (name, local_files_only) not in copies:
-                raise LocalEntryNotFoundError("the hub cannot be reached")
-            return str(copies[name, local_files_only])
-
-        monkeypatch.setattr(checkpoint, "snapshot_download", snapshot_download)
-        return calls, copies
-
-    def test_a_hub_that_does_not_have_it(self, made, asked):
-        drafter, _, _ = made
-        with pytest.raises(InputError, match="'z-lab/some' is no folder here, and the hub"):
-            drafter("z-lab/some")
-        with pytest.raises(InputError, match="neither a folder nor a hub id"):
-            drafter("not a name")
+    monkeypatch.setattr(checkpoint, "snapshot_download", snapshot_download)
+    drafter, _, _ = made
+    with pytest.raises(InputError, match="'z-lab/some' is no folder here, and the hub"):
+        drafter("z-lab/some")
+    with pytest.raises(InputError, match="neither a folder nor a hub id"):
+        drafter("not a name")
 
 
 class TestKinds:
-    def test_ngram(self):
-        assert isinstance(load_drafter("ngram", draft_target()), NgramDrafter)
-
-    def test_dflash(self, tmp_path):
-        folder = dflash_folder(tmp_path / "draft")[0]
-        assert isinstance(load_drafter(str(folder), draft_target()), DFlashDrafter)
-
-    def test_eagle3_also_where_it_calls_itself_a_causal_model(self, tmp_path):
-        folder = eagle3_folder(tmp_path / "draft", architectures=["LlamaForCausalLM"])[0]
-        assert isinstance(load_drafter(str(folder), draft_target()), Eagle3Drafter)
-
-    def test_a_causal_language_model(self, tmp_path):
-        folder = write_weights(tmp_path / "small", vocab_size=VOCAB)
-        assert isinstance(load_drafter(str(folder), draft_target()), CausalLMDrafter)
+    @pytest.mark.parametrize(
+        ("write", "kind"),
+        [
+            (lambda place: "ngram", NgramDrafter),
+            (lambda place: dflash_folder(place)[0], DFlashDrafter),
+            # also where it calls itself a causal model
+            (lambda place: eagle3_folder(place, architectures=CAUSAL)[0], Eagle3Drafter),
+            (lambda place: write_weights(place, vocab_size=VOCAB), CausalLMDrafter),
+        ],
+    )
+    def test_each_is_known_by_its_name_or_config(self, tmp_path, write, kind):
+        assert isinstance(load_drafter(str(write(tmp_path / "draft")), draft_target()), kind)
 
     @pytest.mark.parametrize("architectures", [["BertModel"], None, "LlamaForCausalLM"])
     def test_something_else(self, tmp_path, architectures):

@@ -125,26 +125,21 @@ class TestFound:
         )
 
 
-class Stopwatch:
-    """Stands for `time_drafter` and says how often it was asked."""
+@pytest.fixture
+def timed(monkeypatch):
+    """Stands for `time_drafter`; the drafters that it was asked to time."""
+    asked = []
 
-    def __init__(self):
-        self.timed = []
-
-    def __call__(self, drafter, target):
-        self.timed.append(drafter.architecture_hash)
+    def time(drafter, target):
+        asked.append(drafter.architecture_hash)
         return DrafterSection(
             name=drafter.name, context=[1024], median_s=[3e-3], mad_s=[1e-4], n=[5]
         )
 
-
-@pytest.fixture
-def stopwatch(monkeypatch):
-    watch = Stopwatch()
-    monkeypatch.setattr("decoder.profiling.startup.time_drafter", watch)
-    monkeypatch.setattr("decoder.profiling.probe.time_drafter", watch)
+    monkeypatch.setattr("decoder.profiling.startup.time_drafter", time)
+    monkeypatch.setattr("decoder.profiling.probe.time_drafter", time)
     monkeypatch.setattr("decoder.profiling.startup.now_utc", lambda: "2026-05-01T08:00:00Z")
-    return watch
+    return asked
 
 
 class TestDraftCosts:
@@ -153,7 +148,7 @@ class TestDraftCosts:
     def without(self, probed, **changes):
         return changed(probed, **changes).model_copy(update={"drafters": {}})
 
-    def test_it_is_timed_once_and_kept(self, target, probed, stopwatch):
+    def test_it_is_timed_once_and_kept(self, target, probed, timed):
         path = ProfileStore().save(self.without(probed))
         before = Profile.from_yaml(path)
         first = find_cost(target, NgramDrafter(), ProfileChoice())
@@ -165,11 +160,11 @@ class TestDraftCosts:
         again = find_cost(target, NgramDrafter(), ProfileChoice())
         assert again.line.endswith("; draft cost of ngram timed at a start on 2026-05-01")
         assert first.cost.draft_s(300) == again.cost.draft_s(300) == 3e-3
-        assert stopwatch.timed == ["ngram"]
+        assert timed == ["ngram"]
 
     @pytest.mark.parametrize("where", ["named", "shipped"])
     def test_a_file_of_others_is_not_changed(
-        self, target, probed, stopwatch, tmp_path, monkeypatch, where
+        self, target, probed, timed, tmp_path, monkeypatch, where
     ):
         path = ProfileStore([tmp_path / where]).save(self.without(probed))
         before = path.read_bytes()

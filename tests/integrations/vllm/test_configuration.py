@@ -7,7 +7,6 @@ import json
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from costmodel.errors import DrafterError, InputError
 from decoder.drafters.factory import DEMO_DRAFTER
@@ -15,7 +14,6 @@ from integrations.vllm import configuration
 from integrations.vllm.configuration import (
     differing_keys,
     drafter_key,
-    engine_threads,
     installed_version,
     speculative_options,
 )
@@ -56,22 +54,17 @@ def test_drafters_by_name():
 
 
 @pytest.mark.parametrize(
-    ("kind", "method"),
+    ("kind", "more", "method"),
     [
-        ("LlamaForCausalLM", "draft_model"),
-        ("Eagle3LlamaModel", "eagle3"),
-        ("LlamaForCausalLMEagle3", "eagle3"),
+        ("LlamaForCausalLM", {}, "draft_model"),
+        ("LlamaForCausalLM", {"draft_vocab_size": 32000}, "eagle3"),
+        ("Eagle3LlamaModel", {}, "eagle3"),
+        ("LlamaForCausalLMEagle3", {}, "eagle3"),
     ],
 )
-def test_drafters_by_their_config(tmp_path, kind, method):
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": [kind]}))
+def test_drafters_by_their_config(tmp_path, kind, more, method):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [kind]} | more))
     assert speculative_options(str(tmp_path), 4)["method"] == method
-
-
-def test_an_eagle_3_drafter_with_its_targets_architecture(tmp_path):
-    config = {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32000}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert speculative_options(str(tmp_path), 4)["method"] == "eagle3"
 
 
 def test_drafters_that_cannot_be_measured(tmp_path):
@@ -97,15 +90,6 @@ def test_keys_of_drafters():
     )
     assert one == same != other
     assert one.startswith("vllm-dflash-")
-
-
-@pytest.mark.parametrize(("device", "threads"), [("cuda", None), ("cpu", torch.get_num_threads())])
-def test_threads_of_an_engine_in_this_process(device, threads):
-    config = SimpleNamespace(
-        device_config=SimpleNamespace(device_type=device),
-        parallel_config=SimpleNamespace(distributed_executor_backend="uni"),
-    )
-    assert engine_threads(config) == threads
 
 
 def test_differing_keys_are_named(monkeypatch):

@@ -65,10 +65,10 @@ def test_help_imports_nothing_heavy(arguments):
 
 
 @pytest.mark.parametrize("name", sorted(cli.COMMANDS))
-def test_every_command_has_the_help_that_is_listed(name):
-    result = rooftree(name, "--help")
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith(f"Usage: rooftree {name} ")
+def test_every_command_has_the_help_that_is_listed(name, run):
+    code, out, err = run(name, "--help")
+    assert code == 0, err
+    assert out.startswith(f"Usage: rooftree {name} ")
 
 
 @pytest.mark.parametrize(
