@@ -31,6 +31,25 @@ BUILD_NODES = (1, 3, 7, 15, 31, 63, 127, 255, 511, 1023)
 COMMIT_TOKENS = (1, 2, 4, 8)
 
 
+def verify_grid(
+    rows: Sequence[int], contexts: Sequence[int], batches: Sequence[int] = (1,)
+) -> list[Task]:
+    """A verification of every row count at every context and batch size."""
+    return [
+        Task(kind="verify", size=size, context=context, batch=batch)
+        for batch in batches
+        for context in contexts
+        for size in rows
+    ]
+
+
+def draw_rows(random: np.random.Generator, most: int, count: int) -> list[int]:
+    """`count` log-uniform row counts from 2 to `most`, one in each stratum."""
+    edges = np.linspace(np.log(2), np.log(most), count + 1)
+    drawn: list[int] = np.rint(np.exp(random.uniform(edges[:-1], edges[1:]))).astype(int).tolist()
+    return drawn
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:
     """The points that a calibration of the decoder may measure.
@@ -81,12 +100,7 @@ class SweepPlan:
         return tuple(sorted({ordered[0], ordered[len(ordered) // 2]}))
 
     def grid(self) -> list[Task]:
-        return [
-            Task(kind="verify", size=rows, context=context, batch=batch)
-            for batch in self.batches
-            for context in self.contexts
-            for rows in self.rows
-        ]
+        return verify_grid(self.rows, self.contexts, self.batches)
 
     def held_out(self) -> list[Task]:
         """Points that no fit uses: log-uniform contexts, each with log-uniform row counts.
@@ -97,17 +111,11 @@ class SweepPlan:
         """
         random = np.random.default_rng((self.seed, 7919))
         low, high = np.log(min(self.contexts)), np.log(max(self.contexts))
-        edges = np.linspace(np.log(2), np.log(self.max_nodes + 1), self.held_out_rows + 1)
-        tasks = set()
+        batch, tasks = min(self.batches), set()
         for context in np.exp(random.uniform(low, high, self.held_out_contexts)):
-            drawn = np.exp(random.uniform(edges[:-1], edges[1:]))
-            drawn_rows = (self.padded(rows) for rows in np.rint(drawn).astype(int).tolist())
-            for rows in {1, *drawn_rows}:
-                tasks.add(
-                    Task(
-                        kind="held_out", size=rows, context=round(context), batch=min(self.batches)
-                    )
-                )
+            drawn = draw_rows(random, self.max_nodes + 1, self.held_out_rows)
+            for rows in {1, *map(self.padded, drawn)}:
+                tasks.add(Task(kind="held_out", size=rows, context=round(context), batch=batch))
         return sorted(tasks)
 
     def stages(self) -> list[Task]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from costmodel.errors import MeasurementError
 from costmodel.roofline import Roofline, physical_bytes, physical_flops
+from profiler.calibrate.points import draw_rows, verify_grid
 from profiler.calibrate.sources.http_client import Completion
 from profiler.calibrate.sweep import SweepResult, Task
 from profiler.measure.samples import Samples
@@ -64,11 +65,7 @@ class ServedPlan:
     def grid(self) -> list[Task]:
         """Requests of one sequence."""
         rows = sorted({rows for rows in ROWS if rows < self.most_rows} | {self.most_rows})
-        return [
-            Task(kind="verify", size=size, context=context)
-            for context in self.contexts
-            for size in rows
-        ]
+        return verify_grid(rows, self.contexts)
 
     def plain(self) -> list[Task]:
         """Requests of one row, with one token out and with several, and streams of sequences.
@@ -87,10 +84,9 @@ class ServedPlan:
         """Points that no fit uses: at each context the plain step, and log-uniform row counts."""
         fitted = {(task.size, task.context) for task in self.grid()}
         random = np.random.default_rng((self.seed, 7919))
-        edges = np.linspace(np.log(2), np.log(self.most_rows), HELD_OUT_ROWS + 1)
         tasks = set()
         for context in self.held_out_contexts:
-            drawn = np.rint(np.exp(random.uniform(edges[:-1], edges[1:]))).astype(int).tolist()
+            drawn = draw_rows(random, self.most_rows, HELD_OUT_ROWS)
             sizes = {1} | {rows for rows in drawn if (rows, context) not in fitted}
             tasks |= {Task(kind="held_out", size=rows, context=context) for rows in sizes}
         return sorted(tasks)

@@ -27,6 +27,7 @@ from integrations.vllm.configuration import (
 )
 from integrations.vllm.engine import PROMPT_TOKENS, SteppedEngine, spare_tokens
 from profiler.calibrate.files import device_label
+from profiler.calibrate.points import draw_rows, verify_grid
 from profiler.calibrate.source import Additions, CalibrationSettings, Ready
 from profiler.calibrate.sources.decoder import CPU_CONTEXTS
 from profiler.calibrate.sweep import SweepResult, Task
@@ -185,12 +186,7 @@ class EnginePlan:
 
     def grid(self) -> list[Task]:
         rows = sorted({rows for rows in ROWS if rows < self.most_rows} | {self.most_rows})
-        return [
-            Task(kind="verify", size=size, context=context, batch=batch)
-            for batch in self.batches
-            for context in self.contexts
-            for size in rows
-        ]
+        return verify_grid(rows, self.contexts, self.batches)
 
     def held_out(self) -> list[Task]:
         """Points that no fit uses, drawn from the seed before anything is measured.
@@ -200,12 +196,10 @@ class EnginePlan:
         """
         random = np.random.default_rng((self.seed, 7919))
         low, high = np.log(min(self.contexts)), np.log(max(self.contexts))
-        edges = np.linspace(np.log(2), np.log(self.most_rows), HELD_OUT_ROWS + 1)
         tasks = set()
         for context in np.exp(random.uniform(low, high, HELD_OUT_SHAPES)):
             batch = round(np.exp(random.uniform(0, np.log(max(self.batches)))))
-            drawn = np.exp(random.uniform(edges[:-1], edges[1:]))
-            for rows in {1, *np.rint(drawn).astype(int).tolist()}:
+            for rows in {1, *draw_rows(random, self.most_rows, HELD_OUT_ROWS)}:
                 tasks.add(Task(kind="held_out", size=rows, context=round(context), batch=batch))
         return sorted(tasks)
 
