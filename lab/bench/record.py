@@ -224,12 +224,12 @@ class Rounds:
         for name in ("predicted_verify_s", "predicted_cycle_s"):
             if len(getattr(self, name)) not in (0, count):
                 raise ValueError(f"{name} must have one entry a round ({count}), or none")
-        for index, (accepted, depth) in enumerate(zip(self.accepted, self.depths, strict=True)):
-            if accepted > depth:
-                raise ValueError(f"accepted[{index}] is {accepted}, of a tree {depth} deep")
-        for index, (nodes, depth) in enumerate(zip(self.nodes, self.depths, strict=True)):
+        rounds = zip(self.nodes, self.depths, self.accepted, strict=True)
+        for index, (nodes, depth, accepted) in enumerate(rounds):
             if not min(nodes, 1) <= depth <= nodes:
                 raise ValueError(f"depths[{index}] is {depth}, of a tree of {nodes} nodes")
+            if accepted > depth:
+                raise ValueError(f"accepted[{index}] is {accepted}, of a tree {depth} deep")
 
     @property
     def count(self) -> int:
@@ -257,15 +257,15 @@ class Response:
     """One prompt decoded once by one arm, timed and counted alike for all arms.
 
     place              position in the order in which all responses were made
-    tokens             token ids from the first new one, the end token included where it was
-                       reached, cut at the settings' `new_tokens`
-    first_tokens       tokens that came with the first one, itself included; more than 1 only
-                       for peers that draft in the prefill
+    tokens             token ids from the first new one, a reached end token included, cut at the
+                       settings' `new_tokens`
+    first_tokens       tokens that came with the first one; more than 1 only for peers that draft
+                       in the prefill
     finish             `eos` where the last token ends the text, else `length`
     first_token_s      from the call until the first token (prefill, set-up)
     total_s            from the call until the last token
-    limit_s            least seconds of this response's plain steps, by the physical roofline
-                       at the profile's peaks; None without a profile
+    limit_s            least seconds of its plain steps, by the physical roofline at the profile's
+                       peaks; None without a profile
     stages             seconds of each stage over all rounds; empty for peers
     rounds             None for peers, which do not report them
     update             after the text; None for arms whose drafter does not learn
@@ -349,14 +349,11 @@ class Result:
             twice = next((name for name in names if names.count(name) > 1), None)
             if twice is not None:
                 raise ValueError(f"{kind}: '{twice}' is there twice")
-        drafters = {None, *(drafter.name for drafter in self.drafters)}
-        for arm in self.arms:
-            if arm.drafter not in drafters:
-                raise ValueError(f"arms: '{arm.name}' has an unknown drafter '{arm.drafter}'")
-        engines = {None, *(engine.name for engine in self.engines)}
-        for arm in self.arms:
-            if arm.engine not in engines:
-                raise ValueError(f"arms: '{arm.name}' has an unknown engine '{arm.engine}'")
+        for kind, parts in (("drafter", self.drafters), ("engine", self.engines)):
+            names = {None, *(one.name for one in parts)}
+            for arm in self.arms:
+                if (name := getattr(arm, kind)) not in names:
+                    raise ValueError(f"arms: '{arm.name}' has an unknown {kind} '{name}'")
         if PLAIN not in {arm.name for arm in self.arms}:
             raise ValueError(f"arms: '{PLAIN}' is missing")
         self._check_responses()
@@ -368,28 +365,23 @@ class Result:
             for prompt in self.prompts
             for repeat in range(self.settings.repeats)
         }
-        for index, response in enumerate(self.responses):
-            key = response.key
-            if key not in wanted:
-                raise ValueError(f"responses[{index}]: {key} is unknown or there twice")
-            wanted.discard(key)
-        if wanted:
-            raise ValueError(f"responses: {len(wanted)} are missing, as {min(wanted)}")
         most = self.settings.new_tokens
         for index, response in enumerate(self.responses):
+            if response.key not in wanted:
+                raise ValueError(f"responses[{index}]: {response.key} is unknown or there twice")
+            wanted.discard(response.key)
             if response.new_tokens > most:
                 raise ValueError(f"responses[{index}]: more than {most} tokens")
+        if wanted:
+            raise ValueError(f"responses: {len(wanted)} are missing, as {min(wanted)}")
 
     @cached_property
     def _by_arm(self) -> dict[str, tuple[Response, ...]]:
-        by_arm: dict[str, list[Response]] = {arm.name: [] for arm in self.arms}
-        for response in self.responses:
-            by_arm[response.arm].append(response)
         order = {prompt.id: index for index, prompt in enumerate(self.prompts)}
-        return {
-            name: tuple(sorted(responses, key=lambda one: (order[one.prompt], one.repeat)))
-            for name, responses in by_arm.items()
-        }
+        by_arm: dict[str, list[Response]] = {arm.name: [] for arm in self.arms}
+        for response in sorted(self.responses, key=lambda one: (order[one.prompt], one.repeat)):
+            by_arm[response.arm].append(response)
+        return {name: tuple(responses) for name, responses in by_arm.items()}
 
     def of(self, arm: str) -> tuple[Response, ...]:
         """An arm's responses in order of prompt and repeat.
@@ -435,7 +427,10 @@ def read_result(path: str | Path) -> Result:
     try:
         return TypeAdapter(Result).validate_json(json.dumps(data), strict=True)
     except ValidationError as failure:
-        raise InputError(f"{path}: {first_problem(failure)}", hint=_HINT) from None
+        errors = failure.errors(include_url=False)
+        problem = " ".join(describe_error(errors[0]).split())
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        raise InputError(f"{path}: {problem}{more}", hint=_HINT) from None
 
 
 def write_result(result: Result, path: str | Path, **derived: Any) -> None:
@@ -445,10 +440,3 @@ def write_result(result: Result, path: str | Path, **derived: Any) -> None:
     """
     text = json.dumps(result.as_dict() | derived, allow_nan=False, separators=(",", ":"))
     write_atomic(Path(path), text + "\n", InputError)
-
-
-def first_problem(failure: ValidationError) -> str:
-    """The first error as 'field: problem', and the number of further errors."""
-    errors = failure.errors(include_url=False)
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return " ".join(describe_error(errors[0]).split()) + more

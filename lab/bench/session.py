@@ -102,7 +102,14 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
         sampling = {"temperature": options.decoder.temperature, "seed": options.seed}
         prompts = encode_texts(texts, builder.encoder, options.new_tokens, chat, sampling)
         arms = plan_arms(options.arms, causal_drafters=builder.causal_drafters)
-        with engine_runners(engines, _subject(builder), listeners.say) as others:
+        subject = EngineSubject(
+            name=loaded.name,
+            source=loaded.source,
+            dtype=dtype_name(builder.target.dtype),
+            ends=builder.ends,
+            threads=torch.get_num_threads(),
+        )
+        with engine_runners(engines, subject, listeners.say) as others:
             runners = [*builder.runners(arms), *others]
             located = builder.profile or stored_profile(builder.target)
             schedule = Schedule(
@@ -148,16 +155,6 @@ def _texts(options: BenchOptions) -> tuple[list[PromptText], tuple[PromptFile, .
     return texts, (PromptFile(name=BUILT_IN, sha256=digest, prompts=len(PROMPTS)),)
 
 
-def _subject(builder: ArmBuilder) -> EngineSubject:
-    return EngineSubject(
-        name=builder.loaded.name,
-        source=builder.loaded.source,
-        dtype=dtype_name(builder.target.dtype),
-        ends=builder.ends,
-        threads=torch.get_num_threads(),
-    )
-
-
 def _settings(
     options: BenchOptions, builder: ArmBuilder, files: tuple[PromptFile, ...], *, chat: bool
 ) -> BenchSettings:
@@ -182,11 +179,9 @@ def _settings(
 
 def _check_output(output: Path | None) -> None:
     """Raise InputError where the result could not be written."""
-    if output is None:
-        return
-    if output.is_dir():
+    if output is not None and output.is_dir():
         raise InputError(f"{output} is a folder", hint="Give --output a file name.")
-    if not os.access(output.absolute().parent, os.W_OK):
+    if output is not None and not os.access(output.absolute().parent, os.W_OK):
         raise InputError(
             f"cannot write to {output.absolute().parent}",
             hint="Choose another place for --output, in a folder that exists.",

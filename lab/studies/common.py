@@ -14,10 +14,9 @@ import torch
 from numpy.typing import ArrayLike
 
 from costmodel.errors import InputError
-from costmodel.io import now_utc
-from decoder.device import fingerprint, select_device
+from decoder.device import select_device
 from lab.bench.analysis.ratios import bootstrap_interval, rate_ratios
-from profiler.measure.machine import collect, observe
+from lab.bench.environment import machine
 
 RESULTS = Path(__file__).parent / "results"
 PROMPTS = Path(__file__).parents[3] / "shared" / "prompts"
@@ -34,22 +33,16 @@ def read_prompts(name: str, count: int) -> list[dict[str, str]]:
 
 def environment(device_name: str | None = None) -> dict[str, Any]:
     """The machine, its state and the versions of the software."""
-    device = select_device(device_name)
-    key = fingerprint(device)
-    metadata = collect(device.index or 0 if device.type == "cuda" else None)
+    seen, _ = machine(select_device(device_name))
     return {
-        "created_utc": now_utc(),
-        "device": key.name,
-        "threads": key.threads,
-        "instruction_set": key.instruction_set,
+        "created_utc": seen.created_utc,
+        "device": seen.device,
+        "threads": seen.threads,
+        "instruction_set": seen.instruction_set,
         "system": platform.system(),
         "load_average": os.getloadavg(),
-        "busy": [process.name for process in observe().processes],
-        **{
-            name: value
-            for name, value in metadata.fields.items()
-            if isinstance(value, (str, int, float)) and "uuid" not in name
-        },
+        "busy": list(seen.busy),
+        **{name: value for name, value in seen.fields.items() if value is not None},
     }
 
 

@@ -108,19 +108,12 @@ def _families(
         if len(arms) < 2:
             continue
         base = next((arm.name for arm, one in arms if is_base(one)), None)
-        members = tuple(
-            FamilyArm(
-                arm=arm.name,
-                drafter=one.name,
-                without=one.without,
-                block_size=one.block_size,
-                over_base=compare_arms(result, arm.name, base)
-                if base not in (None, arm.name)
-                else None,
-            )
-            for arm, one in arms
-        )
-        families.append(Family(policy=policy, base=base, members=members))
+        members = []
+        for arm, one in arms:
+            over = None if base in (None, arm.name) else compare_arms(result, arm.name, base)
+            part = {"without": one.without, "block_size": one.block_size}
+            members.append(FamilyArm(arm=arm.name, drafter=one.name, over_base=over, **part))
+        families.append(Family(policy=policy, base=base, members=tuple(members)))
     return families
 
 
