@@ -251,12 +251,6 @@ def test_the_roofline_is_the_larger_side():
     assert roofline.predict_s(3, 4) == roofline.seconds(3, 4)
 
 
-def test_shapes_broadcast():
-    roofline = Roofline(architecture=TINY, peaks=Peaks(flops_per_s=1e6, bytes_per_s=1e4))
-    assert roofline.seconds(np.arange(1, 4), np.zeros((2, 1))).shape == (2, 3)
-    assert roofline.seconds(3, 4).shape == ()
-
-
 @given(
     rows=st.integers(1, 1024),
     context=st.integers(0, 100_000),

@@ -315,23 +315,6 @@ def test_a_failed_save_leaves_the_old_file(store, profile, monkeypatch, function
     assert files_in(path.parent) == [path.name]
 
 
-def test_a_full_disk_after_some_bytes_leaves_nothing(store, profile, monkeypatch):
-    real, calls = os.write, []
-
-    def fill_up(handle, data):
-        calls.append(len(data))
-        if len(calls) > 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(handle, bytes(data)[:100])
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", fill_up)
-        with pytest.raises(ProfileError, match="disk is full"):
-            store.save(profile)
-    assert store.list() == ()
-    assert not [path for path in store.directories[0].rglob("*.*") if path.suffix != ".lock"]
-
-
 def test_short_writes_are_continued(tmp_path, monkeypatch):
     real = os.write
     with monkeypatch.context() as patch:
