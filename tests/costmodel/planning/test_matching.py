@@ -1,4 +1,4 @@
-"""Acceptance belongs to a target, a drafter and a policy: what is refused or said of another."""
+"""Acceptance belongs to a target, a drafter and a policy; a name means a timed drafter."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ import pytest
 from costmodel.catalog import find_target
 from costmodel.errors import InputError
 from costmodel.planning.acceptance import OTHER_TARGET_SPREAD, find_acceptance
-from costmodel.planning.drafting import NGRAM_S, acceptance_for, block_drafter, lookup_drafter
+from costmodel.planning.drafting import (
+    NGRAM_S,
+    acceptance_for,
+    block_drafter,
+    find_drafter,
+    lookup_drafter,
+)
+from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import PlanRequest, ServingPolicy
 from costmodel.planning.search import plan
 from costmodel.planning.traffic import Traffic
+from costmodel.profile.schema import DrafterSection
+from tests.profiler.made_profile import make_profile
 
 NAME = "Qwen/Qwen3-8B"
 QWEN = find_target(NAME).architecture
@@ -134,3 +143,38 @@ def test_drafts_of_unknown_cost_are_refused():
         plan(asked(acceptance="0.6", drafter="eagle3"))
     command = "`rooftree calibrate --target Qwen/Qwen3-8B --drafter FOLDER`"
     assert command in raised.value.hint
+
+
+def forward(**names: str) -> TargetForward:
+    """A profile that has timed drafters of these names, by hash."""
+    sections = {
+        key: DrafterSection(name=name, context=[256], median_s=[1e-3], mad_s=[1e-5], n=[5])
+        for key, name in names.items()
+    }
+    return TargetForward(make_profile().model_copy(update={"drafters": sections}))
+
+
+def test_a_kind_is_not_the_drafter_that_joins_it_with_another() -> None:
+    steps = forward(abc="ngram+dflash")
+    assert find_drafter(steps, "ngram") == lookup_drafter()
+    joined = find_drafter(steps, "ngram+dflash")
+    assert joined.timed is not None
+    assert joined.name == "ngram+dflash"
+
+
+def test_a_hash_or_part_of_a_name_will_do() -> None:
+    steps = forward(abc="ngram+dflash", fed="dflash@block=4")
+    for name, found in (
+        ("abc", "ngram+dflash"),
+        ("fed", "dflash@block=4"),
+        ("dflash", "dflash@block=4"),
+    ):
+        drafter = find_drafter(steps, name)
+        assert drafter.timed is not None
+        assert drafter.name == found
+
+
+def test_an_unknown_name_is_an_error_that_lists_the_known() -> None:
+    with pytest.raises(InputError) as raised:
+        find_drafter(forward(abc="eagle3"), "medusa")
+    assert "eagle3" in str(raised.value)

@@ -208,7 +208,7 @@ HARD = {
     "attention": ("runtime", {"attention": "other"}),
     "tensor_parallel": ("runtime", {"tensor_parallel": 2}),
 }
-# No runtime of a decoder has these; tests/costmodel/profile/test_engine_profile.py tries them.
+# No runtime of a decoder has these; tests/costmodel/profile/test_profile.py tries them.
 OF_ENGINES = {"engine_version", "compilation", "graphs", "executor", "max_num_seqs"}
 
 
