@@ -68,7 +68,7 @@ class Eagle3Drafter(Drafter):
         self.rotary = Rotary(config.shape, target.device)
         # The hidden states that enter these layers.
         layers = target.architecture.layers
-        self.feature_layers = (2, layers // 2, layers - 3)
+        self.feature_layers = config.features or (2, layers // 2, layers - 3)
         self.architecture_hash = config.hash()
         self.tokens = token_ids(self.model.d2t).cpu().numpy() if config.mapped else None
         self._captured: CapturedLevels | None = None

@@ -49,6 +49,8 @@ class Eagle3Config:
     draft_vocab    of the drafter's own head; smaller where only frequent tokens are drafted
     target_hidden  the target's hidden size
     own_embedding  whether the checkpoint has an embedding; otherwise the target's is used
+    features       indices of the target's hidden states that are read (0: the embedding); None
+                   for those of the published code
     published      config.json unchanged
     """
 
@@ -57,6 +59,7 @@ class Eagle3Config:
     draft_vocab: int
     target_hidden: int
     own_embedding: bool
+    features: tuple[int, ...] | None
     published: Mapping[str, Any]
 
     @classmethod
@@ -77,10 +80,6 @@ class Eagle3Config:
             )
         fields = Fields(published, where)
         fields.require(PLAIN)
-        inner = published.get("eagle_config") or {}
-        if isinstance(inner, Mapping):
-            # Engines disagree on whether these count layers from 0 or from 1.
-            Fields(inner, where).require({"eagle_aux_hidden_state_layer_ids": []})
         vocab = fields.whole("vocab_size")
         draft_vocab = fields.whole("draft_vocab_size")
         if draft_vocab > vocab:
@@ -92,6 +91,7 @@ class Eagle3Config:
             draft_vocab=draft_vocab,
             target_hidden=fields.whole("target_hidden_size", shape.hidden),
             own_embedding=own_embedding,
+            features=_features(published, where),
             published=dict(published),
         )
 
@@ -109,6 +109,25 @@ class Eagle3Config:
 def is_eagle3(published: Mapping[str, Any]) -> bool:
     """Whether a config.json is that of an EAGLE-3 drafter."""
     return "draft_vocab_size" in published and "dflash_config" not in published
+
+
+def _features(published: Mapping[str, Any], where: str) -> tuple[int, ...] | None:
+    """The hidden states that a config names, in one of two conventions.
+
+    Ids from 1 on are layers whose outputs are read (SpecForge; 1 is the lowest that it takes).
+    Others are indices of the hidden states, as in vLLM and speculators, whose lowest is 2 or
+    more. The first id tells them apart (sgl-project/sglang, pull request 25454).
+    """
+    name = "eagle_aux_hidden_state_layer_ids"
+    inner = published.get("eagle_config")
+    fields = published if name in published or not isinstance(inner, Mapping) else inner
+    ids = fields.get(name)
+    if ids is None or ids == []:
+        return None
+    whole = isinstance(ids, list) and all(type(one) is int and one >= 0 for one in ids)
+    if not whole or len(ids) != FEATURES:
+        raise Fields(fields, where).wrong(name, f"{FEATURES} layers")
+    return tuple(one + 1 for one in ids) if ids[0] == 1 else tuple(ids)
 
 
 class Eagle3Layer(nn.Module):

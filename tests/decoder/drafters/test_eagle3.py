@@ -29,6 +29,7 @@ from tests.decoder.draft_models import (
 
 pytestmark = pytest.mark.cpu_kind
 
+NAMED_LAYERS = "eagle_aux_hidden_state_layer_ids"
 PROMPT = [5, 17, 3, 88, 41, 2, 2, 60]
 ACCEPTED = [3, 0, 1, 0, 0, 4, 2]  # 0: a plain round, or one where nothing was accepted
 GROWTH = TopPaths(width=3, frontier=3, max_depth=4)
@@ -174,6 +175,24 @@ class TestAgainstTheReference:
         assert_same(tree, Reference(config, tensors, target, context).tree(2, 1, 9))
 
     @torch.inference_mode()
+    @pytest.mark.parametrize(
+        ("config", "layers"),
+        [
+            ({"eagle_config": {NAMED_LAYERS: [1, 3, 4]}}, (2, 4, 5)),  # outputs of layers
+            ({NAMED_LAYERS: [2, 4, 5]}, (2, 4, 5)),  # inputs of layers
+            ({NAMED_LAYERS: [3, 1, 0], "eagle_config": {NAMED_LAYERS: []}}, (3, 1, 0)),
+        ],
+    )
+    def test_named_feature_layers(self, tmp_path, config, layers):
+        target = draft_target()
+        folder, config, tensors = eagle3_folder(tmp_path / "draft", **config)
+        drafter = Eagle3Drafter(target, folder)
+        assert drafter.feature_layers == layers
+        for session, context in rounds(target, drafter, PROMPT, [2]):
+            expected = Reference(config, tensors, target, context, layers).tree(3, 3, 4)
+            assert_same(session.draft(context, asked()), expected)
+
+    @torch.inference_mode()
     def test_an_embedding_of_its_own(self, tmp_path):
         """A drafter of another width brings its embedding, and reads the target's features."""
         config = EAGLE3 | {"hidden_size": 24, "target_hidden_size": HIDDEN, "head_dim": 8}
@@ -245,6 +264,7 @@ BAD_CONFIGS = {
         {"hidden_size": 40, "target_hidden_size": HIDDEN, "head_dim": 8},
         "it is 40 wide and brings no embedding",
     ),
+    "two feature layers": ({NAMED_LAYERS: [1, 2]}, "'eagle_aux_.*_ids' must be 3 layers and is"),
     "several layers": ({"num_hidden_layers": 2}, "num_hidden_layers = 2, which is not supported"),
     "a later form": ({"norm_before_residual": True}, "norm_before_residual = True"),
 }
