@@ -87,9 +87,7 @@ def _repeat_spread(steps: list[tuple[Response, float]]) -> float | None:
 
 
 def _profile(result: Result) -> list[str]:
-    if result.profile is None:
-        return []
-    if result.profile.kind not in BORROWED:
+    if result.profile is None or result.profile.kind not in BORROWED:
         return []
     return [
         f"the costs come from a {result.profile.kind} profile, not from this machine: "

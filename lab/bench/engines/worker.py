@@ -56,13 +56,10 @@ def vllm(options: dict[str, Any]) -> Decode:
 
     def decode(ids: list[int], new_tokens: int, put: Put) -> None:
         sampling = SamplingParams(
-            temperature=0.0,
-            max_tokens=new_tokens,
-            stop_token_ids=options["ends"],
+            temperature=0.0, max_tokens=new_tokens, stop_token_ids=options["ends"],
             ignore_eos=True,  # the ends are named
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-        )
+            detokenize=False, output_kind=RequestOutputKind.DELTA,
+        )  # fmt: skip
         engine.add_request("text", {"prompt_token_ids": ids}, sampling)
         while engine.has_unfinished_requests():
             for result in engine.step():
@@ -90,11 +87,8 @@ def openvino(options: dict[str, Any]) -> Decode:
             return
 
     precision = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}[options["dtype"]]
-    properties = {
-        "INFERENCE_PRECISION_HINT": precision,
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": options["threads"],
-    }
+    properties = {"INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
+    properties["INFERENCE_NUM_THREADS"] = options["threads"]
     if options["mode"] is not None:
         properties["prompt_lookup"] = True
     pipeline = genai.LLMPipeline(options["model"], "CPU", **(properties | options["arguments"]))
@@ -163,13 +157,6 @@ def llama(options: dict[str, Any]) -> Decode:
     return decode
 
 
-ENGINES: dict[str, Callable[[dict[str, Any]], Decode]] = {
-    "vllm": vllm,
-    "openvino": openvino,
-    "llama.cpp": llama,
-}
-
-
 def main() -> None:
     engine, options = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w")
@@ -179,7 +166,8 @@ def main() -> None:
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
-    decode = ENGINES[engine](json.loads(options))
+    engines = {"vllm": vllm, "openvino": openvino, "llama.cpp": llama}
+    decode = engines[engine](json.loads(options))
     send({})
     for line in sys.stdin:
         request = json.loads(line)

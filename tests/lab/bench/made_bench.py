@@ -116,6 +116,14 @@ def make_result(
     )  # fmt: skip
 
 
+def raw_rate(result: Result, arm: str, prompt_set: str | None = None) -> float:
+    """Tokens after the first over seconds after the first, from the raw responses alone."""
+    inside = {one.id for one in result.prompts if prompt_set in (None, one.set)}
+    own = [one for one in result.responses if one.arm == arm and one.prompt in inside]
+    tokens = sum(len(one.tokens) - one.first_tokens for one in own)
+    return tokens / sum(one.total_s - one.first_token_s for one in own)
+
+
 def verify_seconds(nodes: int, context: int) -> float:
     """What a forward of the made target costs: a floor, a slope and steps of 16 rows."""
     return PLAIN_STEP_S * (1 + 0.02 * (-(-(nodes + 1) // 16) * 16 - 16)) + context * 2e-6

@@ -14,7 +14,7 @@ from lab.bench.arms.drafter_names import describe_drafters, drafter_labels
 from lab.bench.record import Model, Result
 from lab.bench.report.tables import drafter_tables
 from tests.decoder.draft_models import dflash_folder, draft_target
-from tests.lab.bench.made_bench import PLAIN_ARM, make_result, policy_arm
+from tests.lab.bench.made_bench import PLAIN_ARM, make_result, policy_arm, raw_rate
 from tests.lab.papers.blockpilot.test_blockpilot import pilot_folder
 from tests.lab.papers.specblock.specblock_models import specblock_folder
 
@@ -42,14 +42,6 @@ def made(drafters: tuple[Model, ...], policies: tuple[str, ...] = ("chain", "bas
     return replace(make_result(arms, per_set=2, repeats=1), drafters=drafters)
 
 
-def rate_of(result: Result, arm: str) -> float:
-    """Tokens a second of decoding, from the raw responses alone."""
-    own = [one for one in result.responses if one.arm == arm]
-    return sum(len(one.tokens) - 1 for one in own) / sum(
-        one.total_s - one.first_token_s for one in own
-    )
-
-
 @pytest.mark.slow
 class TestAblations:
     def test_each_policy_has_its_own_rows_against_the_whole_drafter(self) -> None:
@@ -60,12 +52,12 @@ class TestAblations:
         assert [own.drafter for own in chain.members] == ["no-shift", "whole", "poor"]
         for own in (*chain.members, *bastion.members):
             policy = own.arm.partition("+")[0]
-            whole = rate_of(result, f"{policy}+whole")
+            whole = raw_rate(result, f"{policy}+whole")
             if own.drafter == "whole":
                 assert own.over_base is None
             else:
                 assert own.over_base is not None and own.over_base.low is not None
-                assert own.over_base.pooled == pytest.approx(rate_of(result, own.arm) / whole)
+                assert own.over_base.pooled == pytest.approx(raw_rate(result, own.arm) / whole)
 
 
 class TestBlockSizes:
@@ -79,7 +71,7 @@ class TestBlockSizes:
         [table] = drafter_tables(ResultFigures(result))
         assert [row[1] for row in table.rows] == ["4", "8", "16", "by prompt"]
         for row in table.rows:
-            over = rate_of(result, str(row[0])) / rate_of(result, "chain+pilot")
+            over = raw_rate(result, str(row[0])) / raw_rate(result, "chain+pilot")
             assert row[6] == (None if row[0] == "chain+pilot" else f"{over:.2f}x")
 
 

@@ -1,9 +1,10 @@
 """The Markdown of a stored run against sums over its responses."""
 
 import re
+from functools import partial
 
 from lab.studies.bench_tables import arm_table, main_arms, sweep_table
-from tests.lab.bench.made_bench import make_result
+from tests.lab.bench.made_bench import make_result, raw_rate
 
 RESULT = make_result(repeats=1)
 
@@ -12,12 +13,7 @@ def cells(line):
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def rate(arm, prompt_set=None):
-    """Tokens after the first over seconds after the first, by plain sums."""
-    inside = {one.id for one in RESULT.prompts if prompt_set in (None, one.set)}
-    own = [one for one in RESULT.responses if one.arm == arm and one.prompt in inside]
-    tokens = sum(len(one.tokens) - one.first_tokens for one in own)
-    return tokens / sum(one.total_s - one.first_token_s for one in own)
+rate = partial(raw_rate, RESULT)
 
 
 def ratio(cell):
