@@ -112,6 +112,17 @@ def encoded(name: str, ids: Sequence[int], prompt_set: str = "set") -> Encoded:
     return Encoded(prompt=prompt(name, prompt_set, len(ids)), ids=tuple(ids))
 
 
+def endless(ids: Sequence[int]) -> list[int]:
+    return [1, 2, 3, 4] * 20
+
+
+def schedule(prompts: int = 2, **changed: Any) -> Schedule:
+    """Prompts of one token, two, ..., and up to 21 new ones."""
+    texts = [encoded(f"p{i}", [5] * (i + 1)) for i in range(prompts)]
+    usual = {"prompts": texts, "new_tokens": 21, "repeats": 1, "ends": frozenset([END])}
+    return Schedule(**usual | changed)
+
+
 def settings(**changed: Any) -> BenchSettings:
     usual: dict[str, Any] = {
         "new_tokens": 64, "temperature": 0.0, "repeats": 1, "chat": False, "seed": 0, "files": (),

@@ -49,6 +49,11 @@ def loaded(folder: Path):
     return load_model(str(folder), dtype=torch.float32, device=torch.device("cpu"))
 
 
+def builder_of(folder, drafters: dict[str, str], calibrate: bool = False, **choice) -> ArmBuilder:
+    profile = ProfileChoice(calibrate=calibrate)
+    return ArmBuilder(loaded(folder), drafters, DecoderChoice(profile=profile, **choice))
+
+
 def tokens_of(runner, ids=IDS, new_tokens=NEW_TOKENS, seed=0) -> list[int]:
     """What it hands over, and that it hands it over piece by piece."""
     pieces: list[list[int]] = []
@@ -144,14 +149,9 @@ class TestTreeArm:
 class TestBuilder:
     def test_every_kind_of_arm_gives_the_plain_text(self, folder: Path, expected) -> None:
         drafters = {"ngram": "ngram", str(folder): "tiny"}
-        choice = DecoderChoice(profile=ProfileChoice(calibrate=False))
-        builder = ArmBuilder(loaded(folder), drafters, choice)
+        builder = builder_of(folder, drafters)
         assert builder.causal_drafters == ("tiny",)
-        asked = ArmChoice(
-            policies=("chain", "bastion"),
-            drafters=tuple(drafters),
-            studies=("estimator", "dynatree"),
-        )
+        asked = ArmChoice(drafters=tuple(drafters), studies=("estimator", "dynatree"))
         arms = plan_arms(asked, causal_drafters=builder.causal_drafters)
         runners = builder.runners(arms)
         assert [one.arm.name for one in runners] == [arm.name for arm in arms]
@@ -164,9 +164,7 @@ class TestBuilder:
         assert len(short) == 12
         assert {name for name, tokens in short.items() if tokens != expected[:8]} == set()
         modes = {one.arm.variant: one.arm.estimator for one in runners if one.arm.variant}
-        assert {modes[mode] for mode in ("static", "ema", "ema+calib")} == {
-            "static", "ema", "ema+calib",
-        }  # fmt: skip
+        assert all(modes[mode] == mode for mode in ("static", "ema", "ema+calib"))
 
     @pytest.mark.parametrize("same_text", [True, False])
     def test_arms_that_round_differently_write_one_text(
@@ -185,9 +183,9 @@ class TestBuilder:
 
         monkeypatch.setattr(Target, "verify", rounded)
         both = f"ngram+{folder}"
-        choice = DecoderChoice(same_text=same_text, profile=ProfileChoice(calibrate=False))
-        builder = ArmBuilder(loaded(folder), {"ngram": "ngram", both: "ngram+tiny"}, choice)
-        asked = ArmChoice(policies=("chain", "bastion"), drafters=("ngram", both), peers=())
+        drafters = {"ngram": "ngram", both: "ngram+tiny"}
+        builder = builder_of(folder, drafters, same_text=same_text)
+        asked = ArmChoice(drafters=("ngram", both), peers=())
         written = {
             one.arm.name: tokens_of(one)[:NEW_TOKENS] for one in builder.runners(plan_arms(asked))
         }
@@ -197,8 +195,7 @@ class TestBuilder:
 
     def test_arms_that_decode_together_share_weights_and_nothing_else(self, folder: Path) -> None:
         both = f"ngram+{folder}"
-        choice = DecoderChoice(by_round=True, profile=ProfileChoice(calibrate=False))
-        builder = ArmBuilder(loaded(folder), {both: "ngram+tiny"}, choice)
+        builder = builder_of(folder, {both: "ngram+tiny"}, by_round=True)
         asked = ArmChoice(policies=("chain", "fixed:3"), drafters=(both,), peers=())
         own = [one._decoder for one in builder.runners(plan_arms(asked))]
         for part in ("target", "drafter"):
@@ -215,9 +212,8 @@ class TestBuilder:
 
         def time_drafter(drafter, *more) -> DrafterSection:
             timed.append(drafter.name)
-            return DrafterSection(
-                name=drafter.name, context=[64], median_s=[1e-3], mad_s=[0.0], n=[5]
-            )
+            times = {"context": [64], "median_s": [1e-3], "mad_s": [0.0], "n": [5]}
+            return DrafterSection(name=drafter.name, **times)
 
         monkeypatch.setattr("decoder.profiling.startup.time_drafter", time_drafter)
         monkeypatch.setattr("decoder.profiling.probe.time_drafter", time_drafter)
@@ -232,8 +228,7 @@ class TestBuilder:
         if home == "not written":
             (tmp_path / "home").write_text("a file is in the way")
         drafters = {"ngram": "ngram", str(folder): "tiny", f"ngram+{folder}": "ngram+tiny"}
-        choice = DecoderChoice(profile=ProfileChoice(calibrate=home != "bare"))
-        builder = ArmBuilder(loaded(folder), drafters, choice)
+        builder = builder_of(folder, drafters, calibrate=home != "bare")
         asked = ArmChoice(
             policies=("bastion", "bastion:printed"), drafters=tuple(drafters), peers=()
         )

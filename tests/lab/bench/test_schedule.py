@@ -12,14 +12,7 @@ import pytest
 from costmodel.errors import InputError
 from lab.bench.analysis.ratios import compare_arms, rate, tally_arm
 from lab.bench.record import read_result, write_result
-from lab.bench.schedule import Schedule
-from tests.lab.bench.fake_bench import END, Clock, FakeArm, arm, encoded, run
-
-NEW_TOKENS = 21
-
-
-def endless(ids: Sequence[int]) -> list[int]:
-    return [1, 2, 3, 4] * 20
+from tests.lab.bench.fake_bench import END, Clock, FakeArm, arm, endless, run, schedule
 
 
 def ending_after(tokens: int):
@@ -36,12 +29,6 @@ def runners(clock: Clock, text=endless, **changed) -> list[FakeArm]:
     trees = arm("fixed:3+d", drafter="d", nodes=3)
     usual = {"round_s": 0.025, "tokens_a_round": 4}
     return [FakeArm(arm("plain"), clock, text), FakeArm(trees, clock, text, **usual | changed)]
-
-
-def schedule(prompts: int = 2, **changed) -> Schedule:
-    texts = [encoded(f"p{i}", [5] * (i + 1)) for i in range(prompts)]
-    usual = {"prompts": texts, "new_tokens": NEW_TOKENS, "repeats": 1, "ends": frozenset([END])}
-    return Schedule(**usual | changed)
 
 
 class TestKnownSpeed:

@@ -19,16 +19,25 @@ from lab.bench.arms.base import Put
 from lab.bench.arms.builder import ArmBuilder, DecoderChoice
 from lab.bench.arms.choice import ArmChoice, plan_arms
 from lab.bench.arms.drafter_names import drafter_labels
-from lab.bench.record import Model, Result, Update
+from lab.bench.record import Model, Update
 from lab.bench.schedule import Schedule, Tools, run_schedule
 from tests.decoder.models import greedy
 from tests.lab.bench import fake_bench
-from tests.lab.bench.fake_bench import Clock, FakeArm, FakeDecoding, arm, encoded, result, settings
+from tests.lab.bench.fake_bench import (
+    Clock,
+    FakeArm,
+    FakeDecoding,
+    arm,
+    encoded,
+    endless,
+    result,
+    schedule,
+    settings,
+)
 from tests.lab.papers.specblock.specblock_models import specblock_folder
 from tests.tiny_folder import isolate, write_all
 
 UPDATE_S = 0.5
-NEW_TOKENS = 21
 LEARNING = arm("chain+d@adapt=always", drafter="d@adapt=always", updates="always")
 FIXED = arm("chain+d", drafter="d", studies=("policies",))
 MODELS = (
@@ -67,16 +76,8 @@ class LearningDecoding(FakeDecoding):
         place = learnt.count("update")
         if place % 2 == 0:
             self.runner.clock.now_s += UPDATE_S
-        return Update(
-            seconds=0.0,
-            action="heads" if place == 2 else "full",
-            trained=place % 2 == 0,
-            rollback=place == 4,
-        )
-
-
-def endless(ids: Sequence[int]) -> list[int]:
-    return [1, 2, 3, 4] * 20
+        action = "heads" if place == 2 else "full"
+        return Update(seconds=0.0, action=action, trained=place % 2 == 0, rollback=place == 4)
 
 
 def runners(clock: Clock) -> list[FakeArm]:
@@ -87,24 +88,11 @@ def runners(clock: Clock) -> list[FakeArm]:
     ]
 
 
-def schedule(prompts: int = 6, repeats: int = 1) -> Schedule:
-    return Schedule(
-        prompts=[encoded(f"p{i}", [5] * (i + 1)) for i in range(prompts)],
-        new_tokens=NEW_TOKENS,
-        repeats=repeats,
-        ends=frozenset(),
-    )
-
-
-def run(own: list[FakeArm], plan: Schedule) -> Result:
-    return fake_bench.run(own, plan, drafters=MODELS)
-
-
 @pytest.mark.slow
 class TestKnownCosts:
     def test_decoding_leaves_updates_out_and_end_to_end_pays_them(self) -> None:
         """20 tokens in 5 rounds of 20 ms, 50 ms before them, three updates of half a second."""
-        found = run(runners(Clock()), schedule())
+        found = fake_bench.run(runners(Clock()), schedule(6), drafters=MODELS)
         name = LEARNING.name
         assert rate(tally_arm(found, name, "decode")) == pytest.approx(20 / 0.1)
         assert rate(tally_arm(found, name, "total")) == pytest.approx(6 * 21 / (6 * 0.15 + 1.5))
@@ -116,7 +104,7 @@ class TestKnownCosts:
         assert whole.pooled == pytest.approx((6 * 0.175) / (6 * 0.15 + 1.5))
 
     def test_the_figures(self) -> None:
-        [own] = update_figures(run(runners(Clock()), schedule()))
+        [own] = update_figures(fake_bench.run(runners(Clock()), schedule(6), drafters=MODELS))
         assert (own.updater, own.fixed) == ("always", FIXED.name)
         assert (own.texts, own.updates) == ({"full": 5, "heads": 1}, {"heads": 1, "full": 2})
         assert own.rollbacks == 1
