@@ -32,7 +32,7 @@ from lab.papers.specblock.model import (
     load_specblock,
     pack_specblock,
 )
-from lab.papers.specblock.tree import UNIFORM_WIDTH, BlockGrowth, BlockTree, uniform
+from lab.papers.specblock.tree import GROWTHS, UNIFORM_WIDTH, BlockGrowth, BlockTree, uniform
 
 CHUNK_ROWS = 512  # of a prompt in one forward
 
@@ -41,7 +41,7 @@ class SpecBlockDrafter(Drafter):
     """Drafts trees of blocks, with the target's embedding and an LM head of its own.
 
     source  a checkpoint's folder or hub id, or a loaded model
-    growth  None for the checkpoint's branching and the paper's two blocks and 60 nodes
+    growth  None for that which the checkpoint's config names: the paper's, if none
     Raises InputError if the checkpoint is damaged or belongs to another target.
     """
 
@@ -95,7 +95,8 @@ class SpecBlockSession(DraftSession):
     """The drafting of one text: the cache of its prefix, K rows a token, and tokens not yet in it.
 
     The rows of token t join its features and the embedding of token t + 1; the newest token's
-    wait for the bonus token and are the first block.
+    wait for the bonus token and are the first block. (The authors' loop enters that token twice
+    and lets rotary positions run ahead of the text, unlike their training, which this follows.)
     """
 
     def __init__(
@@ -256,10 +257,10 @@ class _BlockDistributions:
 
 
 def default_growth(model: SpecBlockModel) -> BlockGrowth:
-    """The growth of a checkpoint's trees: the paper's, or a uniform one without a rank head."""
-    growth = BlockGrowth()
+    """The growth that a checkpoint's config names, or a uniform one without a rank head."""
+    growth = GROWTHS[model.config.tree]
     if model.ranked:
-        return replace(growth, branching=model.config.branching)
+        return replace(growth, branching=model.config.branching or growth.branching)
     return uniform(UNIFORM_WIDTH, growth)
 
 

@@ -66,8 +66,7 @@ SUMMARY = TOP + len(GAPS) + 2
 BOUNDS = (1, 4, 10)  # the last rank of each bucket but the last
 BUCKETS = len(BOUNDS) + 1
 RANK_HIDDEN = 256
-CONCENTRATED = (2, 4, 10, 0)  # the paper's two recommendations: give up on ranks beyond ten,
-FALLBACK = (2, 4, 6, 4)  # or keep four candidates there
+TREES = ("paper", "repository")  # names of growths (`lab.papers.specblock.tree`)
 # Parts that the ablations of the paper's table 2 leave out, and the names of these.
 PARTS = {
     "prefix_broadcast": "no-broadcast",
@@ -83,7 +82,8 @@ class SpecBlockConfig:
 
     block_length    K: positions of a block
     feature_layers  indices into the target's `hidden_states`; None for EAGLE-3's low, mid, top
-    branching       children at a position of each bucket
+    tree            name of its trees' growth: the paper's or that of the authors' code
+    branching       children at a position of each bucket; None for that growth's
     parts           those of `PARTS` that it has or was trained with; released ones have all
     published       config.json unchanged
     """
@@ -94,7 +94,8 @@ class SpecBlockConfig:
     vocab: int
     draft_vocab: int
     feature_layers: tuple[int, ...] | None
-    branching: tuple[int, ...]
+    tree: str
+    branching: tuple[int, ...] | None
     parts: frozenset[str]
     published: Mapping[str, Any]
 
@@ -123,6 +124,9 @@ class SpecBlockConfig:
         fields.require(
             {"rank_classes": BUCKETS, "attention_bias": False, "target_hidden_size": shape.hidden}
         )
+        tree = published.get("tree", TREES[0])
+        if tree not in TREES:
+            raise fields.wrong("tree", " or ".join(TREES))
         return cls(
             shape=shape,
             layers=fields.whole("num_hidden_layers", most=MOST_LAYERS),
@@ -130,7 +134,8 @@ class SpecBlockConfig:
             vocab=vocab,
             draft_vocab=draft_vocab,
             feature_layers=_numbers(fields, "feature_layers", FEATURES, 1 << 20),
-            branching=_numbers(fields, "branching", BUCKETS, MOST_BRANCHING) or CONCENTRATED,
+            tree=tree,
+            branching=_numbers(fields, "branching", BUCKETS, MOST_BRANCHING),
             parts=frozenset(part for part in PARTS if fields.flag(part, True)),
             published=dict(published),
         )

@@ -11,8 +11,10 @@ with siblings. Facts from the authors' public code, where the paper leaves a cho
 - All starts of the first block are taken; later the best by path score, as many as the beam and
   the nodes that are left allow.
 
-A path that two blocks draft is one node here, with the higher path score. The authors' tree keeps
-both, and so has fewer different nodes within the same budget.
+Two things differ. A path that two blocks draft is one node here, with the higher path score; the
+authors' tree keeps both, and so has fewer different nodes within the same budget. And theirs lets
+a first block's end start a block although it gave up, if an uncertain position (b_1, b_2) came
+before.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder.tree.draft_tree import CandidateTree
-from lab.papers.specblock.model import BUCKETS, CONCENTRATED, FALLBACK
+from lab.papers.specblock.model import BUCKETS, TREES
 
+CONCENTRATED = (2, 4, 10, 0)  # the paper's two recommendations: give up on ranks beyond ten,
+FALLBACK = (2, 4, 6, 4)  # or keep four candidates there
 UNIFORM_WIDTH = 3  # children of every node without a rank head
 # The most candidates at a probability of the first: at the first position, and at the others.
 FIRST_CAPS = ((0.6, 8), (0.8, 5), (0.9, 3))
@@ -55,6 +59,7 @@ class BlockGrowth:
 
 PUBLISHED = BlockGrowth()  # in the paper
 REPOSITORY = BlockGrowth(branching=FALLBACK, adaptive=True, nodes=90)  # in the authors' code
+GROWTHS = dict(zip(TREES, (PUBLISHED, REPOSITORY), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,4 +187,4 @@ def _capped(
 
 def uniform(width: int, growth: BlockGrowth) -> BlockGrowth:
     """The growth without a rank head: `width` children everywhere."""
-    return replace(growth, branching=(width,) * BUCKETS, beam=width)
+    return replace(growth, branching=(width,) * BUCKETS, adaptive=False, beam=width)

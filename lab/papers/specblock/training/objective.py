@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -36,7 +36,6 @@ from decoder.tree.growth import TopPaths
 from lab.papers.specblock.drafter import SpecBlockDrafter
 from lab.papers.specblock.model import (
     BUCKETS,
-    CONCENTRATED,
     SpecBlockModel,
     buckets_of,
     ranks_of,
@@ -61,6 +60,8 @@ class SpecBlockSettings:
     vocabulary      size of the reduced vocabulary, which the texts' most frequent tokens make
     tokens          that vocabulary; empty for all of the target's tokens
     feature_layers  indices into `hidden_states`; None for EAGLE-3's low, mid and top
+    tree            growth of its trees: the paper's or that of the authors' code
+    branching       children at a position of each bucket; None for that growth's
     without         names of table 2's ablations: no-broadcast, no-shift, no-mask, no-rank-head
     own_head        whether to train the LM head too, whose rows are the target's at first
     from_scratch    whether layers and LM head are random at first and both trained, as in the
@@ -75,7 +76,8 @@ class SpecBlockSettings:
     vocabulary: PositiveInt = 8192
     tokens: Sequence[int] = ()
     feature_layers: tuple[NonNegativeInt, ...] | None = None
-    branching: tuple[int, ...] = CONCENTRATED
+    tree: Literal["paper", "repository"] = "paper"
+    branching: tuple[int, ...] | None = None
     without: frozenset[str] = frozenset()
     own_head: bool = False
     from_scratch: bool = False

@@ -116,10 +116,11 @@ def config_for(target: LoadedModel, settings: SpecBlockSettings) -> SpecBlockCon
         "diffspec_draft_token_num": settings.block_length,
         "rank_classes": BUCKETS,
         "num_ttt_blocks": settings.blocks,
-        "branching": list(settings.branching),
+        "tree": settings.tree,
     }
-    if settings.feature_layers is not None:
-        published["feature_layers"] = list(settings.feature_layers)
+    for name in ("feature_layers", "branching"):
+        if (numbers := getattr(settings, name)) is not None:
+            published[name] = list(numbers)
     published |= {part: name not in settings.without for part, name in PARTS.items()}
     return SpecBlockConfig.parse(published, "the drafter's config")
 

@@ -51,8 +51,9 @@ def drafting(tmp_path, prompt=PROMPT, accepted=(2,), growth=None, dtype=torch.fl
 class TestAgainstTheReference:
     @pytest.mark.parametrize("variant", VARIANTS)
     def test_several_rounds(self, tmp_path, variant):
-        (changed, growth), prompt = VARIANTS[variant], PROMPT if variant != "llama" else [9]
-        target = draft_target(dtype=torch.float64)
+        (changed, growth), llama = VARIANTS[variant], variant == "llama"
+        target = draft_target("llama" if llama else "qwen3", dtype=torch.float64)
+        prompt = [9] if llama else PROMPT
         folder, config, tensors = specblock_folder(tmp_path / "draft", **changed)
         drafter = SpecBlockDrafter(target, folder, growth)
         for round_, (session, context) in enumerate(rounds(target, drafter, prompt, ACCEPTED)):

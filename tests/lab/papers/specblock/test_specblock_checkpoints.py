@@ -1,6 +1,7 @@
 """SpecBlock checkpoints: what is saved and loaded, and what is refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from costmodel.errors import InputError
 from decoder.drafters.factory import load_drafter
 from lab.papers.specblock.drafter import SpecBlockDrafter
 from lab.papers.specblock.model import save_specblock
-from lab.papers.specblock.tree import BlockGrowth
+from lab.papers.specblock.tree import PUBLISHED, REPOSITORY, BlockGrowth
 from tests.decoder.draft_models import EAGLE3, LLAMA3_ROPE, draft_target
 from tests.lab.papers.specblock.specblock_models import QWEN, SPECBLOCK, specblock_folder
 
@@ -34,6 +35,9 @@ class TestCheckpoints:
             assert isinstance(drafter, SpecBlockDrafter) and drafter.name == "specblock"
             assert drafter.feature_layers == (2, 3, 3) and drafter.max_depth == 8
         assert not SpecBlockDrafter.recognises(EAGLE3)
+        named = specblock_folder(tmp_path / "named", tree="repository", branching=[1, 2, 3, 4])[0]
+        growths = [drafter.growth, SpecBlockDrafter(draft_target(), named).growth]
+        assert growths == [PUBLISHED, replace(REPOSITORY, branching=(1, 2, 3, 4))]
         (folder / "config.json").write_text(json.dumps({"architectures": ["SpecBlockDraftModel"]}))
         with pytest.raises(InputError, match="is of SpecBlockDraftModel, not of"):
             load_drafter(str(folder), draft_target())
@@ -71,6 +75,7 @@ BAD_CONFIGS = {
     "three buckets": ({"branching": [1, 2, 3]}, "'branching' must be a list of 4"),
     "a wild branching": ({"branching": [1, 2, 3, 999]}, "at most 64"),
     "no positions": ({"diffspec_draft_token_num": 0}, "must be a whole number of at least 1"),
+    "a tree of nobody": ({"tree": "mine"}, "'tree' must be paper or repository and is 'mine'"),
     "a part that is a word": ({"layer_shift": "yes"}, "'layer_shift' must be true or false"),
     "another activation": ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
 }

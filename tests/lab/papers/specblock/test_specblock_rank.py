@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.papers.specblock.model import CONCENTRATED, FALLBACK, ranks_of, summary
-from lab.papers.specblock.tree import BlockGrowth, BlockTree
+from lab.papers.specblock.model import ranks_of, summary
+from lab.papers.specblock.tree import CONCENTRATED, FALLBACK, BlockGrowth, BlockTree
 from tests.lab.papers.specblock.specblock_models import nodes_of, plain_summary, reference_tree
 
 
