@@ -1,22 +1,14 @@
 """Speculative settings of serving engines, from a plan, as text to type in.
 
-Names of options are those of the engines' own sources:
+Names of options are those of the engines' own sources: vLLM 0.32
+(v1/spec_decode/dynamic/utils.py), SGLang 0.5.23 (speculative/adaptive_spec_params.py,
+dspark_components/dspark_sps.py) and TensorRT-LLM 1.2 (llmapi/llm_args.py). All but this project's
+decoder verify chains only. A plan is exported to the engine that it was made for.
 
-- vLLM 0.32 and 0.33: `--speculative-config` with `method`, `model`, `num_speculative_tokens` and
-  `num_speculative_tokens_per_batch_size`, a list of [first batch, last batch, tokens]
-  (v1/spec_decode/dynamic/utils.py; not with data parallelism).
-- SGLang 0.5.23: DFLASH has one size for all batches, `--speculative-num-draft-tokens`, the rows of
-  a verification. EAGLE3 takes `--speculative-adaptive-config`, the sizes from each batch on
-  (speculative/adaptive_spec_params.py; top-k 1). DSPARK takes a table of costs (below).
-- TensorRT-LLM 1.2: `draft_len_schedule`, by batch (llmapi/llm_args.py). A length holds from its
-  batch on in 1.2, and up to its batch in later sources; both ends of each range are written, so
-  that both readings are the same.
-- transformers: this project's decoder, which chooses the tree at each step from a profile.
+In TensorRT-LLM 1.2 a length holds from its batch on, and up to its batch in later sources; both
+ends of each range are written, so that both readings are the same.
 
-All but the last verify chains only. A plan is exported to the engine that it was made for.
-
-DSpark verifies as many drafted tokens as pay by this table. Two schemas (SGLang 0.5.23,
-speculative/dspark_components/dspark_sps.py):
+SGLang's DSPARK verifies as many drafted tokens as pay by a table of costs, of two schemas:
 
 - steps: `sample_steps_per_sec` at `sample_batch_tokens` rows, each request with a whole draft, as
   SGLang's own profiler measures it; read as a staircase;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -16,12 +15,11 @@ from costmodel.compose.support import composes
 from costmodel.compose.transfer import transferred_error
 from costmodel.compose.transfer_errors import transfer_errors
 from costmodel.errors import InputError, ProfileError
-from costmodel.io import read_bytes
 from costmodel.planning.engines import ValueBytes, weight_bytes
 from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import PlanRequest, Precision
 from costmodel.profile.profile import Profile
-from costmodel.profile.store import ProfileStore
+from costmodel.profile.store import ProfileStore, readable_profiles
 
 
 def forward_for(
@@ -111,7 +109,7 @@ def _stored(
     wanted = degree, quantization(precision.weights, precision.cache), 2
     for folder in store.directories:
         candidates = []
-        for _, profile in _profiles(folder, f"{device.slug}/*.yaml", architecture):
+        for _, profile in readable_profiles(folder, f"{device.slug}/*.yaml", architecture.hash):
             runtime = profile.runtime
             key = runtime.tensor_parallel, runtime.quantization, runtime.element_bytes
             if key == wanted and runtime.kind != "eager":
@@ -119,22 +117,6 @@ def _stored(
         if candidates:
             return min(candidates, key=lambda p: (p.provenance.kind == "quick", p.provenance.rank))
     return None
-
-
-def _profiles(
-    folder: Path, pattern: str, architecture: ModelArchitecture
-) -> Iterator[tuple[Path, Profile]]:
-    """The profiles of a target that can be read; `rooftree profiles list` shows the others."""
-    for path in sorted(folder.glob(pattern)):
-        try:
-            raw = read_bytes(path)
-            if architecture.hash.encode() not in raw:
-                continue
-            profile = Profile.from_bytes(raw, str(path))
-        except ProfileError:
-            continue
-        if profile.target.architecture_hash == architecture.hash:
-            yield path, profile
 
 
 def _missing(
@@ -169,7 +151,7 @@ def _transfer_hint(
     """The transfer of smallest error bar, by command; how to get a first profile without any."""
     bars: dict[str, tuple[float, str, str]] = {}
     for folder in store.directories:
-        for path, profile in _profiles(folder, "*/*.yaml", architecture):
+        for path, profile in readable_profiles(folder, "*/*.yaml", architecture.hash):
             if _is_source(profile, degree):
                 slug = path.parent.name
                 name = path.stem if degree > 1 else path.stem.rsplit(".", 3)[0]

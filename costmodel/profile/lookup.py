@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from costmodel.catalog import (
@@ -18,7 +18,7 @@ from costmodel.catalog import (
 from costmodel.errors import InputError, ProfileError
 from costmodel.io import expanded
 from costmodel.profile.profile import Profile
-from costmodel.profile.store import ProfileStore
+from costmodel.profile.store import ProfileStore, readable_profiles
 
 
 def load_profile(path: str | Path) -> Profile:
@@ -50,12 +50,13 @@ def find_profile(
     """
     folders = (store or ProfileStore()).directories
     slug = _folder_name(device, folders)
-    wanted = (resolve_target(target).architecture.hash, None, dtype, tensor_parallel)
+    architecture_hash = resolve_target(target).architecture.hash
     for folder in folders:
         fitting = [
             profile
-            for profile in _readable(folder / slug)
-            if _identity(profile) == wanted and runtime in (None, profile.runtime.kind)
+            for _, profile in readable_profiles(folder, f"{slug}/*.yaml", architecture_hash)
+            if _weights(profile) == (None, dtype, tensor_parallel)
+            and runtime in (None, profile.runtime.kind)
         ]
         if fitting:
             return min(fitting, key=lambda profile: profile.provenance.rank)
@@ -118,22 +119,9 @@ def _is_of(stem: str, target: str) -> bool:
         return False
 
 
-def _identity(profile: Profile) -> tuple[str, str | None, str, int]:
+def _weights(profile: Profile) -> tuple[str | None, str, int]:
     runtime = profile.runtime
-    return (
-        profile.target.architecture_hash,
-        runtime.quantization,
-        runtime.dtype,
-        runtime.tensor_parallel,
-    )
-
-
-def _readable(folder: Path) -> Iterator[Profile]:
-    for path in sorted(folder.glob("*.yaml")):
-        try:
-            yield Profile.from_yaml(path)
-        except ProfileError:
-            continue  # `rooftree profiles list` says what is wrong with it
+    return runtime.quantization, runtime.dtype, runtime.tensor_parallel
 
 
 def _folder_name(device: str, folders: Sequence[Path]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import platformdirs
@@ -194,6 +194,16 @@ def profile_file_name(profile: Profile) -> str:
     if runtime.quantization is not None:
         weights += "-" + slugify(runtime.quantization).replace(".", "-")
     return f"{target}.{weights}.{runtime.kind}.tp{runtime.tensor_parallel}.yaml"
+
+
+def readable_profiles(
+    folder: Path, pattern: str, architecture_hash: str
+) -> Iterator[tuple[Path, Profile]]:
+    """The profiles of a target that can be read; `rooftree profiles list` shows the others."""
+    for path in sorted(folder.glob(pattern)):
+        profile = _read(path).profile if _mentions(path, architecture_hash) else None
+        if profile is not None and profile.target.architecture_hash == architecture_hash:
+            yield path, profile
 
 
 def _device_files(folder: Path, device_name: str) -> Sequence[Path]:
