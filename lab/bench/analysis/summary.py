@@ -15,6 +15,7 @@ from costmodel.acceptance import recorded
 from lab.bench.analysis.families import ablations, block_sizes, update_figures
 from lab.bench.analysis.figures import ArmFigures, arm_figures
 from lab.bench.analysis.hindsight import Hindsight, fixed_arms, hindsight
+from lab.bench.analysis.papers import paper_figures
 from lab.bench.record import PLAIN, Arm, Result
 
 LEAST_SPREAD = 0.05
@@ -73,6 +74,7 @@ def summarise(result: Result) -> dict[str, Any]:
             name: [asdict(figures.of(arm.name, name)) for arm in result.arms]
             for name in result.sets
         },
+        "papers": [asdict(paper_figures(result, arm.name)) for arm in result.arms],
         "hindsight": [asdict(sweep) for sweep in figures.hindsight.values()],
         "updates": [asdict(one) for one in update_figures(result)],
         "ablations": [asdict(family) for family in ablations(result)],

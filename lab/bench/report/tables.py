@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from lab.bench.analysis.families import Family, FamilyArm, ablations, block_sizes, update_figures
 from lab.bench.analysis.figures import ArmFigures
 from lab.bench.analysis.hindsight import Hindsight
+from lab.bench.analysis.papers import BASELINES, paper_figures
 from lab.bench.analysis.ratios import Ratio, compare_arms, rate, tally_arm
 from lab.bench.analysis.summary import ResultFigures
 from lab.bench.record import PLAIN, Result
@@ -21,6 +22,10 @@ INTERVAL = "95 % interval"
 ARMS = (
     "arm", "tokens/s", "over plain", INTERVAL, "end to end", "first token", "per token",
     "tokens/verification", "without bonus", "nodes", "drafting", "differing",
+)  # fmt: skip
+PAPERS = (
+    "arm", "tau", "tau of texts", "tau / (D + 2)", "T_D", "tokens/s", "std",
+    *(f"{what} over {base}" for what in ("TPOT", "calls") for base in BASELINES),
 )  # fmt: skip
 ENGINES = (
     "engine", "plain tokens/s", "plain here over it", INTERVAL, "its best arm", "tokens/s",
@@ -127,6 +132,27 @@ def sets_table(figures: ResultFigures) -> Table:
         ],
         rows=rows,
     )
+
+
+def papers_table(result: Result) -> Table:
+    """The arms by the papers' own definitions (lab/bench/analysis/papers.py)."""
+    rows = []
+    for one in (paper_figures(result, arm.name) for arm in result.arms):
+        speeds = [ratios.get(name) for ratios in (one.tpot_ratios, one.call_ratios)
+                  for name in BASELINES]  # fmt: skip
+        rows.append(
+            [
+                one.arm,
+                number_text(one.tau, ".2f"),
+                number_text(one.tau_of_texts, ".2f"),
+                number_text(one.depth_share, ".1%"),
+                number_text(one.draft_share, ".1%"),
+                number_text(one.tokens_per_s, ".1f"),
+                number_text(one.tokens_per_s_std, ".1f"),
+                *(None if speed is None else f"{speed:.2f}x" for speed in speeds),
+            ]
+        )
+    return Table(title="By the papers' definitions", columns=PAPERS, rows=rows)
 
 
 def engine_tables(result: Result) -> list[Table]:

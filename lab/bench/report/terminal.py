@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from lab.bench.analysis.papers import WHY_THEY_DIFFER
 from lab.bench.analysis.summary import ResultFigures
 from lab.bench.record import Result
 from lab.bench.report.tables import (
@@ -13,6 +14,7 @@ from lab.bench.report.tables import (
     heading,
     hindsight_table,
     number_text,
+    papers_table,
     sets_table,
 )
 from profiler.report.console import note, print_table
@@ -30,6 +32,9 @@ def print_result(result: Result) -> None:
     sweeps = map(hindsight_table, figures.hindsight.values())
     for table in (*sets, *sweeps, *engine_tables(result), *drafter_tables(figures)):
         print_table(table.columns, table.rows, title=table.title)
+    papers = papers_table(result)
+    print_table(papers.columns, papers.rows, title=papers.title)
+    click.echo(WHY_THEY_DIFFER)
     for line in _accuracy_lines(figures):
         click.echo(line)
     for warning in result.warnings:

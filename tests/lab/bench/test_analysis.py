@@ -13,6 +13,7 @@ from costmodel.errors import InputError
 from costmodel.planning.acceptance import find_acceptance
 from lab.bench.analysis.figures import cost_error, path_scores, verification
 from lab.bench.analysis.hindsight import hindsight
+from lab.bench.analysis.papers import paper_figures, tree_depth
 from lab.bench.analysis.ratios import Tally, paired_ratio
 from lab.bench.analysis.summary import derived
 from lab.bench.analysis.warnings import result_warnings
@@ -78,6 +79,60 @@ def two_arms(ours_s: Sequence[float], plain_s: Sequence[float], tokens: int = 21
     responses += [response("chain+d", n, tokens, s) for n, s in zip(names, ours_s, strict=True)]
     arms = [arm("plain"), arm("chain+d", drafter="d")]
     return result(arms, [prompt(name) for name in names], responses)
+
+
+class TestPapers:
+    def run(self) -> Result:
+        """Two texts of 11 and 6 tokens, the first token of each after 1 s."""
+        tokens = {"p": 11, "q": 6}
+        own = {
+            "p": rounds(nodes=(9, 9), accepted=(4, 4), depths=(5, 5)),
+            "q": rounds(nodes=(9,) * 4, accepted=(1, 2, 2, 0), depths=(5,) * 4),
+        }
+        stages = {"draft_s": 0.2, "build_s": 0.1, "verify_s": 0.6, "accept_s": 0.1}
+        decode_s = {"plain": 10.0, "transformers:plain": 20.0, "dynatree+d": 5.0}
+        responses = [
+            response(name, text, tokens[text], seconds)
+            for name, seconds in decode_s.items()
+            for text in tokens
+        ]
+        responses[4:] = [
+            replace(one, rounds=own[one.prompt], stages=stages) for one in responses[4:]
+        ]
+        arms = [
+            arm("plain"),
+            arm("transformers:plain", kind="peer", policy="plain"),
+            arm("dynatree+d", drafter="d"),
+        ]
+        return result(arms, [prompt("p"), prompt("q", "other")], responses)
+
+    def test_each_figure_by_hand(self) -> None:
+        found = paper_figures(self.run(), "dynatree+d")
+        assert found.tau == pytest.approx((5 + 5 + 2 + 3 + 3 + 1) / 6)
+        assert found.tau_of_texts == pytest.approx((10 / 2 + 9 / 4) / 2)
+        assert found.depth_share == pytest.approx(19 / 6 / (5 + 2))
+        assert found.draft_share == pytest.approx(0.3)
+        # 11 and 6 tokens in 6 s each.
+        assert found.tokens_per_s == pytest.approx((11 / 6 + 1) / 2)
+        assert found.tokens_per_s_std == pytest.approx((11 / 6 - 1) / 2)
+        # Seconds a later token: 0.5 and 1, of plain 1 and 2, of transformers 2 and 4.
+        assert found.tpot_ratios == pytest.approx({"plain": 2.0, "transformers:plain": 4.0})
+        assert found.call_ratios == pytest.approx({"plain": 22 / 12, "transformers:plain": 42 / 12})
+
+    def test_one_set_and_an_arm_without_rounds(self) -> None:
+        found = paper_figures(self.run(), "dynatree+d", "other")
+        assert (found.tau, found.tau_of_texts) == pytest.approx((9 / 4, 9 / 4))
+        assert found.tokens_per_s_std == 0.0
+        peer = paper_figures(self.run(), "transformers:plain")
+        assert (peer.tau, peer.depth_share, peer.draft_share) == (None, None, None)
+        assert peer.tpot_ratios == pytest.approx({"plain": 0.5, "transformers:plain": 1.0})
+
+    def test_the_depths_of_the_paper(self) -> None:
+        """Table 3: 7.15 tokens a round of D = 5 are 102.2 %, 7.10 of D = 8 are 71.0 %."""
+        assert 7.15 / (tree_depth("dynatree") + 2) == pytest.approx(1.022, abs=1e-3)
+        assert 7.10 / (tree_depth("static-tree:8x3:0.1") + 2) == pytest.approx(0.710, abs=1e-3)
+        assert tree_depth("dynatree:printed,base_depth=7,window=5") == 7
+        assert tree_depth("fixed:16") is None
 
 
 class TestVerification:
