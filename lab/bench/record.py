@@ -159,9 +159,7 @@ class EngineInfo:
 
     versions   by distribution
     precision  of weights and computation
-    model      name of the file or folder in the engine's format; empty for the target's own, and
-               for one that was converted for the run
-    options    arguments of the engine
+    model      name of its file or folder; empty for the target's own or one converted for the run
     """
 
     name: Name
@@ -240,9 +238,8 @@ class Rounds:
 class Update:
     """An arm's update of its drafter between two texts.
 
-    seconds   of the whole update, the decision included
-    action    use of the text for training: skip, heads or full
-    trained   whether weights were updated
+    seconds   the decision included
+    action    use of the text for training
     rollback  whether weights were restored to the last good ones
     """
 

@@ -48,12 +48,9 @@ class Truth:
 class SimulatedDrafter(Drafter):
     """Drafts lattices that hold the true next tokens with the acceptance of a process.
 
-    truth  the target's texts; where a text departs from them or runs past their end, the drafted
-           tokens are unrelated to the target's
-    vocab  size of the vocabulary that wrong tokens are drawn from
-
-    Its trees are deterministic at any temperature; above 0 the target soon departs from the
-    truth.
+    Where a text departs from `truth` or runs past its end, as it soon does at a temperature above
+    0, the drafted tokens are unrelated to the target's. `vocab` is the size of the vocabulary that
+    wrong tokens are drawn from.
     """
 
     simulated = True

@@ -1,6 +1,4 @@
 """Training of drafters: texts that the target writes, its features, objectives, and the loop.
 
-DFlash drafters are trained by the modules here; SpecBlock drafters, BlockPilot predictors and
-updates while serving each have a folder. Only `lab.bench` and the training commands import
-this package.
+DFlash drafters are trained by the modules here; what trains others is in `lab.papers`.
 """

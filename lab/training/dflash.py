@@ -2,8 +2,8 @@
 
 As in the DFlash paper (Chen et al., 2026), a block's first slot is a real token and the others
 are masks, each of which learns the token of its position with a weight that falls with depth. The
-head is the target's, cut to the tokens most frequent in the texts: the loss over the whole
-vocabulary would cost more than the drafter.
+head is the target's, cut to the tokens most frequent in the texts, as the whole vocabulary would
+cost more than the drafter.
 """
 
 from __future__ import annotations
@@ -300,8 +300,7 @@ def _attend(
     context  keys and values of the context, [kv_heads, tokens, head_dim]
     blocks   keys and values of the blocks, [kv_heads, anchors, block, head_dim]
     mask     additive, [anchors, 1, tokens]: the part of the context that a block sees
-    One product over the context serves all blocks; a library function would need the context
-    once for each block.
+    One product over the context serves all blocks.
     """
     width, size = query.shape[-1], query.shape[-2]
     kv_heads, tokens = context[0].shape[:2]

@@ -1,13 +1,11 @@
 """Training prompts: generated openings that the target completes, and refused evaluation prompts.
 
 Openings from templates state a task, and drafters learn the templates by heart. Free openings are
-hardly more than a word, and the target writes the request itself: an aligned model that is given
-the beginning of a user's turn completes it (Magpie, Xu et al., 2024). Words and templates are this
-project's own.
+hardly more than a word: an aligned model that is given the beginning of a user's turn completes it
+(Magpie, Xu et al., 2024). Words and templates are this project's own.
 
-No drafter may be trained on evaluation prompts. `refused.txt` holds hashes of them: for the
-beginning of each prompt, of the whole and of runs of eight words (of one run in four, chosen by
-the hash itself: Manber's sketch). `sketch` makes them.
+No drafter may be trained on evaluation prompts. `refused.txt` holds hashes of them: of the
+beginning of each, and of one run of eight words in four (chosen by the hash: Manber's sketch).
 """
 
 from __future__ import annotations
@@ -35,18 +33,12 @@ WORDS: dict[str, list[str]] = CONTENT
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The beginning of a prompt.
-
-    kind   maths, code, task, article or start
-    text   of the beginning
-    open   whether the target completes the user's turn
-    chat   whether the chat template is applied; an article is continued without it
-    """
+    """The beginning of a prompt: of kind maths, code, task, article or start."""
 
     kind: str
     text: str
-    open: bool
-    chat: bool = True
+    open: bool  # whether the target completes the user's turn
+    chat: bool = True  # whether the chat template is applied; an article is continued without it
 
 
 def make_opening(random: Random, kinds: Kinds) -> Opening:

@@ -12,18 +12,13 @@ from lab.bench.record import Arm, Model, Result
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyArm:
-    """One drafter's arm in a family.
-
-    without      parts that a SpecBlock drafter lacks
-    block_size   of a DFlash drafter; None where it is chosen for each text
-    over_base    its decoding speed over the base arm's, paired by prompt; None for the base itself
-    """
+    """One drafter's arm in a family, and its decoding speed over the base arm's."""
 
     arm: str
     drafter: str
-    without: tuple[str, ...]
-    block_size: int | None
-    over_base: Ratio | None
+    without: tuple[str, ...]  # parts that a SpecBlock drafter lacks
+    block_size: int | None  # of a DFlash drafter; None where it is chosen for each text
+    over_base: Ratio | None  # None for the base itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +37,11 @@ class Family:
 class UpdateFigures:
     """An arm whose drafter was updated between texts.
 
-    texts         texts by their use for training: skip, heads, full
-    updates       updates by the part they trained
-    update_s      seconds between texts
+    texts         by their use for training: skip, heads, full
+    updates       by the part they trained
     update_share  `update_s` over the arm's whole time
     fixed         the arm of the same policy and weights without updates; None without one
-    over_fixed    the speed over the fixed arm's, decoding alone; `end_to_end_over_fixed` is of
-                  whole calls, each with the update after it
+    over_fixed    decoding alone; `end_to_end_over_fixed` is of whole calls and the updates
     """
 
     arm: str

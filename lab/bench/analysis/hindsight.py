@@ -22,9 +22,8 @@ class SweepSize:
 class HindsightRatios:
     """The speed of one arm over fixed sizes that were picked knowing the outcome.
 
-    single      over the one size that is best on all prompts
-    per_set     over the best size of each prompt set
-    per_prompt  over the best size of each prompt, which also profits from timing noise
+    The one best on all prompts, that of each set, and that of each prompt, which also profits from
+    timing noise.
     """
 
     arm: str

@@ -29,17 +29,12 @@ _UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSubject:
-    """What engines decode with: the target as this run has it.
-
-    source   folder or hub id of its weights
-    ends     token ids that end a text
-    threads  that this project's arms have too
-    """
+    """The target as this run has it, which engines decode with."""
 
     name: str
-    source: str
+    source: str  # folder or hub id of its weights
     dtype: str
-    ends: frozenset[int]
+    ends: frozenset[int]  # token ids that end a text
     threads: int
 
 

@@ -20,8 +20,7 @@ class EngineKind:
     """A kind of engine.
 
     package        that its interpreter must be able to import
-    distributions  whose versions a result states, where they are installed
-    install        what `pip install` takes
+    distributions  whose versions a result states
     modes          its speculating arms, where none are named
     valid          pattern of all modes; a mode may end with its number of draft tokens
     model          what its option `model` must be; empty for the target's own folder
@@ -57,10 +56,9 @@ KINDS = {
 class EngineChoice:
     """An engine as a peer.
 
-    python     interpreter that has it; None for the one that runs this
-    model      the target in the engine's format; None to convert it
-    modes      speculating arms beside the plain one
-    arguments  of the engine itself
+    python  interpreter that has it; None for the one that runs this
+    model   the target in the engine's format; None to convert it
+    modes   speculating arms beside the plain one
     """
 
     name: str
@@ -160,15 +158,10 @@ print(json.dumps({
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEnvironment:
-    """An interpreter that has the engine.
-
-    exports   whether optimum-intel is there, which exports models for OpenVINO
-    prefix    the folder of its environment
-    versions  of the engine's distributions, by name
-    """
+    """An interpreter that has the engine, and the versions of the engine's distributions."""
 
     python: str
-    exports: bool
+    exports: bool  # whether optimum-intel is there, which exports models for OpenVINO
     prefix: Path
     versions: dict[str, str]
 
