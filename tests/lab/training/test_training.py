@@ -49,11 +49,15 @@ def folder(tmp_path_factory) -> Path:
     return write_tokenizer(write_weights(place, num_hidden_layers=4, eos_token_id=None))
 
 
-@pytest.fixture
-def loaded(folder):
+def opened(folder):
     return load_model(
         str(folder), weights="pretrained", dtype=torch.float32, device=CPU, download=False
     )
+
+
+@pytest.fixture
+def loaded(folder):
+    return opened(folder)
 
 
 def some_texts(count: int, length: int = 40) -> list[TrainingText]:
@@ -206,9 +210,7 @@ def test_options_of_the_template_reach_the_texts(folder, tmp_path):
     place = shutil.copytree(folder, tmp_path / "target")
     template = "{{ messages[0].content }}{% if not thinking %}!{% endif %}"
     (place / "chat_template.jinja").write_text(template)
-    target = load_model(
-        str(place), weights="pretrained", dtype=torch.float32, device=CPU, download=False
-    )
+    target = opened(place)
     for thinking in (True, False):
         wanted = replace(COLLECTING, batches=1, template={"thinking": thinking})
         collect(target, tmp_path / f"texts-{thinking}", wanted, ["hello"])
@@ -220,14 +222,14 @@ def test_options_of_the_template_reach_the_texts(folder, tmp_path):
 
 def test_a_drafter_for_a_target_of_two_layers_is_one_that_drafts(tmp_path):
     folder = write_tokenizer(write_weights(tmp_path / "two", num_hidden_layers=2))
-    loaded = load_model(str(folder), weights="pretrained", dtype=torch.float32, device=CPU)
+    loaded = opened(folder)
     recipe = replace(RECIPE, drafter=replace(WANTED, layers=3, target_layers=None))
     trained = train_dflash(loaded, tmp_path / "run", recipe)
-    loaded = load_model(str(folder), weights="pretrained", dtype=torch.float32, device=CPU)
+    loaded = opened(folder)
     decoder = TreeDecoder(make_target(loaded), drafter=str(trained.folder), policy="fixed:4")
     assert len(decoder.generate([3, 4, 5], max_new_tokens=5).token_ids) == 5
     beyond = replace(RECIPE, drafter=replace(WANTED, target_layers=(0, 1)))
-    loaded = load_model(str(folder), weights="pretrained", dtype=torch.float32, device=CPU)
+    loaded = opened(folder)
     with pytest.raises(InputError, match="reads layer 1 of a target of 2 layers"):
         train_dflash(loaded, tmp_path / "other", beyond)
 
@@ -256,11 +258,7 @@ def test_the_shared_prompt_sets_are_all_refused(shared_dir):
 def test_a_drafter_from_one_command_drafts_for_its_target(loaded, folder, tmp_path):
     trained = train_dflash(loaded, tmp_path, RECIPE)
     assert trained.history[-1]["step"] == SETTINGS.steps
-    target = make_target(
-        load_model(
-            str(folder), weights="pretrained", dtype=torch.float32, device=CPU, download=False
-        )
-    )
+    target = make_target(opened(folder))
     drafter = DFlashDrafter(target, trained.folder)
     assert drafter.max_depth == WANTED.block_size - 1
     plain = TreeDecoder(target, policy="plain").generate([5, 6, 7], max_new_tokens=20)
