@@ -80,12 +80,9 @@ def test_a_slug_a_name_and_an_alias_find_their_device_in_any_case(query, slug):
     [
         ("h20", "NVIDIA H20"),
         ("l40", "NVIDIA L40"),
-        ("NVIDIA L40", "NVIDIA L40"),
         ("a10", "NVIDIA A10"),
         ("l4", "NVIDIA L4"),
-        ("gb200", "NVIDIA GB200"),
         ("b300", "NVIDIA B300 SXM6 AC"),
-        ("h800", "NVIDIA H800"),
         ("gh200", "NVIDIA GH200 480GB"),
         ("mi300x", "AMD Instinct MI300X"),
     ],
@@ -100,12 +97,9 @@ def test_a_name_that_is_part_of_another_is_never_that_other(query, name):
         ("a100", "a100-sxm-80gb"),
         ("rtx pro 6000", "rtx-pro-6000-server"),
         ("Server Edition", "rtx-pro-6000-server"),
-        ("nvidia", ""),
         ("a10g", "a10"),
-        ("h200?", "h200"),
         ("v100", "h100-sxm"),
         ("", ""),
-        ("???", ""),
     ],
 )
 def test_a_part_of_a_name_finds_nothing_but_names_the_nearest(query, near):

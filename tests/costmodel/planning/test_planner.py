@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 
@@ -11,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodel.catalog import find_device, resolve_target
+from costmodel.catalog import find_device
 from costmodel.errors import InputError
 from costmodel.io import shipped_directory
-from costmodel.planning.acceptance import find_acceptance
 from costmodel.planning.batching import engine_overheads
 from costmodel.planning.forwards import Origin
 from costmodel.planning.request import (
@@ -30,13 +28,11 @@ from costmodel.planning.request import (
 )
 from costmodel.planning.result import Plan, shape_ranges
 from costmodel.planning.search import (
-    make_server,
     plan,
     relative_error,
     server_overheads,
 )
 from costmodel.planning.servers import SERVER_ERROR, Group, choose, nearest, size
-from costmodel.planning.sources import forward_for
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.store import ProfileStore
 from tests.costmodel.planning.conftest import point
@@ -278,22 +274,6 @@ def test_what_cannot_be_planned_is_refused(changes, said):
 def test_contradictions_are_refused(changes, said):
     with pytest.raises(InputError, match=said):
         asked(**changes)
-
-
-@pytest.mark.parametrize("data_set", ["mt_bench", "alpaca"])
-def test_chains_of_a_shipped_profile_rise_only_where_that_pays(data_set):
-    """Each rise is checked against the time of the smaller chain at the same batch."""
-    request = asked(acceptance=data_set, policy=ServingPolicy(kind="chain"))
-    forward = forward_for(request, resolve_target(request.target), ("h100-sxm", 1), SHIPPED)
-    server = make_server(request, forward, find_acceptance(data_set, request.target))
-    points = server.points(request.traffic, 96)
-    for fewer, more in itertools.pairwise(points):
-        if more.nodes > fewer.nodes:
-            times = {
-                cycle.nodes: server._cycle_s(request.traffic, more.running, cycle) / cycle.committed
-                for _, cycle in server._cycles(request.traffic, more.running)
-            }
-            assert times[fewer.nodes] > 1.02 * more.tpot_s, (fewer.running, more.running)
 
 
 def test_no_row_of_another_engine_has_a_tree(speculative):

@@ -293,11 +293,9 @@ def failing(code):
     ("function", "code", "message"),
     [
         ("write", errno.ENOSPC, "the disk is full"),
-        ("write", errno.EDQUOT, "the disk is full"),
         ("fsync", errno.ENOSPC, "the disk is full"),
         ("fsync", errno.EIO, "Input/output error"),
         ("replace", errno.EACCES, "no permission"),
-        ("replace", errno.EROFS, "no permission"),
         ("fchmod", errno.EPERM, "no permission"),
     ],
 )
