@@ -14,8 +14,8 @@ of accepted drafted tokens, and the entropy at which the rules cross.
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -50,27 +50,17 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=300)
     options = parser.parse_args()
     cases: list[dict[str, Any]] = []
-    by_shape: dict[tuple[int, float], list[dict[str, Any]]] = defaultdict(list)
-    for nodes, depth in SHAPES:
-        for sigma in SIGMAS:
-            for beta in BETAS:
-                setting = Setting(beta=beta, sigma=sigma, nodes=nodes, depth=depth)
-                cases.append(measure(setting, options.trials))
-                by_shape[nodes, sigma].append(cases[-1])
-                print(cases[-1])
-    crossings = [
-        {"nodes": nodes, "depth": depth, "sigma": sigma}
-        | {
-            f"{rule}_nats": crossing(
-                [c for c in cases if (c["nodes"], c["sigma"]) == (nodes, sigma)], rule
-            )
-            for rule in RULES
-        }
-        for nodes, depth in SHAPES
-        for sigma in SIGMAS
-    ]
-    for row in crossings:
-        print(row)
+    crossings: list[dict[str, Any]] = []
+    for (nodes, depth), sigma in product(SHAPES, SIGMAS):
+        own = []
+        for beta in BETAS:
+            setting = Setting(beta=beta, sigma=sigma, nodes=nodes, depth=depth)
+            own.append(measure(setting, options.trials))
+            print(own[-1])
+        cases += own
+        nats = {f"{rule}_nats": crossing(own, rule) for rule in RULES}
+        crossings.append({"nodes": nodes, "depth": depth, "sigma": sigma} | nats)
+        print(crossings[-1])
     result = {
         "what": __doc__.splitlines()[0], "environment": environment(), "vocab": VOCAB,
         "trials": options.trials, "accepted": "simulated", "cases": cases, "crossings": crossings,

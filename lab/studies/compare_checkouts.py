@@ -113,12 +113,9 @@ def main() -> None:
             results = {checkout: checkout.decode(arm, prompt, options.tokens) for checkout in order}
             ratios.append(results[other][0] / results[here][0])
             equal += results[other][1] == results[here][1]
-        arms[arm] = {
-            "speed_over_other": round(float(np.exp(np.mean(np.log(ratios)))), 4),
-            "interval_95": interval(ratios),
-            "same_texts": equal,
-            "texts": len(prompts),
-        }
+        speed = round(float(np.exp(np.mean(np.log(ratios)))), 4)
+        arms[arm] = {"speed_over_other": speed, "interval_95": interval(ratios)}
+        arms[arm] |= {"same_texts": equal, "texts": len(prompts)}
         print(arm, arms[arm])
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=options.other, capture_output=True, text=True, check=True

@@ -86,18 +86,11 @@ def summary(profile: Any, points: Any) -> dict[str, Any]:
             "regret_mean": regret.mean, "regret_worst": regret.worst,
         }  # fmt: skip
     predicted_s = profile.verify_calibration().predict_s(points.rows, points.context, points.batch)
-    result["points"] = [
-        {
-            "rows": int(rows),
-            "context": int(context),
-            "batch": int(batch),
-            "measured_s": float(measured),
-            "predicted_s": float(predicted),
-        }
-        for rows, context, batch, measured, predicted in zip(
-            points.rows, points.context, points.batch, points.seconds, predicted_s, strict=True
-        )
-    ]
+    columns = {"rows": points.rows.astype(int), "context": points.context.astype(int)}
+    columns |= {"batch": points.batch.astype(int), "measured_s": points.seconds}
+    lists = [column.tolist() for column in (*columns.values(), predicted_s)]
+    names = [*columns, "predicted_s"]
+    result["points"] = [dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True)]
     return result
 
 

@@ -192,14 +192,11 @@ def run_cell(
     trace, picked = requests_of(texts, rate, count, (0, number))
     columns = zip(trace.arrival_s, picked, trace.output_tokens, strict=True)
     before = metrics(read_url(f"{url}/metrics"))
-    outcome = load(
-        url,
-        model,
-        [
-            Request(arrival_s=float(at), prompt=texts[index], output_tokens=int(tokens))
-            for at, index, tokens in columns
-        ],
-    )
+    requests = [
+        Request(arrival_s=float(at), prompt=texts[index], output_tokens=int(tokens))
+        for at, index, tokens in columns
+    ]
+    outcome = load(url, model, requests)
     cell = {"drafted": drafted, "rate_per_s": rate, "trace": trace, "acceptance_file": None}
     record: dict[str, Any] = {"rate_per_s": rate, "drafted": drafted}
     if drafted:
@@ -270,15 +267,11 @@ def main() -> None:
         for drafted in modes
         for number in range(len(options.rates))
     ]
+    settings = {"sets": SETS, "longest_prompt": LONGEST_PROMPT}
+    settings |= {"output_lengths": dataclasses.asdict(OUTPUT), "at_once": options.at_once}
     result = {
         "environment": before,
-        "settings": {
-            "sets": SETS,
-            "longest_prompt": LONGEST_PROMPT,
-            "output_lengths": dataclasses.asdict(OUTPUT),
-            "at_once": options.at_once,
-            "seconds_per_cell": options.seconds_per_cell,
-        },
+        "settings": settings | {"seconds_per_cell": options.seconds_per_cell},
         "calibration": Profile.from_yaml(profile).model_dump(
             mode="json", include={"runtime", "provenance", "held_out"}, exclude_none=True
         ),

@@ -2,10 +2,9 @@
 
 Cells are a number of requests at once and a prompt length; arms are fixed draft lengths and the
 policy. Each repetition runs all arms of a cell with the same prompts, a step of each in turn, so
-that other work on the machine disturbs all arms alike. All arms write the text of plain decoding:
-in bfloat16 texts differ from one shape of step to another, and so would the tokens that drafts win.
-The number of requests stays what it is: an arm ends when all have TOKENS in the mean, wherever each
-is in its text, so that no step of a few late ones counts.
+that other work on the machine disturbs all alike. All arms write the text of plain decoding, since
+in bfloat16 texts differ from one shape of step to another. An arm ends when its requests have
+TOKENS in the mean, so that no step of a few late ones counts.
 Results are appended to a file of JSON lines, and a later call goes on from it:
 
     python -m lab.studies.vllm_policy run RESULTS --model FOLDER --profile FILE --prompts FOLDER

@@ -201,12 +201,8 @@ async def send(
             raise SystemExit(f"{url} refused a request ({response.status}): {text[:300]}")
         async for piece in response.content.iter_any():
             pieces.append((time.perf_counter() - start_s, piece))
-    answer = Answer(
-        arrival_s=request.arrival_s,
-        sent_s=sent_s,
-        prompt_tokens=len(request.prompt),
-        events=events_of_stream(pieces),
-    )
+    answer = Answer(arrival_s=request.arrival_s, sent_s=sent_s,
+                    prompt_tokens=len(request.prompt), events=events_of_stream(pieces))  # fmt: skip
     if answer.output_tokens != request.output_tokens:
         raise SystemExit(
             f"an answer has {answer.output_tokens} tokens instead of {request.output_tokens}:"
