@@ -33,7 +33,6 @@ OWN_EMBEDDING = "embed_tokens.weight"
 # Fields of related drafters that change the computation, with the value that leaves it as here.
 PLAIN = {
     "num_hidden_layers": 1,
-    "norm_before_residual": False,
     "norm_before_fc": False,
     "norm_output": False,
     "fc_norm": False,
@@ -49,6 +48,8 @@ class Eagle3Config:
     draft_vocab    of the drafter's own head; smaller where only frequent tokens are drafted
     target_hidden  the target's hidden size
     own_embedding  whether the checkpoint has an embedding; otherwise the target's is used
+    normed         whether the attention's output is added to the hidden state after its norm
+    in_list        whether the layer is stored as the first of a list, as by speculators
     features       indices of the target's hidden states that are read (0: the embedding); None
                    for those of the published code
     published      config.json unchanged
@@ -59,6 +60,8 @@ class Eagle3Config:
     draft_vocab: int
     target_hidden: int
     own_embedding: bool
+    normed: bool
+    in_list: bool
     features: tuple[int, ...] | None
     published: Mapping[str, Any]
 
@@ -70,7 +73,7 @@ class Eagle3Config:
         *,
         own_embedding: bool = False,
     ) -> Eagle3Config:
-        """Read a config.json.
+        """Read a config.json, flat or with the layer's fields in one of their own (speculators).
 
         Raises InputError with the field that is missing, wrong or not supported.
         """
@@ -78,7 +81,9 @@ class Eagle3Config:
             raise InputError(
                 f"{where} is not that of an EAGLE-3 drafter", hint="It has no draft_vocab_size."
             )
-        fields = Fields(published, where)
+        layer = published.get("transformer_layer_config")
+        own = {name: value for name, value in published.items() if value is not None}
+        fields = Fields({**layer, **own} if isinstance(layer, Mapping) else own, where)
         fields.require(PLAIN)
         vocab = fields.whole("vocab_size")
         draft_vocab = fields.whole("draft_vocab_size")
@@ -91,6 +96,8 @@ class Eagle3Config:
             draft_vocab=draft_vocab,
             target_hidden=fields.whole("target_hidden_size", shape.hidden),
             own_embedding=own_embedding,
+            normed=fields.values.get("norm_before_residual") is True,
+            in_list=isinstance(layer, Mapping),
             features=_features(published, where),
             published=dict(published),
         )
@@ -150,7 +157,11 @@ class Eagle3Model(nn.Module):
         shape = config.shape
         self.config = config
         self.fc = nn.Linear(FEATURES * config.target_hidden, shape.hidden, bias=False)
-        self.midlayer = Eagle3Layer(shape)
+        layer = Eagle3Layer(shape)
+        if config.in_list:
+            self.layers = nn.ModuleList([layer])
+        else:
+            self.midlayer = layer
         self.norm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
         self.lm_head = nn.Linear(shape.hidden, config.draft_vocab, bias=False)
         if config.mapped:
@@ -170,10 +181,12 @@ class Eagle3Model(nn.Module):
 
         Keys and values go into the last slots of the span `seen`.
         """
-        layer = self.midlayer
-        rows = torch.cat((layer.input_layernorm(embedding), layer.hidden_norm(hidden)), dim=-1)
+        layer = self.layers[0] if self.config.in_list else self.midlayer
+        normed = layer.hidden_norm(hidden)
+        rows = torch.cat((layer.input_layernorm(embedding), normed), dim=-1)
         layer.self_attn.store(rows, rope, cache, 0, seen.end - len(rows))
-        hidden = hidden + layer.self_attn(rows, rope, cache, 0, seen)
+        residual = normed if self.config.normed else hidden
+        hidden = residual + layer.self_attn(rows, rope, cache, 0, seen)
         return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

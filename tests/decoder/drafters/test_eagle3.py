@@ -21,6 +21,7 @@ from tests.decoder.draft_models import (
     draft_target,
     eagle3_folder,
     eagle3_shapes,
+    mapping,
     plain_states,
     random_tensors,
     rounds,
@@ -56,6 +57,7 @@ def turned(heads, theta):
 def outputs(config, tensors, embedding, hidden):
     """The layer over all rows at once: [rows, hidden] of rows of embeddings and hidden states."""
     part = {name.removeprefix("midlayer."): tensor for name, tensor in tensors.items()}
+    residual = hidden
     eps, heads, kv_heads = (
         config["rms_norm_eps"],
         config["num_attention_heads"],
@@ -72,6 +74,8 @@ def outputs(config, tensors, embedding, hidden):
     query = turned(
         (rows @ part["self_attn.q_proj.weight"].T).view(-1, heads, width), config["rope_theta"]
     )
+    if config.get("norm_before_residual"):
+        residual = rms(hidden, part["hidden_norm.weight"], eps)
     key = turned(
         (rows @ part["self_attn.k_proj.weight"].T).view(-1, kv_heads, width), config["rope_theta"]
     )
@@ -81,7 +85,7 @@ def outputs(config, tensors, embedding, hidden):
     future = torch.ones(len(rows), len(rows)).triu(1).bool()
     weights = scores.masked_fill(future, -torch.inf).softmax(-1)
     drawn = torch.einsum("hqk,khd->qhd", weights, value).reshape(len(rows), -1)
-    hidden = hidden + drawn @ part["self_attn.o_proj.weight"].T
+    hidden = residual + drawn @ part["self_attn.o_proj.weight"].T
     rows = rms(hidden, part["post_attention_layernorm.weight"], eps)
     gate, up = rows @ part["mlp.gate_proj.weight"].T, rows @ part["mlp.up_proj.weight"].T
     return hidden + (gate * gate.sigmoid() * up) @ part["mlp.down_proj.weight"].T
@@ -193,6 +197,21 @@ class TestAgainstTheReference:
             assert_same(session.draft(context, asked()), expected)
 
     @torch.inference_mode()
+    @pytest.mark.parametrize("normed", [True, False])
+    def test_the_layout_of_speculators(self, tmp_path, normed):
+        """The layer's fields nested, its tensors in a list, and its residual normed or not."""
+        config = EAGLE3 | {"draft_vocab_size": 31, "norm_before_residual": normed}
+        tensors = random_tensors(eagle3_shapes(config)) | mapping(config)
+        own = {name: config.pop(name) for name in ("draft_vocab_size", "norm_before_residual")}
+        nested = {**own, "target_hidden_size": None, "transformer_layer_config": config}
+        stored = {name.replace("midlayer", "layers.0"): one for name, one in tensors.items()}
+        folder = write_checkpoint(tmp_path / "draft", nested, stored)
+        target = draft_target()
+        for session, context in rounds(target, Eagle3Drafter(target, folder), PROMPT, [2, 1]):
+            expected = Reference(config | own, tensors, target, context).tree(3, 3, 4)
+            assert_same(session.draft(context, asked()), expected)
+
+    @torch.inference_mode()
     def test_an_embedding_of_its_own(self, tmp_path):
         """A drafter of another width brings its embedding, and reads the target's features."""
         config = EAGLE3 | {"hidden_size": 24, "target_hidden_size": HIDDEN, "head_dim": 8}
@@ -266,7 +285,7 @@ BAD_CONFIGS = {
     ),
     "two feature layers": ({NAMED_LAYERS: [1, 2]}, "'eagle_aux_.*_ids' must be 3 layers and is"),
     "several layers": ({"num_hidden_layers": 2}, "num_hidden_layers = 2, which is not supported"),
-    "a later form": ({"norm_before_residual": True}, "norm_before_residual = True"),
+    "a later form": ({"norm_before_fc": True}, "norm_before_fc = True"),
 }
 
 
