@@ -26,7 +26,9 @@ from profiler.commands.options import (
 )
 @prompts_option("JSONL files of prompts of new texts [default: generated prompts].")
 @output_folder_option("Folder for texts and the predictor.")
-@setting_option("texts, radius, max_new_tokens, hidden, epochs, learning_rate, best, seed ...")
+@setting_option(
+    "texts, radius, max_new_tokens, temperature, input, layers, hidden, epochs, held_out, best, ..."
+)
 @json_option
 def command(  # noqa: PLR0913 - one argument an option
     target: str | None,
@@ -40,9 +42,8 @@ def command(  # noqa: PLR0913 - one argument an option
     """Train BlockPilot's predictor, which chooses a DFlash drafter's block size for each prompt.
 
     Every block size near the trained one is tried along the target's own text after every prompt.
-    Prompts of evaluation sets are refused. The
-    other commands take the folder `pilot` in OUTPUT as `--drafter`; `--drafter FOLDER@block=N` has
-    a fixed block size, for comparison.
+    Prompts of evaluation sets are refused. The other commands take the folder `pilot` in OUTPUT as
+    `--drafter`; `--drafter FOLDER@block=N` has a fixed block size, for comparison.
     """
     from dataclasses import asdict
 
@@ -66,31 +67,36 @@ def command(  # noqa: PLR0913 - one argument an option
             batches=-(-training.texts // Collecting().batch_texts),
             answer_tokens=sweep.max_new_tokens,
             template=sweep.template,
+            answer_temperature=sweep.temperature,
         )
         asked = training_prompts(prompts)[: training.texts]
         collect(loaded, texts, collecting, asked, note)
-    chosen = distinct(read_corpus(texts, loaded.architecture.vocab), training.texts)
+    corpus = read_corpus(texts, loaded.architecture.vocab, sweep.temperature)
+    chosen = distinct(corpus, training.texts)
     recipe = PilotRecipe(sweep=sweep, training=training)
     name = shipped(drafter)
-    place, result = train_blockpilot(make_target(loaded), name, chosen, output, recipe, note)
+    place, result, figure = train_blockpilot(
+        make_target(loaded), name, chosen, output, recipe, note
+    )
     figures = result.held_out or result.trained
-    sizes = result.predictor.config.candidates
     if as_json:
         parts = {"trained": result.trained, "held_out": result.held_out}
         print_json(
             {"kind": "blockpilot", "drafter": str(place), "epoch": result.epoch}
-            | {"block_sizes": list(sizes)}
+            | {"block_sizes": list(result.predictor.config.candidates), "figure_3": figure}
             | {name: part and asdict(part) for name, part in parts.items()}
             | {"settings": asdict(training), "sweep": asdict(sweep)}
             | {"environment": asdict(machine(loaded.model.device)[0])}
         )
         return
-    fixed = ", ".join(
-        f"{length:.2f} with {size}" for size, length in zip(sizes, figures.fixed, strict=True)
-    )
+    for row in figure:
+        note(
+            f"block of {row['block_size']}: {row['length']:.2f} tokens a verification, "
+            f"{row['over_plain']:.2f} times plain decoding, best for {row['best_for']:.0%} of texts"
+        )
     note(
         f"epoch {result.epoch}; on {figures.samples} prompts "
         f"{'that chose it' if result.held_out else 'of training'}: {figures.chosen:.2f} tokens a "
-        f"verification, {fixed}, {figures.hindsight:.2f} with the best for each"
+        f"verification, {figures.hindsight:.2f} with the best block for each"
     )
     click.echo(place)

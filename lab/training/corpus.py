@@ -16,7 +16,7 @@ from random import Random
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -30,6 +30,7 @@ from lab.training.prompts import Kinds, Opening, is_evaluation, make_opening, re
 
 VALIDATION_SHARE = 32  # one text in so many is held out
 SHORTEST = 4  # tokens of a continuation; shorter ones are dropped
+SETTINGS = "corpus.json"  # of a folder's texts
 COLLECT_AGAIN = "Remove the file; collecting writes the same texts again."
 Say = Callable[[str], None]
 
@@ -41,7 +42,8 @@ class Collecting:
     batches         files of `batch_texts` texts each
     prompt_tokens   most tokens that the target adds to an open prompt
     answer_tokens   most tokens of a continuation
-    temperature     of prompts that the target completes; continuations are greedy
+    temperature     of prompts that the target completes
+    answer_temperature  of continuations; at 0 they are greedy
     openings        of prompts: templates alone, or as many free ones as well
     template        options of the chat template, as {"enable_thinking": false}
     """
@@ -51,6 +53,7 @@ class Collecting:
     prompt_tokens: PositiveInt = 64
     answer_tokens: Annotated[int, Field(ge=SHORTEST)] = 160
     temperature: PositiveFloat = 0.8
+    answer_temperature: NonNegativeFloat = 0.0
     openings: Kinds = "free"
     seed: NonNegativeInt = 0
     template: dict[str, Any] = field(default_factory=dict)
@@ -91,12 +94,21 @@ def collect(
         say(f"batch {number + 1} of {wanted.batches}: {sum(len(t.tokens) for t in texts)} tokens")
 
 
-def read_corpus(folder: Path, vocab: int) -> list[TrainingText]:
+def read_corpus(folder: Path, vocab: int, temperature: float | None = None) -> list[TrainingText]:
     """All texts of a folder, in the order they were collected.
 
-    vocab  of the target that wrote them
-    Raises InputError if there are none or if a file is damaged.
+    vocab        of the target that wrote them
+    temperature  that the continuations must have; None for any
+    Raises InputError if there are none, if a file is damaged, or at another temperature.
     """
+    if temperature is not None:
+        stored = read_json(folder / SETTINGS, hint=COLLECT_AGAIN)
+        actual = stored.get("answer_temperature", 0.0) if isinstance(stored, dict) else None
+        if actual != temperature:
+            raise InputError(
+                f"the texts in {folder} were written at temperature {actual}, not {temperature:g}",
+                hint="Give other texts, or let the target write new ones.",
+            )
     texts = [
         _text(place, number, data, vocab)
         for place in sorted(folder.glob("texts-*.jsonl"))
@@ -158,7 +170,9 @@ class Writer:
                 text += self._tokenizer.decode(next(ends), skip_special_tokens=True)
             if text.strip() and not is_evaluation(text):
                 prompts.append(self._turn(text))
-        answers = self._continue(prompts, wanted.answer_tokens, do_sample=False)
+        warmth = wanted.answer_temperature
+        sampled = {"temperature": warmth, "top_k": 0, "top_p": 1.0} if warmth else {}
+        answers = self._continue(prompts, wanted.answer_tokens, do_sample=warmth > 0, **sampled)
         return [
             TrainingText((*prompt, *answer), len(prompt))
             for prompt, answer in zip(prompts, answers, strict=True)
@@ -219,7 +233,7 @@ def _claim(folder: Path, loaded: LoadedModel, wanted: Collecting, prompts: Seque
     digest = hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()[:12]
     settings = asdict(wanted) | {"target": loaded.name, "prompts": digest if prompts else "made"}
     del settings["batches"]  # more batches make the same corpus larger
-    place = folder / "corpus.json"
+    place = folder / SETTINGS
     if not any(folder.glob("texts-*.jsonl")):  # whatever the file says, it describes nothing
         write_atomic(place, json.dumps(settings, indent=1) + "\n", InputError)
         return

@@ -5,8 +5,7 @@ last token, for the whole text (section 2.4). Target, drafter and verification s
 
 The predictor (section 2.3) follows the published code where the paper leaves a choice
 (AMAP-ML/BlockPilot, utils/predict.py): two layers of the hidden width, the second with a residual
-connection, then the layer of scores; ReLU; raw logits as input, neither normed nor softmaxed
-(table 5); dropout 0.2 in training.
+connection, then the layer of scores; ReLU; raw logits as input; dropout 0.2 in training.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -99,7 +98,8 @@ class BlockPilotSession(DFlashSession):
         super().__init__(drafter.dflash, features)
         self.block_size: int | None = None  # the predictor's choice
         if logits is not None:
-            self.block_size = drafter.predictor.block_size(logits)
+            hidden = features is not None and drafter.predictor.config.input == "hidden"
+            self.block_size = drafter.predictor.block_size(features[-1] if hidden else logits)
             self.set_block_size(self.block_size)
 
 
@@ -128,6 +128,9 @@ ARCHITECTURE = "BlockPilotPredictor"
 HIDDEN, LAYERS, RADIUS = 2048, 2, 2  # the paper's defaults (tables 3 and 4)
 LEAST_BLOCK = 2  # a block of 1 drafts nothing
 MOST_TIMES = 2  # the largest block over that of training, as in the paper's sweep
+# What a predictor reads: the target's logits, raw or in the two ways of table 5, where "normalised"
+# is to a mean of 0 and a variance of 1; or the drafter's features, of the prompt's last token.
+Input = Literal["logits", "softmax", "normalised", "hidden"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +142,7 @@ class PilotConfig:
     drafter_hash  of that drafter at its trained block size
     block_size    B: the trained block size
     candidates    the block sizes it chooses from, ascending
+    width         of its input; None for the vocabulary
     """
 
     drafter: str
@@ -148,12 +152,16 @@ class PilotConfig:
     vocab: int
     hidden: int = HIDDEN
     layers: int = LAYERS
+    input: Input = "logits"
+    width: int | None = None
 
     @classmethod
     def parse(cls, published: Mapping[str, Any], where: str = "config.json") -> PilotConfig:
         """Read a config.json. Raises InputError with the field that is wrong."""
         fields = Fields(published, where)
         block_size = fields.whole("block_size", least=LEAST_BLOCK)
+        if published.get("input", "logits") not in get_args(Input):
+            raise fields.wrong("input", f"one of {', '.join(get_args(Input))}")
         return cls(
             drafter=_text(fields, "drafter"),
             drafter_hash=_text(fields, "drafter_hash"),
@@ -162,6 +170,8 @@ class PilotConfig:
             vocab=fields.whole("vocab_size"),
             hidden=fields.whole("hidden_size"),
             layers=fields.whole("num_layers", most=MOST_LAYERS),
+            input=published.get("input", "logits"),
+            width=fields.whole("input_size", fields.whole("vocab_size")),
         )
 
     def published(self) -> dict[str, Any]:
@@ -175,6 +185,8 @@ class PilotConfig:
             "vocab_size": self.vocab,
             "hidden_size": self.hidden,
             "num_layers": self.layers,
+            "input": self.input,
+            "input_size": self.width or self.vocab,
         }
 
 
@@ -185,35 +197,38 @@ def local_candidates(block_size: int, radius: int = RADIUS) -> tuple[int, ...]:
 
 
 class BlockPredictor(nn.Module):
-    """The network that scores candidate block sizes by the target's logits."""
+    """The network that scores candidate block sizes by the target's state after the prompt."""
 
     def __init__(self, config: PilotConfig) -> None:
         super().__init__()
         self.config = config
-        widths = [config.vocab, *[config.hidden] * config.layers]
+        widths = [config.width or config.vocab, *[config.hidden] * config.layers]
         self.layers = nn.ModuleList(
             nn.Linear(width, config.hidden) for width in widths[: config.layers]
         )
         self.scores = nn.Linear(config.hidden, len(config.candidates))
 
     def forward(
-        self, logits: torch.Tensor, dropout: float = 0.0, generator: torch.Generator | None = None
+        self, rows: torch.Tensor, dropout: float = 0.0, generator: torch.Generator | None = None
     ) -> torch.Tensor:
-        """Scores [..., candidates] of logits [..., vocab].
+        """Scores [..., candidates] of logits or features [..., width].
 
         generator  of the dropout, on the CPU, so that draws do not depend on the device
         """
-        rows = logits
+        if self.config.input == "softmax":
+            rows = rows.softmax(-1)
+        elif self.config.input == "normalised":
+            rows = functional.layer_norm(rows, rows.shape[-1:])
         for number, layer in enumerate(self.layers):
             changed = _dropped(functional.relu(layer(rows)), dropout, generator)
             rows = changed + rows if number else changed
         return self.scores(rows)
 
     @torch.inference_mode()
-    def block_size(self, logits: torch.Tensor) -> int:
-        """The candidate with the highest score (equation 9) for logits [vocab]."""
+    def block_size(self, row: torch.Tensor) -> int:
+        """The candidate with the highest score (equation 9) for a row [width]."""
         weight = self.scores.weight
-        scores = self(logits.to(weight.device, weight.dtype))
+        scores = self(row.to(weight.device, weight.dtype))
         return self.config.candidates[int(scores.argmax())]
 
     def draw(self, generator: torch.Generator) -> None:

@@ -26,7 +26,14 @@ from lab.papers.blockpilot.drafter import (
     PilotConfig,
     save_predictor,
 )
-from lab.papers.blockpilot.sweeps import Best, BlockSizeSample, Sweep, Sweeper, best_candidates
+from lab.papers.blockpilot.sweeps import (
+    Best,
+    BlockSizeSample,
+    Sweep,
+    Sweeper,
+    best_candidates,
+    by_block_size,
+)
 from lab.training.corpus import TrainingText
 
 PILOT = "pilot"  # folder of the predictor
@@ -110,8 +117,8 @@ def train_blockpilot(
     folder: Path,
     recipe: PilotRecipe,
     say: Callable[[str], None] = lambda line: None,
-) -> tuple[Path, PilotResult]:
-    """Sweep, train and save a predictor; returns its folder and the result.
+) -> tuple[Path, PilotResult, list[dict[str, float]]]:
+    """Sweep, train and save a predictor; returns its folder, the result, and figure 3.
 
     drafter  folder or hub id of a DFlash drafter
     texts    that the target wrote, of different prompts
@@ -131,24 +138,29 @@ def train_blockpilot(
         vocab=vocab,
         hidden=settings.hidden,
         layers=settings.layers,
+        input=recipe.sweep.input,
+        width=len(samples[0].input) if samples else None,
     )
-    result = train_predictor(samples, config, settings, str(target.device))
+    costs = sweeper.cycle_s[1:] if settings.best == "rate" and samples else None
+    labels = best_candidates(samples, costs)
+    result = train_predictor(samples, labels, config, settings, str(target.device))
     save_predictor(place, result.predictor)
-    return place, result
+    return place, result, by_block_size(samples, sweeper.candidates, sweeper.cycle_s)
 
 
 def train_predictor(
     samples: list[BlockSizeSample],
+    labels: torch.Tensor,
     config: PilotConfig,
     settings: PilotTraining,
     device: str = "cpu",
 ) -> PilotResult:
     """A predictor that learns from samples.
 
+    labels  [samples]: the index of the best candidate; -1 for samples without one
     Minimises the cross-entropy of equation (8). All draws come from one generator, so a seed
     gives the same weights on the same machine. Raises InputError if no sample has a label.
     """
-    labels = best_candidates(samples, settings.best)
     usable = [index for index, label in enumerate(labels.tolist()) if label >= 0]
     generator = torch.Generator().manual_seed(settings.seed)
     order = [usable[i] for i in torch.randperm(len(usable), generator=generator).tolist()]
@@ -163,14 +175,14 @@ def train_predictor(
         model = BlockPredictor(config)
     model.to_empty(device="cpu").draw(generator)
     model.to(device)
-    inputs = torch.stack([sample.logits for sample in samples]).to(device)
-    epoch = _fit(
-        model, _Data(inputs, labels.to(device), training, held_out, samples), settings, generator
-    )
 
     def figures(rows: list[int]) -> PilotFigures:
         return measure(model, [samples[row] for row in rows], labels[rows])
 
+    inputs = torch.stack([samples[row].input for row in training])
+    pairs = (inputs.to(device), labels[training].to(device))
+    score = (lambda: figures(held_out).chosen) if held_out else None
+    epoch = _fit(model, pairs, score, settings, generator)
     return PilotResult(
         predictor=model.eval().requires_grad_(False),
         epoch=epoch,
@@ -184,7 +196,7 @@ def measure(
     model: BlockPredictor, samples: Sequence[BlockSizeSample], labels: torch.Tensor
 ) -> PilotFigures:
     """The figures of a predictor on samples that all have a label [samples]."""
-    inputs = torch.stack([sample.logits for sample in samples])
+    inputs = torch.stack([sample.input for sample in samples])
     chosen = model(inputs.to(model.scores.weight.device)).argmax(-1).cpu()
     lengths = torch.stack([sample.lengths for sample in samples])  # [samples, candidates]
     return PilotFigures(
@@ -202,35 +214,29 @@ def drafter_name(drafter: str, folder: Path) -> str:
     return drafter if place is None else os.path.relpath(place.resolve(), folder.resolve())
 
 
-@dataclass(frozen=True, slots=True)
-class _Data:
-    inputs: torch.Tensor  # [samples, vocab]
-    labels: torch.Tensor  # [samples]
-    training: list[int]  # indices of samples
-    held_out: list[int]
-    samples: list[BlockSizeSample]
-
-
 def _fit(
-    model: BlockPredictor, data: _Data, settings: PilotTraining, generator: torch.Generator
+    model: BlockPredictor,
+    pairs: tuple[torch.Tensor, torch.Tensor],
+    score: Callable[[], float] | None,
+    settings: PilotTraining,
+    generator: torch.Generator,
 ) -> int:
-    """Train in place; returns the chosen epoch, of the longest acceptance on held-out samples."""
+    """Train in place; returns the epoch with the highest score, or the last without scores.
+
+    pairs  inputs [samples, width] and labels [samples]
+    """
     optimiser = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
+    inputs, labels = pairs
     best, best_epoch, weights = -1.0, settings.epochs, None
     for epoch in range(1, settings.epochs + 1):
-        order = torch.randperm(len(data.training), generator=generator).tolist()
-        for first in range(0, len(order), settings.batch):
-            rows = [data.training[i] for i in order[first : first + settings.batch]]
-            scores = model(data.inputs[rows], settings.dropout, generator)
+        order = torch.randperm(len(labels), generator=generator)
+        for rows in order.to(labels.device).split(settings.batch):
+            scores = model(inputs[rows], settings.dropout, generator)
             optimiser.zero_grad()
-            functional.cross_entropy(scores, data.labels[rows]).backward()
+            functional.cross_entropy(scores, labels[rows]).backward()
             optimiser.step()
-        if not data.held_out:
-            continue
-        samples = [data.samples[row] for row in data.held_out]
-        length = measure(model, samples, data.labels[data.held_out]).chosen
-        if length > best:
-            best, best_epoch = length, epoch
+        if score is not None and (value := score()) > best:
+            best, best_epoch = value, epoch
             weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     if weights is not None:
         model.load_state_dict(weights)

@@ -2,9 +2,11 @@
 
 The paper decodes every prompt with every block size (Zhang et al., "BlockPilot", 2.3). At T = 0 a
 text is the same whatever is drafted, so the accepted tokens of a round are those in which the
-block drafted at its bonus token agrees with the text. So nothing is decoded here: all blocks of a
-text that the target wrote are drafted in one forward, as in training, and the rounds are counted,
-a hundred times as fast. Only the seconds of a cycle are measured, by decoding after one prompt.
+block drafted at its bonus token agrees with the text. At other temperatures the walk rule draws
+the target's token at every position and goes on while the block has it, so the same holds along a
+text that the target sampled, and all sizes see the same draws. So nothing is decoded here: blocks
+of a text that the target wrote are drafted together, as in training, and the rounds are counted, a
+hundred times as fast. Only the seconds of a round are measured, by decoding after one prompt.
 """
 
 from __future__ import annotations
@@ -15,20 +17,22 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
+from torch.nn import functional
 
 from costmodel.errors import InputError
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.dflash.model import DFlashModel, trainable_copy
 from decoder.engine import TreeDecoder
 from decoder.model.target import Target
-from lab.papers.blockpilot.drafter import RADIUS, local_candidates
+from lab.papers.blockpilot.drafter import LEAST_BLOCK, RADIUS, Input, local_candidates
 from lab.training.corpus import TrainingText
 from lab.training.dflash import DFlashObjective, DFlashTraining
 
 # The criterion for the best block size: the acceptance length (equation 3 of the paper), or the
 # acceptance length over the time of a cycle (equation 1).
 Best = Literal["length", "rate"]
+MOST_ROWS = 4096  # drafted together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,39 +42,43 @@ class Sweep:
     radius          k: candidates are B - k..B + k
     max_new_tokens  of each text
     template        options of the chat template of new texts
+    temperature     of the texts; at 0 they are greedy
+    input           that the predictor reads
     """
 
     radius: Annotated[int, Field(ge=1, le=64)] = RADIUS
     max_new_tokens: Annotated[int, Field(ge=2)] = 256
     template: dict[str, Any] = field(default_factory=dict)
+    temperature: NonNegativeFloat = 0.0
+    input: Input = "logits"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSizeSample:
     """One prompt of a sweep.
 
-    logits    float32 [vocab] of the target after the prompt
-    decoded   int64 [candidates]: new tokens without the first, which comes from the prefill
-    rounds    int64 [candidates]: verifications
-    decode_s  float64 [candidates]: seconds of these
+    input    float32 [width]: the target's logits or hidden states after the prompt
+    decoded  new tokens without the first, which comes from the prefill
+    rounds   int64 [candidates]: verifications
     """
 
-    logits: torch.Tensor
-    decoded: torch.Tensor
+    input: torch.Tensor
+    decoded: int
     rounds: torch.Tensor
-    decode_s: torch.Tensor
 
     @property
     def lengths(self) -> torch.Tensor | None:
         """tau [candidates], tokens a verification with the bonus token; None without any."""
         if int(self.rounds.min()) == 0:
             return None
-        return self.decoded.double() / self.rounds.double()
+        return self.decoded / self.rounds.double()
 
 
 class Sweeper:
     """Makes the sample of each text.
 
+    cycle_s  float64 [1 + candidates]: seconds of a round of plain decoding, and with each block
+             size, from the first sample on
     Raises InputError for a drafter whose blocks cannot be drafted together.
     """
 
@@ -91,37 +99,39 @@ class Sweeper:
         self._objective = DFlashObjective(
             target.loaded, trainable_copy(model), DFlashTraining(), torch.from_numpy(head)
         )
-        self._cycle_s: torch.Tensor | None = None
+        self.cycle_s: torch.Tensor | None = None
 
     @torch.no_grad()
     def sample(self, number: int) -> BlockSizeSample:
         """The sample of the text with this number, cut where decoding would stop."""
         text, target, length = self._texts[number], self._target, self._sweep.max_new_tokens
         prompt = self.prompts[number]
-        if self._cycle_s is None:
-            self._cycle_s = self._measured_cycle_s(prompt, length)
+        if self.cycle_s is None:
+            self.cycle_s = self._measured_cycle_s(prompt)
         tokens = torch.tensor(text.tokens[: len(prompt) + length], device=target.device)
         target.reserve(len(tokens) + 1)
         logits, features = self._read(tokens[: len(prompt)])
+        last = features[-1]
         features = torch.cat((features, self._read(tokens[len(prompt) :])[1]))
         bonus = torch.arange(len(prompt), len(tokens) - 1, device=target.device)
         rounds = torch.tensor(
             [self._rounds(tokens, features, bonus, size) for size in self.candidates]
         )
         return BlockSizeSample(
-            logits=logits.float().cpu(),
-            decoded=torch.full_like(rounds, len(tokens) - len(prompt) - 1),
+            input=(last if self._sweep.input == "hidden" else logits).float().cpu(),
+            decoded=len(tokens) - len(prompt) - 1,
             rounds=rounds,
-            decode_s=rounds * self._cycle_s,
         )
 
-    def _measured_cycle_s(self, prompt: Sequence[int], new_tokens: int) -> torch.Tensor:
-        """Seconds of a cycle after one prompt with each candidate [candidates]."""
-        cycles_s = []
-        for size in self.candidates:
-            drafter = DFlashDrafter(self._target, self._model, size)
-            decoder = TreeDecoder(self._target, drafter=drafter, policy="chain")
-            stats = decoder.generate(prompt, max_new_tokens=new_tokens).stats
+    def _measured_cycle_s(self, prompt: Sequence[int]) -> torch.Tensor:
+        cycles_s, sweep = [], self._sweep
+        for size in (1, *self.candidates):
+            drafter = DFlashDrafter(self._target, self._model, max(size, LEAST_BLOCK))
+            policy = "plain" if size == 1 else "chain"
+            decoder = TreeDecoder(self._target, drafter=drafter, policy=policy, acceptance="walk")
+            stats = decoder.generate(
+                prompt, max_new_tokens=sweep.max_new_tokens, temperature=sweep.temperature
+            ).stats
             cycles_s.append(stats.decode_s / max(stats.rounds, 1))
         return torch.tensor(cycles_s, dtype=torch.float64)
 
@@ -140,31 +150,47 @@ class Sweeper:
             return 0
         bfloat16 = self._target.dtype == torch.bfloat16
         with torch.autocast(tokens.device.type, torch.bfloat16, enabled=bfloat16):
-            accepted = self._objective.accepted(tokens, features, bonus, size).tolist()
+            accepted = [
+                length
+                for anchors in bonus.split(max(MOST_ROWS // size, 1))
+                for length in self._objective.accepted(tokens, features, anchors, size).tolist()
+            ]
         at, count = 0, 0
         while at < len(accepted):
             at, count = at + 1 + accepted[at], count + 1
         return count
 
 
-def cycle_s(samples: Sequence[BlockSizeSample]) -> torch.Tensor:
-    """Seconds of a cycle with each candidate [candidates], pooled over all prompts.
-
-    The times of one prompt are noisy, and a cycle takes nearly the same after any prompt.
-    """
-    spent_s = torch.stack([sample.decode_s for sample in samples]).sum(0)
-    return spent_s / torch.stack([sample.rounds for sample in samples]).sum(0)
-
-
-def best_candidates(samples: Sequence[BlockSizeSample], best: Best = "length") -> torch.Tensor:
+def best_candidates(
+    samples: Sequence[BlockSizeSample], cycle_s: torch.Tensor | None = None
+) -> torch.Tensor:
     """The label of each sample [samples]: the index of its best candidate; -1 without one.
 
+    cycle_s  [candidates], for the best acceptance length over the time of a cycle
     Among equals the smallest block is the best, as in the published code (AMAP-ML/BlockPilot,
     data_analysis/max_value_counter.py). A text that ended with its first token has no label.
     """
-    costs = cycle_s(samples) if best == "rate" else 1.0
+    costs = 1.0 if cycle_s is None else cycle_s
     labels = []
     for sample in samples:
         lengths = sample.lengths
         labels.append(-1 if lengths is None else int((lengths / costs).numpy().argmax()))
     return torch.tensor(labels)
+
+
+def by_block_size(
+    samples: Sequence[BlockSizeSample], candidates: Sequence[int], cycle_s: torch.Tensor
+) -> list[dict[str, float]]:
+    """Figure 3 of the paper: a block of 1, which is plain decoding, and each candidate.
+
+    Of each the mean acceptance length, the speed-up over plain decoding (equation 2), and the
+    share of prompts for which its acceptance length is the best, of equals the smallest block.
+    cycle_s  [1 + candidates], as `Sweeper.cycle_s`
+    """
+    names = ("block_size", "length", "over_plain", "best_for")
+    lengths = [sample.lengths for sample in samples if sample.lengths is not None]
+    table = functional.pad(torch.stack(lengths), (1, 0), value=1.0)  # [samples, 1 + candidates]
+    best = np.bincount(table.numpy().argmax(1), minlength=len(cycle_s)) / len(table)
+    speeds = table.mean(0) * cycle_s[0] / cycle_s
+    columns = ((1, *candidates), table.mean(0).tolist(), speeds.tolist(), best.tolist())
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]

@@ -85,10 +85,19 @@ def test_trains_and_goes_on_from_what_it_trained(
         assert "| b_3 (rank > 10) | " in capsys.readouterr().out
     if kind == "dflash":
         words = ["--target", target, "--drafter", first["drafter"], "--texts", texts, "--json"]
-        settings = [word for one in ("epochs=1", "hidden=8", "texts=9", "max_new_tokens=8")
-                    for word in ("--set", one)]  # fmt: skip
-        output = str(tmp_path / "pilot")
-        assert cli.run(["train-blockpilot", *words, *settings, "--output", output]) == 0
+        wanted = ("epochs=2", "hidden=8", "texts=9", "max_new_tokens=8", "held_out=0", "layers=3",
+                  "input=softmax")  # fmt: skip
+        settings = [word for one in wanted for word in ("--set", one)]
+        words = ["train-blockpilot", *words, *settings, "--output", str(tmp_path / "pilot")]
+        assert cli.run(words) == 0
         pilot = json.loads(capsys.readouterr().out)
-        assert (pilot["epoch"], pilot["trained"]["samples"]) == (1, 9)
+        assert (pilot["epoch"], pilot["trained"]["samples"], pilot["held_out"]) == (2, 9, None)
         assert (Path(pilot["drafter"]) / "model.safetensors").exists()
+        config = json.loads((Path(pilot["drafter"]) / "config.json").read_text(encoding="utf-8"))
+        assert (config["num_layers"], config["input"]) == (3, "softmax")
+        rows = pilot["figure_3"]
+        assert [row["block_size"] for row in rows] == [1, *pilot["block_sizes"]]
+        assert (rows[0]["length"], rows[0]["over_plain"]) == (1.0, 1.0)
+        assert sum(row["best_for"] for row in rows) == pytest.approx(1.0)
+        assert cli.run([*words, "--set", "temperature=1"]) == 2
+        assert "were written at temperature 0.0, not 1" in capsys.readouterr().err

@@ -117,7 +117,7 @@ def place(tmp_path, monkeypatch, target, result):
         "costmodel.compose.profiles.compose": device,
         "profiler.demo.compare": comparison,
         "lab.training.recipe.train_dflash": trained,
-        "lab.papers.blockpilot.recipe.train_blockpilot": (tmp_path / "pilot", pilot),
+        "lab.papers.blockpilot.recipe.train_blockpilot": (tmp_path / "pilot", pilot, []),
         "lab.training.corpus.read_corpus": [],
     }  # fmt: skip
     for name, value in made.items():

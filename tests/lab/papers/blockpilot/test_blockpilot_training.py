@@ -21,7 +21,13 @@ from lab.papers.blockpilot.recipe import (
     train_blockpilot,
     train_predictor,
 )
-from lab.papers.blockpilot.sweeps import BlockSizeSample, Sweep, Sweeper, best_candidates, cycle_s
+from lab.papers.blockpilot.sweeps import (
+    BlockSizeSample,
+    Sweep,
+    Sweeper,
+    best_candidates,
+    by_block_size,
+)
 from lab.training.corpus import TrainingText, read_corpus
 from tests.decoder.draft_models import VOCAB, dflash_folder, draft_target
 from tests.decoder.drafters.test_dflash import reference
@@ -74,14 +80,13 @@ class TestSweep:
         for number, prompt in enumerate(PROMPTS):
             sample = sweeper.sample(number)
             logits = plain_logits(target.model, prompt)[-1].float()
-            torch.testing.assert_close(sample.logits, logits, atol=1e-4, rtol=0)
+            torch.testing.assert_close(sample.input, logits, atol=1e-4, rtol=0)
             rounds = [
                 rounds_by_hand(config, tensors, target, prompt, size, 12) for size in CANDIDATES
             ]
             assert sample.rounds.tolist() == rounds
-            assert sample.decoded.tolist() == [11] * 3
+            assert sample.decoded == 11
             torch.testing.assert_close(sample.lengths, 11 / torch.tensor(rounds).double())
-            assert (sample.decode_s > 0).all()
 
     def test_texts_are_cut_where_decoding_would_stop(self, tmp_path):
         target = draft_target(dtype=torch.float64)
@@ -89,28 +94,25 @@ class TestSweep:
         for number in range(len(PROMPTS)):
             one, other = long.sample(number), short.sample(number)
             assert torch.equal(one.rounds, other.rounds)
-            assert one.decoded.tolist() == [11] * 3
+            assert one.decoded == 11
 
     def test_a_text_of_one_new_token_has_no_rounds_and_no_label(self, tmp_path):
         sample = sweeper_of(tmp_path, draft_target(dtype=torch.float64), 1).sample(0)
-        assert sample.rounds.tolist() == sample.decoded.tolist() == [0] * 3
+        assert (sample.decoded, sample.rounds.tolist()) == (0, [0] * 3)
         assert sample.lengths is None
-        assert best_candidates([sample]).tolist() == [-1]
+        labels = best_candidates([sample])
+        assert labels.tolist() == [-1]
         with pytest.raises(InputError, match="no text tells"):
-            train_predictor([sample], CONFIG, PilotTraining(epochs=1))
+            train_predictor([sample], labels, CONFIG, PilotTraining(epochs=1))
 
     def test_drafters_with_windows_are_refused(self, tmp_path):
         with pytest.raises(InputError, match="only rows before them"):
             sweeper_of(tmp_path, draft_target(dtype=torch.float64), causal=(True, False))
 
 
-def sample_of(rounds, seconds=(1.0, 1.0, 1.0), logits=None, decoded=12):
-    return BlockSizeSample(
-        logits=torch.zeros(VOCAB) if logits is None else logits,
-        decoded=torch.full((3,), decoded),
-        rounds=torch.tensor(rounds),
-        decode_s=torch.tensor(seconds, dtype=torch.float64),
-    )
+def sample_of(rounds, logits=None):
+    logits = torch.zeros(VOCAB) if logits is None else logits
+    return BlockSizeSample(input=logits, decoded=12, rounds=torch.tensor(rounds))
 
 
 class TestLabels:
@@ -120,15 +122,31 @@ class TestLabels:
 
     def test_what_a_cycle_costs(self):
         """Cycles of 1, 2 and 4 s: a block that is twice as dear must accept twice as much."""
-        samples = [
-            sample_of([6, 4, 3], (6.0, 8.0, 12.0)),
-            sample_of([12, 3, 2], (12.0, 6.0, 8.0)),
-            sample_of([12, 6, 2], (12.0, 12.0, 8.0)),
-        ]
-        assert cycle_s(samples).tolist() == [1.0, 2.0, 4.0]
-        assert best_candidates(samples, "length").tolist() == [2, 2, 2]
+        samples = [sample_of(rounds) for rounds in ([6, 4, 3], [12, 3, 2], [12, 6, 2])]
+        assert best_candidates(samples).tolist() == [2, 2, 2]
         # 2, 1.5, 1; 1, 2, 1.5; 1, 1, 1.5 tokens a second
-        assert best_candidates(samples, "rate").tolist() == [0, 1, 2]
+        costs = torch.tensor([1.0, 2.0, 4.0])
+        assert best_candidates(samples, costs).tolist() == [0, 1, 2]
+
+    def test_figure_3(self):
+        """Equations 1 to 3: tau = tokens / rounds, L = T / tau, eta = L_AR / L, B* = argmax tau."""
+        rounds = ([6, 4, 3], [3, 4, 4], [12, 12, 12], [4, 4, 6])
+        plain_s, cycles_s = 0.5, (1.0, 1.25, 2.0)
+        rows = by_block_size(
+            [*map(sample_of, rounds), sample_of([0, 0, 0])],
+            CANDIDATES,
+            torch.tensor([plain_s, *cycles_s], dtype=torch.float64),
+        )
+        taus = [[12 / (12 if b == 1 else one[b - 4]) for b in (1, *CANDIDATES)] for one in rounds]
+        best = [(1, *CANDIDATES)[tau.index(max(tau))] for tau in taus]
+        assert best == [6, 4, 1, 4]
+        assert [row["block_size"] for row in rows] == [1, 4, 5, 6]
+        for i, row in enumerate(rows):
+            tau = sum(one[i] for one in taus) / len(taus)
+            assert row["length"] == pytest.approx(tau)
+            latency_s = (plain_s, *cycles_s)[i] / tau
+            assert row["over_plain"] == pytest.approx(plain_s / latency_s)
+            assert row["best_for"] == best.count(row["block_size"]) / 4
 
 
 def made_up(count, seed=0):
@@ -149,9 +167,14 @@ def made_up(count, seed=0):
 SETTINGS = PilotTraining(epochs=15, learning_rate=1e-3, hidden=32, held_out=0.25)
 
 
+def train(samples, **changed):
+    settings = replace(SETTINGS, **changed)
+    return train_predictor(samples, best_candidates(samples), CONFIG, settings)
+
+
 class TestTraining:
     def test_it_learns_a_rule(self):
-        result = train_predictor(made_up(200), CONFIG, SETTINGS)
+        result = train(made_up(200))
         unseen = made_up(100, seed=1)
         found = measure(result.predictor, unseen, best_candidates(unseen))
         assert found.right > 0.9 and found.samples == 100
@@ -184,16 +207,15 @@ class TestTraining:
         """Labels without a rule: what is kept is no worse there than the last epoch."""
         noise = torch.Generator().manual_seed(9)
         random = [
-            sample_of(torch.randint(3, 9, (3,), generator=noise).tolist(), logits=sample.logits)
+            sample_of(torch.randint(3, 9, (3,), generator=noise).tolist(), logits=sample.input)
             for sample in made_up(60)
         ]
-        kept = train_predictor(random, CONFIG, SETTINGS)
-        ends = [
-            train_predictor(random, CONFIG, replace(SETTINGS, epochs=epoch))
-            for epoch in (1, kept.epoch)
-        ]
+        kept = train(random)
+        ends = [train(random, epochs=epoch) for epoch in (1, kept.epoch)]
         assert kept.held_out.chosen >= ends[0].held_out.chosen
         assert kept.held_out == ends[1].held_out and kept.epoch < SETTINGS.epochs
+        last = train(random, held_out=0)
+        assert (last.epoch, last.held_out, last.trained.samples) == (SETTINGS.epochs, None, 60)
 
 
 class TestRecipe:
@@ -215,7 +237,7 @@ class TestRecipe:
         recipe = PilotRecipe(
             sweep=SWEEP, training=PilotTraining(epochs=2, hidden=8, learning_rate=1e-2)
         )
-        folder, _ = train_blockpilot(
+        folder, *_ = train_blockpilot(
             target, str(tmp_path / "draft"), chosen, tmp_path / "out", recipe
         )
         drafter = load_drafter(str(folder), target)
