@@ -187,6 +187,24 @@ def test_collected_texts_are_greedy_and_the_same_after_a_stop(loaded, tmp_path):
         assert greedy == list(text.tokens[text.prompt_tokens :])
 
 
+def test_texts_can_be_sampled_from_the_targets_whole_distribution(loaded, tmp_path):
+    """The first tokens after one prompt in ten bins of equal probability: chi-square, 9 degrees."""
+    wanted = replace(COLLECTING, batches=1, batch_texts=800, answer_tokens=4)
+    collect(loaded, tmp_path, replace(wanted, answer_temperature=1.0), ["hello"] * 800)
+    texts = read_corpus(tmp_path, VOCAB, temperature=1.0)
+    prompt = texts[0].tokens[: texts[0].prompt_tokens]
+    with torch.no_grad():
+        p = loaded.model(torch.tensor([prompt])).logits[0, -1].double().softmax(-1)
+    order = p.argsort(descending=True)
+    bins = torch.empty(VOCAB, dtype=torch.int64)
+    bins[order] = (p[order].cumsum(0) * 10).long().clamp(max=9)
+    firsts = torch.tensor([text.tokens[text.prompt_tokens] for text in texts])
+    counts, expected = bins[firsts].bincount(minlength=10), bins.bincount(p, 10) * 800
+    assert float(((counts - expected) ** 2 / expected).sum()) < 28
+    with pytest.raises(InputError, match=r"were written at temperature 1.0, not 0"):
+        read_corpus(tmp_path, VOCAB, temperature=0.0)
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -19,7 +19,15 @@ from lab.papers.blockpilot.drafter import (
     PilotConfig,
     save_predictor,
 )
-from tests.decoder.draft_models import VOCAB, dflash_folder, draft_target, rounds, sessions_of
+from tests.decoder.draft_models import (
+    HIDDEN,
+    VOCAB,
+    dflash_folder,
+    draft_target,
+    plain_states,
+    rounds,
+    sessions_of,
+)
 from tests.decoder.drafters.test_dflash import WINDOWED, reference
 from tests.decoder.models import greedy, plain_logits
 from tests.tiny_folder import isolate
@@ -66,6 +74,16 @@ def pilot_folder(tmp_path, target, **changed):
     return tmp_path / "pilot"
 
 
+def last_logits(target, prompt):
+    return plain_logits(target.model, prompt)[-1]
+
+
+def hidden_row(target, prompt):
+    """Outputs of layers 0, 2 and 4, which the drafter reads, at the prompt's last token."""
+    states = plain_states(target, prompt)
+    return torch.cat([states[number + 1][-1] for number in (0, 2, 4)])
+
+
 def decoder_with(drafter, target, policy="chain"):
     return TreeDecoder(
         target, drafter=drafter, policy=policy, profile=ProfileChoice(calibrate=False)
@@ -101,14 +119,21 @@ class TestBlocksOfAnotherSize:
 
 
 class TestPredictor:
-    @pytest.mark.parametrize("layers", [1, 2, 3])
-    def test_against_a_straight_line(self, tmp_path, layers):
+    @pytest.mark.parametrize(
+        ("layers", "kind"),
+        [(1, "logits"), (2, "logits"), (3, "logits"), (2, "softmax"), (2, "normalised")],
+    )
+    def test_against_a_straight_line(self, tmp_path, layers, kind):
         target = draft_target()
         folder = dflash_folder(tmp_path / "draft")[0]
-        model = predictor_of(config_of(target, folder, layers=layers))
+        model = predictor_of(config_of(target, folder, layers=layers, input=kind))
         weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
         logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(3)) * 5
-        rows = logits.numpy()
+        rows = logits.double().numpy()
+        if kind == "softmax":
+            rows = np.exp(rows) / np.exp(rows).sum()
+        if kind == "normalised":
+            rows = (rows - rows.mean()) / rows.std()
         for i in range(layers):
             before = rows
             rows = np.maximum(weights[f"layers.{i}.weight"] @ rows + weights[f"layers.{i}.bias"], 0)
@@ -134,14 +159,18 @@ class TestChoiceAfterThePrompt:
             result = decoder.generate(prompt, max_new_tokens=20)
             assert result.token_ids == greedy(target.model, prompt, 20)
 
-    def test_the_size_is_the_predictors_and_the_drafts_have_its_depth(self, tmp_path):
+    @pytest.mark.parametrize(
+        "changed", [{}, {"input": "hidden", "width": 3 * HIDDEN, "hidden": 32}]
+    )
+    def test_the_size_is_the_predictors_and_the_drafts_have_its_depth(self, tmp_path, changed):
         target = draft_target(dtype=torch.float64)
-        drafter = load_drafter(str(pilot_folder(tmp_path, target)), target)
+        drafter = load_drafter(str(pilot_folder(tmp_path, target, **changed)), target)
         given, decoder = sessions_of(drafter), decoder_with(drafter, target)
         sizes = set()
         for prompt in self.prompts():
             result = decoder.generate(prompt, max_new_tokens=20)
-            scores = drafter.predictor(plain_logits(target.model, prompt)[-1])
+            row = hidden_row if changed else last_logits
+            scores = drafter.predictor(row(target, prompt))
             size = CANDIDATES[int(scores.argmax())]
             assert given[-1].block_size == size
             # A chain is as deep as the block, but for the end of the text.
@@ -181,6 +210,7 @@ class TestFiles:
             ({"drafter": "."}, "which is no DFlash drafter"),
             ({"drafter": "/nowhere/at/all"}, "there is no folder"),
             ({"block_size": 1}, "'block_size' must be"),
+            ({"input": "tokens"}, "'input' must be one of logits, softmax, normalised, hidden"),
             ({"block_size": 6}, "its block size is 6 and the drafter's 5"),
             ({"drafter_hash": "0" * 12}, "its hash is 000000000000"),
             ({"vocab_size": "97"}, "'vocab_size' must be"),

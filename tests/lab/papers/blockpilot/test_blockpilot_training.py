@@ -11,6 +11,7 @@ from costmodel.errors import InputError
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.factory import load_drafter
 from decoder.engine import TreeDecoder
+from lab.papers.blockpilot import sweeps
 from lab.papers.blockpilot.drafter import BlockPilotDrafter, PilotConfig
 from lab.papers.blockpilot.recipe import (
     PilotRecipe,
@@ -32,6 +33,7 @@ from lab.training.corpus import TrainingText, read_corpus
 from tests.decoder.draft_models import VOCAB, dflash_folder, draft_target
 from tests.decoder.drafters.test_dflash import reference
 from tests.decoder.models import greedy, plain_logits
+from tests.lab.papers.blockpilot.test_blockpilot import hidden_row
 
 PROMPTS = [[5, 17, 3, 88, 41], [9], [2, 2, 60, 7, 1, 30], [44, 8]]
 SWEEP = Sweep(radius=1, max_new_tokens=12)
@@ -87,6 +89,38 @@ class TestSweep:
             assert sample.rounds.tolist() == rounds
             assert sample.decoded == 11
             torch.testing.assert_close(sample.lengths, 11 / torch.tensor(rounds).double())
+
+    def test_rounds_at_temperature_1_are_those_of_the_walk_rule(self, tmp_path, monkeypatch):
+        """A seed gives one text under every walked tree, so each block size must decode it."""
+        monkeypatch.setattr(sweeps, "MOST_ROWS", 12)  # the blocks of a text in several parts
+        target = draft_target(dtype=torch.float64)
+        with torch.no_grad():
+            target.model.lm_head.weight[:3] *= 8  # likelier tokens, which drafts can meet
+        folder = str(dflash_folder(tmp_path / "draft")[0])
+
+        def decoded(number, **options):
+            decoder = TreeDecoder(target, acceptance="walk", **options)
+            return decoder.generate(
+                PROMPTS[number], max_new_tokens=12, temperature=1.0, seed=number
+            )
+
+        texts = [decoded(number, policy="plain").token_ids for number in range(3)]
+        sampled = [
+            TrainingText((*prompt, *text), len(prompt))
+            for prompt, text in zip(PROMPTS, texts, strict=False)
+        ]
+        settings = replace(SWEEP, temperature=1.0, input="hidden")
+        sweeper = Sweeper(target, DFlashDrafter(target, folder).model, sampled, settings)
+        saved = 0
+        for number, text in enumerate(texts):
+            sample = sweeper.sample(number)
+            row = hidden_row(target, PROMPTS[number]).float()
+            torch.testing.assert_close(sample.input, row, atol=1e-4, rtol=1e-4)
+            for size, rounds in zip(CANDIDATES, sample.rounds.tolist(), strict=True):
+                result = decoded(number, policy="chain", drafter=f"{folder}@block={size}")
+                assert (result.token_ids, result.stats.rounds) == (text, rounds)
+                saved += 11 - rounds
+        assert saved > 9
 
     def test_texts_are_cut_where_decoding_would_stop(self, tmp_path):
         target = draft_target(dtype=torch.float64)
