@@ -76,8 +76,10 @@ def write_all(folder: Path) -> Path:
 def isolate(patch: pytest.MonkeyPatch, folder: Path) -> Path:
     """A data directory and locks of one's own, and a machine that is known at once.
 
-    Returns the data directory; peaks are made up and other processes are not looked for.
+    Returns the data directory; peaks are made up, other processes are not looked for, and a start
+    probes the fewest points.
     """
+    patch.setattr("decoder.profiling.probe.BUDGET_S", 0.0)
     patch.setenv("ROOFTREE_HOME", str(folder / "home"))
     patch.setattr(tempfile, "tempdir", str(folder / "locks"))
     patch.setattr(

@@ -217,10 +217,6 @@ class TestDraftersThatReadTheTarget:
 class TestUsable:
     """What is left of damaged candidates, by hand."""
 
-    def test_sound_candidates_are_left_alone(self):
-        lattice = Lattice(np.array([[3, 4]]), np.array([[0.6, 0.4]]))
-        assert sound(lattice, 10) is lattice
-
     def test_a_lattice_keeps_what_is_sound_in_order(self):
         nan = float("nan")
         lattice = Lattice(

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from costmodel.catalog import Peaks
 from costmodel.errors import InputError
 from costmodel.profile.profile import Profile
 from decoder.drafters.base import Drafter
@@ -21,6 +20,7 @@ from decoder.policies.base import Policy
 from decoder.policies.parse import parse_policy
 from decoder.profiling.startup import is_storable
 from tests.decoder.models import PROMPT, decoder_of, greedy, random_model, target_of
+from tests.tiny_folder import isolate
 
 SOURCE = """
 import numpy as np
@@ -87,14 +87,8 @@ number = 7
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # no waiting for a hub
-    monkeypatch.setattr("decoder.profiling.probe.BUDGET_S", 0.0)
-    monkeypatch.setattr(
-        "decoder.profiling.measured_profile.measure_peaks",
-        lambda device, dtype: Peaks(flops_per_s=1e11, bytes_per_s=1e10),
-    )
-    return tmp_path / "home"
+    return isolate(monkeypatch, tmp_path)
 
 
 @pytest.fixture(autouse=True)

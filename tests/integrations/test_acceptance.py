@@ -58,14 +58,6 @@ def test_kinds_are_told_apart_and_count_for_all_together():
     assert acceptance.rates(4)[0] > 0.9
 
 
-def test_a_draft_keeps_its_kind_until_it_is_compared():
-    acceptance = AcceptanceByPosition(3)
-    acceptance.observe_text("a", [5, 6, 7], [5], kind=3)
-    acceptance.observe_text("a", [], [6, 7], kind=2)
-    assert acceptance._shared[3].accepted == [1, 1, 1]
-    assert 2 not in acceptance._shared
-
-
 def test_counts_of_a_verification():
     acceptance = AcceptanceByPosition(4)
     acceptance.observe_count("a", drafted=3, accepted=1)

@@ -153,6 +153,7 @@ def test_attributes_that_are_none(model, field, value):
 
 def test_one_that_fails_where_its_draft_is_timed(model, tmp_path, monkeypatch):
     monkeypatch.setenv("ROOFTREE_HOME", str(tmp_path))
+    monkeypatch.setattr("decoder.profiling.probe.BUDGET_S", 0.0)
     for drafter in (Fails("start"), Writes(VOCAB)):
         with pytest.raises(DrafterError, match="the drafter fails fails where its draft is timed"):
             TreeDecoder(target_of(model), drafter=drafter, policy="bastion")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -136,19 +135,6 @@ class TestPlan:
             assert len(rows) == len(set(rows)) >= 6
             assert max(rows) >= 64
 
-    def test_held_out_points_are_fixed_by_the_seed(self):
-        plans = [SweepPlan(contexts=(64, 512), max_nodes=15, seed=seed) for seed in (0, 0, 1)]
-        first, again, other = (plan.held_out() for plan in plans)
-        assert first == again != other
-
-    def test_stages(self):
-        kinds = Counter(task.kind for task in PLAN.stages())
-        stages = {"prefill", "draft", "build", "accept", "accept_sampled", "commit"}
-        assert set(kinds) == stages
-        builds = [task.size for task in PLAN.stages() if task.kind == "build"]
-        assert builds == [1, 3, 7, 15]
-        assert {task.size for task in PLAN.stages() if task.kind == "commit"} == {1, 2, 4}
-
     def test_everything_fits_the_capacity(self):
         for task in TASKS:
             used = 2 * task.size + 1 if task.kind == "commit" else task.size
@@ -240,11 +226,6 @@ class TestBudget:
         left_s = [left_s for _, left_s in run.extensions]
         assert left_s == sorted(left_s, reverse=True)
         assert 0 < left_s[-1] <= 0.25
-
-    def test_an_uncertainty_without_points_ends_it_when_all_are_done(self, tmp_path):
-        nothing = Uncertainty(worst_regret=0.1, tasks=())
-        swept = Run(tmp_path, budget_s=1e3, limit_s=1e4, uncertain=lambda swept: nothing)()
-        assert {samples.n for samples in swept.samples.values()} == {5}
 
     def test_first_calls_count_but_are_no_samples(self, tmp_path):
         """Compiling may take longer than all samples."""

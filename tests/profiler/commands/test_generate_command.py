@@ -92,7 +92,7 @@ class TestOutput:
 class TestProfile:
     def test_a_probe_says_what_it_did_and_is_found_again(self, generate):
         _, _, (first,) = generate("--prompt", PROMPT)
-        assert first.startswith("no profile for this device and target: probed 5 points")
+        assert first.startswith("no profile for this device and target: probed 4 points")
         (name,) = listing(generate.home)
         assert str(generate.home / name) in first
         _, _, (second,) = generate("--prompt", PROMPT)

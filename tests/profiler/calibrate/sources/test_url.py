@@ -204,12 +204,6 @@ def test_the_plan_has_held_out_points_of_its_own():
     assert {task.batch for task in plan.plain()} == {1, 4}
 
 
-def test_contexts_beyond_the_server_are_not_asked():
-    workload = ServedWorkload(LawfulServer(), vocab=49152, seed=0, most_tokens=1000)
-    assert workload.shortfall(Task(kind="verify", size=16, context=981)) == ""
-    assert "takes 1000 tokens" in workload.shortfall(Task(kind="verify", size=16, context=982))
-
-
 def test_the_command_over_http(run, tmp_path):
     details = {"prompt_tokens_details": {"cached_tokens": 10_000}}
     arguments = ["--device", "cpu", "--contexts", "128,256", "--batch", "1,2", "--json"]

@@ -25,12 +25,6 @@ def engine() -> NotedEngine:
     return NotedEngine(steps=[], longest_context=2048, most_requests=8)
 
 
-def test_the_grid_has_every_shape_once():
-    grid = PLAN.grid()
-    assert len(set(grid)) == len(grid) == 3 * 3 * 5
-    assert {task.size for task in grid} == {1, 2, 4, 8, 16}
-
-
 def test_held_out_points_depend_on_the_seed_alone():
     drawn = PLAN.held_out()
     assert drawn == PLAN.held_out()
