@@ -97,10 +97,7 @@ class Eagle3Session(DraftSession):
     rewinds = True
 
     def __init__(
-        self,
-        drafter: Eagle3Drafter,
-        prompt: NDArray[np.int64],
-        features: torch.Tensor | None,
+        self, drafter: Eagle3Drafter, prompt: NDArray[np.int64], features: torch.Tensor | None
     ) -> None:
         """features: of the prompt, [tokens, 3 * hidden]
 

@@ -170,12 +170,7 @@ class Eagle3Model(nn.Module):
             self.embed_tokens = nn.Embedding(config.vocab, shape.hidden)
 
     def forward(
-        self,
-        embedding: torch.Tensor,
-        hidden: torch.Tensor,
-        rope: Rope,
-        cache: RowCache,
-        seen: Span,
+        self, embedding: torch.Tensor, hidden: torch.Tensor, rope: Rope, cache: RowCache, seen: Span
     ) -> torch.Tensor:
         """The layer's output [rows, hidden] for embeddings and hidden states [rows, hidden].
 
