@@ -46,7 +46,8 @@ def run_checks(interval_s: float = 0.5) -> list[Check]:
         _versions(metadata),
         _device(device),
         _directory(user_directory()),
-        *_target(device),
+        Check("default target", "ok", default_target(device)),
+        _profile(default_target(device), device),
         _demo_model(),
         _quiet(metadata, interval_s),
     ]
@@ -78,14 +79,10 @@ def _device(device: torch.device) -> Check:
         return Check("device", "ok", text)
     text += f", {here.threads} threads, {here.instruction_set}"
     gpu = _unused_gpu()
-    if gpu:
-        return Check(
-            "device",
-            "warn",
-            f"{text}; the driver shows {gpu}, but torch cannot use it",
-            "Install a CUDA build of torch that fits the driver.",
-        )
-    return Check("device", "ok", text)
+    if not gpu:
+        return Check("device", "ok", text)
+    text += f"; the driver shows {gpu}, but torch cannot use it"
+    return Check("device", "warn", text, "Install a CUDA build of torch that fits the driver.")
 
 
 def _unused_gpu() -> str:
@@ -102,18 +99,10 @@ def _directory(folder: Path) -> Check:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        return Check(
-            "data directory",
-            "missing",
-            f"{folder}: {error.strerror or error}",
-            "Set ROOFTREE_HOME to a directory that you can write to.",
-        )
+        advice = "Set ROOFTREE_HOME to a directory that you can write to."
+        found = f"{folder}: {error.strerror or error}"
+        return Check("data directory", "missing", found, advice)
     return Check("data directory", "ok", str(folder))
-
-
-def _target(device: torch.device) -> list[Check]:
-    name = default_target(device)
-    return [Check("default target", "ok", name), _profile(name, device)]
 
 
 def _profile(target: str, device: torch.device) -> Check:
@@ -134,28 +123,19 @@ def _profile(target: str, device: torch.device) -> Check:
     try:
         result = ProfileStore().find(key)
     except ProfileError:
-        return Check(
-            "profile", "missing", f"none for {target} in {_dtype(device)} on this device", measure
-        )
+        found = f"none for {target} in {_dtype(device)} on this device"
+        return Check("profile", "missing", found, measure)
     kind = result.profile.provenance.kind
-    return Check(
-        "profile",
-        "ok" if kind == "measured" else "warn",
-        f"{kind}, {result.path}",
-        "" if kind == "measured" else measure,
-    )
+    status, advice = ("ok", "") if kind == "measured" else ("warn", measure)
+    return Check("profile", status, f"{kind}, {result.path}", advice)
 
 
 def _demo_model() -> Check:
     folder = demo_model_folder()
     if has_demo_model():
         return Check("demo model", "ok", str(folder))
-    return Check(
-        "demo model",
-        "missing",
-        f"not in {folder}",
-        "`rooftree demo-model` fetches a small real model (93 MB), if you want one.",
-    )
+    advice = "`rooftree demo-model` fetches a small real model (93 MB), if you want one."
+    return Check("demo model", "missing", f"not in {folder}", advice)
 
 
 def _quiet(metadata: Metadata, interval_s: float) -> Check:

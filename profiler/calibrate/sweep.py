@@ -221,8 +221,12 @@ class _Sweep:
                 self._recorded_s += seconds
             self._resumed += point.attempts
             self._calls[task] = self._workload.call(task)
-        added = [task for task in tasks if task in self._points]
-        self._warm_up([task for task in added if not self._points[task].done])
+        waiting = set(self._waiting(None))
+        for task in [task for task in tasks if task in waiting]:
+            try:
+                self._calls[task]()  # first calls compile, allocate and choose kernels
+            except OutOfMemory as error:
+                self._skip(task, error)
 
     def leave_time_for_samples(self) -> None:
         """At least half of the budget is for samples, however slow the first calls were."""
@@ -285,14 +289,6 @@ class _Sweep:
         self._points[task].add(seconds, ok=ok)
         if ok:
             self._accepted[task].append(number)
-
-    def _warm_up(self, tasks: Sequence[Task]) -> None:
-        """Call every task once: first calls compile, allocate and choose kernels."""
-        for task in tasks:
-            try:
-                self._calls[task]()
-            except OutOfMemory as error:
-                self._skip(task, error)
 
     def _skip(self, task: Task, error: OutOfMemory) -> None:
         self._skipped[task] = error.problem

@@ -208,9 +208,10 @@ def print_profile(path: Path, profile: Profile) -> None:
 def _facts(path: Path, profile: Profile) -> list[tuple[str, str | Path]]:
     device, runtime, provenance = profile.device, profile.runtime, profile.provenance
     linear = profile.calibration.linear
+    cpu = f", {device.threads} threads, {device.instruction_set}" if device.kind == "cpu" else ""
     facts: list[tuple[str, str | Path]] = [
         ("profile", path),
-        ("device", f"{device.name}, {device.memory_bytes / 2**30:.1f} GiB{_cpu(profile)}"),
+        ("device", f"{device.name}, {device.memory_bytes / 2**30:.1f} GiB{cpu}"),
         ("target", f"{profile.target.name} ({profile.target.architecture_hash})"),
         (
             "runtime",
@@ -247,12 +248,6 @@ def _facts(path: Path, profile: Profile) -> list[tuple[str, str | Path]]:
         for drafter in profile.drafters.values()
     ]
     return [*facts, ("drafters", ", ".join(drafters) or "none timed")]
-
-
-def _cpu(profile: Profile) -> str:
-    if profile.device.kind != "cpu":
-        return ""
-    return f", {profile.device.threads} threads, {profile.device.instruction_set}"
 
 
 def _contexts(profile: Profile, most: int = 5) -> list[int]:

@@ -39,44 +39,26 @@ SIZES = {
     "eos_token_id": None,
     "bos_token_id": None,
 }
+KV1, KV2, KV4 = ({"num_key_value_heads": heads} for heads in (1, 2, 4))
+TIED = {"tie_word_embeddings": True, "initializer_range": 0.5}  # smaller would repeat its input
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 FAMILIES = {
-    "llama-gqa": lambda **more: LlamaForCausalLM(
-        LlamaConfig(**SIZES | more, num_key_value_heads=2)
-    ),
-    "llama-mha": lambda **more: LlamaForCausalLM(
-        LlamaConfig(**SIZES | more, num_key_value_heads=4)
-    ),
-    # A tied head with the usual small weights would only repeat its input.
-    "llama-mha-tied": lambda **more: LlamaForCausalLM(
-        LlamaConfig(
-            **SIZES | more, num_key_value_heads=4, tie_word_embeddings=True, initializer_range=0.5
-        )
-    ),
-    "qwen2": lambda **more: Qwen2ForCausalLM(Qwen2Config(**SIZES | more, num_key_value_heads=1)),
-    "qwen3": lambda **more: Qwen3ForCausalLM(
-        Qwen3Config(**SIZES | more, num_key_value_heads=2, head_dim=16)
-    ),
-    "mistral": lambda **more: MistralForCausalLM(
-        MistralConfig(**SIZES | more, num_key_value_heads=2, sliding_window=None)
-    ),
-    "gpt-neox": lambda **more: GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES | more)),
-    "qwen3-moe": lambda **more: Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(
-            **SIZES | more,
-            num_key_value_heads=2,
-            head_dim=16,
-            num_experts=6,
-            num_experts_per_tok=2,
-            moe_intermediate_size=24,
-        )
-    ),
+    "llama-gqa": (LlamaForCausalLM, LlamaConfig, KV2),
+    "llama-mha": (LlamaForCausalLM, LlamaConfig, KV4),
+    "llama-mha-tied": (LlamaForCausalLM, LlamaConfig, KV4 | TIED),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, KV1),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, KV2 | {"head_dim": 16}),
+    "mistral": (MistralForCausalLM, MistralConfig, KV2 | {"sliding_window": None}),
+    "gpt-neox": (GPTNeoXForCausalLM, GPTNeoXConfig, {}),
+    "qwen3-moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, KV2 | {"head_dim": 16} | EXPERTS),
 }
 
 
 def random_model(family, *, dtype=torch.float64, scale=6.0, seed=0, **sizes):
     """A random model whose logits are spread enough for a clear argmax and short repeats."""
     torch.manual_seed(seed)
-    model = FAMILIES[family](**sizes).to(dtype).eval()
+    kind, config, own = FAMILIES[family]
+    model = kind(config(**SIZES | own | sizes)).to(dtype).eval()
     if family == "qwen3-moe":
         model.set_experts_implementation("eager")  # the grouped kernel has no float64
     with torch.no_grad():
