@@ -5,21 +5,13 @@
     model.generate(**inputs, max_new_tokens=64, custom_generate=CustomGenerate(decoder))
 
 Greedy output is that of `model.generate`, up to rounding, and sampled output has its
-distribution. Temperature, top-k, top-p, transformers' processors before them (as of
-repetition_penalty), all stopping criteria and stop strings are respected; prompts may be padded
-on the left; a streamer gets the tokens of each round. An InputError is raised for everything
-else: beams, other processors, scores and hidden states as output, input embeddings, a filled
-cache.
+distribution. Sampling options, transformers' processors, stopping criteria, stop strings, padding
+on the left and a streamer are respected; everything else raises an InputError. The drafter is the
+decoder's, since transformers does not pass `assistant_model` on.
 
-The default top-k of a generation config is 50; `top_k=0` keeps all tokens. Sampling is seeded
-from torch's generator, as by `transformers.set_seed`. transformers does not pass
-`assistant_model` on: give the drafter to the decoder. The empty cache that transformers passes
-is not used.
-
-transformers also drops `streamer` and `tokenizer` (which stop strings need) where
-`custom_generate` is no method of its own. So a `CustomGenerate` puts a method of its own in the
-place of its model's `_extract_generation_mode_kwargs`, which keeps them for such calls and
-changes nothing for others.
+transformers drops `streamer` and `tokenizer` (which stop strings need) where `custom_generate` is
+no method of its own. So a `CustomGenerate` replaces its model's `_extract_generation_mode_kwargs`
+by one that keeps them for such calls and changes nothing for others.
 """
 
 from __future__ import annotations

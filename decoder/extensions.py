@@ -3,12 +3,10 @@
 An entry point in the group `rooftree.drafters` or `rooftree.policies` gives a class or a function
 a name of its own; `package.module:Class` needs none. It is called with those of the keyword
 arguments that it names: a drafter's `target`, a policy's `cost` and `max_nodes`, and `arguments`,
-the text behind the first colon of the name: an entry point `beam` also makes `beam:4x15`. A name
-may have a colon of its own, as `bastion:paper`; such a name comes first.
+the text behind the first colon of the name: an entry point `beam` also makes `beam:4x15`.
 
-A class that reads checkpoints needs no name. If an entry point of `rooftree.drafters` is a class
-with two functions, `recognises(config)` and `from_pretrained(name, target)`, it is asked for every
-checkpoint folder or hub id whether it recognises its config.json, before the decoder's own formats.
+A class that reads checkpoints needs no name. With the functions `recognises(config)` and
+`from_pretrained(name, target)` it is asked before the decoder's own formats.
 """
 
 from __future__ import annotations

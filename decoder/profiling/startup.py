@@ -39,12 +39,9 @@ class ProfileChoice:
     calibrate  without a profile, probe for a few seconds; if false, start from the bare
                roofline and learn one factor while decoding (the paper's `ema`)
     require    raise an error if there is no profile
-    estimator  how verification times correct the costs while decoding; None: as the profile
-               needs, `static` for a measured one of this very machine
-    drafts     draft costs timed earlier in this process, by the drafter's hash; used if the
-               profile lacks them
-    probed     profile probed earlier in this process, possibly not saved; used instead of
-               another probe, so that decoders that are compared share one profile
+    estimator  how verification times correct the costs while decoding; None: as the profile needs
+    drafts     draft costs timed earlier in this process, by the drafter's hash
+    probed     profile probed earlier in this process, so that compared decoders share it
     """
 
     path: Path | None = None

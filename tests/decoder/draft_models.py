@@ -138,6 +138,18 @@ def eagle3_shapes(config):
     }
 
 
+def rms(rows, weight, eps):
+    return rows / (rows.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def turned(heads, positions, frequencies):
+    """Rotary embedding of [rows, heads, width] as complex numbers; halves are the two parts."""
+    angles = positions[:, None].double() * frequencies.double()
+    real, imaginary = heads.double().chunk(2, dim=-1)
+    turned = torch.complex(real, imaginary) * torch.polar(torch.ones_like(angles), angles)[:, None]
+    return torch.cat((turned.real, turned.imag), dim=-1).to(heads.dtype)
+
+
 def random_tensors(shapes, seed=1):
     """Weights that keep the size of what passes, norms near 1."""
     generator = torch.Generator().manual_seed(seed)

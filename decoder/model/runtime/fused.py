@@ -1,15 +1,11 @@
 """Fused decoder layers for a model that the engine owns: fewer and larger operations.
 
-The query, key and value products become one product, and so do gate and up. Residual
-additions are part of the preceding product or of the norm behind them, and queries and keys
-are rotated together. On CUDA one Triton kernel each computes the norm, the sum with its norm,
-the rotary embedding with the store into the cache, and SwiGLU: 10 launches a layer instead of
-56. The norm behind the last layer is the same kernel.
+The query, key and value products become one, and so do gate and up; residual additions are part
+of the product before or of the norm behind. Each operation is a Triton kernel on CUDA (10 launches
+a layer instead of 56), and PyTorch elsewhere and in float64.
 
 No module is replaced. A layer gets its own `forward`, which `unfuse` removes, and its weights
 become views of the joined weights, so the state dict is unchanged.
-
-Each operation is a Triton kernel on CUDA, and PyTorch elsewhere and in float64.
 """
 
 from __future__ import annotations

@@ -25,7 +25,9 @@ from tests.decoder.draft_models import (
     dflash_folder,
     draft_target,
     plain_states,
+    rms,
     rounds,
+    turned,
 )
 
 pytestmark = pytest.mark.cpu_kind
@@ -43,10 +45,6 @@ def whole(depth=4, temperature=1.0, width=VOCAB):
     return DraftRequest(
         depth=depth, width=width, growth=TopPaths(), temperature=temperature, whole=True
     )
-
-
-def rms(rows, weight, eps):
-    return rows / (rows.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
 def frequencies(config):
@@ -67,14 +65,6 @@ def frequencies(config):
     return torch.tensor(changed)
 
 
-def turned(heads, positions, config):
-    """Rotary embedding of [rows, heads, width] as complex numbers; halves are the two parts."""
-    angles = positions[:, None].double() * frequencies(config).double()
-    real, imaginary = heads.double().chunk(2, dim=-1)
-    turned = torch.complex(real, imaginary) * torch.polar(torch.ones_like(angles), angles)[:, None]
-    return torch.cat((turned.real, turned.imag), dim=-1).to(heads.dtype)
-
-
 def reference(config, tensors, target, context, offset=1):
     """q [block - 1, vocab] after `context`: everything anew, one layer after the other."""
     eps, width = config["rms_norm_eps"], config["head_dim"]
@@ -86,7 +76,7 @@ def reference(config, tensors, target, context, offset=1):
     masks = [inner["mask_token_id"]] * (config["block_size"] - 1)
     hidden = target.embed(torch.tensor([int(context[-1]), *masks]))
     cached, size = len(past), len(hidden)
-    positions = torch.arange(cached + size)
+    positions, speeds = torch.arange(cached + size), frequencies(config)
     for i, kind in enumerate(config["layer_types"]):
         part = {
             name.removeprefix(f"layers.{i}."): tensor
@@ -103,8 +93,8 @@ def reference(config, tensors, target, context, offset=1):
         query = project("q", block).view(size, heads, width)
         key = project("k", both).view(-1, kv_heads, width)
         value = project("v", both).view(-1, kv_heads, width)
-        query = turned(rms(query, part["self_attn.q_norm.weight"], eps), positions[cached:], config)
-        key = turned(rms(key, part["self_attn.k_norm.weight"], eps), positions, config)
+        query = turned(rms(query, part["self_attn.q_norm.weight"], eps), positions[cached:], speeds)
+        key = turned(rms(key, part["self_attn.k_norm.weight"], eps), positions, speeds)
         key = key.repeat_interleave(heads // kv_heads, dim=1)
         value = value.repeat_interleave(heads // kv_heads, dim=1)
         scores = torch.einsum("qhd,khd->hqk", query, key) / width**0.5

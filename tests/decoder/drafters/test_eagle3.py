@@ -24,9 +24,12 @@ from tests.decoder.draft_models import (
     mapping,
     plain_states,
     random_tensors,
+    rms,
     rounds,
+    turned,
     write_checkpoint,
 )
+from tests.decoder.models import as_paths
 
 pytestmark = pytest.mark.cpu_kind
 
@@ -40,45 +43,20 @@ def asked(growth=GROWTH, depth=8, temperature=1.0):
     return DraftRequest(depth=depth, width=64, growth=growth, temperature=temperature)
 
 
-def rms(rows, weight, eps):
-    return rows / (rows.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
-
-
-def turned(heads, theta):
-    """Rotary embedding of [rows, heads, width] at 0, 1, 2, ... as complex numbers."""
-    rows, _, width = heads.shape
-    frequencies = theta ** (-torch.arange(0, width, 2).double() / width)
-    angles = torch.arange(rows).double()[:, None] * frequencies
-    real, imaginary = heads.double().chunk(2, dim=-1)
-    turned = torch.complex(real, imaginary) * torch.polar(torch.ones_like(angles), angles)[:, None]
-    return torch.cat((turned.real, turned.imag), dim=-1).to(heads.dtype)
-
-
 def outputs(config, tensors, embedding, hidden):
     """The layer over all rows at once: [rows, hidden] of rows of embeddings and hidden states."""
     part = {name.removeprefix("midlayer."): tensor for name, tensor in tensors.items()}
-    residual = hidden
-    eps, heads, kv_heads = (
-        config["rms_norm_eps"],
-        config["num_attention_heads"],
-        config["num_key_value_heads"],
-    )
+    eps, heads = config["rms_norm_eps"], config["num_attention_heads"]
+    kv_heads = config["num_key_value_heads"]
     width = config.get("head_dim", config["hidden_size"] // heads)
-    rows = torch.cat(
-        (
-            rms(embedding, part["input_layernorm.weight"], eps),
-            rms(hidden, part["hidden_norm.weight"], eps),
-        ),
-        dim=-1,
-    )
-    query = turned(
-        (rows @ part["self_attn.q_proj.weight"].T).view(-1, heads, width), config["rope_theta"]
-    )
-    if config.get("norm_before_residual"):
-        residual = rms(hidden, part["hidden_norm.weight"], eps)
-    key = turned(
-        (rows @ part["self_attn.k_proj.weight"].T).view(-1, kv_heads, width), config["rope_theta"]
-    )
+    normed = rms(hidden, part["hidden_norm.weight"], eps)
+    residual = normed if config.get("norm_before_residual") else hidden
+    rows = torch.cat((rms(embedding, part["input_layernorm.weight"], eps), normed), dim=-1)
+    places = torch.arange(len(rows))
+    speeds = config["rope_theta"] ** (-torch.arange(0, width, 2).double() / width)
+    query = (rows @ part["self_attn.q_proj.weight"].T).view(-1, heads, width)
+    key = (rows @ part["self_attn.k_proj.weight"].T).view(-1, kv_heads, width)
+    query, key = (turned(rotated, places, speeds) for rotated in (query, key))
     value = (rows @ part["self_attn.v_proj.weight"].T).view(-1, kv_heads, width)
     key, value = (part.repeat_interleave(heads // kv_heads, dim=1) for part in (key, value))
     scores = torch.einsum("qhd,khd->hqk", query, key) / width**0.5
@@ -132,20 +110,8 @@ class Reference:
         return nodes
 
 
-def paths_of(tree):
-    """The nodes of a candidate tree by path, with their probabilities."""
-    paths, nodes = [()], {}
-    for token, parent, probability in zip(
-        tree.tokens.tolist(), tree.parents.tolist(), tree.probabilities.tolist(), strict=True
-    ):
-        paths.append((*paths[parent], token))
-        assert paths[-1] not in nodes
-        nodes[paths[-1]] = probability
-    return nodes
-
-
 def assert_same(tree, expected):
-    drafted = paths_of(tree)
+    drafted = as_paths(tree)
     assert drafted.keys() == expected.keys()
     for path, probability in expected.items():
         assert drafted[path] == pytest.approx(probability, abs=1e-5)

@@ -54,20 +54,6 @@ def test_row_counts_make_no_kernel_of_their_own(name):
 
 
 @needs_triton
-def test_head_sizes_choose_blocks_that_fit():
-    from decoder.model.runtime import kernels
-
-    for packed in (1, 16, 17, 40, 4000):
-        for exact in (False, True):
-            _, keys, stages = kernels.tile(packed, 128, exact=exact)
-            wide_rows, wide_keys, _ = kernels.tile(packed, 256, exact=exact)
-            most = kernels.EXACT_MOST_ROWS if exact else kernels.MOST_ROWS
-            assert wide_rows * 256 <= max(most * 128, kernels.LEAST_ROWS * 256)
-            assert wide_keys * 256 == keys * 128
-            assert stages >= 2
-
-
-@needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("capability", "name"),
