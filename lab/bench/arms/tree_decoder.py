@@ -30,11 +30,8 @@ class TreeArm:
         self, arm: Arm, decoder: TreeDecoder, temperature: float, texts: PlainTexts | None = None
     ) -> None:
         """texts  what the decoder's `GivenTextTarget` writes; None for an ordinary target"""
-        self.arm = arm
-        self.largest_tree = decoder.policy.max_nodes + 1
-        self._decoder = decoder
-        self._temperature = temperature
-        self._texts = texts
+        self.arm, self.largest_tree = arm, decoder.policy.max_nodes + 1
+        self._decoder, self._temperature, self._texts = decoder, temperature, texts
 
     def prepare(self, tokens: int) -> None:
         """Reserve the cache, and capture forwards where the runtime uses CUDA graphs."""
@@ -64,9 +61,10 @@ class TreeArmDecoding:
     def __init__(self, decoder: TreeDecoder, request: TextRequest) -> None:
         self._decoder, self._request = decoder, request
         self._finished: list[Round] = []
-        source = decoder.cost_source
-        # The state before the first round; its profile is shared, not copied.
-        self._cost = None if source is None else _copy(source.cost)
+        self._cost: OnlineEstimator | None = None
+        if decoder.cost_source is not None:
+            cost = decoder.cost_source.cost  # its state before the first round; profiles are shared
+            self._cost = copy.deepcopy(cost, {id(cost.cost): cost.cost})
         self._run: DecodeRun | None = None
 
     def run(self, put: Put) -> None:
@@ -148,7 +146,3 @@ class AdaptiveArmDecoding(TreeArmDecoding):
         if self._run is None:
             raise RuntimeError("a drafter learns from a text after it was decoded")
         return Generation(self._run.token_ids, None, self._run.stats)
-
-
-def _copy(cost: OnlineEstimator) -> OnlineEstimator:
-    return copy.deepcopy(cost, {id(cost.cost): cost.cost})

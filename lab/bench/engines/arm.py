@@ -52,7 +52,10 @@ class CheckedEngine:
             versions=self.environment.versions,
             precision=precision(self.choice, dtype),
             model="" if self.choice.model is None else Path(self.choice.model).name,
-            options={name: _plain(value) for name, value in self.choice.arguments.items()},
+            options={
+                name: value if isinstance(value, str | int | float | bool | None) else str(value)
+                for name, value in self.choice.arguments.items()
+            },
         )
 
 
@@ -132,12 +135,10 @@ class EngineArm:
         # vLLM's own advice on a CPU: other OpenMP libraries make single steps slow at times.
         library = environment.prefix / "lib" / "libiomp5.so"
         preload = self.arm.engine == "vllm" and library.is_file()
-        self._process = EngineProcess(
-            environment.python,
-            self._engine.choice.name,
-            self._options | {"context": tokens + SPARE_TOKENS},
-            {"LD_PRELOAD": str(library)} if preload else {},
-        )
+        options = self._options | {"context": tokens + SPARE_TOKENS}
+        variables = {"LD_PRELOAD": str(library)} if preload else {}
+        name = self._engine.choice.name
+        self._process = EngineProcess(environment.python, name, options, variables)
 
     def start(self, ids: Sequence[int], new_tokens: int, seed: int) -> EngineArmDecoding:
         return EngineArmDecoding(self._process, list(ids), new_tokens)
@@ -173,10 +174,6 @@ class EngineArmDecoding:
     def details(self) -> Details:
         """The text where ids came late; engines report no rounds."""
         return Details(text=None if self._text is None else tuple(self._text))
-
-
-def _plain(value: Any) -> str | int | float | bool | None:
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
 START_LIMIT_S = 1800.0  # compilation of a model included

@@ -39,9 +39,8 @@ def engine_model(
     if choice.name == "openvino":
         return str(_export(environment, source, dtype, work))
     if choice.name == "llama.cpp":
-        path = work / "model.gguf"
-        write_gguf(fetch_gguf(work), path, dtype)
-        return str(path)
+        write_gguf(fetch_gguf(work), work / "model.gguf", dtype)
+        return str(work / "model.gguf")
     return source
 
 
@@ -100,12 +99,9 @@ def _export(environment: EngineEnvironment, source: str, dtype: str, work: Path)
     folder = work / "openvino"
     weights = {"float32": "fp32", "float16": "fp16"}[_exported(dtype)]
     arguments = ["-m", "optimum.commands.optimum_cli", *_EXPORT.split()[1:], weights]
+    command = [environment.python, *arguments, "--model", source, str(folder)]
     done = subprocess.run(
-        [environment.python, *arguments, "--model", source, str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_EXPORT_LIMIT_S,
+        command, capture_output=True, text=True, check=False, timeout=_EXPORT_LIMIT_S
     )
     if done.returncode != 0 or not (folder / "openvino_model.xml").is_file():
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]

@@ -30,7 +30,6 @@ class TestRatio:
         ours = {"a": Tally(10, 1.0), "b": Tally(90, 3.0)}
         theirs = {"a": Tally(10, 1.0), "b": Tally(90, 9.0)}
         ratio = paired_ratio(ours, theirs)
-        assert ratio is not None
         assert ratio.pooled == pytest.approx(10 / 4)
         assert (ratio.least, ratio.median, ratio.most) == pytest.approx((1.0, 2.0, 3.0))
         assert (ratio.low, ratio.high, ratio.verdict) == (None, None, "undecided")
@@ -39,7 +38,6 @@ class TestRatio:
         ours = {"a": Tally(10, 1.0), "b": Tally(0, 0.0), "c": Tally(10, 5.0)}
         theirs = {"a": Tally(10, 2.0), "b": Tally(0, 0.0)}
         ratio = paired_ratio(ours, theirs)
-        assert ratio is not None
         assert (ratio.prompts, ratio.pooled) == (1, pytest.approx(2.0))
         assert paired_ratio({"b": Tally(0, 0.0)}, theirs) is None
 
@@ -53,7 +51,6 @@ class TestRatio:
     )
     def test_verdicts(self, seconds: list[float], verdict: str) -> None:
         ratio = paired_ratio(tallied(seconds), tallied([1.0] * 6))
-        assert ratio is not None
         assert ratio.verdict == verdict
 
     @pytest.mark.parametrize(("prompts", "least", "most"), [(6, 0.91, 0.985), (30, 0.925, 0.98)])
@@ -66,9 +63,6 @@ class TestRatio:
                 length * random.lognormal(-0.02, 0.2, prompts) for _ in range(2)
             )  # each of mean 1 but for the length, so the true ratio is that of 1 to 0.8
             ratio = paired_ratio(tallied((0.8 * ours).tolist()), tallied(base.tolist()))
-            assert ratio is not None
-            assert ratio.low is not None
-            assert ratio.high is not None
             covered += ratio.low <= 1 / 0.8 <= ratio.high
         assert least <= covered / trials <= most
 
@@ -141,7 +135,6 @@ class TestVerification:
         own = rounds(nodes=(4, 0, 4), accepted=(2, 0, 3))
         one = response("a", "p", tokens=1 + 3 + 1 + 2, decode_s=1.0, rounds=own)
         found = verification([(one, own)])
-        assert found is not None
         assert found.pooled == pytest.approx(6 / 3)
         assert found.pooled_without_bonus == pytest.approx((2 + 0 + 2) / 3)
 
@@ -172,7 +165,6 @@ class TestFigures:
         expected = accepted + 1 + random.normal(0, 1, 200)
         own = rounds(depth.tolist(), accepted.tolist(), expected=tuple(expected.tolist()))
         found = path_scores([own])
-        assert found is not None
         order = [np.argsort(np.argsort(expected))]
         middle = [np.mean([np.sum(accepted < a), np.sum(accepted <= a) - 1]) for a in accepted]
         assert found.pearson == pytest.approx(np.corrcoef(expected, accepted)[0, 1])
@@ -182,7 +174,6 @@ class TestFigures:
         predicted = tuple(0.01 * (1 + error) for error in (-0.1, 0.2, 0.3, 0.0) * 10)
         own = rounds((0,) * 40, (0,) * 40, predicted_verify_s=predicted)
         found = cost_error([own], "verify_s")
-        assert found is not None
         assert found.median == pytest.approx(0.15)
         assert found.bias == pytest.approx(0.1)
         assert found.p95 == pytest.approx(0.3)
@@ -215,7 +206,6 @@ class TestHindsight:
 
     def test_against_what_can_be_added_up_by_hand(self) -> None:
         found = hindsight(sweep_result(self.TIMES), "d")
-        assert found is not None
         assert [(size.nodes, size.arm) for size in found.sizes] == [
             (0, "plain"), (3, "fixed:3+d"), (7, "fixed:7+d"),
         ]  # fmt: skip
@@ -224,11 +214,8 @@ class TestHindsight:
         assert found.prompt_tokens_per_s == pytest.approx(40 / (2 + 1 + 3 + 4))
         (bastion,) = found.against
         assert bastion.arm == "bastion+d"
-        assert bastion.single is not None
         assert bastion.single.pooled == pytest.approx(12 / 11)
-        assert bastion.per_set is not None
         assert bastion.per_set.pooled == pytest.approx((4 + 8) / 11)
-        assert bastion.per_prompt is not None
         assert bastion.per_prompt.pooled == pytest.approx(10 / 11)
 
 

@@ -106,7 +106,6 @@ class TestTreeArm:
         decoding.run(lambda tokens: not kept.extend(tokens))
         assert kept == expected
         details = decoding.details()
-        assert details.rounds is not None
         stats = runner._decoder.generate(IDS, max_new_tokens=NEW_TOKENS).stats
         assert sum(details.rounds.accepted) + details.rounds.count >= NEW_TOKENS - 1
         assert max(details.rounds.nodes) <= 6
@@ -121,9 +120,7 @@ class TestTreeArm:
         decoding = runner.start(IDS, NEW_TOKENS, 0)
         decoding.run(lambda tokens: True)
         found = decoding.details().rounds
-        assert found is not None
         source = runner._decoder.cost_source
-        assert source is not None
         bias, context, first = 1.0, len(IDS), True
         for index in range(found.count):
             middle = 32 * (context // 32) + 16  # costs are read once for 32 tokens of context
@@ -137,9 +134,7 @@ class TestTreeArm:
 
     def test_the_limit_is_the_sum_of_plain_steps(self, folder: Path) -> None:
         decoder = TreeDecoder(make_target(loaded(folder)), policy="bastion")
-        assert decoder.cost_source is not None
         profile = decoder.cost_source.profile
-        assert profile is not None
         physical = profile.roofline("physical")
         by_hand = sum(float(physical.seconds(1, context)) for context in (7, 8, 9))
         assert bandwidth_limit(profile)(7, 4) == pytest.approx(by_hand, abs=1e-7)
@@ -204,9 +199,7 @@ class TestBuilder:
         assert own[1].drafter.second is own[2].drafter.second
 
     @pytest.mark.parametrize("home", ["kept", "not written", "bare"])
-    def test_device_and_drafters_are_timed_at_most_once(
-        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
-    ) -> None:
+    def test_device_and_drafters_are_timed_at_most_once(self, folder, tmp_path, monkeypatch, home):
         """Whether or not costs can be kept in a profile of the user's."""
         timed: list[str] = []
 

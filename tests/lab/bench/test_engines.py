@@ -84,9 +84,7 @@ class TestRuns:
             ("stops", "its text ended after 4 of 8 tokens without an end token"),
         ],
     )
-    def test_an_engine_that_fails_is_a_row_and_the_rest_goes_on(
-        self, place: Place, fails: str, reason: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_an_engine_that_fails_is_a_row_and_the_rest_goes_on(self, place, fails, reason, capsys):
         result = place.result(f"fails={fails}")
         (failed,) = result.failed
         assert (failed.name, failed.prompt, failed.answered, failed.reason) == (

@@ -35,11 +35,9 @@ class TestKnownSpeed:
     def test_whole_rounds_give_the_true_ratio(self) -> None:
         found = run(runners(Clock()), schedule())  # 1 token, then 5 rounds of 4
         ratio = compare_arms(found, "fixed:3+d", "plain")
-        assert ratio is not None
         assert ratio.pooled == pytest.approx(4 * 0.010 / 0.025)
         assert rate(tally_arm(found, "plain", "decode")) == pytest.approx(100.0)
         whole = compare_arms(found, "fixed:3+d", "plain", "total")
-        assert whole is not None
         assert whole.pooled == pytest.approx((0.05 + 20 * 0.010) / (0.05 + 5 * 0.025))
 
     @pytest.mark.parametrize("length", [1, 2, 6, 8, 21])
@@ -57,7 +55,6 @@ class TestKnownSpeed:
         if length == 1:
             assert ratio is None  # nothing was decoded behind the first token
         else:
-            assert ratio is not None
             assert ratio.pooled == pytest.approx(0.010 * (length - 1) / (0.025 * rounds))
 
 
@@ -81,7 +78,6 @@ class TestOrder:
             one.slowness = lambda call: 1.0 + call / 20
         found = run(own, schedule(prompts=40))
         ratio = compare_arms(found, "fixed:3+d", "plain")
-        assert ratio is not None
         assert ratio.pooled == pytest.approx(1.6, rel=0.01)
 
 

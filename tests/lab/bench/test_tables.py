@@ -52,9 +52,7 @@ def by_arm(table: Table) -> dict[str, Sequence[str | None]]:
 
 
 class TestNumbers:
-    def test_arms_are_the_raw_responses_summed_up(
-        self, full: Result, stored: dict[str, Any]
-    ) -> None:
+    def test_arms_are_the_raw_responses_summed_up(self, full, stored):
         rows = by_arm(arms_table(ResultFigures(full)))
         assert list(rows) == [arm["name"] for arm in stored["arms"]]
         plain = of(stored, "plain")
@@ -77,9 +75,7 @@ class TestNumbers:
             assert row[10] == (f"{drafting_s / spent_s:.1%}" if spent_s else None)
             assert row[11] == "0"
 
-    def test_the_papers_figures_stand_beside_each_other(
-        self, full: Result, stored: dict[str, Any], capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_the_papers_figures_stand_beside_each_other(self, full, stored, capsys):
         rows = by_arm(papers_table(full))
         assert list(rows) == [arm["name"] for arm in stored["arms"]]
         for one in stored["summary"]["papers"]:
@@ -104,9 +100,7 @@ class TestNumbers:
         bastion = rate_of(of(stored, "bastion+demo")) / rate_of(of(stored, best))
         assert by_arm(hindsight_table(sweep))["bastion+demo"][1] == f"{bastion:.2f}x"
 
-    def test_predicted_times_are_compared_with_measured_ones(
-        self, full: Result, stored: dict[str, Any], capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_predicted_times_are_compared_with_measured_ones(self, full, stored, capsys):
         rounds = [one["rounds"] for one in of(stored, "bastion+demo")]
         predicted = np.concatenate([own["predicted_verify_s"] for own in rounds])
         errors = predicted / np.concatenate([own["verify_s"] for own in rounds]) - 1

@@ -100,7 +100,6 @@ class TestKnownCosts:
             compare_arms(found, name, FIXED.name, part) for part in ("decode", "total")
         )
         assert decode is not None and decode.pooled == pytest.approx(0.025 / 0.020)
-        assert whole is not None
         assert whole.pooled == pytest.approx((6 * 0.175) / (6 * 0.15 + 1.5))
 
     def test_the_figures(self) -> None:

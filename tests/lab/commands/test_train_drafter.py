@@ -39,9 +39,7 @@ def run(capture: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
         (["--from", "ngram", "--kind", "specblock"], "ngram is no SpecBlock drafter"),
     ],
 )
-def test_wrong_words_are_named(
-    capsys: pytest.CaptureFixture[str], target: str, tmp_path: Path, words: list[str], said: str
-) -> None:
+def test_wrong_words_are_named(capsys, target, tmp_path, words, said):
     output = tmp_path / "work"
     status, out, err = run(capsys, "--target", target, "--output", str(output), *words)
     assert status == 2 and said in err and "Traceback" not in err
@@ -50,13 +48,7 @@ def test_wrong_words_are_named(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dflash", "specblock"])
-def test_trains_and_goes_on_from_what_it_trained(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    target: str,
-    tmp_path: Path,
-    kind: str,
-) -> None:
+def test_trains_and_goes_on_from_what_it_trained(capsys, monkeypatch, target, tmp_path, kind):
     common = ["--kind", kind, "--target", target, "--texts", "64", "--steps", "1", "--json"]
     status, out, err = run(capsys, *common, "--output", str(tmp_path / "first"))
     assert status == 0, err

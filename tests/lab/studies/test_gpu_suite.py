@@ -120,9 +120,7 @@ def test_the_kernels_of_a_layer_in_the_interpreter(tmp_path: Path) -> None:
     assert all(row["relative_error"] < 1e-5 and row["deterministic"] for row in rows)
 
 
-def test_without_a_gpu_it_says_that_it_needs_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_gpu_it_says_that_it_needs_one(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["gpu_suite", "--archive", str(tmp_path / "suite.tar.gz")])
     with pytest.raises(SystemExit, match="measures a CUDA device and there is none"):

@@ -147,8 +147,6 @@ def test_worker_cores_are_those_of_the_group() -> None:
         stdout=subprocess.PIPE,
         start_new_session=True,
     ) as worker:
-        assert worker.stdin is not None
-        assert worker.stdout is not None
         assert worker.stdout.readline() == b"ready\n"
         found = worker_cores(worker.pid)
         elsewhere = worker_cores(os.getpid())
