@@ -11,24 +11,10 @@ from typing import Any
 from costmodel.errors import InputError, shown
 from costmodel.hf_config import MOST, architecture_fields, is_known_kind, usual_fields
 
-_SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
 # Beyond every model; times of larger ones would leave the range of a float.
 _MOST_PARAMETERS = 10**15
 _COUNTS = ("experts", "active_experts", "expert_ffn")
-_EXTRAS = ("full_layers", "dense_layers", "shared_ffn")
 _LATENT = ("latent_rank", "rope_dim", "value_dim")
-_FLAGS = (
-    "tied",
-    "gated_ffn",
-    "qk_norm",
-    "qkv_bias",
-    "output_bias",
-    "ffn_bias",
-    "norm_bias",
-    "parallel_residual",
-    "sinks",
-    "router_bias",
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,41 +67,33 @@ class ModelArchitecture:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise InputError("name must be a non-empty text")
-        for field in _SIZES:
-            _check_int(field, getattr(self, field), 1)
-        for field in (*_COUNTS, *_EXTRAS, *_LATENT, "query_rank", "layer_norms"):
-            _check_int(field, getattr(self, field), 0)
-        for field in _FLAGS:
-            if not isinstance(getattr(self, field), bool):
-                raise InputError(f"{field} must be true or false")
-        if self.sliding_window is not None:
-            _check_int("sliding_window", self.sliding_window, 1)
+        for field in dataclasses.fields(self):  # whose types are texts, as all annotations here
+            value, needed = getattr(self, field.name), field.default is dataclasses.MISSING
+            if field.type == "bool" and not isinstance(value, bool):
+                raise InputError(f"{field.name} must be true or false")
+            if field.type == "int" or (field.name == "sliding_window" and value is not None):
+                _check_int(field.name, value, 1 if needed or field.default is None else 0)
         if self.heads % self.kv_heads:
             raise InputError(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
-        self._check_experts()
         self._check_parts()
         if self.parameters > _MOST_PARAMETERS:
             raise InputError(f"the sizes give more than {_MOST_PARAMETERS:.0e} parameters")
 
-    def _check_experts(self) -> None:
-        present = [field for field in _COUNTS if getattr(self, field)]
-        if present and len(present) < len(_COUNTS):
-            raise InputError("experts, active_experts and expert_ffn must be given together")
+    def _check_parts(self) -> None:
+        for names in (_COUNTS, _LATENT):
+            present = [name for name in names if getattr(self, name)]
+            if present and len(present) < len(names):
+                raise InputError(f"{', '.join(names[:2])} and {names[2]} must be given together")
         if self.active_experts > self.experts:
             raise InputError(
                 f"active_experts ({self.active_experts}) must not exceed experts ({self.experts})"
             )
-
-    def _check_parts(self) -> None:
         if self.full_layers and (self.sliding_window is None or self.full_layers >= self.layers):
             raise InputError("full_layers must be fewer than the layers, beside a sliding_window")
         if (self.dense_layers or self.shared_ffn) and not self.experts:
             raise InputError("dense_layers and shared_ffn belong to a mixture of experts")
         if self.dense_layers >= self.layers:
             raise InputError(f"dense_layers ({self.dense_layers}) must be fewer than the layers")
-        present = [field for field in _LATENT if getattr(self, field)]
-        if present and len(present) < len(_LATENT):
-            raise InputError("latent_rank, rope_dim and value_dim must be given together")
         if self.latent_rank and self.rope_dim >= self.head_dim:
             raise InputError(f"rope_dim ({self.rope_dim}) must be below head_dim")
 

@@ -154,13 +154,7 @@ def usual_fields(config: Any, name: str | None) -> dict[str, Any]:
     the shapes of a model that is decoded, not for the price of one that is planned.
     """
     fields = config_fields(config)
-    label = fields.get("model_type")
-    if not isinstance(label, str):
-        raise InputError("the field 'model_type' of the target's config must be a text")
-    if fields.get("is_encoder_decoder"):
-        raise InputError(
-            "encoder-decoder models are not supported", hint="Name a decoder-only causal LM"
-        )
+    label = _label(fields)
     hidden, heads = _int(fields, "hidden_size"), _int(fields, "num_attention_heads")
     result: dict[str, Any] = {
         "name": name or str(fields.get("_name_or_path") or label),
@@ -201,25 +195,31 @@ def config_fields(config: Any) -> Fields:
     }
 
 
-def _kind(fields: Fields) -> str:
+def _label(fields: Fields) -> str:
+    """The name of the model's kind; not of an encoder-decoder model."""
     if fields.get("is_encoder_decoder"):
         raise InputError(
             "encoder-decoder models are not supported", hint="Name a decoder-only causal LM"
         )
+    label = fields.get("model_type")
+    if label is None:
+        raise InputError(
+            "the target's config has no field 'model_type'",
+            hint="Check that the folder's config.json is a Hugging Face model config",
+        )
+    if not isinstance(label, str):
+        raise InputError("the field 'model_type' of the target's config must be a text")
+    return label
+
+
+def _kind(fields: Fields) -> str:
+    kind = _label(fields)
     for part in ("text_config", "vision_config", "audio_config"):
         if isinstance(fields.get(part), Mapping):
             raise InputError(
                 f"a multimodal model without a readable 'text_config' (it has a '{part}')",
                 hint="Name a causal LM",
             )
-    kind = fields.get("model_type")
-    if kind is None:
-        raise InputError(
-            "the target's config has no field 'model_type'",
-            hint="Check that the folder's config.json is a Hugging Face model config",
-        )
-    if not isinstance(kind, str):
-        raise InputError("the field 'model_type' of the target's config must be a text")
     if kind not in KINDS:
         raise InputError(
             f"the model kind {shown(kind)} is not supported",

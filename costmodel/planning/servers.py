@@ -242,16 +242,11 @@ class Server:
         chunks = chunks_of(self.rules, traffic.prompt_tokens, beside)
         prompt = self.forward.prompt(traffic.prompt_tokens, beside, chunks)
         work = cycle_work(self.forward, self.rules, traffic, max(running, 1), cycle)
-        alone = not beside
-        chunk = dataclasses.replace(
-            work,
-            products_s=0.0 if alone else work.products_s,
-            attention_s=0.0 if alone else work.attention_s,
-            all_reduce_s=0.0 if alone else work.all_reduce_s,
-            prompts_s=prompt.total / chunks,
-            prompt_steps=1.0,
-            host_s=0.0 if alone else work.host_s,
-        )
+        if not beside:
+            work = dataclasses.replace(
+                work, products_s=0.0, attention_s=0.0, all_reduce_s=0.0, host_s=0.0
+            )
+        chunk = dataclasses.replace(work, prompts_s=prompt.total / chunks, prompt_steps=1.0)
         return chunks * self._seconds(chunk)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -257,14 +257,11 @@ def gather(results: Sequence[SimulationResult]) -> Latencies:
 def _fleet(gpus: int, ends: Sequence[Latencies], goals: Goals) -> Fleet:
     """`ends` are the latencies with the expected times, shorter ones and longer ones."""
     middle = ends[0]
-    spreads: Mapping[str, Spread] = {
-        metric: _spread(metric, ends) for metric in ("waiting", "ttft", "tpot")
-    }
     return Fleet(
         gpus=gpus,
-        waiting=spreads["waiting"],
-        ttft=spreads["ttft"],
-        tpot=spreads["tpot"] if len(middle.tpot_s) else None,
+        waiting=_spread("waiting", ends),
+        ttft=_spread("ttft", ends),
+        tpot=_spread("tpot", ends) if len(middle.tpot_s) else None,
         utilisation=middle.utilisation,
         running=middle.running,
         overloaded=middle.overloaded,
