@@ -119,9 +119,13 @@ def block_architecture(target: ModelArchitecture) -> ModelArchitecture:
         layers=DFLASH_LAYERS,
         tied=True,
         sliding_window=None,
+        full_layers=0,
         experts=0,
         active_experts=0,
         expert_ffn=0,
+        dense_layers=0,
+        shared_ffn=0,
+        router_bias=False,
     )
 
 

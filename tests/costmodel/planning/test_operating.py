@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from costmodel.catalog import find_target
+from costmodel.catalog import find_target, load_targets
 from costmodel.errors import InputError
 from costmodel.planning.batching import Overheads, engine_overheads
 from costmodel.planning.drafting import block_architecture, block_drafter, lookup_drafter
@@ -140,9 +140,10 @@ def test_a_block_drafter_by_its_size(line_steps):
     assert weights == pytest.approx(2 * 1.05e9, rel=0.05)  # the published checkpoint: 1.05 G
 
 
-def test_mixture_targets_have_dense_drafters():
-    moe = find_target("Qwen/Qwen3-30B-A3B").architecture
-    assert block_architecture(moe).experts == 0
+def test_every_target_has_a_dense_drafter_without_windows():
+    for entry in load_targets().values():
+        drafter = block_architecture(entry.architecture)
+        assert (drafter.layers, drafter.experts, drafter.sliding_window) == (5, 0, None)
 
 
 @pytest.mark.parametrize("text", ["", "fast", "fixed", "fixed:0", "fixed:x", "auto:3"])
