@@ -17,18 +17,14 @@ def doctor(as_json: bool) -> None:
     from dataclasses import asdict
 
     from profiler.checks import next_step, run_checks
-    from profiler.report.console import print_json, print_table
+    from profiler.report.console import print_facts, print_json
 
     checks = run_checks()
     if as_json:
         print_json({"checks": [asdict(check) for check in checks], "next": next_step(checks)})
         return
-    print_table(
-        ("what", "status", "found", "what to do"),
-        [(check.name, check.status, check.found, check.advice) for check in checks],
-        keys=2,
-        prose=("found", "what to do"),
-    )
+    lines = (f"{check.status}: {check.found}. {check.advice}".rstrip(". ") for check in checks)
+    print_facts(zip((check.name for check in checks), lines, strict=True))
     click.echo(f"Next: {next_step(checks)}")
 
 

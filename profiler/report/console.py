@@ -11,7 +11,7 @@ import math
 import re
 import shutil
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -68,7 +68,6 @@ def print_table(
     *,
     title: str | None = None,
     keys: int = 1,
-    prose: Collection[str] = (),
 ) -> None:
     """Print a plain table on stdout that is no wider than the terminal ($COLUMNS, else 80).
 
@@ -76,13 +75,12 @@ def print_table(
     printed in several blocks, or below the name of their row where that is long. Cells are never
     cut or broken; one that is wider than the terminal has a line to itself.
 
-    keys   columns that name a row; every block begins with them
-    prose  columns whose cells may be broken at spaces
+    keys  columns that name a row; every block begins with them
     """
     width = shutil.get_terminal_size().columns
     if title:
         click.echo("\n".join(_wrapped(_text(title), width)))
-    click.echo("\n".join(table_lines(columns, rows, width, keys=keys, prose=prose)))
+    click.echo("\n".join(table_lines(columns, rows, width, keys=keys)))
 
 
 def print_facts(facts: Iterable[tuple[str, str | Path]]) -> None:
@@ -97,57 +95,41 @@ def print_facts(facts: Iterable[tuple[str, str | Path]]) -> None:
 
 
 def table_lines(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    width: int,
-    *,
-    keys: int = 1,
-    prose: Collection[str] = (),
+    columns: Sequence[str], rows: Iterable[Sequence[object]], width: int, *, keys: int = 1
 ) -> list[str]:
     """The lines of a table, as `print_table` prints it at this width."""
     cells = [[_text(cell) for cell in row] for row in rows]
-    table = [
-        _Column([name], [[row[index]] for row in cells], name in prose)
-        for index, name in enumerate(columns)
-    ]
+    table = [_Column([name], [row[index] for row in cells]) for index, name in enumerate(columns)]
     if _width(table) <= width:
         return [*_block([table], len(cells), width)]
-    head, rest = [column.narrowed(0) for column in table[:keys]], table[keys:]
+    narrow = [column.narrowed() for column in table]
+    head, rest = narrow[:keys], narrow[keys:]
     room = width - _width(head) - GAP
-    beside = [column.narrowed(room) for column in rest]
-    if all(column.width <= room for column in beside):
-        blocks = [_block([[*head, *some]], len(cells), width) for some in _packed(beside, room)]
+    if all(column.width <= room for column in rest):
+        blocks = [_block([[*head, *some]], len(cells), width) for some in _packed(rest, room)]
         return [line for block in blocks for line in (*block, "")][:-1]
-    below = [*head, *(column.narrowed(width - INDENT) for column in rest)]
-    return [*_block(_packed(below, width - INDENT), len(cells), width)]
+    return [*_block(_packed(narrow, width - INDENT), len(cells), width)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """One column: the lines of its heading, and those of each cell."""
+    """One column: the lines of its heading, and its cells."""
 
     head: list[str]
-    cells: list[list[str]]
-    prose: bool
+    cells: list[str]
 
     @property
     def width(self) -> int:
-        return max(_length(line) for lines in (self.head, *self.cells) for line in lines)
+        return max(map(_length, (*self.head, *self.cells)))
 
     @property
     def numeric(self) -> bool:
-        return bool(self.cells) and all(NUMBER.fullmatch(" ".join(cell)) for cell in self.cells)
+        return bool(self.cells) and all(map(NUMBER.fullmatch, self.cells))
 
-    def narrowed(self, room: int) -> _Column:
-        """The column with its heading, and prose, broken at spaces to fit into `room`.
-
-        room  0 leaves prose as it is
-        """
-        cells = self.cells
-        if self.prose and room > 0:
-            cells = [_wrapped(" ".join(cell), room) for cell in cells]
-        widest = max((_length(line) for cell in cells for line in cell), default=0)
-        return _Column(_wrapped(" ".join(self.head), max(widest, HEADING)), cells, self.prose)
+    def narrowed(self) -> _Column:
+        """The column with its heading broken at spaces."""
+        widest = max(map(_length, self.cells), default=0)
+        return _Column(_wrapped(" ".join(self.head), max(widest, HEADING)), self.cells)
 
 
 def _packed(columns: Sequence[_Column], room: int) -> list[list[_Column]]:
@@ -174,7 +156,7 @@ def _block(groups: Sequence[Sequence[_Column]], count: int, width: int) -> Itera
     yield RULE * min(widest, width)
     for index in range(count):
         for group, indent in zip(groups, indents, strict=True):
-            lines = _row(group, [column.cells[index] for column in group], indent)
+            lines = _row(group, [[column.cells[index]] for column in group], indent)
             yield from (line for line in lines if line or not indent)  # nothing to say below
 
 
