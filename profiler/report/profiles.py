@@ -207,7 +207,6 @@ def print_profile(path: Path, profile: Profile) -> None:
 
 def _facts(path: Path, profile: Profile) -> list[tuple[str, str | Path]]:
     device, runtime, provenance = profile.device, profile.runtime, profile.provenance
-    linear = profile.calibration.linear
     cpu = f", {device.threads} threads, {device.instruction_set}" if device.kind == "cpu" else ""
     facts: list[tuple[str, str | Path]] = [
         ("profile", path),
@@ -224,24 +223,10 @@ def _facts(path: Path, profile: Profile) -> list[tuple[str, str | Path]]:
             f"{provenance.kind}, {provenance.created_utc}, {provenance.points} points, "
             f"{provenance.samples} samples" + (f"; {provenance.note}" if provenance.note else ""),
         ),
-        (
-            "linear",
-            f"{linear.slope:.3g} x roofline + {1e3 * linear.intercept_s:.3g} ms; RMSE "
-            f"{1e3 * linear.rmse_before_s:.3g} ms before, {1e3 * linear.rmse_after_s:.3g} after",
-        ),
+        ("linear", linear_line(profile).removeprefix("linear calibration: ")),
         ("selected", profile.calibration.selected),
+        ("trust", verdict(profile)),
     ]
-    if profile.held_out is not None:
-        error = profile.held_out.error
-        facts.append(("held out", f"error {error.median:.1%} median, {error.worst:.1%} worst"))
-    if profile.regret is not None:
-        facts.append(
-            (
-                "regret",
-                f"choosing the tree size from it costs {profile.regret.mean:.2%} of tokens/s on "
-                f"average, {profile.regret.worst:.2%} at worst",
-            )
-        )
     drafters = [
         drafter.name
         + (f" ({drafter.kind}, {drafter.created_utc[:10]})" if drafter.created_utc else "")
