@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -51,10 +50,9 @@ def smollm() -> ModelArchitecture:
     return find_target("SmolLM2-135M-Instruct").architecture
 
 
-def cpu_roofline() -> Roofline:
-    return Roofline(
-        architecture=smollm(), peaks=Peaks(flops_per_s=3e11, bytes_per_s=1.5e10), element_bytes=2
-    )
+ROOFLINE = Roofline(
+    architecture=smollm(), peaks=Peaks(flops_per_s=3e11, bytes_per_s=1.5e10), element_bytes=2
+)
 
 
 def cpu_seconds(rows, context):
@@ -79,12 +77,12 @@ def cpu_points(noise: float = 0.0, seed: int = 0, rows=ROWS, contexts=CONTEXTS) 
 @cache
 def usual_selection() -> Selection:
     """The calibrations of the usual points, fitted once."""
-    return select_calibration(cpu_points(0.01), cpu_roofline())
+    return select_calibration(cpu_points(0.01), ROOFLINE)
 
 
 def make_profile(points: Points | None = None, **changes) -> Profile:
     """A whole profile; `changes` replace sections."""
-    selection = select_calibration(points, cpu_roofline()) if points else usual_selection()
+    selection = select_calibration(points, ROOFLINE) if points else usual_selection()
     points = points or cpu_points(0.01)
     nodes, tokens = [1, 15, 63, 255], [1, 4, 16]
     three, four = ([1e-6] * 3, [5] * 3), ([2e-6, None, 3e-6, 1e-6], [5, 1, 5, 5])
@@ -154,25 +152,9 @@ def make_profile(points: Points | None = None, **changes) -> Profile:
 
 
 @pytest.fixture(scope="session")
-def invented() -> SimpleNamespace:
-    """Everything above, since test modules cannot import each other."""
-    return SimpleNamespace(
-        rows=ROWS,
-        contexts=CONTEXTS,
-        fingerprint=FINGERPRINT,
-        architecture=smollm(),
-        roofline=cpu_roofline(),
-        seconds=cpu_seconds,
-        points=cpu_points,
-        selection=usual_selection,
-        profile=make_profile,
-    )
-
-
-@pytest.fixture(scope="session")
-def profile(invented) -> Profile:
+def profile() -> Profile:
     """One whole measured profile; frozen, so all tests may share it."""
-    return invented.profile()
+    return make_profile()
 
 
 # Forwards of Llama-3.1-8B in ../shared/data: device and tensor-parallel degree.

@@ -16,7 +16,14 @@ from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.calibration.selection import select_calibration
 from costmodel.calibration.stairs import fit_stairs
 from costmodel.errors import InputError
-from tests.costmodel.conftest import FORWARDS, measured_points
+from tests.costmodel.conftest import (
+    FORWARDS,
+    ROOFLINE,
+    cpu_points,
+    cpu_seconds,
+    measured_points,
+    usual_selection,
+)
 
 # ../shared/data/SOURCES.md: MAPE in per cent of the bare roofline and of one linear calibration
 PUBLISHED = dict(zip(FORWARDS, ((28.0, 12.5), (14.2, 7.3), (17.9, 4.6), (30.5, 7.8)), strict=True))
@@ -49,20 +56,20 @@ def line_points(roofline, slope, intercept_s, noise=0.0, seed=0) -> Points:
     return Points(rows=rows, context=context, seconds=true_s * factor)
 
 
-def test_a_line_is_recovered_exactly(invented):
-    linear = fit_linear(line_points(invented.roofline, 1.8, 0.02), invented.roofline)
+def test_a_line_is_recovered_exactly():
+    linear = fit_linear(line_points(ROOFLINE, 1.8, 0.02), ROOFLINE)
     assert linear.slope == pytest.approx(1.8, rel=1e-9)
     assert linear.intercept_s == pytest.approx(0.02, rel=1e-9)
     assert linear.slope_se < 1e-9 and linear.rmse_after_s < 1e-12
-    expected = 1.8 * invented.roofline.seconds([3, 99], 700) + 0.02
+    expected = 1.8 * ROOFLINE.seconds([3, 99], 700) + 0.02
     assert linear.predict_s([3, 99], 700) == pytest.approx(expected)
 
 
-def test_statistics_by_hand(invented):
+def test_statistics_by_hand():
     # three points: x = roofline seconds, y = x + 0.01, 0.02 and 0.06
-    x = invented.roofline.seconds([1, 64, 256], 64)
+    x = ROOFLINE.seconds([1, 64, 256], 64)
     y = x + np.array([0.01, 0.02, 0.06])
-    linear = fit_linear(Points(rows=[1, 64, 256], context=[64] * 3, seconds=y), invented.roofline)
+    linear = fit_linear(Points(rows=[1, 64, 256], context=[64] * 3, seconds=y), ROOFLINE)
     mean_x, mean_y = x.mean(), y.mean()
     slope = ((x - mean_x) * (y - mean_y)).sum() / ((x - mean_x) ** 2).sum()
     intercept = mean_y - slope * mean_x
@@ -77,39 +84,37 @@ def test_statistics_by_hand(invented):
     assert linear.mape_before == pytest.approx((np.array([0.01, 0.02, 0.06]) / y).mean())
 
 
-def test_standard_errors_cover_the_truth(invented):
+def test_standard_errors_cover_the_truth():
     inside = 0
     for seed in range(200):
         rng = np.random.default_rng(seed)
-        clean = line_points(invented.roofline, 1.8, 0.02)
+        clean = line_points(ROOFLINE, 1.8, 0.02)
         noisy = clean.seconds + 0.004 * rng.standard_normal(len(clean))
         points = Points(rows=clean.rows, context=clean.context, seconds=np.maximum(noisy, 1e-3))
-        linear = fit_linear(points, invented.roofline)
+        linear = fit_linear(points, ROOFLINE)
         inside += abs(linear.slope - 1.8) < 2.16 * linear.slope_se  # t, 13 degrees, 95 %
     assert 180 <= inside <= 199
 
 
-def test_relative_weights_minimise_relative_errors(invented):
-    points = invented.points()
-    plain, relative = (
-        fit_linear(points, invented.roofline, relative=choice) for choice in (False, True)
-    )
+def test_relative_weights_minimise_relative_errors():
+    points = cpu_points()
+    plain, relative = (fit_linear(points, ROOFLINE, relative=choice) for choice in (False, True))
     assert relative.mape_after < plain.mape_after
     assert relative.rmse_after_s > plain.rmse_after_s
 
 
-def test_a_falling_line_is_a_flat_cost(invented):
+def test_a_falling_line_is_a_flat_cost():
     points = Points(rows=[1, 2, 4, 8], context=[64] * 4, seconds=[0.0271, 0.0270, 0.0269, 0.0268])
-    linear = fit_linear(points, invented.roofline)
+    linear = fit_linear(points, ROOFLINE)
     assert linear.slope == 0
     assert linear.intercept_s == pytest.approx(0.02695)
 
 
-def test_a_line_never_predicts_less_than_the_physical_bound(invented):
-    points = line_points(invented.roofline, 5.0, -0.08)
-    linear = fit_linear(points, invented.roofline)
+def test_a_line_never_predicts_less_than_the_physical_bound():
+    points = line_points(ROOFLINE, 5.0, -0.08)
+    linear = fit_linear(points, ROOFLINE)
     assert linear.intercept_s < 0
-    bound = invented.roofline.with_count("physical").seconds([1, 2], 0)
+    bound = ROOFLINE.with_count("physical").seconds([1, 2], 0)
     assert np.all(linear.predict_s([1, 2], 0) >= bound)
 
 
@@ -121,10 +126,10 @@ def test_a_line_never_predicts_less_than_the_physical_bound(invented):
         ({"rows": [4, 4, 4]}, "same roofline time"),
     ],
 )
-def test_points_that_cannot_be_fitted(invented, changes, message):
+def test_points_that_cannot_be_fitted(changes, message):
     good = {"rows": [1, 2, 4], "context": [64, 64, 64], "seconds": [0.1, 0.2, 0.3]}
     with pytest.raises(InputError, match=message):
-        fit_linear(Points(**(good | changes)), invented.roofline)
+        fit_linear(Points(**(good | changes)), ROOFLINE)
 
 
 def test_errors_are_summarised():
@@ -140,12 +145,12 @@ def stairs(points, roofline, exact=False):
 
 
 @pytest.mark.parametrize(("noise", "median", "worst"), [(0.0, 0.005, 0.08), (0.02, 0.015, 0.08)])
-def test_stairs_predict_between_their_points(invented, noise, median, worst):
-    fitted = stairs(invented.points(noise), invented.roofline)
+def test_stairs_predict_between_their_points(noise, median, worst):
+    fitted = stairs(cpu_points(noise), ROOFLINE)
     rng = np.random.default_rng(7)
     rows = np.round(np.exp(rng.uniform(0, np.log(256), 300)))
     context = np.round(np.exp(rng.uniform(np.log(64), np.log(2048), 300)))
-    error = ErrorSummary.of(fitted.predict_s(rows, context), invented.seconds(rows, context))
+    error = ErrorSummary.of(fitted.predict_s(rows, context), cpu_seconds(rows, context))
     assert error.median < median
     assert error.worst < worst
 
@@ -156,13 +161,13 @@ def steps_s(rows, context):
     return 0.010 + 0.002 * tiles - 0.004 * (np.asarray(rows) >= 128) + 1e-6 * np.asarray(context)
 
 
-def test_exact_points_with_real_steps_and_falls_are_returned(invented):
+def test_exact_points_with_real_steps_and_falls_are_returned():
     """Sums of operator tables have no noise: none of them is smoothed or left out."""
     rows = [1, 32, 33, 64, 65, 96, 97, 127, 128, 256]
     grid_rows, context = (x.ravel() for x in np.meshgrid(rows, [64, 300, 1024]))
-    for true_s in (steps_s(grid_rows, context), invented.seconds(grid_rows, context)):
+    for true_s in (steps_s(grid_rows, context), cpu_seconds(grid_rows, context)):
         points = Points(rows=grid_rows, context=context, seconds=true_s)
-        fitted = stairs(points, invented.roofline, exact=True)
+        fitted = stairs(points, ROOFLINE, exact=True)
         assert fitted.predict_s(grid_rows, context) == pytest.approx(true_s, rel=1e-3)
 
 
@@ -172,7 +177,7 @@ context_sets = st.sets(st.integers(0, 9000), min_size=1, max_size=5)
 
 @settings(max_examples=40, deadline=None)
 @given(rows=row_sets, contexts=context_sets, keep=st.integers(6, 60), seed=st.integers(0, 99))
-def test_between_measured_rows_nothing_overshoots(rows, contexts, keep, seed, invented):
+def test_between_measured_rows_nothing_overshoots(rows, contexts, keep, seed):
     """Ragged points with times without any order."""
     random = np.random.default_rng(seed)
     grid_rows, context = (x.ravel() for x in np.meshgrid(sorted(rows), sorted(contexts)))
@@ -182,7 +187,7 @@ def test_between_measured_rows_nothing_overshoots(rows, contexts, keep, seed, in
     seconds = random.uniform(0.01, 1.0, len(chosen))
     points = Points(rows=grid_rows[chosen], context=context[chosen], seconds=seconds)
     try:
-        fitted = stairs(points, invented.roofline, exact=bool(seed % 2))
+        fitted = stairs(points, ROOFLINE, exact=bool(seed % 2))
     except InputError as error:  # times that fall with the rows may be no sum of work at all
         assert "no sum of physical work fits the points" in str(error)
         return
@@ -197,32 +202,32 @@ def test_between_measured_rows_nothing_overshoots(rows, contexts, keep, seed, in
         assert np.all(predicted >= low * (1 - 1e-9)) and np.all(predicted <= high * (1 + 1e-9))
 
 
-def test_each_point_is_predicted_by_a_fit_without_it(invented):
+def test_each_point_is_predicted_by_a_fit_without_it():
     """Leave-one-out by hand."""
-    points = invented.points(0.02).take(np.arange(0, 56, 7))
-    selection = select_calibration(points, invented.roofline)
+    points = cpu_points(0.02).take(np.arange(0, 56, 7))
+    selection = select_calibration(points, ROOFLINE)
     for index, predicted_s in enumerate(selection.predicted_left_out_s["linear"]):
-        fitted = fit_linear(points.take(np.arange(len(points)) != index), invented.roofline)
+        fitted = fit_linear(points.take(np.arange(len(points)) != index), ROOFLINE)
         assert predicted_s == pytest.approx(
             fitted.predict_s(points.rows[index], points.context[index])
         )
 
 
 @pytest.mark.slow
-def test_selection_prefers_what_predicts_better(invented):
-    curved = invented.selection()
+def test_selection_prefers_what_predicts_better():
+    curved = usual_selection()
     assert curved.selected == "stairs"
     assert curved.calibration is getattr(curved, curved.selected)
     assert curved.cross_validated[curved.selected].mape < curved.cross_validated["linear"].mape
-    straight = line_points(invented.roofline, 1.8, 0.02, noise=0.05)
-    chosen = select_calibration(straight, invented.roofline)
+    straight = line_points(ROOFLINE, 1.8, 0.02, noise=0.05)
+    chosen = select_calibration(straight, ROOFLINE)
     assert chosen.selected == "linear" and chosen.calibration is chosen.linear
 
 
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(rows=row_sets, contexts=context_sets, keep=st.integers(4, 16), seed=st.integers(0, 99))
-def test_any_points_have_a_selection(rows, contexts, keep, seed, invented):
+def test_any_points_have_a_selection(rows, contexts, keep, seed):
     """Times without any order, down to fewer points than some calibrations have coefficients."""
     grid_rows, context = (x.ravel() for x in np.meshgrid(sorted(rows), sorted(contexts)))
     random = np.random.default_rng(seed)
@@ -233,14 +238,14 @@ def test_any_points_have_a_selection(rows, contexts, keep, seed, invented):
         batch=random.integers(1, 9, len(chosen)),
         seconds=10 ** random.uniform(-4, 1, len(chosen)),
     )
-    selection = select_calibration(points, invented.roofline)
+    selection = select_calibration(points, ROOFLINE)
     predicted = selection.calibration.predict_s(np.array([1, 7, 300]), 500)
     assert np.all(np.isfinite(predicted)) and np.all(predicted > 0)
 
 
-def test_a_handful_of_points_is_enough_for_a_line(invented):
+def test_a_handful_of_points_is_enough_for_a_line():
     points = Points(rows=[1, 16, 64], context=[64] * 3, seconds=[0.05, 0.064, 0.142])
-    selection = select_calibration(points, invented.roofline)
+    selection = select_calibration(points, ROOFLINE)
     assert selection.selected == "linear" and selection.physical is selection.stairs is None
 
 

@@ -10,6 +10,7 @@ from costmodel.online.cycle import CycleCost
 from costmodel.online.estimator import AffineCorrection, DriftMonitor, OnlineEstimator
 from costmodel.profile.profile import Profile
 from costmodel.speculation import AcceptanceCurve, standard_curves
+from tests.costmodel.conftest import ROOFLINE
 
 # Matrix products of Qwen3-8B on an H100 in ms, published (docs/method.md, calibrations).
 KERNEL_ROWS = (1, 16, 64, 128, 256, 512, 1024)
@@ -26,12 +27,12 @@ class Kernels:
         return row_s + 2e-7 * np.asarray(context) * (1 + np.asarray(rows) / 256)
 
 
-def simulate(invented, mode, curve: AcceptanceCurve, true_s, profile=None, rounds=50):
+def simulate(mode, curve: AcceptanceCurve, true_s, profile=None, rounds=50):
     """Tokens/s that the estimator's choice has in truth, over the best choice's.
 
     `profile` is what the estimator starts from, the published kernel times by default.
     """
-    cost = CycleCost(verify=profile or Kernels(), roofline=invented.roofline)
+    cost = CycleCost(verify=profile or Kernels(), roofline=ROOFLINE)
     estimator = OnlineEstimator(cost, mode)
     random = np.random.default_rng(0)
     committed = curve.committed(NODES)
@@ -57,9 +58,9 @@ def with_hidden_host(rows, context):
 @pytest.mark.parametrize(
     ("true_s", "multiplicative"), [(with_added_host, 0.93), (with_hidden_host, 0.80)]
 )
-def test_a_borrowed_profile_learns_the_host_floor(invented, true_s, multiplicative):
+def test_a_borrowed_profile_learns_the_host_floor(true_s, multiplicative):
     shares = {
-        mode: [simulate(invented, mode, curve, true_s) for curve in standard_curves()]
+        mode: [simulate(mode, curve, true_s) for curve in standard_curves()]
         for mode in ("affine", "ema+calib")
     }
     assert min(shares["affine"]) > 0.99
@@ -70,7 +71,7 @@ def test_a_borrowed_profile_learns_the_host_floor(invented, true_s, multiplicati
 @pytest.mark.parametrize(
     ("device", "mean", "worst"), [("b200", 0.043, 0.141), ("h200", 0.036, 0.109)]
 )
-def test_a_composed_profile_learns_the_added_host_floor(invented, device, mean, worst):
+def test_a_composed_profile_learns_the_added_host_floor(device, mean, worst):
     """Shipped Qwen3-8B; over 10 % is lost for the drafters that long trees suit, not for all."""
     path = shipped_directory() / device / "qwen3-8b.bfloat16.kernels.tp1.yaml"
     composed = Profile.from_yaml(path).verify_calibration()
@@ -80,7 +81,7 @@ def test_a_composed_profile_learns_the_added_host_floor(invented, device, mean, 
 
     def lost(mode):
         return 1 - np.array(
-            [simulate(invented, mode, curve, true_s, composed) for curve in standard_curves()]
+            [simulate(mode, curve, true_s, composed) for curve in standard_curves()]
         )
 
     factor = lost("ema+calib")
@@ -89,9 +90,9 @@ def test_a_composed_profile_learns_the_added_host_floor(invented, device, mean, 
     assert np.max(factor) == pytest.approx(worst, abs=0.03) and np.max(factor) > 0.10
 
 
-def test_a_right_profile_stays_right(invented):
+def test_a_right_profile_stays_right():
     for curve in standard_curves():
-        assert simulate(invented, "affine", curve, Kernels().predict_s) > 0.99
+        assert simulate("affine", curve, Kernels().predict_s) > 0.99
 
 
 def test_floor_and_slope_are_found():
@@ -139,9 +140,9 @@ def rounds_until_alarm(estimator, factor, noise, seed, rounds=50):
 
 @pytest.mark.parametrize("mode", ["static", "ema+calib", "affine"])
 @pytest.mark.parametrize("noise", [0.01, 0.05, 0.1])
-def test_a_slowdown_of_a_fifth_is_noticed_within_fifty_rounds(invented, mode, noise):
+def test_a_slowdown_of_a_fifth_is_noticed_within_fifty_rounds(mode, noise):
     for seed in range(5):
-        cost = CycleCost(verify=Kernels(), roofline=invented.roofline)
+        cost = CycleCost(verify=Kernels(), roofline=ROOFLINE)
         estimator = OnlineEstimator(cost, mode)
         assert rounds_until_alarm(estimator, 1.0, noise, seed, 300) is None
         assert rounds_until_alarm(estimator, 1.2, noise, seed + 100) is not None
@@ -153,10 +154,10 @@ def test_a_slowdown_of_a_fifth_is_noticed_within_fifty_rounds(invented, mode, no
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["static", "ema", "ema+calib", "affine"])
-def test_ten_thousand_stable_rounds_raise_nothing(invented, mode):
-    cost = CycleCost(verify=Kernels(), roofline=invented.roofline)
+def test_ten_thousand_stable_rounds_raise_nothing(mode):
+    cost = CycleCost(verify=Kernels(), roofline=ROOFLINE)
     if mode == "ema":
-        cost = CycleCost.from_roofline(invented.roofline)
+        cost = CycleCost.from_roofline(ROOFLINE)
     estimator = OnlineEstimator(cost, mode)
     random = np.random.default_rng(5)
     for _ in range(10_000):

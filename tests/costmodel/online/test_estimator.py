@@ -13,6 +13,7 @@ from costmodel.online.cycle import CycleCost
 from costmodel.online.estimator import OnlineEstimator
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import StagesSection, extend_linear
+from tests.costmodel.conftest import ROOFLINE
 
 STORED = Path(__file__).parents[1] / "data/profile.yaml"
 
@@ -104,9 +105,9 @@ def test_extension_beyond_the_last_point_never_falls():
     assert extend_linear([5], [7.0], [0, 9]).tolist() == [7, 7]
 
 
-def test_a_bare_roofline_is_a_cost(invented):
-    cost = CycleCost.from_roofline(invented.roofline.with_count("physical"), (1, 8))
-    expected = invented.roofline.seconds([1, 8], 100)
+def test_a_bare_roofline_is_a_cost():
+    cost = CycleCost.from_roofline(ROOFLINE.with_count("physical"), (1, 8))
+    expected = ROOFLINE.seconds([1, 8], 100)
     assert cost.verify_s([0, 4], 100) == pytest.approx(expected)
     assert cost.cycle_s(0, 100) == pytest.approx(expected[0])
 

@@ -81,6 +81,9 @@ def test_what_differs_a_little_is_doubted(read, data, drafter, doubt):
     assert any(doubt in said for said in found.doubts) if doubt else found.doubts == ()
     if doubt == "my-tune":
         assert found.spread >= OTHER_TARGET_SPREAD
+
+
+def test_a_rate_is_not_doubted():
     rate = find_acceptance("0.6", NAME)
     assert acceptance_for(rate, (NAME, QWEN), lookup_drafter(), trees=True).doubts == ()
 

@@ -28,6 +28,7 @@ from costmodel.profile.schema import (
 )
 from costmodel.profile.store import ProfileStore, profile_file_name
 from costmodel.profile.text import dump_yaml, float_text
+from tests.costmodel.conftest import ROOFLINE, cpu_seconds, usual_selection
 from tests.integrations.made_engine_profile import ENGINE, make_engine_profile
 
 STORED = Path(__file__).parents[1] / "data/profile.yaml"
@@ -104,9 +105,9 @@ def surfaces(draw):
 
 @settings(max_examples=30, deadline=None)
 @given(points=surfaces())
-def test_any_measured_surface_round_trips_and_predicts_the_same(points, profile, invented):
+def test_any_measured_surface_round_trips_and_predicts_the_same(points, profile):
     sections = profile.calibration.model_dump() | {
-        "linear": fit_linear(points, invented.roofline).model_dump(),
+        "linear": fit_linear(points, ROOFLINE).model_dump(),
         "selected": "stairs",
     }
     made = Profile.model_validate(
@@ -162,8 +163,8 @@ def selecting(profile, name) -> Profile:
 
 
 @pytest.mark.parametrize("name", ["physical", "stairs"])
-def test_a_stored_calibration_predicts_what_the_fitted_one_did(invented, profile, tmp_path, name):
-    fitted = getattr(invented.selection(), name)
+def test_a_stored_calibration_predicts_what_the_fitted_one_did(profile, tmp_path, name):
+    fitted = getattr(usual_selection(), name)
     selecting(profile, name).to_yaml(tmp_path / "profile.yaml")
     rows, context = np.arange(1, 300), 700
     again = Profile.from_yaml(tmp_path / "profile.yaml").verify_calibration()
@@ -172,11 +173,11 @@ def test_a_stored_calibration_predicts_what_the_fitted_one_did(invented, profile
     )
 
 
-def test_the_selected_calibration_predicts(profile, invented):
+def test_the_selected_calibration_predicts(profile):
     calibration = selecting(profile, "stairs").verify_calibration()
     assert isinstance(calibration, StairsCalibration)
     rows = np.array([3, 50, 200])
-    assert calibration.predict_s(rows, 500) == pytest.approx(invented.seconds(rows, 500), rel=0.03)
+    assert calibration.predict_s(rows, 500) == pytest.approx(cpu_seconds(rows, 500), rel=0.03)
     linear = selecting(profile, "linear")
     calibration = linear.verify_calibration()
     assert isinstance(calibration, LinearCalibration)
