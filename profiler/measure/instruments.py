@@ -47,7 +47,7 @@ class WallTimer:
         return time.perf_counter()
 
 
-class CudaTimer:
+class CudaTimer(WallTimer):
     """CUDA events on the current stream of `device`, from an idle device and a cold L2 cache.
 
     The device is idle when the first event is recorded. The time between the events therefore
@@ -81,19 +81,13 @@ class CudaTimer:
             self._end.synchronize()
         return float(self._start.elapsed_time(self._end)) / 1e3
 
-    def now_s(self) -> float:
-        return time.perf_counter()
 
-
-class ReportTimer:
+class ReportTimer(WallTimer):
     """For functions that time the part of them that counts, and return its seconds."""
 
     def time_s(self, function: Callable[[], Any]) -> float:
         with _without_garbage_collection():
             return float(function())
-
-    def now_s(self) -> float:
-        return time.perf_counter()
 
 
 def l2_flush(device: Any) -> Callable[[], object]:
@@ -132,10 +126,9 @@ class Guard(Protocol):
 
 
 class NoGuard:
-    """Accepts every sample."""
+    """Accepts every sample, and keeps nothing; the base of other guards."""
 
-    def start(self) -> None:
-        """Does nothing."""
+    def start(self) -> None: ...
 
     def disturbance(self) -> str:
         return ""
@@ -144,7 +137,7 @@ class NoGuard:
         return {}
 
 
-class CpuGuard:
+class CpuGuard(NoGuard):
     """Rejects samples during which the host or a container quota took processor time away."""
 
     # The kernel counts stolen time in ticks of 10 ms, so one tick in a short sample means little.
@@ -167,12 +160,8 @@ class CpuGuard:
             return "container quota used up"
         return ""
 
-    def summary(self) -> dict[str, Any]:
-        """Empty: a CPU guard keeps no state beside the rejections."""
-        return {}
 
-
-class GpuGuard:
+class GpuGuard(NoGuard):
     """Rejects samples taken at low clocks, and keeps the GPU's readings.
 
     A sample is rejected while heat or the power supply holds the clocks down, and while the
@@ -186,9 +175,6 @@ class GpuGuard:
         self._gpu = gpu
         self._highest_hz = 0.0
         self.readings: list[Reading] = []
-
-    def start(self) -> None:
-        """Nothing to note: the driver tells the present state."""
 
     def disturbance(self) -> str:
         reading = self._gpu.sample()

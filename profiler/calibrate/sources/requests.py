@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from costmodel.roofline import Roofline, physical_bytes, physical_flops
 from profiler.calibrate.points import draw_rows, verify_grid
 from profiler.calibrate.sources.http_client import Completion
 from profiler.calibrate.sweep import SweepResult, Task
+from profiler.measure.instruments import NoGuard
 from profiler.measure.samples import Samples
 
 ROWS = (2, 4, 8, 16, 32, 64, 128)
@@ -228,7 +229,7 @@ class ServedWorkload:
         return drawn
 
 
-class ArrivalGuard:
+class ArrivalGuard(NoGuard):
     """Rejects steps of streams that did not run together or whose tokens came in bunches."""
 
     def __init__(self, workload: ServedWorkload) -> None:
@@ -239,10 +240,6 @@ class ArrivalGuard:
 
     def disturbance(self) -> str:
         return "streams apart or in bunches" if self._workload.late else ""
-
-    def summary(self) -> dict[str, Any]:
-        """Empty: nothing is kept beside the rejections."""
-        return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

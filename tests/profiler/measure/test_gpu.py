@@ -277,7 +277,7 @@ class TestWithoutNvml:
 
     def test_samples_pass_unwatched_and_that_is_told(self):
         guard = gpu_guard(0)
-        assert isinstance(guard, NoGuard)
+        assert type(guard) is NoGuard
         assert guard.disturbance() == "" and guard.summary() == {}
         metadata = run_collectors({"gpu": lambda: Gpu.open(0).read()})
         (warning,) = warnings(metadata)
