@@ -19,8 +19,6 @@ from decoder.profiling.measured_profile import profile_key, soft_key
 from lab.bench.record import Environment, ProfileInfo
 from profiler.measure.machine import collect, observe, warnings
 
-_PLAIN_VALUES = (str, int, float, bool, type(None))
-
 
 def machine(device: torch.device) -> tuple[Environment, tuple[str, ...]]:
     """The machine as it is now, and warnings about its state."""
@@ -34,7 +32,7 @@ def machine(device: torch.device) -> tuple[Environment, tuple[str, ...]]:
         fields={
             key: value
             for key, value in metadata.fields.items()
-            if isinstance(value, _PLAIN_VALUES) and "uuid" not in key
+            if isinstance(value, str | int | float | bool | None) and "uuid" not in key
         },
         absent=metadata.absent,
         busy=tuple(process.name for process in activity.processes),

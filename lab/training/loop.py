@@ -92,13 +92,8 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     model = objective.model
     trained = [weight for weight in model.parameters() if weight.requires_grad]
-    optimiser = torch.optim.AdamW(
-        trained,
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        weight_decay=settings.weight_decay,
-        fused=True,
-    )
+    rate, decay = settings.learning_rate, settings.weight_decay
+    optimiser = torch.optim.AdamW(trained, rate, settings.betas, weight_decay=decay, fused=True)
     history = _resume(folder, model, optimiser, settings)
     first = int(history[-1]["step"]) if history else 0
     if first:
@@ -176,12 +171,8 @@ def _save(
     history: list[dict[str, float]],
 ) -> None:
     """Replace the checkpoint in one step, and write the history."""
-    state = {
-        "model": model.state_dict(),
-        "optimiser": optimiser.state_dict(),
-        "settings": asdict(settings),
-        "history": history,
-    }
+    state = {"model": model.state_dict(), "optimiser": optimiser.state_dict()}
+    state |= {"settings": asdict(settings), "history": history}
     buffer = BytesIO()  # the errors of torch's own writer do not tell of a full disk
     torch.save(state, buffer)
     write_atomic(folder / CHECKPOINT, buffer.getvalue(), InputError)

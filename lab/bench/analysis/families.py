@@ -67,7 +67,7 @@ def block_sizes(result: Result) -> list[Family]:
     families = []
     for first in result.drafters:
         if first.same_as is None and first.kind in ("dflash", "blockpilot"):
-            same = [one for one in result.drafters if weights_of(one) == first.name]
+            same = [one for one in result.drafters if (one.same_as or one.name) == first.name]
             same.sort(key=lambda one: (one.block_size is None, one.block_size))
             families += _families(result, same, lambda one: one.kind == "blockpilot")
     return families
@@ -76,11 +76,6 @@ def block_sizes(result: Result) -> list[Family]:
 def update_figures(result: Result) -> list[UpdateFigures]:
     """The arms whose drafters were updated, in the order of the run."""
     return [_update_figures(result, arm) for arm in result.arms if arm.updates]
-
-
-def weights_of(drafter: Model) -> str:
-    """Name of the first drafter of the run with these weights."""
-    return drafter.same_as or drafter.name
 
 
 def _families(
@@ -135,14 +130,14 @@ def _update_figures(result: Result, arm: Arm) -> UpdateFigures:
 def _fixed(result: Result, arm: Arm) -> str | None:
     """The arm with the same policy and first weights whose drafter is not updated."""
     models = {one.name: one for one in result.drafters}
-    weights = weights_of(models[arm.drafter or ""])
+    own = models[arm.drafter or ""]
     for other in result.arms:
         drafter = models.get(other.drafter or "")
         if (
             drafter is not None
             and (other.kind, other.policy, other.variant) == (arm.kind, arm.policy, arm.variant)
             and not other.updates
-            and weights_of(drafter) == weights
+            and (drafter.same_as or drafter.name) == (own.same_as or own.name)
         ):
             return other.name
     return None

@@ -16,7 +16,7 @@ from lab.bench.analysis.families import ablations, block_sizes, update_figures
 from lab.bench.analysis.figures import ArmFigures, arm_figures
 from lab.bench.analysis.hindsight import Hindsight, fixed_arms, hindsight
 from lab.bench.analysis.papers import paper_figures
-from lab.bench.record import PLAIN, Arm, Result
+from lab.bench.record import Arm, Result
 
 LEAST_SPREAD = 0.05
 
@@ -40,15 +40,6 @@ class ResultFigures:
         """The sweeps by drafter, of those whose tree sizes were swept."""
         sweeps = {one.name: hindsight(self.result, one.name) for one in self.result.drafters}
         return {drafter: sweep for drafter, sweep in sweeps.items() if sweep is not None}
-
-    @cached_property
-    def speculating(self) -> list[Arm]:
-        """The arms of this project's decoder that draft and report their rounds."""
-        return [
-            arm
-            for arm in self.result.arms
-            if arm.kind == "policy" and arm.policy != PLAIN and self.of(arm.name).rounds
-        ]
 
 
 def derived(result: Result) -> dict[str, Any]:
