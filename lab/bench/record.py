@@ -85,6 +85,22 @@ class BenchSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProtocolUse:
+    """The table of a paper that a run fills.
+
+    name     of the protocol, as `ddtree:1`
+    row      the paper's target whose figures stand beside
+    arms     names by the paper's method; of several the fastest of each set counts
+    differs  from the paper, one sentence each
+    """
+
+    name: Name
+    row: Name
+    arms: dict[str, tuple[Name, ...]]
+    differs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A target or drafter; `hash` is that of its architecture, as profiles use it.
 
@@ -131,7 +147,7 @@ class Arm:
     drafter    name of one of the result's drafters; None where nothing drafts
     updates    name of its drafter's updater between texts; empty without one
     variant    the change to the policy's defaults; empty without one
-    studies    the groups of arms it belongs to: policies, sweep, shape, estimator, dynatree
+    studies    the groups of arms it belongs to: policies, sweep, shape, estimator
     nodes      size of a fixed tree; None where the policy chooses the size
     estimator  mode of the online correction of the cost model; None without a cost model
     cost       one line about the source of the cost model
@@ -335,6 +351,7 @@ class Result:
     engines: tuple[EngineInfo, ...] = ()
     failed: tuple[FailedArm, ...] = ()
     warnings: tuple[str, ...] = ()
+    protocol: ProtocolUse | None = None
 
     def __post_init__(self) -> None:
         for kind, names in (

@@ -26,6 +26,7 @@ from lab.bench.engines.arm import EngineSubject, check_engines, engine_runners
 from lab.bench.engines.choice import EngineChoice
 from lab.bench.environment import bandwidth_limit, describe_profile, machine, stored_profile
 from lab.bench.prompts import PromptText, encode_texts, read_files
+from lab.bench.protocols import ProtocolRun
 from lab.bench.record import BenchSettings, PromptFile, Result, write_result
 from lab.bench.schedule import Listener, Schedule, Tools, run_schedule
 from profiler.calibrate.files import device_label
@@ -43,6 +44,7 @@ class BenchOptions:
     engines   other engines as peers
     template  options of the chat template, which is used where the tokenizer has one; None: nowhere
     output    path of the result
+    protocol  of a paper, whose prompts take the place of `files`
     """
 
     target: str | None = None
@@ -58,6 +60,7 @@ class BenchOptions:
     dtype: str | None = None
     quantization: Quantization | None = None
     output: Path | None = None
+    protocol: ProtocolRun | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +85,8 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
             hint="Leave out --same-text or --temperature.",
         )
     texts, files = _texts(options)
+    if options.protocol is not None and options.protocol.missing:
+        listeners.say(f"{options.protocol.protocol.name}: {'; '.join(options.protocol.missing)}")
     labels = drafter_labels(options.arms.drafters)
     plan_arms(options.arms, causal_drafters=labels.values())
     _check_output(options.output)
@@ -98,6 +103,7 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
         loaded = load_model(name, weights="pretrained", dtype=dtype, device=device, download=True)
         loaded = quantised(loaded, options.quantization)
         builder = ArmBuilder(loaded, labels, options.decoder, options.seed)
+        options = replace(options, template=_template(options, builder.encoder.tokenizer))
         chat = chat_options(builder.encoder.tokenizer, options.template)
         sampling = {"temperature": options.decoder.temperature, "seed": options.seed}
         prompts = encode_texts(texts, builder.encoder, options.new_tokens, chat, sampling)
@@ -135,6 +141,7 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
         responses=outcome.responses,
         engines=tuple(one.info(settings.dtype) for one in engines),
         failed=outcome.failed,
+        protocol=None if options.protocol is None else options.protocol.use(labels),
     )
     warnings = (*machine_warnings, *builder.warnings, *result_warnings(result))
     result = replace(result, warnings=warnings)
@@ -145,6 +152,8 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
 
 def _texts(options: BenchOptions) -> tuple[list[PromptText], tuple[PromptFile, ...]]:
     """The prompts of the files, or the demo's where no file is set."""
+    if options.protocol is not None:
+        return options.protocol.prompts()
     if options.files:
         return read_files(options.files)
     texts = [
@@ -153,6 +162,14 @@ def _texts(options: BenchOptions) -> tuple[list[PromptText], tuple[PromptFile, .
     ]
     digest = hashlib.sha256("".join(PROMPTS.values()).encode()).hexdigest()
     return texts, (PromptFile(name=BUILT_IN, sha256=digest, prompts=len(PROMPTS)),)
+
+
+def _template(options: BenchOptions, tokenizer: Any) -> Mapping[str, Any] | None:
+    """The options of the chat template; papers also give some that a template has not."""
+    if options.protocol is None or not options.template:
+        return options.template
+    text = str(getattr(tokenizer, "chat_template", None) or "")
+    return {name: value for name, value in options.template.items() if name in text}
 
 
 def _settings(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from profiler.commands.options import (
     NamedValue,
@@ -20,6 +21,7 @@ from profiler.commands.options import (
 )
 
 if TYPE_CHECKING:
+    from lab.bench.protocols import ProtocolRun
     from lab.bench.record import Result
     from lab.bench.session import BenchOptions
 
@@ -41,6 +43,24 @@ class EngineOption(NamedValue):
 
 
 @click.group(invoke_without_command=True)
+@click.option(
+    "--protocol",
+    metavar="PAPER[:TABLE]",
+    help="Prompts, samples, models, policies and settings of a paper's table, which the run fills: "
+    "bastion, ddtree, dynatree, specblock or blockpilot. What is given beside it takes the place "
+    "of the paper's; a drafter as PART=NAME, such as eagle3=FOLDER; of its policies only those "
+    "of --policy run.",
+)
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Your copy of the protocol's sets: NAME.jsonl, NAME.parquet or a folder NAME of each.",
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(min=1),
+    help="Most prompts of each of the protocol's sets [default: the paper's].",
+)
 @target_option
 @click.option(
     "--drafter",
@@ -61,21 +81,10 @@ class EngineOption(NamedValue):
     "--policy",
     "policies",
     multiple=True,
-    help="As in generate, with every drafter; fixed:59@DRAFTER with that one alone. May be "
-    "repeated; plain always runs [default: chain, bastion].",
-)
-@click.option(
-    "--study",
-    "studies",
-    multiple=True,
-    type=click.Choice(["sweep", "shape", "estimator", "dynatree"]),
-    help="More arms; sweep is of fixed trees of 1, 3, 7, 15 and 31 nodes. May be repeated.",
-)
-@click.option(
-    "--peers",
-    multiple=True,
-    type=click.Choice(["plain", "prompt-lookup", "assisted", "none"]),
-    help="Arms of transformers' generate [default: all that can run]. May be repeated.",
+    help="As in generate, with every drafter; fixed:59@DRAFTER with that one alone; sweep, shape "
+    "or estimator for a group; transformers:plain, :prompt-lookup, :assisted or :none for arms of "
+    "transformers' generate [default: all that can run]. May be repeated; plain always runs "
+    "[default: chain, bastion].",
 )
 @click.option(
     "--engine",
@@ -140,32 +149,38 @@ def command(ctx: click.Context, as_json: bool, **values: Any) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
-    _report(_run(_options(values)), as_json=as_json)
+    _report(_run(_options(ctx, values)), as_json=as_json)
     if values["output"] is not None:
         click.echo(f"result: {values['output']}", err=as_json)
 
 
 @command.command(short_help="Show a stored result.")
 @click.argument("path", type=click.Path(path_type=Path))
-@json_option
-def show(path: Path, as_json: bool) -> None:
+def show(path: Path) -> None:
     """Print the tables of a stored result."""
     from lab.bench.record import read_result
 
-    _report(read_result(path), as_json=as_json)
+    _report(read_result(path), as_json=False)
 
 
-def _options(values: dict[str, Any]) -> BenchOptions:
+def _options(ctx: click.Context, values: dict[str, Any]) -> BenchOptions:
     from lab.bench.arms.builder import DecoderChoice
-    from lab.bench.arms.choice import DEFAULT_POLICIES, ArmChoice
+    from lab.bench.arms.choice import DEFAULT_POLICIES, PEER, STUDIES, ArmChoice
     from lab.bench.engines.choice import engine_choices
     from lab.bench.session import BenchOptions
 
+    run = _by_protocol(ctx, values)
+    if run is not None:
+        names = ("target", "new_tokens", "temperature", "dtype")
+        values |= {name: getattr(run, name) for name in names}
+        values |= {"template": run.protocol.template, "ignore_eos": run.protocol.ignore_eos}
+    policies = [one for one in values["policies"] if not one.startswith(PEER)]
+    peers = [one.removeprefix(PEER) for one in values["policies"] if one.startswith(PEER)]
     arms = ArmChoice(
-        policies=values["policies"] or DEFAULT_POLICIES,
+        policies=[one for one in policies if one not in STUDIES] or DEFAULT_POLICIES,
         drafters=values["drafters"] or ("ngram",),
-        studies=values["studies"],
-        peers=[one for one in values["peers"] if one != "none"] if values["peers"] else None,
+        studies=[one for one in policies if one in STUDIES],
+        peers=[one for one in peers if one != "none"] if peers else None,
     )
     decoder = DecoderChoice(
         temperature=values["temperature"],
@@ -176,11 +191,30 @@ def _options(values: dict[str, Any]) -> BenchOptions:
     same = ("target", "files", "seed", "template", "new_tokens", "repeats", "device", "dtype",
             "quantization", "output")  # fmt: skip
     return BenchOptions(
-        arms=arms,
+        arms=arms if run is None else run.arms,
         decoder=decoder,
+        protocol=run,
         engines=engine_choices(values["engines"], values["engine_options"]),
         **{name: values[name] for name in same},
     )
+
+
+def _by_protocol(ctx: click.Context, values: dict[str, Any]) -> ProtocolRun | None:
+    """The run of `--protocol` with what is given beside it; None without one."""
+    from lab.bench.protocols import Changes, plan_run
+    from lab.papers.protocols import find_protocol
+
+    given = {one for one in values if ctx.get_parameter_source(one) is ParameterSource.COMMANDLINE}
+    wrong = {"data", "samples"} if values["protocol"] is None else {"files", "template"}
+    if refused := ", ".join(sorted(given & wrong)):
+        verb = "needs" if values["protocol"] is None else "does not go with"
+        raise click.UsageError(f"{refused} {verb} --protocol")
+    if values["protocol"] is None:
+        return None
+    names = {"data", "samples", "target", "drafters", "policies", "new_tokens", "temperature",
+             "dtype"}  # fmt: skip
+    changes = Changes(**{name: values[name] for name in names & given})
+    return plan_run(find_protocol(values["protocol"]), changes)
 
 
 def _run(options: BenchOptions) -> Result:

@@ -22,14 +22,13 @@ from decoder.model.target import Target
 from decoder.profiling.startup import CostSource, ProfileChoice
 from decoder.text import end_tokens
 from lab.bench.arms.base import ArmRunner
-from lab.bench.arms.choice import ESTIMATORS, NO_HISTORY
+from lab.bench.arms.choice import ESTIMATORS
 from lab.bench.arms.drafter_names import describe_drafters, public_name
 from lab.bench.arms.given_text import GivenTextTarget, PlainTexts
 from lab.bench.arms.peers import PeerArm, share_weights, tie_weights
 from lab.bench.arms.tree_decoder import TreeArm
 from lab.bench.environment import without_home
 from lab.bench.record import Arm, Model
-from lab.papers.dynatree.policy import DynaTree, HistorySettings
 from lab.papers.specblock.updates.specblock import split_updater, updatable, updated
 
 
@@ -156,9 +155,6 @@ class ArmBuilder:
                 probed=None if profile is None else profile[0],
             ),
         )
-        if arm.variant == NO_HISTORY:
-            still = HistorySettings(depth_step=0, threshold_step=0.0)
-            decoder.policy = DynaTree(decoder.policy.max_nodes, still)
         source = decoder.cost_source
         if source is not None:
             self.cost_sources.append(source)
@@ -170,9 +166,13 @@ class ArmBuilder:
 
     def _peer(self, arm: Arm) -> ArmRunner:
         options: dict[str, Any] = dict(arm.options)
+        model = self._peer_model
+        if (attention := options.pop("attention", None)) is not None:
+            model = share_weights(model, self.ends)
+            model.set_attn_implementation(attention)
         if arm.drafter is not None:
             options["assistant_model"] = self._assistant(arm.drafter)
-        return PeerArm(arm, self._peer_model, self._choice.temperature, options)
+        return PeerArm(arm, model, self._choice.temperature, options)
 
     def _assistant(self, label: str) -> Any:
         """A drafter for assisted generation, loaded again without this project's attention."""

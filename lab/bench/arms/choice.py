@@ -15,13 +15,11 @@ from lab.bench.record import PLAIN, Arm
 from lab.papers.specblock.updates.specblock import split_updater
 
 PEERS = ("plain", "prompt-lookup", "assisted")
+PEER = "transformers:"  # before the name of a peer
 DEFAULT_POLICIES = ("chain", "bastion")
+STUDIES = ("sweep", "shape", "estimator")
 SWEEP = (1, 3, 7, 15, 31)  # tree sizes; more come with --policy fixed:N
 ESTIMATORS = ("static", "ema", "ema+calib")
-NO_HISTORY = "no-history"  # DynaTree without its history adaptation
-# Table 4 of the DynaTree paper, and the fixed tree of its table 1.
-_DYNATREE = (("static-tree:5x2", ""), ("static-tree:8x3:0.1", ""), ("dynatree", NO_HISTORY),
-             ("dynatree", ""))  # fmt: skip
 _SHAPES = ("beam:4x15", "fixed:60")  # as many nodes by beam search as best first
 
 
@@ -29,15 +27,17 @@ _SHAPES = ("beam:4x15", "fixed:60")  # as many nodes by beam search as best firs
 class ArmChoice:
     """The arms that the command line names; `plan_arms` checks the names.
 
-    policies  for all drafters; `fixed:59@DRAFTER` for that one alone, by its name or short name
-    peers     None for plain and prompt lookup, and assisted generation where a drafter is a
-              causal language model
+    policies   for all drafters; `fixed:59@DRAFTER` for that one alone, by its name or short name
+    peers      None for plain and prompt lookup, and assisted generation where a drafter is a
+               causal language model
+    attention  of transformers' plain decoding, an arm each; empty for that of the loaded model
     """
 
     policies: Sequence[str] = DEFAULT_POLICIES
     drafters: Sequence[str] = ("ngram",)
     studies: Sequence[str] = ()
     peers: Sequence[str] | None = None
+    attention: Sequence[str] = ()
 
 
 def plan_arms(choice: ArmChoice, *, causal_drafters: Iterable[str] = ()) -> tuple[Arm, ...]:
@@ -65,7 +65,7 @@ def plan_arms(choice: ArmChoice, *, causal_drafters: Iterable[str] = ()) -> tupl
     if peers is None:
         peers = PEERS if causal else PEERS[:2]
     for peer in peers:
-        for arm in _peer(peer, causal):
+        for arm in _peer(peer, causal, choice.attention):
             _add(arms, arm)
     return tuple(arms.values())
 
@@ -79,8 +79,6 @@ def _policies(choice: ArmChoice) -> list[tuple[str, str, str]]:
         policies += [(policy, "", "shape") for policy in _SHAPES]
     if "estimator" in choice.studies:
         policies += [("bastion", mode, "estimator") for mode in ESTIMATORS]
-    if "dynatree" in choice.studies:
-        policies += [(policy, variant, "dynatree") for policy, variant in _DYNATREE]
     return policies
 
 
@@ -100,8 +98,17 @@ def _policy_arm(policy: str, variant: str, drafter: str, study: str) -> Arm:
     )
 
 
-def _peer(peer: str, causal: Sequence[str]) -> list[Arm]:
-    arm = Arm(name=f"transformers:{peer}", kind="peer", policy=peer, studies=("policies",))
+def _peer(peer: str, causal: Sequence[str], attention: Sequence[str]) -> list[Arm]:
+    if peer not in PEERS:
+        raise InputError(
+            f"'{PEER}{peer}' is no arm", hint=f"Use {', '.join(PEERS)} or none after {PEER}"
+        )
+    arm = Arm(name=f"{PEER}{peer}", kind="peer", policy=peer, studies=("policies",))
+    if peer == "plain" and attention:
+        return [
+            replace(arm, name=arm.name + f"[{kind}]" * bool(place), options={"attention": kind})
+            for place, kind in enumerate(attention)
+        ]
     if peer == "prompt-lookup":
         return [replace(arm, options={"prompt_lookup_num_tokens": LOOKUP_TOKENS})]
     if peer != "assisted":
@@ -109,7 +116,7 @@ def _peer(peer: str, causal: Sequence[str]) -> list[Arm]:
     if not causal:
         raise InputError(
             "assisted generation needs a drafter that is a causal language model",
-            hint="Add one with --drafter, or leave assisted out of --peers.",
+            hint="Add one with --drafter, or leave out --policy transformers:assisted.",
         )
     return [replace(arm, name=f"{arm.name}+{label}", drafter=label) for label in causal]
 

@@ -7,6 +7,7 @@ import click
 from lab.bench.analysis.papers import WHY_THEY_DIFFER
 from lab.bench.analysis.summary import ResultFigures
 from lab.bench.record import Result
+from lab.bench.report.published import paper_table
 from lab.bench.report.tables import (
     arms_table,
     drafter_tables,
@@ -30,6 +31,11 @@ def print_result(result: Result) -> None:
     print_table(arms.columns, arms.rows)
     sets = [sets_table(figures)] if len(result.sets) > 1 else []
     sweeps = map(hindsight_table, figures.hindsight.values())
+    paper = paper_table(result)
+    if paper is not None and result.protocol is not None:
+        print_table(paper.columns, paper.rows, title=paper.title, keys=2)
+        for line in result.protocol.differs:
+            note(f"other than the paper: {line}")
     for table in (*sets, *sweeps, *engine_tables(result), *drafter_tables(figures)):
         print_table(table.columns, table.rows, title=table.title)
     papers = papers_table(result)

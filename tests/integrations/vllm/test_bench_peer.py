@@ -24,7 +24,7 @@ def test_texts_of_vllm_are_those_of_plain_decoding(smollm2_folder, tmp_path):
     prompts, output = tmp_path / "made.jsonl", tmp_path / "out.json"
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
     arguments = (
-        "-m rooftree bench --device cpu --dtype float32 --policy chain --peers none "
+        "-m rooftree bench --device cpu --dtype float32 --policy chain --policy transformers:none "
         "--new-tokens 32 --engine vllm --engine-option vllm:modes=dflash-7"
     )
     done = subprocess.run(

@@ -146,7 +146,8 @@ class TestBuilder:
         drafters = {"ngram": "ngram", str(folder): "tiny"}
         builder = builder_of(folder, drafters)
         assert builder.causal_drafters == ("tiny",)
-        asked = ArmChoice(drafters=tuple(drafters), studies=("estimator", "dynatree"))
+        policies = ("chain", "bastion", "static-tree:5x2", "dynatree")
+        asked = ArmChoice(policies=policies, drafters=tuple(drafters), studies=("estimator",))
         arms = plan_arms(asked, causal_drafters=builder.causal_drafters)
         runners = builder.runners(arms)
         assert [one.arm.name for one in runners] == [arm.name for arm in arms]
@@ -156,7 +157,7 @@ class TestBuilder:
             if one.arm.drafter == "tiny" or one.arm.kind == "peer"
         }
         assert "transformers:assisted+tiny" in short
-        assert len(short) == 12
+        assert len(short) == 10
         assert {name for name, tokens in short.items() if tokens != expected[:8]} == set()
         modes = {one.arm.variant: one.arm.estimator for one in runners if one.arm.variant}
         assert all(modes[mode] == mode for mode in ("static", "ema", "ema+calib"))

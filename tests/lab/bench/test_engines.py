@@ -45,7 +45,14 @@ class Place:
 
     def bench(self, *more: str) -> int:
         words = ["bench", "--target", self.target, "--device", "cpu", "--dtype", "float32"]
-        words += ["--prompts", str(self.prompts), "--policy", "chain", "--peers", "none"]
+        words += [
+            "--prompts",
+            str(self.prompts),
+            "--policy",
+            "chain",
+            "--policy",
+            "transformers:none",
+        ]
         words += ["--engine", f"llama.cpp={self.stub}", "--new-tokens", "8"]
         words += ["--engine-option", f"llama.cpp:model={self.gguf}", "--output", str(self.output)]
         return cli.run([*words, *more])

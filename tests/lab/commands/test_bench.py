@@ -122,7 +122,12 @@ def test_the_template_is_stored_and_later_turns_follow_answers(tmp_path, monkeyp
     place.files[0].write_text(json.dumps({"id": "t", "messages": turns}))
     for template, mark in (("thinking=false", "!"), ("thinking=true", "")):
         output = tmp_path / f"{template}.json"
-        assert place.bench("--template", template, "--peers", "none", "--output", str(output)) == 0
+        assert (
+            place.bench(
+                "--template", template, "--policy", "transformers:none", "--output", str(output)
+            )
+            == 0
+        )
         result = read_result(output)
         assert (result.settings.chat, result.settings.template) == (True, {"thinking": not mark})
         answer = tokenizer.decode(result.of("plain")[0].tokens, skip_special_tokens=True)
@@ -165,8 +170,7 @@ class TestRefused:
         [
             (("--prompts", "none.jsonl"), r"none\.jsonl: there is no such file"),
             (("--policy", "fixed:x"), r"'fixed:x' is not a policy"),
-            (("--study", "sizes"), r"'sizes' is not one of 'sweep', 'shape'"),
-            (("--peers", "vllm"), r"'vllm' is not one of 'plain', 'prompt-lookup'"),
+            (("--policy", "transformers:vllm"), r"'transformers:vllm' is no arm"),
             (("--new-tokens", "0"), r"'--new-tokens'"),
             (("--output", "/no/such/folder/out.json"), r"cannot write to /no/such/folder"),
             (("--target", "./nonesuch"), r"there is no folder \./nonesuch"),
