@@ -245,8 +245,6 @@ class Profile(Section):
 
     def verify_calibration(self) -> Calibration:
         """The selected calibration, with `predict_s(rows, context, batch)`."""
-        if self.calibration.selected == "linear":
-            return self.linear_calibration()
         points = None if self.surface is None else self.surface.points()
         try:
             return self.calibration.calibration(points, self.roofline())
@@ -261,12 +259,10 @@ class Profile(Section):
 
     def with_drafter(self, architecture_hash: str, drafter: DrafterSection) -> Profile:
         """The same profile with one drafter added or replaced. Raises ProfileError."""
-        return self._changed(drafters=self.drafters | {architecture_hash: drafter})
-
-    def _changed(self, **sections: Any) -> Profile:
         fields = {name: getattr(self, name) for name in type(self).model_fields}
+        drafters = self.drafters | {architecture_hash: drafter}
         try:
-            return type(self)(**(fields | sections))
+            return type(self)(**(fields | {"drafters": drafters}))
         except ValidationError as failure:
             raise _profile_error("the changed profile", failure) from None
 

@@ -289,10 +289,8 @@ class CalibrationSection(Section):
         if self.selected in ("linear", "physical"):
             coefficients: RooflineCalibration = getattr(self, self.selected)
             return coefficients.over(roofline)
-        if points is None:
-            raise InputError("the profile has no surface")
-        if self.stairs is None or self.physical is None:  # validation forbids it
-            raise InputError(f"the coefficients of {self.selected} are missing")
+        if points is None or self.stairs is None or self.physical is None:
+            raise InputError("the profile has no surface")  # validation forbids all three
         try:
             return build_stairs(points, self.physical.over(roofline), self.stairs)
         except np.linalg.LinAlgError:
