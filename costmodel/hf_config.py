@@ -110,25 +110,12 @@ def architecture_fields(config: Any, name: str | None) -> dict[str, Any]:
         fields = {"tie_word_embeddings": fields.get("tie_word_embeddings")} | fields["text_config"]
     label = _kind(fields)
     kind = KINDS[label]
-    hidden, heads = _int(fields, "hidden_size"), _int(fields, "num_attention_heads")
-    result: dict[str, Any] = {
-        "name": name or str(fields.get("_name_or_path") or label),
-        "layers": _int(fields, "num_hidden_layers"),
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": heads
-        if label == "gpt_neox" or kind.latent
-        else _int(fields, "num_key_value_heads", heads),
-        "head_dim": _head_dim(fields, kind, label, hidden, heads),
-        "ffn": _int(fields, "intermediate_size"),
-        "vocab": _int(fields, "vocab_size"),
-        "tied": _flag(fields, "tie_word_embeddings", kind.tied),
-        "qk_norm": kind.qk_norm
-        if isinstance(kind.qk_norm, bool)
-        else _flag(fields, kind.qk_norm, False),
-        "layer_norms": kind.norms,
-        "sinks": kind.sinks,
-    }
+    result = _sizes(fields, kind, label, name)
+    if label != "gpt_neox" and not kind.latent:
+        result["kv_heads"] = _int(fields, "num_key_value_heads", result["heads"])
+    named = isinstance(kind.qk_norm, str)
+    result["qk_norm"] = _flag(fields, str(kind.qk_norm), False) if named else kind.qk_norm
+    result |= {"layer_norms": kind.norms, "sinks": kind.sinks}
     result |= _biases(fields, kind, label)
     result |= _windows(fields, kind, result["layers"], label)
     if label == "gpt_neox":
@@ -155,20 +142,13 @@ def usual_fields(config: Any, name: str | None) -> dict[str, Any]:
     """
     fields = config_fields(config)
     label = _label(fields)
-    hidden, heads = _int(fields, "hidden_size"), _int(fields, "num_attention_heads")
-    result: dict[str, Any] = {
-        "name": name or str(fields.get("_name_or_path") or label),
-        "layers": _int(fields, "num_hidden_layers"),
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": 1 if fields.get("multi_query") else _int(fields, "num_key_value_heads", heads),
-        "head_dim": _head_dim(fields, ModelKind(), label, hidden, heads),
-        "ffn": _int(fields, "intermediate_size", 4 * hidden),
-        "vocab": _int(fields, "vocab_size"),
-        "tied": _flag(fields, "tie_word_embeddings", True),
-        "gated_ffn": label not in UNGATED,
-        "qkv_bias": fields.get("attention_bias") is True,
-    }
+    result = _sizes(fields, ModelKind(tied=True), label, name)
+    if fields.get("multi_query"):
+        result["kv_heads"] = 1
+    else:
+        result["kv_heads"] = _int(fields, "num_key_value_heads", result["heads"])
+    result["gated_ffn"] = label not in UNGATED
+    result["qkv_bias"] = fields.get("attention_bias") is True
     experts = {
         size: next((fields[field] for field in names if type(fields.get(field)) is int), 0)
         for size, names in EXPERT_FIELDS.items()
@@ -176,6 +156,22 @@ def usual_fields(config: Any, name: str | None) -> dict[str, Any]:
     if all(experts.values()) and experts["active_experts"] <= experts["experts"]:
         result |= experts
     return result
+
+
+def _sizes(fields: Fields, kind: ModelKind, label: str, name: str | None) -> dict[str, Any]:
+    """The sizes that every kind has; a kind that is not known may leave out that of its FFN."""
+    hidden, heads = _int(fields, "hidden_size"), _int(fields, "num_attention_heads")
+    return {
+        "name": name or str(fields.get("_name_or_path") or label),
+        "layers": _int(fields, "num_hidden_layers"),
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": heads,
+        "head_dim": _head_dim(fields, kind, label, hidden, heads),
+        "ffn": _int(fields, "intermediate_size", None if label in KINDS else 4 * hidden),
+        "vocab": _int(fields, "vocab_size"),
+        "tied": _flag(fields, "tie_word_embeddings", kind.tied),
+    }
 
 
 def config_fields(config: Any) -> Fields:

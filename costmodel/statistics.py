@@ -1,4 +1,4 @@
-"""Robust statistics of timing samples, and non-negative least squares.
+"""Robust statistics of timing samples, lines through points, and non-negative least squares.
 
 Times are in seconds. A statistic of too few samples is None, never zero.
 """
@@ -11,7 +11,7 @@ from itertools import product
 from statistics import median
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
 
@@ -50,6 +50,17 @@ def relative_error(seconds: Sequence[float]) -> float | None:
     if spread is None:
         return None
     return MEDIAN_EFFICIENCY * spread / math.sqrt(len(seconds))
+
+
+def extend_linear(axis: ArrayLike, values: ArrayLike, at: ArrayLike) -> Array:
+    """Piecewise linear through (axis, values): constant before, the last slope (>= 0) after."""
+    x, y = np.asarray(axis, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    place = np.asarray(at, dtype=np.float64)
+    inside = np.interp(place, x, y)
+    if len(x) < 2:
+        return np.asarray(inside, dtype=np.float64)
+    slope = max(float((y[-1] - y[-2]) / (x[-1] - x[-2])), 0.0)
+    return np.asarray(inside + slope * np.maximum(place - x[-1], 0.0), dtype=np.float64)
 
 
 def non_negative_minima(

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from costmodel.errors import InputError
+from costmodel.statistics import extend_linear
 
 Array = NDArray[np.float64]
 # (heads, kv_heads) -> {(batch, tokens): seconds}
@@ -262,8 +263,4 @@ def _interpolate(table: Mapping[tuple[int, int], float], tokens: Array, batch: i
 def _over_tokens(table: Mapping[tuple[int, int], float], tokens: Array, batch: int) -> Array:
     curve = sorted((n, s) for (b, n), s in table.items() if b == batch)
     x, y = np.array(curve, dtype=np.float64).T
-    inside = np.interp(tokens, x, y)
-    if len(x) < 2:
-        return np.asarray(inside)
-    slope = max(float((y[-1] - y[-2]) / (x[-1] - x[-2])), 0.0)
-    return np.asarray(inside + slope * np.maximum(tokens - x[-1], 0.0), dtype=np.float64)
+    return extend_linear(x, y, tokens)

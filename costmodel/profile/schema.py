@@ -47,6 +47,7 @@ from costmodel.fields import (
     check_spread,
 )
 from costmodel.roofline import Roofline
+from costmodel.statistics import extend_linear
 
 Array = NDArray[np.float64]
 
@@ -477,14 +478,3 @@ class StagesSection(Section):
 
 def _extended(axis: Array, at: float, values: Array) -> Array:
     return extend_linear(axis, values, at)
-
-
-def extend_linear(axis: ArrayLike, values: ArrayLike, at: ArrayLike) -> Array:
-    """Piecewise linear through (axis, values): constant before, the last slope (>= 0) after."""
-    x, y = np.asarray(axis, dtype=np.float64), np.asarray(values, dtype=np.float64)
-    place = np.asarray(at, dtype=np.float64)
-    inside = np.interp(place, x, y)
-    if len(x) < 2:
-        return np.asarray(inside, dtype=np.float64)
-    slope = max(float((y[-1] - y[-2]) / (x[-1] - x[-2])), 0.0)
-    return np.asarray(inside + slope * np.maximum(place - x[-1], 0.0), dtype=np.float64)

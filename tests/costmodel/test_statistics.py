@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from costmodel.statistics import mad_s, relative_error, relative_spread
+from costmodel.statistics import extend_linear, mad_s, relative_error, relative_spread
 
 
 def test_mad_by_hand() -> None:
@@ -35,3 +35,9 @@ def test_relative_error_estimates_the_spread_of_medians() -> None:
     true_error = np.median(draws, axis=1).std() / 10.0
     estimated = np.median([relative_error(row.tolist()) for row in draws])
     assert estimated == pytest.approx(true_error, rel=0.1)
+
+
+def test_extension_beyond_the_last_point_never_falls():
+    assert extend_linear([1, 3], [2.0, 4.0], [0, 1, 2, 3, 5]).tolist() == [2, 2, 3, 4, 6]
+    assert extend_linear([1, 3], [4.0, 2.0], [3, 9]).tolist() == [2, 2]
+    assert extend_linear([5], [7.0], [0, 9]).tolist() == [7, 7]

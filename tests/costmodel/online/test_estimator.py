@@ -12,7 +12,7 @@ from costmodel.errors import ProfileError
 from costmodel.online.cycle import CycleCost
 from costmodel.online.estimator import OnlineEstimator
 from costmodel.profile.profile import Profile
-from costmodel.profile.schema import StagesSection, extend_linear
+from costmodel.profile.schema import StagesSection
 from tests.costmodel.conftest import ROOFLINE
 
 STORED = Path(__file__).parents[1] / "data/profile.yaml"
@@ -97,12 +97,6 @@ def test_an_unknown_drafter_is_an_error_that_lists_the_known(profile):
     with pytest.raises(ProfileError, match=r"ngram-1 \(ngram\)"):
         CycleCost.from_profile(profile, "dflash")
     assert CycleCost.from_profile(profile).drafter is None
-
-
-def test_extension_beyond_the_last_point_never_falls():
-    assert extend_linear([1, 3], [2.0, 4.0], [0, 1, 2, 3, 5]).tolist() == [2, 2, 3, 4, 6]
-    assert extend_linear([1, 3], [4.0, 2.0], [3, 9]).tolist() == [2, 2]
-    assert extend_linear([5], [7.0], [0, 9]).tolist() == [7, 7]
 
 
 def test_a_bare_roofline_is_a_cost():
