@@ -19,7 +19,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from costmodel.errors import InputError
+from costmodel.errors import InputError, reason_of
 from costmodel.io import folder_of, read_json, write_atomic
 from decoder.drafters.blocks import ROPE_FIELDS, DraftShape
 from decoder.model.target import Target
@@ -337,9 +337,8 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _unreadable(path: Path, error: Exception) -> InputError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return InputError(
-        f"cannot read the weights in {path}: {reason}",
+        f"cannot read the weights in {path}: {reason_of(error)}",
         hint="The file is damaged or was copied in part; fetch it again.",
     )
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import transformers
 
-from costmodel.errors import InputError, RooftreeError
+from costmodel.errors import InputError, RooftreeError, reason_of
 from costmodel.io import read_json, tool_version, write_atomic
 from costmodel.profile.store import user_directory
 from decoder.model.attention import DenseVisible, RowBlock, TreeVisible, attention_of
@@ -77,8 +77,7 @@ def checked_structure(step: ModelStep, name: str) -> Structure:
 def _failure(step: ModelStep, error: Exception) -> str:
     if not getattr(step.model, "_supports_attention_backend", True):
         return "its attention does not go through transformers' interface"
-    first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return f"its forward does not run with another attention function ({first[:160]})"
+    return f"its forward does not run with another attention function ({reason_of(error)})"
 
 
 def _refused(name: str, step: ModelStep, reason: str) -> InputError:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from costmodel.errors import InputError
+from costmodel.errors import InputError, reason_of
 from integrations.vllm.configuration import installed_version
 
 PROMPT_TOKENS = 16
@@ -68,9 +68,8 @@ class SteppedEngine:
             with _without_module("llvmlite.binding.ffi"):
                 self._llm = LLM(**(OPTIONS | server_options() | dict(options)))
         except (ValueError, TypeError, OSError, RuntimeError, NotImplementedError) as error:
-            reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise InputError(
-                f"vLLM does not start with these options: {reason}",
+                f"vLLM does not start with these options: {reason_of(error)}",
                 hint="Its own messages above say more.",
             ) from error
         self._core = self._llm.llm_engine.engine_core.engine_core

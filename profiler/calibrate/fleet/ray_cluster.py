@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from costmodel.catalog import DeviceFingerprint
-from costmodel.errors import DeviceError, InputError, MeasurementError, RooftreeError
+from costmodel.errors import DeviceError, InputError, MeasurementError, RooftreeError, reason_of
 from costmodel.profile.profile import Profile
 from decoder.device import fingerprint
 from profiler.calibrate.fleet.scheduler import FleetDevice, Gathered, Job, JobState, NodeLostError
@@ -49,9 +49,8 @@ def ray_cluster(
         _check_listens(address)
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DeviceError(
-            f"no Ray cluster answers at '{address}': {reason}",
+            f"no Ray cluster answers at '{address}': {reason_of(error)}",
             hint="Start one with `ray start --head`, or give its --address",
         ) from None
     try:
