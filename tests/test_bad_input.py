@@ -148,26 +148,12 @@ def test_no_prompt_and_no_template(place):
     assert "no chat template. Leave the template out" in line
 
 
-def damage_config(target: Path) -> None:
-    (target / "config.json").write_text('{"model_type": ')
-
-
-def damage_weights(target: Path) -> None:
-    file = target / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-
-
-def remove_tokenizer(target: Path) -> None:
-    for file in target.glob("tokenizer*"):
-        file.unlink()
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (damage_config, "cannot read the config"),
-        (damage_weights, "cannot load the weights"),
-        (remove_tokenizer, "no usable tokenizer"),
+        (lambda target: (target / "config.json").write_text("{"), "cannot read the config"),
+        (lambda target: os.truncate(target / "model.safetensors", 9000), "cannot load the weights"),
+        (lambda target: [f.unlink() for f in target.glob("tokenizer*")], "no usable tokenizer"),
     ],
 )
 def test_damaged_targets(place, damage, message):

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -95,19 +96,14 @@ class Launched:
             if parameter.is_constexpr or (type(value) is int and value == 1 and name not in kept):
                 signature[name], fixed[(index,)] = "constexpr", value
                 continue
-            signature[name] = _type(value)
+            kind = "fp32" if isinstance(value, float) else "i32"
+            signature[name] = POINTERS[value.dtype] if isinstance(value, torch.Tensor) else kind
             divisible = isinstance(value, torch.Tensor) or (
                 type(value) is int and name not in kept and value % ALIGNMENT == 0
             )
             if divisible:
                 hints[(index,)] = [["tt.divisibility", ALIGNMENT]]
         return ASTSource(self.kernel, signature, fixed, hints)
-
-
-def _type(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return POINTERS[value.dtype]
-    return "fp32" if isinstance(value, float) else "i32"
 
 
 class _Recorder:
@@ -139,7 +135,7 @@ def recorded() -> Iterator[list[Launched]]:
 def launches(layer: Layer, rows: int, dtype: torch.dtype) -> list[Launched]:
     """The launches of one decoder layer for a forward of `rows` rows."""
     device = torch.device("cpu")
-    shape = _Shape(layers=1, kv_heads=layer.kv_heads, head_dim=layer.width)
+    shape = SimpleNamespace(layers=1, kv_heads=layer.kv_heads, head_dim=layer.width)
     cache = KVCache(shape, capacity=1024, sequences=1, dtype=dtype, device=device)
     numbers = np.arange(rows, dtype=np.int64)  # a chain: each row is the child of the one before
     block = RowBlock(0, numbers, numbers, TreeVisible(numbers[:-1]) if rows > 1 else None)
@@ -162,13 +158,6 @@ def launches(layer: Layer, rows: int, dtype: torch.dtype) -> list[Launched]:
         kernels.table_attention(query, keys, values, tables, layer.width**-0.5)
         kernels.swiglu(empty(rows, 2 * layer.ffn))
     return launched
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shape:
-    layers: int
-    kv_heads: int
-    head_dim: int
 
 
 def assemble(launched: Launched, capability: int) -> dict[str, int]:
