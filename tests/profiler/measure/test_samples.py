@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from itertools import repeat
+from itertools import cycle, repeat
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -64,39 +65,21 @@ def test_limit_of_time_counts_every_sample():
     assert samples.mad_s is None
 
 
-class EveryOther:
-    """A guard that finds every second sample disturbed."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def start(self) -> None:
-        self.calls += 1
-
-    def disturbance(self) -> str:
-        return "" if self.calls % 2 else "hot"
+def guard(disturbances):
+    return SimpleNamespace(start=lambda: None, disturbance=iter(disturbances).__next__)
 
 
 def test_disturbed_samples_are_set_aside_and_counted():
     timer = FakeTimer([1.0, 9.0] * 10)
-    samples = measure(nothing, timer=timer, rule=NoiseRule(), guard=EveryOther())
+    samples = measure(nothing, timer=timer, rule=NoiseRule(), guard=guard(cycle(["", "hot"])))
     assert samples.seconds == (1.0,) * 5
     assert samples.rejected == (9.0,) * 4
 
 
-class Always:
-    def start(self) -> None:
-        return None
-
-    def disturbance(self) -> str:
-        return "hot"
-
-
 def test_no_accepted_sample_is_an_error():
+    timer, rule = FakeTimer(repeat(1.0)), NoiseRule(max_samples=7)
     with pytest.raises(MeasurementError, match="none of 7 samples could be used"):
-        measure(
-            nothing, timer=FakeTimer(repeat(1.0)), rule=NoiseRule(max_samples=7), guard=Always()
-        )
+        measure(nothing, timer=timer, rule=rule, guard=guard(repeat("hot")))
 
 
 def unfinished(points: list[PointAccumulator]) -> list[int]:
