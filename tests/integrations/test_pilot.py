@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,43 +13,25 @@ from integrations.pilot import UNKNOWN, StepPilot
 from integrations.policy import DraftPolicy, RunningSequence
 
 
-class NotedCosts:
-    def __init__(self) -> None:
-        self.steps: list[tuple[float, bool]] = []
-        self.gaps: list[float] = []
-
-    def observe(self, predicted_s: float, measured_s: float, *, drafted: bool) -> None:
-        self.steps.append((measured_s, drafted))
-
-    def observe_gap(self, gap_s: float, step_s: float) -> None:
-        self.gaps.append(gap_s)
-
-
-class NotedAcceptance:
-    def __init__(self) -> None:
-        self.texts: list[tuple] = []
-        self.counts: list[tuple] = []
-        self.forgotten: list[str] = []
-
-    def observe_text(
-        self, name: str, draft: Sequence[int], text: Sequence[int], kind: int = ANY_KIND
-    ) -> None:
-        self.texts.append((name, list(draft), list(text), kind))
-
-    def observe_count(self, name: str, drafted: int, accepted: int) -> None:
-        self.counts.append((name, drafted, accepted))
-
-    def forget(self, name: str) -> None:
-        self.forgotten.append(name)
-
-
 class NotedPolicy(DraftPolicy):
-    """A policy that verifies one token of every draft, and asks for three more."""
+    """A policy that verifies one token of every draft, asks for three more, and notes the rest."""
 
     def __init__(self, shortens: bool) -> None:
         self.shortens, self.longest = shortens, 3
-        self.costs, self.acceptance = NotedCosts(), NotedAcceptance()
-        self.tokens: list[tuple[int, int]] = []
+        self.steps, self.gaps, self.texts, self.counts, self.forgotten, self.tokens = (
+            [] for _ in range(6)
+        )
+        self.costs = SimpleNamespace(
+            observe=lambda predicted, measured, *, drafted: self.steps.append((measured, drafted)),
+            observe_gap=lambda gap_s, step_s: self.gaps.append(gap_s),
+        )
+        self.acceptance = SimpleNamespace(
+            observe_text=lambda name, draft, text, kind=ANY_KIND: self.texts.append(
+                (name, list(draft), list(text), kind)
+            ),
+            observe_count=lambda *counts: self.counts.append(counts),
+            forget=self.forgotten.append,
+        )
 
     def verified(self, sequences: Sequence[RunningSequence]) -> list[int]:
         return [min(len(one.draft), 1) for one in sequences]
@@ -81,21 +64,21 @@ def test_a_step_and_what_came_of_it():
     own.scheduled(choice, {"a": 2, "b": 1})
     own.ended({"a": [4, 8], "b": [6]})
     policy = own.policy
-    assert policy.costs.steps == [(0.02, True)]
-    assert policy.acceptance.texts == [("a", [4, 5], [4, 8], 3), ("b", [], [6], 0)]
+    assert policy.steps == [(0.02, True)]
+    assert policy.texts == [("a", [4, 5], [4, 8], 3), ("b", [], [6], 0)]
     assert policy.tokens == [(2, 3)]
     own.scheduled(own.choose([sequence("a", 11)]), {"a": 1})
     own.ended({"a": [3]})
-    assert policy.costs.gaps == pytest.approx([0.01])
-    assert policy.costs.steps[1] == (pytest.approx(0.03), False)
+    assert policy.gaps == pytest.approx([0.01])
+    assert policy.steps[1] == (pytest.approx(0.03), False)
 
 
 def test_a_step_with_a_prefill_is_not_timed():
     own = pilot(0.0, 0.5)
     own.scheduled(own.choose([sequence("a", 9)]), {"a": 1, "new": 300})
     own.ended({"a": [1], "new": [2]})
-    assert own.policy.costs.steps == []
-    assert [name for name, *_ in own.policy.acceptance.texts] == ["a", "new"]
+    assert own.policy.steps == []
+    assert [name for name, *_ in own.policy.texts] == ["a", "new"]
 
 
 def test_a_step_without_rows_leaves_no_record():
@@ -103,7 +86,7 @@ def test_a_step_without_rows_leaves_no_record():
     own.scheduled(own.choose([]), {})
     own.scheduled(own.choose([sequence("a", 9)]), {"a": 1})
     own.ended({"a": [1]})
-    assert own.policy.costs.steps == [(0.5, False)]
+    assert own.policy.steps == [(0.5, False)]
 
 
 def test_steps_that_are_scheduled_ahead():
@@ -117,8 +100,8 @@ def test_steps_that_are_scheduled_ahead():
     own.ended({"a": [1, 2, 3]})
     own.choose([sequence("a", 12, draft)])
     own.ended({"a": [4]})
-    assert own.policy.acceptance.counts == [("a", 3, 2), ("a", 3, 0)]
-    assert np.array(own.policy.costs.steps)[:, 0] == pytest.approx([0.10, 0.09])
+    assert own.policy.counts == [("a", 3, 2), ("a", 3, 0)]
+    assert np.array(own.policy.steps)[:, 0] == pytest.approx([0.10, 0.09])
 
 
 def test_ended_sequences_are_forgotten_once():
@@ -126,4 +109,4 @@ def test_ended_sequences_are_forgotten_once():
     own.forget({"a", "b"})
     own.forget({"b"})
     own.forget({"b"})
-    assert own.policy.acceptance.forgotten == ["a"]
+    assert own.policy.forgotten == ["a"]

@@ -20,7 +20,7 @@ from profiler.calibrate.sweep import (
     Uncertainty,
     run_sweep,
 )
-from profiler.measure.instruments import Instruments
+from profiler.measure.instruments import Instruments, NoGuard
 from profiler.measure.journal import Journal
 from tests.fake_timing import CountRule, FakeTimer
 
@@ -51,7 +51,7 @@ class FakeWorkload:
         return work
 
 
-class FakeGuard:
+class FakeGuard(NoGuard):
     """Every `every`-th sample is disturbed; none without it."""
 
     def __init__(self, every: int = 0) -> None:
@@ -62,9 +62,6 @@ class FakeGuard:
 
     def disturbance(self) -> str:
         return "throttled" if self.every and self.count % self.every == 0 else ""
-
-    def summary(self) -> dict:
-        return {}
 
 
 def true_s(task: Task) -> float:
