@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import numpy as np
 import pytest
@@ -265,9 +264,3 @@ def test_a_queue_that_grows_is_called_overloaded() -> None:
 def test_bad_input_is_named(call, message: str) -> None:
     with pytest.raises(InputError, match=message):
         call()
-
-
-def test_without_simpy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "simpy", None)
-    with pytest.raises(InputError, match=r"needs simpy.*pip install 'rooftree\[plan\]'"):
-        simulate(made([0], [5], [5]), server(), constant)
