@@ -56,11 +56,8 @@ class TileForm:
     def tiles(self, rows: ArrayLike, heads: int, kv_heads: int, batch: int = 1) -> Array:
         """Number of tiles of one attention call, for each of `rows`."""
         s = np.asarray(rows, dtype=np.float64)
-        if self.packs_groups:
-            return np.asarray(
-                batch * kv_heads * np.ceil(s * (heads / kv_heads) / self.tile_rows), dtype=float
-            )
-        return np.asarray(batch * heads * np.ceil(s / self.tile_rows), dtype=np.float64)
+        packed, groups = (s * (heads / kv_heads), kv_heads) if self.packs_groups else (s, heads)
+        return np.asarray(batch * groups * np.ceil(packed / self.tile_rows), dtype=np.float64)
 
     def filled_tiles(self, rows: int, heads: int, kv_heads: int, batch: int) -> float:
         """Number of full tiles that take as long as those of a call, filled by fragments."""
