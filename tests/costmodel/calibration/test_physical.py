@@ -73,7 +73,7 @@ def test_outliers_do_not_move_predictions(roofline):
         assert fitted.predict_s(r, c) == pytest.approx(known.predict_s(r, c), rel=0.03)
 
 
-def test_few_rows_that_are_half_of_all_points_do_not_make_outliers_of_the_rest(roofline):
+def test_few_rows_that_are_half_of_all_points_do_not_make_outliers_of_the_rest():
     """Log-uniform rows, as a calibration draws them, on a truth that no sum of work fits."""
     rows = [1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 10, 14, 20, 32, 40, 54, 72, 96, 125]
     context = np.tile([181, 201, 263, 775], 5)
