@@ -63,13 +63,13 @@ def command(  # noqa: PLR0913 - one argument an option
     loaded = load_target(target)
     if texts is None:
         texts = output / "texts"
+        asked = training_prompts(prompts)[: training.texts]
         collecting = Collecting(
-            batches=-(-training.texts // Collecting().batch_texts),
+            batches=-(-(len(asked) or training.texts) // Collecting().batch_texts),
             answer_tokens=sweep.max_new_tokens,
             template=sweep.template,
             answer_temperature=sweep.temperature,
         )
-        asked = training_prompts(prompts)[: training.texts]
         collect(loaded, texts, collecting, asked, note)
     corpus = read_corpus(texts, loaded.architecture.vocab, sweep.temperature)
     chosen = distinct(corpus, training.texts)

@@ -142,7 +142,9 @@ class DFlashObjective:
         model: DFlashModel,
         wanted: DFlashTraining,
         kept_tokens: torch.Tensor,
+        head: torch.Tensor | None = None,
     ) -> None:
+        """head: of the target [vocab, hidden], where the loaded model may not have it any more"""
         self.model = model
         # A layer's output is the input of the next one: one further on in hidden_states.
         self.layers = tuple(number + 1 for number in model.config.target_layer_ids)
@@ -151,7 +153,8 @@ class DFlashObjective:
         self._rotary = Rotary(model.config.shape, device)
         self._embedding = loaded.model.get_input_embeddings()
         self._kept = kept_tokens.to(device)
-        self._head = FrozenHead(loaded.model.get_output_embeddings().weight[self._kept])
+        whole = loaded.model.get_output_embeddings().weight if head is None else head
+        self._head = FrozenHead(whole[self._kept])
         self._place = torch.full((loaded.architecture.vocab,), -1, device=device)
         self._place[self._kept] = torch.arange(len(kept_tokens), device=device)
         depth = torch.arange(self._size - 1, device=device)

@@ -97,7 +97,11 @@ class Sweeper:
         vocab = target.architecture.vocab
         head = np.arange(vocab) if model.head_tokens is None else model.head_tokens
         self._objective = DFlashObjective(
-            target.loaded, trainable_copy(model), DFlashTraining(), torch.from_numpy(head)
+            target.loaded,
+            trainable_copy(model),
+            DFlashTraining(),
+            torch.from_numpy(head),
+            target.head_weight(),
         )
         self.cycle_s: torch.Tensor | None = None
 

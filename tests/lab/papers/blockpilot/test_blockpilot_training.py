@@ -72,12 +72,14 @@ def rounds_by_hand(config, tensors, target, prompt, size, new_tokens):
 
 @pytest.mark.slow
 class TestSweep:
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["plain", "packed"])
     @torch.inference_mode()
-    def test_rounds_are_those_of_decoding(self, tmp_path):
-        target = draft_target(dtype=torch.float64)
+    def test_rounds_are_those_of_decoding(self, tmp_path, dtype):
+        """Also where the target's own weights are packed, as on a CPU in float32."""
+        target = draft_target(dtype=dtype)
         sweeper = sweeper_of(tmp_path, target)
         _, config, tensors = dflash_folder(tmp_path / "draft")
-        tensors = {name: tensor.double() for name, tensor in tensors.items()}
+        tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
         assert sweeper.candidates == CANDIDATES
         for number, prompt in enumerate(PROMPTS):
             sample = sweeper.sample(number)
