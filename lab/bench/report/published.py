@@ -64,10 +64,16 @@ class _Filled:
     def row(self, one: str, method: str) -> Row:
         cells: list[str | None] = [one, method]
         for name in self.figures:
-            paper = self._published.get((method, name), {}).get(one)
+            paper = self._paper(one, self._published.get((method, name), {}))
             form = ".2f" if name in TWO_DIGITS else ".1f"
             cells += [number_text(value, form) for value in (*self._run(one, method, name), paper)]
         return cells
+
+    def _paper(self, one: str, values: Mapping[str, float]) -> float | None:
+        """The printed figure; the average of some sets alone is their mean."""
+        run = [values[name] for name in self._result.sets if name in values]
+        whole = len(self._result.sets) == len(self._protocol.sets) and AVERAGE in values
+        return values.get(one) if one != AVERAGE or whole else fmean(run) if run else None
 
     def _run(self, one: str, method: str, name: str) -> list[float | None]:
         """The figure of a set, or the mean of those of all sets; two for the speed-up."""

@@ -95,6 +95,19 @@ def test_number_and_order_of_samples(tmp_path) -> None:
     assert places("specblock", "alpaca", 5000) == list(range(4000))
 
 
+def test_published_files_of_a_set(tmp_path) -> None:
+    """Parquet, and of a folder the files of the set's split."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    chosen = find_protocol("ddtree")
+    one = next(one for one in chosen.sets if one.name == "mbpp")
+    for split in ("train", "test"):
+        (tmp_path / "mbpp" / "sanitized").mkdir(parents=True, exist_ok=True)
+        file = tmp_path / "mbpp" / "sanitized" / f"{split}-00000-of-00001.parquet"
+        parquet.write_table(pyarrow.table({"prompt": [split], "task_id": [1]}), file)
+    assert list(take_sample(chosen, one, find_set(tmp_path, one)).turns) == [("test",)]
+
+
 def test_what_is_missing_and_what_differs_is_named(tmp_path) -> None:
     protocol = find_protocol("blockpilot:2")
     with pytest.raises(InputError, match=r"blockpilot:2 cannot run: gsm8k: no such set .*mt-bench"):
