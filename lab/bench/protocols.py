@@ -10,6 +10,7 @@ from pathlib import Path
 
 from costmodel.errors import InputError
 from lab.bench.arms.choice import ArmChoice
+from lab.bench.arms.drafter_names import public_name
 from lab.bench.prompts import PromptText
 from lab.bench.record import PromptFile, ProtocolUse
 from lab.papers.protocols import Method, Protocol, SetSample, find_set, take_sample
@@ -133,7 +134,7 @@ def plan_run(protocol: Protocol, changes: Changes) -> ProtocolRun:
         dtype=changes.dtype or protocol.dtype,
         samples=samples,
         missing=missing,
-        differs=_differences(protocol, changes, row, samples),
+        differs=_differences(protocol, changes, row, models, samples),
     )
     if not samples or not methods:
         raise InputError(
@@ -163,15 +164,20 @@ def _samples(protocol: Protocol, changes: Changes) -> tuple[list[SetSample], lis
         if files:
             samples.append(take_sample(protocol, chosen, files, changes.samples))
         else:
-            missing.append(f"{chosen.name}: no such set in {changes.data or 'a folder (--data)'}")
+            place = f"in {changes.data.name}" if changes.data else "there; give --data FOLDER"
+            missing.append(f"{chosen.name}: no such set {place}")
     return samples, missing
 
 
 def _differences(
-    protocol: Protocol, changes: Changes, row: str, samples: Sequence[SetSample]
+    protocol: Protocol,
+    changes: Changes,
+    row: str,
+    models: Mapping[str, str],
+    samples: Sequence[SetSample],
 ) -> list[str]:
     taken = {
-        "target": (changes.target, row),
+        "target": (changes.target and public_name(changes.target), row),
         "new tokens": (changes.new_tokens, protocol.new_tokens),
         "dtype": (changes.dtype, protocol.dtype),
     }
@@ -179,7 +185,12 @@ def _differences(
     lines = [
         f"{name}: {ours}, not {paper}" for name, ours, paper in pairs if ours not in (None, paper)
     ]
-    lines += [f"drafter: {name}" for name in changes.drafters]
+    paper = protocol.targets[row]
+    lines += [
+        f"{part}: {public_name(name)}, not {paper.get(part) or 'a published one'}"
+        for part, name in models.items()
+        if name != paper.get(part)
+    ]
     lines += [f"policies: {', '.join(changes.policies)} alone"] if changes.policies else []
     if (changes.temperature or 0.0) not in protocol.temperatures:
         lines.append(f"temperature: {changes.temperature:g} is in no column of the paper")
