@@ -206,14 +206,13 @@ def _by_protocol(ctx: click.Context, values: dict[str, Any]) -> ProtocolRun | No
 
     given = {one for one in values if ctx.get_parameter_source(one) is ParameterSource.COMMANDLINE}
     wrong = {"data", "samples"} if values["protocol"] is None else {"files", "template"}
-    if refused := ", ".join(sorted(given & wrong)):
+    if refused := given & wrong:
+        names = ", ".join(one.opts[0] for one in ctx.command.params if one.name in refused)
         verb = "needs" if values["protocol"] is None else "does not go with"
-        raise click.UsageError(f"{refused} {verb} --protocol")
+        raise click.UsageError(f"{names} {verb} --protocol")
     if values["protocol"] is None:
         return None
-    names = {"data", "samples", "target", "drafters", "policies", "new_tokens", "temperature",
-             "dtype"}  # fmt: skip
-    changes = Changes(**{name: values[name] for name in names & given})
+    changes = Changes(**{name: values[name] for name in Changes.__slots__ if name in given})
     return plan_run(find_protocol(values["protocol"]), changes)
 
 

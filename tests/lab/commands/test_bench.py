@@ -90,6 +90,25 @@ class TestRun:
         (sweep,) = summary["hindsight"]
         assert [size["nodes"] for size in sweep["sizes"]] == [0, 3, 6]
 
+    def test_a_paper_s_protocol(self, place: Place, capsys) -> None:
+        data, output = place.folder / "data", place.folder / "paper.json"
+        data.mkdir()
+        lines = [json.dumps({"prompt": text}) for text in ("abab", "cdcd")]
+        (data / "humaneval.jsonl").write_text("\n".join(lines) + "\n")
+        words = ["bench", "--protocol", "specblock", "--data", str(data), "--samples", "1"]
+        words += ["--target", place.target, "--drafter", f"causal={place.target}"]
+        words += ["--new-tokens", "6", "--device", "cpu", "--dtype", "float32"]
+        assert cli.run([*words, "--output", str(output)]) == 0
+        shown = capsys.readouterr()
+        assert "specblock:1 of meta-llama/Llama-3.1-8B-Instruct, filled by tiny" in shown.out
+        assert shown.err.startswith("specblock:1: math500: no such set in data; alpaca: no such")
+        result = read_result(output)
+        assert [prompt.id for prompt in result.prompts] == ["humaneval-0"]
+        assert result.protocol is not None and result.protocol.arms == {"SpS": ("chain+tiny",)}
+        assert "humaneval: 1 of 2 prompts, not 164 of 164" in result.protocol.differs
+        assert "causal: tiny, not meta-llama/Llama-3.2-1B-Instruct" in result.protocol.differs
+        assert str(place.folder) not in output.read_text()
+
     def test_arms_together_on_one_text(self, place: Place, ran: Result, capsys) -> None:
         output = place.folder / "same.json"
         assert place.bench("--same-text", "--by-round", "--output", str(output)) == 0
@@ -170,6 +189,8 @@ class TestRefused:
         [
             (("--prompts", "none.jsonl"), r"none\.jsonl: there is no such file"),
             (("--policy", "fixed:x"), r"'fixed:x' is not a policy"),
+            (("--data", "."), r"--data needs --protocol"),
+            (("--protocol", "ddtree"), r"--prompts does not go with --protocol"),
             (("--policy", "transformers:vllm"), r"'transformers:vllm' is no arm"),
             (("--new-tokens", "0"), r"'--new-tokens'"),
             (("--output", "/no/such/folder/out.json"), r"cannot write to /no/such/folder"),
