@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from huggingface_hub import try_to_load_from_cache
+
 from costmodel.errors import InputError
+from costmodel.io import folder_of
 from lab.bench.arms.choice import ArmChoice
 from lab.bench.arms.drafter_names import public_name
 from lab.bench.prompts import PromptText
@@ -47,7 +50,6 @@ class ProtocolRun:
     methods  rows of the table that these drafters can fill, with the policies that are to run
     samples  prompts of the sets that are there
     missing  what the paper has and this run has not, one sentence each
-    differs  what this run takes in place of the paper's, one sentence each
     """
 
     protocol: Protocol
@@ -60,7 +62,6 @@ class ProtocolRun:
     dtype: str
     samples: Sequence[SetSample]
     missing: Sequence[str]
-    differs: Sequence[str]
 
     def drafter(self, method: Method) -> str:
         part, at, option = method.model.partition("@")
@@ -98,6 +99,32 @@ class ProtocolRun:
         )
         return texts, files
 
+    @property
+    def differs(self) -> list[str]:
+        """What this run takes in place of the paper's, one sentence each."""
+        paper = self.protocol
+        pairs: dict[str, tuple[object, object]] = {
+            "target": (public_name(self.target), self.row),
+            "new tokens": (self.new_tokens, paper.new_tokens),
+            "dtype": (self.dtype, paper.dtype),
+        }
+        for part, name in self.models.items():
+            pairs[part] = public_name(name), paper.targets[self.row].get(part) or "published"
+        lines = [f"{name}: {ours}, not {its}" for name, (ours, its) in pairs.items() if ours != its]
+        for method in self.methods:
+            if method not in paper.methods:
+                lines.append(f"{method.name}: {', '.join(method.policies)} alone")
+        if self.temperature not in paper.temperatures:
+            lines.append(f"temperature: {self.temperature:g} is in no column of the paper")
+        for sample in self.samples:
+            name, rows, here = sample.set.name, sample.set.rows or sample.rows, len(sample.places)
+            wanted = sample.set.samples or rows
+            if (wanted, rows) != (here, sample.rows):
+                lines.append(f"{name}: {here} of {sample.rows} prompts, not {wanted} of {rows}")
+            if any(len(turns) != sample.set.exchanges for turns in sample.turns):
+                lines.append(f"{name}: prompts without all {sample.set.exchanges} turns")
+        return lines
+
     def use(self, labels: Mapping[str, str]) -> ProtocolUse:
         """For the result; `labels` are the drafters' short names."""
         arms = {
@@ -113,7 +140,13 @@ def plan_run(protocol: Protocol, changes: Changes) -> ProtocolRun:
     target = changes.target or next(iter(protocol.targets))
     row = target if target in protocol.targets else next(iter(protocol.targets))
     models = _models(protocol, target, changes.drafters)
-    samples, missing = _samples(protocol, changes)
+    places = {one: find_set(changes.data, one) if changes.data else [] for one in protocol.sets}
+    samples = [
+        take_sample(protocol, one, files, changes.samples) for one, files in places.items() if files
+    ]
+    missing = []
+    if absent := ", ".join(one.name for one, files in places.items() if not files):
+        missing.append(f"no set in {changes.data.name if changes.data else '--data'}: {absent}")
     methods = []
     for method in protocol.methods:
         chosen = [one for one in method.policies if one in changes.policies or not changes.policies]
@@ -121,6 +154,9 @@ def plan_run(protocol: Protocol, changes: Changes) -> ProtocolRun:
             missing.append(f"{method.name}: no drafter; give one by --drafter {part}=NAME")
         elif chosen:
             methods.append(replace(method, policies=tuple(chosen)))
+    used = [target, *(models[one.model.partition("@")[0]] for one in methods)]
+    if fetched := ", ".join(name for name in dict.fromkeys(used) if is_absent(name)):
+        missing.append(f"not on this machine, to be fetched: {fetched}")
     if FLASH in protocol.attention and find_spec("flash_attn") is None:
         missing.append("FlashAttention 2: transformers' plain decoding runs with sdpa")
     run = ProtocolRun(
@@ -134,7 +170,6 @@ def plan_run(protocol: Protocol, changes: Changes) -> ProtocolRun:
         dtype=changes.dtype or protocol.dtype,
         samples=samples,
         missing=missing,
-        differs=_differences(protocol, changes, row, models, samples),
     )
     if not samples or not methods:
         raise InputError(
@@ -157,48 +192,8 @@ def _models(protocol: Protocol, target: str, drafters: Sequence[str]) -> dict[st
     return models
 
 
-def _samples(protocol: Protocol, changes: Changes) -> tuple[list[SetSample], list[str]]:
-    samples, missing = [], []
-    for chosen in protocol.sets:
-        files = find_set(changes.data, chosen) if changes.data else []
-        if files:
-            samples.append(take_sample(protocol, chosen, files, changes.samples))
-        else:
-            place = f"in {changes.data.name}" if changes.data else "there; give --data FOLDER"
-            missing.append(f"{chosen.name}: no such set {place}")
-    return samples, missing
-
-
-def _differences(
-    protocol: Protocol,
-    changes: Changes,
-    row: str,
-    models: Mapping[str, str],
-    samples: Sequence[SetSample],
-) -> list[str]:
-    taken = {
-        "target": (changes.target and public_name(changes.target), row),
-        "new tokens": (changes.new_tokens, protocol.new_tokens),
-        "dtype": (changes.dtype, protocol.dtype),
-    }
-    pairs = [(name, *values) for name, values in taken.items()]
-    lines = [
-        f"{name}: {ours}, not {paper}" for name, ours, paper in pairs if ours not in (None, paper)
-    ]
-    paper = protocol.targets[row]
-    lines += [
-        f"{part}: {public_name(name)}, not {paper.get(part) or 'a published one'}"
-        for part, name in models.items()
-        if name != paper.get(part)
-    ]
-    lines += [f"policies: {', '.join(changes.policies)} alone"] if changes.policies else []
-    if (changes.temperature or 0.0) not in protocol.temperatures:
-        lines.append(f"temperature: {changes.temperature:g} is in no column of the paper")
-    for sample in samples:
-        name, rows, here = sample.set.name, sample.set.rows or sample.rows, len(sample.places)
-        wanted = sample.set.samples or rows
-        if (wanted, rows) != (here, sample.rows):
-            lines.append(f"{name}: {here} of {sample.rows} prompts, not {wanted} of {rows}")
-        if any(len(turns) != sample.set.exchanges for turns in sample.turns):
-            lines.append(f"{name}: prompts without all {sample.set.exchanges} turns")
-    return lines
+def is_absent(name: str) -> bool:
+    """Whether a model has to be fetched from the hub."""
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) or folder_of(name) is not None:
+        return False
+    return not isinstance(try_to_load_from_cache(name, "config.json"), str)

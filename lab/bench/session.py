@@ -103,7 +103,10 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
         loaded = load_model(name, weights="pretrained", dtype=dtype, device=device, download=True)
         loaded = quantised(loaded, options.quantization)
         builder = ArmBuilder(loaded, labels, options.decoder, options.seed)
-        options = replace(options, template=_template(options, builder.encoder.tokenizer))
+        if options.protocol is not None and options.template:  # papers give some that are not there
+            text = str(getattr(builder.encoder.tokenizer, "chat_template", None))
+            known = {name: value for name, value in options.template.items() if name in text}
+            options = replace(options, template=known)
         chat = chat_options(builder.encoder.tokenizer, options.template)
         sampling = {"temperature": options.decoder.temperature, "seed": options.seed}
         prompts = encode_texts(texts, builder.encoder, options.new_tokens, chat, sampling)
@@ -162,14 +165,6 @@ def _texts(options: BenchOptions) -> tuple[list[PromptText], tuple[PromptFile, .
     ]
     digest = hashlib.sha256("".join(PROMPTS.values()).encode()).hexdigest()
     return texts, (PromptFile(name=BUILT_IN, sha256=digest, prompts=len(PROMPTS)),)
-
-
-def _template(options: BenchOptions, tokenizer: Any) -> Mapping[str, Any] | None:
-    """The options of the chat template; papers also give some that a template has not."""
-    if options.protocol is None or not options.template:
-        return options.template
-    text = str(getattr(tokenizer, "chat_template", None) or "")
-    return {name: value for name, value in options.template.items() if name in text}
 
 
 def _settings(

@@ -108,14 +108,17 @@ def test_published_files_of_a_set(tmp_path) -> None:
     assert list(take_sample(chosen, one, find_set(tmp_path, one)).turns) == [("test",)]
 
 
-def test_what_is_missing_and_what_differs_is_named(tmp_path) -> None:
+def test_what_is_missing_and_what_differs_is_named(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("lab.bench.protocols.try_to_load_from_cache", lambda name, file: None)
     protocol = find_protocol("blockpilot:2")
-    with pytest.raises(InputError, match=r"blockpilot:2 cannot run: gsm8k: no such set .*mt-bench"):
+    with pytest.raises(InputError, match=r"blockpilot:2 cannot run: no set in .*: gsm8k, .*mt-be"):
         plan_run(protocol, Changes(data=tmp_path))
     write(tmp_path, "gsm8k", [{"question": f"{place}"} for place in range(9)])
     run = plan_run(protocol, Changes(data=tmp_path, new_tokens=32, drafters=("pilot=./mine",)))
-    assert [line.partition(":")[0] for line in run.missing[:6]] == [
-        one.name for one in protocol.sets[1:]
+    assert run.missing[:2] == [
+        f"no set in {tmp_path.name}: math500, aime24, humaneval, mbpp, swe-bench, mt-bench",
+        "not on this machine, to be fetched: Qwen/Qwen3-4B, AngelSlim/Qwen3-4B_eagle3, "
+        "z-lab/Qwen3-4B-DFlash-b16",
     ]
     assert "dflash@block=4" not in run.models and run.models["pilot"] == "./mine"
     assert "chain@z-lab/Qwen3-4B-DFlash-b16@block=4" in run.arms.policies
@@ -123,6 +126,8 @@ def test_what_is_missing_and_what_differs_is_named(tmp_path) -> None:
     assert "new tokens: 32, not 2048" in run.differs
     assert "gsm8k: 8 of 9 prompts, not 8 of 1319" in run.differs
     other = plan_run(protocol, Changes(data=tmp_path, target="./small", drafters=("./d",)))
+    assert "BlockPilot: no drafter; give one by --drafter pilot=NAME" in other.missing
+    assert "target: ./small, not Qwen/Qwen3-4B" in other.differs
     assert {method.name for method in other.methods} == {f"DFlash({n})" for n in (4, 8, 16, 32)}
     with pytest.raises(InputError, match=r"no protocol 'ddtree:9'"):
         find_protocol("ddtree:9")

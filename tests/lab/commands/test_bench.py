@@ -101,12 +101,14 @@ class TestRun:
         assert cli.run([*words, "--output", str(output)]) == 0
         shown = capsys.readouterr()
         assert "specblock:1 of meta-llama/Llama-3.1-8B-Instruct, filled by tiny" in shown.out
-        assert shown.err.startswith("specblock:1: math500: no such set in data; alpaca: no such")
+        assert shown.err.startswith(
+            "specblock:1: no set in data: math500, alpaca, nq_open, mt-bench"
+        )
         result = read_result(output)
         assert [prompt.id for prompt in result.prompts] == ["humaneval-0"]
         assert result.protocol is not None and result.protocol.arms == {"SpS": ("chain+tiny",)}
         assert "humaneval: 1 of 2 prompts, not 164 of 164" in result.protocol.differs
-        assert "causal: tiny, not meta-llama/Llama-3.2-1B-Instruct" in result.protocol.differs
+        assert "causal: tiny, not meta-llama/Llama-3.2-1B" in result.protocol.differs
         assert str(place.folder) not in output.read_text()
 
     def test_arms_together_on_one_text(self, place: Place, ran: Result, capsys) -> None:
