@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from huggingface_hub import try_to_load_from_cache
-
 from costmodel.errors import InputError
-from costmodel.io import folder_of
+from decoder.model.loading import weights_source
 from lab.bench.arms.choice import ArmChoice
 from lab.bench.arms.drafter_names import public_name
 from lab.bench.prompts import PromptText
@@ -50,6 +48,7 @@ class ProtocolRun:
     methods  rows of the table that these drafters can fill, with the policies that are to run
     samples  prompts of the sets that are there
     missing  what the paper has and this run has not, one sentence each
+    fetched  models that are not on this machine yet
     """
 
     protocol: Protocol
@@ -62,6 +61,7 @@ class ProtocolRun:
     dtype: str
     samples: Sequence[SetSample]
     missing: Sequence[str]
+    fetched: Sequence[str]
 
     def drafter(self, method: Method) -> str:
         part, at, option = method.model.partition("@")
@@ -98,6 +98,12 @@ class ProtocolRun:
             for sample in self.samples
         )
         return texts, files
+
+    @property
+    def lacks(self) -> str:
+        """One line about what is not there, before anything runs; empty where all is."""
+        fetched = f"to be fetched: {', '.join(self.fetched)}" if self.fetched else ""
+        return "; ".join([*self.missing, *filter(None, [fetched])])
 
     @property
     def differs(self) -> list[str]:
@@ -155,8 +161,6 @@ def plan_run(protocol: Protocol, changes: Changes) -> ProtocolRun:
         elif chosen:
             methods.append(replace(method, policies=tuple(chosen)))
     used = [target, *(models[one.model.partition("@")[0]] for one in methods)]
-    if fetched := ", ".join(name for name in dict.fromkeys(used) if is_absent(name)):
-        missing.append(f"not on this machine, to be fetched: {fetched}")
     if FLASH in protocol.attention and find_spec("flash_attn") is None:
         missing.append("FlashAttention 2: transformers' plain decoding runs with sdpa")
     run = ProtocolRun(
@@ -170,6 +174,7 @@ def plan_run(protocol: Protocol, changes: Changes) -> ProtocolRun:
         dtype=changes.dtype or protocol.dtype,
         samples=samples,
         missing=missing,
+        fetched=[name for name in dict.fromkeys(used) if is_absent(name)],
     )
     if not samples or not methods:
         raise InputError(
@@ -194,6 +199,5 @@ def _models(protocol: Protocol, target: str, drafters: Sequence[str]) -> dict[st
 
 def is_absent(name: str) -> bool:
     """Whether a model has to be fetched from the hub."""
-    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) or folder_of(name) is not None:
-        return False
-    return not isinstance(try_to_load_from_cache(name, "config.json"), str)
+    hub_id = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name)
+    return hub_id is not None and weights_source(name, download=False) is None

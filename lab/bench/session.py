@@ -85,8 +85,8 @@ def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
             hint="Leave out --same-text or --temperature.",
         )
     texts, files = _texts(options)
-    if options.protocol is not None and options.protocol.missing:
-        listeners.say(f"{options.protocol.protocol.name}: {'; '.join(options.protocol.missing)}")
+    if options.protocol is not None and options.protocol.lacks:
+        listeners.say(f"{options.protocol.protocol.name}: {options.protocol.lacks}")
     labels = drafter_labels(options.arms.drafters)
     plan_arms(options.arms, causal_drafters=labels.values())
     _check_output(options.output)

@@ -109,17 +109,15 @@ def test_published_files_of_a_set(tmp_path) -> None:
 
 
 def test_what_is_missing_and_what_differs_is_named(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("lab.bench.protocols.try_to_load_from_cache", lambda name, file: None)
+    monkeypatch.setattr("lab.bench.protocols.weights_source", lambda name, download: None)
     protocol = find_protocol("blockpilot:2")
     with pytest.raises(InputError, match=r"blockpilot:2 cannot run: no set in .*: gsm8k, .*mt-be"):
         plan_run(protocol, Changes(data=tmp_path))
     write(tmp_path, "gsm8k", [{"question": f"{place}"} for place in range(9)])
     run = plan_run(protocol, Changes(data=tmp_path, new_tokens=32, drafters=("pilot=./mine",)))
-    assert run.missing[:2] == [
-        f"no set in {tmp_path.name}: math500, aime24, humaneval, mbpp, swe-bench, mt-bench",
-        "not on this machine, to be fetched: Qwen/Qwen3-4B, AngelSlim/Qwen3-4B_eagle3, "
-        "z-lab/Qwen3-4B-DFlash-b16",
-    ]
+    sets = f"no set in {tmp_path.name}: math500, aime24, humaneval, mbpp, swe-bench, mt-bench"
+    models = "Qwen/Qwen3-4B, AngelSlim/Qwen3-4B_eagle3, z-lab/Qwen3-4B-DFlash-b16"
+    assert run.lacks.startswith(sets) and run.lacks.endswith(f"to be fetched: {models}")
     assert "dflash@block=4" not in run.models and run.models["pilot"] == "./mine"
     assert "chain@z-lab/Qwen3-4B-DFlash-b16@block=4" in run.arms.policies
     assert "chain@./mine" in run.arms.policies
