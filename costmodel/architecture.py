@@ -9,12 +9,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from costmodel.errors import InputError, shown
-from costmodel.hf_config import MOST, architecture_fields, is_known_kind, usual_fields
+from costmodel.hf_config import architecture_fields, is_known_kind, usual_fields
+from costmodel.hf_kinds import MOST
 
 # Beyond every model; times of larger ones would leave the range of a float.
 _MOST_PARAMETERS = 10**15
 _COUNTS = ("experts", "active_experts", "expert_ffn")
 _LATENT = ("latent_rank", "rope_dim", "value_dim")
+_RECURRENT = ("", "gated_delta", "mamba2", "short_conv")
+_STATE = ("state_heads", "state_groups", "state_key_dim", "state_value_dim", "conv_width")
+# Fields of targets whose layers are not all one attention and one FFN.
+HYBRID_FIELDS = (
+    *("recurrent", "recurrent_layers", "keyless_layers", "ffnless_layers", *_STATE),
+    *("state_norm", "conv_bias", "gated_attention", "shared_gate", "full_head_dim"),
+    *("full_kv_heads", "full_key_is_value", "shared_kv_layers", "shared_full_layers"),
+    *("chunked", "other_weights", "lookup_weights"),
+)
+# Products and sums of one row with each entry of a state: decay, update and output, and what the
+# delta rule reads before it writes.
+_STATE_FLOPS = {"gated_delta": 8, "mamba2": 6}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +44,18 @@ class ModelArchitecture:
     of `latent_rank` + `rope_dim` values a layer, `value_dim` is the width of a head's value,
     `head_dim` that of its query, and queries are made from `query_rank` values (0: from the
     hidden state).
+
+    Hybrids: `recurrent_layers` layers keep a state instead of keys, or beside them. Of the
+    layers, `keyless_layers` have no attention and `ffnless_layers` no FFN. A state is `state_heads`
+    matrices of `state_key_dim` x `state_value_dim` in float32; keys (mamba2: B and C) are shared
+    in `state_groups`. A causal convolution over `conv_width` rows comes first.
+
+    Attention of more than one shape: layers that read the whole context have `full_head_dim` and
+    `full_kv_heads` (0: as the others) and with `full_key_is_value` one projection for both. The
+    last `shared_kv_layers` read the keys of an earlier layer; `shared_full_layers` of them the
+    whole context. `chunked`: the window does not slide, it starts at each multiple of itself.
+    `gated_attention`: queries are projected with a gate of their width. `other_weights` counts
+    further matrices that every token passes, `lookup_weights` tables of which it gathers a row.
     """
 
     name: str
@@ -63,6 +88,27 @@ class ModelArchitecture:
     latent_rank: int = 0
     rope_dim: int = 0
     value_dim: int = 0
+    recurrent: str = ""
+    recurrent_layers: int = 0
+    keyless_layers: int = 0
+    ffnless_layers: int = 0
+    state_heads: int = 0
+    state_groups: int = 0
+    state_key_dim: int = 0
+    state_value_dim: int = 0
+    state_norm: bool = False
+    conv_width: int = 0
+    conv_bias: bool = False
+    gated_attention: bool = False
+    shared_gate: bool = False
+    full_head_dim: int = 0
+    full_kv_heads: int = 0
+    full_key_is_value: bool = False
+    shared_kv_layers: int = 0
+    shared_full_layers: int = 0
+    chunked: bool = False
+    other_weights: int = 0
+    lookup_weights: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -71,7 +117,9 @@ class ModelArchitecture:
             value, needed = getattr(self, field.name), field.default is dataclasses.MISSING
             if field.type == "bool" and not isinstance(value, bool):
                 raise InputError(f"{field.name} must be true or false")
-            if field.type == "int" or (field.name == "sliding_window" and value is not None):
+            if field.name in ("other_weights", "lookup_weights"):
+                _check_int(field.name, value, 0, _MOST_PARAMETERS)
+            elif field.type == "int" or (field.name == "sliding_window" and value is not None):
                 _check_int(field.name, value, 1 if needed or field.default is None else 0)
         if self.heads % self.kv_heads:
             raise InputError(f"kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
@@ -92,6 +140,16 @@ class ModelArchitecture:
             raise InputError("full_layers must be fewer than the layers, beside a sliding_window")
         if (self.dense_layers or self.shared_ffn) and not self.experts:
             raise InputError("dense_layers and shared_ffn belong to a mixture of experts")
+        if self.recurrent not in _RECURRENT or bool(self.recurrent) != bool(self.recurrent_layers):
+            kinds = ", ".join(_RECURRENT[1:])
+            raise InputError(f"recurrent_layers need recurrent to be one of: {kinds}")
+        sizes = [name for name in _STATE if not getattr(self, name)]
+        if sizes and self.recurrent in ("gated_delta", "mamba2"):
+            raise InputError(f"a recurrent layer needs {sizes[0]} above 0")
+        if max(self.recurrent_layers, self.ffnless_layers) > self.layers:
+            raise InputError("recurrent_layers and ffnless_layers must not exceed the layers")
+        if self.keyless_layers >= self.layers or self.shared_kv_layers >= self.attention_layers:
+            raise InputError("at least one layer must have keys of its own")
         if self.dense_layers >= self.layers:
             raise InputError(f"dense_layers ({self.dense_layers}) must be fewer than the layers")
         if self.latent_rank and self.rope_dim >= self.head_dim:
@@ -123,6 +181,102 @@ class ModelArchitecture:
         return self.query_width, self.query_width
 
     @property
+    def attention_layers(self) -> int:
+        """Layers with attention."""
+        return self.layers - self.keyless_layers
+
+    @property
+    def full_score_ratio(self) -> float:
+        """Score width of a layer that reads the whole context, over that of the others."""
+        return self._full_head_dim / self.head_dim
+
+    @property
+    def full_cached_width(self) -> int:
+        """`cached_width` of a layer that reads the whole context."""
+        if not (self.full_head_dim or self.full_kv_heads):
+            return self.cached_width
+        return 2 * (self.full_kv_heads or self.kv_heads) * (self.full_head_dim or self.head_dim)
+
+    @property
+    def kept_layers(self) -> tuple[int, int]:
+        """Layers that keep keys of their own: (whole context, window)."""
+        kept = self.attention_layers - self.shared_kv_layers
+        if self.sliding_window is None:
+            return kept, 0
+        full = self.full_layers - self.shared_full_layers
+        return full, kept - full
+
+    @property
+    def token_values(self) -> int:
+        """Values of one token in the caches of all layers, those with a window included."""
+        full, windowed = self.kept_layers
+        return full * self.full_cached_width + windowed * self.cached_width
+
+    def cached_values(self, tokens: float) -> float:
+        """Values in the caches of one sequence of `tokens`, without what has left the windows."""
+        full, windowed = self.kept_layers
+        seen = min(tokens, self.sliding_window or tokens)
+        return full * self.full_cached_width * tokens + windowed * self.cached_width * seen
+
+    @property
+    def state_inner(self) -> int:
+        """Width of a recurrent layer's values."""
+        return self.hidden if self.recurrent == "short_conv" else self._heads_width
+
+    @property
+    def _heads_width(self) -> int:
+        return self.state_heads * self.state_value_dim
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of a recurrent layer's convolution."""
+        if self.recurrent == "short_conv":
+            return self.hidden
+        return 2 * self.state_groups * self.state_key_dim + self._heads_width
+
+    @property
+    def state_values(self) -> int:
+        """Entries of one recurrent layer's state."""
+        return self._heads_width * self.state_key_dim
+
+    def state_bytes(self, element_bytes: float = 2) -> float:
+        """Bytes of one sequence's states (float32) and convolution windows, all layers."""
+        window = self.conv_width * self.conv_channels * element_bytes
+        return self.recurrent_layers * (4 * self.state_values + window)
+
+    def stash_bytes(self, element_bytes: float = 2) -> float:
+        """Bytes that one row leaves for the commit: key and update (float32), convolution input."""
+        updates = self.state_groups * self.state_key_dim + self._heads_width
+        return self.recurrent_layers * (4 * updates + self.conv_channels * element_bytes)
+
+    @property
+    def recurrent_matrices(self) -> int:
+        """Weights of one recurrent layer's projections."""
+        made = {
+            "gated_delta": self.conv_channels + self.state_inner + 2 * self.state_heads,
+            "mamba2": self.conv_channels + self.state_inner + self.state_heads,
+            "short_conv": 3 * self.hidden,
+        }
+        return self.hidden * (made.get(self.recurrent, 0) + self.state_inner)
+
+    @property
+    def recurrent_small(self) -> int:
+        """Weights of one recurrent layer's convolution, decays and norm."""
+        count = self.conv_channels * (self.conv_width + self.conv_bias)
+        if self.recurrent == "short_conv":
+            return count + (self.conv_bias and 4 * self.hidden)
+        count += self.state_heads * {"gated_delta": 2, "mamba2": 3}.get(self.recurrent, 0)
+        norm = self.state_value_dim if self.recurrent == "gated_delta" else self.state_inner
+        return count + (norm if self.state_norm else 0)
+
+    @property
+    def recurrent_row_flops(self) -> int:
+        """FLOPs of one row in all recurrent layers: projections, convolution, state."""
+        state = _STATE_FLOPS.get(self.recurrent, 0) * self.state_values
+        convolution = 2 * self.conv_width * self.conv_channels
+        return self.recurrent_layers * (2 * self.recurrent_matrices + convolution + state)
+
+    @property
     def ffn_matrices(self) -> int:
         """Weight matrices of one FFN: gate, up and down, or up and down."""
         return 3 if self.gated_ffn else 2
@@ -130,12 +284,18 @@ class ModelArchitecture:
     @property
     def sparse_layers(self) -> int:
         """Layers with experts."""
-        return self.layers - self.dense_layers if self.experts else 0
+        return self.ffn_layers - self.dense_layers if self.experts else 0
+
+    @property
+    def ffn_layers(self) -> int:
+        """Layers with an FFN, dense or of experts."""
+        return self.layers - self.ffnless_layers
 
     @property
     def common_ffn(self) -> int:
         """Width of the FFNs that every token passes, all layers together."""
-        return (self.layers - self.sparse_layers) * self.ffn + self.sparse_layers * self.shared_ffn
+        dense = self.ffn_layers - self.sparse_layers
+        return dense * self.ffn + self.sparse_layers * self.shared_ffn
 
     @property
     def active_ffn(self) -> int:
@@ -150,7 +310,15 @@ class ModelArchitecture:
     @property
     def beyond_tables(self) -> str:
         """The reason why no profile is composed of operator tables; empty where one is."""
-        return "latent attention, whose operator tables are not read" if self.latent_rank else ""
+        present = {
+            "latent attention": self.latent_rank,
+            "recurrent layers": self.recurrent,
+            "attention of two shapes": self.full_head_dim or self.full_kv_heads,
+            "layers that share keys": self.shared_kv_layers,
+            "windows in chunks": self.chunked,
+        }
+        first = next((name for name, size in present.items() if size), "")
+        return f"{first}, whose operator tables are not read" if first else ""
 
     @property
     def active_parameters(self) -> int:
@@ -177,7 +345,7 @@ class ModelArchitecture:
         """Weights of one layer's query projection."""
         if self.query_rank:
             return self.query_rank * (self.hidden + self.query_width)
-        return self.hidden * self.query_width
+        return self.hidden * self.query_width * (2 if self.gated_attention else 1)
 
     @property
     def key_value_parameters(self) -> int:
@@ -198,6 +366,32 @@ class ModelArchitecture:
         return self.query_parameters + self.key_value_parameters + self.output_parameters
 
     @property
+    def reshaped(self) -> tuple[int, int, int]:
+        """Weights by which layers of another shape, or with others' keys, exceed usual ones.
+
+        Of all query, key and value, and output projections.
+        """
+        full, windowed = self.kept_layers
+        wider = self.full_layers * self.heads * self.hidden * (self._full_head_dim - self.head_dim)
+        made = self.hidden * self.full_cached_width // (2 if self.full_key_is_value else 1)
+        shared = -self.shared_kv_layers * self.key_value_parameters
+        special = self.full_head_dim or self.full_kv_heads or self.full_key_is_value
+        if not special:
+            return 0, shared, 0
+        usual = self.attention_layers * self.key_value_parameters
+        return wider, windowed * self.key_value_parameters + full * made - usual, wider
+
+    @property
+    def _full_head_dim(self) -> int:
+        return self.full_head_dim or self.head_dim
+
+    @property
+    def mixer_parameters(self) -> int:
+        """Matrices beside `attention_layers` equal attentions, FFNs and embeddings."""
+        recurrent = self.recurrent_layers * self.recurrent_matrices
+        return sum(self.reshaped) + recurrent + self.other_weights
+
+    @property
     def expert_parameters(self) -> int:
         """Weights of one expert, or of the FFN where there are no experts; without biases."""
         width = self.expert_ffn if self.experts else self.ffn
@@ -212,20 +406,34 @@ class ModelArchitecture:
     def small_parameters(self) -> int:
         """Biases, norms, sinks and routers of all layers."""
         count = self.layer_norms * self.hidden * (2 if self.norm_bias else 1)
-        count += 2 * self.head_dim if self.qk_norm else 0
-        count += self.query_width + 2 * self.kv_width if self.qkv_bias else 0
-        count += self.hidden if self.output_bias else 0
-        count += self.heads if self.sinks else 0
-        count += self.query_rank + self.latent_rank
-        router = self.experts * (self.hidden + self.router_bias)
-        return self.layers * count + self.sparse_layers * router + self._ffn_biases
+        attention = 2 * self.head_dim if self.qk_norm else 0
+        queries = self.query_width * (2 if self.gated_attention else 1)
+        attention += queries + 2 * self.kv_width if self.qkv_bias else 0
+        attention += self.hidden if self.output_bias else 0
+        attention += self.heads if self.sinks else 0
+        attention += self.query_rank + self.latent_rank
+        if self.qk_norm:  # of layers with another head, and of keys that are another layer's
+            wider = self._full_head_dim - self.head_dim
+            norms = (self.full_layers + self.kept_layers[0]) * wider if wider else 0
+            norms -= self.shared_kv_layers * self.head_dim
+        else:
+            norms = 0
+        router = self.experts * (self.hidden + self.router_bias) + self.shared_gate * self.hidden
+        return (
+            self.layers * count
+            + self.attention_layers * attention
+            + norms
+            + self.recurrent_layers * self.recurrent_small
+            + self.sparse_layers * router
+            + self._ffn_biases
+        )
 
     @property
     def _ffn_biases(self) -> int:
         if not self.ffn_bias:
             return 0
         inner = self.ffn_matrices - 1
-        dense = (self.layers - self.sparse_layers) * (inner * self.ffn + self.hidden)
+        dense = (self.ffn_layers - self.sparse_layers) * (inner * self.ffn + self.hidden)
         return dense + self.sparse_layers * self.experts * (inner * self.expert_ffn + self.hidden)
 
     @property
@@ -238,10 +446,9 @@ class ModelArchitecture:
         """All parameters; a tied embedding counts once."""
         experts = self.sparse_layers * self.experts * self.expert_parameters
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
-        layers = self.layers * self.attention_parameters + self.small_parameters
-        return (
-            layers + experts + self.common_ffn_parameters + embeddings + self.final_norm_parameters
-        )
+        layers = self.attention_layers * self.attention_parameters + self.small_parameters
+        layers += self.mixer_parameters + self.lookup_weights + self.common_ffn_parameters
+        return layers + experts + embeddings + self.final_norm_parameters
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values; optional ones only where they differ from the default."""
@@ -280,8 +487,8 @@ class ModelArchitecture:
         return cls(**architecture_fields(config, name))
 
 
-def _check_int(field: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
+def _check_int(field: str, value: object, least: int, most: int = MOST) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise InputError(
-            f"{field} must be a whole number from {least} to {MOST} (is {shown(value)})"
+            f"{field} must be a whole number from {least} to {most} (is {shown(value)})"
         )

@@ -14,7 +14,8 @@ from typing import Any, Literal
 from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError, shown
 from costmodel.fields import Bytes, Count, Section, Text, Watts
-from costmodel.hf_config import KINDS, config_fields
+from costmodel.hf_config import config_fields
+from costmodel.hf_kinds import KINDS
 from costmodel.hub import hub_config, is_hub_id
 from costmodel.io import folder_of, read_json, read_yaml, shipped_directory
 

@@ -7,83 +7,19 @@ decoder runs fewer kinds.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from costmodel.errors import InputError, shown
-
-MOST = 10**9  # of any size, beyond every model
-Fields = Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ModelKind:
-    """What models of a kind have beside the sizes in their config.
-
-    bias       attention projections with biases: none, `config` (query, key, value and output,
-               where `attention_bias` says so), `config_qkv` (without output), or always `qkv`
-    head_dim   default where the config leaves it out (0: hidden over heads)
-    norms      norms over the hidden width in one layer
-    qk_norm    queries and keys are normalised per head: never, always, or by a field
-    window     sliding windows: never; `config` where `sliding_window` is set; `flag` where
-               `use_sliding_window` is set too
-    pattern    every such layer reads the whole context, unless `layer_types` says it (0: none)
-    experts    a mixture of experts, the width of one in this field
-    dense      which of its layers are dense: none, by a `step` and a list, or the `first` ones,
-               whose kinds have shared experts too
-    router_bias, expert_bias, latent  of the router, of the experts; latent attention
-    """
-
-    bias: Literal["", "config", "config_qkv", "qkv"] = "config"
-    attention_bias: bool = False
-    head_dim: int = 0
-    tied: bool = False
-    norms: int = 2
-    qk_norm: bool | str = False
-    sinks: bool = False
-    window: Literal["", "config", "flag"] = ""
-    pattern: int = 0
-    experts: Literal["", "intermediate_size", "moe_intermediate_size"] = ""
-    dense: Literal["", "step", "first"] = ""
-    router_bias: bool = False
-    expert_bias: bool = False
-    latent: bool = False
-
-
-KINDS = {
-    "llama": ModelKind(),
-    "mistral": ModelKind(bias="", window="config"),
-    "mixtral": ModelKind(bias="", window="config", experts="intermediate_size"),
-    "qwen2": ModelKind(bias="qkv", window="flag"),
-    "qwen3": ModelKind(head_dim=128, qk_norm=True, window="flag"),
-    "qwen3_moe": ModelKind(
-        qk_norm=True, window="flag", experts="moe_intermediate_size", dense="step"
-    ),
-    "gemma": ModelKind(head_dim=256, tied=True),
-    "gemma2": ModelKind(head_dim=256, tied=True, norms=4, window="config", pattern=2),
-    "gemma3_text": ModelKind(
-        head_dim=256, tied=True, norms=4, qk_norm=True, window="config", pattern=6
-    ),
-    "phi3": ModelKind(bias="", window="config"),
-    "smollm3": ModelKind(),
-    "glm": ModelKind(bias="config_qkv", attention_bias=True, head_dim=128),
-    "glm4": ModelKind(bias="config_qkv", attention_bias=True, head_dim=128, norms=4),
-    "glm4_moe": ModelKind(
-        bias="config_qkv", qk_norm="use_qk_norm", experts="moe_intermediate_size", dense="first",
-        router_bias=True,
-    ),
-    "gpt_oss": ModelKind(
-        attention_bias=True, head_dim=64, sinks=True, window="config", pattern=2,
-        experts="intermediate_size", router_bias=True, expert_bias=True,
-    ),
-    "deepseek_v2": ModelKind(experts="moe_intermediate_size", dense="first", latent=True),
-    "deepseek_v3": ModelKind(
-        experts="moe_intermediate_size", dense="first", router_bias=True, latent=True
-    ),
-    "gpt_neox": ModelKind(),
-}  # fmt: skip
-
+from costmodel.hf_kinds import KINDS, Fields, ModelKind, flag, whole
+from costmodel.hf_layers import (
+    expert_sizes,
+    gemma_extras,
+    latent_sizes,
+    recurrent_sizes,
+    windows,
+    with_usual_names,
+)
 
 # Other kinds whose FFN has two matrices.
 UNGATED = frozenset(
@@ -109,22 +45,28 @@ def architecture_fields(config: Any, name: str | None) -> dict[str, Any]:
     if isinstance(fields.get("text_config"), Mapping) and fields["text_config"]:
         fields = {"tie_word_embeddings": fields.get("tie_word_embeddings")} | fields["text_config"]
     label = _kind(fields)
-    kind = KINDS[label]
+    kind, fields = KINDS[label], with_usual_names(fields, label)
     result = _sizes(fields, kind, label, name)
     if label != "gpt_neox" and not kind.latent:
-        result["kv_heads"] = _int(fields, "num_key_value_heads", result["heads"])
+        result["kv_heads"] = whole(fields, "num_key_value_heads", result["heads"])
     named = isinstance(kind.qk_norm, str)
-    result["qk_norm"] = _flag(fields, str(kind.qk_norm), False) if named else kind.qk_norm
+    result["qk_norm"] = flag(fields, str(kind.qk_norm), False) if named else kind.qk_norm
     result |= {"layer_norms": kind.norms, "sinks": kind.sinks}
     result |= _biases(fields, kind, label)
-    result |= _windows(fields, kind, result["layers"], label)
+    result |= windows(fields, kind, result["layers"], label)
     if label == "gpt_neox":
         result["gated_ffn"] = False
-        result["parallel_residual"] = _flag(fields, "use_parallel_residual", True)
-    if kind.experts:
-        result |= _experts(fields, kind, result["layers"])
+        result["parallel_residual"] = flag(fields, "use_parallel_residual", True)
+    if kind.recurrent:
+        result |= recurrent_sizes(fields, kind, label, result["layers"])
+    if kind.experts and (label != "nemotron_h" or "moe" in fields["layer_types"]):
+        result |= expert_sizes(fields, kind, result["layers"])
+    if label == "nemotron_h" and "moe" in fields["layer_types"]:
+        result["dense_layers"] = fields["layer_types"].count("mlp")
     if kind.latent:
-        result |= _latent(fields)
+        result |= latent_sizes(fields)
+    if label in ("gemma3n_text", "gemma4_text"):
+        result |= gemma_extras(fields, label, result)
     return result
 
 
@@ -146,7 +88,7 @@ def usual_fields(config: Any, name: str | None) -> dict[str, Any]:
     if fields.get("multi_query"):
         result["kv_heads"] = 1
     else:
-        result["kv_heads"] = _int(fields, "num_key_value_heads", result["heads"])
+        result["kv_heads"] = whole(fields, "num_key_value_heads", result["heads"])
     result["gated_ffn"] = label not in UNGATED
     result["qkv_bias"] = fields.get("attention_bias") is True
     experts = {
@@ -160,17 +102,20 @@ def usual_fields(config: Any, name: str | None) -> dict[str, Any]:
 
 def _sizes(fields: Fields, kind: ModelKind, label: str, name: str | None) -> dict[str, Any]:
     """The sizes that every kind has; a kind that is not known may leave out that of its FFN."""
-    hidden, heads = _int(fields, "hidden_size"), _int(fields, "num_attention_heads")
+    hidden, heads = whole(fields, "hidden_size"), whole(fields, "num_attention_heads")
+    width = None if label in KINDS else 4 * hidden
+    if kind.experts == "moe_intermediate_size" and not kind.dense:  # no layer has an FFN of its own
+        width = whole(fields, kind.experts)
     return {
         "name": name or str(fields.get("_name_or_path") or label),
-        "layers": _int(fields, "num_hidden_layers"),
+        "layers": whole(fields, "num_hidden_layers"),
         "hidden": hidden,
         "heads": heads,
         "kv_heads": heads,
         "head_dim": _head_dim(fields, kind, label, hidden, heads),
-        "ffn": _int(fields, "intermediate_size", None if label in KINDS else 4 * hidden),
-        "vocab": _int(fields, "vocab_size"),
-        "tied": _flag(fields, "tie_word_embeddings", kind.tied),
+        "ffn": whole(fields, "intermediate_size", width),
+        "vocab": whole(fields, "vocab_size"),
+        "tied": flag(fields, "tie_word_embeddings", kind.tied),
     }
 
 
@@ -224,34 +169,11 @@ def _kind(fields: Fields) -> str:
     return kind
 
 
-def _int(fields: Fields, field: str, default: int | None = None, least: int = 1) -> int:
-    value = fields.get(field)
-    if value is None:
-        value = default
-    if value is None:
-        raise InputError(f"the target's config has no field '{field}'")
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
-        raise InputError(
-            f"the field '{field}' of the target's config must be a whole number from {least} to"
-            f" {MOST} (is {shown(value)})"
-        )
-    return value
-
-
-def _flag(fields: Fields, field: str, default: bool) -> bool:
-    value = fields.get(field)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise InputError(f"the field '{field}' of the target's config must be true or false")
-    return value
-
-
 def _head_dim(fields: Fields, kind: ModelKind, label: str, hidden: int, heads: int) -> int:
     if kind.latent:
-        return _int(fields, "qk_nope_head_dim") + _int(fields, "qk_rope_head_dim")
+        return whole(fields, "qk_nope_head_dim") + whole(fields, "qk_rope_head_dim")
     if fields.get("head_dim") is not None and label != "gpt_neox":
-        return _int(fields, "head_dim")
+        return whole(fields, "head_dim")
     if kind.head_dim:
         return kind.head_dim  # whatever hidden and heads are
     if hidden % heads:
@@ -264,7 +186,7 @@ def _head_dim(fields: Fields, kind: ModelKind, label: str, hidden: int, heads: i
 
 def _biases(fields: Fields, kind: ModelKind, label: str) -> dict[str, bool]:
     if label == "gpt_neox":
-        attention = _flag(fields, "attention_bias", True)
+        attention = flag(fields, "attention_bias", True)
         return {
             "qkv_bias": attention,
             "output_bias": attention,
@@ -273,76 +195,9 @@ def _biases(fields: Fields, kind: ModelKind, label: str) -> dict[str, bool]:
         }
     if kind.bias in ("", "qkv"):
         return {"qkv_bias": kind.bias == "qkv"}
-    attention = _flag(fields, "attention_bias", kind.attention_bias)
+    attention = flag(fields, "attention_bias", kind.attention_bias)
     return {
         "qkv_bias": attention,
         "output_bias": attention and kind.bias == "config",
-        "ffn_bias": kind.expert_bias or (label == "llama" and _flag(fields, "mlp_bias", False)),
-    }
-
-
-def _windows(fields: Fields, kind: ModelKind, layers: int, label: str) -> dict[str, Any]:
-    """`sliding_window` and `full_layers`; none where the window covers all positions."""
-    if not kind.window:
-        return {}
-    if kind.window == "flag" and not _flag(fields, "use_sliding_window", False):
-        return {}
-    # transformers builds a Mistral without this field with a window of 4096.
-    default = 4096 if label == "mistral" and "sliding_window" not in fields else None
-    if fields.get("sliding_window", default) is None:
-        return {}
-    window = _int(fields, "sliding_window", default)
-    positions = fields.get("max_position_embeddings")
-    full = _full_layers(fields, kind, layers)
-    if full == layers or (isinstance(positions, int) and window >= positions):
-        return {}
-    return {"sliding_window": window, "full_layers": full}
-
-
-def _full_layers(fields: Fields, kind: ModelKind, layers: int) -> int:
-    """The number of layers without a sliding window."""
-    types = fields.get("layer_types")
-    if isinstance(types, (list, tuple)) and types:
-        return sum(layer != "sliding_attention" for layer in types)
-    if not kind.pattern:
-        return 0
-    return layers // _int(fields, "sliding_window_pattern", kind.pattern)
-
-
-def _experts(fields: Fields, kind: ModelKind, layers: int) -> dict[str, Any]:
-    names = ("num_experts", "n_routed_experts", "num_local_experts")
-    field = next((name for name in names if fields.get(name) is not None), names[-1])
-    experts, width = _int(fields, field), _int(fields, kind.experts)
-    first = kind.dense == "first"
-    shared = _int(fields, "n_shared_experts", 0, least=0) if first else 0
-    return {
-        "experts": experts,
-        "active_experts": _int(fields, "num_experts_per_tok"),
-        "expert_ffn": width,
-        "shared_ffn": shared * width,
-        "dense_layers": _dense_layers(fields, kind, layers),
-        "router_bias": kind.router_bias,
-    }
-
-
-def _dense_layers(fields: Fields, kind: ModelKind, layers: int) -> int:
-    """The layers of a mixture of experts that have a dense FFN instead."""
-    if kind.dense == "first":
-        return min(_int(fields, "first_k_dense_replace", 0, least=0), layers)
-    if not kind.dense:
-        return 0
-    step = _int(fields, "decoder_sparse_step", 1)
-    listed = fields.get("mlp_only_layers") or ()
-    if not isinstance(listed, (list, tuple)) or not all(isinstance(i, int) for i in listed):
-        raise InputError("the field 'mlp_only_layers' of the target's config must list layers")
-    return sum(i in listed or (i + 1) % step != 0 for i in range(layers))
-
-
-def _latent(fields: Fields) -> dict[str, int]:
-    rank = fields.get("q_lora_rank")
-    return {
-        "query_rank": 0 if rank is None else _int(fields, "q_lora_rank"),
-        "latent_rank": _int(fields, "kv_lora_rank"),
-        "rope_dim": _int(fields, "qk_rope_head_dim"),
-        "value_dim": _int(fields, "v_head_dim"),
+        "ffn_bias": kind.expert_bias or (label == "llama" and flag(fields, "mlp_bias", False)),
     }

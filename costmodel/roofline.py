@@ -24,7 +24,10 @@ Array = NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FlopCount:
-    """FLOPs by module, as the rows of the paper's table 3 (router: mixtures of experts only).
+    """FLOPs by module, as the rows of the paper's table 3, and three that it does not have.
+
+    `router`: of mixtures of experts; `recurrent`: layers that keep a state, with their
+    projections; `other`: further matrices.
 
     Each field is an array in the broadcast shape of rows, context and batch.
     """
@@ -38,6 +41,8 @@ class FlopCount:
     down: Array
     lm_head: Array
     router: Array
+    recurrent: Array
+    other: Array
 
     @property
     def total(self) -> Array:
@@ -49,7 +54,8 @@ class FlopCount:
 class ByteCount:
     """Bytes moved by module, as the rows of the paper's table 4.
 
-    `small_weights` (norms, biases, router) is 0 in the paper's count. Each field is an array in
+    `small_weights` (norms, biases, router) is 0 in the paper's count. `attention_weights` holds
+    those of recurrent layers; `state` is what these read and write. Each field is an array in
     the broadcast shape of rows, context and batch.
     """
 
@@ -62,6 +68,7 @@ class ByteCount:
     attention_io: Array
     ffn_io: Array
     lm_head_io: Array
+    state: Array
 
     @property
     def total(self) -> Array:
@@ -95,12 +102,26 @@ def physical_flops(
     s, c, b = _shapes(rows, context, batch)
     keys = c + (s + 1) / 2
     if a.sliding_window is not None:
-        window = a.sliding_window
-        growing = np.clip(window - c, 0, s)  # new rows that still see everything before them
-        seen = (growing * c + growing * (growing + 1) / 2 + (s - growing) * window) / s
-        keys = _over_layers(a, keys, seen)
+        keys = _over_layers(a, keys * a.full_score_ratio, _windowed_keys(a, s, c))
     count = _flops(a, s * b, keys=keys, router=True)
     return _with_least_attention(a, count, s * b * keys, b * c) if a.latent_rank else count
+
+
+def _windowed_keys(a: ModelArchitecture, s: Array, c: Array) -> Array:
+    """Keys that a new row sees on average under a window, its own among them."""
+    window = a.sliding_window or 0
+    if a.chunked:
+        return (_chunk_pairs(c + s, window) - _chunk_pairs(c, window)) / s
+    growing = np.clip(window - c, 0, s)  # new rows that still see everything before them
+    seen: Array = (growing * c + growing * (growing + 1) / 2 + (s - growing) * window) / s
+    return seen
+
+
+def _chunk_pairs(tokens: Array, chunk: int) -> Array:
+    """Pairs of row and key in a text of `tokens`, whose rows see their own chunk only."""
+    whole, rest = np.divmod(tokens, chunk)
+    pairs: Array = whole * chunk * (chunk + 1) / 2 + rest * (rest + 1) / 2
+    return pairs
 
 
 def _with_least_attention(
@@ -108,8 +129,9 @@ def _with_least_attention(
 ) -> FlopCount:
     """The count with the cheaper form of latent attention; `pairs` of row and key, all rows."""
     made = a.heads * (a.head_dim - a.rope_dim + a.value_dim)
-    expanding = a.layers * 2 * cached * a.latent_rank * made
-    scores, values = (2 * a.layers * pairs * a.heads * width for width in (a.head_dim, a.value_dim))
+    expanding = a.attention_layers * 2 * cached * a.latent_rank * made
+    pairs = 2 * a.attention_layers * pairs * a.heads
+    scores, values = (pairs * width for width in (a.head_dim, a.value_dim))
     cheaper = expanding + scores + values < count.scores + count.values
     return dataclasses.replace(
         count,
@@ -120,34 +142,51 @@ def _with_least_attention(
 
 
 def _over_layers(a: ModelArchitecture, full: Array, windowed: Array) -> Array:
-    """The mean over layers of a quantity in layers without and with a sliding window."""
-    share = a.full_layers / a.layers
+    """The mean over attention of a quantity in layers without and with a window."""
+    share = a.full_layers / a.attention_layers
     return share * full + (1 - share) * windowed if share else windowed
 
 
 def cached_tokens(architecture: ModelArchitecture, context: ArrayLike) -> Array:
-    """Cached tokens that attention reads for one row, the mean over layers."""
+    """Cached tokens that attention reads for one row, the mean over layers with attention.
+
+    Layers with a cache of another width count by their width.
+    """
+    a = architecture
+    return _cached(a, context, a.full_cached_width / a.cached_width)
+
+
+def scored_tokens(architecture: ModelArchitecture, context: ArrayLike) -> Array:
+    """The same where layers count by the width of their scores, in units of a usual layer."""
+    return _cached(architecture, context, architecture.full_score_ratio)
+
+
+def _cached(a: ModelArchitecture, context: ArrayLike, full: float) -> Array:
     c = np.asarray(context, dtype=np.float64)
-    if architecture.sliding_window is None:
+    if a.sliding_window is None:
         return c
-    return _over_layers(architecture, c, np.minimum(c, architecture.sliding_window - 1))
+    seen = np.mod(c, a.sliding_window) if a.chunked else np.minimum(c, a.sliding_window - 1)
+    return _over_layers(a, full * c, seen)
 
 
 def _flops(architecture: ModelArchitecture, rows: Array, *, keys: Array, router: bool) -> FlopCount:
     a = architecture
-    layers = a.layers * 2 * rows
+    layers = a.attention_layers * 2 * rows
+    queries, keys_values, outputs = (2 * rows * weights for weights in a.reshaped)
     score_width, value_width = a.attention_widths
     ffn = 2 * rows * a.hidden * a.active_ffn
     return FlopCount(
-        q_projection=layers * a.query_parameters,
-        kv_projection=layers * a.key_value_parameters,
+        q_projection=layers * a.query_parameters + queries,
+        kv_projection=layers * a.key_value_parameters + keys_values,
         scores=layers * keys * score_width,
         values=layers * keys * value_width,
-        output_projection=layers * a.output_parameters,
+        output_projection=layers * a.output_parameters + outputs,
         gate_up=ffn * (a.ffn_matrices - 1),
         down=ffn,
         lm_head=2 * rows * a.hidden * a.vocab,
         router=2 * rows * a.hidden * a.sparse_layers * (a.experts if router else 0),
+        recurrent=rows * a.recurrent_row_flops,
+        other=2 * rows * a.other_weights,
     )
 
 
@@ -164,26 +203,34 @@ def paper_bytes(
     As printed, the input embedding is read whole even where it is tied, and unfused
     attention writes and reads its scores. A mixture of experts reads the experts that are
     active for one row. An ungated FFN reads two matrices and moves one intermediate array
-    instead of two. `weight_bytes` are those of one quantised weight of the layers' matrices,
-    None where they are stored like everything else.
+    instead of two. A verification moves each recurrent state three times: read for the outputs,
+    read and written when the accepted rows are replayed. `weight_bytes` are those of one
+    quantised weight of the layers' matrices, None where they are stored like everything else.
     """
     a = architecture
     s, c, b = _shapes(rows, context, batch)
     size = float(element_bytes)
     weight = size if weight_bytes is None else weight_bytes
-    one = np.ones_like(s) * size * a.layers
+    one = np.ones_like(s) * size * a.attention_layers
     layer = one * b * s
+    rows = size * b * s
+    recurrent = a.recurrent_layers * (a.conv_channels + 2 * a.state_inner)
+    apart = a.layers - a.attention_layers
     return ByteCount(
         embedding_and_lm_head_weights=np.ones_like(s) * size * 2 * a.vocab * a.hidden,
-        attention_weights=np.ones_like(s) * weight * a.layers * a.attention_parameters,
+        attention_weights=_mixer_bytes(a, s, weight),
         ffn_weights=np.ones_like(s) * weight * a.ffn_matrices * a.hidden * a.active_ffn,
         small_weights=np.zeros_like(s),
         kv_read=one * b * c * a.cached_width,
         kv_write=layer * a.cached_width,
         attention_io=layer
-        * (2 * a.hidden + 4 * a.query_width + a.cached_width + 2 * a.heads * (c + s)),
-        ffn_io=layer * 2 * a.hidden + size * b * s * 2 * (a.ffn_matrices - 1) * a.active_ffn,
+        * (2 * a.hidden + 4 * a.query_width + a.cached_width + 2 * a.heads * (c + s))
+        + rows * (2 * a.hidden * apart + recurrent),
+        ffn_io=layer * 2 * a.hidden
+        + rows * 2 * (a.ffn_matrices - 1) * a.active_ffn
+        + rows * 2 * a.hidden * apart,
         lm_head_io=size * b * s * (a.hidden + a.vocab),
+        state=_state_bytes(a, s, b, size, moves=3),
     )
 
 
@@ -202,26 +249,48 @@ def physical_bytes(
     new entries written once. Activations: each layer reads and writes the residual stream once
     (all of it under `ffn_io`), the LM head writes its logits. A mixture of experts reads the
     expected number of distinct experts, E (1 - (1 - k/E)^(rows x batch)), as if tokens chose
-    independently. `weight_bytes` as in `paper_bytes`.
+    independently. Each recurrent state is read and written once, which replays the rows accepted
+    last; of several rows, what that needs is written and read once. `weight_bytes` as in
+    `paper_bytes`.
     """
     a = architecture
     s, c, b = _shapes(rows, context, batch)
     size = float(element_bytes)
     weight = size if weight_bytes is None else weight_bytes
-    one = np.ones_like(s) * size * a.layers
+    one = np.ones_like(s) * size * a.attention_layers
+    full, windowed = a.kept_layers
+    written = full * a.full_cached_width + windowed * a.cached_width
     gathered = np.zeros_like(s) if a.tied else np.minimum(s * b, a.vocab)
     return ByteCount(
-        embedding_and_lm_head_weights=size * a.hidden * (a.vocab + gathered),
-        attention_weights=np.ones_like(s) * weight * a.layers * a.attention_parameters,
+        embedding_and_lm_head_weights=size * a.hidden * (a.vocab + gathered)
+        + size * a.lookup_weights / a.vocab * np.minimum(s * b, a.vocab),
+        attention_weights=_mixer_bytes(a, s, weight),
         ffn_weights=weight * a.common_ffn_parameters
         + weight * a.sparse_layers * a.expert_parameters * distinct_experts(a, s * b),
         small_weights=np.ones_like(s) * size * (a.small_parameters + a.final_norm_parameters),
         kv_read=one * b * cached_tokens(a, c) * a.cached_width,
-        kv_write=one * b * s * a.cached_width,
+        kv_write=size * b * s * written,
         attention_io=np.zeros_like(s),
-        ffn_io=one * b * s * 2 * a.hidden,
+        ffn_io=np.ones_like(s) * size * a.layers * b * s * 2 * a.hidden,
         lm_head_io=size * b * s * a.vocab,
+        state=_state_bytes(a, s, b, size, moves=2),
     )
+
+
+def _mixer_bytes(a: ModelArchitecture, s: Array, weight: float) -> Array:
+    """Bytes of the matrices of attention, recurrent layers and others."""
+    attention = np.ones_like(s) * weight * a.attention_layers * a.attention_parameters
+    total: Array = attention + weight * a.mixer_parameters
+    return total
+
+
+def _state_bytes(a: ModelArchitecture, s: Array, b: Array, size: float, *, moves: int) -> Array:
+    """Traffic of recurrent states: `moves` of each in a verification, two in a plain step."""
+    several = s > 1
+    states = b * a.state_bytes(size) * np.where(several, moves, 2)
+    stash = 2 * b * s * a.stash_bytes(size) * several
+    total: Array = states + stash
+    return total
 
 
 def distinct_experts(architecture: ModelArchitecture, tokens: ArrayLike) -> Array:

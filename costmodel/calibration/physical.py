@@ -24,6 +24,7 @@ from costmodel.roofline import (
     paper_bytes,
     physical_bytes,
     physical_flops,
+    scored_tokens,
 )
 from costmodel.statistics import non_negative_minima, robust_sigma
 
@@ -58,14 +59,15 @@ def work_terms(
     tokens = s * b
     one_row = _one_row(roofline)
     cached = cached_tokens(a, c)
-    keys = cached + (s + 1) / 2
+    keys = scored_tokens(a, c) + (s + 1) / 2 * one_row.score_width
+    state = physical_bytes(a, s, 0, b, roofline.element_bytes).state
     weights = (one_row.fixed_bytes + one_row.expert_bytes * distinct_experts(a, tokens)) + 0 * c
     return [
         np.full_like(tokens * keys, one_row.weight_bytes / bytes_per_s),
         weights / bytes_per_s,
         tokens * (one_row.matrix_flops / flops_per_s) + 0 * c,
         tokens * keys * (one_row.attention_flops / flops_per_s),
-        b * cached * (one_row.kv_bytes / bytes_per_s) + 0 * s,
+        b * cached * (one_row.kv_bytes / bytes_per_s) + state / bytes_per_s + 0 * s,
     ]
 
 
@@ -78,6 +80,7 @@ class _OneRow:
     weight_bytes: float
     matrix_flops: float
     attention_flops: float
+    score_width: float
     kv_bytes: float
 
 
@@ -87,6 +90,8 @@ def _one_row(roofline: Roofline) -> _OneRow:
     moved = physical_bytes(a, 1, 1, 1, roofline.element_bytes, roofline.weight_bytes)
     flops = physical_flops(a, 1, 0)
     attention = float(flops.scores + flops.values)
+    share = a.full_layers / a.attention_layers
+    score_width = 1.0 + share * (a.full_score_ratio - 1.0)
     fixed = float(
         moved.embedding_and_lm_head_weights + moved.attention_weights + moved.small_weights
     )
@@ -97,8 +102,9 @@ def _one_row(roofline: Roofline) -> _OneRow:
         expert_bytes=per_expert,
         weight_bytes=fixed + float(moved.ffn_weights),
         matrix_flops=float(flops.total) - attention,
-        attention_flops=attention,
-        kv_bytes=float(a.layers * a.cached_width * roofline.element_bytes),
+        attention_flops=attention / score_width,
+        score_width=score_width,
+        kv_bytes=float(a.attention_layers * a.cached_width * roofline.element_bytes),
     )
 
 
@@ -286,7 +292,7 @@ def physical_terms(
     # One row takes a kernel that splits the keys and costs what reading them costs.
     filled = np.where(s > 1, np.maximum(tokens, shape.attention_rows) / tokens, 0.0)
     moved = paper_bytes(roofline.architecture, s, 0, b, roofline.element_bytes)
-    scores = 2.0 * roofline.element_bytes * roofline.architecture.layers * b * s * s
+    scores = 2.0 * roofline.element_bytes * roofline.architecture.attention_layers * b * s * s
     io = moved.attention_io - scores * roofline.architecture.heads + moved.ffn_io + moved.lm_head_io
     activations = io / (roofline.peaks.bytes_per_s * roofline.tensor_parallel)
     return [floor, weights, matrix, kv, attention * filled, activations]

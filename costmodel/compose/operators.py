@@ -182,7 +182,7 @@ class ComposedForward:
             )
         if a.ffn % tp:
             raise InputError(f"tensor_parallel {tp} does not divide the FFN width {a.ffn}")
-        refuse_latent_attention(a)
+        refuse_beyond_tables(a)
         if a.shared_ffn % tp:
             raise InputError(f"tensor_parallel {tp} does not divide the FFN width {a.shared_ffn}")
         if self.tables.head_dim != a.head_dim:
@@ -348,9 +348,9 @@ class ComposedForward:
         )
 
 
-def refuse_latent_attention(architecture: ModelArchitecture) -> None:
-    """Raise InputError for a target whose attention no table holds."""
-    if architecture.latent_rank:
+def refuse_beyond_tables(architecture: ModelArchitecture) -> None:
+    """Raise InputError for a target with layers that no table holds."""
+    if architecture.beyond_tables:
         raise InputError(
             f"no forward of {architecture.name} is composed: {architecture.beyond_tables}"
         )

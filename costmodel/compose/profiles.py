@@ -25,7 +25,7 @@ from costmodel.compose.operators import (
     Cache,
     ComposedForward,
     Weights,
-    refuse_latent_attention,
+    refuse_beyond_tables,
 )
 from costmodel.errors import InputError, RooftreeError
 from costmodel.io import now_utc, tool_version
@@ -112,7 +112,7 @@ def compose(options: ComposeOptions) -> Profile:
     if options.device_name is None:
         raise InputError("say which GPU", hint="Give --device, such as --device h100-sxm")
     device, target = find_device(options.device_name), options.target
-    refuse_latent_attention(target)
+    refuse_beyond_tables(target)
 
     def forward(engine: str) -> ComposedForward:
         tables = load_published(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
-from costmodel.architecture import ModelArchitecture
+from costmodel.architecture import HYBRID_FIELDS, ModelArchitecture
 from costmodel.catalog import Peaks, device_by_name
 from costmodel.errors import InputError
 from costmodel.planning.acceptance import OTHER_TARGET_SPREAD, Acceptance, AcceptanceSource
@@ -113,8 +114,14 @@ def block_drafter(name: str = "dflash") -> DraftCost:
 
 def block_architecture(target: ModelArchitecture) -> ModelArchitecture:
     """The architecture of a target's DFlash drafter, with the target's embedding and head."""
+    usual: dict[str, Any] = {
+        field.name: field.default
+        for field in dataclasses.fields(target)
+        if field.name in HYBRID_FIELDS
+    }
     return dataclasses.replace(
         target,
+        **usual,
         name=f"DFlash drafter of {target.name}",
         layers=DFLASH_LAYERS,
         tied=True,

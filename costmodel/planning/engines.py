@@ -32,12 +32,34 @@ def cache_bytes_per_token(
 ) -> float:
     """Bytes of one token's cache on one device; a head is never split, nor a latent vector.
 
-    Layers with a sliding window count like the others: an upper bound for engines that drop
-    what has left the window.
+    Layers without keys of their own do not count; those with a window count like the others.
     """
     a = architecture
-    share = 1.0 if a.latent_rank else max(a.kv_heads / tensor_parallel, 1.0) / a.kv_heads
-    return a.layers * share * a.cached_width * value.cached
+    layers = a.token_values / a.cached_width
+    return layers * _share(a, tensor_parallel) * a.cached_width * value.cached
+
+
+def sequence_bytes(
+    architecture: ModelArchitecture,
+    tokens: float,
+    value: ValueBytes,
+    tensor_parallel: int = 1,
+    *,
+    drops: bool = True,
+) -> float:
+    """Bytes of one sequence's cache and recurrent states on one device.
+
+    drops  the engine keeps nothing that has left a window
+    """
+    a = architecture
+    values = a.cached_values(tokens) if drops else a.token_values * tokens
+    states = a.state_bytes(value.embedding) / tensor_parallel
+    return _share(a, tensor_parallel) * values * value.cached + states
+
+
+def _share(a: ModelArchitecture, tensor_parallel: int) -> float:
+    heads = a.full_kv_heads or a.kv_heads
+    return 1.0 if a.latent_rank else max(heads / tensor_parallel, 1.0) / heads
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +69,14 @@ class MemoryRule:
     The engine uses `fraction` of the device's memory, or, with `after_weights`, of the memory
     that weights and `reserve_bytes` leave. With `whole_answer` a request is admitted only if its
     whole answer fits; otherwise when its prompt fits, and it holds half of its answer on average.
+    With `drops` a layer with a window keeps nothing that has left it.
     """
 
     fraction: float
     reserve_bytes: float
     after_weights: bool = False
     whole_answer: bool = False
+    drops: bool = True
 
     def free_bytes(self, memory_bytes: float, weights_bytes: float) -> float:
         """Bytes left for the cache beside the weights; negative where the weights do not fit."""
@@ -112,7 +136,7 @@ RULES = {
     ),
     "rooftree": EngineRules(
         name="rooftree",
-        memory=MemoryRule(fraction=0.9, reserve_bytes=1 * _GB),
+        memory=MemoryRule(fraction=0.9, reserve_bytes=1 * _GB, drops=False),
         mixes_prompts=False,
         overlaps_host=False,
         verifies_trees=True,

@@ -189,8 +189,8 @@ class TargetForward:
         tiles = batch * a.heads / self.tensor_parallel * np.ceil(rows / _UNSPLIT_ROWS)
         waves = float(np.ceil(tiles / device.sm_count))
         seen = min(context, a.sliding_window or context)
-        full = a.layers if a.sliding_window is None else a.full_layers
-        tokens = full * context + (a.layers - full) * seen
+        full = a.attention_layers if a.sliding_window is None else a.full_layers
+        tokens = full * a.full_score_ratio * context + (a.attention_layers - full) * seen
         return tile_key_flops / processor_flops_per_s / share * waves * tokens
 
     def _prompt_rows_s(self, rows: float) -> float:

@@ -238,7 +238,7 @@ def _sized(request: PlanRequest, option: Option, server: Server) -> Option:
 
 def _no_room(traffic: Traffic, server: Server) -> InputError:
     """The error that not one request fits, with the smallest degree at which one does."""
-    tokens = traffic.total_tokens
+    tokens = server.held_tokens(traffic.total_tokens)
     a, degree = server.forward.architecture, server.forward.tensor_parallel
     fitting = next((n for n in DEGREES if n > degree and server.cache_tokens(n) >= tokens), None)
     room = server.cache_tokens(degree)

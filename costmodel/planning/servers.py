@@ -17,7 +17,12 @@ from costmodel.planning.batching import (
     cycle_work,
 )
 from costmodel.planning.drafting import DraftCost
-from costmodel.planning.engines import EngineRules, cache_bytes_per_token, weight_bytes
+from costmodel.planning.engines import (
+    EngineRules,
+    cache_bytes_per_token,
+    sequence_bytes,
+    weight_bytes,
+)
 from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import Goals, PlanRequest, ServingPolicy
 from costmodel.planning.traffic import Traffic
@@ -105,14 +110,30 @@ class Server:
         token = cache_bytes_per_token(f.architecture, f.value_bytes, tp)
         if self.drafter is not None:
             weights += self.drafter.weight_bytes(f.architecture) / tp
-            token += self.drafter.cache_bytes_per_token(f.architecture) / tp
+            token += self._drafted_bytes(tp)
         return max(self.rules.memory.free_bytes(f.device.memory_bytes, weights), 0.0) / token
+
+    def _drafted_bytes(self, degree: int) -> float:
+        """Bytes of a token's cache in the drafter on one device."""
+        drafter = self.drafter
+        return drafter.cache_bytes_per_token(self.forward.architecture) / degree if drafter else 0.0
+
+    def held_tokens(self, tokens: float) -> float:
+        """Tokens of `cache_tokens` that a sequence takes: fewer under windows, more with states."""
+        f, tp = self.forward, self.forward.tensor_parallel
+        a, drops = f.architecture, self.rules.memory.drops
+        if not a.recurrent_layers and (a.sliding_window is None or not drops):
+            return tokens
+        drafted = self._drafted_bytes(tp)
+        held = sequence_bytes(a, tokens, f.value_bytes, tp, drops=drops) + drafted * tokens
+        return held / (cache_bytes_per_token(a, f.value_bytes, tp) + drafted)
 
     def most_running(self, traffic: Traffic) -> int:
         """Requests whose cache fits at once; 0 where not even one fits."""
         tokens_held = self.rules.memory.tokens_held(traffic.prompt_tokens, traffic.output_tokens)
         tokens = self.cache_tokens()
-        return int(tokens / tokens_held) if tokens >= traffic.total_tokens else 0
+        fits = tokens >= self.held_tokens(traffic.total_tokens)
+        return int(tokens / self.held_tokens(tokens_held)) if fits else 0
 
     def points(self, traffic: Traffic, most: int | None = None) -> list[OperatingPoint]:
         """The best point at each number of requests that fits, the largest included."""

@@ -202,5 +202,5 @@ def _compose_hint(device: DeviceSpec, architecture: ModelArchitecture, degree: i
 def _composable(slug: str, architecture: ModelArchitecture, degree: int) -> bool:
     """Whether a profile can be composed, as far as can be told here."""
     if not operators_installed():
-        return not architecture.latent_rank and (degree == 1 or not architecture.experts)
+        return not architecture.beyond_tables and (degree == 1 or not architecture.experts)
     return not composes(find_device(slug), architecture, degree)

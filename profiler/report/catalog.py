@@ -72,7 +72,8 @@ def target_record(entry: TargetEntry) -> dict[str, Any]:
         "architecture_hash": a.hash,
         "parameters": a.parameters,
         "active_parameters": a.active_parameters,
-        "cache_bytes_per_token": 2 * a.layers * a.cached_width,
+        "cache_bytes_per_token": 2 * a.token_values,
+        "state_bytes": int(a.state_bytes()),
         "positions": entry.positions,
         "plan": a.beyond_tables or "from a profile, stored or composed from operator tables",
     }
@@ -86,7 +87,7 @@ def print_targets(entries: Sequence[TargetEntry]) -> None:
             _kind(entry),
             _billions(entry.architecture.parameters),
             _billions(entry.architecture.active_parameters),
-            f"{2 * entry.architecture.layers * entry.architecture.cached_width / 1e3:.0f}",
+            f"{2 * entry.architecture.token_values / 1e3:.0f}",
             _plan(entry),
         )
         for entry in entries
@@ -94,7 +95,8 @@ def print_targets(entries: Sequence[TargetEntry]) -> None:
     print_table(("target", "kind", "size", "active", "cache", "plan"), rows)
     click.echo(
         "size and active: billions of parameters; cache: kB of a token in bfloat16.\n"
-        "plan: `no` unless measured: no operator tables of latent attention are read.\n"
+        "plan: `no` unless measured: no operator tables of latent attention, recurrent layers or\n"
+        "attention of several shapes are read.\n"
         "Any hub id or config.json works too; `rooftree targets NAME` shows one."
     )
 

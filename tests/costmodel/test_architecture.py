@@ -8,7 +8,7 @@ import pytest
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError
-from costmodel.hf_config import KINDS
+from costmodel.hf_kinds import KINDS
 
 LLAMA = {
     "model_type": "llama",
@@ -155,6 +155,38 @@ def test_of_a_multimodal_model_the_text_part_is_read():
     assert a.parameters == read(model_type="gemma3_text", sliding_window=None).parameters
 
 
+# Sizes that show every part of a kind, where its defaults or three layers do not.
+HYBRIDS = {
+    "qwen3_5_text": {"full_attention_interval": 2},
+    "qwen3_5_moe_text": {"full_attention_interval": 2, "shared_expert_intermediate_size": 48},
+    "qwen3_next": {
+        "mlp_only_layers": [1],
+        "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    },
+    "falcon_h1": {
+        "mamba_d_ssm": 96, "mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_rms_norm": True,
+    },
+    "nemotron_h": {
+        "mamba_num_heads": 6, "mamba_head_dim": 24, "n_groups": 2, "tie_word_embeddings": False,
+    },
+    "lfm2": {
+        "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True,
+        "block_multiple_of": 16,
+    },
+    "gemma3n_text": {
+        "num_kv_shared_layers": 1, "laurel_rank": 8, "hidden_size_per_layer_input": 12,
+        "intermediate_size": [128, 128, 96],
+    },
+    "gemma4_text": {
+        "num_kv_shared_layers": 1, "use_double_wide_mlp": True, "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1, "global_head_dim": 40, "hidden_size_per_layer_input": 12,
+        "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
+        "moe_intermediate_size": 16,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    },
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_every_kind_has_the_parameters_that_transformers_builds(kind):
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
@@ -167,6 +199,7 @@ def test_every_kind_has_the_parameters_that_transformers_builds(kind):
     sizes |= {"vocab_size": 1000, "pad_token_id": 0, "num_hidden_layers": 3}
     sizes |= experts if KINDS[kind].experts else {}
     sizes |= latent if KINDS[kind].latent else {}
+    sizes |= HYBRIDS.get(kind, {})
     config = transformers.AutoConfig.for_model(kind, **sizes)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)

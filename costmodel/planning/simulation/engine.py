@@ -16,7 +16,7 @@ import bisect
 import dataclasses
 import importlib
 import itertools
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,11 +39,15 @@ _OVERLOAD_SHARE, _OVERLOAD_LEAST = 0.02, 16
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedServer:
-    """Limits of a server: the engine's rules, tokens of cache, sequences at once."""
+    """Limits of a server: the engine's rules, tokens of cache, sequences at once.
+
+    `held_tokens` gives the tokens of the cache that a sequence of so many takes.
+    """
 
     rules: EngineRules
     cache_tokens: float
     max_sequences: int = 256
+    held_tokens: Callable[[float], float] = float
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -170,7 +174,7 @@ class _Engine:
         self._prompt: list[int] = requests.prompt_tokens.tolist()
         self._output: list[int] = requests.output_tokens.tolist()
         self._held: list[float] = [
-            server.rules.memory.tokens_held(p, o)
+            server.held_tokens(server.rules.memory.tokens_held(p, o))
             for p, o in zip(self._prompt, self._output, strict=True)
         ]
         _check_fits(requests, server, self._held)

@@ -130,7 +130,10 @@ def replay(server: Server, requests: Trace, most_running: int, seed: int = 0) ->
         raise InputError("not one of the requests fits into the server's cache")
     longest = int((requests.prompt_tokens + requests.output_tokens).max())
     limits = SimulatedServer(
-        rules=server.rules, cache_tokens=server.cache_tokens(), max_sequences=points[-1].running
+        rules=server.rules,
+        cache_tokens=server.cache_tokens(),
+        max_sequences=points[-1].running,
+        held_tokens=server.held_tokens,
     )
     speculation = speculation_of(points, server.acceptance)
     grid = step_grid(server, points, longest)
@@ -162,7 +165,10 @@ def _serving(
     """A function (servers, factor on all times) -> latencies that runs each case once."""
     planned, points = choice.server, choice.points
     server = SimulatedServer(
-        rules=planned.rules, cache_tokens=planned.cache_tokens(), max_sequences=points[-1].running
+        rules=planned.rules,
+        cache_tokens=planned.cache_tokens(),
+        max_sequences=points[-1].running,
+        held_tokens=planned.held_tokens,
     )
     speculation = speculation_of(points, planned.acceptance)
 

@@ -235,7 +235,7 @@ def free_memory(device: torch.device) -> Callable[[], int]:
 def slot_bytes(architecture: ModelArchitecture, sequences: int, element_bytes: int) -> int:
     """Bytes of one token in the KV caches of all sequences."""
     width = architecture.kv_heads * architecture.head_dim
-    return 2 * architecture.layers * sequences * width * element_bytes
+    return 2 * architecture.attention_layers * sequences * width * element_bytes
 
 
 def forward_bytes(architecture: ModelArchitecture, rows: int, element_bytes: int) -> int:

@@ -1,0 +1,267 @@
+"""Layers of a Hugging Face config that are not all alike, or keep other than keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from costmodel.errors import InputError, shown
+from costmodel.hf_kinds import Fields, ModelKind, flag, whole
+
+_BLOCKS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+_NAMES = {"mamba": "linear_attention", "attention": "full_attention"}
+# The fields of a recurrent layer's sizes, with their defaults in transformers.
+_STATES: dict[str, dict[str, tuple[str, int | bool]]] = {
+    "gated_delta": {
+        "state_heads": ("linear_num_value_heads", 32),
+        "state_groups": ("linear_num_key_heads", 16),
+        "state_key_dim": ("linear_key_head_dim", 128),
+        "state_value_dim": ("linear_value_head_dim", 128),
+        "conv_width": ("linear_conv_kernel_dim", 4),
+    },
+    "falcon_h1": {
+        "state_heads": ("mamba_n_heads", 128),
+        "state_groups": ("mamba_n_groups", 1),
+        "state_key_dim": ("mamba_d_state", 256),
+        "conv_width": ("mamba_d_conv", 4),
+        "conv_bias": ("mamba_conv_bias", True),
+        "state_norm": ("mamba_rms_norm", False),
+    },
+    "nemotron_h": {
+        "state_heads": ("mamba_num_heads", 128),
+        "state_groups": ("n_groups", 8),
+        "state_key_dim": ("ssm_state_size", 128),
+        "state_value_dim": ("mamba_head_dim", 64),
+        "conv_width": ("conv_kernel", 4),
+        "conv_bias": ("use_conv_bias", True),
+    },
+    "short_conv": {"conv_width": ("conv_L_cache", 3), "conv_bias": ("conv_bias", False)},
+}
+_PROJECTION_BIASES = ("mamba_proj_bias", "projectors_bias", "use_bias")
+
+
+def with_usual_names(fields: Fields, label: str) -> Fields:
+    """The fields with those that only this kind calls otherwise, or gives in another form."""
+    if label == "nemotron_h":
+        return {**fields, **_blocks(fields)}
+    if label == "lfm2":
+        return {**fields, **_liquid_sizes(fields)}
+    widths = fields.get("intermediate_size")
+    if label == "gemma3n_text" and isinstance(widths, (list, tuple)) and widths:
+        return {**fields, "intermediate_size": widths[0], "ffn_widths": widths}
+    return fields
+
+
+def _blocks(fields: Fields) -> dict[str, Any]:
+    """Layers of which each is one of attention, mamba2, FFN and mixture of experts."""
+    if fields.get("moe_latent_size"):
+        raise InputError("experts over a latent vector ('moe_latent_size') are not supported")
+    pattern = fields.get("hybrid_override_pattern")
+    types = fields.get("layers_block_type") or fields.get("layer_types")
+    if not types:
+        types = [_BLOCKS.get(c, c) for c in pattern] if isinstance(pattern, str) else []
+    types = [_NAMES.get(kind, kind) for kind in types] or list(_BLOCKS.values())
+    unknown = next((kind for kind in types if kind not in _BLOCKS.values()), None)
+    if unknown is not None:
+        raise InputError(f"a layer of the kind {shown(unknown)} is not supported")
+    return {"layer_types": types, "num_hidden_layers": len(types)}
+
+
+def _liquid_sizes(fields: Fields) -> dict[str, Any]:
+    """LFM2's names, and the width that its FFN is rounded to."""
+    own = {"intermediate_size": "block_ff_dim", "tie_word_embeddings": "tie_embedding"}
+    usual = {name: fields[other] for name, other in own.items() if fields.get(other) is not None}
+    width = whole({**fields, **usual}, "intermediate_size")
+    if flag(fields, "block_auto_adjust_ff_dim", True):
+        step, factor = whole(fields, "block_multiple_of", 256), 1.0
+        if isinstance(fields.get("block_ffn_dim_multiplier"), (int, float)):
+            factor = fields["block_ffn_dim_multiplier"]
+        width = step * -(-int(factor * int(2 * width / 3)) // step)
+    attending = fields.get("full_attn_idxs")
+    if not fields.get("layer_types") and isinstance(attending, (list, tuple)):
+        count = whole(fields, "num_hidden_layers")
+        kinds = ("conv", "full_attention")
+        usual["layer_types"] = [kinds[i in attending] for i in range(count)]
+    return {**usual, "intermediate_size": width}
+
+
+def recurrent_sizes(fields: Fields, kind: ModelKind, label: str, layers: int) -> dict[str, Any]:
+    """The layers that keep a state, those without attention or FFN, and the state's sizes."""
+    biased = next((name for name in _PROJECTION_BIASES if flag(fields, name, False)), None)
+    if biased is not None:
+        raise InputError(f"recurrent layers with biased projections ('{biased}') are not supported")
+    sizes: dict[str, Any] = {"recurrent": kind.recurrent, "gated_attention": kind.gated}
+    for size, (field, default) in _STATES.get(label, _STATES.get(kind.recurrent, {})).items():
+        if isinstance(default, bool):
+            sizes[size] = flag(fields, field, default)
+        else:
+            sizes[size] = whole(fields, field, default)
+    if label == "falcon_h1":
+        inner = fields.get("mamba_d_ssm", 1024)
+        if inner is None:
+            inner = whole(fields, "mamba_expand", 2) * whole(fields, "hidden_size")
+        sizes["state_value_dim"] = max(inner // sizes["state_heads"], 1)
+        return sizes | {"recurrent_layers": layers}
+    types = _mixers(fields, kind, layers)
+    attending = types.count("full_attention")
+    if label == "nemotron_h":
+        without = layers - types.count("mlp") - types.count("moe")
+        recurrent = types.count("linear_attention")
+        sizes |= {"ffnless_layers": without, "gated_ffn": False}
+    else:
+        recurrent = layers - attending
+    if kind.recurrent != "short_conv":
+        sizes["state_norm"] = True
+    if not recurrent:  # all layers attend, as in the default of LFM2
+        return {"gated_attention": kind.gated}
+    return sizes | {"recurrent_layers": recurrent, "keyless_layers": layers - attending}
+
+
+def _mixers(fields: Fields, kind: ModelKind, layers: int) -> list[str]:
+    types = fields.get("layer_types")
+    if isinstance(types, (list, tuple)) and types:
+        return list(types)
+    if kind.recurrent == "short_conv":
+        return ["full_attention"] * layers
+    step = whole(fields, "full_attention_interval", 4)
+    kinds = ("linear_attention", "full_attention")
+    return [kinds[(i + 1) % step == 0] for i in range(layers)]
+
+
+def gemma_extras(fields: Fields, label: str, sizes: dict[str, Any]) -> dict[str, Any]:
+    """Shared keys, two shapes of attention and inputs of each layer, of Gemma 3n and 4."""
+    hidden, layers, ffn = sizes["hidden"], sizes["layers"], sizes["ffn"]
+    new = label == "gemma4_text"
+    shared = whole(fields, "num_kv_shared_layers", 0 if new else min(15, layers - 1), least=0)
+    types = fields.get("layer_types") or []
+    step = 6 if new else 5
+    if not types:
+        types = ["full_attention" if (i + 1) % step == 0 else "" for i in range(layers)]
+    shared_full = sum(kind == "full_attention" for kind in types[layers - shared :])
+    width = whole(fields, "hidden_size_per_layer_input", 256, least=0)
+    table = whole(fields, "vocab_size_per_layer_input", 262144)
+    other = layers * (3 * hidden * width + hidden) + width if width else 0
+    result: dict[str, Any] = {
+        "shared_kv_layers": shared,
+        "shared_full_layers": shared_full,
+        "lookup_weights": table * layers * width,
+    }
+    if new:
+        if flag(fields, "use_double_wide_mlp", False):
+            other += shared * 3 * hidden * ffn
+        if flag(fields, "enable_moe_block", False):
+            other += layers * hidden
+            result |= _parallel_experts(fields, ffn)
+        result |= _global_shape(fields, sizes)
+    else:
+        widths = fields.get("ffn_widths") or [ffn] * layers
+        other += 3 * hidden * (sum(widths) - layers * ffn)
+        streams, rank = whole(fields, "altup_num_inputs", 4), whole(fields, "laurel_rank", 64)
+        other += layers * (2 * hidden * rank + (3 + streams) * hidden + streams**2 + streams**3)
+        other += 2 * (streams - 1) * hidden**2
+    return result | {"other_weights": other}
+
+
+def _parallel_experts(fields: Fields, ffn: int) -> dict[str, Any]:
+    """Experts beside the FFN of the same layer, with a scale each and three more norms."""
+    return {
+        "experts": whole(fields, "num_experts"),
+        "active_experts": whole(fields, "top_k_experts"),
+        "expert_ffn": whole(fields, "moe_intermediate_size"),
+        "shared_ffn": ffn,
+        "router_bias": True,
+        "layer_norms": 7,
+    }
+
+
+def _global_shape(fields: Fields, sizes: dict[str, Any]) -> dict[str, Any]:
+    """The attention of layers that read the whole context: fields, or overrides by layer."""
+    overrides = fields.get("per_layer_config")
+    one = fields
+    if isinstance(overrides, Mapping) and overrides:
+        first = next(iter(overrides.values()))
+        one = {"global_head_dim": first.get("head_dim")}
+        one["num_global_key_value_heads"] = first.get("num_key_value_heads")
+    head_dim = whole(one, "global_head_dim", 512)
+    one_projection = flag(fields, "attention_k_eq_v", False)
+    kv_heads = sizes["kv_heads"]
+    if one_projection:
+        kv_heads = whole(one, "num_global_key_value_heads", kv_heads)
+    return {
+        "full_head_dim": 0 if head_dim == sizes["head_dim"] else head_dim,
+        "full_kv_heads": 0 if kv_heads == sizes["kv_heads"] else kv_heads,
+        "full_key_is_value": one_projection,
+    }
+
+
+def windows(fields: Fields, kind: ModelKind, layers: int, label: str) -> dict[str, Any]:
+    """`sliding_window` and `full_layers`; none where the window covers all positions."""
+    if not kind.window:
+        return {}
+    if kind.window == "flag" and not flag(fields, "use_sliding_window", False):
+        return {}
+    # transformers builds a Mistral without this field with a window of 4096.
+    default = 4096 if label == "mistral" and "sliding_window" not in fields else None
+    if fields.get("sliding_window", default) is None:
+        return {}
+    window = whole(fields, "sliding_window", default)
+    positions = fields.get("max_position_embeddings")
+    full = _full_layers(fields, kind, layers)
+    if full == layers or (isinstance(positions, int) and window >= positions):
+        return {}
+    return {"sliding_window": window, "full_layers": full}
+
+
+def _full_layers(fields: Fields, kind: ModelKind, layers: int) -> int:
+    """The number of layers without a sliding window."""
+    types = fields.get("layer_types")
+    if isinstance(types, (list, tuple)) and types:
+        return sum(layer != "sliding_attention" for layer in types)
+    if not kind.pattern:
+        return 0
+    return layers // whole(fields, "sliding_window_pattern", kind.pattern)
+
+
+def expert_sizes(fields: Fields, kind: ModelKind, layers: int) -> dict[str, Any]:
+    names = ("num_experts", "n_routed_experts", "num_local_experts")
+    field = next((name for name in names if fields.get(name) is not None), names[-1])
+    experts, width = whole(fields, field), whole(fields, kind.experts)
+    first = kind.dense == "first"
+    shared = width * whole(fields, "n_shared_experts", 0, least=0) if first else 0
+    if kind.shared:
+        shared = whole(fields, kind.shared)
+    return {
+        "experts": experts,
+        "active_experts": whole(fields, "num_experts_per_tok"),
+        "expert_ffn": width,
+        "shared_ffn": shared,
+        "shared_gate": bool(kind.shared) and kind.gated,
+        "dense_layers": _dense_layers(fields, kind, layers),
+        "router_bias": kind.router_bias,
+    }
+
+
+def _dense_layers(fields: Fields, kind: ModelKind, layers: int) -> int:
+    """The layers of a mixture of experts that have a dense FFN instead."""
+    types = fields.get("mlp_layer_types")
+    if kind.dense == "first" and isinstance(types, (list, tuple)) and types:
+        return sum(layer == "dense" for layer in types)
+    if kind.dense == "first":
+        return min(whole(fields, "first_k_dense_replace", kind.first_dense, least=0), layers)
+    if not kind.dense:
+        return 0
+    step = whole(fields, "decoder_sparse_step", 1)
+    listed = fields.get("mlp_only_layers") or ()
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(i, int) for i in listed):
+        raise InputError("the field 'mlp_only_layers' of the target's config must list layers")
+    return sum(i in listed or (i + 1) % step != 0 for i in range(layers))
+
+
+def latent_sizes(fields: Fields) -> dict[str, int]:
+    rank = fields.get("q_lora_rank")
+    return {
+        "query_rank": 0 if rank is None else whole(fields, "q_lora_rank"),
+        "latent_rank": whole(fields, "kv_lora_rank"),
+        "rope_dim": whole(fields, "qk_rope_head_dim"),
+        "value_dim": whole(fields, "v_head_dim"),
+    }

@@ -1,0 +1,307 @@
+"""Published models with windows, states and latents, beside numbers worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from costmodel.architecture import ModelArchitecture
+from costmodel.calibration.physical import work_terms
+from costmodel.catalog import Peaks, find_target
+from costmodel.planning.drafting import block_architecture
+from costmodel.planning.engines import ValueBytes, cache_bytes_per_token, sequence_bytes
+from costmodel.roofline import Roofline, paper_bytes, physical_bytes, physical_flops
+
+# Sizes in each publisher's config.json, as quoted in public code under the name in the comment.
+# Those of gpt-oss-20b and DeepSeek-V2-Lite are in targets.yaml.
+QWEN35 = {
+    "model_type": "qwen3_5_text", "num_attention_heads": 16, "num_key_value_heads": 4,
+    "head_dim": 256, "vocab_size": 248320, "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+}  # fmt: skip
+EXPERTS = {
+    "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512, "hidden_size": 2048, "num_key_value_heads": 2,
+}  # fmt: skip
+CONFIGS = {
+    "Qwen3.5-4B": QWEN35 | {  # mlx2, adapters of the local Qwen3.5 4B topology
+        "hidden_size": 2560, "intermediate_size": 9216, "num_hidden_layers": 32,
+        "tie_word_embeddings": True,
+    },
+    "Qwen3.5-27B": QWEN35 | {  # Qwen/Qwen3.5-27B: THUDM/slime scripts/models/qwen3.5-27B.sh
+        "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 64,
+        "num_attention_heads": 24, "linear_num_value_heads": 48,
+    },
+    # Qwen/Qwen3.5-35B-A3B and transformers' defaults of its kind
+    "Qwen3.5-35B-A3B": QWEN35 | EXPERTS | {
+        "model_type": "qwen3_5_moe_text", "num_hidden_layers": 40,
+    },
+    # Qwen/Qwen3-Coder-Next, of the same sizes: 79,674,391,296 parameters, 3,874,929,408 active
+    "Qwen3-Next-80B-A3B": QWEN35 | EXPERTS | {
+        "model_type": "qwen3_next", "num_hidden_layers": 48, "vocab_size": 151936,
+        "intermediate_size": 5120, "num_experts": 512, "num_experts_per_tok": 10,
+    },
+    "Gemma-4-31B": {  # google/gemma-4-31B-it: 30,697,345,280 in the text part
+        "model_type": "gemma4_text", "hidden_size": 5376, "intermediate_size": 21504,
+        "num_hidden_layers": 60, "num_attention_heads": 32, "num_key_value_heads": 16,
+        "num_global_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
+        "attention_k_eq_v": True, "sliding_window": 1024, "vocab_size": 262144,
+        "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
+        "max_position_embeddings": 262144,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10,
+    },
+    "GLM-4.7-Flash": {  # zai-org/GLM-4.7-Flash: vLLM's test of its config
+        "model_type": "glm4_moe_lite", "hidden_size": 2048, "intermediate_size": 10240,
+        "moe_intermediate_size": 1536, "num_hidden_layers": 47, "num_attention_heads": 20,
+        "num_key_value_heads": 20, "vocab_size": 154880, "q_lora_rank": 768, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256,
+        "n_routed_experts": 64, "n_shared_experts": 1, "num_experts_per_tok": 4,
+    },
+    "Falcon-H1-7B": {  # tiiuae/Falcon-H1-7B-Instruct and transformers' table of the series
+        "model_type": "falcon_h1", "hidden_size": 3072, "intermediate_size": 12288,
+        "num_hidden_layers": 44, "num_attention_heads": 12, "num_key_value_heads": 2,
+        "head_dim": 128, "vocab_size": 130048, "mamba_d_ssm": 3072, "mamba_n_heads": 24,
+        "mamba_d_head": 128, "mamba_d_state": 256, "mamba_n_groups": 1, "mamba_d_conv": 4,
+    },
+    "LFM2-1.2B": {  # LiquidAI/LFM2-1.2B: 1,170,340,608 parameters
+        "model_type": "lfm2", "hidden_size": 2048, "block_ff_dim": 12288,
+        "block_multiple_of": 256, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 65536, "conv_L_cache": 3,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    },
+}  # fmt: skip
+
+
+def architecture(name: str) -> ModelArchitecture:
+    if name in CONFIGS:
+        return ModelArchitecture.from_hf_config(CONFIGS[name], name=name)
+    return find_target(name).architecture
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ByHand:
+    """`used` and `unused`: weights that one token multiplies, and others but norms and the like.
+
+    `small`: norms, biases, convolutions, decays. `cached`: values of all caches at 1,000 and at
+    30,000 tokens. `state` bytes of a sequence. `attended`: FLOPs of a row on 1,000 cached tokens in
+    attention, convolution and state.
+    """
+
+    used: int
+    unused: int
+    small: int
+    cached: tuple[int, int]
+    state: int = 0
+    attended: int
+
+
+def gated_delta(hidden: int, heads: int) -> int:
+    """qkv (16 key heads, twice), z, output, and two values a head."""
+    return hidden * (2 * 2048 + 128 * heads) + 2 * hidden * 128 * heads + 2 * hidden * heads
+
+
+def gated_attention(hidden: int, heads: int, kv_heads: int) -> int:
+    """Queries and their gate, keys, values, output; heads of 256."""
+    return hidden * 256 * (2 * heads + 2 * kv_heads + heads)
+
+
+# Of a recurrent layer: convolution, two decays a head, norm of a head; of an attention: two norms.
+def delta_small(heads: int) -> int:
+    return 4 * (4096 + 128 * heads) + 2 * heads + 128
+
+
+BY_HAND = {
+    "Qwen3.5-4B": ByHand(
+        used=24 * gated_delta(2560, 32) + 8 * gated_attention(2560, 16, 4)
+        + 32 * 3 * 2560 * 9216 + 248320 * 2560,
+        unused=0,
+        small=24 * delta_small(32) + 8 * 2 * 256 + 32 * 2 * 2560 + 2560,
+        cached=(8 * 2 * 4 * 256 * 1000, 8 * 2 * 4 * 256 * 30000),
+        state=24 * (4 * 32 * 128 * 128 + 2 * 4 * 8192),  # 48 and 1.5 MiB
+        attended=8 * 4 * 16 * 256 * 1001 + 24 * (2 * 4 * 8192 + 8 * 32 * 128 * 128),
+    ),
+    "Qwen3.5-27B": ByHand(
+        used=48 * gated_delta(5120, 48) + 16 * gated_attention(5120, 24, 4)
+        + 64 * 3 * 5120 * 17408 + 248320 * 5120,
+        unused=248320 * 5120,
+        small=48 * delta_small(48) + 16 * 2 * 256 + 64 * 2 * 5120 + 5120,
+        cached=(16 * 2 * 4 * 256 * 1000, 16 * 2 * 4 * 256 * 30000),
+        state=48 * (4 * 48 * 128 * 128 + 2 * 4 * 10240),  # 144 and 3.75 MiB
+        attended=16 * 4 * 24 * 256 * 1001 + 48 * (2 * 4 * 10240 + 8 * 48 * 128 * 128),
+    ),
+    "Qwen3.5-35B-A3B": ByHand(
+        used=30 * gated_delta(2048, 32) + 10 * gated_attention(2048, 16, 2)
+        + 40 * (256 * 2048 + (8 + 1) * 3 * 2048 * 512) + 248320 * 2048,
+        unused=40 * (256 - 8) * 3 * 2048 * 512 + 248320 * 2048,
+        small=30 * delta_small(32) + 10 * 2 * 256 + 40 * 3 * 2048 + 2048,  # with a shared gate
+        cached=(10 * 2 * 2 * 256 * 1000, 10 * 2 * 2 * 256 * 30000),
+        state=30 * (4 * 32 * 128 * 128 + 2 * 4 * 8192),  # 60 and 1.875 MiB
+        attended=10 * 4 * 16 * 256 * 1001 + 30 * (2 * 4 * 8192 + 8 * 32 * 128 * 128),
+    ),
+    "Qwen3-Next-80B-A3B": ByHand(
+        used=36 * gated_delta(2048, 32) + 12 * gated_attention(2048, 16, 2)
+        + 48 * (512 * 2048 + (10 + 1) * 3 * 2048 * 512) + 151936 * 2048,
+        unused=48 * (512 - 10) * 3 * 2048 * 512 + 151936 * 2048,
+        small=36 * delta_small(32) + 12 * 2 * 256 + 48 * 3 * 2048 + 2048,
+        cached=(12 * 2 * 2 * 256 * 1000, 12 * 2 * 2 * 256 * 30000),
+        state=36 * (4 * 32 * 128 * 128 + 2 * 4 * 8192),  # 72 and 2.25 MiB
+        attended=12 * 4 * 16 * 256 * 1001 + 36 * (2 * 4 * 8192 + 8 * 32 * 128 * 128),
+    ),
+    "gpt-oss-20b": ByHand(
+        used=24 * (2880 * 64 * (64 + 8 + 8 + 64) + 32 * 2880 + 4 * 3 * 2880 * 2880)
+        + 201088 * 2880,
+        unused=24 * (32 - 4) * 3 * 2880 * 2880 + 201088 * 2880,
+        # two norms, biases of q, k, v, output, router and experts, and a sink a head
+        small=24 * (2 * 2880 + 64 * (64 + 8 + 8) + 2880 + 32 + 32 * (2 * 2880 + 2880) + 64) + 2880,
+        cached=(2 * 8 * 64 * (12 * 1000 + 12 * 128), 2 * 8 * 64 * (12 * 30000 + 12 * 128)),
+        attended=4 * 64 * 64 * (12 * 1001 + 12 * 128),
+    ),
+    "Gemma-4-31B": ByHand(
+        # 50 layers with a window: q, k, v, output; 10 without: one projection for k and v
+        used=50 * 5376 * 256 * (32 + 16 + 16 + 32) + 10 * 5376 * 512 * (32 + 4 + 32)
+        + 60 * 3 * 5376 * 21504 + 262144 * 5376,
+        unused=0,
+        small=60 * 4 * 5376 + 50 * 2 * 256 + 10 * 2 * 512 + 5376,
+        cached=(
+            (50 * 2 * 16 * 256 + 10 * 2 * 4 * 512) * 1000,
+            50 * 2 * 16 * 256 * 1024 + 10 * 2 * 4 * 512 * 30000,
+        ),
+        attended=4 * 32 * (50 * 256 + 10 * 512) * 1001,
+    ),
+    "DeepSeek-V2-Lite": ByHand(
+        used=27 * (2048 * 16 * 192 + 2048 * 576 + 512 * 16 * 256 + 16 * 128 * 2048)
+        + 3 * 2048 * 10944 + 26 * (64 * 2048 + (6 + 2) * 3 * 2048 * 1408) + 102400 * 2048,
+        unused=26 * (64 - 6) * 3 * 2048 * 1408 + 102400 * 2048,
+        small=27 * (2 * 2048 + 512) + 2048,
+        cached=(27 * 576 * 1000, 27 * 576 * 30000),
+        attended=27 * 2 * 16 * (576 + 512) * 1001,
+    ),
+    "GLM-4.7-Flash": ByHand(
+        used=47 * (2048 * 768 + 768 * 20 * 256 + 2048 * 576 + 512 * 20 * 448 + 20 * 256 * 2048)
+        + 3 * 2048 * 10240 + 46 * (64 * 2048 + (4 + 1) * 3 * 2048 * 1536) + 154880 * 2048,
+        unused=46 * (64 - 4) * 3 * 2048 * 1536 + 154880 * 2048,
+        small=47 * (2 * 2048 + 768 + 512) + 46 * 64 + 2048,
+        cached=(47 * 576 * 1000, 47 * 576 * 30000),
+        attended=47 * 2 * 20 * (576 + 512) * 1001,
+    ),
+    "Falcon-H1-7B": ByHand(
+        # attention and mamba2 in every layer: z, x, B, C and a step for each of 24 heads
+        used=44 * (3072 * 128 * (12 + 2 + 2 + 12) + 3072 * (2 * 3072 + 2 * 256 + 24) + 3072 * 3072)
+        + 44 * 3 * 3072 * 12288 + 130048 * 3072,
+        unused=130048 * 3072,
+        small=44 * (2 * 3072 + (4 + 1) * (3072 + 2 * 256) + 3 * 24) + 3072,
+        cached=(44 * 2 * 2 * 128 * 1000, 44 * 2 * 2 * 128 * 30000),
+        state=44 * (4 * 24 * 128 * 256 + 2 * 4 * 3584),  # 132 and 1.2 MiB
+        attended=44 * (4 * 12 * 128 * 1001 + 2 * 4 * 3584 + 6 * 24 * 128 * 256),
+    ),
+    "LFM2-1.2B": ByHand(
+        # an FFN of 2/3 x 12288; a convolution's input is three times the hidden width
+        used=10 * 2048 * (3 + 1) * 2048 + 6 * 2048 * 64 * (32 + 8 + 8 + 32)
+        + 16 * 3 * 2048 * 8192 + 65536 * 2048,
+        unused=0,
+        small=10 * 3 * 2048 + 6 * 2 * 64 + 16 * 2 * 2048 + 2048,
+        cached=(6 * 2 * 8 * 64 * 1000, 6 * 2 * 8 * 64 * 30000),
+        state=10 * 2 * 3 * 2048,
+        attended=6 * 4 * 32 * 64 * 1001 + 10 * 2 * 3 * 2048,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_published_models_by_hand(name):
+    a, hand = architecture(name), BY_HAND[name]
+    assert a.parameters == hand.used + hand.unused + hand.small
+    value = ValueBytes()
+    for tokens, values in zip((1000, 30000), hand.cached, strict=True):
+        assert sequence_bytes(a, tokens, value) == 2 * values + hand.state
+    assert a.state_bytes() == hand.state
+    assert physical_flops(a, 1, 1000).total == 2 * hand.used + hand.attended
+    assert ModelArchitecture.from_dict(a.to_dict()) == a
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("Qwen3-Next-80B-A3B", 79_674_391_296),
+        ("Gemma-4-31B", 30_697_345_280),
+        ("LFM2-1.2B", 1_170_340_608),
+    ],
+)
+def test_parameters_are_the_published_ones(name, parameters):
+    assert architecture(name).parameters == parameters
+
+
+def test_a_verification_moves_states_and_stash_but_no_state_a_node():
+    a = architecture("Qwen3.5-4B")
+    state, row = a.state_bytes(), 24 * (4 * (2048 + 4096) + 2 * 8192)
+    assert physical_bytes(a, 1, 1000, 3).state == 3 * 2 * state
+    assert physical_bytes(a, 16, 1000, 3).state == 3 * (2 * state + 2 * 16 * row)
+    assert paper_bytes(a, 16, 1000, 3).state == 3 * (3 * state + 2 * 16 * row)
+    few, many = physical_bytes(a, [2, 64], 1000).state
+    assert many - few == 62 * 2 * row < 62 * state / 20
+    peaks = Peaks(flops_per_s=1e15, bytes_per_s=1e12)
+    *_, cache_s = work_terms(Roofline(architecture=a, peaks=peaks), 16, 1000, 3)
+    assert cache_s == pytest.approx(3 * (8 * 2048 * 2 * 1000 + 2 * state + 32 * row) / 1e12)
+
+
+def test_cache_traffic_counts_each_layer_by_its_window_and_shape():
+    a = architecture("Gemma-4-31B")
+    moved = physical_bytes(a, 4, 5000)
+    assert moved.kv_read == pytest.approx(
+        2 * (50 * 2 * 16 * 256 * 1023 + 10 * 2 * 4 * 512 * 5000), rel=1e-12
+    )
+    assert moved.kv_write == 2 * 4 * (50 * 2 * 16 * 256 + 10 * 2 * 4 * 512)
+    terms = work_terms(Roofline(architecture=a, peaks=Peaks(flops_per_s=1, bytes_per_s=1)), 1, 5000)
+    seen = 4 * 32 * (50 * 256 * (1023 + 1) + 10 * 512 * (5000 + 1))
+    assert terms[3] == pytest.approx(seen)
+
+
+def test_layers_that_share_keys_keep_none():
+    config = CONFIGS["Gemma-4-31B"] | {"num_kv_shared_layers": 12}
+    a = ModelArchitecture.from_hf_config(config)
+    assert a.token_values == 40 * 2 * 16 * 256 + 8 * 2 * 4 * 512
+    assert cache_bytes_per_token(a, ValueBytes()) == 2 * a.token_values
+    own = architecture("Gemma-4-31B")
+    fewer = 10 * 5376 * 256 * 32 + 2 * 5376 * 512 * 4 + 10 * 256 + 2 * 512
+    assert own.parameters - a.parameters == fewer
+    assert physical_bytes(a, 1, 100).kv_read == physical_bytes(own, 1, 100).kv_read
+
+
+def test_chunks_and_windows_by_counting():
+    a = dataclasses.replace(
+        architecture("gpt-oss-20b"), full_layers=0, sliding_window=8, chunked=True
+    )
+    for rows, context in ((1, 0), (1, 7), (5, 6), (20, 13)):
+        keys = sum((context + i) % 8 + 1 for i in range(rows))
+        flops = physical_flops(a, rows, context)
+        assert flops.scores + flops.values == pytest.approx(24 * 4 * 64 * 64 * keys)
+        assert physical_bytes(a, rows, context).kv_read == 24 * 2 * 2 * 8 * 64 * (context % 8)
+
+
+def test_a_hybrid_of_single_layers_is_read():
+    # nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B: 23 mamba2, 23 mixtures, 6 attentions
+    config = {
+        "model_type": "nemotron_h", "hidden_size": 2688, "num_attention_heads": 32,
+        "num_key_value_heads": 2, "head_dim": 128, "intermediate_size": 1856,
+        "vocab_size": 131072, "mamba_num_heads": 64, "mamba_head_dim": 64, "n_groups": 8,
+        "ssm_state_size": 128, "conv_kernel": 4, "n_routed_experts": 128, "num_experts_per_tok": 6,
+        "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712,
+        "hybrid_override_pattern": "MEMEM*E" * 6 + "MEMEMEMEME",
+    }  # fmt: skip
+    pattern = str(config["hybrid_override_pattern"])
+    a = ModelArchitecture.from_hf_config(config)
+    assert a.attention_layers == pattern.count("*") == 6
+    assert (a.recurrent_layers, a.sparse_layers) == (pattern.count("M"), pattern.count("E"))
+    assert a.token_values == 6 * 2 * 2 * 128
+    layer = 4 * 64 * 64 * 128 + 2 * 4 * (64 * 64 + 2 * 8 * 128)
+    assert a.state_bytes() == pattern.count("M") * layer
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_drafter_of_a_hybrid_is_a_plain_transformer(name):
+    drafter = block_architecture(architecture(name))
+    assert not drafter.state_bytes() and drafter.attention_layers == drafter.layers
+    assert np.isfinite(physical_flops(drafter, 16, 100).total)
