@@ -1,4 +1,4 @@
-"""Which sizes each kind of Hugging Face model has beside the usual ones, and readers of fields."""
+"""The kinds of Hugging Face models whose cost is known, and readers of a config's fields."""
 
 from __future__ import annotations
 
