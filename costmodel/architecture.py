@@ -18,13 +18,6 @@ _COUNTS = ("experts", "active_experts", "expert_ffn")
 _LATENT = ("latent_rank", "rope_dim", "value_dim")
 _RECURRENT = ("", "gated_delta", "mamba2", "short_conv")
 _STATE = ("state_heads", "state_groups", "state_key_dim", "state_value_dim", "conv_width")
-# Fields of targets whose layers are not all one attention and one FFN.
-HYBRID_FIELDS = (
-    *("recurrent", "recurrent_layers", "keyless_layers", "ffnless_layers", *_STATE),
-    *("state_norm", "conv_bias", "gated_attention", "shared_gate", "full_head_dim"),
-    *("full_kv_heads", "full_key_is_value", "shared_kv_layers", "shared_full_layers"),
-    *("chunked", "other_weights", "lookup_weights"),
-)
 # Products and sums of one row with each entry of a state: decay, update and output, and what the
 # delta rule reads before it writes.
 _STATE_FLOPS = {"gated_delta": 8, "mamba2": 6}
@@ -136,7 +129,8 @@ class ModelArchitecture:
             raise InputError(
                 f"active_experts ({self.active_experts}) must not exceed experts ({self.experts})"
             )
-        if self.full_layers and (self.sliding_window is None or self.full_layers >= self.layers):
+        full = self.full_layers or self.full_head_dim or self.full_kv_heads or self.chunked
+        if full and (self.sliding_window is None or self.full_layers >= self.layers):
             raise InputError("full_layers must be fewer than the layers, beside a sliding_window")
         if (self.dense_layers or self.shared_ffn) and not self.experts:
             raise InputError("dense_layers and shared_ffn belong to a mixture of experts")
@@ -195,7 +189,7 @@ class ModelArchitecture:
         """`cached_width` of a layer that reads the whole context."""
         if not (self.full_head_dim or self.full_kv_heads):
             return self.cached_width
-        return 2 * (self.full_kv_heads or self.kv_heads) * (self.full_head_dim or self.head_dim)
+        return 2 * (self.full_kv_heads or self.kv_heads) * self._full_head_dim
 
     @property
     def kept_layers(self) -> tuple[int, int]:
@@ -221,23 +215,18 @@ class ModelArchitecture:
     @property
     def state_inner(self) -> int:
         """Width of a recurrent layer's values."""
-        return self.hidden if self.recurrent == "short_conv" else self._heads_width
-
-    @property
-    def _heads_width(self) -> int:
-        return self.state_heads * self.state_value_dim
+        short = self.recurrent == "short_conv"
+        return self.hidden if short else self.state_heads * self.state_value_dim
 
     @property
     def conv_channels(self) -> int:
         """Channels of a recurrent layer's convolution."""
-        if self.recurrent == "short_conv":
-            return self.hidden
-        return 2 * self.state_groups * self.state_key_dim + self._heads_width
+        return 2 * self.state_groups * self.state_key_dim + self.state_inner
 
     @property
     def state_values(self) -> int:
         """Entries of one recurrent layer's state."""
-        return self._heads_width * self.state_key_dim
+        return self.state_inner * self.state_key_dim
 
     def state_bytes(self, element_bytes: float = 2) -> float:
         """Bytes of one sequence's states (float32) and convolution windows, all layers."""
@@ -246,7 +235,8 @@ class ModelArchitecture:
 
     def stash_bytes(self, element_bytes: float = 2) -> float:
         """Bytes that one row leaves for the commit: key and update (float32), convolution input."""
-        updates = self.state_groups * self.state_key_dim + self._heads_width
+        updates = self.state_groups * self.state_key_dim + self.state_inner
+        updates = updates if self.state_values else 0
         return self.recurrent_layers * (4 * updates + self.conv_channels * element_bytes)
 
     @property
@@ -371,15 +361,12 @@ class ModelArchitecture:
 
         Of all query, key and value, and output projections.
         """
-        full, windowed = self.kept_layers
         wider = self.full_layers * self.heads * self.hidden * (self._full_head_dim - self.head_dim)
-        made = self.hidden * self.full_cached_width // (2 if self.full_key_is_value else 1)
-        shared = -self.shared_kv_layers * self.key_value_parameters
-        special = self.full_head_dim or self.full_kv_heads or self.full_key_is_value
-        if not special:
-            return 0, shared, 0
-        usual = self.attention_layers * self.key_value_parameters
-        return wider, windowed * self.key_value_parameters + full * made - usual, wider
+        fewer = -self.shared_kv_layers * self.key_value_parameters
+        if self.full_cached_width != self.cached_width or self.full_key_is_value:
+            made = self.hidden * self.full_cached_width // (2 if self.full_key_is_value else 1)
+            fewer += self.kept_layers[0] * (made - self.key_value_parameters)
+        return wider, fewer, wider
 
     @property
     def _full_head_dim(self) -> int:
@@ -412,17 +399,14 @@ class ModelArchitecture:
         attention += self.hidden if self.output_bias else 0
         attention += self.heads if self.sinks else 0
         attention += self.query_rank + self.latent_rank
-        if self.qk_norm:  # of layers with another head, and of keys that are another layer's
-            wider = self._full_head_dim - self.head_dim
-            norms = (self.full_layers + self.kept_layers[0]) * wider if wider else 0
-            norms -= self.shared_kv_layers * self.head_dim
-        else:
-            norms = 0
+        # Norms of layers with another head dimension, and of keys that are another layer's.
+        norms = (self.full_layers + self.kept_layers[0]) * (self._full_head_dim - self.head_dim)
+        norms -= self.shared_kv_layers * self.head_dim
         router = self.experts * (self.hidden + self.router_bias) + self.shared_gate * self.hidden
         return (
             self.layers * count
             + self.attention_layers * attention
-            + norms
+            + (norms if self.qk_norm else 0)
             + self.recurrent_layers * self.recurrent_small
             + self.sparse_layers * router
             + self._ffn_biases

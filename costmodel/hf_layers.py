@@ -207,7 +207,8 @@ def windows(fields: Fields, kind: ModelKind, layers: int, label: str) -> dict[st
     window = whole(fields, "sliding_window", default)
     positions = fields.get("max_position_embeddings")
     full = _full_layers(fields, kind, layers)
-    if full == layers or (isinstance(positions, int) and window >= positions):
+    whole_text = isinstance(positions, int) and window >= positions and label != "gemma4_text"
+    if full == layers or whole_text:
         return {}
     return {"sliding_window": window, "full_layers": full}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from costmodel.architecture import HYBRID_FIELDS, ModelArchitecture
+from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import Peaks, device_by_name
 from costmodel.errors import InputError
 from costmodel.planning.acceptance import OTHER_TARGET_SPREAD, Acceptance, AcceptanceSource
@@ -114,11 +114,9 @@ def block_drafter(name: str = "dflash") -> DraftCost:
 
 def block_architecture(target: ModelArchitecture) -> ModelArchitecture:
     """The architecture of a target's DFlash drafter, with the target's embedding and head."""
-    usual: dict[str, Any] = {
-        field.name: field.default
-        for field in dataclasses.fields(target)
-        if field.name in HYBRID_FIELDS
-    }
+    fields = dataclasses.fields(target)
+    first = [field.name for field in fields].index("recurrent")  # of those of hybrids
+    usual: dict[str, Any] = {field.name: field.default for field in fields[first:]}
     return dataclasses.replace(
         target,
         **usual,

@@ -110,13 +110,8 @@ class Server:
         token = cache_bytes_per_token(f.architecture, f.value_bytes, tp)
         if self.drafter is not None:
             weights += self.drafter.weight_bytes(f.architecture) / tp
-            token += self._drafted_bytes(tp)
+            token += self.drafter.cache_bytes_per_token(f.architecture) / tp
         return max(self.rules.memory.free_bytes(f.device.memory_bytes, weights), 0.0) / token
-
-    def _drafted_bytes(self, degree: int) -> float:
-        """Bytes of a token's cache in the drafter on one device."""
-        drafter = self.drafter
-        return drafter.cache_bytes_per_token(self.forward.architecture) / degree if drafter else 0.0
 
     def held_tokens(self, tokens: float) -> float:
         """Tokens of `cache_tokens` that a sequence takes: fewer under windows, more with states."""
@@ -124,7 +119,7 @@ class Server:
         a, drops = f.architecture, self.rules.memory.drops
         if not a.recurrent_layers and (a.sliding_window is None or not drops):
             return tokens
-        drafted = self._drafted_bytes(tp)
+        drafted = self.drafter.cache_bytes_per_token(a) / tp if self.drafter else 0.0
         held = sequence_bytes(a, tokens, f.value_bytes, tp, drops=drops) + drafted * tokens
         return held / (cache_bytes_per_token(a, f.value_bytes, tp) + drafted)
 
