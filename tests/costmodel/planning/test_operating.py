@@ -114,6 +114,24 @@ def test_memory_limits_what_runs_at_once(make):
     assert server.points(TRAFFIC, most=7)[-1].running == 7
 
 
+@pytest.mark.parametrize(
+    ("engine", "target", "bytes_each"),
+    [  # prompts of 1,000 and half of 400 answer tokens, all of them in trtllm
+        ("sglang", "Qwen3.5-4B", 1200 * 8 * 2 * 1024 * 2 + 24 * (4 * 32 * 128**2 + 2 * 4 * 8192)),
+        ("trtllm", "gemma-4-31B-it", 2 * (50 * 8192 * 1024 + 10 * 4096 * 1400)),
+        ("rooftree", "gemma-4-31B-it", 2 * (50 * 8192 + 10 * 4096) * 1200),
+    ],
+)
+def test_a_sequence_holds_its_states_and_what_windows_leave(line_steps, engine, target, bytes_each):
+    a, rules = find_target(target).architecture, engine_rules(engine)
+    server = Server(
+        forward=line_steps(architecture=a), rules=rules, overheads=Overheads(),
+        policy=ServingPolicy.parse("plain"),
+    )  # fmt: skip
+    free = rules.memory.free_bytes(80e9, 2 * a.parameters)
+    assert server.most_running(TRAFFIC) == int(free / bytes_each)
+
+
 def test_fixed_trees_leave_room_in_a_step(make):
     """Half of 8192 rows: 64 sequences of 64 rows."""
     assert make("fixed:63", engine="vllm").points(TRAFFIC)[-1].running == 64

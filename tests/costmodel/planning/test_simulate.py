@@ -68,6 +68,9 @@ def test_requests_wait_for_cache_in_the_order_of_arrival() -> None:
     """The third would fit beside the first, but the second is before it."""
     found = simulate(made([0, 0, 0], [60, 60, 10], [5, 5, 5]), server(cache=100), constant)
     assert list(found.admitted_s) == [0.0, 5.0, 5.0]
+    larger = dataclasses.replace(server(cache=100), held_tokens=lambda tokens: tokens + 40)
+    found = simulate(made([0, 0], [40, 10], [5, 5]), larger, constant)  # with a state each
+    assert list(found.admitted_s) == [0.0, 5.0]
     half = MemoryRule(fraction=1.0, reserve_bytes=0.0)
     found = simulate(made([0, 0], [40, 40], [20, 20]), server(cache=100, memory=half), constant)
     assert list(found.admitted_s) == [0.0, 0.0]
