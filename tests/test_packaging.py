@@ -21,7 +21,7 @@ METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = METADATA["project"]
 
 # Import names that differ from the distribution's name.
-DISTRIBUTIONS = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py"}
+DISTRIBUTIONS = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py", "optimum": "optimum-quanto"}
 # Come with a declared dependency, at the version that suits it; triton with PyTorch's CUDA builds.
 IMPLIED = {
     "tokenizers": "transformers",

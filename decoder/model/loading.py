@@ -7,10 +7,12 @@ latency can be measured without a download.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +34,15 @@ from costmodel.catalog import find_target, resolve_target
 from costmodel.errors import InputError, RooftreeError
 from costmodel.io import folder_of, read_json
 from decoder.model.demo_model import DEMO_NAME, demo_model_folder
-from decoder.model.quantization import check_loadable, quantization_of
+from decoder.model.quantization import (
+    OWN_DTYPE,
+    UNPACKED,
+    check_loadable,
+    mark_quanto,
+    method_of,
+    quantization_of,
+    stored_bytes,
+)
 
 Weights = Literal["auto", "random", "pretrained"]
 
@@ -72,6 +82,7 @@ class LoadedModel:
 
     source        the folder or hub id of weights and tokenizer; empty for random weights
     int8          whether a decoder is to round the weights to int8
+    stored        the label of the quantisation in the checkpoint, whatever is in memory
     """
 
     model: PreTrainedModel
@@ -80,11 +91,19 @@ class LoadedModel:
     weights: Literal["pretrained", "random"]
     architecture: ModelArchitecture
     int8: bool = False
+    stored: str | None = None
 
     @property
     def quantization(self) -> str | None:
         """The label of the weights' quantisation; None for weights in the model's dtype."""
         return "int8" if self.int8 else quantization_of(self.model.config)
+
+    @property
+    def unpacked(self) -> bool:
+        """Whether the layers of a quantised checkpoint are plain weights in memory."""
+        if self.stored is None:
+            return False
+        return (self.weight_bytes or self.model.dtype.itemsize) >= self.model.dtype.itemsize
 
     @property
     def weight_bytes(self) -> float | None:
@@ -95,9 +114,9 @@ class LoadedModel:
             return 1.0 + INT8_SCALE_BYTES / self.architecture.hidden
         ends = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
         outside = {id(tensor) for end in ends for tensor in _tensors(end)}
-        stored_bytes = sum(t.nbytes for t in _tensors(self.model) if id(t) not in outside)
+        held = sum(stored_bytes(t) for t in _tensors(self.model) if id(t) not in outside)
         a = self.architecture
-        return stored_bytes / (a.parameters - a.vocab * a.hidden * (1 if a.tied else 2))
+        return held / (a.parameters - a.vocab * a.hidden * (1 if a.tied else 2))
 
     def tokenizer(self) -> Any:
         """The tokenizer beside the weights; InputError where there is none."""
@@ -118,6 +137,10 @@ class LoadedModel:
 def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
     yield from module.parameters()
     yield from module.buffers()
+    for part in module.modules():  # bitsandbytes moves its scales there at the first product
+        scales = getattr(getattr(part, "state", None), "SCB", None)
+        if isinstance(scales, torch.Tensor):
+            yield scales
 
 
 def default_target(device: torch.device) -> str:
@@ -194,8 +217,12 @@ def _load_pretrained(
 ) -> LoadedModel:
     target = resolve_target(source, _read_config)
     config, architecture = target.hf_config, replace(target.architecture, name=label_of(name))
+    mark_quanto(config, Path(source))
     check_loadable(config, source)
-    needed_bytes = None if quantization_of(config) is None else _stored_bytes(Path(source))
+    method, stored = method_of(config), quantization_of(config)
+    needed_bytes = None
+    if method is not None and (method not in UNPACKED or device.type != "cpu"):
+        needed_bytes = _stored_bytes(Path(source))
     _check_memory(architecture, dtype, device, needed_bytes)
     model = _pretrained(source, config, dtype, device)
     return LoadedModel(
@@ -204,29 +231,22 @@ def _load_pretrained(
         source=source,
         weights="pretrained",
         architecture=architecture,
+        stored=stored,
     )
 
 
 def _pretrained(
     source: str, config: Any, dtype: torch.dtype, device: torch.device
 ) -> PreTrainedModel:
-    quantised = quantization_of(config) is not None
-    # Several methods pack their weights for the device, and cannot move them afterwards.
-    placed = {"device_map": {"": device}} if quantised else {}
+    method = method_of(config)
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            source,
-            config=config,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            **placed,
-        )
-        model = model if quantised else model.to(device)
+        if method is not None:
+            model, report = _read_quantised(source, config, dtype, device)
+        else:
+            model, report = _read_weights(source, config, dtype)
+            model = model.to(device)
     except BROKEN_FILES as error:
-        if quantised:
+        if method is not None:
             raise InputError(
                 f"cannot load the quantised weights in {source}: {first_reason(error)}",
                 hint="Install what it names, or use a checkpoint that is not quantised.",
@@ -237,6 +257,43 @@ def _pretrained(
     if wrong:
         raise _bad_weights(source, f"{len(wrong)} missing or of a wrong shape, as {wrong[0]}")
     return model
+
+
+def _read_weights(source: str, config: Any, dtype: torch.dtype, **options: Any) -> Any:
+    """transformers' model, and its report of what the files lack."""
+    return AutoModelForCausalLM.from_pretrained(
+        source,
+        config=config,
+        dtype=dtype,
+        use_safetensors=True,
+        trust_remote_code=False,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+        **options,
+    )
+
+
+def _read_quantised(source: str, config: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    """The same for quantised weights, without their libraries' progress bars."""
+    method = method_of(config)
+    if method in OWN_DTYPE:
+        dtype = config.dtype or dtype
+    if method == "bitsandbytes":  # warns at every product
+        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
+    with redirect_stderr(StringIO()):
+        if method == "quanto":  # transformers cannot read back what it quantises this way
+            from optimum.quanto import QuantizedModelForCausalLM
+
+            with torch.inference_mode():  # else its 4 bits cannot be multiplied in that mode
+                model = QuantizedModelForCausalLM.from_pretrained(source)._wrapped.to(device)
+            model.config.quantization_config = config.quantization_config
+            return model, {"missing_keys": (), "mismatched_keys": ()}
+        # Several methods pack their weights for the device, and cannot move them afterwards.
+        model, report = _read_weights(source, config, dtype, device_map={"": device})
+        if method == "compressed-tensors":  # unpacks them in the first forward of the whole model
+            with torch.no_grad():
+                model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device))
+        return model, report
 
 
 def _bad_weights(source: str, reason: str) -> InputError:

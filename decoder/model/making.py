@@ -71,7 +71,7 @@ def make_target(
             f"the weights of {loaded.name} were packed, and no {kind} runtime can use them",
             hint="Load the model again.",
         )
-    if owned and fused and kind != "packed":
+    if owned and fused and kind != "packed" and loaded.quantization is None:
         fuse(loaded.model)
     structure = checked_structure(step, loaded.name)
     step.plain_head = structure.plain_head
@@ -79,6 +79,8 @@ def make_target(
     plain_cpu = owned and step.device.type == "cpu" and loaded.quantization is None
     if refused is not None and (runtime == "packed" or (runtime == "auto" and plain_cpu)):
         notes = (f"runs eagerly: {refused}",)
+    if loaded.unpacked:
+        notes += (f"{loaded.stored} weights are held and read as plain {str(step.dtype)[6:]}",)
     if kind != "packed":
         eager = EagerRuntime(step, structure.group, notes)
     else:

@@ -25,6 +25,7 @@ from costmodel.io import read_json, tool_version, write_atomic
 from costmodel.profile.store import user_directory
 from decoder.model.attention import DenseVisible, RowBlock, TreeVisible, attention_of
 from decoder.model.kv_cache import KVCache
+from decoder.model.quantization import rounds_inputs
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
 from decoder.model.structure import Structure, UnsupportedModelError, read_structure
 
@@ -107,8 +108,9 @@ def _try(step: ModelStep) -> tuple[Structure, bool]:
         return replace(structure, plain_head=False), False  # decoding names the position
     hidden = _tree_hidden(step, structure, (prompt, tree, last[:1]))
     step.plain_head = _has_plain_head(step, hidden)
-    distance = _distance(step.logits(hidden), wanted)
-    if not distance <= BOUNDS.get(step.dtype, ROUNDED_BOUND):
+    rounded = step.dtype not in BOUNDS or rounds_inputs(step.model.config)
+    distance = _distance(step.logits(hidden), wanted, rounded)
+    if not distance <= (ROUNDED_BOUND if rounded else BOUNDS[step.dtype]):
         raise UnsupportedModelError(
             f"the logits of a tree differ from transformers' own by {min(distance, 9.99):.1%}"
         )
@@ -154,12 +156,11 @@ def _tree_hidden(
     return torch.cat((parts[0][-1:], parts[1][[*BRANCHES[0], *BRANCHES[1]]], parts[2]))
 
 
-def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+def _distance(ours: torch.Tensor, theirs: torch.Tensor, rounded: bool) -> float:
     """The relative distance of logits [rows, vocab]: the worst row's, or with roundings the median.
 
     A router that sees rounded numbers may choose another expert for a row.
     """
-    rounded = theirs.dtype not in BOUNDS
     accurate = torch.promote_types(theirs.dtype, torch.float32)
     ours, theirs = ours.to(accurate), theirs.to(accurate)
     spread = (theirs - theirs.mean(-1, keepdim=True)).norm(dim=-1).clamp_min(1e-12)

@@ -20,6 +20,14 @@ from tests.tiny_folder import isolate, write_config, write_weights
 pytestmark = pytest.mark.cpu_kind
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}
+W4A16 = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 32}}},
+}
+SHARED_SCALE = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {"group_0": {"input_activations": {"dynamic": True, "strategy": "tensor"}}},
+}
 CPU = torch.device("cpu")
 
 
@@ -39,6 +47,7 @@ def load(folder, **options):
         ({"quant_method": "awq", "bits": 4, "group_size": -1}, "awq-4bit"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes-4bit"),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+        (W4A16, "compressed-tensors-w4a16-g32"),
     ],
 )
 def test_labels(settings, label):
@@ -72,7 +81,10 @@ def test_a_gptq_model_does_not_find_the_profile_of_plain_weights(tmp_path):
     [
         (GPTQ, "optimum gptqmodel"),
         ({"quant_method": "awq", "bits": 4}, "gptqmodel"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "'rooftree[bitsandbytes]'"),
+        ({"quant_method": "compressed-tensors"}, "'rooftree[compressed-tensors]'"),
+        ({"quant_method": "torchao"}, "'rooftree[torchao]'"),
+        ({"quant_method": "quanto", "weights": ["qint8"]}, "'rooftree[quanto]'"),
     ],
 )
 def test_a_missing_package_is_named(tmp_path, monkeypatch, settings, packages):
@@ -85,6 +97,22 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch, settings, packages):
     with pytest.raises(InputError, match=r"is quantised by .* must be installed") as caught:
         load(folder)
     assert f"pip install {packages};" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "missing"),
+    [
+        ({"quant_method": "mxfp4"}, "its kernels are code"),
+        ({"quant_method": "hqq"}, "transformers 5 has no loader"),
+        (W4A16 | {"kv_cache_scheme": {"num_bits": 8}}, "it quantises the KV cache too"),
+        (SHARED_SCALE, "all rows of a forward share one scale"),
+        ({"quant_method": "quanto", "weights": "int8"}, "there is no quanto_qmap.json"),
+    ],
+)
+def test_a_method_that_is_not_loaded(settings, missing):
+    method = settings["quant_method"]
+    with pytest.raises(InputError, match=f"by {method}, which is not loaded: {missing}"):
+        check_loadable({"quantization_config": settings}, "folder")
 
 
 def test_a_method_that_transformers_does_not_know(tmp_path):

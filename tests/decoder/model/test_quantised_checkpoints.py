@@ -1,0 +1,256 @@
+"""Checkpoints that a library quantises and saves here: loaded, decoded, their key and bytes."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
+
+from decoder.engine import TreeDecoder
+from decoder.model.loading import load_model
+from decoder.model.making import make_target
+from decoder.profiling.measured_profile import find_peaks, profile_key, roofline_of, runtime_section
+from tests.tiny_folder import isolate, write_weights
+
+CPU = torch.device("cpu")
+PROMPT = [1, 2, 3, 1, 2, 3, 1, 2]
+NEW = 40
+
+
+def by_transformers(options):
+    """A maker of a folder by a config's constructor, which imports the library."""
+
+    def make(plain, folder):
+        model = AutoModelForCausalLM.from_pretrained(
+            plain, quantization_config=options(), dtype=torch.float32, device_map={"": CPU}
+        )
+        model.save_pretrained(folder)
+
+    return make
+
+
+def int8():
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    return TorchAoConfig(Int8WeightOnlyConfig())
+
+
+def int8_inputs():
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig
+
+    return TorchAoConfig(Int8DynamicActivationInt8WeightConfig())
+
+
+def int4():
+    from torchao.quantization import IntxWeightOnlyConfig, PerGroup
+
+    return TorchAoConfig(IntxWeightOnlyConfig(torch.int4, PerGroup(32)))
+
+
+def by_quanto(kind):
+    def make(plain, folder):
+        from optimum.quanto import QuantizedModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(plain).eval()
+        quantised = QuantizedModelForCausalLM.quantize(model, weights=kind, exclude="lm_head")
+        quantised.save_pretrained(folder)
+
+    return make
+
+
+def by_compressed_tensors(preset):
+    def make(plain, folder):
+        from compressed_tensors.compressors import ModelCompressor
+        from compressed_tensors.quantization import (
+            QuantizationConfig,
+            apply_quantization_config,
+            preset_name_to_scheme,
+        )
+
+        model = AutoModelForCausalLM.from_pretrained(plain)
+        scheme = preset_name_to_scheme(preset, ["Linear"])
+        if scheme.weights.group_size:
+            scheme.weights.group_size = 32
+        settings = {"quantization_status": "initialized", "ignore": ["lm_head"]}
+        apply_quantization_config(
+            model, QuantizationConfig(config_groups={"all": scheme}, **settings)
+        )
+        largest = 448 if scheme.weights.type == "float" else 2 ** (scheme.weights.num_bits - 1) - 1
+        for module in model.modules():
+            if getattr(module, "quantization_scheme", None) is not None:
+                rows = module.weight.view(len(module.weight), module.weight_scale.shape[1], -1)
+                module.weight_scale.data.copy_(rows.abs().amax(-1) / largest)
+        compressor = ModelCompressor.from_pretrained_model(model)
+        compressor.compress_model(model)
+        model.save_pretrained(folder)
+        compressor.update_config(folder)
+
+    return make
+
+
+def fine_grained_fp8(plain, folder):
+    """A block of 32 x 32 weights has a scale; transformers itself needs a GPU to make it."""
+    shutil.copytree(plain, folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if "_proj.weight" in name]:
+        rows, columns = tensors[name].shape
+        blocks = tensors[name].view(rows // 32, 32, columns // 32, 32)
+        scales = blocks.abs().amax((1, 3)) / 448
+        packed = (blocks / scales[:, None, :, None]).view(rows, columns)
+        tensors[name] = packed.to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = scales
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    settings = {
+        "quant_method": "fp8",
+        "weight_block_size": [32, 32],
+        "activation_scheme": "dynamic",
+    }
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": settings}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def nf4():
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+
+
+@dataclass(frozen=True)
+class Form:
+    """A kind of checkpoint.
+
+    label   the beginning of the profile's key
+    held    bytes of a matrix [rows, columns] in memory, in float32 where it is unpacked
+    """
+
+    library: str
+    make: Callable
+    label: str | None
+    held: Callable[[int, int], float]
+
+
+def per_row(rows, columns):
+    return rows * columns + 4 * rows
+
+
+def with_zero_points(rows, columns):
+    return rows * columns + 5 * rows
+
+
+def nf4_held(rows, columns):
+    """A scale for 64 weights, which a CPU with bfloat16 halves, and a table of 16 numbers."""
+    from bitsandbytes.functional import has_avx512bf16
+
+    return rows * columns * (1 / 2 + (2 if has_avx512bf16() else 4) / 64) + 64
+
+
+def unpacked(rows, columns):
+    return 4 * (rows * columns + rows)
+
+
+def unpacked_groups(rows, columns):
+    return 4 * (rows * columns + rows * columns / 32)
+
+
+FORMS = {
+    "torchao-int8": Form(
+        "torchao", by_transformers(int8), "torchao-int8weightonly-", with_zero_points
+    ),
+    "torchao-int8-inputs": Form(
+        "torchao",
+        by_transformers(int8_inputs),
+        "torchao-int8dynamicactivationint8weight-",
+        with_zero_points,
+    ),
+    "torchao-int4": Form(  # a byte each; a scale and a zero point a group
+        "torchao",
+        by_transformers(int4),
+        "torchao-intxweightonly-",
+        lambda n, k: n * k * (1 + 5 / 32),
+    ),
+    "bitsandbytes-nf4": Form("bitsandbytes", by_transformers(nf4), "bitsandbytes-4bit", nf4_held),
+    "bitsandbytes-int8": Form(
+        "bitsandbytes",
+        by_transformers(lambda: BitsAndBytesConfig(load_in_8bit=True)),
+        "bitsandbytes-8bit",
+        per_row,
+    ),
+    "quanto-int8": Form("optimum.quanto", by_quanto("qint8"), "quanto-qint8", per_row),
+    "quanto-int4": Form(  # a scale and a shift a row
+        "optimum.quanto", by_quanto("qint4"), "quanto-qint4", lambda n, k: n * k / 2 + 8 * n
+    ),
+    "w8a16": Form(
+        "compressed_tensors",
+        by_compressed_tensors("W8A16"),
+        "compressed-tensors-w8a16-g32",
+        unpacked_groups,
+    ),
+    "w4a16": Form(
+        "compressed_tensors",
+        by_compressed_tensors("W4A16"),
+        "compressed-tensors-w4a16-g32",
+        unpacked_groups,
+    ),
+    "w8a8": Form(
+        "compressed_tensors", by_compressed_tensors("W8A8"), "compressed-tensors-w8a8", unpacked
+    ),
+    "fp8-dynamic": Form(
+        "compressed_tensors",
+        by_compressed_tensors("FP8_DYNAMIC"),
+        "compressed-tensors-fpw8a8",
+        unpacked,
+    ),
+    "fp8": Form("accelerate", fine_grained_fp8, None, lambda n, k: 4 * n * k),
+}
+
+
+@pytest.fixture
+def form(request, tmp_path, monkeypatch):
+    form = FORMS[request.param]
+    pytest.importorskip(form.library, reason=f"{form.library} is not installed")
+    isolate(monkeypatch, tmp_path / "home")
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_key_value_heads": 4}
+    form.make(write_weights(tmp_path / "plain", **sizes), tmp_path / "quantised")
+    return form
+
+
+def own_text(folder, form):
+    """transformers' greedy text of the same checkpoint."""
+    if form.library == "optimum.quanto":
+        from optimum.quanto import QuantizedModelForCausalLM
+
+        model = QuantizedModelForCausalLM.from_pretrained(folder)._wrapped
+    else:
+        options = {"dtype": torch.float32, "device_map": {"": CPU}}
+        model = AutoModelForCausalLM.from_pretrained(folder, **options).eval()
+    ids = torch.tensor([PROMPT])
+    mask = torch.ones_like(ids)
+    text = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=NEW)
+    return text[0, len(PROMPT) :].tolist()
+
+
+@pytest.mark.parametrize("form", FORMS, indirect=True)
+def test_a_checkpoint_decodes_as_transformers_decodes_it(form, tmp_path):
+    folder = str(tmp_path / "quantised")
+    loaded = load_model(folder, dtype=torch.float32, device=CPU)
+    target = make_target(loaded)
+    for policy in ("plain", "fixed:6", "bastion"):
+        text = TreeDecoder(target, policy=policy).generate(PROMPT, max_new_tokens=NEW)
+        assert list(text.token_ids) == own_text(folder, form)
+    key, section = profile_key(target), runtime_section(target)
+    assert key.quantization == section.quantization
+    if form.label is None:  # plain weights in memory: the key and the bytes of such
+        assert key.quantization is None and section.weight_bytes is None
+        assert loaded.stored == "fp8"
+    else:
+        assert key.quantization.startswith(form.label) and loaded.stored.startswith(form.label)
+        shapes = [(64, 64)] * 4 + [(128, 64)] * 2 + [(64, 128)]
+        norms = 4 * (5 * 64 + 2 * 8)  # and two tables of frequencies
+        weights = 2 * sum(n * k for n, k in shapes) + 5 * 64
+        expected = (2 * sum(form.held(*shape) for shape in shapes) + norms) / weights
+        assert section.weight_bytes == pytest.approx(expected, rel=0.003)
+        assert roofline_of(target, find_peaks(target)).weight_bytes == section.weight_bytes
+    plain = "held and read as plain" in " ".join(target.runtime.warnings)
+    assert plain == (form.label is None or form.label.startswith("compressed"))
