@@ -182,7 +182,6 @@ def families_table() -> str:
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "headline": headline, "numbers": numbers, "bench-run": bench_run,
     "bench-drafters": lambda: bench_families("bench_drafters"),
-    "bench-updates": lambda: bench_families("bench_updates"),
     "bench-studies": lambda: bench_arms("bench_studies"), "bench-engines": bench_engines,
     "families": families_table, "trained-demo": demo_table, "trained-specblock": specblock_table,
     "trained-blockpilot": blockpilot_table,
