@@ -108,6 +108,10 @@ KINDS = {
     "gemma4_text": ModelKind(
         head_dim=256, tied=True, norms=4, qk_norm=True, window="config", pattern=6
     ),
+    "llama4_text": ModelKind(
+        head_dim=128, window="config", pattern=4, dense="step", experts="moe_intermediate_size",
+        shared="moe_intermediate_size",
+    ),
     "gpt_neox": ModelKind(),
 }  # fmt: skip
 

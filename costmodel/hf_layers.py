@@ -37,6 +37,7 @@ _STATES: dict[str, dict[str, tuple[str, int | bool]]] = {
     },
     "short_conv": {"conv_width": ("conv_L_cache", 3), "conv_bias": ("conv_bias", False)},
 }
+_WINDOWS = {"mistral": 4096, "gemma3n_text": 512, "gemma4_text": 512}
 _PROJECTION_BIASES = ("mamba_proj_bias", "projectors_bias", "use_bias")
 
 
@@ -46,20 +47,42 @@ def with_usual_names(fields: Fields, label: str) -> Fields:
         return {**fields, **_blocks(fields)}
     if label == "lfm2":
         return {**fields, **_liquid_sizes(fields)}
-    widths = fields.get("intermediate_size")
-    if label == "gemma3n_text" and isinstance(widths, (list, tuple)) and widths:
+    if label == "llama4_text":
+        return {**fields, **_chunks(fields)}
+    widths = _listed(fields, "intermediate_size", int)
+    if label == "gemma3n_text" and widths:
         return {**fields, "intermediate_size": widths[0], "ffn_widths": widths}
     return fields
+
+
+def _listed(fields: Fields, field: str, kind: type) -> list[Any]:
+    """The values of a list of one type; empty where the field is something else."""
+    values = fields.get(field)
+    listed = isinstance(values, (list, tuple)) and all(isinstance(value, kind) for value in values)
+    return list(values) if listed and values else []
+
+
+def _chunks(fields: Fields) -> dict[str, Any]:
+    """Llama 4: windows that start anew, and experts in every so many layers."""
+    rope = _listed(fields, "layer_types", str) or _listed(fields, "no_rope_layers", int)
+    types = {"chunked_attention": "sliding_attention", 1: "sliding_attention"}
+    sparse, layers = _listed(fields, "moe_layers", int), whole(fields, "num_hidden_layers")
+    return {
+        "sliding_window": fields.get("attention_chunk_size", 8192),
+        "layer_types": [types.get(kind, "full_attention") for kind in rope],
+        "intermediate_size": whole(fields, "intermediate_size_mlp", 16384),
+        "moe_intermediate_size": whole(fields, "intermediate_size", 8192),
+        "decoder_sparse_step": 1 if sparse else fields.get("interleave_moe_layer_step"),
+        "mlp_only_layers": [i for i in range(layers) if i not in sparse] if sparse else [],
+    }
 
 
 def _blocks(fields: Fields) -> dict[str, Any]:
     """Layers of which each is one of attention, mamba2, FFN and mixture of experts."""
     if fields.get("moe_latent_size"):
         raise InputError("experts over a latent vector ('moe_latent_size') are not supported")
-    pattern = fields.get("hybrid_override_pattern")
-    types = fields.get("layers_block_type") or fields.get("layer_types")
-    if not types:
-        types = [_BLOCKS.get(c, c) for c in pattern] if isinstance(pattern, str) else []
+    types = _listed(fields, "layers_block_type", str) or _listed(fields, "layer_types", str)
+    types = types or [_BLOCKS.get(c, c) for c in str(fields.get("hybrid_override_pattern") or "")]
     types = [_NAMES.get(kind, kind) for kind in types] or list(_BLOCKS.values())
     unknown = next((kind for kind in types if kind not in _BLOCKS.values()), None)
     if unknown is not None:
@@ -77,11 +100,10 @@ def _liquid_sizes(fields: Fields) -> dict[str, Any]:
         if isinstance(fields.get("block_ffn_dim_multiplier"), (int, float)):
             factor = fields["block_ffn_dim_multiplier"]
         width = step * -(-int(factor * int(2 * width / 3)) // step)
-    attending = fields.get("full_attn_idxs")
-    if not fields.get("layer_types") and isinstance(attending, (list, tuple)):
-        count = whole(fields, "num_hidden_layers")
-        kinds = ("conv", "full_attention")
-        usual["layer_types"] = [kinds[i in attending] for i in range(count)]
+    attending = _listed(fields, "full_attn_idxs", int)
+    if attending and not fields.get("layer_types"):
+        layers = range(whole(fields, "num_hidden_layers"))
+        usual["layer_types"] = ["full_attention" if i in attending else "conv" for i in layers]
     return {**usual, "intermediate_size": width}
 
 
@@ -97,30 +119,27 @@ def recurrent_sizes(fields: Fields, kind: ModelKind, label: str, layers: int) ->
         else:
             sizes[size] = whole(fields, field, default)
     if label == "falcon_h1":
-        inner = fields.get("mamba_d_ssm", 1024)
-        if inner is None:
-            inner = whole(fields, "mamba_expand", 2) * whole(fields, "hidden_size")
+        inner = whole(fields, "mamba_expand", 2) * whole(fields, "hidden_size")
+        if fields.get("mamba_d_ssm", 1024) is not None:
+            inner = whole(fields, "mamba_d_ssm", 1024)
         sizes["state_value_dim"] = max(inner // sizes["state_heads"], 1)
         return sizes | {"recurrent_layers": layers}
     types = _mixers(fields, kind, layers)
     attending = types.count("full_attention")
-    if label == "nemotron_h":
-        without = layers - types.count("mlp") - types.count("moe")
-        recurrent = types.count("linear_attention")
-        sizes |= {"ffnless_layers": without, "gated_ffn": False}
-    else:
-        recurrent = layers - attending
-    if kind.recurrent != "short_conv":
+    ffns = types.count("mlp") + types.count("moe")
+    recurrent = layers - attending - ffns
+    if not recurrent:  # as in the default of LFM2
+        sizes = {"gated_attention": kind.gated}
+    elif kind.recurrent != "short_conv":
         sizes["state_norm"] = True
-    if not recurrent:  # all layers attend, as in the default of LFM2
-        return {"gated_attention": kind.gated}
+    if label == "nemotron_h":
+        sizes |= {"ffnless_layers": layers - ffns, "gated_ffn": False}
     return sizes | {"recurrent_layers": recurrent, "keyless_layers": layers - attending}
 
 
 def _mixers(fields: Fields, kind: ModelKind, layers: int) -> list[str]:
-    types = fields.get("layer_types")
-    if isinstance(types, (list, tuple)) and types:
-        return list(types)
+    if types := _listed(fields, "layer_types", str):
+        return types
     if kind.recurrent == "short_conv":
         return ["full_attention"] * layers
     step = whole(fields, "full_attention_interval", 4)
@@ -133,17 +152,14 @@ def gemma_extras(fields: Fields, label: str, sizes: dict[str, Any]) -> dict[str,
     hidden, layers, ffn = sizes["hidden"], sizes["layers"], sizes["ffn"]
     new = label == "gemma4_text"
     shared = whole(fields, "num_kv_shared_layers", 0 if new else min(15, layers - 1), least=0)
-    types = fields.get("layer_types") or []
-    step = 6 if new else 5
-    if not types:
-        types = ["full_attention" if (i + 1) % step == 0 else "" for i in range(layers)]
-    shared_full = sum(kind == "full_attention" for kind in types[layers - shared :])
+    types, step = _listed(fields, "layer_types", str), 6 if new else 5
+    types = types or ["" if (i + 1) % step else "full_attention" for i in range(layers)]
     width = whole(fields, "hidden_size_per_layer_input", 256, least=0)
     table = whole(fields, "vocab_size_per_layer_input", 262144)
     other = layers * (3 * hidden * width + hidden) + width if width else 0
     result: dict[str, Any] = {
         "shared_kv_layers": shared,
-        "shared_full_layers": shared_full,
+        "shared_full_layers": types[layers - shared :].count("full_attention"),
         "lookup_weights": table * layers * width,
     }
     if new:
@@ -151,7 +167,14 @@ def gemma_extras(fields: Fields, label: str, sizes: dict[str, Any]) -> dict[str,
             other += shared * 3 * hidden * ffn
         if flag(fields, "enable_moe_block", False):
             other += layers * hidden
-            result |= _parallel_experts(fields, ffn)
+            result |= {  # beside the FFN of the same layer, with a scale each and three more norms
+                "experts": whole(fields, "num_experts"),
+                "active_experts": whole(fields, "top_k_experts"),
+                "expert_ffn": whole(fields, "moe_intermediate_size"),
+                "shared_ffn": ffn,
+                "router_bias": True,
+                "layer_norms": 7,
+            }
         result |= _global_shape(fields, sizes)
     else:
         widths = fields.get("ffn_widths") or [ffn] * layers
@@ -162,29 +185,15 @@ def gemma_extras(fields: Fields, label: str, sizes: dict[str, Any]) -> dict[str,
     return result | {"other_weights": other}
 
 
-def _parallel_experts(fields: Fields, ffn: int) -> dict[str, Any]:
-    """Experts beside the FFN of the same layer, with a scale each and three more norms."""
-    return {
-        "experts": whole(fields, "num_experts"),
-        "active_experts": whole(fields, "top_k_experts"),
-        "expert_ffn": whole(fields, "moe_intermediate_size"),
-        "shared_ffn": ffn,
-        "router_bias": True,
-        "layer_norms": 7,
-    }
-
-
 def _global_shape(fields: Fields, sizes: dict[str, Any]) -> dict[str, Any]:
     """The attention of layers that read the whole context: fields, or overrides by layer."""
-    overrides = fields.get("per_layer_config")
-    one = fields
-    if isinstance(overrides, Mapping) and overrides:
-        first = next(iter(overrides.values()))
-        one = {"global_head_dim": first.get("head_dim")}
-        one["num_global_key_value_heads"] = first.get("num_key_value_heads")
-    head_dim = whole(one, "global_head_dim", 512)
+    overrides = fields.get("per_layer_config") or {}
+    names = {"global_head_dim": "head_dim", "num_global_key_value_heads": "num_key_value_heads"}
+    one, first = fields, next(iter(overrides.values()), None) if overrides else None
+    if isinstance(first, Mapping):
+        one = {name: first.get(other) for name, other in names.items()}
+    head_dim, kv_heads = whole(one, "global_head_dim", 512), sizes["kv_heads"]
     one_projection = flag(fields, "attention_k_eq_v", False)
-    kv_heads = sizes["kv_heads"]
     if one_projection:
         kv_heads = whole(one, "num_global_key_value_heads", kv_heads)
     return {
@@ -200,8 +209,8 @@ def windows(fields: Fields, kind: ModelKind, layers: int, label: str) -> dict[st
         return {}
     if kind.window == "flag" and not flag(fields, "use_sliding_window", False):
         return {}
-    # transformers builds a Mistral without this field with a window of 4096.
-    default = 4096 if label == "mistral" and "sliding_window" not in fields else None
+    # Of a kind that transformers builds with a window where its config has no such field.
+    default = None if "sliding_window" in fields else _WINDOWS.get(label)
     if fields.get("sliding_window", default) is None:
         return {}
     window = whole(fields, "sliding_window", default)
@@ -210,7 +219,8 @@ def windows(fields: Fields, kind: ModelKind, layers: int, label: str) -> dict[st
     whole_text = isinstance(positions, int) and window >= positions and label != "gemma4_text"
     if full == layers or whole_text:
         return {}
-    return {"sliding_window": window, "full_layers": full}
+    chunked = label == "llama4_text"
+    return {"sliding_window": window, "full_layers": full, "chunked": chunked}
 
 
 def _full_layers(fields: Fields, kind: ModelKind, layers: int) -> int:

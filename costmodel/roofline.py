@@ -230,7 +230,7 @@ def paper_bytes(
         + rows * 2 * (a.ffn_matrices - 1) * a.active_ffn
         + rows * 2 * a.hidden * apart,
         lm_head_io=size * b * s * (a.hidden + a.vocab),
-        state=_state_bytes(a, s, b, size, moves=3),
+        state=state_traffic(a, s, b, size, moves=3),
     )
 
 
@@ -273,7 +273,7 @@ def physical_bytes(
         attention_io=np.zeros_like(s),
         ffn_io=np.ones_like(s) * size * a.layers * b * s * 2 * a.hidden,
         lm_head_io=size * b * s * a.vocab,
-        state=_state_bytes(a, s, b, size, moves=2),
+        state=state_traffic(a, s, b, size),
     )
 
 
@@ -284,12 +284,13 @@ def _mixer_bytes(a: ModelArchitecture, s: Array, weight: float) -> Array:
     return total
 
 
-def _state_bytes(a: ModelArchitecture, s: Array, b: Array, size: float, *, moves: int) -> Array:
-    """Traffic of recurrent states: `moves` of each in a verification, two in a plain step."""
+def state_traffic(
+    a: ModelArchitecture, s: Array, b: Array, size: float = 2, *, moves: int = 2
+) -> Array:
+    """Bytes of recurrent states: `moves` of each in a verification, two in a plain step."""
     several = s > 1
-    states = b * a.state_bytes(size) * np.where(several, moves, 2)
-    stash = 2 * b * s * a.stash_bytes(size) * several
-    total: Array = states + stash
+    states = a.state_bytes(size) * np.where(several, moves, 2)
+    total: Array = b * (states + 2 * s * a.stash_bytes(size) * several)
     return total
 
 

@@ -25,6 +25,7 @@ from costmodel.roofline import (
     physical_bytes,
     physical_flops,
     scored_tokens,
+    state_traffic,
 )
 from costmodel.statistics import non_negative_minima, robust_sigma
 
@@ -60,7 +61,7 @@ def work_terms(
     one_row = _one_row(roofline)
     cached = cached_tokens(a, c)
     keys = scored_tokens(a, c) + (s + 1) / 2 * one_row.score_width
-    state = physical_bytes(a, s, 0, b, roofline.element_bytes).state
+    state = state_traffic(a, s, b, roofline.element_bytes)
     weights = (one_row.fixed_bytes + one_row.expert_bytes * distinct_experts(a, tokens)) + 0 * c
     return [
         np.full_like(tokens * keys, one_row.weight_bytes / bytes_per_s),

@@ -169,6 +169,7 @@ HYBRIDS = {
     "nemotron_h": {
         "mamba_num_heads": 6, "mamba_head_dim": 24, "n_groups": 2, "tie_word_embeddings": False,
     },
+    "llama4_text": {"intermediate_size": 96, "intermediate_size_mlp": 80, "moe_layers": [0, 2]},
     "lfm2": {
         "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True,
         "block_multiple_of": 16,

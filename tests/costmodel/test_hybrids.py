@@ -274,6 +274,10 @@ def test_chunks_and_windows_by_counting():
     a = dataclasses.replace(
         architecture("gpt-oss-20b"), full_layers=0, sliding_window=8, chunked=True
     )
+    llama4 = QWEN35 | {"model_type": "llama4_text", "num_local_experts": 16, "hidden_size": 5120}
+    llama4 |= {"num_hidden_layers": 48, "intermediate_size": 8192, "num_experts_per_tok": 1}
+    b = ModelArchitecture.from_hf_config(llama4)
+    assert (b.sliding_window, b.full_layers, b.chunked) == (8192, 12, True)
     for rows, context in ((1, 0), (1, 7), (5, 6), (20, 13)):
         keys = sum((context + i) % 8 + 1 for i in range(rows))
         flops = physical_flops(a, rows, context)
