@@ -129,15 +129,17 @@ def replay(server: Server, requests: Trace, most_running: int, seed: int = 0) ->
     if not points:
         raise InputError("not one of the requests fits into the server's cache")
     longest = int((requests.prompt_tokens + requests.output_tokens).max())
-    limits = SimulatedServer(
-        rules=server.rules,
-        cache_tokens=server.cache_tokens(),
-        max_sequences=points[-1].running,
-        held_tokens=server.held_tokens,
-    )
+    limits = _limits(server, points[-1].running)
     speculation = speculation_of(points, server.acceptance)
     grid = step_grid(server, points, longest)
     return simulate(requests, limits, grid, speculation, np.random.default_rng(seed))
+
+
+def _limits(server: Server, most: int) -> SimulatedServer:
+    return SimulatedServer(
+        rules=server.rules, cache_tokens=server.cache_tokens(), max_sequences=most,
+        held_tokens=server.held_tokens,
+    )  # fmt: skip
 
 
 def smallest(holds: Callable[[int], bool], below: int, most: int) -> int | None:
@@ -164,12 +166,7 @@ def _serving(
 ) -> Callable[[int, float], Latencies]:
     """A function (servers, factor on all times) -> latencies that runs each case once."""
     planned, points = choice.server, choice.points
-    server = SimulatedServer(
-        rules=planned.rules,
-        cache_tokens=planned.cache_tokens(),
-        max_sequences=points[-1].running,
-        held_tokens=planned.held_tokens,
-    )
+    server = _limits(planned, points[-1].running)
     speculation = speculation_of(points, planned.acceptance)
 
     def traces(servers: int) -> list[Trace]:
