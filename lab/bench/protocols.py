@@ -25,7 +25,7 @@ class Changes:
     """What the command line takes in place of the paper's; None where it does not.
 
     drafters  PART=NAME, or NAME for the paper's first part
-    policies  those of the paper's to run; empty for all
+    policies  those of the paper's to run, also as `chain@dflash@block=4`; empty for all
     samples   most prompts of each set
     """
 
@@ -155,7 +155,8 @@ def plan_run(protocol: Protocol, changes: Changes) -> ProtocolRun:
         missing.append(f"no set in {changes.data.name if changes.data else '--data'}: {absent}")
     methods = []
     for method in protocol.methods:
-        chosen = [one for one in method.policies if one in changes.policies or not changes.policies]
+        wanted = set(changes.policies) or set(method.policies)
+        chosen = [one for one in method.policies if wanted & {one, f"{one}@{method.model}"}]
         if not models.get(part := method.model.partition("@")[0]):
             missing.append(f"{method.name}: no drafter; give one by --drafter {part}=NAME")
         elif chosen:

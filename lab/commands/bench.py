@@ -49,7 +49,7 @@ class EngineOption(NamedValue):
     help="Prompts, samples, models, policies and settings of a paper's table, which the run fills: "
     "bastion, ddtree, dynatree, specblock or blockpilot. What is given beside it takes the place "
     "of the paper's; a drafter as PART=NAME, such as eagle3=FOLDER; of its policies only those "
-    "of --policy run.",
+    "of --policy run, as chain or chain@dflash@block=4.",
 )
 @click.option(
     "--data",

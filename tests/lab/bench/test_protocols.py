@@ -127,6 +127,8 @@ def test_what_is_missing_and_what_differs_is_named(tmp_path, monkeypatch) -> Non
     assert "BlockPilot: no drafter; give one by --drafter pilot=NAME" in other.missing
     assert "target: ./small, not Qwen/Qwen3-4B" in other.differs
     assert {method.name for method in other.methods} == {f"DFlash({n})" for n in (4, 8, 16, 32)}
+    some = plan_run(protocol, Changes(data=tmp_path, policies=("chain@dflash@block=8", "fixed:59")))
+    assert [method.name for method in some.methods] == ["EAGLE-3", "DFlash(8)"]
     with pytest.raises(InputError, match=r"no protocol 'ddtree:9'"):
         find_protocol("ddtree:9")
 
