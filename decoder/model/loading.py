@@ -63,17 +63,9 @@ HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 
 # Errors of transformers for a folder with damaged, missing or contradictory files.
 BROKEN_FILES = (
-    OSError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    AssertionError,
-    ImportError,
-    RuntimeError,
-    SafetensorError,
-    StrictDataclassError,
-)
+    OSError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ImportError,
+    RuntimeError, SafetensorError, StrictDataclassError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

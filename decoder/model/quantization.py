@@ -19,29 +19,17 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from costmodel.errors import InputError
 from costmodel.io import read_json
 
-# What transformers needs for each method: (module, name on the package index).
+# What transformers needs for a method: (module, name on the package index); of others it says so.
 _ACCELERATE = ("accelerate", "accelerate")
 _GPTQMODEL = ("gptqmodel", "gptqmodel")
 PACKAGES = {
-    "aqlm": (_ACCELERATE, ("aqlm", "aqlm[gpu,cpu]")),
-    "auto-round": (("auto_round", "auto-round"),),
-    "awq": (_ACCELERATE, _GPTQMODEL),
-    "bitnet": (_ACCELERATE,),
+    "awq": (_ACCELERATE, _GPTQMODEL), "bitnet": (_ACCELERATE),
     "bitsandbytes": (_ACCELERATE, ("bitsandbytes", "bitsandbytes")),
-    "compressed-tensors": (("compressed_tensors", "compressed-tensors"),),
-    "eetq": (_ACCELERATE, ("kernels", "kernels")),
-    "fbgemm_fp8": (_ACCELERATE, ("fbgemm_gpu", "fbgemm-gpu")),
-    "fp8": (_ACCELERATE,),
-    "gptq": (("optimum", "optimum"), _GPTQMODEL),
-    "higgs": (_ACCELERATE, ("flute", "flute-kernel")),
-    "hqq": (("hqq", "hqq"),),
-    "mxfp8": (_ACCELERATE,),
+    "compressed-tensors": (("compressed_tensors", "compressed-tensors")), "fp8": (_ACCELERATE),
+    "gptq": (("optimum", "optimum"), _GPTQMODEL), "mxfp8": (_ACCELERATE),
     "quanto": (_ACCELERATE, ("optimum.quanto", "optimum-quanto")),
-    "quark": (("quark", "amd-quark"),),
-    "spqr": (_ACCELERATE, ("spqr_quant", "spqr_quant[gpu]")),
-    "torchao": (("torchao", "torchao"),),
-    "vptq": (_ACCELERATE, ("vptq", "vptq")),
-}
+    "torchao": (("torchao", "torchao")),
+}  # fmt: skip
 EXTRAS = ("bitsandbytes", "compressed-tensors", "fp8", "quanto", "torchao")  # of this package
 REFUSED = {  # what is missing, whatever is installed
     "hqq": "transformers 5 has no loader for it",
@@ -110,12 +98,6 @@ def mark_quanto(config: Any, folder: Path) -> None:
     except (AttributeError, LookupError, TypeError):
         raise InputError(f"{folder / QUANTO_MAP} is no map of layers") from None
     config.quantization_config = {"quant_method": "quanto", **kinds}
-
-
-def method_of(config: Any) -> str | None:
-    """The method of a config's quantisation; None for plain weights."""
-    settings = _settings(config)
-    return None if settings is None else _method(settings)
 
 
 def rounds_inputs(config: Any) -> bool:
@@ -204,6 +186,12 @@ def _settings(config: Any) -> dict[str, Any] | None:
     if not isinstance(settings, Mapping) or not settings:
         raise InputError("the field 'quantization_config' of the target's config is no mapping")
     return {str(key): setting for key, setting in settings.items()}
+
+
+def method_of(config: Any) -> str | None:
+    """The method of a config's quantisation; None for plain weights."""
+    settings = _settings(config)
+    return None if settings is None else _method(settings)
 
 
 def _method(settings: Mapping[str, Any]) -> str:

@@ -16,14 +16,9 @@ from profiler.report.console import print_table
 
 # One letter for each origin of times, in the order of the legend.
 ORIGINS = {
-    "measured": "m",
-    "quick": "q",
-    "imported": "i",
-    "composed": "c",
-    "transferred": "t",
-    "datasheet": "d",
-    "operators": "o",
-}
+    "measured": "m", "quick": "q", "imported": "i", "composed": "c", "transferred": "t",
+    "datasheet": "d", "operators": "o",
+}  # fmt: skip
 MEANINGS = {
     "m": "measured here",
     "q": "quick probe here",
