@@ -59,28 +59,21 @@ __all__ = [
 _NAMES_BY_MODULE = {
     "costmodel.errors": ("InputError", "ProfileError", "RooftreeError"),
     "costmodel.planning.request": ("Goals", "PlanRequest", "ServingPolicy", "SimulationSettings"),
-    "costmodel.planning.result": ("Plan",),
-    "costmodel.planning.search": ("plan",),
+    "costmodel.planning.result": ("Plan",), "costmodel.planning.search": ("plan",),
     "costmodel.planning.traffic": ("Traffic", "read_trace"),
     "costmodel.profile.lookup": ("find_profile", "load_profile"),
     "costmodel.profile.profile": ("Profile",),
     "decoder.drafters.base": ("DraftRequest", "DraftSession", "Drafter", "Draws"),
     "decoder.engine": ("Generation", "TreeDecoder"),
     "decoder.policies.base": ("Cost", "Limits", "TreeRequest", "Policy"),
-    "decoder.profiling.startup": ("ProfileChoice",),
-    "decoder.statistics": ("Round",),
+    "decoder.profiling.startup": ("ProfileChoice",), "decoder.statistics": ("Round",),
     "decoder.tree.draft_tree": (
-        "EMPTY",
-        "CandidateTree",
-        "Candidates",
-        "DraftTree",
-        "Lattice",
-        "best_first",
+        "EMPTY", "CandidateTree", "Candidates", "DraftTree", "Lattice", "best_first",
     ),
     "decoder.tree.growth": ("Growth", "TopPaths"),
     "profiler.calibrate.run": ("CalibrationListener", "CalibrationResult", "calibrate"),
     "profiler.calibrate.source": ("CalibrationSettings",),
-}
+}  # fmt: skip
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 
 

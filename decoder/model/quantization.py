@@ -23,12 +23,11 @@ from costmodel.io import read_json
 _ACCELERATE = ("accelerate", "accelerate")
 _GPTQMODEL = ("gptqmodel", "gptqmodel")
 PACKAGES = {
-    "awq": (_ACCELERATE, _GPTQMODEL), "bitnet": (_ACCELERATE),
-    "bitsandbytes": (_ACCELERATE, ("bitsandbytes", "bitsandbytes")),
-    "compressed-tensors": (("compressed_tensors", "compressed-tensors")), "fp8": (_ACCELERATE),
-    "gptq": (("optimum", "optimum"), _GPTQMODEL), "mxfp8": (_ACCELERATE),
+    "awq": (_ACCELERATE, _GPTQMODEL), "bitnet": (_ACCELERATE,), "fp8": (_ACCELERATE,),
+    "bitsandbytes": (_ACCELERATE, ("bitsandbytes", "bitsandbytes")), "mxfp8": (_ACCELERATE,),
+    "compressed-tensors": (("compressed_tensors", "compressed-tensors"),),
+    "gptq": (("optimum", "optimum"), _GPTQMODEL), "torchao": (("torchao", "torchao"),),
     "quanto": (_ACCELERATE, ("optimum.quanto", "optimum-quanto")),
-    "torchao": (("torchao", "torchao")),
 }  # fmt: skip
 EXTRAS = ("bitsandbytes", "compressed-tensors", "fp8", "quanto", "torchao")  # of this package
 REFUSED = {  # what is missing, whatever is installed
@@ -60,11 +59,14 @@ def quantization_of(config: Any) -> str | None:
     if bits is None and method in SELF_SAID:
         return method
     if bits is None:
-        scheme = _scheme(method, settings)
-        text = json.dumps(settings, sort_keys=True, default=str)
-        return f"{method}-{scheme or hashlib.sha256(text.encode()).hexdigest()[:6]}"
+        return f"{method}-{_scheme(method, settings) or _digest(settings)}"
     group = next((settings[name] for name in GROUPS if isinstance(settings.get(name), int)), 0)
     return f"{method}-{bits}bit" + (f"-g{group}" if group > 0 else "")
+
+
+def _digest(settings: Any) -> str:
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
 def _scheme(method: str, settings: Mapping[str, Any]) -> str | None:
@@ -74,8 +76,7 @@ def _scheme(method: str, settings: Mapping[str, Any]) -> str | None:
         return "-".join((*settings["weights"], *inputs))
     if method == "torchao" and isinstance(settings.get("quant_type"), Mapping):
         kind = settings["quant_type"].get("default", settings["quant_type"])
-        digest = hashlib.sha256(json.dumps(kind, sort_keys=True, default=str).encode()).hexdigest()
-        return f"{str(kind.get('_type', '')).removesuffix('Config').lower()}-{digest[:6]}"
+        return f"{str(kind.get('_type', '')).removesuffix('Config').lower()}-{_digest(kind)}"
     groups = settings.get("config_groups")
     if method != "compressed-tensors" or not isinstance(groups, Mapping) or len(groups) != 1:
         return None

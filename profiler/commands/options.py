@@ -119,17 +119,12 @@ def _part_int8(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 
 target_option = click.option(
-    "--target", help="Folder, hub id or known target [default: fits this device]."
-)
+    "--target", help="Folder, hub id or known target [default: fits this device].")  # fmt: skip
 device_option = click.option(
-    "--device", help="cpu, cuda or cuda:N [default: CUDA where there is one]."
-)
-dtype_option = click.option(
-    "--dtype",
-    callback=_part_int8,
+    "--device", help="cpu, cuda or cuda:N [default: CUDA where there is one].")  # fmt: skip
+dtype_option = click.option("--dtype", callback=_part_int8,
     help="bfloat16, float16, float32; int8 keeps the weights in int8, on a CPU "
-    "[default: the device's].",
-)
+    "[default: the device's].")  # fmt: skip
 runtime_option = click.option(
     "--runtime",
     type=click.Choice(["auto", "packed", "graphs", "eager"]),
@@ -138,13 +133,10 @@ runtime_option = click.option(
     help="packed reorders the weights once (CPU); graphs captures the forwards (CUDA).",
 )
 profile_option = click.option(
-    "--profile", type=click.Path(path_type=Path), help="Use this profile file."
-)
-acceptance_option = click.option(
-    "--acceptance",
+    "--profile", type=click.Path(path_type=Path), help="Use this profile file.")  # fmt: skip
+acceptance_option = click.option("--acceptance",
     help="Acceptance: a bench result, a rate such as 0.8, or a published data set; DATASET@1 is at "
-    "temperature 1.",
-)
+    "temperature 1.")  # fmt: skip
 
 
 def execution_options(command: Decorated) -> Decorated:

@@ -20,14 +20,10 @@ ORIGINS = {
     "datasheet": "d", "operators": "o",
 }  # fmt: skip
 MEANINGS = {
-    "m": "measured here",
-    "q": "quick probe here",
-    "i": "imported from another tool's file",
-    "c": "composed from operator tables",
-    "t": "transferred from another device",
-    "d": "data sheet",
-    "o": "no profile; plans compose one from operator tables",
-}
+    "m": "measured here", "q": "quick probe here", "i": "imported from another tool's file",
+    "c": "composed from operator tables", "t": "transferred from another device",
+    "d": "data sheet", "o": "no profile; plans compose one from operator tables",
+}  # fmt: skip
 
 
 def print_devices(specs: Sequence[DeviceSpec]) -> None:
