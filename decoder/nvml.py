@@ -28,9 +28,12 @@ THERMAL_REASONS = {
 }
 POWER_CAP = 0x04
 OTHER_REASONS = {
-    0x01: "idle", 0x02: "application clocks", POWER_CAP: "power cap", 0x10: "sync boost",
+    0x01: "idle",
+    0x02: "application clocks",
+    POWER_CAP: "power cap",
+    0x10: "sync boost",
     0x100: "display clocks",
-}  # fmt: skip
+}
 
 
 def clock_reasons(mask: int) -> tuple[str, ...]:

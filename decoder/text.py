@@ -28,13 +28,19 @@ Process = Callable[[NDArray[np.int64], torch.Tensor], torch.Tensor]
 # Those that are functions of the tokens and the logits alone. Others may remember their calls,
 # which a tree makes in another order, or run the model.
 EXACT = (
-    generation.ExponentialDecayLengthPenalty, generation.ForcedBOSTokenLogitsProcessor,
-    generation.ForcedEOSTokenLogitsProcessor, generation.InfNanRemoveLogitsProcessor,
-    generation.MinLengthLogitsProcessor, generation.MinNewTokensLengthLogitsProcessor,
-    generation.NoBadWordsLogitsProcessor, generation.NoRepeatNGramLogitsProcessor,
-    generation.RepetitionPenaltyLogitsProcessor, generation.SequenceBiasLogitsProcessor,
-    generation.SuppressTokensAtBeginLogitsProcessor, generation.SuppressTokensLogitsProcessor,
-)  # fmt: skip
+    generation.ExponentialDecayLengthPenalty,
+    generation.ForcedBOSTokenLogitsProcessor,
+    generation.ForcedEOSTokenLogitsProcessor,
+    generation.InfNanRemoveLogitsProcessor,
+    generation.MinLengthLogitsProcessor,
+    generation.MinNewTokensLengthLogitsProcessor,
+    generation.NoBadWordsLogitsProcessor,
+    generation.NoRepeatNGramLogitsProcessor,
+    generation.RepetitionPenaltyLogitsProcessor,
+    generation.SequenceBiasLogitsProcessor,
+    generation.SuppressTokensAtBeginLogitsProcessor,
+    generation.SuppressTokensLogitsProcessor,
+)
 # Settings of a checkpoint that cut the distribution in ways that `Sampling` does not have.
 CUTS = {"min_p": None, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": None}
 TEXT_MODES = (

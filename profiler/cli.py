@@ -42,14 +42,20 @@ COMMANDS = {
     "fit": "Fit calibrations to forward times, and import them.",
     "doctor": "Say what was found, what is missing and what to do.",
     "demo-model": "Fetch a small real model without a model hub.",
-}  # fmt: skip
+}
 
 
 # Commands that share a module; each has its own name there.
 TOGETHER = {
-    "support": "catalog", "devices": "catalog", "targets": "catalog", "export": "plan",
-    "compose": "compose", "transfer": "compose", "doctor": "machine", "demo-model": "machine",
-}  # fmt: skip
+    "support": "catalog",
+    "devices": "catalog",
+    "targets": "catalog",
+    "export": "plan",
+    "compose": "compose",
+    "transfer": "compose",
+    "doctor": "machine",
+    "demo-model": "machine",
+}
 
 
 PLUGINS = "rooftree.commands"  # entry points: a name, and the click command that it runs
@@ -105,8 +111,14 @@ def print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Profiles you make are kept in $ROOFTREE_HOME, else in the platform's data directory.",
 )
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=print_version,
-              help="Print the version.")  # fmt: skip
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=print_version,
+    help="Print the version.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a command's result as JSON on stdout.")
 @click.pass_context
 def cli(ctx: click.Context, as_json: bool) -> None:

@@ -17,7 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.catalog import DeviceSpec
-from costmodel.compose.attention import Attention, AttentionTable, TileForm, measure_keys, rising
+from costmodel.compose.attention import (
+    Attention,
+    AttentionTable,
+    TileForm,
+    measure_keys,
+    rising,
+)
 from costmodel.compose.matmul import MatmulTable
 from costmodel.compose.operators import (
     WEIGHT_BYTES,
@@ -38,10 +44,16 @@ Shapes = dict[tuple[int, int], Curve]
 
 ENGINES = ("vllm", "sglang", "trtllm")
 SYSTEMS = {
-    "a100-sxm-80gb": "a100_sxm", "h100-sxm": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm",
-    "b300": "b300_sxm", "gb200": "gb200", "gb300": "gb300", "l40s": "l40s",
+    "a100-sxm-80gb": "a100_sxm",
+    "h100-sxm": "h100_sxm",
+    "h200": "h200_sxm",
+    "b200": "b200_sxm",
+    "b300": "b300_sxm",
+    "gb200": "gb200",
+    "gb300": "gb300",
+    "l40s": "l40s",
     "rtx-pro-6000-server": "rtx_pro_6000_server",
-}  # fmt: skip
+}
 # Tables with outliers of up to 2.7 times the true time; later versions are sound.
 UNSOUND = {("rtx_pro_6000_server", "vllm", "0.19.0"), ("rtx_pro_6000_server", "sglang", "0.5.10")}
 # Tiling of each prompt kernel. Chunked measurements show that of FlashAttention 2 on other devices.

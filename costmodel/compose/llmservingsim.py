@@ -34,10 +34,17 @@ Chunks = list[tuple[int, int, float]]  # rows, cached tokens, seconds
 Steps = dict[tuple[int, int], float]  # (batch, cached tokens) -> seconds
 
 _PRODUCTS = {
-    "qkv_proj": "qkv", "q_proj": "query", "k_proj": "kv", "v_proj": "kv", "o_proj": "output",
-    "gate_up_proj": "gate_up", "gate_proj": "gate", "up_proj": "gate", "down_proj": "down",
+    "qkv_proj": "qkv",
+    "q_proj": "query",
+    "k_proj": "kv",
+    "v_proj": "kv",
+    "o_proj": "output",
+    "gate_up_proj": "gate_up",
+    "gate_proj": "gate",
+    "up_proj": "gate",
+    "down_proj": "down",
     "lm_head": "head",
-}  # fmt: skip
+}
 _SMALL: dict[SmallKind, tuple[str, ...]] = {
     "embedding": ("embedding",),
     "norm": ("layernorm", "input_layernorm"),

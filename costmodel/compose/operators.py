@@ -23,8 +23,12 @@ Cache = Literal["bfloat16", "fp8"]
 
 # Bytes of a weight; nvfp4 has one 8-bit scale per 16 values.
 WEIGHT_BYTES: Mapping[Weights, float] = {
-    "bfloat16": 2.0, "fp8": 1.0, "fp8_dynamic": 1.0, "fp8_block": 1.0, "nvfp4": 0.5625,
-}  # fmt: skip
+    "bfloat16": 2.0,
+    "fp8": 1.0,
+    "fp8_dynamic": 1.0,
+    "fp8_block": 1.0,
+    "nvfp4": 0.5625,
+}
 CACHE_BYTES: Mapping[Cache, float] = {"bfloat16": 2.0, "fp8": 1.0}
 # Dense rate as a multiple of bfloat16's (NVIDIA data sheets of Hopper and Blackwell).
 _SPEEDUP = {"bfloat16": 1.0, "fp8": 2.0, "fp8_dynamic": 2.0, "fp8_block": 2.0, "nvfp4": 4.0}

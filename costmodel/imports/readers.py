@@ -26,9 +26,13 @@ from costmodel.imports.table import ImportedTable, Record, ShapeTimes, WeightFor
 from costmodel.io import MAX_TABLE_BYTES, json_lines, read_bytes, read_json, read_table
 
 _TIMES = {
-    "seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6, "forward_s": 1.0,
-    "forward_ms": 1e-3, "forward_us": 1e-6,
-}  # fmt: skip
+    "seconds": 1.0,
+    "milliseconds": 1e-3,
+    "microseconds": 1e-6,
+    "forward_s": 1.0,
+    "forward_ms": 1e-3,
+    "forward_us": 1e-6,
+}
 _UNITS = {"_s": 1.0, "_ms": 1e-3, "_us": 1e-6}
 _CSV_HINT = "Give a CSV with the columns new_tokens, context_tokens and seconds or microseconds"
 

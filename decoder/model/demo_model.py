@@ -34,10 +34,17 @@ CONTEXT = 8192
 BOS, EOS, UNKNOWN = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 SHAPE_FIELDS = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "max_position_embeddings", "rope_parameters",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rope_parameters",
     "tie_word_embeddings",
-)  # fmt: skip
+)
 CONTROL_TOKEN = 3  # GGUF's token_type of special tokens
 
 Say = Callable[[str], None]

@@ -63,9 +63,17 @@ HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 
 # Errors of transformers for a folder with damaged, missing or contradictory files.
 BROKEN_FILES = (
-    OSError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ImportError,
-    RuntimeError, SafetensorError, StrictDataclassError,
-)  # fmt: skip
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    ImportError,
+    RuntimeError,
+    SafetensorError,
+    StrictDataclassError,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,9 +39,15 @@ ROUNDED_BOUND = 0.2
 LARGE_LOGIT = 300.0  # a cap or a scale shows there
 IGNORED = ("_name_or_path", "dtype", "torch_dtype", "transformers_version")
 FAILURES = (
-    RuntimeError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError,
-    ImportError, AssertionError,
-)  # fmt: skip
+    RuntimeError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    NotImplementedError,
+    ImportError,
+    AssertionError,
+)
 
 _checked: dict[str, Structure] = {}
 _one_at_a_time = Lock()  # the notes of a forward are common to a process

@@ -15,10 +15,19 @@ if TYPE_CHECKING:
 
 @click.command(name="compose")
 @click.option("--device", "device_name", help="GPU by slug, name or alias, such as h100-sxm.")
-@click.option("--target", "target_name", required=True,
-              help="Name of a target, a model folder, its config.json, or a hub id.")  # fmt: skip
-@click.option("--engine", type=click.Choice(["vllm", "sglang", "trtllm"]), default="vllm",
-              show_default=True, help="Engine whose kernels were measured.")  # fmt: skip
+@click.option(
+    "--target",
+    "target_name",
+    required=True,
+    help="Name of a target, a model folder, its config.json, or a hub id.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["vllm", "sglang", "trtllm"]),
+    default="vllm",
+    show_default=True,
+    help="Engine whose kernels were measured.",
+)
 @click.option("--tp", "tensor_parallel", default=1, show_default=True,
               type=click.IntRange(min=1), help="Tensor-parallel degree.")  # fmt: skip
 @click.option(

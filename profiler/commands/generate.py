@@ -45,8 +45,12 @@ GENERATION_OPTIONS = ("max_new_tokens", "ignore_eos", "temperature", "top_p", "s
 @count_option("--max-new-tokens", "Most new tokens of a text.", default=128)
 @ignore_eos_option
 @click.option("--temperature", default=0.0, show_default=True, help="0 takes the argmax.")
-@click.option("--top-p", default=1.0, show_default=True,
-              help="Keep the most probable tokens that sum to this; 1 keeps all.")  # fmt: skip
+@click.option(
+    "--top-p",
+    default=1.0,
+    show_default=True,
+    help="Keep the most probable tokens that sum to this; 1 keeps all.",
+)
 @seed_option(2**63 - 1, "Seed of sampling.")
 @click.option(
     "--drafter",

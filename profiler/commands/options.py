@@ -119,12 +119,17 @@ def _part_int8(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 
 target_option = click.option(
-    "--target", help="Folder, hub id or known target [default: fits this device].")  # fmt: skip
+    "--target", help="Folder, hub id or known target [default: fits this device]."
+)
 device_option = click.option(
-    "--device", help="cpu, cuda or cuda:N [default: CUDA where there is one].")  # fmt: skip
-dtype_option = click.option("--dtype", callback=_part_int8,
+    "--device", help="cpu, cuda or cuda:N [default: CUDA where there is one]."
+)
+dtype_option = click.option(
+    "--dtype",
+    callback=_part_int8,
     help="bfloat16, float16, float32; int8 keeps the weights in int8, on a CPU "
-    "[default: the device's].")  # fmt: skip
+    "[default: the device's].",
+)
 runtime_option = click.option(
     "--runtime",
     type=click.Choice(["auto", "packed", "graphs", "eager"]),
@@ -133,10 +138,13 @@ runtime_option = click.option(
     help="packed reorders the weights once (CPU); graphs captures the forwards (CUDA).",
 )
 profile_option = click.option(
-    "--profile", type=click.Path(path_type=Path), help="Use this profile file.")  # fmt: skip
-acceptance_option = click.option("--acceptance",
+    "--profile", type=click.Path(path_type=Path), help="Use this profile file."
+)
+acceptance_option = click.option(
+    "--acceptance",
     help="Acceptance: a bench result, a rate such as 0.8, or a published data set; DATASET@1 is at "
-    "temperature 1.")  # fmt: skip
+    "temperature 1.",
+)
 
 
 def execution_options(command: Decorated) -> Decorated:

@@ -13,8 +13,11 @@ AT_ONCE = 8  # requests, for engines with one draft size for all
 
 
 @click.command(name="plan")
-@click.option("--target", required=True,
-              help="Name of a target, a model folder, its config.json, or a hub id.")  # fmt: skip
+@click.option(
+    "--target",
+    required=True,
+    help="Name of a target, a model folder, its config.json, or a hub id.",
+)
 @click.option(
     "--gpus", required=True, help="Slugs of GPUs or paths of profiles, separated by commas."
 )
@@ -53,8 +56,12 @@ AT_ONCE = 8  # requests, for engines with one draft size for all
 @click.option("--weights", default="bfloat16", show_default=True,
               help="Weights: bfloat16, fp8, fp8_dynamic, fp8_block or nvfp4.")  # fmt: skip
 @click.option("--cache", default="bfloat16", show_default=True, help="KV cache: bfloat16 or fp8.")
-@click.option("--utilisation", default=0.8, show_default=True,
-              help="Load of a server as a share of its throughput.")  # fmt: skip
+@click.option(
+    "--utilisation",
+    default=0.8,
+    show_default=True,
+    help="Load of a server as a share of its throughput.",
+)
 @click.option(
     "--max-running", default=256, show_default=True, help="Most requests at once on a server."
 )

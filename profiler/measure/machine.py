@@ -134,9 +134,14 @@ def _memory() -> dict[str, Any]:
 
 
 COLLECTORS: dict[str, Collector] = {
-    "packages": _packages, "python": _python, "torch": _torch, "processor": _processor,
-    "governor": _governor, "quota": _quota, "memory": _memory,
-}  # fmt: skip
+    "packages": _packages,
+    "python": _python,
+    "torch": _torch,
+    "processor": _processor,
+    "governor": _governor,
+    "quota": _quota,
+    "memory": _memory,
+}
 
 
 def observe(interval_s: float = 0.5) -> Activity:

@@ -16,14 +16,23 @@ from profiler.report.console import print_table
 
 # One letter for each origin of times, in the order of the legend.
 ORIGINS = {
-    "measured": "m", "quick": "q", "imported": "i", "composed": "c", "transferred": "t",
-    "datasheet": "d", "operators": "o",
-}  # fmt: skip
+    "measured": "m",
+    "quick": "q",
+    "imported": "i",
+    "composed": "c",
+    "transferred": "t",
+    "datasheet": "d",
+    "operators": "o",
+}
 MEANINGS = {
-    "m": "measured here", "q": "quick probe here", "i": "imported from another tool's file",
-    "c": "composed from operator tables", "t": "transferred from another device",
-    "d": "data sheet", "o": "no profile; plans compose one from operator tables",
-}  # fmt: skip
+    "m": "measured here",
+    "q": "quick probe here",
+    "i": "imported from another tool's file",
+    "c": "composed from operator tables",
+    "t": "transferred from another device",
+    "d": "data sheet",
+    "o": "no profile; plans compose one from operator tables",
+}
 
 
 def print_devices(specs: Sequence[DeviceSpec]) -> None:

@@ -24,10 +24,14 @@ from profiler.report.console import note, print_json, print_table
 
 # Causes of a cycle's time, in the order of `CycleParts`.
 CAUSES = {
-    "weights_s": "weights and products", "attention_s": "attention",
-    "communication_s": "communication", "draft_s": "draft", "acceptance_s": "tree and acceptance",
-    "prompts_s": "prompts of others", "engine_s": "engine and gaps",
-}  # fmt: skip
+    "weights_s": "weights and products",
+    "attention_s": "attention",
+    "communication_s": "communication",
+    "draft_s": "draft",
+    "acceptance_s": "tree and acceptance",
+    "prompts_s": "prompts of others",
+    "engine_s": "engine and gaps",
+}
 SERVER_COLUMNS = ("at once", "tree", "tokens a cycle", "tpot ms", "ttft ms", "requests/s")
 
 

@@ -57,9 +57,14 @@ Kind = tuple[int | None, bool]  # a layer's attention: its window, and whether i
 
 # Fields of related drafters that change the computation, with the value that leaves it as here.
 PLAIN = {
-    "input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_softcapping": 0.0,
-    "conv_kernel_size": 0, "selector_rank": 0, "use_swa": False, "attention_sink_bias": False,
-}  # fmt: skip
+    "input_embedding_scale": 1.0,
+    "output_multiplier": 1.0,
+    "final_logit_softcapping": 0.0,
+    "conv_kernel_size": 0,
+    "selector_rank": 0,
+    "use_swa": False,
+    "attention_sink_bias": False,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

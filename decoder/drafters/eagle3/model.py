@@ -32,9 +32,12 @@ OWN_EMBEDDING = "embed_tokens.weight"
 
 # Fields of related drafters that change the computation, with the value that leaves it as here.
 PLAIN = {
-    "num_hidden_layers": 1, "norm_before_fc": False, "norm_output": False, "fc_norm": False,
+    "num_hidden_layers": 1,
+    "norm_before_fc": False,
+    "norm_output": False,
+    "fc_norm": False,
     "parallel_drafting": False,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
