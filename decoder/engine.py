@@ -317,11 +317,9 @@ class TreeDecoder:
             raise InputError(f"token id {outside} lies outside the vocabulary of {vocab}")
         longest = self.target.max_context
         if len(ids) + max_new_tokens > longest:
-            slides = self.target.structure.window == longest
-            limit = f"sliding window of {longest} tokens" if slides else f"{longest} positions"
             raise InputError(
                 f"a prompt of {len(ids)} tokens and {max_new_tokens} new ones exceed the "
-                f"{limit} of {self.target.loaded.name}",
+                f"{longest} positions of {self.target.loaded.name}",
                 hint=f"Shorten the prompt, or ask for at most {max(longest - len(ids), 0)} tokens.",
             )
         self.target.check_length(len(ids), max_new_tokens)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, Protocol
 
 import numpy as np
@@ -106,6 +106,18 @@ class RowBlock:
         return len(self.tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What a layer does to its scores beside a mask.
+
+    cap    scores go through cap * tanh(score / cap)
+    sinks  [heads]: a score of each head that takes its share of the weights, and has no value
+    """
+
+    cap: float | None
+    sinks: torch.Tensor | None
+
+
 @dataclass(frozen=True)
 class Segment:
     """The rows of one sequence in a forward.
@@ -128,6 +140,11 @@ class Segment:
     tail_mask: torch.Tensor | None
     blocked: bool
 
+    @property
+    def masked(self) -> bool:
+        """Whether there are masks by layer, see `decoder.model.masks`."""
+        return False
+
     @cached_property
     def written(self) -> LayerViews:
         """Each layer's cache slots of these rows."""
@@ -140,9 +157,13 @@ class Segment:
         keys.copy_(key)
         values.copy_(value)
 
-    def attend(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(
+        self, layer: int, query: torch.Tensor, scale: float, extras: Extras | None = None
+    ) -> torch.Tensor:
         """Attention of stored rows: queries and result [1, heads, rows, head_dim]."""
-        return attend(query, *self.read[layer], self.tail_mask, scale, self.blocked)
+        if extras is None:
+            return attend(query, *self.read[layer], self.tail_mask, scale, self.blocked)
+        return attend_with_extras(query, *self.read[layer], self.tail_mask, scale, extras)
 
 
 class AttentionPlan(Protocol):
@@ -164,15 +185,26 @@ class ForwardPlan:
 
     segments: tuple[Segment, ...]
 
+    @property
+    def masked(self) -> bool:
+        """Whether some rows have masks by layer."""
+        return any(part.masked for part in self.segments)
+
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        extras: Extras | None = None,
     ) -> torch.Tensor:
         """See `AttentionPlan.attend`; each sequence attends over its own keys."""
         parts = []
         for part in self.segments:
             rows, *stored = (heads[:, :, part.rows] for heads in (query, key, value))
             part.store(layer, *stored)
-            parts.append(part.attend(layer, rows, scale))
+            parts.append(part.attend(layer, rows, scale, extras))
         mixed = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
         return mixed.transpose(1, 2)
 
@@ -190,16 +222,14 @@ def plan_segment(
     if visible is None:
         read = cache.views(sequence, 0, keys)
         return Segment(rows, cache, sequence, start, read, None, blocked=False)
-    data = cache.data
-    blocked = (
-        data.device.type == "cpu" and data.dtype == torch.bfloat16 and count * keys >= BLOCKED_FROM
-    )
+    on_cpu = cache.device.type == "cpu"
+    blocked = on_cpu and cache.dtype == torch.bfloat16 and count * keys >= BLOCKED_FROM
     if blocked:
         keys = min(-(-keys // KEY_MULTIPLE) * KEY_MULTIPLE, cache.capacity)
     # For small inputs one masked call is faster than two calls and their merge.
-    whole = data.device.type == "cpu" and count * keys < BLOCKED_FROM
+    whole = on_cpu and count * keys < BLOCKED_FROM
     seen = prefix if whole else 0
-    mask = tail_mask(visible, group, keys - prefix, data.dtype, seen)
+    mask = tail_mask(visible, group, keys - prefix, cache.dtype, seen)
     return Segment(rows, cache, sequence, start, cache.views(sequence, 0, keys), mask, blocked)
 
 
@@ -234,25 +264,66 @@ def attend(
     mask        additive [1, 1, group * rows, tail], or None where every row sees every key
     returns     [batch, heads, rows, head_dim]
     """
+    if not blocked or mask is None:
+        return _merged(query, key, value, mask, scale)[0]
+    packed = _packed(query, key)
+    mixed = blocked_attention(packed, key, value, _of_heads(mask, packed), scale)
+    return mixed.view(*query.shape[:3], -1)
+
+
+def attend_with_extras(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    extras: Extras,
+) -> torch.Tensor:
+    """`attend` with soft caps or sinks; a sink takes its share of the merged result."""
+    merged, lse = _merged(query, key, value, mask, scale, extras.cap)
+    if extras.sinks is None:
+        return merged
+    whole = reduce(torch.logaddexp, lse).reshape(*merged.shape[:3], 1)
+    sinks = extras.sinks.to(whole.dtype).view(-1, 1, 1)
+    return (merged * torch.sigmoid(whole - sinks)).to(merged.dtype)
+
+
+def _packed(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Queries [batch, kv_heads, group * rows, head_dim]."""
     batch, heads, rows, width = query.shape
     kv_heads = key.shape[1]
-    packed = query.reshape(batch, kv_heads, heads // kv_heads * rows, width)
-    if mask is None:
-        merged, _ = partial_attention(packed, key, value, None, scale)
-        return merged.view(batch, heads, rows, width)
-    if blocked:
-        return blocked_attention(packed, key, value, mask, scale).view(batch, heads, rows, width)
-    context = key.shape[2] - mask.shape[3]
-    tail, tail_lse = partial_attention(
-        packed, key[:, :, context:], value[:, :, context:], mask, scale
-    )
+    return query.reshape(batch, kv_heads, heads // kv_heads * rows, width)
+
+
+def _of_heads(mask: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+    """The mask repeated for all packed heads, where it was not when it was made."""
+    times = packed.shape[2] // mask.shape[2]
+    return mask if times == 1 else mask.repeat(1, 1, times, 1)
+
+
+def _merged(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    cap: float | None = None,
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """See `attend`; and the log-sum-exp of the tail and of the prefix, if there is one."""
+    packed = _packed(query, key)
+    if mask is not None:
+        mask = _of_heads(mask, packed)
+    context = 0 if mask is None else key.shape[2] - mask.shape[3]
+    tail = (key[:, :, context:], value[:, :, context:]) if context else (key, value)
+    merged, tail_lse = partial_attention(packed, *tail, mask, scale, cap)
     if context == 0:
-        return tail.view(batch, heads, rows, width)
+        return merged.view(*query.shape[:3], -1), [tail_lse]
     prefix, prefix_lse = partial_attention(
-        packed, key[:, :, :context], value[:, :, :context], None, scale
+        packed, key[:, :, :context], value[:, :, :context], None, scale, cap
     )
-    weight = torch.sigmoid(tail_lse - prefix_lse).unsqueeze(-1).to(tail.dtype)
-    return torch.lerp(prefix, tail, weight).view(batch, heads, rows, width)
+    weight = torch.sigmoid(tail_lse - prefix_lse).unsqueeze(-1).to(merged.dtype)
+    merged = torch.lerp(prefix, merged, weight).view(*query.shape[:3], -1)
+    return merged, [tail_lse, prefix_lse]
 
 
 def blocked_attention(
@@ -266,7 +337,7 @@ def blocked_attention(
     """
     context = key.shape[2] - mask.shape[3]
     scaled, keys = query * scale, key.transpose(-1, -2)
-    output = torch.empty_like(query)
+    output = query.new_empty(*query.shape[:3], value.shape[3])
     rows = max(BLOCK_SCORES // (query.shape[0] * query.shape[1] * key.shape[2]), 64)
     for start in range(0, query.shape[2], rows):
         block = slice(start, start + rows)
@@ -282,20 +353,23 @@ def partial_attention(
     value: torch.Tensor,
     mask: torch.Tensor | None,
     scale: float,
+    cap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Softmax attention over a part of the keys, with the log-sum-exp for the merge.
 
     query       [batch, kv_heads, q, head_dim]
     key, value  [batch, kv_heads, k, head_dim]
     mask        broadcastable to [batch, kv_heads, q, k], or None
-    returns     the output, shaped as query, and the log-sum-exp [batch, kv_heads, q]
+    cap         soft cap on the scores, or None
+    returns     the output [batch, kv_heads, q, width of values], and the log-sum-exp
+                [batch, kv_heads, q]
     """
-    if query.device.type == "cpu":
+    if query.device.type == "cpu" and cap is None and key.shape[3] == value.shape[3]:
         output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, attn_mask=mask, scale=scale
         )
         return output, lse
-    return reference_attention(query, key, value, mask, scale)
+    return reference_attention(query, key, value, mask, scale, cap)
 
 
 def reference_attention(
@@ -304,10 +378,13 @@ def reference_attention(
     value: torch.Tensor,
     mask: torch.Tensor | None,
     scale: float,
+    cap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`partial_attention` in plain PyTorch operations, for any device and for tests."""
     accurate = torch.promote_types(query.dtype, torch.float32)
     scores = torch.matmul(query, key.transpose(-1, -2)).to(accurate) * scale
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
     if mask is not None:
         scores = scores + mask
     lse = torch.logsumexp(scores, dim=-1)
@@ -352,7 +429,7 @@ def split_attention_forward(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    **_: object,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function registered with transformers as `rooftree_split`: calls the plan.
 
@@ -367,7 +444,12 @@ def split_attention_forward(
         )
     layer: int = module.layer_idx  # type: ignore[assignment]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return plan.attend(layer, query, key, value, scale).contiguous(), None
+    cap, sinks = options.get("softcap"), options.get("s_aux")
+    if cap is None and sinks is None:
+        return plan.attend(layer, query, key, value, scale).contiguous(), None
+    assert isinstance(plan, ForwardPlan)  # tables and their kernels know no extras
+    mixed = plan.attend(layer, query, key, value, scale, Extras(cap, sinks))
+    return mixed.contiguous(), None
 
 
 AttentionInterface.register(ATTENTION_NAME, split_attention_forward)

@@ -1,4 +1,4 @@
-"""The KV cache: one preallocated tensor, appended to and compacted in place."""
+"""The KV cache: preallocated tensors, appended to and compacted in place."""
 
 from __future__ import annotations
 
@@ -25,13 +25,36 @@ class CacheShape(Protocol):
     def head_dim(self) -> int: ...
 
 
+LayerStore = tuple[int, int, int, int]  # KV heads, widths of keys and values, the layer they are of
+Place = tuple[int, int]  # the number of a tensor, and the plane in it
+
+
+def _places(
+    stores: Sequence[LayerStore],
+) -> tuple[list[tuple[Place, Place]], dict[tuple[int, int], int]]:
+    """The planes of each layer's keys and values, and the number of planes of each size."""
+    counts: dict[tuple[int, int], int] = {}
+    places: list[tuple[Place, Place]] = []
+    for layer, (heads, *widths, source) in enumerate(stores):
+        if source != layer:
+            places.append(places[source])
+            continue
+        pair = []
+        for size in ((heads, width) for width in widths):
+            plane = counts[size] = counts.get(size, 0) + 1
+            pair.append((list(counts).index(size), plane - 1))
+        places.append((pair[0], pair[1]))
+    return places, counts
+
+
 class KVCache:
     """Keys and values of every layer, for several sequences of different lengths.
 
-    `data` is [layers, 2, sequences, kv_heads, slots, head_dim], with one slot more than the
-    capacity, for padding rows of a full sequence. The first `lengths[s]` tokens of sequence s are
-    committed. A forward writes its rows behind them. They are pending until `commit` keeps
-    some of them and drops the rest; the prefix is not moved.
+    `planes` has a tensor [planes, sequences, kv_heads, slots, head_dim] for each size of keys or
+    values, with one slot more than the capacity, for padding rows of a full sequence. Where all
+    layers have one size, `data` is that tensor as [layers, 2, sequences, ...]. The first
+    `lengths[s]` tokens of sequence s are committed. A forward writes its rows behind them. They
+    are pending until `commit` keeps some of them and drops the rest; the prefix is not moved.
     """
 
     def __init__(
@@ -42,34 +65,34 @@ class KVCache:
         sequences: int,
         dtype: torch.dtype,
         device: torch.device,
+        stores: Sequence[LayerStore] = (),
     ) -> None:
-        shape = (
-            architecture.layers,
-            2,
-            sequences,
-            architecture.kv_heads,
-            capacity + 1,
-            architecture.head_dim,
-        )
+        """stores: of each layer, where they differ."""
+        size = (architecture.kv_heads, architecture.head_dim)
+        wanted = {size: 2 * architecture.layers}
+        if stores:
+            self._places, wanted = _places(stores)
+        shapes = [
+            (count, sequences, heads, capacity + 1, width)
+            for (heads, width), count in wanted.items()
+        ]
         try:
-            self.data = torch.zeros(shape, dtype=dtype, device=device)
+            self.planes = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
         except RuntimeError as error:  # torch.OutOfMemoryError is a RuntimeError
-            size_gb = torch.Size(shape).numel() * dtype.itemsize / 1e9
+            numbers = sum(torch.Size(shape).numel() for shape in shapes)
+            size_gb = numbers * dtype.itemsize / 1e9
             raise InputError(
                 f"no memory for a KV cache of {capacity} tokens x batch {sequences} "
                 f"({size_gb:.1f} GB)",
                 hint="Ask for fewer tokens, a smaller tree or a smaller batch.",
             ) from error
+        self.stores = tuple(stores)
+        if not stores:
+            self.data = self.planes[0].view(architecture.layers, 2, *shapes[0][1:])
+        self.capacity, self.sequences = capacity, sequences
+        self.dtype, self.device = dtype, device
         self.lengths = [0] * sequences
         self.pending = [0] * sequences
-
-    @property
-    def capacity(self) -> int:
-        return self.data.shape[4] - 1
-
-    @property
-    def sequences(self) -> int:
-        return self.data.shape[2]
 
     def end(self, sequence: int) -> int:
         """The slot behind a sequence's committed and pending rows."""
@@ -89,13 +112,17 @@ class KVCache:
 
         Taken once a forward: an index into the cache costs as much as a small product.
         """
+        if self.stores:
+            parts = [plane[:, sequence, None, :, start:end].unbind(0) for plane in self.planes]
+            return [(parts[i][j], parts[k][m]) for (i, j), (k, m) in self._places]
         keys, values = self.data[:, :, sequence, None, :, start:end].unbind(1)
         return list(zip(keys, values, strict=True))
 
     def copy_from(self, other: KVCache, source: int, sequence: int) -> None:
         """Copy sequence `source` of a smaller cache to `sequence`."""
         end = other.end(source)
-        self.data[:, :, sequence, :, :end] = other.data[:, :, source, :, :end]
+        for ours, theirs in zip(self.planes, other.planes, strict=True):
+            ours[:, sequence, :, :end] = theirs[:, source, :, :end]
         self.lengths[sequence], self.pending[sequence] = (
             other.lengths[source],
             other.pending[source],
@@ -110,9 +137,10 @@ class KVCache:
         length = self.lengths[sequence]
         start = next((i for i, row in enumerate(rows) if row != i), len(rows))
         if start < len(rows):
-            source = to_device(length + np.array(rows[start:], dtype=np.int64), self.data.device)
-            moved = self.data[:, :, sequence].index_select(3, source)
-            self.data[:, :, sequence, :, length + start : length + len(rows)] = moved
+            source = to_device(length + np.array(rows[start:], dtype=np.int64), self.device)
+            for planes in self.planes:
+                moved = planes[:, sequence].index_select(2, source)
+                planes[:, sequence, :, length + start : length + len(rows)] = moved
         self.lengths[sequence] += len(rows)
         self.pending[sequence] = 0
 

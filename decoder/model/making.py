@@ -81,13 +81,15 @@ def make_target(
         notes = (f"runs eagerly: {refused}",)
     if loaded.unpacked:
         notes += (f"{loaded.stored} weights are held and read as plain {str(step.dtype)[6:]}",)
+    if kind == "graphs" and structure.uneven:
+        kind, notes = "eager", (*notes, f"runs eagerly: {structure.uneven}")
     if kind != "packed":
-        eager = EagerRuntime(step, structure.group, notes)
+        eager = EagerRuntime(step, structure, notes)
     else:
         if loaded.weights == "pretrained" and not already_packed:
             _copy_from_file(loaded.model)
         step = PackedStep(step, int8=loaded.int8)
-        eager = PackedRuntime(step, structure.group, notes)
+        eager = PackedRuntime(step, structure, notes)
     if kind != "graphs":
         return Target(loaded, step, structure, eager, eager)
     _, total_bytes = torch.cuda.mem_get_info(step.device)

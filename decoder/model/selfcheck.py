@@ -1,7 +1,8 @@
 """A check at load that a model verifies draft trees as transformers decodes.
 
-A prompt, a tree with two branches and a step behind one of them run through the runtime and
-through the model's own forward, and the logits must agree. What passes is kept in
+A prompt, two trees of two branches and a step behind them run through the runtime and through
+the model's own forward, and the logits must agree. Windows are made smaller for it, so that the
+trees lie beyond them. What passes is kept in
 `$ROOFTREE_HOME/structures` by a hash of config, classes and versions, and not tried again.
 """
 
@@ -10,10 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,20 @@ from decoder.model.attention import DenseVisible, RowBlock, TreeVisible, attenti
 from decoder.model.kv_cache import KVCache
 from decoder.model.quantization import rounds_inputs
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
-from decoder.model.structure import Structure, UnsupportedModelError, read_structure
+from decoder.model.structure import (
+    Structure,
+    UnsupportedModelError,
+    read_masks,
+    read_structure,
+)
 
 PROMPT_ROWS = 7
 PARENTS = np.array([0, 0, 1, 2, 3, 4], dtype=np.int64)  # two branches of three nodes, interleaved
 BRANCHES = ([0, 1, 3, 5], [0, 2, 4, 6])  # the rows of each, with the root
-TOKENS = PROMPT_ROWS + 5  # the longest text of the check
+ROUNDS = 2
+TOKENS = PROMPT_ROWS + ROUNDS * len(BRANCHES[0]) + 1  # the longest text of the check
+WINDOW = 6  # of the check
+WINDOWS = ("sliding_window", "attention_chunk_size")  # their names in configs
 # Largest relative distance of the logits of one row; bfloat16 rounds each of many layers.
 BOUNDS = {torch.float64: 1e-4, torch.float32: 1e-3}
 ROUNDED_BOUND = 0.2
@@ -50,7 +59,6 @@ FAILURES = (
 )
 
 _checked: dict[str, Structure] = {}
-_one_at_a_time = Lock()  # the notes of a forward are common to a process
 
 
 def checked_structure(step: ModelStep, name: str) -> Structure:
@@ -62,17 +70,22 @@ def checked_structure(step: ModelStep, name: str) -> Structure:
     structure = _checked.get(key) or _read(key)
     if structure is None:
         try:
-            with _one_at_a_time:
-                structure, exact = _try(step)
+            structure, exact = _try(step)
         except UnsupportedModelError as error:
             raise _refused(name, step, error.problem) from error
         except FAILURES as error:
             raise _refused(name, step, _failure(step, error)) from error
         if not exact:
+            _set_masks(step, structure)
             return structure
         _keep(key, structure)
     _checked[key] = structure
+    _set_masks(step, structure)
     return structure
+
+
+def _set_masks(step: ModelStep, structure: Structure) -> None:
+    step.masks = read_masks(step.model) if structure.window is not None else ()
 
 
 def _failure(step: ModelStep, error: Exception) -> str:
@@ -93,23 +106,57 @@ def _refused(name: str, step: ModelStep, reason: str) -> InputError:
 def _try(step: ModelStep) -> tuple[Structure, bool]:
     """The structure, and whether its trees were found exact; NaN cannot be compared."""
     structure = read_structure(step.model)
-    longest = min(structure.window or TOKENS, step.positions)
-    if longest < TOKENS:
-        raise UnsupportedModelError(f"it sees {longest} tokens, too few to try it")
+    if step.positions < TOKENS:
+        raise UnsupportedModelError(f"it sees {step.positions} tokens, too few to try it")
+    with _small_windows(step, structure) as smaller:
+        return _compared(step, structure, smaller)
+
+
+@contextmanager
+def _small_windows(step: ModelStep, structure: Structure) -> Iterator[Structure]:
+    """The structure with windows that the check's text passes; the step has their masks."""
+    if structure.window is None:
+        yield structure
+        return
+    configs = {id(c): c for c in (step.model.config, step.model.config.get_text_config())}
+    before = [
+        (config, name, getattr(config, name))
+        for config in configs.values()
+        for name in WINDOWS
+        if isinstance(getattr(config, name, None), int)
+    ]
+    try:
+        for config, name, window in before:
+            setattr(config, name, min(window, WINDOW))
+        smaller = read_structure(step.model)
+        if smaller.window is None or smaller.window > PROMPT_ROWS:
+            raise UnsupportedModelError("its window cannot be made smaller to try it")
+        _set_masks(step, smaller)
+        yield smaller
+    finally:
+        for config, name, window in before:
+            setattr(config, name, window)
+
+
+def _compared(step: ModelStep, structure: Structure, smaller: Structure) -> tuple[Structure, bool]:
+    """See `_try`; the forwards have the windows of `smaller`."""
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, step.vocab, (TOKENS + len(PARENTS),), generator=generator)
-    prompt, tree, last = tokens.split((PROMPT_ROWS, len(PARENTS) + 1, TOKENS - PROMPT_ROWS - 1))
-    paths = [torch.cat((prompt, tree[branch])) for branch in BRANCHES]
-    longer = torch.cat((paths[1], last[:1]))
-    theirs = _own_logits(step, torch.stack(paths))
-    theirs_last = _own_logits(step, longer[None])[0, -1:]
-    wanted = torch.cat((theirs[0, PROMPT_ROWS - 1 :], theirs[1, PROMPT_ROWS:], theirs_last))
-    if not bool(wanted.isfinite().all()):
+    rows = len(PARENTS) + 1
+    tokens = torch.randint(0, step.vocab, (PROMPT_ROWS + ROUNDS * rows + 1,), generator=generator)
+    prompt, *trees, last = tokens.split((PROMPT_ROWS, *[rows] * ROUNDS, 1))
+    text, wanted = prompt, [_own_logits(step, prompt)[-1:]]
+    for tree in trees:
+        paths = [_own_logits(step, torch.cat((text, tree[branch]))) for branch in BRANCHES]
+        wanted += [path[len(text) :] for path in paths]
+        text = torch.cat((text, tree[BRANCHES[1]]))
+    wanted.append(_own_logits(step, torch.cat((text, last)))[-1:])
+    theirs = torch.cat(wanted)
+    if not bool(theirs.isfinite().all()):
         return replace(structure, plain_head=False), False  # decoding names the position
-    hidden = _tree_hidden(step, structure, (prompt, tree, last[:1]))
+    hidden = _tree_hidden(step, smaller, (prompt, *trees, last))
     step.plain_head = _has_plain_head(step, hidden)
     rounded = step.dtype not in BOUNDS or rounds_inputs(step.model.config)
-    distance = _distance(step.logits(hidden), wanted, rounded)
+    distance = _distance(step.logits(hidden), theirs, rounded)
     if not distance <= (ROUNDED_BOUND if rounded else BOUNDS[step.dtype]):
         raise UnsupportedModelError(
             f"the logits of a tree differ from transformers' own by {min(distance, 9.99):.1%}"
@@ -118,10 +165,10 @@ def _try(step: ModelStep) -> tuple[Structure, bool]:
 
 
 def _own_logits(step: ModelStep, ids: torch.Tensor) -> torch.Tensor:
-    """Logits [batch, tokens, vocab] by transformers' own attention."""
+    """Logits [tokens, vocab] by transformers' own attention."""
     with attention_of(step.model, "eager"):
-        output = step.model(input_ids=ids.to(step.device), use_cache=False)
-    logits: torch.Tensor = output.logits
+        output = step.model(input_ids=ids[None].to(step.device), use_cache=False)
+    logits: torch.Tensor = output.logits[0]
     return logits
 
 
@@ -135,25 +182,32 @@ def _has_plain_head(step: ModelStep, hidden: torch.Tensor) -> bool:
 
 
 def _tree_hidden(
-    step: ModelStep, structure: Structure, texts: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    step: ModelStep, structure: Structure, texts: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """Hidden states of the prompt's last row, the rows of both branches, and the last token."""
-    prompt, tree, last = texts
-    runtime = EagerRuntime(step, structure.group)
+    """Hidden states of the prompt's last row, the rows of the trees' branches, the last token."""
+    prompt, *trees, last = texts
+    runtime = EagerRuntime(step, structure)
     cache = KVCache(
-        structure, capacity=2 * TOKENS, sequences=1, dtype=step.dtype, device=step.device
+        structure,
+        capacity=2 * TOKENS,
+        sequences=1,
+        dtype=step.dtype,
+        device=step.device,
+        stores=structure.stores,
     )
     causal = DenseVisible(np.tri(PROMPT_ROWS, dtype=np.bool_))
+    depths, visible = np.array([0, 1, 1, 2, 2, 3, 3]), TreeVisible(PARENTS)
+    branches = [*BRANCHES[0], *BRANCHES[1]]
     parts = []
-    for ids, offsets, visible, rows in (
-        (prompt, np.arange(PROMPT_ROWS), causal, range(PROMPT_ROWS)),
-        (tree, np.array([0, 1, 1, 2, 2, 3, 3]), TreeVisible(PARENTS), BRANCHES[1]),
-        (last, np.zeros(1, dtype=np.int64), None, range(1)),
+    for ids, offsets, seen, rows, wanted in (
+        (prompt, np.arange(PROMPT_ROWS), causal, range(PROMPT_ROWS), [-1]),
+        *((tree, depths, visible, BRANCHES[1], branches) for tree in trees),
+        (last, np.zeros(1, dtype=np.int64), None, range(1), [0]),
     ):
-        hidden, _ = runtime.hidden(cache, [RowBlock(0, ids.numpy(), offsets, visible)])
-        parts.append(hidden)
+        hidden, _ = runtime.hidden(cache, [RowBlock(0, ids.numpy(), offsets, seen)])
+        parts.append(hidden[wanted])
         cache.commit(rows)
-    return torch.cat((parts[0][-1:], parts[1][[*BRANCHES[0], *BRANCHES[1]]], parts[2]))
+    return torch.cat(parts)
 
 
 def _distance(ours: torch.Tensor, theirs: torch.Tensor, rounded: bool) -> float:
@@ -173,7 +227,7 @@ def _key(step: ModelStep) -> str:
     config = {k: v for k, v in step.model.config.to_dict().items() if k not in IGNORED}
     classes = Counter(f"{type(m).__module__}.{type(m).__qualname__}" for m in step.model.modules())
     versions = (tool_version(), torch.__version__, transformers.__version__)
-    whole = [config, classes, versions, step.device.type, str(step.dtype)]
+    whole = [ROUNDS, config, classes, versions, step.device.type, str(step.dtype)]
     text = json.dumps(whole, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -187,7 +241,10 @@ def _read(key: str) -> Structure | None:
     try:
         stored = read_json(_path(key))
         fields = dict(stored["structure"])
-        return Structure(**fields) if stored["checksum"] == _checksum(key, fields) else None
+        if stored["checksum"] != _checksum(key, fields):
+            return None
+        fields["stores"] = tuple(tuple(store) for store in fields["stores"])
+        return Structure(**fields)
     except (RooftreeError, TypeError, ValueError, LookupError):
         return None
 

@@ -7,21 +7,26 @@ that notes every call, and a mask function that notes every mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from threading import Lock
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from costmodel.errors import InputError
 from decoder.model.attention import attention_of
+from decoder.model.kv_cache import LayerStore
+from decoder.model.masks import MaskFunction
 
 TRACE_NAME = "rooftree_trace"
 ROWS = 3
+LONG_ROWS = 256  # that show whether blocks of tokens have keys of their own
 FAR = 1 << 20  # positions up to which masks are looked at
-# Arguments of attention functions that change nothing for rows behind a cache.
-HARMLESS = frozenset(
+# Arguments of attention functions that change nothing for rows behind a cache, or that we follow.
+FOLLOWED = frozenset(
     (
         "cache_position",
         "deterministic",
@@ -34,15 +39,15 @@ HARMLESS = frozenset(
         "position_embeddings",
         "position_ids",
         "return_dict",
+        "s_aux",
         "scaling",
         "sliding_window",
+        "softcap",
         "use_cache",
     )
 )
 NAMES = {
     "attention_mask": "a mask of its own",
-    "softcap": "soft caps on its scores",
-    "s_aux": "attention sinks",
     "position_bias": "a bias by position on its scores",
 }
 
@@ -56,6 +61,9 @@ class Structure:
     """What a forward needs to know of a model.
 
     window      tokens of the longest text in which every layer sees everything; None: any text
+    extras      whether attention has sinks or soft caps on its scores
+    stores      of each layer, where they differ or share keys; `heads` and the other sizes are
+                then the first layer's
     plain_head  whether logits are the output of the LM head, without scales or caps
     """
 
@@ -64,33 +72,51 @@ class Structure:
     kv_heads: int
     head_dim: int
     window: int | None = None
+    extras: bool = False
+    stores: tuple[LayerStore, ...] = ()
     plain_head: bool = True
 
     @property
     def group(self) -> int:
-        """Query heads of one KV head."""
-        return self.heads // self.kv_heads
+        """Query heads of one KV head; 1 where layers differ, whose masks are repeated by each."""
+        return 1 if self.stores else self.heads // self.kv_heads
+
+    @property
+    def uneven(self) -> str:
+        """What kernels for plain layers cannot do in it; empty where they can."""
+        if self.extras:
+            return "its attention has sinks or soft caps"
+        return "its layers store keys and values of different sizes" if self.stores else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCall:
-    """One call of the attention function; shapes are [batch, heads, rows, width]."""
+    """One call of the attention function; shapes are [batch, heads, rows, width].
+
+    source  the first layer that attends over these keys
+    mask    the number of its mask, where masks are marked
+    """
 
     layer: int | None
+    source: int | None
     query: tuple[int, ...]
     key: tuple[int, ...]
     value: tuple[int, ...]
     options: frozenset[str]
     window: int | None
+    mask: int | None
 
 
 @dataclass(slots=True)
 class _Notes:
     calls: list[AttentionCall] = field(default_factory=list)
-    masks: list[Callable[..., Any]] = field(default_factory=list)
+    masks: list[MaskFunction] = field(default_factory=list)
+    keys: list[torch.Tensor] = field(default_factory=list)
+    marked: bool = False
 
 
 _notes = _Notes()
+_one_at_a_time = Lock()  # the notes of a forward are common to a process
 
 
 def _note_attention(
@@ -103,23 +129,38 @@ def _note_attention(
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Notes the call; every row attends to itself alone."""
+    mark = None
+    if _notes.marked and attention_mask is not None:
+        mark = int(attention_mask.flatten()[0])
     options["attention_mask"] = attention_mask
     window = options.get("sliding_window")
+    layer = getattr(module, "layer_idx", None)
+    earlier = zip(_notes.keys, _notes.calls, strict=True)
     call = AttentionCall(
-        layer=getattr(module, "layer_idx", None),
+        layer=layer,
+        source=next((call.layer for keys, call in earlier if keys is key), layer),
         query=tuple(query.shape),
         key=tuple(key.shape),
         value=tuple(value.shape),
         options=frozenset(name for name, option in options.items() if option is not None),
         window=window if isinstance(window, int) else None,
+        mask=mark,
     )
     _notes.calls.append(call)
+    _notes.keys.append(key)
     group = query.shape[1] // value.shape[1]
-    return value.repeat_interleave(group, dim=1).transpose(1, 2).contiguous(), None
+    mixed = value[:, :, : query.shape[2]].repeat_interleave(group, dim=1)
+    return mixed.transpose(1, 2).contiguous(), None
 
 
-def _note_mask(*_: object, mask_function: Callable[..., Any], **__: object) -> None:
+def _note_mask(
+    *_: object, mask_function: MaskFunction, device: Any = None, **__: object
+) -> torch.Tensor | None:
+    """Notes the mask; where masks are marked, the layers get its number as their mask."""
     _notes.masks.append(mask_function)
+    if not _notes.marked:
+        return None
+    return torch.full((1, 1, ROWS, ROWS), float(len(_notes.masks) - 1), device=device)
 
 
 AttentionInterface.register(TRACE_NAME, _note_attention)
@@ -144,49 +185,95 @@ def read_structure(model: Any) -> Structure:
     Raises UnsupportedModelError with the reason where draft trees cannot be verified by it. That it
     raises nothing does not yet say that they can: see `decoder.model.selfcheck`.
     """
-    global _notes
     base = base_of(model)
     if base is model or model.get_output_embeddings() is None:
         raise UnsupportedModelError("it has no separate decoder and LM head")
-    _notes = notes = _Notes()
-    device = device_of(model)
-    rows = torch.arange(ROWS, device=device)[None]
-    with attention_of(model, TRACE_NAME):
-        base(input_ids=rows, position_ids=rows, use_cache=False)
+    notes = _noted(model)
     config = model.config.get_text_config(decoder=True)
-    structure = _one_shape(notes.calls, _layers(config))
+    structure = _sizes(notes.calls, _layers(config))
     _check_options(notes.calls)
-    return _with_window(structure, notes, config)
+    structure = _with_window(structure, notes, config)
+    if structure.uneven or structure.window is not None:
+        count = min(LONG_ROWS, _positions(config))
+        if any(call.key[2] != count for call in _noted(model, count=count).calls):
+            raise UnsupportedModelError("its attention does not read one key a token")
+    return structure
+
+
+@torch.inference_mode()
+def read_masks(model: Any) -> tuple[MaskFunction | None, ...]:
+    """The mask function of each layer; None where a row sees all tokens before it."""
+    notes = _noted(model, marked=True)
+    positions = _positions(model.config.get_text_config(decoder=True))
+    hiding = [mask if _seen(mask, positions) < positions else None for mask in notes.masks]
+    of_layers = {call.layer: call.mask for call in notes.calls}
+    return tuple(
+        None if number is None else hiding[number] for _, number in sorted(of_layers.items())
+    )
+
+
+def bypassed_linears(model: Any) -> set[int]:
+    """The `id` of each linear layer that is not called by a module that runs.
+
+    Such a module may read its weights itself.
+    """
+    called: list[torch.nn.Module] = []
+    handle = register_module_forward_pre_hook(lambda module, _: called.append(module))
+    try:
+        with torch.inference_mode():
+            _noted(model)
+    finally:
+        handle.remove()
+    inner = {id(part): part for module in called for part in module.children()}
+    ran = {id(module) for module in called}
+    return {key for key, part in inner.items() if isinstance(part, torch.nn.Linear)} - ran
+
+
+def _noted(model: Any, *, marked: bool = False, count: int = ROWS) -> _Notes:
+    """What a forward of a few rows does."""
+    global _notes
+    rows = torch.arange(count, device=device_of(model))[None]
+    with _one_at_a_time, attention_of(model, TRACE_NAME):
+        _notes = notes = _Notes(marked=marked)
+        base_of(model)(input_ids=rows % ROWS, position_ids=rows, use_cache=False)
+    return notes
+
+
+def _positions(config: Any) -> int:
+    return min(int(getattr(config, "max_position_embeddings", 0) or FAR), FAR)
 
 
 def _layers(config: Any) -> int:
     return int(getattr(config, "num_hidden_layers", 0) or 0)
 
 
-def _one_shape(calls: Sequence[AttentionCall], layers: int) -> Structure:
+def _sizes(calls: Sequence[AttentionCall], layers: int) -> Structure:
     if not calls:
         raise UnsupportedModelError("its attention does not go through transformers' interface")
     attending = [call.layer for call in calls]
     if sorted(set(attending), key=str) != sorted(range(layers), key=str):
         raise UnsupportedModelError(
             f"{len(set(attending))} of its {layers} layers attend over the text: others keep a "
-            "state or share keys"
+            "state"
         )
     if len(attending) != layers:
         raise UnsupportedModelError("its layers attend more than once in a forward")
+    for call in calls:
+        (_, heads, *query), (_, kv_heads, *key) = call.query, call.key
+        if query != key or key[0] != ROWS or heads % kv_heads or call.value[1:3] != call.key[1:3]:
+            raise UnsupportedModelError("its attention does not read one key a token")
+    calls = sorted(calls, key=lambda call: call.layer or 0)
     first = calls[0]
-    if any((c.query, c.key, c.value) != (first.query, first.key, first.value) for c in calls):
-        raise UnsupportedModelError("its layers have attention of different shapes")
-    if first.key != first.value or first.query[-1] != first.key[-1]:
-        raise UnsupportedModelError("its keys and values have different widths (latent attention)")
-    (_, heads, rows, width), kv_heads = first.query, first.key[1]
-    if rows != ROWS or first.key[2] != ROWS or heads % kv_heads:
-        raise UnsupportedModelError("its attention does not read one key a token")
-    return Structure(layers=layers, heads=heads, kv_heads=kv_heads, head_dim=width)
+    (_, heads, _, width), kv_heads = first.query, first.key[1]
+    stores = tuple((call.key[1], call.key[3], call.value[3], call.source or 0) for call in calls)
+    plain = tuple((kv_heads, width, width, layer) for layer in range(layers))
+    if stores == plain and all(call.query == first.query for call in calls):
+        stores = ()
+    return Structure(layers=layers, heads=heads, kv_heads=kv_heads, head_dim=width, stores=stores)
 
 
 def _check_options(calls: Sequence[AttentionCall]) -> None:
-    others = sorted(frozenset().union(*(call.options for call in calls)) - HARMLESS)
+    others = sorted(frozenset().union(*(call.options for call in calls)) - FOLLOWED)
     if others:
         raise UnsupportedModelError(
             "its attention has " + " and ".join(NAMES.get(name, f"'{name}'") for name in others)
@@ -194,20 +281,15 @@ def _check_options(calls: Sequence[AttentionCall]) -> None:
 
 
 def _with_window(structure: Structure, notes: _Notes, config: Any) -> Structure:
-    positions = int(getattr(config, "max_position_embeddings", 0) or FAR)
-    seen = [_seen(mask, min(positions, FAR)) for mask in notes.masks]
+    positions = _positions(config)
+    seen = [_seen(mask, positions) for mask in notes.masks]
     windows = [call.window for call in notes.calls if call.window is not None]
     least = min((*seen, *windows), default=positions)
-    return Structure(
-        layers=structure.layers,
-        heads=structure.heads,
-        kv_heads=structure.kv_heads,
-        head_dim=structure.head_dim,
-        window=least if least < min(positions, FAR) else None,
-    )
+    extras = any(call.options & {"s_aux", "softcap"} for call in notes.calls)
+    return replace(structure, window=least if least < positions else None, extras=extras)
 
 
-def _seen(mask: Callable[..., Any], positions: int) -> int:
+def _seen(mask: MaskFunction, positions: int) -> int:
     """Tokens of the longest text in which the mask lets every row see all before it."""
     rows = torch.arange(positions)
     first = torch.zeros_like(rows)

@@ -88,8 +88,8 @@ class Target:
 
     @property
     def max_context(self) -> int:
-        """Tokens that the model can attend over: its positions, or a smaller sliding window."""
-        return min(self._step.positions, self.structure.window or self._step.positions)
+        """Tokens that the model can attend over: its positions."""
+        return self._step.positions
 
     def check_length(self, prompt_tokens: int, new_tokens: int) -> None:
         """Raise InputError for a text that the model's rotary factors do not allow."""
@@ -110,6 +110,7 @@ class Target:
                 sequences=sequences,
                 dtype=self.dtype,
                 device=self.device,
+                stores=self.structure.stores,
             )
             self.cache = cache
         cache.truncate(0)

@@ -85,7 +85,8 @@ def _time_points(
     cache = target.reserve(max(rows + context for rows, context in shapes))
     try:
         with torch.inference_mode():
-            cache.data.normal_()
+            for planes in cache.planes:
+                planes.normal_()
         trees = [_broad_tree(rows - 1) for rows, _ in shapes]
         passes: list[list[float]] = []
         while True:

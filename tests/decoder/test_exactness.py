@@ -20,12 +20,9 @@ from transformers import (
     Gemma3TextConfig,
     MistralConfig,
     MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
 )
 
 from costmodel.acceptance import AcceptanceProcess
-from costmodel.errors import InputError
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
@@ -240,46 +237,31 @@ class TestUsable:
 
 
 class TestSlidingWindow:
-    """Right while the text fits the window, refused beyond it."""
+    """Right beyond the window, of all layers or of some, also where a prompt takes chunks."""
 
-    WINDOW = 32
+    MODELS: ClassVar = {
+        "mistral": (MistralForCausalLM, MistralConfig, {}),
+        "gemma3": (
+            Gemma3ForCausalLM,
+            Gemma3TextConfig,
+            {"head_dim": 8, "layer_types": ["sliding_attention", "full_attention"]},
+        ),
+    }
 
-    def models(self):
-        sizes = SIZES | {"num_key_value_heads": 2, "sliding_window": self.WINDOW}
+    @pytest.mark.parametrize("family", MODELS)
+    @pytest.mark.parametrize("tokens", [20, 700])
+    def test_texts_beyond_the_window(self, family, tokens):
+        sizes = SIZES | {"num_key_value_heads": 2, "max_position_embeddings": 1024}
+        model_class, config_class, more = self.MODELS[family]
         torch.manual_seed(2)
-        return [
-            MistralForCausalLM(MistralConfig(**sizes)).double().eval(),
-            Qwen2ForCausalLM(
-                Qwen2Config(
-                    **sizes,
-                    use_sliding_window=True,
-                    max_window_layers=0,
-                    layer_types=["sliding_attention"] * 2,
-                )
-            )
-            .double()
-            .eval(),
-        ]
-
-    def test_right_within_the_window_and_refused_beyond(self):
-        wanted = self.WINDOW - len(PROMPT)
-        for model in self.models():
-            truth = greedy(model, PROMPT, wanted)
-            decoder = decoder_of(model, "fixed:12", OracleDrafter(PROMPT + truth, VOCAB, rank=1))
-            assert decoder.generate(PROMPT, max_new_tokens=wanted).token_ids == truth
-            with pytest.raises(InputError, match="exceed the sliding window of 32 tokens"):
-                decoder.generate(PROMPT, max_new_tokens=wanted + 1)
-
-    def test_alternating_windows_count_as_the_smallest(self):
-        """Gemma 3: right within the window of some layers, refused beyond."""
-        sizes = SIZES | {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": self.WINDOW}
-        layers = ["sliding_attention", "full_attention"]
-        torch.manual_seed(2)
-        config = Gemma3TextConfig(**sizes, layer_types=layers, query_pre_attn_scalar=8)
-        model = Gemma3ForCausalLM(config).double().eval()
-        wanted = self.WINDOW - len(PROMPT)
-        truth = greedy(model, PROMPT, wanted)
-        decoder = decoder_of(model, "fixed:12", OracleDrafter(PROMPT + truth, VOCAB, rank=1))
-        assert decoder.generate(PROMPT, max_new_tokens=wanted).token_ids == truth
-        with pytest.raises(InputError, match="exceed the sliding window of 32 tokens"):
-            decoder.generate(PROMPT, max_new_tokens=wanted + 1)
+        config = config_class(**sizes | more, sliding_window=32)
+        model = model_class(config).double().eval()
+        prompt = np.random.default_rng(1).integers(1, VOCAB, tokens).tolist()
+        truth = greedy(model, prompt, 24)
+        drafter = OracleDrafter(prompt + truth, VOCAB, rank=1)
+        for policy in ("plain", "fixed:12", "beam:3x4"):
+            decoder = decoder_of(model, policy, drafter)
+            assert decoder.generate(prompt, max_new_tokens=24).token_ids == truth
+        [first, second] = decoder.generate_batch([prompt, prompt[:9]], max_new_tokens=24)
+        assert first.token_ids == truth
+        assert second.token_ids == greedy(model, prompt[:9], 24)

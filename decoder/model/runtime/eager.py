@@ -21,12 +21,13 @@ from decoder.model.attention import (
     plan_segment,
 )
 from decoder.model.kv_cache import KVCache
+from decoder.model.masks import MaskFunction, mask_segment
 from decoder.model.rope import rope_by_length
 from decoder.model.runtime.base import NO_TOKEN, Forwarded, RuntimeKind
 from decoder.model.runtime.capture import BudgetedCapture
 from decoder.model.runtime.fused import TablePlan, TextPiece, kernels_usable
 from decoder.model.runtime.tables import RowTables, needed_words
-from decoder.model.structure import base_of, device_of
+from decoder.model.structure import Structure, base_of, device_of
 from decoder.tree.draft_tree import jit
 
 _INFINITY = 0x7F80  # the bits of it in bfloat16, which NumPy does not have
@@ -81,6 +82,7 @@ class ModelStep:
     rope      rotary factors that depend on the length; None where they do not
     long      whether the texts at hand have the factors of long texts
     plain_head  whether logits are the LM head's output, without scales or caps
+    masks    each layer's mask function, of a model with windows; empty for others
     """
 
     def __init__(self, model: Any, *, owned: bool) -> None:
@@ -90,6 +92,7 @@ class ModelStep:
         self.rope = rope_by_length(model, model.config)
         self.long = False
         self.plain_head = True
+        self.masks: tuple[MaskFunction | None, ...] = ()
         self.embedding = model.get_input_embeddings()
         self.head = model.get_output_embeddings()
         self._base = base_of(model)
@@ -202,11 +205,20 @@ class EagerRuntime:
     capture: BudgetedCapture | None = None
     buckets: tuple[int, ...] = ()
 
-    def __init__(self, step: ModelStep, group: int, warnings: tuple[str, ...] = ()) -> None:
-        """group: query heads per KV head."""
+    def __init__(
+        self, step: ModelStep, structure: Structure, warnings: tuple[str, ...] = ()
+    ) -> None:
         self.warnings = warnings
         self._step = step
-        self._group = group
+        self._group, self._window = structure.group, structure.window
+        self._plain = not structure.uneven
+
+    def hides(self, cache: KVCache, blocks: Sequence[RowBlock]) -> bool:
+        """Whether some layer's window hides tokens from some rows."""
+        window = self._window
+        return window is not None and any(
+            cache.lengths[block.sequence] + int(block.offsets.max()) >= window for block in blocks
+        )
 
     def forward(
         self, cache: KVCache, blocks: Sequence[RowBlock], *, last_only: bool = False
@@ -219,7 +231,8 @@ class EagerRuntime:
         self, cache: KVCache, blocks: Sequence[RowBlock]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Hidden states [rows, hidden] after the final norm, and features, of all blocks."""
-        if kernels_usable(self._step.device):
+        plain = self._plain and not self.hides(cache, blocks)
+        if plain and kernels_usable(self._step.device):
             tokens, positions, plan = self._with_tables(cache, blocks)
         else:
             tokens, positions, plan = self._with_segments(cache, blocks)
@@ -251,10 +264,14 @@ class EagerRuntime:
             if block.visible is not None:
                 visible = torch.from_numpy(block.visible.dense()).to(device)
             rows = slice(first, first + block.rows)
-            segments.append(plan_segment(cache, block.sequence, rows, visible, self._group))
+            segment = plan_segment(cache, block.sequence, rows, visible, self._group)
             tokens.append(torch.from_numpy(block.tokens).to(device))
             offsets = torch.from_numpy(block.offsets).to(device)
             positions.append(offsets + cache.lengths[block.sequence])
+            if self.hides(cache, [block]):
+                masks = self._step.masks
+                segment = mask_segment(segment, masks, positions[-1], visible, self._group)
+            segments.append(segment)
             first = rows.stop
         return _join(tokens), _join(positions), ForwardPlan(tuple(segments))
 

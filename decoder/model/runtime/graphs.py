@@ -62,6 +62,7 @@ class GraphRuntime:
         self._captured = WeakKeyDictionary()
         self._refused: dict[GraphShape, str] = {}
         self._outputs: dict[str, torch.Tensor] = {}
+        self._hidden: tuple[str, ...] = ()
 
     @property
     def buckets(self) -> tuple[int, ...]:
@@ -73,7 +74,7 @@ class GraphRuntime:
             f"a forward of {shape.rows} rows runs eagerly: {reason}"
             for shape, reason in self._refused.items()
         ]
-        return (*refusals, *self.capture.notes)
+        return (*self._hidden, *refusals, *self.capture.notes)
 
     @property
     def memory_bytes(self) -> int:
@@ -86,6 +87,9 @@ class GraphRuntime:
 
     def forward(self, cache: KVCache, blocks: Sequence[RowBlock]) -> Forwarded:
         rows = sum(block.rows for block in blocks)
+        if self._eager.hides(cache, blocks):
+            self._hidden = ("beyond a layer's window, forwards run eagerly",)
+            return self._eager.forward(cache, blocks)
         step = self._captured_step(cache, blocks)
         if step is None:
             return self._eager.forward(cache, blocks)

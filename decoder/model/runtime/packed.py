@@ -24,7 +24,7 @@ from decoder.model.runtime.few_rows import NO_NORM, FewNorm, FewRows, are_few
 from decoder.model.runtime.fused import FUSIBLE, is_plain, plain_linears, unfuse
 from decoder.model.runtime.int8 import Int8Linear, fits_int8
 from decoder.model.runtime.linear import JoinedLinear, PackedLinear, pack
-from decoder.model.structure import base_of
+from decoder.model.structure import base_of, bypassed_linears
 
 Join = Callable[[Sequence[nn.Linear]], JoinedLinear]
 
@@ -144,7 +144,7 @@ class PackedLayers:
         """See `ModelStep.run`; rows [rows, hidden] are embeddings."""
         cosine, sine = self._rope(positions)
         few = None
-        if are_few(rows) and isinstance(plan, ForwardPlan) and self._sums_known:
+        if are_few(rows) and isinstance(plan, ForwardPlan) and not plan.masked and self._sums_known:
             few = FewRows(rows, cosine, sine, plan)
         states = [rows]
         for layer in self._layers:
@@ -170,8 +170,9 @@ class PackedModel:
         layers = list(getattr(base, "layers", ()))
         known = all(type(layer) in FUSIBLE and plain_linears(layer) for layer in layers)
         self.layers = PackedLayers(base, join) if layers and known and not step.rope else None
+        keep = {id(step.head)} if self.layers else {id(step.head), *bypassed_linears(model)}
         for module in model.modules():
-            if type(module) is nn.Linear and module is not step.head and is_plain(module):
+            if type(module) is nn.Linear and id(module) not in keep and is_plain(module):
                 join([module])
 
 
@@ -200,7 +201,7 @@ class PackedStep(ModelStep):
     def __init__(self, step: ModelStep, *, int8: bool = False) -> None:
         """int8: round the weights to int8"""
         super().__init__(step.model, owned=True)
-        self.plain_head = step.plain_head
+        self.plain_head, self.masks = step.plain_head, step.masks
         if packed_of(self.model) is None:
             with torch.no_grad():
                 self.model.packed_weights = PackedModel(step, int8=int8)

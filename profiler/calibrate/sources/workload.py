@@ -187,7 +187,8 @@ class Workload:
             self._target.cache = None
             cache = self._target.reserve(self._room(batch), batch)
             with torch.inference_mode():
-                cache.data.normal_()
+                for planes in cache.planes:
+                    planes.normal_()
             self._caches[batch] = cache
         self._target.cache = cache
         return cache

@@ -75,25 +75,54 @@ def test_smallest_window_of_all_layers():
     layers = ["full_attention", "sliding_attention"]
     config = Gemma3TextConfig(**MORE, head_dim=8, sliding_window=24, layer_types=layers)
     target = target_of(Gemma3ForCausalLM(config).eval())
-    assert (target.structure.window, target.max_context) == (24, 24)
+    assert target.structure.window == 24
+    assert config.sliding_window == 24  # smaller for the check only
 
 
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    [
-        (lambda: Gemma2ForCausalLM(Gemma2Config(**MORE, head_dim=8)), "soft caps on its scores"),
-        (
-            lambda: GptOssForCausalLM(
-                GptOssConfig(**MORE, head_dim=8, num_local_experts=4, num_experts_per_tok=2)
-            ),
-            "attention sinks",
-        ),
-    ],
-    ids=["gemma2", "gpt-oss"],
-)
-def test_options_of_attention_that_are_not_there(model, reason, home):
-    with pytest.raises(InputError, match=f"cannot be decoded by trees: its attention has {reason}"):
-        target_of(model().eval())
+def small_gpt_oss():
+    more = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16}
+    model = GptOssForCausalLM(GptOssConfig(**MORE, head_dim=8, **more))
+    for layer in model.model.layers:
+        torch.nn.init.normal_(layer.self_attn.sinks)
+    model.set_experts_implementation("eager")  # the grouped kernel has no float64
+    return model
+
+
+def small_gemma2():
+    config = Gemma2Config(**MORE, head_dim=8, sliding_window=16, attn_logit_softcapping=0.5)
+    model = Gemma2ForCausalLM(config)
+    for layer in model.model.layers:
+        torch.nn.init.normal_(layer.self_attn.q_proj.weight)
+    return model
+
+
+@pytest.mark.parametrize("model", [small_gpt_oss, small_gemma2])
+def test_sinks_and_soft_caps_beyond_a_window(model, monkeypatch):
+    torch.manual_seed(0)
+    model = model().double().eval()
+    prompt = list(range(1, 30))
+    tree = DraftTree(np.array([7, 8]), np.array([0, 0]), np.array([1, 1]), np.array([0.5, 0.4]))
+    target = make_target(borrow_model(model), owned=False)
+    target.reserve(32)
+    target.prefill(torch.tensor(prompt))
+    [rows] = target.verify([Step(root=5, tree=tree)])
+    for row, path in ((0, [5]), (1, [5, 7]), (2, [5, 8])):
+        wanted = plain_logits(model, prompt + path)[-1]
+        torch.testing.assert_close(rows[row], wanted, rtol=1e-5, atol=1e-7)
+    monkeypatch.setattr("decoder.model.attention.Extras", lambda *_: None)
+    monkeypatch.setattr(selfcheck, "_checked", {})
+    monkeypatch.setattr(selfcheck, "_read", lambda key: None)
+    with pytest.raises(InputError, match="logits of a tree differ"):
+        make_target(borrow_model(model), owned=False)
+
+
+def test_options_of_attention_that_are_not_there(home, monkeypatch):
+    model = random_model("llama-gqa")
+    attention = model.model.layers[0].self_attn
+    forward = attention.forward
+    attention.forward = lambda *a, **k: forward(*a, **k, position_bias=1.0)
+    with pytest.raises(InputError, match="its attention has a bias by position on its scores"):
+        make_target(borrow_model(model), owned=False)
     assert kept(home) == []
 
 

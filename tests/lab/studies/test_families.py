@@ -24,13 +24,21 @@ EXACT = (
     "granite", "cohere",
 )  # fmt: skip
 REFUSED = {
-    "gemma2": "soft caps",
-    "gpt_oss": "attention sinks",
     "jamba": "keep a state",
-    "deepseek_v3": "latent attention",
     "bloom": "does not go through transformers' interface",
 }
-QUICK = ("phi3", "granite", "cohere", "nemotron", "gemma3")
+QUICK = (
+    "phi3",
+    "granite",
+    "cohere",
+    "nemotron",
+    "gemma3",
+    "gemma2",
+    "gpt_oss",
+    "llama4_text",
+    "gemma4_text",
+    "deepseek_v3",
+)
 
 
 @pytest.fixture(autouse=True)
