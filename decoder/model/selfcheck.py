@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from costmodel.io import read_json, tool_version, write_atomic
 from costmodel.profile.store import user_directory
 from decoder.model.attention import DenseVisible, RowBlock, TreeVisible, attention_of
 from decoder.model.kv_cache import KVCache
+from decoder.model.masks import MaskFunction
 from decoder.model.quantization import rounds_inputs
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
 from decoder.model.structure import (
@@ -59,6 +61,7 @@ FAILURES = (
 )
 
 _checked: dict[str, Structure] = {}
+_masks: WeakKeyDictionary[Any, tuple[MaskFunction | None, ...]] = WeakKeyDictionary()
 
 
 def checked_structure(step: ModelStep, name: str) -> Structure:
@@ -85,7 +88,10 @@ def checked_structure(step: ModelStep, name: str) -> Structure:
 
 
 def _set_masks(step: ModelStep, structure: Structure) -> None:
-    step.masks = read_masks(step.model) if structure.window is not None else ()
+    if structure.window is not None:
+        if step.model not in _masks:
+            _masks[step.model] = read_masks(step.model)
+        step.masks = _masks[step.model]
 
 
 def _failure(step: ModelStep, error: Exception) -> str:
@@ -131,7 +137,7 @@ def _small_windows(step: ModelStep, structure: Structure) -> Iterator[Structure]
         smaller = read_structure(step.model)
         if smaller.window is None or smaller.window > PROMPT_ROWS:
             raise UnsupportedModelError("its window cannot be made smaller to try it")
-        _set_masks(step, smaller)
+        step.masks = read_masks(step.model)
         yield smaller
     finally:
         for config, name, window in before:

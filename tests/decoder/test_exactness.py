@@ -8,6 +8,7 @@ transformers' own attention.
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from itertools import product
 from typing import ClassVar
@@ -28,6 +29,8 @@ from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
+from decoder.model.loading import borrow_model
+from decoder.model.making import make_target
 from decoder.policies.parse import parse_policy
 from decoder.tree.draft_tree import CandidateTree, Lattice, sound
 from lab.bench.simulated import SimulatedDrafter, Truth
@@ -256,6 +259,7 @@ class TestSlidingWindow:
         torch.manual_seed(2)
         config = config_class(**sizes | more, sliding_window=32)
         model = model_class(config).double().eval()
+        single = copy.deepcopy(model).float()
         prompt = np.random.default_rng(1).integers(1, VOCAB, tokens).tolist()
         truth = greedy(model, prompt, 24)
         drafter = OracleDrafter(prompt + truth, VOCAB, rank=1)
@@ -265,3 +269,7 @@ class TestSlidingWindow:
         [first, second] = decoder.generate_batch([prompt, prompt[:9]], max_new_tokens=24)
         assert first.token_ids == truth
         assert second.token_ids == greedy(model, prompt[:9], 24)
+        packed = make_target(borrow_model(single), owned=True)
+        again = TreeDecoder(make_target(packed.loaded, owned=True), drafter=drafter)
+        assert packed.runtime.kind == "packed"
+        assert again.generate(prompt, max_new_tokens=24).token_ids == truth

@@ -76,7 +76,7 @@ def test_smallest_window_of_all_layers():
     config = Gemma3TextConfig(**MORE, head_dim=8, sliding_window=24, layer_types=layers)
     target = target_of(Gemma3ForCausalLM(config).eval())
     assert target.structure.window == 24
-    assert config.sliding_window == 24  # smaller for the check only
+    assert target.model.config.sliding_window == 24  # smaller for the check only
 
 
 def small_gpt_oss():
