@@ -44,6 +44,16 @@ def graph_target(model, budget_bytes=1 << 40, **capture) -> tuple[Target, Replay
     return target, stand_in
 
 
+def test_graphs_serve_a_text_up_to_its_window():
+    model = random_model("mistral", sliding_window=24)
+    truth = greedy(model, PROMPT, 40)
+    target, capture = graph_target(model)
+    decoder = TreeDecoder(target, policy="fixed:7", drafter=OracleDrafter(PROMPT + truth, 97))
+    assert decoder.generate(PROMPT, max_new_tokens=40).token_ids == truth
+    assert capture.replayed > 1
+    assert target.runtime.warnings == ("beyond a layer's window, forwards run eagerly",)
+
+
 def test_buckets():
     assert [bucket(rows) for rows in (1, 2, 3, 17, 1024, 1025, 1026)] == [
         1, 2, 4, 24, 1024, 1025, None,
