@@ -43,7 +43,7 @@ def clock_reasons(mask: int) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class GpuReading:
     """A GPU's clock, temperature and power at one moment; None where the driver does not tell.
 
     reasons  bits of NVML's clocks-event-reasons mask
@@ -71,9 +71,9 @@ class Gpu:
         """The GPU that CUDA calls `cuda_index`; `DeviceError` where NVML cannot tell."""
         return cls(*open_handle(cuda_index))
 
-    def sample(self) -> Reading:
+    def sample(self) -> GpuReading:
         """The present clock, temperature, power and clock reasons."""
-        return Reading(
+        return GpuReading(
             sm_clock_hz=self._ask(self._sm_clock_hz),
             temperature_c=self._ask(
                 lambda: float(self.nvml.nvmlDeviceGetTemperature(self.board, 0))

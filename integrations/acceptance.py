@@ -26,7 +26,7 @@ class PositionCounts:
         self.accepted[position] = self._memory * self.accepted[position] + accepted
 
 
-class Shadow:
+class WaitingDraft:
     """Draft tokens that still wait for the text to show whether they were right."""
 
     __slots__ = ("draft", "kind", "position")
@@ -51,7 +51,7 @@ class AcceptanceByPosition:
         self._shared: dict[int, PositionCounts] = {}
         self._own: dict[str, dict[int, PositionCounts]] = {}
         self._none = PositionCounts(positions, OWN_MEMORY)
-        self._shadows: dict[str, list[Shadow]] = {}
+        self._shadows: dict[str, list[WaitingDraft]] = {}
         self._rates: dict[int, list[float]] = {}
 
     def rates(self, kind: int = ANY_KIND) -> list[float]:
@@ -88,7 +88,7 @@ class AcceptanceByPosition:
             return
         waiting = self._shadows.pop(sequence, [])
         if draft:
-            waiting.append(Shadow(draft, kind))
+            waiting.append(WaitingDraft(draft, kind))
         still = [shadow for shadow in waiting if self._compare(sequence, shadow, text)]
         if still:
             self._shadows[sequence] = still
@@ -103,7 +103,7 @@ class AcceptanceByPosition:
         self._own.pop(sequence, None)
         self._shadows.pop(sequence, None)
 
-    def _compare(self, sequence: str, shadow: Shadow, text: Sequence[int]) -> bool:
+    def _compare(self, sequence: str, shadow: WaitingDraft, text: Sequence[int]) -> bool:
         """Count the draft's tokens against the text; whether some are left to compare."""
         most = min(len(shadow.draft), self._positions)
         for token in text:

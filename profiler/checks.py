@@ -26,7 +26,7 @@ Status = Literal["ok", "warn", "missing"]
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DoctorCheck:
     """The result of one check; `advice` is empty when nothing needs to be done."""
 
     name: str
@@ -35,7 +35,7 @@ class Check:
     advice: str = ""
 
 
-def run_checks(interval_s: float = 0.5) -> list[Check]:
+def run_checks(interval_s: float = 0.5) -> list[DoctorCheck]:
     """All checks on this machine.
 
     interval_s  time to watch other processes
@@ -46,14 +46,14 @@ def run_checks(interval_s: float = 0.5) -> list[Check]:
         _versions(metadata),
         _device(device),
         _directory(user_directory()),
-        Check("default target", "ok", default_target(device)),
+        DoctorCheck("default target", "ok", default_target(device)),
         _profile(default_target(device), device),
         _demo_model(),
         _quiet(metadata, interval_s),
     ]
 
 
-def next_step(checks: list[Check]) -> str:
+def next_step(checks: list[DoctorCheck]) -> str:
     """The most important next step."""
     for name in ("data directory", "profile"):
         for check in checks:
@@ -62,27 +62,29 @@ def next_step(checks: list[Check]) -> str:
     return "Everything is there: `rooftree generate --prompt TEXT`."
 
 
-def _versions(metadata: Metadata) -> Check:
+def _versions(metadata: Metadata) -> DoctorCheck:
     names = ("rooftree", "torch", "transformers", "numba", "python")
     versions = [(name, metadata.fields.get(f"{name}_version")) for name in names]
-    return Check(
+    return DoctorCheck(
         "versions", "ok", ", ".join(f"{name} {version}" for name, version in versions if version)
     )
 
 
-def _device(device: torch.device) -> Check:
+def _device(device: torch.device) -> DoctorCheck:
     here = fingerprint(device)
     text = f"{here.name}, {here.memory_bytes / 2**30:.1f} GiB, {_dtype(device)}"
     if device.type == "cuda":
         if device_by_name(here.name) is None:
             text += ", not in devices.yaml: its peaks are measured"
-        return Check("device", "ok", text)
+        return DoctorCheck("device", "ok", text)
     text += f", {here.threads} threads, {here.instruction_set}"
     gpu = _unused_gpu()
     if not gpu:
-        return Check("device", "ok", text)
+        return DoctorCheck("device", "ok", text)
     text += f"; the driver shows {gpu}, but torch cannot use it"
-    return Check("device", "warn", text, "Install a CUDA build of torch that fits the driver.")
+    return DoctorCheck(
+        "device", "warn", text, "Install a CUDA build of torch that fits the driver."
+    )
 
 
 def _unused_gpu() -> str:
@@ -93,7 +95,7 @@ def _unused_gpu() -> str:
         return ""
 
 
-def _directory(folder: Path) -> Check:
+def _directory(folder: Path) -> DoctorCheck:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -101,11 +103,11 @@ def _directory(folder: Path) -> Check:
     except OSError as error:
         advice = "Set ROOFTREE_HOME to a directory that you can write to."
         found = f"{folder}: {error.strerror or error}"
-        return Check("data directory", "missing", found, advice)
-    return Check("data directory", "ok", str(folder))
+        return DoctorCheck("data directory", "missing", found, advice)
+    return DoctorCheck("data directory", "ok", str(folder))
 
 
-def _profile(target: str, device: torch.device) -> Check:
+def _profile(target: str, device: torch.device) -> DoctorCheck:
     here = fingerprint(device)
     packable = packing_refused(device, default_dtype(device)) is None
     key = ProfileKey(
@@ -124,25 +126,25 @@ def _profile(target: str, device: torch.device) -> Check:
         result = ProfileStore().find(key)
     except ProfileError:
         found = f"none for {target} in {_dtype(device)} on this device"
-        return Check("profile", "missing", found, measure)
+        return DoctorCheck("profile", "missing", found, measure)
     kind = result.profile.provenance.kind
     status, advice = ("ok", "") if kind == "measured" else ("warn", measure)
-    return Check("profile", status, f"{kind}, {result.path}", advice)
+    return DoctorCheck("profile", status, f"{kind}, {result.path}", advice)
 
 
-def _demo_model() -> Check:
+def _demo_model() -> DoctorCheck:
     folder = demo_model_folder()
     if has_demo_model():
-        return Check("demo model", "ok", str(folder))
+        return DoctorCheck("demo model", "ok", str(folder))
     advice = "`rooftree demo-model` fetches a small real model (93 MB), if you want one."
-    return Check("demo model", "missing", f"not in {folder}", advice)
+    return DoctorCheck("demo model", "missing", f"not in {folder}", advice)
 
 
-def _quiet(metadata: Metadata, interval_s: float) -> Check:
+def _quiet(metadata: Metadata, interval_s: float) -> DoctorCheck:
     messages = warnings(metadata, observe(interval_s))
     if not messages:
-        return Check("machine", "ok", "quiet")
-    return Check("machine", "warn", "; ".join(messages), "Measure when the machine is quiet.")
+        return DoctorCheck("machine", "ok", "quiet")
+    return DoctorCheck("machine", "warn", "; ".join(messages), "Measure when the machine is quiet.")
 
 
 def _dtype(device: torch.device) -> str:

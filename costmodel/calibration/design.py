@@ -12,7 +12,7 @@ from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import Points
 from costmodel.calibration.stairs import (
     MIN_POINTS,
-    Parts,
+    CovarianceTerms,
     StairsCalibration,
     fit_stairs,
     places_of,
@@ -32,7 +32,7 @@ _STEP_WEIGHT = 2.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False, init=False)
-class Candidates:
+class CandidateShapes:
     """Shapes that can be measured: arrays of one length, each shape once."""
 
     rows: Array
@@ -68,7 +68,7 @@ class PointDesign:
     share u of the expected steps before it.
     """
 
-    def __init__(self, candidates: Candidates, roofline: Roofline) -> None:
+    def __init__(self, candidates: CandidateShapes, roofline: Roofline) -> None:
         self.candidates = candidates
         self.roofline = roofline
         self._place = _normalised(candidates)
@@ -142,11 +142,11 @@ class PointDesign:
         step = max(fitted.scales.step, _LEAST_STEP)
         scales = fitted.scales.model_copy(update={"step": step})
         here = places_of(fitted.physical, c.rows, c.context, c.batch)
-        measured = Parts.of(fitted.places, fitted.places).covariance(scales)
-        across = Parts.of(here, fitted.places).covariance(scales)
+        measured = CovarianceTerms.of(fitted.places, fitted.places).covariance(scales)
+        across = CovarianceTerms.of(here, fitted.places).covariance(scales)
         noise = scales.white**2
         solved = np.linalg.solve(measured + np.diag(noise + points.median_error**2), across.T)
-        return Parts.of(here, here).covariance(scales) - across @ solved, noise
+        return CovarianceTerms.of(here, here).covariance(scales) - across @ solved, noise
 
     def _step_gain(self, points: Points, fitted: StairsCalibration) -> Array:
         """Squared error that measuring each candidate's row count removes by locating a step."""
@@ -180,7 +180,7 @@ def _bisection_gain(share: Array) -> Array:
     return gain
 
 
-def _normalised(candidates: Candidates) -> Array:
+def _normalised(candidates: CandidateShapes) -> Array:
     """[n, 2] rows (logarithm and expected steps) and logarithm of context, each 0 .. 1."""
     tokens = candidates.rows * candidates.batch
     rows = 0.7 * _unit(step_mass(tokens)) + 0.3 * _unit(np.log(tokens))
@@ -196,7 +196,7 @@ def _unit(values: Array) -> Array:
 def design_points(table: Points, roofline: Roofline, n: int) -> Indices:
     """Indices of `n` points of a table, chosen from the times of points chosen before only."""
     design = PointDesign(
-        Candidates(rows=table.rows, context=table.context, batch=table.batch), roofline
+        CandidateShapes(rows=table.rows, context=table.context, batch=table.batch), roofline
     )
     chosen = design.first(min(n, FIRST_POINTS)).tolist()
     while len(chosen) < min(n, len(table)):

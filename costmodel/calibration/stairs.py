@@ -74,7 +74,7 @@ class StairsScales(Section):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Places:
+class CovarianceInputs:
     """Inputs of the covariance, arrays of one length.
 
     tokens   rows x batch
@@ -88,7 +88,7 @@ class Places:
     context: Array
     share: Array
 
-    def by_rows(self) -> tuple[Places, NDArray[np.intp]]:
+    def by_rows(self) -> tuple[CovarianceInputs, NDArray[np.intp]]:
         """The distinct token counts, and the index of each place among them.
 
         Context and share of the result are those of the first place and mean nothing.
@@ -96,7 +96,7 @@ class Places:
         _, first, which = np.unique(
             np.stack([self.tokens, self.many]), axis=1, return_index=True, return_inverse=True
         )
-        once = Places(
+        once = CovarianceInputs(
             tokens=self.tokens[first],
             many=self.many[first],
             context=self.context[first],
@@ -126,7 +126,7 @@ def same_tile(one: Array, other: Array) -> Array:
     return total
 
 
-def over_rows(one: Places, other: Places) -> tuple[Array, Array, Array, Array]:
+def over_rows(one: CovarianceInputs, other: CovarianceInputs) -> tuple[Array, Array, Array, Array]:
     """Covariance over rows at unit scale [n, m]: steps, tiles, and those of context and noise."""
     steps = np.minimum(step_mass(one.tokens)[:, None], step_mass(other.tokens)[None, :])
     distance = np.log(one.tokens)[:, None] - np.log(other.tokens)[None, :]
@@ -146,7 +146,7 @@ def over_context(one: ArrayLike, other: ArrayLike) -> tuple[Array, Array]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Parts:
+class CovarianceTerms:
     """The terms of the covariance at unit scale, [n, m] each; `covariance` scales and sums them."""
 
     steps: Array
@@ -155,7 +155,7 @@ class Parts:
     local: Array
 
     @classmethod
-    def of(cls, one: Places, other: Places) -> Parts:
+    def of(cls, one: CovarianceInputs, other: CovarianceInputs) -> CovarianceTerms:
         (left, left_of), (right, right_of) = one.by_rows(), other.by_rows()
         cells = np.ix_(left_of, right_of)
         steps, tiles, rows, near_rows = (part[cells] for part in over_rows(left, right))
@@ -200,7 +200,7 @@ class StairsCalibration:
     physical: PhysicalCalibration
     scales: StairsScales
     points: Points
-    places: Places
+    places: CovarianceInputs
     weights: Array  # inverse covariance of the points times their log ratios
     left_out: NDArray[np.bool_]  # points that others contradict
     reach: tuple[float, float]  # least and largest correction of log seconds
@@ -260,7 +260,7 @@ class _Table:
         last = min(np.ceil(measured[-1]), _LAST_TABLE_ROW)
         rows = np.arange(1.0, last + 1.0)
         physical = calibration.physical
-        here = Places(
+        here = CovarianceInputs(
             tokens=rows * batch,
             many=rows > 1,
             context=np.zeros_like(rows),
@@ -377,9 +377,11 @@ def fit_stairs(
     return _conditioned(points, physical, calm, places, ratio, parts)
 
 
-def places_of(physical: PhysicalCalibration, rows: Array, context: Array, batch: Array) -> Places:
+def places_of(
+    physical: PhysicalCalibration, rows: Array, context: Array, batch: Array
+) -> CovarianceInputs:
     """The inputs of the covariance for shapes [n]."""
-    return Places(
+    return CovarianceInputs(
         tokens=rows * batch,
         many=rows > 1,
         context=context,
@@ -387,7 +389,9 @@ def places_of(physical: PhysicalCalibration, rows: Array, context: Array, batch:
     )
 
 
-def _prepared(points: Points, physical: PhysicalCalibration) -> tuple[Places, Array, Parts]:
+def _prepared(
+    points: Points, physical: PhysicalCalibration
+) -> tuple[CovarianceInputs, Array, CovarianceTerms]:
     """Places of the points, their log ratios to the physical calibration, their covariance."""
     if len(points) < MIN_POINTS:
         raise InputError(
@@ -396,7 +400,7 @@ def _prepared(points: Points, physical: PhysicalCalibration) -> tuple[Places, Ar
         )
     places = places_of(physical, points.rows, points.context, points.batch)
     predicted = physical.fitted_s(points.rows, points.context, points.batch)
-    return places, np.log(points.seconds / predicted), Parts.of(places, places)
+    return places, np.log(points.seconds / predicted), CovarianceTerms.of(places, places)
 
 
 def _bound_share(points: Points, physical: PhysicalCalibration) -> float:
@@ -405,7 +409,9 @@ def _bound_share(points: Points, physical: PhysicalCalibration) -> float:
     return min(1.0, float(np.min(points.seconds / bound)))
 
 
-def _ranked(variance: Array, ratio: Array, parts: Parts, exact: bool) -> list[StairsScales]:
+def _ranked(
+    variance: Array, ratio: Array, parts: CovarianceTerms, exact: bool
+) -> list[StairsScales]:
     """All scales, the likeliest first; `variance` [n] of the points adds to the noise."""
     choices = [
         StairsScales(step=step, tile=tile, context=context, noise=noise, exact=exact)
@@ -414,7 +420,9 @@ def _ranked(variance: Array, ratio: Array, parts: Parts, exact: bool) -> list[St
     return sorted(choices, key=lambda scales: _unlikeliness(variance, scales, ratio, parts))
 
 
-def _unlikeliness(variance: Array, scales: StairsScales, ratio: Array, parts: Parts) -> float:
+def _unlikeliness(
+    variance: Array, scales: StairsScales, ratio: Array, parts: CovarianceTerms
+) -> float:
     """Negative log likelihood of the ratios plus negative log prior of the noise."""
     total = parts.covariance(scales) + np.diag(scales.white**2 + variance)
     lower = np.linalg.cholesky(total)
@@ -427,9 +435,9 @@ def _conditioned(
     points: Points,
     physical: PhysicalCalibration,
     scales: StairsScales,
-    places: Places,
+    places: CovarianceInputs,
     ratio: Array,
-    parts: Parts,
+    parts: CovarianceTerms,
 ) -> StairsCalibration:
     """The calibration, after leaving out points that others contradict."""
     variance = scales.white**2 + points.median_error**2
@@ -451,7 +459,7 @@ def _conditioned(
     )
 
 
-def _contradicted(covariance: Array, ratio: Array, places: Places) -> NDArray[np.bool_]:
+def _contradicted(covariance: Array, ratio: Array, places: CovarianceInputs) -> NDArray[np.bool_]:
     """Points [n] far from the prediction of the others, where three others share their tile.
 
     The left-out residual of a Gaussian process is [inverse ratio]_i / inverse_ii.

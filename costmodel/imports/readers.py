@@ -22,7 +22,7 @@ import numpy as np
 from costmodel.calibration.points import Points
 from costmodel.catalog import slugify
 from costmodel.errors import InputError, shown
-from costmodel.imports.table import ImportedTable, Record, ShapeTimes, WeightFormat
+from costmodel.imports.table import ImportedTable, ShapeTimes, TableRecord, WeightFormat
 from costmodel.io import MAX_TABLE_BYTES, json_lines, read_bytes, read_json, read_table
 
 _TIMES = {
@@ -132,7 +132,7 @@ def read_llama_bench(path: Path, context: int | None = None) -> ImportedTable:
     """All tests of one setting. Raises InputError."""
     raw = read_bytes(path, InputError, most_bytes=MAX_TABLE_BYTES)
     records = [
-        Record(value, f"{path}, line {number}", hint=_LLAMA_HINT)
+        TableRecord(value, f"{path}, line {number}", hint=_LLAMA_HINT)
         for number, value in json_lines(path, raw, hint=_LLAMA_HINT)
     ]
     if not records:
@@ -163,13 +163,13 @@ def read_llama_bench(path: Path, context: int | None = None) -> ImportedTable:
     )
 
 
-def _build(record: Record) -> str | None:
+def _build(record: TableRecord) -> str | None:
     """The build; None for one that was made outside of a checkout, which does not know its own."""
     commit, number = record.text("build_commit"), record.whole("build_number")
     return None if commit == "unknown" else f"llama.cpp {commit} ({number})"
 
 
-def _add_test(times: ShapeTimes, record: Record) -> None:
+def _add_test(times: ShapeTimes, record: TableRecord) -> None:
     rows, steps, depth = (record.whole(name) for name in ("n_prompt", "n_gen", "n_depth"))
     if (rows > 0) == (steps > 0):
         times.leave_out("of a prompt and its answer together")
@@ -187,7 +187,7 @@ def _add_test(times: ShapeTimes, record: Record) -> None:
     )
 
 
-def _weights(record: Record) -> WeightFormat:
+def _weights(record: TableRecord) -> WeightFormat:
     """From the model's type, such as `llama 8B BF16` or `qwen3 8B Q4_K - Medium`."""
     kind = record.text("model_type")
     plain = re.search(r"\b(BF16|F16|F32)$", kind)
@@ -205,7 +205,7 @@ _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 24, 32)
 
 def read_dspark(path: Path, context: int | None = None) -> ImportedTable:
     """A table of either schema, measured over `context` cached tokens. Raises InputError."""
-    table = Record(read_json(path, hint=_DSPARK_HINT), str(path), hint=_DSPARK_HINT)
+    table = TableRecord(read_json(path, hint=_DSPARK_HINT), str(path), hint=_DSPARK_HINT)
     if context is None:
         raise InputError(
             f"{path} does not say how many tokens were cached",
@@ -230,14 +230,14 @@ def read_dspark(path: Path, context: int | None = None) -> ImportedTable:
     )
 
 
-def _steps(table: Record) -> Iterator[tuple[int, int, float]]:
+def _steps(table: TableRecord) -> Iterator[tuple[int, int, float]]:
     rows, rates = table.wholes("sample_batch_tokens"), table.numbers("sample_steps_per_sec")
     _same_length(table, rows, rates, "sample_batch_tokens and sample_steps_per_sec")
     table.whole("max_batch_tokens", rows[-1])
     yield from ((count, 1, 1 / rate) for count, rate in zip(rows, rates, strict=True))
 
 
-def _sums(table: Record) -> Iterator[tuple[int, int, float]]:
+def _sums(table: TableRecord) -> Iterator[tuple[int, int, float]]:
     """Seconds by (rows, batch) where both functions were probed."""
     bias_s = table.positive("bias_seconds")
     # The tool rounds tokens to multiples of 64, few ones to 0.
@@ -251,7 +251,7 @@ def _sums(table: Record) -> Iterator[tuple[int, int, float]]:
                 yield each, batch, bias_s + part_s + float(np.interp(batch * each, rows, theta_s))
 
 
-def _terms(table: Record, name: str) -> list[float]:
+def _terms(table: TableRecord, name: str) -> list[float]:
     """Terms of a sum, which may be 0 or below."""
     values = table.get(name)
     if not isinstance(values, list) or not all(
@@ -261,7 +261,7 @@ def _terms(table: Record, name: str) -> list[float]:
     return [float(value) for value in values]
 
 
-def _same_length(table: Record, one: list[int], other: list[float], names: str) -> None:
+def _same_length(table: TableRecord, one: list[int], other: list[float], names: str) -> None:
     if len(one) != len(other):
         raise InputError(
             f"{table.at}: {names} have {len(one)} and {len(other)} numbers", hint=_DSPARK_HINT

@@ -125,7 +125,7 @@ class ShapeTimes:
             )
 
 
-class Record:
+class TableRecord:
     """One mapping of a file; errors name the file, the record and the field."""
 
     def __init__(self, value: Any, at: str, *, hint: str) -> None:

@@ -25,7 +25,7 @@ _MISFIT_TOLERANCE = 1.2  # of the overlapped floor relative to the added one
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Line:
+class CorrectionLine:
     """seconds = max(host_s, floor_s + slope x predicted seconds)."""
 
     floor_s: float = 0.0
@@ -54,7 +54,7 @@ class AffineCorrection:
     """
 
     def __init__(self) -> None:
-        self.line = Line()
+        self.line = CorrectionLine()
         self._observations = 0
         self._window: deque[tuple[float, float]] = deque(maxlen=_WINDOW)
 
@@ -80,24 +80,24 @@ class AffineCorrection:
         self._window = deque(list(self._window)[-_KEPT_AFTER_DRIFT:], maxlen=_WINDOW)
 
 
-def _misfit(line: Line, predicted: Array, measured: Array) -> float:
+def _misfit(line: CorrectionLine, predicted: Array, measured: Array) -> float:
     """Mean squared relative error, clipped, plus the penalty of the slope's prior."""
     error = np.clip(line.seconds(predicted) / measured - 1, -_CLIP * _NOISE, _CLIP * _NOISE)
     prior = (_NOISE * (line.slope - 1) / _SLOPE_SPREAD) ** 2
     return float(np.mean(error**2) + prior / len(measured))
 
 
-def _huber_weights(line: Line, predicted: Array, measured: Array) -> Array:
+def _huber_weights(line: CorrectionLine, predicted: Array, measured: Array) -> Array:
     """Huber weights of relative errors, over the squared seconds."""
     away = np.abs(line.seconds(predicted) / measured - 1)
     weights: Array = np.minimum(1.0, 2 * _NOISE / np.maximum(away, 1e-9)) / measured**2
     return weights
 
 
-def _added_floor(predicted: Array, measured: Array) -> Line:
+def _added_floor(predicted: Array, measured: Array) -> CorrectionLine:
     """floor_s + slope x predicted, by reweighted least squares."""
     prior = np.array([1e-8 / float(np.max(measured)) ** 2, (_NOISE / _SLOPE_SPREAD) ** 2])
-    line = Line(floor_s=max(float(np.median(measured - predicted)), 0.0))
+    line = CorrectionLine(floor_s=max(float(np.median(measured - predicted)), 0.0))
     for _ in range(3):
         weight = _huber_weights(line, predicted, measured)
         design = np.stack([np.ones_like(predicted), predicted])
@@ -108,21 +108,21 @@ def _added_floor(predicted: Array, measured: Array) -> Line:
             floor_s, slope = 0.0, moments[1] / information[1, 1]
         elif slope < 0:
             floor_s, slope = moments[0] / information[0, 0], 0.0
-        line = Line(floor_s=float(floor_s), slope=float(slope))
+        line = CorrectionLine(floor_s=float(floor_s), slope=float(slope))
     return line
 
 
-def _overlapped_floor(predicted: Array, measured: Array, slope: float) -> Line:
+def _overlapped_floor(predicted: Array, measured: Array, slope: float) -> CorrectionLine:
     """max(host_s, slope x predicted), by alternating between host time and slope."""
     prior = (_NOISE / _SLOPE_SPREAD) ** 2
-    line = Line(slope=slope)
+    line = CorrectionLine(slope=slope)
     hidden = measured > (1 + 2 * _NOISE) * slope * predicted
     for _ in range(3):
         weight = _huber_weights(line, predicted, measured) if line.host_s else 1 / measured**2
         host_s = float(np.median(measured[hidden])) if hidden.any() else 0.0
         seen = weight * ~hidden
         slope = float((seen @ (predicted * measured) + prior) / (seen @ predicted**2 + prior))
-        line = Line(slope=slope, host_s=host_s)
+        line = CorrectionLine(slope=slope, host_s=host_s)
         hidden = slope * predicted < host_s
     return line
 
@@ -210,7 +210,7 @@ class OnlineEstimator:
         self.observations = 0
         self.drift_warning: str | None = None
         self._drift = DriftMonitor() if mode == "static" else DriftMonitor(warm_up=2 * _LAG)
-        self._expected = [Line()]
+        self._expected = [CorrectionLine()]
         self._ratios: list[float] = []
         # `ema` is for a target without a calibration, so measured plain steps are left out too.
         bare = dataclasses.replace(cost, verify=cost.roofline, plain=None)
@@ -232,11 +232,15 @@ class OnlineEstimator:
             self._expected = [self._expected[-1], self._recent_line()]
             self._ratios = []
 
-    def _recent_line(self) -> Line:
+    def _recent_line(self) -> CorrectionLine:
         """The correction by the last rounds alone, robust to outliers."""
         if self.mode == "affine":
             return self.affine.line
-        return Line() if self.mode == "static" else Line(slope=median(self._ratios))
+        return (
+            CorrectionLine()
+            if self.mode == "static"
+            else CorrectionLine(slope=median(self._ratios))
+        )
 
     def _watch(self, predicted_s: float, measured_s: float) -> None:
         """Compare with an earlier correction, which has not followed a recent change yet."""
@@ -252,11 +256,11 @@ class OnlineEstimator:
         self.alpha = min(3 * self.alpha, 1.0)
         self.affine.forget()
 
-    def _line(self) -> Line:
+    def _line(self) -> CorrectionLine:
         """The current correction."""
         if self.mode == "affine":
             return self.affine.line
-        return Line(slope=1.0 if self.mode == "static" else self.bias)
+        return CorrectionLine(slope=1.0 if self.mode == "static" else self.bias)
 
     def verify_s(self, nodes: ArrayLike, context: float, batch: int = 1) -> Array:
         """Corrected seconds of the target's forward over the root and N nodes."""

@@ -35,7 +35,7 @@ from costmodel.planning.batching import Cycle, cycle_work
 from costmodel.planning.drafting import CHECKPOINTS, drafter_kind
 from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import PlanRequest, Precision, ServingPolicy
-from costmodel.planning.result import Option, Plan
+from costmodel.planning.result import Plan, PlanOption
 from costmodel.planning.search import make_server
 from costmodel.planning.servers import OperatingPoint, Server
 from costmodel.planning.sources import forward_for
@@ -119,7 +119,7 @@ def served_name(target: str) -> str:
     return known.name if same else target
 
 
-def _place(plan: Plan, best: Option) -> str:
+def _place(plan: Plan, best: PlanOption) -> str:
     """The GPUs and traffic that the settings are for, and the GPUs that they are not for."""
     others = [f"{o.gpu} tp {o.tensor_parallel}" for o in plan.options if o is not best]
     place = f"{best.gpu} tp {best.tensor_parallel}"
@@ -153,7 +153,7 @@ def checkpoint_of(drafter: str, target: str) -> str:
     return published + drafter.removeprefix("dflash")
 
 
-def _vllm(request: PlanRequest, best: Option) -> list[str]:
+def _vllm(request: PlanRequest, best: PlanOption) -> list[str]:
     table = batch_table(best.points)
     target = served_name(request.target)
     options = [
@@ -175,7 +175,7 @@ def _vllm(request: PlanRequest, best: Option) -> list[str]:
     return _joined([*options, f"--speculative-config '{json.dumps(config)}'"])
 
 
-def _sglang(request: PlanRequest, best: Option) -> list[str]:
+def _sglang(request: PlanRequest, best: PlanOption) -> list[str]:
     load, target = _at_load(best), served_name(request.target)
     options = _sglang_server(request, best)
     table = batch_table(best.points)
@@ -198,7 +198,7 @@ def _sglang(request: PlanRequest, best: Option) -> list[str]:
     ]
 
 
-def _sglang_server(request: PlanRequest, best: Option) -> list[str]:
+def _sglang_server(request: PlanRequest, best: PlanOption) -> list[str]:
     return [
         "python -m sglang.launch_server",
         f"--model-path {served_name(request.target)}",
@@ -224,7 +224,7 @@ def _sglang_adaptive(options: list[str], table: list[list[int]]) -> list[str]:
     return [*_file("adaptive.json", json.dumps(config)), *_joined(options)]
 
 
-def _forward(request: PlanRequest, best: Option) -> TargetForward:
+def _forward(request: PlanRequest, best: PlanOption) -> TargetForward:
     target = resolve_target(request.target, hub=True)
     return forward_for(request, target, (best.gpu, best.tensor_parallel), ProfileStore())
 
@@ -252,7 +252,7 @@ def _dspark(plan: Plan, forward: TargetForward, *, steps: bool) -> list[str]:
     ]
 
 
-def _tensorrt_llm(request: PlanRequest, best: Option) -> list[str]:
+def _tensorrt_llm(request: PlanRequest, best: PlanOption) -> list[str]:
     table, target = batch_table(best.points), served_name(request.target)
     options = [
         f"trtllm-serve {target}",
@@ -291,7 +291,7 @@ def _ends(table: list[list[int]], most: int) -> dict[int, int]:
     return {batch: size for first, last, size in joined for batch in (first, last)}
 
 
-def _transformers(request: PlanRequest, best: Option) -> list[str]:
+def _transformers(request: PlanRequest, best: PlanOption) -> list[str]:
     if request.precision != Precision():
         raise InputError(
             f"this decoder cannot be told to use {request.precision.weights} weights and a"
@@ -337,11 +337,11 @@ def _decoder_drafter(name: str, target: str) -> str:
     return "+".join(parts)
 
 
-def _drafter(best: Option) -> str:
+def _drafter(best: PlanOption) -> str:
     return best.drafter.name if best.drafter else "dflash"
 
 
-def _kind(best: Option, engine: str, known: Sequence[str]) -> str:
+def _kind(best: PlanOption, engine: str, known: Sequence[str]) -> str:
     """The planned drafter's kind. Raises InputError for one that the engine does not run."""
     name = _drafter(best)
     kind = drafter_kind(name)
@@ -359,7 +359,7 @@ def _file(name: str, *lines: str) -> list[str]:
     return [f"cat > {name} <<'END'", *lines, "END"]
 
 
-def _at_load(best: Option) -> OperatingPoint:
+def _at_load(best: PlanOption) -> OperatingPoint:
     return best.sizing.at_load if best.sizing else best.points[0]
 
 

@@ -14,7 +14,7 @@ from costmodel.planning.servers import SERVER_ERROR, BatchChoice, Interval, Oper
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class PlanOption:
     """One GPU and tensor-parallel degree: its sizing, or the problem and the nearest that works.
 
     `error` is the expected relative error of all times; `points` are the best ones by requests at
@@ -67,7 +67,7 @@ def shape_ranges(choices: Sequence[BatchChoice]) -> list[ShapeRange]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class TimeSpread:
     """Mean and percentiles in seconds with 80 % intervals; `high` is None for a growing queue."""
 
     mean: Interval
@@ -87,9 +87,9 @@ class Fleet:
     """
 
     gpus: int
-    waiting: Spread
-    ttft: Spread
-    tpot: Spread | None
+    waiting: TimeSpread
+    ttft: TimeSpread
+    tpot: TimeSpread | None
     utilisation: float
     running: float
     overloaded: bool
@@ -123,13 +123,13 @@ class Plan:
     """
 
     request: PlanRequest
-    options: tuple[Option, ...]
+    options: tuple[PlanOption, ...]
     acceptance: Acceptance | None
     notes: tuple[str, ...]
     simulated: tuple[SimulatedOption, ...] = ()
 
     @property
-    def best(self) -> Option | None:
+    def best(self) -> PlanOption | None:
         """The cheapest option, or that of the fewest GPUs without prices; None if none is sized."""
         return self.options[0] if self.options and self.options[0].sizing else None
 
@@ -169,7 +169,7 @@ class Plan:
         }
 
 
-def plan_notes(request: PlanRequest, options: Sequence[Option]) -> list[str]:
+def plan_notes(request: PlanRequest, options: Sequence[PlanOption]) -> list[str]:
     """Remarks on the plan's assumptions, one line each."""
     notes = []
     if request.acceptance is None and request.policy.kind == "auto":
@@ -229,7 +229,7 @@ def _simulation_record(plan: Plan) -> dict[str, Any] | None:
     }
 
 
-def _option_record(option: Option) -> dict[str, Any]:
+def _option_record(option: PlanOption) -> dict[str, Any]:
     sizing = option.sizing
     return {
         "gpu": option.gpu,

@@ -14,7 +14,7 @@ from costmodel.planning.drafting import acceptance_for, find_drafter
 from costmodel.planning.engines import engine_rules
 from costmodel.planning.forwards import Origin, TargetForward
 from costmodel.planning.request import DEGREES, PlanRequest
-from costmodel.planning.result import Option, Plan, SimulatedOption, plan_notes
+from costmodel.planning.result import Plan, PlanOption, SimulatedOption, plan_notes
 from costmodel.planning.servers import (
     SERVER_ERROR,
     BatchChoice,
@@ -25,7 +25,7 @@ from costmodel.planning.servers import (
     size,
 )
 from costmodel.planning.simulation.engine import import_simpy
-from costmodel.planning.simulation.percentiles import Choice, simulate_option
+from costmodel.planning.simulation.percentiles import SimulatedChoice, simulate_option
 from costmodel.planning.sources import forward_for, is_file
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.profile import Profile
@@ -66,7 +66,7 @@ def plan_profile(request: PlanRequest, profile: Profile, running: int) -> Plan:
     The request's target and GPU are labels; its rate is not used. Raises InputError.
     """
     acceptance = _acceptance(request)
-    option = Option(
+    option = PlanOption(
         gpu=request.gpus[0],
         device=profile.device.name,
         tensor_parallel=profile.runtime.tensor_parallel,
@@ -161,8 +161,8 @@ def _option(
     acceptance: Acceptance | None,
     choice: tuple[str, int],
     store: ProfileStore,
-) -> Option:
-    option = Option(gpu=choice[0], device=choice[0], tensor_parallel=choice[1])
+) -> PlanOption:
+    option = PlanOption(gpu=choice[0], device=choice[0], tensor_parallel=choice[1])
     try:
         forward = forward_for(request, target, choice, store)
     except RooftreeError as failure:
@@ -175,8 +175,8 @@ def _option(
 
 
 def _planned(
-    request: PlanRequest, option: Option, forward: TargetForward, acceptance: Acceptance | None
-) -> Option:
+    request: PlanRequest, option: PlanOption, forward: TargetForward, acceptance: Acceptance | None
+) -> PlanOption:
     """The option with its choices and sizing, or with the problem."""
     try:
         server = make_server(request, forward, acceptance)
@@ -218,7 +218,7 @@ def _with_trees(
     return make_server(decoder, forward, acceptance).choices(request.traffic, request.most_running)
 
 
-def _sized(request: PlanRequest, option: Option, server: Server) -> Option:
+def _sized(request: PlanRequest, option: PlanOption, server: Server) -> PlanOption:
     at_most = choose(option.points, request.goals)
     if at_most is None:
         near = nearest(option.points, request.goals)
@@ -249,7 +249,7 @@ def _no_room(traffic: Traffic, server: Server) -> InputError:
     return InputError(problem, hint=f"--tp {fitting}, or a smaller precision")
 
 
-def _rank(option: Option) -> tuple[int, float, float]:
+def _rank(option: PlanOption) -> tuple[int, float, float]:
     if option.sizing is None:
         return (1, 0.0, 0.0)
     cost = option.sizing.cost_per_hour
@@ -261,7 +261,7 @@ def _simulated(
     request: PlanRequest,
     target: TargetEntry,
     acceptance: Acceptance | None,
-    options: Sequence[Option],
+    options: Sequence[PlanOption],
     store: ProfileStore,
 ) -> Iterator[SimulatedOption]:
     """The best option of each GPU, simulated."""
@@ -273,7 +273,7 @@ def _simulated(
             continue
         seen.add(option.gpu)
         forward = forward_for(request, target, (option.gpu, option.tensor_parallel), store)
-        choice = Choice(
+        choice = SimulatedChoice(
             gpu=option.gpu,
             server=make_server(request, forward, acceptance),
             points=option.points,

@@ -42,8 +42,8 @@ class Accepted:
     bonus: int
 
 
-class Choices(Protocol):
-    """The random choices of an acceptance rule, as made by `Picker`."""
+class RandomChoices(Protocol):
+    """The random choices of an acceptance rule, as made by `SeededChoices`."""
 
     def distribution(self, logits: torch.Tensor) -> torch.Tensor:
         """The target's distribution [vocab] of a row of logits, after top-k and top-p."""
@@ -55,7 +55,7 @@ class Choices(Protocol):
         """An index drawn in proportion to weights [vocab]."""
 
 
-class Picker:
+class SeededChoices:
     """The random choices of one sequence, with a generator of its own.
 
     entropy  collects the entropy of every distribution used; None: not needed
@@ -162,7 +162,7 @@ def _follow(tree: DraftTree, token_after: Callable[[int], int]) -> Accepted:
         row = child
 
 
-def recursive_rejection(tree: DrawnTree, logits: LogitRows, choices: Choices) -> Accepted:
+def recursive_rejection(tree: DrawnTree, logits: LogitRows, choices: RandomChoices) -> Accepted:
     """Accept or reject each child in draw order, from the root down.
 
     Child x is accepted with probability min(1, p(x) / q(x)). On rejection, p becomes
@@ -182,7 +182,7 @@ def recursive_rejection(tree: DrawnTree, logits: LogitRows, choices: Choices) ->
     return _outcome(tree, path)
 
 
-def traversal(tree: DrawnTree, logits: LogitRows, choices: Choices) -> Accepted:
+def traversal(tree: DrawnTree, logits: LogitRows, choices: RandomChoices) -> Accepted:
     """Accept or reject whole paths, from the leaves up (traversal verification).
 
     Node c below v carries r(c) = min(1, r(v) p(c) / q(c)), the root r = 1. The first leaf in
@@ -228,7 +228,7 @@ class _Node:
     """
 
     def __init__(
-        self, tree: DrawnTree, logits: LogitRows, choices: Choices, *, row: int, share: float
+        self, tree: DrawnTree, logits: LogitRows, choices: RandomChoices, *, row: int, share: float
     ) -> None:
         self.row = row
         self._share = share
@@ -349,7 +349,7 @@ class AcceptanceRule:
         self._entropy = RunningEntropy() if name == "auto" else None
         self._sampling = sampling
         self._expectation = RankExpectation()
-        self.pick = Picker(sampling, device, self._entropy)
+        self.pick = SeededChoices(sampling, device, self._entropy)
 
     @property
     def name(self) -> str:

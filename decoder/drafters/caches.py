@@ -27,7 +27,7 @@ HEADROOM = 256  # rows of a draft behind as many tokens as the target has reserv
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CachePlace:
     """The sequence of a cache that belongs to one session."""
 
     cache: KVCache
@@ -117,7 +117,7 @@ class SharedCaches:
         self._free: list[int] = []
 
     @torch.inference_mode()
-    def room(self, session: object, place: Place | None, rows: int) -> Place:
+    def room(self, session: object, place: CachePlace | None, rows: int) -> CachePlace:
         """A place with room for `rows` more rows: this one, or another with the same contents.
 
         A session without a place (None) gets an empty one.
@@ -131,7 +131,7 @@ class SharedCaches:
             free.cache.copy_from(place.cache, place.sequence, free.sequence)
         return free
 
-    def _take(self, session: object, tokens: int) -> Place:
+    def _take(self, session: object, tokens: int) -> CachePlace:
         reserved = None if self._target is None else self._target.cache
         sequences = 1 if reserved is None else reserved.sequences
         needed = max(tokens, 0 if reserved is None else reserved.capacity + HEADROOM)
@@ -150,7 +150,7 @@ class SharedCaches:
             self._free = list(reversed(range(sequences)))
         sequence = self._free.pop()
         finalize(session, self._free.append, sequence).atexit = False
-        return Place(cache, sequence)
+        return CachePlace(cache, sequence)
 
 
 CAPTURED_ROWS = 256  # more rows are those of a prompt: rare, and of any number
@@ -189,7 +189,7 @@ class RowForwards:
         self._buckets.clear()
 
     @torch.inference_mode()
-    def __call__(self, place: Place, block: RowBlock, *inputs: torch.Tensor) -> Tensors:
+    def __call__(self, place: CachePlace, block: RowBlock, *inputs: torch.Tensor) -> Tensors:
         """The outputs of the padded rows, which the next call overwrites.
 
         block   the rows that follow those of the place's sequence

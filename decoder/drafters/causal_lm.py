@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from decoder.acceptance.drawn import draw_levels
 from decoder.acceptance.sampling import cooled
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
-from decoder.drafters.caches import Place, SharedCaches
+from decoder.drafters.caches import CachePlace, SharedCaches
 from decoder.drafters.vocabulary import TopChildren, check_vocabulary
 from decoder.model.loading import load_model
 from decoder.model.making import make_target
@@ -96,7 +96,7 @@ class CausalLMSession(DraftSession):
         self._drafter = drafter
         self._model = drafter.model
         self._caches = drafter.caches
-        self._place: Place | None = None
+        self._place: CachePlace | None = None
         self._rows = PendingRows(prompt[:0])
         if len(prompt) < self._model.max_context:
             self._prefill(prompt)
@@ -176,7 +176,7 @@ class CausalLMSession(DraftSession):
         logits = self._extend(self._rows.tokens, self._rows.offsets, self._rows.visible)
         return logits[-1:]
 
-    def _prefill(self, tokens: NDArray[np.int64]) -> Place:
+    def _prefill(self, tokens: NDArray[np.int64]) -> CachePlace:
         place = self._room(len(tokens))
         self._model.prefill(torch.from_numpy(tokens.copy()), place.sequence)
         return place
@@ -187,7 +187,7 @@ class CausalLMSession(DraftSession):
         place = self._room(len(tokens))
         return self._model.extend(tokens, offsets, visible, place.sequence)
 
-    def _room(self, rows: int) -> Place:
+    def _room(self, rows: int) -> CachePlace:
         """This session's place with room for more rows, and its cache given to the model."""
         self._place = self._caches.room(self, self._place, rows)
         self._model.cache = self._place.cache

@@ -17,7 +17,7 @@ from decoder.device import to_device
 from decoder.model.attention import CausalVisible, DenseVisible, RowBlock, TreeVisible
 from decoder.model.kv_cache import KVCache
 from decoder.model.loading import LoadedModel
-from decoder.model.runtime.base import ChosenTokens, Forwarded, Runtime
+from decoder.model.runtime.base import ChosenTokens, ForwardOutputs, Runtime
 from decoder.model.runtime.eager import EagerRuntime, ModelStep
 from decoder.model.structure import Structure
 from decoder.tree.draft_tree import EMPTY, DraftTree
@@ -285,7 +285,7 @@ class Target:
             raise InputError("no KV cache is reserved", hint="Call reserve(tokens) first.")
         return self.cache
 
-    def _forward(self, blocks: Sequence[RowBlock]) -> Forwarded:
+    def _forward(self, blocks: Sequence[RowBlock]) -> ForwardOutputs:
         """One forward of all blocks, whose rows become pending."""
         done = self.runtime.forward(self._reserved(), blocks)
         rows = sum(block.rows for block in blocks)

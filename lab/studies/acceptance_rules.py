@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from decoder.acceptance.drawn import DrawnTree, RankExpectation, draw_from_lattice
-from decoder.acceptance.rules import Picker, recursive_rejection, traversal
+from decoder.acceptance.rules import SeededChoices, recursive_rejection, traversal
 from decoder.acceptance.sampling import Sampling
 from decoder.tree.draft_tree import DraftTree, Lattice, best_first
 from lab.studies.common import environment, store
@@ -74,7 +74,7 @@ def measure(setting: Setting, trials: int) -> dict[str, Any]:
     marginals = torch.stack(
         [targets(setting, MEMBERS, generator).softmax(-1).mean(0) for _ in range(POSITIONS)]
     )
-    picker = Picker(Sampling(temperature=1.0, seed=2), torch.device("cpu"))
+    picker = SeededChoices(Sampling(temperature=1.0, seed=2), torch.device("cpu"))
     learnt = {rule: RankExpectation() for rule in RULES}
     entropies: list[float] = []
     accepted: dict[str, list[float]] = {rule: [] for rule in ("walk", *RULES)}

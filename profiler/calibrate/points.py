@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.calibration.base import Calibration
-from costmodel.calibration.design import Candidates, PointDesign
+from costmodel.calibration.design import CandidateShapes, PointDesign
 from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.calibration.selection import (
@@ -171,7 +171,7 @@ class AdaptiveGrid:
         self._grid = list(grid)
         self._roofline = roofline
         self._design = PointDesign(
-            Candidates(
+            CandidateShapes(
                 rows=[task.size for task in self._grid],
                 context=[task.context for task in self._grid],
                 batch=[task.batch for task in self._grid],

@@ -25,7 +25,7 @@ from decoder.drafters.base import Drafter
 from decoder.profiling.startup import is_storable
 from profiler.calibrate.sweep import SweepResult
 from profiler.measure.machine import Activity
-from profiler.measure.samples import Samples
+from profiler.measure.samples import PointSamples
 
 
 def points_of(swept: SweepResult, kind: str) -> Points:
@@ -85,7 +85,7 @@ def drafter_sections(swept: SweepResult, drafter: Drafter) -> dict[str, DrafterS
     return {drafter.architecture_hash: section}
 
 
-def _of_kind(swept: SweepResult, kind: str, axis: str) -> list[tuple[int, Samples]]:
+def _of_kind(swept: SweepResult, kind: str, axis: str) -> list[tuple[int, PointSamples]]:
     """(value on the axis, samples) of the tasks of one kind, in the order of the axis."""
     rows = [
         (getattr(task, axis), samples)
@@ -95,7 +95,7 @@ def _of_kind(swept: SweepResult, kind: str, axis: str) -> list[tuple[int, Sample
     return sorted(rows, key=lambda row: row[0])
 
 
-def _columns(rows: list[tuple[int, Samples]]) -> dict[str, Any]:
+def _columns(rows: list[tuple[int, PointSamples]]) -> dict[str, Any]:
     return {
         "median_s": [samples.median_s for _, samples in rows],
         "mad_s": [samples.mad_s for _, samples in rows],

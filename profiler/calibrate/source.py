@@ -13,7 +13,7 @@ from decoder.model.loading import Weights
 from decoder.model.making import Quantization
 from decoder.model.runtime.base import RuntimeChoice
 from decoder.profiling.measured_profile import MeasuredSubject
-from profiler.calibrate.sweep import Calls, SweepResult, Task
+from profiler.calibrate.sweep import SweepResult, Task, TimedCalls
 from profiler.measure.instruments import Instruments
 
 
@@ -62,7 +62,7 @@ class CalibrationSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class PreparedSource:
     """What a source has prepared to be timed.
 
     subject       device, architecture and runtime that the profile is of
@@ -79,7 +79,7 @@ class Ready:
     peaks: PeaksSection
     grid: list[Task]
     fixed: list[Task]
-    workload: Calls
+    workload: TimedCalls
     instruments: Instruments
     journal: Mapping[str, Any]
     budget_s: float
@@ -113,7 +113,7 @@ class CalibrationSource(Protocol):
     lock: str
     cuda_index: int | None
 
-    def prepare(self, say: Callable[[str], None]) -> Ready:
+    def prepare(self, say: Callable[[str], None]) -> PreparedSource:
         """Load or ask what is measured, and plan its points."""
         ...
 

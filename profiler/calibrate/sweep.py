@@ -18,7 +18,7 @@ import numpy as np
 from costmodel.errors import MeasurementError
 from profiler.measure.instruments import Instruments, take_sample
 from profiler.measure.journal import Journal
-from profiler.measure.samples import PointAccumulator, Samples, interleave, paces
+from profiler.measure.samples import PointAccumulator, PointSamples, interleave, paces
 
 SAMPLES_A_ROUND = 3  # of every point before an adaptive sweep chooses further points
 LEAST_SAMPLES = 6  # of every point when an adaptive sweep needs no further points
@@ -81,7 +81,7 @@ class SweepResult:
     skipped      tasks that did not fit into memory, with the reason
     """
 
-    samples: dict[Task, Samples]
+    samples: dict[Task, PointSamples]
     unmeasured: tuple[Task, ...]
     spent_s: float
     resumed_samples: int
@@ -122,7 +122,7 @@ class SweepControl:
     on_extension: Callable[[Uncertainty, float], None] = lambda uncertainty, left_s: None
 
 
-class Calls(Protocol):
+class TimedCalls(Protocol):
     """Turns tasks into calls to time."""
 
     def call(self, task: Task) -> Callable[[], object]:
@@ -136,7 +136,7 @@ class Calls(Protocol):
 
 def run_sweep(
     tasks: Sequence[Task],
-    workload: Calls,
+    workload: TimedCalls,
     instruments: Instruments,
     journal: Journal,
     control: SweepControl,
@@ -177,7 +177,11 @@ class _Sweep:
     """The points of a sweep, and the seconds spent on them."""
 
     def __init__(
-        self, workload: Calls, instruments: Instruments, journal: Journal, control: SweepControl
+        self,
+        workload: TimedCalls,
+        instruments: Instruments,
+        journal: Journal,
+        control: SweepControl,
     ) -> None:
         self._workload, self._instruments, self._journal = workload, instruments, journal
         self._control = control
@@ -328,9 +332,11 @@ def _recorded(journal: Journal) -> tuple[dict[Task, list[tuple[int, float, bool]
     return recorded, unreadable
 
 
-def _collect(points: Mapping[Task, PointAccumulator]) -> tuple[dict[Task, Samples], list[Task]]:
+def _collect(
+    points: Mapping[Task, PointAccumulator],
+) -> tuple[dict[Task, PointSamples], list[Task]]:
     """The samples of each task, and the tasks without any."""
-    samples: dict[Task, Samples] = {}
+    samples: dict[Task, PointSamples] = {}
     unmeasured = []
     for task, point in points.items():
         try:
@@ -349,8 +355,8 @@ def _collect(points: Mapping[Task, PointAccumulator]) -> tuple[dict[Task, Sample
 
 
 def _at_typical_pace(
-    samples: Mapping[Task, Samples], accepted: Mapping[Task, Sequence[int]]
-) -> tuple[dict[Task, Samples], float]:
+    samples: Mapping[Task, PointSamples], accepted: Mapping[Task, Sequence[int]]
+) -> tuple[dict[Task, PointSamples], float]:
     """The samples, those of forwards divided by the machine's pace; and the pace's spread.
 
     accepted  the numbers of each task's accepted samples, those of its warm-up first

@@ -87,7 +87,7 @@ ignore_eos_option = click.option(
 )
 
 
-class Numbers(click.ParamType):
+class WholeNumbers(click.ParamType):
     """Whole numbers separated by commas."""
 
     name = "n,n,..."
@@ -157,7 +157,7 @@ def execution_options(command: Decorated) -> Decorated:
 
 def batch_option(default: str) -> Callable[[Decorated], Decorated]:
     return click.option(
-        "--batch", "batches", type=Numbers(), help=f"Batch sizes [default: {default}]."
+        "--batch", "batches", type=WholeNumbers(), help=f"Batch sizes [default: {default}]."
     )
 
 
@@ -168,7 +168,9 @@ def budget_option(default: str) -> Callable[[Decorated], Decorated]:
     )  # fmt: skip
 
 
-contexts_option = click.option("--contexts", type=Numbers(), help="Cached tokens to measure at.")
+contexts_option = click.option(
+    "--contexts", type=WholeNumbers(), help="Cached tokens to measure at."
+)
 profile_output_option = click.option(
     "--output", type=click.Path(path_type=Path), help="Write the profile to this file."
 )

@@ -14,9 +14,9 @@ import psutil
 import torch
 
 from costmodel.errors import DeviceError
-from decoder.nvml import POWER_CAP, THERMAL_REASONS, Gpu, Reading, clock_reasons
+from decoder.nvml import POWER_CAP, THERMAL_REASONS, Gpu, GpuReading, clock_reasons
 from profiler.measure.machine import stolen_s, throttled_s
-from profiler.measure.samples import NoiseRule, PointAccumulator, Samples, StoppingRule
+from profiler.measure.samples import NoiseRule, PointAccumulator, PointSamples, StoppingRule
 
 MIN_SAMPLES = 10  # fewer may have a small spread by chance
 L2_BYTES = 128 << 20  # assumed where the device does not report its L2 cache; above all known sizes
@@ -109,7 +109,7 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-class Guard(Protocol):
+class DisturbanceGuard(Protocol):
     """Detects disturbed samples (throttled clocks, stolen processor time)."""
 
     def start(self) -> None:
@@ -174,7 +174,7 @@ class GpuGuard(NoGuard):
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._highest_hz = 0.0
-        self.readings: list[Reading] = []
+        self.readings: list[GpuReading] = []
 
     def disturbance(self) -> str:
         reading = self._gpu.sample()
@@ -216,7 +216,7 @@ class Instruments:
     """The timer of a sample, the guard that rejects it, and the rule that ends a point."""
 
     timer: Timer
-    guard: Guard
+    guard: DisturbanceGuard
     rule: StoppingRule
 
 
@@ -228,7 +228,7 @@ def instruments(device: torch.device) -> Instruments:
     return Instruments(timer=CudaTimer(device), guard=gpu_guard(device.index or 0), rule=rule)
 
 
-def gpu_guard(cuda_index: int) -> Guard:
+def gpu_guard(cuda_index: int) -> DisturbanceGuard:
     """A guard of clocks and temperature; one that accepts everything where NVML is not available.
 
     `machine.warnings` reports that case.
@@ -240,25 +240,31 @@ def gpu_guard(cuda_index: int) -> Guard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class TimedSample:
     """Seconds of one call, and what disturbed it (empty: nothing)."""
 
     seconds: float
     disturbance: str = ""
 
 
-def take_sample(function: Callable[[], object], timer: Timer, guard: Guard | None = None) -> Sample:
+def take_sample(
+    function: Callable[[], object], timer: Timer, guard: DisturbanceGuard | None = None
+) -> TimedSample:
     """Time one call under an optional guard."""
     if guard is None:
-        return Sample(seconds=timer.time_s(function))
+        return TimedSample(seconds=timer.time_s(function))
     guard.start()
     seconds = timer.time_s(function)
-    return Sample(seconds=seconds, disturbance=guard.disturbance())
+    return TimedSample(seconds=seconds, disturbance=guard.disturbance())
 
 
 def measure(
-    function: Callable[[], object], *, timer: Timer, rule: StoppingRule, guard: Guard | None = None
-) -> Samples:
+    function: Callable[[], object],
+    *,
+    timer: Timer,
+    rule: StoppingRule,
+    guard: DisturbanceGuard | None = None,
+) -> PointSamples:
     """Time `function` until `rule` stops. Raises MeasurementError when no sample was accepted."""
     point = PointAccumulator(rule)
     while not point.done:

@@ -81,7 +81,7 @@ class NoiseRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Samples:
+class PointSamples:
     """The raw samples of one point in the order taken: accepted, warm-up and rejected."""
 
     seconds: tuple[float, ...]
@@ -130,7 +130,7 @@ class PointAccumulator:
         return len(self._accepted) + len(self._rejected)
 
     @property
-    def samples(self) -> Samples:
+    def samples(self) -> PointSamples:
         """The samples so far. Raises MeasurementError when none was accepted."""
         if not self._accepted:
             raise MeasurementError(
@@ -138,7 +138,7 @@ class PointAccumulator:
                 hint="Stop other work on this machine, let it cool down, and run again.",
             )
         cut = warmup_length(self._accepted)
-        return Samples(
+        return PointSamples(
             seconds=tuple(self._accepted[cut:]),
             warmup=tuple(self._accepted[:cut]),
             rejected=tuple(self._rejected),

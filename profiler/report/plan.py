@@ -12,11 +12,11 @@ from costmodel.errors import InputError
 from costmodel.planning.request import seconds_text
 from costmodel.planning.result import (
     Fleet,
-    Option,
     Plan,
+    PlanOption,
     ShapeRange,
     SimulatedOption,
-    Spread,
+    TimeSpread,
     shape_ranges,
 )
 from costmodel.planning.servers import BatchChoice, Interval, OperatingPoint
@@ -44,7 +44,7 @@ def option_columns(plan: Plan) -> list[str]:
     ]  # fmt: skip
 
 
-def option_cells(option: Option) -> list[str | None]:
+def option_cells(option: PlanOption) -> list[str | None]:
     """The cells of one option, in the order of `option_columns`."""
     sizing = option.sizing
     if sizing is None:
@@ -138,7 +138,7 @@ def print_tables(plan: Plan) -> None:
         note(f"note: {line}")
 
 
-def causes_line(option: Option) -> str:
+def causes_line(option: PlanOption) -> str:
     """What the time of a cycle is made of at the option's load; empty where that is not known."""
     point = option.sizing.at_load if option.sizing else None
     if point is None or point.parts is None:
@@ -152,7 +152,7 @@ def causes_line(option: Option) -> str:
     return f"{cycle}: {', '.join(shares)}"
 
 
-def server_rows(option: Option) -> list[list[str | None]]:
+def server_rows(option: PlanOption) -> list[list[str | None]]:
     """One server by requests at once, in the order of SERVER_COLUMNS."""
     return [
         [str(p.running), tree_name(p), f"{p.committed:.2f}", f"{p.tpot_s * 1e3:.1f}",
@@ -227,7 +227,7 @@ def _reached(fleet: Fleet) -> str:
     values = []
     for name in fleet.missed:
         metric, _, percent = name.partition(".")
-        spread: Spread = getattr(fleet, metric)
+        spread: TimeSpread = getattr(fleet, metric)
         values.append(f"{name} {seconds_text(getattr(spread, percent or 'mean').value)}")
     return ", ".join(values)
 
@@ -252,7 +252,7 @@ def _fleet_cells(plan: Plan, option: SimulatedOption, fleet: Fleet) -> list[str 
     ]
 
 
-def _cell(spread: Spread | None, percent: str, fleet: Fleet, form: str = ".0f") -> str | None:
+def _cell(spread: TimeSpread | None, percent: str, fleet: Fleet, form: str = ".0f") -> str | None:
     """A percentile in ms, p95 with its interval; `grows` for a queue that grows."""
     if spread is None:
         return None
@@ -297,7 +297,7 @@ def print_pays(plan: Plan) -> None:
         click.echo()
 
 
-def pays_table(option: Option) -> tuple[list[str], list[list[str | None]]]:
+def pays_table(option: PlanOption) -> tuple[list[str], list[list[str | None]]]:
     """Columns and rows: requests at once, plain milliseconds, speed-up and size of each shape."""
     columns = ["at once", "plain ms", *_columns(option.choices)]
     rows = [_cells(choice, _columns(option.choices)) for choice in option.choices]
@@ -308,7 +308,7 @@ def pays_table(option: Option) -> tuple[list[str], list[list[str | None]]]:
     return columns, rows
 
 
-def pays_line(plan: Plan, option: Option) -> str:
+def pays_line(plan: Plan, option: PlanOption) -> str:
     """One sentence: the speed-up at this rate, and which shape is best up to which batch."""
     engine = plan.request.engine
     text = f"{option.gpu} tp {option.tensor_parallel}, {engine}: "

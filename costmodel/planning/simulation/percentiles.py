@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from costmodel.errors import InputError
 from costmodel.planning.request import PERCENTS, Goals, PlanRequest, SimulationSettings
-from costmodel.planning.result import Fleet, SimulatedOption, Spread
+from costmodel.planning.result import Fleet, SimulatedOption, TimeSpread
 from costmodel.planning.servers import INTERVAL, Interval, OperatingPoint, Server
 from costmodel.planning.simulation.engine import SimulatedServer, SimulationResult, simulate
 from costmodel.planning.simulation.steps import speculation_of, step_grid
@@ -71,7 +71,7 @@ class Latencies:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class SimulatedChoice:
     """An option to simulate: server, best points, number of GPUs, expected error of times."""
 
     gpu: str
@@ -83,7 +83,7 @@ class Choice:
 
 
 def simulate_option(
-    request: PlanRequest, settings: SimulationSettings, choice: Choice
+    request: PlanRequest, settings: SimulationSettings, choice: SimulatedChoice
 ) -> SimulatedOption:
     """Percentiles of an option, and the smallest fleet that holds the goals.
 
@@ -162,7 +162,7 @@ def smallest(holds: Callable[[int], bool], below: int, most: int) -> int | None:
 
 
 def _serving(
-    request: PlanRequest, settings: SimulationSettings, choice: Choice
+    request: PlanRequest, settings: SimulationSettings, choice: SimulatedChoice
 ) -> Callable[[int, float], Latencies]:
     """A function (servers, factor on all times) -> latencies that runs each case once."""
     planned, points = choice.server, choice.points
@@ -272,7 +272,7 @@ def _fleet(gpus: int, ends: Sequence[Latencies], goals: Goals) -> Fleet:
     )
 
 
-def _spread(metric: str, ends: Sequence[Latencies]) -> Spread:
+def _spread(metric: str, ends: Sequence[Latencies]) -> TimeSpread:
     intervals = {}
     for percent in (None, *PERCENTS):
         middle, low, high = (end.value(metric, percent) for end in ends)
@@ -281,4 +281,4 @@ def _spread(metric: str, ends: Sequence[Latencies]) -> Spread:
             low=min(low, middle),
             high=None if ends[2].overloaded else max(high, middle),
         )
-    return Spread(**intervals)
+    return TimeSpread(**intervals)

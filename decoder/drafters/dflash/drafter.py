@@ -20,8 +20,8 @@ from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
 from decoder.drafters.blocks import DraftCache, Rope, Rotary
 from decoder.drafters.caches import (
     ALL_ROWS,
+    CachePlace,
     DraftCacheShape,
-    Place,
     RowForwards,
     SharedCaches,
     TableCache,
@@ -281,7 +281,7 @@ class GraphedDFlash(DFlashForward):
 
     def __init__(self, captured: CapturedBlocks) -> None:
         self._captured = captured
-        self._place: Place | None = None
+        self._place: CachePlace | None = None
 
     @property
     def length(self) -> int:
@@ -307,6 +307,6 @@ class GraphedDFlash(DFlashForward):
         (logits,) = self._captured.block(place, block)
         return logits[1 : min(1 + depth, rows)]
 
-    def _room(self, rows: int) -> Place:
+    def _room(self, rows: int) -> CachePlace:
         self._place = self._captured.caches.room(self, self._place, rows)
         return self._place

@@ -20,8 +20,8 @@ from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
 from decoder.drafters.blocks import DraftCache, Rotary, Span, span
 from decoder.drafters.caches import (
     ALL_ROWS,
+    CachePlace,
     DraftCacheShape,
-    Place,
     RowForwards,
     SharedCaches,
     TableCache,
@@ -330,7 +330,7 @@ class CapturedLevels:
         """Begin a tree at the root, whose output is [1, hidden]."""
         self._hidden[:1].copy_(root)
 
-    def expand(self, place: Place, block: RowBlock, above: NDArray[np.int64]) -> torch.Tensor:
+    def expand(self, place: CachePlace, block: RowBlock, above: NDArray[np.int64]) -> torch.Tensor:
         """Logits [rows, draft_vocab] of nodes below the rows `above` of the last frontier."""
         if block.rows > len(self._hidden):
             self._widen(block.rows)
@@ -375,7 +375,7 @@ class GraphedEagle3(Eagle3Forward):
 
     def __init__(self, captured: CapturedLevels) -> None:
         self._captured = captured
-        self._place: Place | None = None
+        self._place: CachePlace | None = None
         self._root = (torch.empty(0), torch.empty(0))  # output and logits at the newest row
         self._ancestors = np.zeros((1, 0), np.bool_)  # of the last frontier's nodes
 
@@ -418,7 +418,7 @@ class GraphedEagle3(Eagle3Forward):
         self._ancestors = visible
         return logits
 
-    def _room(self, rows: int) -> Place:
+    def _room(self, rows: int) -> CachePlace:
         self._place = self._captured.caches.room(self, self._place, rows)
         return self._place
 

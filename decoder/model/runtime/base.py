@@ -48,7 +48,7 @@ class ChosenTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Forwarded:
+class ForwardOutputs:
     """The outputs of a forward, with the rows of all blocks end to end.
 
     logits    [rows, vocab], or [1, vocab] where only the last row's were requested
@@ -80,7 +80,7 @@ class Runtime(Protocol):
     def warnings(self) -> tuple[str, ...]:
         """Messages about forwards that did not run as configured."""
 
-    def forward(self, cache: KVCache, blocks: Sequence[RowBlock]) -> Forwarded:
+    def forward(self, cache: KVCache, blocks: Sequence[RowBlock]) -> ForwardOutputs:
         """One forward over the blocks, each behind its sequence's committed and pending rows."""
 
     def prepare(self, cache: KVCache, rows: int, sequences: int = 1) -> None:

@@ -23,7 +23,7 @@ from decoder.model.attention import (
 from decoder.model.kv_cache import KVCache
 from decoder.model.masks import MaskFunction, mask_segment
 from decoder.model.rope import rope_by_length
-from decoder.model.runtime.base import NO_TOKEN, Forwarded, RuntimeKind
+from decoder.model.runtime.base import NO_TOKEN, ForwardOutputs, RuntimeKind
 from decoder.model.runtime.capture import BudgetedCapture
 from decoder.model.runtime.fused import TablePlan, TextPiece, kernels_usable
 from decoder.model.runtime.tables import RowTables, needed_words
@@ -222,10 +222,10 @@ class EagerRuntime:
 
     def forward(
         self, cache: KVCache, blocks: Sequence[RowBlock], *, last_only: bool = False
-    ) -> Forwarded:
+    ) -> ForwardOutputs:
         """See `Runtime.forward`; `last_only` computes the logits of the last row alone."""
         hidden, features = self.hidden(cache, blocks)
-        return Forwarded(self._step.logits(hidden[-1:] if last_only else hidden), features)
+        return ForwardOutputs(self._step.logits(hidden[-1:] if last_only else hidden), features)
 
     def hidden(
         self, cache: KVCache, blocks: Sequence[RowBlock]

@@ -12,7 +12,7 @@ import torch
 
 from decoder.model.attention import RowBlock, TreeVisible
 from decoder.model.kv_cache import KVCache
-from decoder.model.runtime.base import ChosenTokens, Forwarded, RuntimeKind
+from decoder.model.runtime.base import ChosenTokens, ForwardOutputs, RuntimeKind
 from decoder.model.runtime.capture import BUCKETS, BudgetedCapture, Capture, first_line, padded_rows
 from decoder.model.runtime.eager import EagerRuntime, ModelStep, greedy_tokens
 from decoder.model.runtime.fused import TablePlan
@@ -85,7 +85,7 @@ class GraphRuntime:
         """The shapes of the forwards captured for a cache."""
         return tuple(self._captured.get(cache, {}))
 
-    def forward(self, cache: KVCache, blocks: Sequence[RowBlock]) -> Forwarded:
+    def forward(self, cache: KVCache, blocks: Sequence[RowBlock]) -> ForwardOutputs:
         rows = sum(block.rows for block in blocks)
         if self._eager.hides(cache, blocks):
             self._hidden = ("beyond a layer's window, forwards run eagerly",)
@@ -97,7 +97,7 @@ class GraphRuntime:
         step.replay()
         step.chosen.send()
         features = None if step.features is None else step.features[:rows]
-        return Forwarded(step.logits[:rows], features, step.chosen)
+        return ForwardOutputs(step.logits[:rows], features, step.chosen)
 
     @torch.inference_mode()
     def prepare(self, cache: KVCache, rows: int, sequences: int = 1) -> None:

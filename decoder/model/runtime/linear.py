@@ -146,7 +146,7 @@ def joined_weights(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Te
     return torch.cat(weights) if weights[1:] else weights[0], torch.cat(biases) if biases else None
 
 
-class Part:
+class JoinedPart:
     """The forward of one of the joined layers."""
 
     def __init__(self, joined: JoinedLinear, part: slice) -> None:
@@ -160,7 +160,7 @@ def release(linears: Sequence[nn.Linear], joined: JoinedLinear) -> None:
     """Let the layers compute by `joined`, and give up their weights but for shape and dtype."""
     first = 0
     for linear in linears:
-        linear.forward = Part(joined, slice(first, first + linear.out_features))
+        linear.forward = JoinedPart(joined, slice(first, first + linear.out_features))
         linear.weight = nn.Parameter(linear.weight.detach().to("meta"), requires_grad=False)
         first += linear.out_features
 
@@ -205,7 +205,7 @@ def plain_state(module: nn.Module) -> dict[str, torch.Tensor]:
     state: dict[str, torch.Tensor] = dict(module.state_dict())
     for name, layer in module.named_modules():
         forward = layer.__dict__.get("forward")
-        if isinstance(forward, Part):
+        if isinstance(forward, JoinedPart):
             state[f"{name}.weight"] = forward.joined.weight()[forward.part]
         elif hasattr(forward, "__self__"):  # a tied embedding
             state[f"{name}.weight"] = forward.__self__.weight()

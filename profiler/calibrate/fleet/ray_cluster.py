@@ -19,7 +19,7 @@ from costmodel.catalog import DeviceFingerprint
 from costmodel.errors import DeviceError, InputError, MeasurementError, RooftreeError, reason_of
 from costmodel.profile.profile import Profile
 from decoder.device import fingerprint
-from profiler.calibrate.fleet.scheduler import FleetDevice, Gathered, Job, JobState, NodeLostError
+from profiler.calibrate.fleet.scheduler import FleetDevice, Job, JobState, NodeLostError, NodeResult
 from profiler.calibrate.run import CalibrationListener, calibrate
 from profiler.calibrate.source import CalibrationSettings
 from profiler.calibrate.sweep import SweepProgress
@@ -153,12 +153,12 @@ class RayCluster:
     def state(self, job: Job) -> JobState:
         return self._states.get(self._device_of[job].node, JobState())
 
-    def result(self, job: Job) -> Gathered:
+    def result(self, job: Job) -> NodeResult:
         made = self._get(job)
         if "problem" in made:
             raise MeasurementError(made["problem"])
         host = self._device_of[job].host
-        return Gathered(
+        return NodeResult(
             profile=Profile.from_bytes(made["profile"].encode(), f"the profile from {host}"),
             warnings=tuple(made["warnings"]),
         )

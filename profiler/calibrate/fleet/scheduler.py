@@ -42,7 +42,7 @@ class JobState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gathered:
+class NodeResult:
     """The result that a node returns."""
 
     profile: Profile
@@ -64,7 +64,7 @@ class Cluster(Protocol):
         """The jobs that have ended, within `timeout_s`; sleeps as long when there are no jobs."""
         ...
 
-    def result(self, job: Job) -> Gathered:
+    def result(self, job: Job) -> NodeResult:
         """The result of a finished job. Raises NodeLostError or RooftreeError."""
         ...
 
@@ -97,7 +97,7 @@ class FleetOutcome:
     fingerprint: DeviceFingerprint
     attempts: int
     device: FleetDevice | None = None
-    gathered: Gathered | None = None
+    gathered: NodeResult | None = None
     problem: str = ""
 
 
@@ -266,7 +266,7 @@ class _Fleet:
         self,
         kind: _Kind,
         device: FleetDevice | None = None,
-        gathered: Gathered | None = None,
+        gathered: NodeResult | None = None,
         problem: str = "",
     ) -> None:
         kind.outcome = FleetOutcome(

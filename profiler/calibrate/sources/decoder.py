@@ -19,7 +19,7 @@ from decoder.profiling.startup import is_storable
 from profiler.calibrate.files import device_label
 from profiler.calibrate.points import PREFILL_TOKENS, SweepPlan
 from profiler.calibrate.sections import drafter_sections
-from profiler.calibrate.source import Additions, CalibrationSettings, Ready
+from profiler.calibrate.source import Additions, CalibrationSettings, PreparedSource
 from profiler.calibrate.sources.workload import Workload
 from profiler.calibrate.sweep import SweepResult
 from profiler.measure.instruments import instruments
@@ -49,7 +49,7 @@ class DecoderSource:
         self.cuda_index = self._device.index or 0 if on_gpu else None
         self.lock = f"{fingerprint(self._device).name} {device_label(self._device)}"
 
-    def prepare(self, say: Callable[[str], None]) -> Ready:
+    def prepare(self, say: Callable[[str], None]) -> PreparedSource:
         settings, device = self._settings, self._device
         loaded = load_model(
             default_target(device) if settings.target is None else settings.target,
@@ -71,7 +71,7 @@ class DecoderSource:
             target, self._drafter, capacity=plan.capacity, capacities=plan.capacities(),
             seed=plan.seed,
         )  # fmt: skip
-        return Ready(
+        return PreparedSource(
             subject=subject_of(target),
             peaks=find_peaks(target),
             grid=[task for task in plan.grid() if not workload.shortfall(task)],

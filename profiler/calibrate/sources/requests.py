@@ -24,7 +24,7 @@ from profiler.calibrate.points import draw_rows, verify_grid
 from profiler.calibrate.sources.http_client import Completion
 from profiler.calibrate.sweep import SweepResult, Task
 from profiler.measure.instruments import NoGuard
-from profiler.measure.samples import Samples
+from profiler.measure.samples import PointSamples
 
 ROWS = (2, 4, 8, 16, 32, 64, 128)
 HELD_OUT_CONTEXTS = 3
@@ -301,7 +301,7 @@ def forward_times(swept: SweepResult, roofline: Roofline) -> ForwardTimes:
     """
     floor = _floor(swept)
     physical = roofline.with_count("physical")
-    samples: dict[Task, Samples] = {}
+    samples: dict[Task, PointSamples] = {}
     shares = [0.0]
     for task, measured in swept.samples.items():
         if task.kind == "verify" and task.size == 1:

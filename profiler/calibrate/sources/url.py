@@ -15,7 +15,7 @@ from costmodel.errors import InputError, shown
 from costmodel.profile.schema import PeaksSection, RuntimeSection
 from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
 from decoder.profiling.measured_profile import MeasuredSubject, peaks_of
-from profiler.calibrate.source import Additions, CalibrationSettings, Ready
+from profiler.calibrate.source import Additions, CalibrationSettings, PreparedSource
 from profiler.calibrate.sources.decoder import CPU_CONTEXTS
 from profiler.calibrate.sources.http_client import Address, ServedModel, ServerClient
 from profiler.calibrate.sources.requests import (
@@ -70,7 +70,7 @@ class UrlSource:
         if self._device is not None:
             self.lock = f"{fingerprint(self._device).name} {self._device}"
 
-    def prepare(self, say: Callable[[str], None]) -> Ready:
+    def prepare(self, say: Callable[[str], None]) -> PreparedSource:
         """Ask the server what it serves and caches, measure the peaks, and plan the points."""
         settings, address = self._settings, self._address
         server = ServerClient(address, api_key=os.environ.get(API_KEY, "").strip() or None)
@@ -96,7 +96,7 @@ class UrlSource:
         plan, remarks = self._plan(workload, on_cpu=device.kind == "cpu")
         for remark in remarks:
             say(remark)
-        return Ready(
+        return PreparedSource(
             subject=self._subject,
             peaks=peaks,
             grid=plan.grid(),

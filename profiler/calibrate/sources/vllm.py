@@ -28,7 +28,7 @@ from integrations.vllm.configuration import (
 from integrations.vllm.engine import PROMPT_TOKENS, SteppedEngine, spare_tokens
 from profiler.calibrate.files import device_label
 from profiler.calibrate.points import draw_rows, verify_grid
-from profiler.calibrate.source import Additions, CalibrationSettings, Ready
+from profiler.calibrate.source import Additions, CalibrationSettings, PreparedSource
 from profiler.calibrate.sources.decoder import CPU_CONTEXTS
 from profiler.calibrate.sweep import SweepResult, Task
 from profiler.measure.instruments import MIN_SAMPLES, CpuGuard, Instruments, ReportTimer, gpu_guard
@@ -80,7 +80,7 @@ class VllmSource:
         self.cuda_index = self._device.index or 0 if on_gpu else None
         self.lock = f"{fingerprint(self._device).name} {device_label(self._device)}"
 
-    def prepare(self, say: Callable[[str], None]) -> Ready:
+    def prepare(self, say: Callable[[str], None]) -> PreparedSource:
         plan, device, target = self._plan, self._device, self._settings.target
         options = {
             "model": default_target(device) if target is None else target,
@@ -105,7 +105,7 @@ class VllmSource:
         )
         say(f"{self._subject.architecture.name} in vLLM on {self._subject.device.name}")
         guard = CpuGuard() if device.type == "cpu" else gpu_guard(device.index or 0)
-        return Ready(
+        return PreparedSource(
             subject=self._subject,
             peaks=engine.in_worker(peaks_of, device, engine.config.model_config.dtype),
             grid=plan.grid(),

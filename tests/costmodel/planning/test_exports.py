@@ -23,7 +23,7 @@ from costmodel.planning.exports import (
 )
 from costmodel.planning.forwards import ForwardSeconds, TargetForward
 from costmodel.planning.request import PlanRequest, Precision, ServingPolicy
-from costmodel.planning.result import Option, Plan
+from costmodel.planning.result import Plan, PlanOption
 from costmodel.planning.search import make_server
 from costmodel.planning.servers import Interval, OperatingPoint, Sizing
 from costmodel.planning.traffic import Traffic
@@ -43,7 +43,7 @@ POINTS = (chain(1, 9), chain(2, 9), chain(4, 5), chain(8, 0), chain(64, 0))
 
 def made(engine: str = "vllm", drafter: str | None = "dflash", load: int = 1, **changed) -> Plan:
     """A plan for two GPUs whose best, of tp 2, runs POINTS, and at the load `POINTS[load]`."""
-    option = Option(gpu="h100-sxm", device="NVIDIA H100 80GB HBM3", tensor_parallel=2)
+    option = PlanOption(gpu="h100-sxm", device="NVIDIA H100 80GB HBM3", tensor_parallel=2)
     points = changed.pop("points", POINTS)
     sizing = Sizing(
         at_most=points[-1],

@@ -22,7 +22,7 @@ from costmodel.planning.servers import Server
 from costmodel.planning.simulation.engine import SimulationResult
 from costmodel.planning.simulation.percentiles import (
     MOST_TIMES,
-    Choice,
+    SimulatedChoice,
     gather,
     simulate_option,
     smallest,
@@ -39,13 +39,13 @@ SAMPLING = SimulationSettings(requests=20_000, variation=0.0)
 
 
 @pytest.fixture
-def choice(line_steps) -> Choice:
+def choice(line_steps) -> SimulatedChoice:
     """A server of one request at once whose prompts take a second, with answers of one token."""
     steps = line_steps(architecture=LLAMA, fixed_s=0.5, row_s=0.01, token_s=0.0)
     server = Server(
         forward=steps, rules=engine_rules("vllm"), overheads=Overheads(), policy=ServingPolicy()
     )
-    return Choice(gpu="made up", server=server, points=(point(1),), gpus=1, error=0.0)
+    return SimulatedChoice(gpu="made up", server=server, points=(point(1),), gpus=1, error=0.0)
 
 
 def asked(

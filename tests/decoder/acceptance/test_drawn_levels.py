@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from decoder.acceptance.drawn import draw_levels
-from decoder.acceptance.rules import Picker, recursive_rejection, traversal
+from decoder.acceptance.rules import SeededChoices, recursive_rejection, traversal
 from decoder.acceptance.sampling import Sampling
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.tree.draft_tree import DraftTree
@@ -133,7 +133,7 @@ def test_two_tokens_of_speculative_sampling_have_the_targets_distribution(rule, 
         for a, b in itertools.product(range(5), repeat=2)
     }
     session, generator = session_of(small, text[:-1]), seeded(5)
-    choices = Picker(Sampling(temperature=1.0, seed=6), torch.device("cpu"))
+    choices = SeededChoices(Sampling(temperature=1.0, seed=6), torch.device("cpu"))
     known = {
         path: plain_logits(large, [*text, *path])[-1]
         for length in range(3)

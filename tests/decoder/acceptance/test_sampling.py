@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from decoder.acceptance.rules import Picker
+from decoder.acceptance.rules import SeededChoices
 from decoder.acceptance.sampling import (
     Sampling,
     _beyond_in_order,
@@ -35,7 +35,7 @@ def test_same_distribution_as_transformers(temperature, top_p, top_k):
 
 
 def test_draws_follow_the_distribution():
-    pick = Picker(Sampling(temperature=1.0, seed=5), torch.device("cpu"))
+    pick = SeededChoices(Sampling(temperature=1.0, seed=5), torch.device("cpu"))
     logits = torch.tensor([0.5, 0.3, 0.2]).log()
     counts = torch.bincount(torch.tensor([pick(logits) for _ in range(4000)]), minlength=3)
     expected = torch.tensor([0.5, 0.3, 0.2]) * 4000
@@ -67,7 +67,7 @@ def test_both_ways_of_top_p_leave_out_the_same_tokens(top_p):
 def test_draws_are_those_of_multinomial():
     """The same generator, asked once, without the questions that multinomial asks the device."""
     sampling = Sampling(temperature=0.8, top_p=0.9, seed=3)
-    pick, generator = Picker(sampling, torch.device("cpu")), torch.Generator().manual_seed(3)
+    pick, generator = SeededChoices(sampling, torch.device("cpu")), torch.Generator().manual_seed(3)
     for seed in range(50):
         logits = torch.randn(300, generator=torch.Generator().manual_seed(seed)) * 2.0
         expected = torch.multinomial(target_distribution(logits, sampling), 1, generator=generator)
@@ -80,12 +80,12 @@ NOT_NUMBERS = [[1.0, torch.nan, 2.0], [torch.nan] * 3, [0.0, torch.inf, 1.0], [-
 @pytest.mark.parametrize("values", NOT_NUMBERS)
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}])
 def test_logits_that_are_no_numbers_have_no_token(values, options):
-    pick = Picker(Sampling(**options), torch.device("cpu"))
+    pick = SeededChoices(Sampling(**options), torch.device("cpu"))
     assert pick(torch.tensor(values)) == NO_TOKEN
     assert greedy_tokens(torch.tensor([values, [1.0, 3.0, 2.0]])).tolist() == [NO_TOKEN, 1]
 
 
 @pytest.mark.parametrize("weights", [[torch.nan, 1.0], [torch.inf, 1.0], [torch.nan] * 2])
 def test_weights_that_are_no_numbers_have_no_token(weights):
-    pick = Picker(Sampling(temperature=1.0), torch.device("cpu"))
+    pick = SeededChoices(Sampling(temperature=1.0), torch.device("cpu"))
     assert pick.one_of(torch.tensor(weights, dtype=torch.float64)) == NO_TOKEN

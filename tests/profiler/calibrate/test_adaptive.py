@@ -10,7 +10,7 @@ from costmodel.catalog import Peaks
 from costmodel.roofline import Roofline
 from profiler.calibrate.points import FIRST_POINTS, LEAST_POINTS, AdaptiveGrid, SweepPlan
 from profiler.calibrate.sweep import SweepResult, Task
-from profiler.measure.samples import Samples
+from profiler.measure.samples import PointSamples
 
 PLAN = SweepPlan(contexts=(64, 256, 1024, 4096), max_nodes=255)
 ARCHITECTURE = ModelArchitecture(
@@ -43,7 +43,7 @@ class Measured:
         self.tasks += tasks
         random = np.random.default_rng(0)
         samples = {
-            task: Samples(seconds=tuple(self._true_s(task) * random.normal(1, 0.001, 6)))
+            task: PointSamples(seconds=tuple(self._true_s(task) * random.normal(1, 0.001, 6)))
             for task in self.tasks
         }
         return SweepResult(samples=samples, unmeasured=(), spent_s=1.0, resumed_samples=0)

@@ -13,9 +13,9 @@ from profiler.calibrate.fleet.scheduler import (
     FleetDevice,
     FleetListener,
     FleetRules,
-    Gathered,
     JobState,
     NodeLostError,
+    NodeResult,
     calibrate_fleet,
     same_kind,
 )
@@ -66,7 +66,7 @@ class FakeCluster:
             self.present.append(self.arrive[self.polls])
         return sorted(jobs, key=lambda job: job[0])[:1]
 
-    def result(self, job: tuple[int, FleetDevice]) -> Gathered:
+    def result(self, job: tuple[int, FleetDevice]) -> NodeResult:
         device = job[1]
         self.running.remove(device)
         end = self.ends.get(device.node, ["ok"]).pop(0) if self.ends.get(device.node) else "ok"
@@ -76,7 +76,7 @@ class FakeCluster:
             raise NodeLostError("power cut")
         if end == "bad":
             raise MeasurementError("too noisy")
-        return Gathered(profile=f"profile of {device.node}")
+        return NodeResult(profile=f"profile of {device.node}")
 
     def state(self, job: object) -> JobState:
         return JobState(share=0.5, text="half")

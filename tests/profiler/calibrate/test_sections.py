@@ -20,12 +20,12 @@ from profiler.calibrate.sections import (
 )
 from profiler.calibrate.sweep import SweepResult, Task
 from profiler.measure.machine import Activity, BusyProcess
-from profiler.measure.samples import Samples
+from profiler.measure.samples import PointSamples
 from tests.profiler.made_profile import make_profile
 
 
 def swept(*measured: tuple[Task, tuple[float, ...]], **fields) -> SweepResult:
-    samples = {task: Samples(seconds=seconds, **fields) for task, seconds in measured}
+    samples = {task: PointSamples(seconds=seconds, **fields) for task, seconds in measured}
     return SweepResult(samples=samples, unmeasured=(), spent_s=12.345, resumed_samples=0)
 
 

@@ -35,7 +35,7 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def found() -> dict[str, checks.Check]:
+def found() -> dict[str, checks.DoctorCheck]:
     return {check.name: check for check in checks.run_checks()}
 
 

@@ -18,7 +18,7 @@ from profiler.calibrate.sources.requests import (
     step_seconds,
 )
 from profiler.calibrate.sweep import SweepResult, Task
-from profiler.measure.samples import Samples
+from profiler.measure.samples import PointSamples
 
 SMALL = find_target("SmolLM2-135M-Instruct").architecture
 HIDDEN, VOCAB = 576, 49152
@@ -27,7 +27,7 @@ ROOFLINE = Roofline(architecture=SMALL, peaks=Peaks(flops_per_s=1e12, bytes_per_
 
 
 def swept(times: dict[Task, float]) -> SweepResult:
-    samples = {task: Samples(seconds=(seconds,) * 3) for task, seconds in times.items()}
+    samples = {task: PointSamples(seconds=(seconds,) * 3) for task, seconds in times.items()}
     return SweepResult(samples=samples, unmeasured=(), spent_s=1.0, resumed_samples=0)
 
 
