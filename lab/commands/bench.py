@@ -156,11 +156,12 @@ def command(ctx: click.Context, as_json: bool, **values: Any) -> None:
 
 @command.command(short_help="Show a stored result.")
 @click.argument("path", type=click.Path(path_type=Path))
-def show(path: Path) -> None:
+@json_option
+def show(path: Path, as_json: bool) -> None:
     """Print the tables of a stored result."""
     from lab.bench.record import read_result
 
-    _report(read_result(path), as_json=False)
+    _report(read_result(path), as_json=as_json)
 
 
 def _options(ctx: click.Context, values: dict[str, Any]) -> BenchOptions:
