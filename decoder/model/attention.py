@@ -264,7 +264,13 @@ def attend(
     mask        additive [1, 1, group * rows, tail], or None where every row sees every key
     returns     [batch, heads, rows, head_dim]
     """
-    if not blocked or mask is None:
+    if mask is None:  # a plain step's way, where every call counts
+        batch, heads, rows, width = query.shape
+        kv_heads = key.shape[1]
+        packed = query.reshape(batch, kv_heads, heads // kv_heads * rows, width)
+        mixed, _ = partial_attention(packed, key, value, None, scale)
+        return mixed.view(batch, heads, rows, -1)
+    if not blocked:
         return _merged(query, key, value, mask, scale)[0]
     packed = _packed(query, key)
     mixed = blocked_attention(packed, key, value, _of_heads(mask, packed), scale)
