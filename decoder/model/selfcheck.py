@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -60,6 +61,7 @@ FAILURES = (
     AssertionError,
 )
 
+_one_at_a_time = Lock()  # a check makes the windows in a model's config smaller for its time
 _checked: dict[str, Structure] = {}
 _masks: WeakKeyDictionary[Any, tuple[MaskFunction | None, ...]] = WeakKeyDictionary()
 
@@ -69,21 +71,22 @@ def checked_structure(step: ModelStep, name: str) -> Structure:
 
     Raises InputError with the reason where its draft trees are not exact.
     """
-    key = _key(step)
-    structure = _checked.get(key) or _read(key)
-    if structure is None:
-        try:
-            structure, exact = _try(step)
-        except UnsupportedModelError as error:
-            raise _refused(name, step, error.problem) from error
-        except FAILURES as error:
-            raise _refused(name, step, _failure(step, error)) from error
-        if not exact:
-            _set_masks(step, structure)
-            return structure
-        _keep(key, structure)
-    _checked[key] = structure
-    _set_masks(step, structure)
+    with _one_at_a_time:
+        key = _key(step)
+        structure = _checked.get(key) or _read(key)
+        exact = structure is not None
+        if structure is None:
+            try:
+                structure, exact = _try(step)
+            except UnsupportedModelError as error:
+                raise _refused(name, step, error.problem) from error
+            except FAILURES as error:
+                raise _refused(name, step, _failure(step, error)) from error
+            if exact:
+                _keep(key, structure)
+        if exact:
+            _checked[key] = structure
+        _set_masks(step, structure)
     return structure
 
 

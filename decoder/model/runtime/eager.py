@@ -231,8 +231,8 @@ class EagerRuntime:
         self, cache: KVCache, blocks: Sequence[RowBlock]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Hidden states [rows, hidden] after the final norm, and features, of all blocks."""
-        plain = self._plain and not self.hides(cache, blocks)
-        if plain and kernels_usable(self._step.device):
+        usable = kernels_usable(self._step.device) and self._plain
+        if usable and not self.hides(cache, blocks):
             tokens, positions, plan = self._with_tables(cache, blocks)
         else:
             tokens, positions, plan = self._with_segments(cache, blocks)
