@@ -20,6 +20,7 @@ _RECURRENT = ("", "gated_delta", "mamba2", "short_conv")
 _STATE = ("state_heads", "state_groups", "state_key_dim", "state_value_dim", "conv_width")
 # Products and sums of one row with each entry of a state: decay, update and output, and what the
 # delta rule reads before it writes.
+DELTA = "gated_delta"  # the recurrence of which operator tables are read
 _STATE_FLOPS = {"gated_delta": 8, "mamba2": 6}
 
 
@@ -302,7 +303,7 @@ class ModelArchitecture:
         """The reason why no profile is composed of operator tables; empty where one is."""
         present = {
             "latent attention": self.latent_rank,
-            "recurrent layers": self.recurrent,
+            "recurrent layers without the gated delta rule": self.recurrent not in ("", DELTA),
             "attention of two shapes": self.full_head_dim or self.full_kv_heads,
             "layers that share keys": self.shared_kv_layers,
             "windows in chunks": self.chunked,

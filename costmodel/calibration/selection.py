@@ -20,6 +20,10 @@ from costmodel.speculation import Regret, decision_regret, standard_curves
 
 Array = NDArray[np.float64]
 MIN_CHOICES = 4  # row counts of a context; with fewer there is hardly a choice to get wrong
+# A step of the points: times rise by over 15 % more than the roofline, and by over three standard
+# errors. A fit that takes less than half of what exceeds the roofline smooths over it.
+_STEP, _STEP_ERRORS, _FOLLOWED = np.log(1.15), 3.0, 0.5
+_NAMED_STEPS = 3  # the largest
 _ONE_BY_ONE = 40  # points up to which each is left out alone
 
 
@@ -29,7 +33,8 @@ class Selection:
 
     `predicted_left_out_s` holds each calibration's predictions of points left out of its fit,
     `cross_validated` their error, and `regret` the loss from choosing N by them. A calibration
-    for which the points are too few is None.
+    for which the points are too few is None. `warnings`: steps of the points that the selected
+    one smooths over.
     """
 
     selected: CalibrationName
@@ -39,6 +44,7 @@ class Selection:
     cross_validated: dict[CalibrationName, ErrorSummary]
     regret: dict[CalibrationName, Regret]
     predicted_left_out_s: dict[CalibrationName, Array]
+    warnings: tuple[str, ...] = ()
 
     @property
     def calibration(self) -> Calibration:
@@ -72,8 +78,10 @@ def select_calibration(points: Points, roofline: Roofline) -> Selection:
             regrets[name] = regret
         relative = np.abs(left_out_s - points.seconds) / points.seconds
         losses[name] = relative + (regret.mean if regret else 0.0)
+    selected = _selected(losses)
     return Selection(
-        selected=_selected(losses),
+        selected=selected,
+        warnings=smoothed_steps(points, calibrations[selected], roofline),
         cross_validated=errors,
         regret=regrets,
         predicted_left_out_s=left_out,
@@ -138,6 +146,36 @@ def regret_at_contexts(points: Points, predicted_s: ArrayLike) -> Regret | None:
         worst=max(regret.worst for regret in regrets),
         decisions=decisions,
     )
+
+
+def smoothed_steps(points: Points, calibration: Calibration, roofline: Roofline) -> tuple[str, ...]:
+    """One text for each step over rows that the calibration smooths over, the largest first.
+
+    Also for a rise between distant row counts that exceeds their ratio: somewhere between, one
+    more row costs far more than those before, and any calibration spreads that.
+    """
+    steps: dict[tuple[int, int], tuple[float, str]] = {}
+    for here in _choices(points):
+        p = points.take(here)
+        fitted_s = calibration.predict_s(p.rows, p.context, p.batch)
+        bound_s = roofline.with_count("physical").seconds(p.rows, p.context, p.batch)
+        rises = (np.diff(np.log(seconds)) for seconds in (p.seconds, fitted_s, bound_s))
+        noise = _STEP_ERRORS * np.hypot(p.median_error[:-1], p.median_error[1:])
+        for at, (rise, fitted, bound) in enumerate(zip(*rises, strict=True)):
+            low, high = int(p.rows[at]), int(p.rows[at + 1])
+            excess = rise - bound
+            spread = high > low + 1 and rise - noise[at] > np.log(high / low)
+            followed = fitted - bound >= _FOLLOWED * excess and not spread
+            if followed or excess <= max(_STEP, noise[at]):
+                continue
+            fit = "spreads over those between" if spread else f"takes for {np.expm1(fitted):.0%}"
+            text = (
+                f"from {low} to {high} rows on {p.context[at]:.0f} tokens the time rises by"
+                f" {np.expm1(rise):.0%}, of the roofline by {np.expm1(bound):.0%}; the calibration"
+                f" {fit}"
+            )
+            steps[low, high] = max((float(excess), text), steps.get((low, high), (0.0, "")))
+    return tuple(text for _, text in sorted(steps.values(), reverse=True)[:_NAMED_STEPS])
 
 
 def has_choices(points: Points) -> NDArray[np.bool_]:

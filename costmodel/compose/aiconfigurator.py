@@ -26,16 +26,15 @@ from costmodel.compose.attention import (
 )
 from costmodel.compose.matmul import MatmulTable
 from costmodel.compose.operators import (
-    WEIGHT_BYTES,
     BytesAtBandwidth,
-    Cache,
     ExpertTable,
     OperatorTables,
-    Weights,
+    RecurrentTable,
     product_peaks,
 )
 from costmodel.compose.transfer_errors import transfer_errors
 from costmodel.errors import DeviceError, InputError
+from costmodel.weights import WEIGHT_BYTES, Cache, Weights
 
 Array = NDArray[np.float64]
 Columns = dict[str, NDArray[Any]]
@@ -67,6 +66,7 @@ KERNELS = {
 _ATTENTION_LABELS = ("kernel_source", "head_dim", "attn_dtype", "kv_cache_dtype", "window_size")
 UNKNOWN_KERNEL = TileForm(tile_rows=128)
 _BF16 = "bfloat16"
+_PHASES = ("generation", "context")  # of one row, of several
 # Largest share of a product's time that is attributed to finding the scales of its input.
 _LARGEST_SCALE_SHARE = 0.6
 
@@ -104,6 +104,7 @@ def load_published(
         small=BytesAtBandwidth(launch_s=head.smallest_s(), device=device),
         head_dim=head_dim,
         experts=_experts(data, system, engine, weights) if experts else {},
+        recurrent=_recurrent(data / "linear_attention" / engine),
         all_reduce=curves,
         weights=weights,
         cache=cache,
@@ -377,6 +378,42 @@ def _experts(
                         balanced=skew == "balanced",
                     )
     return experts
+
+
+@functools.cache
+def _recurrent(folder: Path) -> dict[tuple[int, ...], RecurrentTable]:
+    """The gated delta rules in an engine's newest table, by heads, dimensions and convolution."""
+    paths = list(folder.glob("*/gdn_perf.parquet"))
+    if not paths:
+        return {}
+    newest = max(paths, key=lambda path: _version_key(path.parent.name))
+    sizes = ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "d_conv")
+    names = ("phase", "kernel_source", "batch_size", "seq_len", "latency")
+    table = read_table(newest, names + sizes)
+    convolves = np.char.startswith(table["kernel_source"].astype(str), "causal_conv1d")
+    shapes = np.stack([table[name] for name in sizes], axis=1).astype(int)
+
+    def summed(here: NDArray[np.bool_]) -> dict[tuple[int, int], float]:
+        """Convolution and rule together, where both were measured."""
+        convolution, rule = (_shortest(table, here & part) for part in (convolves, ~convolves))
+        return {place: convolution[place] + rule[place] for place in convolution if place in rule}
+
+    tables = {}
+    for shape in np.unique(shapes, axis=0):
+        here = np.all(shapes == shape, axis=1)
+        plain, several = (summed(here & (table["phase"] == kind)) for kind in _PHASES)
+        if plain and several:
+            tables[tuple(shape.tolist())] = RecurrentTable(plain=plain, several=several)
+    return tables
+
+
+def _shortest(table: Columns, here: NDArray[np.bool_]) -> dict[tuple[int, int], float]:
+    """{(sequences, rows): seconds} of one kernel, the shortest of equal shapes."""
+    cells: dict[tuple[int, int], float] = {}
+    columns = (table[name][here].tolist() for name in ("batch_size", "seq_len", "latency"))
+    for batch, rows, milliseconds in zip(*columns, strict=True):
+        cells[batch, rows] = min(milliseconds * 1e-3, cells.get((batch, rows), np.inf))
+    return rising(cells)
 
 
 @functools.cache

@@ -106,7 +106,7 @@ class Attention:
     def on_nothing(self, rows: int, batch: int, heads: int, kv_heads: int) -> float:
         """Seconds of `rows` rows a sequence with an empty cache."""
         table = _pick(self.context, heads, kv_heads, "context")
-        return float(_interpolate(table, np.array([rows]), batch)[0])
+        return float(interpolate(table, np.array([rows]), batch)[0])
 
     def per_key_s(self, rows: int, batch: int, heads: int, kv_heads: int) -> float:
         """Seconds that each cached token adds for more than one row."""
@@ -118,7 +118,7 @@ class Attention:
 
     def _one_row(self, cached: Array, batch: int, heads: int, kv_heads: int) -> Array:
         table = _pick(self.generation, heads, kv_heads, "generation")
-        measured = _interpolate(table, np.maximum(cached, 1), batch)
+        measured = interpolate(table, np.maximum(cached, 1), batch)
         if not (self.form.splits_keys and self._is_one_walk(table)):
             return measured
         empty = self.on_nothing(1, batch, heads, kv_heads)
@@ -242,7 +242,7 @@ def _pick(
     return tables[min(larger, key=lambda pair: (pair[0] * pair[1], pair))]
 
 
-def _interpolate(table: Mapping[tuple[int, int], float], tokens: Array, batch: int) -> Array:
+def interpolate(table: Mapping[tuple[int, int], float], tokens: Array, batch: int) -> Array:
     """Interpolation, linear over tokens and logarithmic over batches; proportional beyond both."""
     batches = sorted({b for b, _ in table})
     upper = min(int(np.searchsorted(batches, batch)), len(batches) - 1)

@@ -11,31 +11,24 @@ from numpy.typing import ArrayLike, NDArray
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import DeviceSpec, Peaks
-from costmodel.compose.attention import Attention
+from costmodel.compose.attention import Attention, interpolate
 from costmodel.compose.matmul import MatmulTable
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline, distinct_experts
+from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, Cache, Weights
 
 Array = NDArray[np.float64]
 SmallKind = Literal["embedding", "norm", "rotary", "activation"]
-Weights = Literal["bfloat16", "fp8", "fp8_dynamic", "fp8_block", "nvfp4"]
-Cache = Literal["bfloat16", "fp8"]
-
-# Bytes of a weight; nvfp4 has one 8-bit scale per 16 values.
-WEIGHT_BYTES: Mapping[Weights, float] = {
-    "bfloat16": 2.0,
-    "fp8": 1.0,
-    "fp8_dynamic": 1.0,
-    "fp8_block": 1.0,
-    "nvfp4": 0.5625,
-}
-CACHE_BYTES: Mapping[Cache, float] = {"bfloat16": 2.0, "fp8": 1.0}
 # Dense rate as a multiple of bfloat16's (NVIDIA data sheets of Hopper and Blackwell).
 _SPEEDUP = {"bfloat16": 1.0, "fp8": 2.0, "fp8_dynamic": 2.0, "fp8_block": 2.0, "nvfp4": 4.0}
 
 # Values read and written per output value. A norm also adds the residual; an activation reads gate
 # and up; rotary embedding writes back its input.
 MOVED = {"embedding": 2, "norm": 4, "rotary": 2, "activation": 3}
+# Rows of a tile of the chunk rule. Up to it a tree takes the time of a chain: both solve one
+# triangular system, under the ancestors' mask or the causal one. Behind it a chain carries its
+# state from tile to tile, which branches cannot share.
+CHUNK_ROWS = 64
 # Speed of the L2 cache over memory, for values that the previous kernel left there.
 _CACHE_SPEEDUP = 3.0
 
@@ -106,13 +99,33 @@ class ExpertTable:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RecurrentTable:
+    """Times of one layer's convolution and gated delta rule: {(sequences, rows of each): seconds}.
+
+    `plain`: the recurrent form of one row; `several`: the chunk form.
+    """
+
+    plain: Mapping[tuple[int, int], float]
+    several: Mapping[tuple[int, int], float]
+
+    def seconds(self, rows: Array, batch: int) -> Array:
+        """Seconds of `rows` rows of each of `batch` sequences [rows]; linear over sequences."""
+        curve = sorted((measured, seconds) for (measured, _), seconds in self.plain.items())
+        batches, plain_s = np.array(curve, dtype=np.float64).T
+        one_s = np.interp(batch, batches, plain_s) * max(batch / batches[-1], 1.0)
+        more_s = interpolate(self.several, rows, batch)
+        return np.where(rows > 1, more_s, one_s)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OperatorTables:
     """Operators of one device, from which a forward is summed.
 
     `fused`: query, key and value are one product, and so are gate and up. `tensor_parallel`: the
     degree that was measured (None: any). `experts` is keyed by (hidden, expert width, active,
-    experts); `all_reduce` has (values, seconds) by number of devices. `matmul` is of `weights`, the
-    LM head's product, `head`, of bfloat16; None where both are the same.
+    experts), `recurrent` by one device's key heads, value heads, their two dimensions and the
+    width of the convolution; `all_reduce` has (values, seconds) by number of devices. `matmul` is
+    of `weights`, the LM head's product, `head`, of bfloat16; None where both are the same.
     """
 
     device: DeviceSpec
@@ -127,6 +140,7 @@ class OperatorTables:
     experts: Mapping[tuple[int, int, int, int], ExpertTable] = dataclasses.field(
         default_factory=dict
     )
+    recurrent: Mapping[tuple[int, ...], RecurrentTable] = dataclasses.field(default_factory=dict)
     all_reduce: Mapping[int, tuple[Array, Array]] = dataclasses.field(default_factory=dict)
     weights: Weights = "bfloat16"
     cache: Cache = "bfloat16"
@@ -147,6 +161,19 @@ class OperatorTables:
                 hint="Measure the target with `rooftree calibrate`",
             )
         return self.experts[a.expert_shape]
+
+    def recurrent_table(self, architecture: ModelArchitecture, degree: int) -> RecurrentTable:
+        """The table of this target's recurrent layers. Raises InputError where there is none."""
+        a = architecture
+        heads = a.state_groups // degree, a.state_heads // degree
+        shape = (*heads, a.state_key_dim, a.state_value_dim, a.conv_width)
+        if shape not in self.recurrent:
+            raise InputError(
+                f"the {self.engine} tables of {self.device.name} have no gated delta rule of"
+                f" {heads[0]} and {heads[1]} heads, {shape[2]} x {shape[3]}",
+                hint="Measure the target with `rooftree calibrate`",
+            )
+        return self.recurrent[shape]
 
 
 def product_peaks(device: DeviceSpec, weights: Weights) -> Peaks:
@@ -193,6 +220,13 @@ class ComposedForward:
         measured = self.tables.tensor_parallel
         if measured is not None and measured != tp:
             raise InputError(f"these operator tables are of tensor_parallel {measured}, not {tp}")
+        if a.recurrent:
+            if a.state_heads % tp or a.state_groups % tp:
+                raise InputError(
+                    f"tensor_parallel {tp} does not divide {a.state_heads} and {a.state_groups}"
+                    " heads of a state"
+                )
+            self.tables.recurrent_table(a, tp)
         if a.experts:
             if tp > 1:
                 raise InputError("experts are composed on one device only")
@@ -209,6 +243,7 @@ class ComposedForward:
         counts = np.atleast_1d(np.asarray(rows, dtype=np.float64))
         cached = np.atleast_1d(np.asarray(context, dtype=np.float64))
         fixed = self.linear_s(counts * batch) + self.lm_head_s(counts * batch)
+        fixed = fixed + self.recurrent_s(counts, batch)
         total = fixed[:, None] + np.stack([self.attention_s(int(s), cached, batch) for s in counts])
         bound = self.roofline("physical").seconds(counts[:, None], cached[None, :], batch)
         return np.maximum(total, ROUNDING * bound)
@@ -220,14 +255,27 @@ class ComposedForward:
         heads = a.heads // tp, a.kv_heads // tp
         attention = [prompt_attention_s(tables.attention, a, int(s), heads) for s in counts]
         last = self.lm_head_s(np.ones(1))
-        total: Array = self.linear_s(counts) + np.array(attention) + last
+        total: Array = self.linear_s(counts) + self.recurrent_s(counts) + np.array(attention) + last
         return total
+
+    def recurrent_s(self, rows: Array, batch: int = 1) -> Array:
+        """Seconds of all convolutions and delta rules over `rows` of each sequence [rows].
+
+        States are read and written once, in float32. Of several rows the chunk rule counts, which
+        stands for a verification with the replay of what was accepted before.
+        """
+        a, tp = self.architecture, self.tensor_parallel
+        if not a.recurrent:
+            return np.zeros_like(rows)
+        layer_s = self.tables.recurrent_table(a, tp).seconds(rows, batch)
+        moved_s = 2 * 4 * a.state_values / tp * batch / self.tables.matmul.read_bytes_per_s
+        return np.asarray(a.recurrent_layers * np.maximum(layer_s, moved_s), dtype=np.float64)
 
     def attention_s(self, rows: int, context: Array, batch: int = 1) -> Array:
         """Seconds of all layers' attention, for one row count over each context [contexts]."""
         a = self.architecture
         if a.sliding_window is None:
-            return a.layers * self._layer_attention_s(rows, context, batch)
+            return a.attention_layers * self._layer_attention_s(rows, context, batch)
         seen = np.minimum(context, a.sliding_window)
         windowed = (a.layers - a.full_layers) * self._layer_attention_s(rows, seen, batch)
         if not a.full_layers:
@@ -251,24 +299,31 @@ class ComposedForward:
     def linear_s(self, rows: Array) -> Array:
         """Seconds of all but attention and LM head over `rows` [rows], all sequences together."""
         a, small = self.architecture, self.tables.small
-        layer = self._projections_s(rows)
-        layer = layer + a.layer_norms * small.seconds("norm", rows, a.hidden)
+        layer = a.layer_norms * small.seconds("norm", rows, a.hidden)
         ends = small.seconds("embedding", rows, a.hidden) + small.seconds("norm", rows, a.hidden)
         layers = a.layers * (layer + 2 * self._all_reduce_s(rows))
+        layers = layers + a.attention_layers * self._projections_s(rows)
+        layers = layers + a.recurrent_layers * self._recurrent_projections_s(rows)
         total: Array = layers + self._ffn_s(rows) + ends
         return total
 
     def products(self) -> list[tuple[str, int, int]]:
         """(name, n, k) of a layer's matrix products and of the LM head, on one device."""
         a, tp = self.architecture, self.tensor_parallel
-        query, key = a.query_width // tp, a.kv_width // tp
+        value, key = a.query_width // tp, a.kv_width // tp
+        query = value * (2 if a.gated_attention else 1)
         if self.tables.fused:
             shapes = [("query, key and value", query + 2 * key, a.hidden)]
         else:
             shapes = [("query", query, a.hidden), ("key", key, a.hidden), ("value", key, a.hidden)]
-        shapes.append(("output", a.hidden, query))
+        shapes.append(("output", a.hidden, value))
+        if a.recurrent:
+            inner = a.state_inner // tp
+            shapes.append(("state input", a.conv_channels // tp + inner, a.hidden))
+            shapes.append(("state gates", 2 * a.state_heads // tp, a.hidden))
+            shapes.append(("state output", a.hidden, inner))
         if a.experts:
-            shapes.append(("router", a.experts, a.hidden))
+            shapes.append(("router", a.experts + a.shared_gate, a.hidden))
         if a.shared_ffn:
             shapes += self._dense_products(a.shared_ffn)
         if a.sparse_layers < a.layers:
@@ -296,7 +351,17 @@ class ComposedForward:
         heads_width = (a.query_width + a.kv_width) // tp
         if a.qk_norm:
             total = total + small.seconds("norm", rows, heads_width)
+        if a.gated_attention:
+            total = total + small.seconds("activation", rows, a.query_width // tp)
         return total + small.seconds("rotary", rows, heads_width)
+
+    def _recurrent_projections_s(self, rows: Array) -> Array:
+        a = self.architecture
+        if not a.recurrent:
+            return np.zeros_like(rows)
+        products_s = self._products_s(rows, ("state input", "state gates", "state output"))
+        inner = a.state_inner // self.tensor_parallel
+        return products_s + self.tables.small.seconds("norm", rows, inner)
 
     def _ffn_s(self, rows: Array) -> Array:
         """Seconds of all layers' FFNs [rows]."""
@@ -367,7 +432,7 @@ def prompt_attention_s(
     a = architecture
     full = attention.on_nothing(tokens, 1, *heads)
     if a.sliding_window is None or tokens <= a.sliding_window:
-        return a.layers * full
+        return a.attention_layers * full
     windowed = attention.on_nothing(a.sliding_window, 1, *heads)
     windowed *= 2 * tokens / a.sliding_window - 1
     return a.full_layers * full + (a.layers - a.full_layers) * min(windowed, full)

@@ -19,14 +19,7 @@ from costmodel.catalog import DeviceFingerprint, DeviceSpec, find_device
 from costmodel.compose.aiconfigurator import ENGINES, load_published
 from costmodel.compose.attention import TileForm
 from costmodel.compose.llmservingsim import folder_subject, load_folder
-from costmodel.compose.operators import (
-    CACHE_BYTES,
-    WEIGHT_BYTES,
-    Cache,
-    ComposedForward,
-    Weights,
-    refuse_beyond_tables,
-)
+from costmodel.compose.operators import CHUNK_ROWS, ComposedForward, refuse_beyond_tables
 from costmodel.errors import InputError, RooftreeError
 from costmodel.io import now_utc, tool_version
 from costmodel.profile.profile import Profile
@@ -43,6 +36,7 @@ from costmodel.profile.schema import (
     TokensSection,
 )
 from costmodel.roofline import Roofline
+from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, Cache, Weights, quantization
 
 Array = NDArray[np.float64]
 
@@ -156,9 +150,9 @@ def _compose_folder(options: ComposeOptions, folder: Path) -> Profile:
 def error_bar(forward: ComposedForward, others: Sequence[ComposedForward] = ()) -> ErrorBar:
     """The error bar of a forward; `others` are the same forward from other tables."""
     rows = np.array(_CHECKED_ROWS, dtype=np.float64)
-    seconds = forward.linear_s(rows) + forward.lm_head_s(rows)
+    seconds = _without_attention_s(forward, rows)
     gaps = [
-        float(np.mean(np.abs(np.log((other.linear_s(rows) + other.lm_head_s(rows)) / seconds))))
+        float(np.mean(np.abs(np.log(_without_attention_s(other, rows) / seconds))))
         for other in others
     ]
     if not others:
@@ -168,6 +162,10 @@ def error_bar(forward: ComposedForward, others: Sequence[ComposedForward] = ()) 
     return ErrorBar(
         tables=float(np.mean(gaps)) if gaps else 0.0, attention=FORM_DOUBT * _form_gap(forward)
     )
+
+
+def _without_attention_s(forward: ComposedForward, rows: Array) -> Array:
+    return forward.linear_s(rows) + forward.lm_head_s(rows) + forward.recurrent_s(rows)
 
 
 def _form_gap(forward: ComposedForward) -> float:
@@ -220,13 +218,6 @@ def composed_profile(
             stages=_stages(forward),
         )
     )
-
-
-def quantization(weights: Weights, cache: Cache) -> str | None:
-    """The name that a profile gives to weights and cache of these types; None for bfloat16."""
-    parts: list[str] = [] if weights == "bfloat16" else [weights]
-    parts += [] if cache == "bfloat16" else [f"{cache} cache"]
-    return ", ".join(parts) or None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -299,7 +290,8 @@ def _rising(seconds: Array) -> Array:
 def _fits(forward: ComposedForward, batch: int, context: int) -> bool:
     """Whether weights and cache of `batch` sequences fit into the devices' memory."""
     a = forward.architecture
-    cached = CACHE_BYTES[forward.tables.cache] * a.layers * a.cached_width * context * batch
+    cached = CACHE_BYTES[forward.tables.cache] * a.token_values * context * batch
+    cached += a.state_bytes() * batch
     memory = forward.tables.device.memory_bytes * forward.tensor_parallel
     return WEIGHT_BYTES[forward.tables.weights] * a.parameters + cached <= 0.95 * memory
 
@@ -322,6 +314,11 @@ def _note(forward: ComposedForward, bar: ErrorBar) -> str:
     outside = forward.extrapolated()
     if outside:
         parts.append(f"utilisation carried beyond the tables: {', '.join(outside)}")
+    if a.recurrent:
+        parts.append(
+            "recurrent layers: the chunk rule's kernel, which moves each state twice; of trees up"
+            f" to {CHUNK_ROWS} rows, beyond which the times are those of a chain"
+        )
     if a.experts:
         spread = "expected distinct" if tables.expert_table(a).balanced else "skewed as measured"
         parts.append(f"experts: {spread}")

@@ -17,6 +17,7 @@ from costmodel.errors import RooftreeError
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import ProvenanceKind
 from costmodel.profile.store import ProfileStore
+from costmodel.weights import label_bytes, weights_label
 
 DEGREES = (1, 2, 4, 8)
 _NO_TABLES = "no operator tables of this device; scale a profile with `rooftree transfer`"
@@ -24,17 +25,19 @@ _NO_TABLES = "no operator tables of this device; scale a profile with `rooftree 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Support:
-    """One target on one device.
+    """One target on one device, with plain weights or quantised ones.
 
+    weights     the label of quantised weights, None for plain ones
     provenance  that of the best profile; `operators` where there is none, but operator tables of
                 which a plan composes one; None without any
     degrees     tensor-parallel degrees of the profiles, or those that the tables cover
     error_bar   relative, of the best profile, where it states one
-    reason      why there are no times, and what gives some
+    reason      why there are no times, and what gives some; or why those are not planned with
     """
 
     device: str
     target: str
+    weights: str | None = None
     provenance: ProvenanceKind | Literal["operators"] | None
     degrees: tuple[int, ...] = ()
     error_bar: float | None = None
@@ -73,9 +76,27 @@ def composes(device: DeviceSpec, architecture: ModelArchitecture, degree: int) -
         forward.linear_s(one)
         forward.lm_head_s(one)
         forward.attention_s(1, one)
+        forward.recurrent_s(one)
     except RooftreeError as failure:
         return failure.problem
     return ""
+
+
+def _stored(device: str, target: str, group: list[Profile], label: str | None) -> Support:
+    """The row of the profiles in a group whose weights have this label."""
+    fitting = [profile for profile in group if profile.runtime.quantization == label]
+    best = min(fitting, key=lambda profile: profile.provenance.rank)
+    weights = weights_label(label)
+    unknown = weights and not best.runtime.weight_bytes and label_bytes(weights) is None
+    return Support(
+        device=device,
+        target=target,
+        weights=label,
+        provenance=best.provenance.kind,
+        degrees=tuple(sorted({profile.runtime.tensor_parallel for profile in fitting})),
+        error_bar=best.provenance.error_bar,
+        reason=f"not planned, as the bytes of weights '{weights}' are not known" if unknown else "",
+    )
 
 
 @cache
@@ -93,15 +114,12 @@ def _rows(
     profiles: Mapping[tuple[str, str], list[Profile]],
 ) -> Iterator[Support]:
     for name, architecture in targets.items():
-        if group := profiles.get((slug, architecture.hash), []):
-            best = min(group, key=lambda profile: profile.provenance.rank)
-            yield Support(
-                device=slug,
-                target=name,
-                provenance=best.provenance.kind,
-                degrees=tuple(sorted({p.runtime.tensor_parallel for p in group})),
-                error_bar=best.provenance.error_bar,
-            )
+        group = profiles.get((slug, architecture.hash), [])
+        labels = sorted({p.runtime.quantization for p in group if p.runtime.quantization})
+        plain = [p for p in group if p.runtime.quantization is None]
+        yield from (_stored(slug, name, group, label) for label in labels)
+        if plain:
+            yield _stored(slug, name, plain, None)
             continue
         degrees: tuple[int, ...] = ()
         reason = architecture.beyond_tables

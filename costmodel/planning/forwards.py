@@ -11,11 +11,13 @@ from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.base import Calibration
 from costmodel.catalog import DeviceSpec, device_by_name
 from costmodel.communication import all_reduce_s
+from costmodel.compose.operators import CHUNK_ROWS
 from costmodel.compose.transfer_errors import transfer_errors
 from costmodel.errors import InputError
 from costmodel.planning.engines import ValueBytes
 from costmodel.profile.profile import Profile
-from costmodel.profile.schema import PlainSection, TokensSection
+from costmodel.profile.schema import PlainSection, RuntimeSection, TokensSection
+from costmodel.weights import label_bytes, weights_label
 
 # Expected error of a profile that states none.
 UNKNOWN_ERROR = 0.1
@@ -98,7 +100,7 @@ class TargetForward:
         self.architecture: ModelArchitecture = profile.target.architecture
         self.tensor_parallel: int = runtime.tensor_parallel
         self.value_bytes = ValueBytes(
-            weight=runtime.weight_bytes or size, embedding=size, cached=runtime.cache_bytes or size
+            weight=_weight_bytes(runtime), embedding=size, cached=runtime.cache_bytes or size
         )
         self._device = device_by_name(profile.device.name)
         self.device = DeviceLimits(
@@ -111,6 +113,15 @@ class TargetForward:
         self._protocols = profile.roofline().protocols
         self._most_batch = max(surface.batch) if surface else 1
         self._least_context = min(surface.context) if surface else 1
+
+    @property
+    def most_tree_rows(self) -> int | None:
+        """Rows of a tree up to which there are times; None: of any tree.
+
+        Composed times of recurrent layers are those of a chain beyond a tile of their kernel.
+        """
+        composed = self.profile.runtime.kind == "kernels" and self.architecture.recurrent
+        return CHUNK_ROWS if composed else None
 
     def decode(self, batch: float, context: float, rows: int = 1) -> ForwardSeconds:
         """Seconds of `rows` rows for each of `batch` sequences with `context` cached tokens.
@@ -146,7 +157,11 @@ class TargetForward:
         plain, plain_least = self._plain_s(batch, context), self._plain_s(batch, least)
         if rows == 1 and plain is not None:
             return _split(plain_least or plain, plain)
-        products = max(self._verify_s(rows * batch, least), plain_least or 0.0)
+        products = self._verify_s(rows * batch, least)
+        if self.architecture.recurrent and plain_least is not None:
+            # What as many rows of one sequence do not pay: the states of the others.
+            products += max(plain_least - self._verify_s(batch, least), 0.0)
+        products = max(products, plain_least or 0.0)
         one = self._cached_s(rows, context)
         attention = one * max(1.0, batch * self._busy_share(rows))
         if plain is not None and plain_least is not None:
@@ -204,6 +219,23 @@ class TargetForward:
     def _prompt_square_s(self) -> float:
         prefill = self.profile.stages.prefill
         return 0.0 if prefill is None else _square_s(prefill)
+
+
+def _weight_bytes(runtime: RuntimeSection) -> float:
+    """Bytes of a weight: those measured, else what the label of quantised weights means.
+
+    Raises InputError for a label that does not say.
+    """
+    label = weights_label(runtime.quantization)
+    if runtime.weight_bytes or label is None:
+        return runtime.weight_bytes or float(runtime.element_bytes)
+    held = label_bytes(label)
+    if held is None:
+        raise InputError(
+            f"the profile is of weights '{label}', and their bytes in memory are not known",
+            hint="Write the bytes of one weight into it, as weight_bytes under runtime",
+        )
+    return held
 
 
 def _origin(profile: Profile) -> Origin:

@@ -12,10 +12,10 @@ from typing import Literal
 import numpy as np
 
 from costmodel.catalog import find_device
-from costmodel.compose.operators import CACHE_BYTES, WEIGHT_BYTES, Cache, Weights
 from costmodel.errors import InputError
 from costmodel.planning.engines import RULES
 from costmodel.planning.traffic import Trace, Traffic, read_trace
+from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, Cache, is_label
 
 PERCENTS = (50, 90, 95, 99)
 DEGREES = (1, 2, 4, 8, 16)
@@ -128,10 +128,11 @@ class Precision:
     """Types of weights and of cached keys and values; the LM head stays in bfloat16.
 
     `fp8`: one scale per tensor, stored in the checkpoint; `fp8_dynamic`: one per tensor, computed
-    for every product; `fp8_block`: one per block.
+    for every product; `fp8_block`: one per block. Or the label of a quantised checkpoint, which
+    is planned from a profile with that label.
     """
 
-    weights: Weights = "bfloat16"
+    weights: str = "bfloat16"
     cache: Cache = "bfloat16"
 
 
@@ -211,15 +212,18 @@ class PlanRequest:
     def __post_init__(self) -> None:
         _check_numbers(self)
         _check_gpus(self)
+        weights = self.precision.weights
+        labels = {weights: 0.0} if is_label(weights) else {}
         for kind, name, names in (
             ("engine is", self.engine, RULES),
-            ("weights are", self.precision.weights, WEIGHT_BYTES),
+            ("weights are", weights, {**WEIGHT_BYTES, **labels}),
             ("cache is", self.precision.cache, CACHE_BYTES),
         ):
             if name not in names:
-                raise InputError(
-                    f"no {kind} called '{name}'", hint=f"Use one of: {', '.join(names)}"
-                )
+                hint = f"Use one of: {', '.join(names)}"
+                if kind == "weights are":
+                    hint += "; or a checkpoint's label as `rooftree support` shows it"
+                raise InputError(f"no {kind} called '{name}'", hint=hint)
         _check_goals(self.goals, simulated=self.simulation is not None)
         if self.simulation is not None:
             _check_simulation(self.simulation)
@@ -338,7 +342,7 @@ class PlanOptions:
     policy: str = "auto"
     engine: str = "vllm"
     drafter: str | None = None
-    weights: Weights = "bfloat16"
+    weights: str = "bfloat16"
     cache: Cache = "bfloat16"
     utilisation: float = 0.8
     max_running: int = 256

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
+from costmodel.errors import InputError
 from costmodel.planning.acceptance import Acceptance, Shape
 from costmodel.planning.batching import (
     Cycle,
@@ -195,6 +196,14 @@ class Server:
                 yield shape, Cycle()
                 continue
             if not fixed and running * (nodes + 1) > self._most_rows:
+                continue
+            most = self.forward.most_tree_rows
+            if shape == "tree" and most and nodes >= most:
+                if fixed:
+                    raise InputError(
+                        f"trees of {nodes} nodes have no times: the operator tables of recurrent"
+                        f" layers hold trees of up to {most} rows, {most - 1} nodes"
+                    )
                 continue
             yield (
                 shape,

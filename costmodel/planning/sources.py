@@ -9,8 +9,7 @@ from pathlib import Path
 from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import DeviceSpec, TargetEntry, find_device, slugify
 from costmodel.compose.aiconfigurator import SYSTEMS
-from costmodel.compose.operators import CACHE_BYTES, WEIGHT_BYTES
-from costmodel.compose.profiles import ComposeOptions, compose, quantization
+from costmodel.compose.profiles import ComposeOptions, compose
 from costmodel.compose.support import composes
 from costmodel.compose.transfer import transferred_error
 from costmodel.compose.transfer_errors import transfer_errors
@@ -20,6 +19,7 @@ from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import PlanRequest, Precision
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore, readable_profiles
+from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, label_bytes, quantization, weights_label
 
 
 def forward_for(
@@ -44,6 +44,10 @@ def forward_for(
         raise InputError(f"{gpu} is a profile of {profile.target.name}, another target")
     if profile.runtime.tensor_parallel != degree:
         raise InputError(f"is a profile of tp {profile.runtime.tensor_parallel}, not {degree}")
+    wanted = quantization(request.precision.weights, request.precision.cache)
+    if wanted not in (None, profile.runtime.quantization):
+        held = profile.runtime.quantization or profile.runtime.dtype
+        raise InputError(f"is a profile of {held}, not {wanted}")
     return TargetForward(profile, request.engine)
 
 
@@ -63,12 +67,14 @@ def find_forward(
 ) -> TargetForward:
     """Forwards from a stored profile of this degree and precision, else from a composed one.
 
-    Raises InputError, DeviceError, or ProfileError with the command that makes a profile.
+    Labels of quantised checkpoints are planned from stored profiles only. Raises InputError,
+    DeviceError, or ProfileError with the command that makes a profile.
     """
     architecture, precision = target.architecture, precision or Precision()
     profile = _stored(device, architecture, store, (tensor_parallel, precision))
     if profile is None:
-        if device.slug not in SYSTEMS or not operators_installed():
+        weights = next((name for name in WEIGHT_BYTES if name == precision.weights), None)
+        if weights is None or device.slug not in SYSTEMS or not operators_installed():
             raise _missing(device, architecture, store, (tensor_parallel, precision))
         profile = _composed(
             ComposeOptions(
@@ -76,7 +82,7 @@ def find_forward(
                 device_name=device.slug,
                 engine="vllm" if engine == "rooftree" else engine,
                 tensor_parallel=tensor_parallel,
-                weights=precision.weights,
+                weights=weights,
                 cache=precision.cache,
             )
         )
@@ -130,12 +136,19 @@ def _missing(
     problem = f"no profile of {architecture.name} on {device.slug}, tp {degree}"
     if precision != Precision():
         problem += f", weights {precision.weights}, cache {precision.cache}"
-    value = ValueBytes(weight=WEIGHT_BYTES[precision.weights], cached=CACHE_BYTES[precision.cache])
+    one = label_bytes(precision.weights)
+    value = ValueBytes(weight=one or 0.0, cached=CACHE_BYTES[precision.cache])
     weights = weight_bytes(architecture, value, degree)
-    if weights > device.memory_bytes:
+    if one and weights > device.memory_bytes:
         problem += (
             f"; its weights alone are {weights / 1e9:.0f} GB on each device, which has"
             f" {device.memory_bytes / 1e9:.0f} GB"
+        )
+    if precision.weights not in WEIGHT_BYTES:
+        labels = _labels(device, architecture, store)
+        hint = f"There are profiles of {labels}; or measure" if labels else "Measure"
+        return ProfileError(
+            problem, hint=f"{hint} such a checkpoint with `rooftree calibrate` on {device.name}"
         )
     if device.slug in SYSTEMS:
         return ProfileError(problem, hint="`pip install 'rooftree[operators]'` is enough")
@@ -143,6 +156,16 @@ def _missing(
         hint = "Leave out --weights and --cache: other precisions than bfloat16 are planned only on"
         return ProfileError(problem, hint=f"{hint} {', '.join(SYSTEMS)}")
     return ProfileError(problem, hint=_transfer_hint(device, architecture, store, degree))
+
+
+def _labels(device: DeviceSpec, architecture: ModelArchitecture, store: ProfileStore) -> str:
+    """The labels of quantised weights that profiles of a target on a device have."""
+    stored = (
+        weights_label(profile.runtime.quantization)
+        for folder in store.directories
+        for _, profile in readable_profiles(folder, f"{device.slug}/*.yaml", architecture.hash)
+    )
+    return ", ".join(dict.fromkeys(label for label in stored if label))
 
 
 def _transfer_hint(

@@ -251,7 +251,8 @@ class SurfaceSection(Section):
 class CalibrationSection(Section):
     """The calibrations, the name of the selected one, and the cross-validated error of each.
 
-    `cross_validated_regret` is the mean decision regret of the same predictions.
+    `cross_validated_regret` is the mean decision regret of the same predictions. `warnings` name
+    steps of the points that the selected one smooths over.
     """
 
     selected: CalibrationName
@@ -260,6 +261,7 @@ class CalibrationSection(Section):
     stairs: StairsScales | None = None
     cross_validated: dict[CalibrationName, ErrorSummary] = Field(default_factory=dict)
     cross_validated_regret: dict[CalibrationName, Share] = Field(default_factory=dict)
+    warnings: Texts = ()
 
     @classmethod
     def of(cls, selection: Selection) -> CalibrationSection:
@@ -272,6 +274,7 @@ class CalibrationSection(Section):
             stairs=None if stairs is None else stairs.scales,
             cross_validated=selection.cross_validated,
             cross_validated_regret={name: regret.mean for name, regret in selection.regret.items()},
+            warnings=selection.warnings,
         )
 
     @model_validator(mode="after")

@@ -45,9 +45,9 @@ GROUPS = ("group_size", "q_group_size", "w_group_size")
 def quantization_of(config: Any) -> str | None:
     """The label of a config's quantisation, as `gptq-4bit-g128`; None for plain weights.
 
-    It names method, bits and group size. Where the bits are not said in one place, 6 hex digits
-    of the settings tell two apart, since they cost differently. Raises InputError for settings
-    that are none.
+    It names method, bits and group size, of fp8 the block that has a scale (`fp8-128x128`). Where
+    the bits are not said in one place, 6 hex digits of the settings tell two apart, since they
+    cost differently. Raises InputError for settings that are none.
     """
     settings = _settings(config)
     if settings is None:
@@ -57,11 +57,18 @@ def quantization_of(config: Any) -> str | None:
     if settings.get("load_in_4bit") or settings.get("load_in_8bit"):
         bits = 4 if settings.get("load_in_4bit") else 8
     if bits is None and method in SELF_SAID:
-        return method
+        return f"fp8-{_fp8_scales(settings)}" if method == "fp8" else method
     if bits is None:
         return f"{method}-{_scheme(method, settings) or _digest(settings)}"
     group = next((settings[name] for name in GROUPS if isinstance(settings.get(name), int)), 0)
     return f"{method}-{bits}bit" + (f"-g{group}" if group > 0 else "")
+
+
+def _fp8_scales(settings: Mapping[str, Any]) -> str:
+    """The block of one scale, and whether the inputs' scales are stored: each has other kernels."""
+    block = settings.get("weight_block_size", (128, 128))  # transformers' default
+    scales = "x".join(map(str, block)) if block else "tensor"
+    return scales + ("-static" if settings.get("activation_scheme") == "static" else "")
 
 
 def _digest(settings: Any) -> str:

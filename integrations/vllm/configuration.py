@@ -146,6 +146,22 @@ def architecture_of(config: Any) -> ModelArchitecture:
     return ModelArchitecture.from_hf_config(model.hf_text_config.to_dict(), name=name)
 
 
+def quantization_of(config: Any) -> str | None:
+    """vLLM's name of the weights' type, of fp8 with its scales; None for plain weights.
+
+    A block has one scale (`fp8-128x128`), or a tensor has, with the inputs' scales stored (`fp8`)
+    or computed (`fp8_dynamic`, which vLLM also makes of plain weights).
+    """
+    model = config.model_config
+    if model.quantization != "fp8":
+        return None if model.quantization is None else str(model.quantization)
+    settings = getattr(model.hf_config, "quantization_config", None)
+    settings = settings if isinstance(settings, Mapping) else {}
+    if block := settings.get("weight_block_size"):
+        return "fp8-" + "x".join(map(str, block))
+    return "fp8" if settings.get("activation_scheme") == "static" else "fp8_dynamic"
+
+
 def known_keys(config: Any) -> Mapping[str, Any]:
     """The hard keys that a running engine's `VllmConfig` tells; device and attention are not."""
     engine = engine_section(config)
@@ -153,7 +169,7 @@ def known_keys(config: Any) -> Mapping[str, Any]:
         "architecture_hash": architecture_of(config).hash,
         "threads": engine_threads(config),
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
-        "quantization": config.model_config.quantization,
+        "quantization": quantization_of(config),
         "runtime": "vllm",
         "tensor_parallel": config.parallel_config.tensor_parallel_size,
         "engine_version": engine.version,

@@ -121,6 +121,8 @@ def calibrate(
             sections={"stages": stages_section(forwards), **added.sections},
         )
         profile = make_profile(added.subject, measurement)
+        for step in profile.calibration.warnings:
+            listener.say(f"warning: {step}")
         profile = with_held_out(profile, points_of(forwards, "held_out"))
         if added.error_bar is not None and profile.held_out is not None:
             error_bar = {"error_bar": added.error_bar(profile.held_out.error.mape)}
@@ -133,7 +135,7 @@ def calibrate(
         profile=profile,
         path=path,
         picture=picture,
-        warnings=notes + ready.warnings,
+        warnings=notes + ready.warnings + profile.calibration.warnings,
         resumed_samples=swept.resumed_samples,
         unmeasured=swept.unmeasured,
         skipped=swept.skipped,

@@ -54,7 +54,8 @@ AT_ONCE = 8  # requests, for engines with one draft size for all
 @click.option("--drafter", help="Drafter: dflash, ngram, or one timed in the profile "
               "[default: the acceptance's].")  # fmt: skip
 @click.option("--weights", default="bfloat16", show_default=True,
-              help="Weights: bfloat16, fp8, fp8_dynamic, fp8_block or nvfp4.")  # fmt: skip
+              help="Weights: bfloat16, fp8, fp8_dynamic, fp8_block, nvfp4, or a checkpoint's label "
+              "in a profile.")  # fmt: skip
 @click.option("--cache", default="bfloat16", show_default=True, help="KV cache: bfloat16 or fp8.")
 @click.option(
     "--utilisation",

@@ -95,8 +95,8 @@ def print_targets(entries: Sequence[TargetEntry]) -> None:
     print_table(("target", "kind", "size", "active", "cache", "plan"), rows)
     click.echo(
         "size and active: billions of parameters; cache: kB of a token in bfloat16.\n"
-        "plan: `no` unless measured: no operator tables of latent attention, recurrent layers or\n"
-        "attention of several shapes are read.\n"
+        "plan: `no` unless measured: no operator tables of latent attention, attention of several\n"
+        "shapes, or recurrent layers but the gated delta rule's are read.\n"
         "Any hub id or config.json works too; `rooftree targets NAME` shows one."
     )
 
@@ -132,7 +132,7 @@ def print_support(rows: Sequence[Support]) -> None:
         [
             (
                 row.device,
-                row.target.rpartition("/")[2],
+                _title(row),
                 row.provenance,
                 ",".join(map(str, row.degrees)) or None,
                 None if row.error_bar is None else f"{row.error_bar:.1%}",
@@ -140,28 +140,34 @@ def print_support(rows: Sequence[Support]) -> None:
             for row in rows
         ],
     )
-    for reason in dict.fromkeys(row.reason for row in rows if row.reason):
-        click.echo(f"without times: {reason}")
+    for reason, timed in dict.fromkeys((row.reason, bool(row.provenance)) for row in rows):
+        if reason:
+            click.echo(reason if timed else f"without times: {reason}")
+
+
+def _title(row: Support) -> str:
+    """The target's short name, and the label of quantised weights behind it."""
+    return " ".join(filter(None, (row.target.rpartition("/")[2], row.weights)))
 
 
 def print_matrix(rows: Sequence[Support]) -> None:
     """Print targets by devices, one letter for the origin of the times of each pair."""
-    cells = {(row.target, row.device): ORIGINS.get(row.provenance or "", "-") for row in rows}
-    targets = list(dict.fromkeys(row.target for row in rows))
+    cells = {(_title(row), row.device): ORIGINS.get(row.provenance or "", "-") for row in rows}
+    targets = list(dict.fromkeys(map(_title, rows)))
     devices = [
         slug
         for slug in dict.fromkeys(row.device for row in rows)
-        if any(cells[target, slug] != "-" for target in targets)
+        if any(cells.get((target, slug), "-") != "-" for target in targets)
     ]
     labels = dict(zip(devices, string.ascii_uppercase + string.digits, strict=False))
-    width = max(len(target.rpartition("/")[2]) for target in targets) + 1
+    width = max(map(len, targets)) + 1
     room = max((shutil.get_terminal_size().columns - width) // 2, 1)
     for start in range(0, len(devices), room):
         block = devices[start : start + room]
         click.echo(f"{'target':<{width}}" + "".join(f" {labels[slug]}" for slug in block))
         for target in targets:
-            letters = "".join(f" {cells[target, slug]}" for slug in block)
-            click.echo(f"{target.rpartition('/')[2]:<{width}}{letters}")
+            letters = "".join(f" {cells.get((target, slug), '-')}" for slug in block)
+            click.echo(f"{target:<{width}}{letters}")
         click.echo("")
     for slug in devices:
         click.echo(f"{labels[slug]} {slug}")

@@ -226,6 +226,7 @@ def _facts(path: Path, profile: Profile) -> list[tuple[str, str | Path]]:
         ("linear", linear_line(profile).removeprefix("linear calibration: ")),
         ("selected", profile.calibration.selected),
         ("trust", verdict(profile)),
+        *(("warning", text) for text in profile.calibration.warnings),
     ]
     drafters = [
         drafter.name

@@ -14,6 +14,7 @@ import torch
 
 from costmodel.errors import InputError
 from costmodel.profile.schema import EngineDrafterSection, RuntimeSection
+from costmodel.weights import label_bytes
 from decoder.device import dtype_name, fingerprint, parse_dtype, select_device
 from decoder.drafters.factory import DEMO_DRAFTER
 from decoder.model.loading import default_target
@@ -23,6 +24,7 @@ from integrations.vllm.configuration import (
     drafter_key,
     engine_section,
     installed_version,
+    quantization_of,
     speculative_options,
 )
 from integrations.vllm.engine import PROMPT_TOKENS, SteppedEngine, spare_tokens
@@ -161,10 +163,12 @@ def _runtime_section(engine: SteppedEngine) -> RuntimeSection:
     import transformers
 
     config = engine.config
+    label = quantization_of(config)
     return RuntimeSection(
         kind="vllm",
         dtype=dtype_name(config.model_config.dtype),
-        quantization=config.model_config.quantization,
+        quantization=label,
+        weight_bytes=None if label is None else label_bytes(label),
         attention=engine.attention,
         tensor_parallel=config.parallel_config.tensor_parallel_size,
         torch=torch.__version__,

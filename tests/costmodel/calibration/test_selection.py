@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from costmodel.calibration.linear import fit_linear
 from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import ErrorSummary, Points
-from costmodel.calibration.selection import select_calibration
+from costmodel.calibration.selection import select_calibration, smoothed_steps
 from costmodel.calibration.stairs import fit_stairs
 from costmodel.errors import InputError
 from tests.costmodel.conftest import (
@@ -63,6 +63,22 @@ def test_a_line_is_recovered_exactly():
     assert linear.slope_se < 1e-9 and linear.rmse_after_s < 1e-12
     expected = 1.8 * ROOFLINE.seconds([3, 99], 700) + 0.02
     assert linear.predict_s([3, 99], 700) == pytest.approx(expected)
+
+
+def test_a_step_that_the_fit_smooths_over_is_named():
+    """From 4 to 5 rows 2.5 times the time, where all of them read the weights once."""
+    rows = np.array([1, 2, 4, 5, 8, 16] * 2)
+    context = np.repeat([64, 1024], 6)
+    bound = ROOFLINE.with_count("physical").seconds(rows, context)
+    points = Points(rows=rows, context=context, seconds=np.where(rows > 4, 5.0, 2.0) * bound)
+    (said,) = smoothed_steps(points, fit_linear(points, ROOFLINE), ROOFLINE)
+    assert said.startswith("from 4 to 5 rows on ") and "the time rises by 15" in said
+    stairs = fit_stairs(points, fit_physical(points, ROOFLINE))
+    assert smoothed_steps(points, stairs, ROOFLINE) == ()
+    far = points.take((rows != 5) & (rows != 2))  # twice the rows, 2.5 times the time
+    assert smoothed_steps(far, fit_linear(far, ROOFLINE), ROOFLINE)[0].startswith("from 4 to 8")
+    noisy = Points(rows=rows, context=context, seconds=points.seconds, mad_s=points.seconds, n=5)
+    assert smoothed_steps(noisy, fit_linear(points, ROOFLINE), ROOFLINE) == ()
 
 
 def test_statistics_by_hand():

@@ -16,6 +16,7 @@ from costmodel.compose.attention import TileForm
 from costmodel.compose.operators import ComposedForward
 from costmodel.compose.profiles import CONTEXTS, ROWS, composed_profile, error_bar
 from costmodel.errors import DeviceError, InputError
+from costmodel.planning.forwards import TargetForward
 from costmodel.roofline import distinct_experts
 from tests.costmodel.conftest import measured_forwards
 
@@ -79,7 +80,9 @@ def package(tmp_path, monkeypatch):
 
     def fake_table(path: Path, columns):
         kind = path.name.split("_")[0]
-        table = {"gemm": gemm_table, "moe": moe_table}.get(kind, lambda: attention_table(kind))()
+        table = {"gemm": gemm_table, "moe": moe_table, "gdn": gdn_table}.get(
+            kind, lambda: attention_table(kind)
+        )()
         return {name: table[name] for name in columns if name in table}
 
     for system, version in (("h100_sxm", "0.9.0"), ("h100_sxm", "0.24.0"),
@@ -157,6 +160,80 @@ def test_shared_experts_and_dense_layers_are_products_beside_the_experts(package
     expected = expected + tables.matmul.seconds(rows, MOE.experts, MOE.hidden)
     gained = product / (MOE.layers - 1)  # by the one sparse layer
     assert layer == pytest.approx(expected - product - gained, rel=0.05)
+
+
+def gdn_table():
+    """Microseconds: a convolution 2, one row 5 a sequence; a chunk of several rows 12."""
+    lines = []
+    for batch in (1, 4):
+        for phase, rows, rule in (("generation", 1, 5 * batch), ("context", 1, 12),
+                                  ("context", 64, 12), ("context", 1024, 192)):  # fmt: skip
+            lines.append((phase, "causal_conv1d_fn", batch, rows, 2e-3))
+            lines.append((phase, "chunk_gated_delta_rule", batch, rows, 1e-3 * rule))
+    names = ("phase", "kernel_source", "batch_size", "seq_len", "latency")
+    columns = zip(names, zip(*lines, strict=True), strict=True)
+    table = {name: np.array(column) for name, column in columns}
+    sizes = {"num_k_heads": 16, "num_v_heads": 32, "head_k_dim": 128, "head_v_dim": 128}
+    return table | {name: np.full(len(lines), n) for name, n in (sizes | {"d_conv": 4}).items()}
+
+
+HYBRID = dataclasses.replace(
+    LLAMA, name="hybrid", recurrent="gated_delta", recurrent_layers=24, keyless_layers=24,
+    state_heads=32, state_groups=16, state_key_dim=128, state_value_dim=128, conv_width=4,
+)  # fmt: skip
+
+
+@pytest.fixture
+def hybrid(package):
+    folder = package / "h100_sxm" / "linear_attention" / "vllm" / "0.24.0"
+    folder.mkdir(parents=True)
+    (folder / "gdn_perf.parquet").touch()
+    return ComposedForward(architecture=HYBRID, tables=load_published(H100))
+
+
+def test_recurrent_layers_are_summed_beside_those_with_attention(hybrid):
+    """24 of 32 layers: one row 24 x (2 + 5) us, up to 64 rows 24 x (2 + 12) us."""
+    rows = np.array([1.0, 32.0, 128.0])
+    assert hybrid.recurrent_s(rows) == pytest.approx([168e-6, 336e-6, 24 * 26e-6])
+    assert hybrid.recurrent_s(rows[:1], 2)[0] == pytest.approx(24 * 12e-6)  # 7 and 22 us, a third
+    assert hybrid.recurrent_s(rows[:1], 8)[0] == pytest.approx(24 * 44e-6)
+    plain = ComposedForward(architecture=LLAMA, tables=hybrid.tables)
+    context = np.array([1024.0])
+    assert hybrid.attention_s(8, context) == pytest.approx(plain.attention_s(8, context) / 4)
+    matmul, small = hybrid.tables.matmul, hybrid.tables.small
+    mixer = small.seconds("norm", rows, 4096) + sum(
+        matmul.seconds(rows, n, k) for n, k in ((8192 + 4096, 4096), (64, 4096), (4096, 4096))
+    )
+    attention = small.seconds("rotary", rows, 5120) + sum(
+        matmul.seconds(rows, n, 4096) for n in (6144, 4096)
+    )
+    assert hybrid.linear_s(rows) == pytest.approx(plain.linear_s(rows) + 24 * (mixer - attention))
+    total = hybrid.seconds(rows, context)[1, 0] - hybrid.attention_s(32, context)[0]
+    parts = hybrid.linear_s(rows) + hybrid.lm_head_s(rows) + hybrid.recurrent_s(rows)
+    assert total == pytest.approx(parts[1])
+
+
+def test_what_a_recurrent_table_does_not_hold_is_refused(hybrid, package):
+    with pytest.raises(InputError, match="no gated delta rule of 8 and 16 heads, 128 x 128"):
+        dataclasses.replace(hybrid, tensor_parallel=2)
+    mamba = dataclasses.replace(HYBRID, recurrent="mamba2")
+    with pytest.raises(InputError, match="recurrent layers without the gated delta rule"):
+        ComposedForward(architecture=mamba, tables=hybrid.tables)
+
+
+def test_other_sequences_pay_for_their_states(hybrid):
+    profile = composed_profile(hybrid, error_bar(hybrid))
+    assert (
+        "of trees up to 64 rows, beyond which the times are those of a chain"
+        in profile.provenance.note
+    )
+    forward = TargetForward(profile, "rooftree")
+    assert forward.most_tree_rows == 64
+    verify, plain = profile.verify_calibration(), profile.stages.plain
+    more_s = plain.seconds(64, 16) - float(verify.predict_s(16, 64))
+    assert more_s > 24 * (88e-6 - 14e-6)  # 4 times 2 + 20 us in the table's form, one chunk less
+    expected = float(verify.predict_s(64, 64)) + more_s
+    assert forward.decode(16, 64, 4).products == pytest.approx(expected)
 
 
 def test_latent_attention_is_refused_with_the_reason(package):

@@ -36,6 +36,7 @@ class LineSteps:
     )
     tensor_parallel: int = 1
     unsplit: bool = False
+    most_tree_rows: int | None = None
     profile: SimpleNamespace = dataclasses.field(
         default_factory=lambda: SimpleNamespace(
             stages=StagesSection(), drafters={}, engine_drafters={}

@@ -8,6 +8,7 @@ import pytest
 
 from costmodel.catalog import find_device, find_target
 from costmodel.compose.aiconfigurator import SYSTEMS, load_published
+from costmodel.compose.support import supported
 from costmodel.compose.transfer import transfer_profile, transferred_error
 from costmodel.compose.transfer_errors import transfer_errors
 from costmodel.errors import InputError, ProfileError
@@ -87,6 +88,66 @@ def test_no_command_is_named_that_does_not_help_a_precision():
         find_forward(find_device("l4"), find_target("Qwen/Qwen3-8B"), SHIPPED, precision=fp8)
     assert "`" not in missing.value.hint
     assert missing.value.hint.startswith("Leave out --weights and --cache: other precisions")
+
+
+def labelled(tmp_path, label, weight_bytes=None) -> ProfileStore:
+    """A store with one profile: that of Qwen3-8B on an L40S, said to be of such weights."""
+    fields = Profile.from_yaml(shipped_directory() / "l40s" / FILE).as_dict()
+    fields["provenance"]["kind"] = "measured"
+    fields["runtime"] |= {"kind": "graphs", "quantization": label}
+    fields["runtime"] |= {"weight_bytes": weight_bytes} if weight_bytes else {}
+    store = ProfileStore([tmp_path])
+    store.save(Profile.model_validate(fields))
+    return store
+
+
+def planned(store, label):
+    target = find_target("Qwen/Qwen3-8B")
+    return find_forward(find_device("l40s"), target, store, precision=Precision(weights=label))
+
+
+@pytest.mark.parametrize(
+    ("label", "stored", "held"),
+    [
+        ("compressed-tensors-w8a16-g32", None, 1 + 2 / 32),
+        ("compressed-tensors-w8a16-g32", 2.0, 2.0),  # unpacked, as it was measured
+        ("gptq-4bit-g128", None, 0.5 + 2.5 / 128),
+        ("bitsandbytes-4bit", None, 0.5 + 4 / 64),
+        ("quanto-qint8", None, 1.0),
+        ("torchao-int4weightonly-0a1b2c", None, 0.5),
+        ("torchao-int8dynamicactivationint8weight-0a1b2c", None, 1.0),
+        ("torchao-intxweightonly-0a1b2c", 1.1, 1.1),
+        ("fp8-128x128", None, 1 + 4 / 128**2),
+        ("int8", None, 1.0),
+    ],
+)
+def test_quantised_weights_are_planned_by_their_label(tmp_path, label, stored, held):
+    forward = planned(labelled(tmp_path, label, stored), label)
+    assert forward.origin.kind == "measured"
+    assert forward.value_bytes.weight == pytest.approx(held)
+    plain = Profile.from_yaml(shipped_directory() / "l40s" / FILE).verify_calibration()
+    seconds = float(forward.profile.verify_calibration().predict_s(16, 1024))
+    assert seconds == pytest.approx(float(plain.predict_s(16, 1024)), rel=0.02)
+
+
+def test_labels_are_never_mixed_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("costmodel.planning.sources.operators_installed", lambda: False)
+    store = labelled(tmp_path, "fp8-128x128")
+    for other in ("fp8", "fp8_block", "bfloat16", "gptq-4bit"):
+        with pytest.raises(ProfileError, match="no profile of Qwen/Qwen3-8B on l40s") as missing:
+            planned(store, other)
+    assert missing.value.hint.startswith("There are profiles of fp8-128x128; or measure such")
+    store = labelled(tmp_path / "odd", "gptq_marlin")
+    with pytest.raises(InputError, match="weights 'gptq_marlin', and their bytes in"):
+        planned(store, "gptq_marlin")
+
+
+def test_support_has_a_row_for_each_label(tmp_path):
+    rows = [row for row in supported(labelled(tmp_path, "gptq_marlin")) if row.weights]
+    (row,) = rows
+    assert (row.device, row.target, row.weights) == ("l40s", "Qwen/Qwen3-8B", "gptq_marlin")
+    assert (row.provenance, row.degrees) == ("measured", (1,))
+    assert row.reason == "not planned, as the bytes of weights 'gptq_marlin' are not known"
 
 
 def test_a_mixture_on_several_gpus_is_measured_on_as_many():

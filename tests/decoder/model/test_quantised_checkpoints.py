@@ -243,7 +243,7 @@ def test_a_checkpoint_decodes_as_transformers_decodes_it(form, tmp_path):
     assert key.quantization == section.quantization
     if form.label is None:  # plain weights in memory: the key and the bytes of such
         assert key.quantization is None and section.weight_bytes is None
-        assert loaded.stored == "fp8"
+        assert loaded.stored == "fp8-32x32"
     else:
         assert key.quantization.startswith(form.label) and loaded.stored.startswith(form.label)
         shapes = [(64, 64)] * 4 + [(128, 64)] * 2 + [(64, 128)]

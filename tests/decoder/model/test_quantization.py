@@ -46,7 +46,9 @@ def load(folder, **options):
         (GPTQ, "gptq-4bit-g128"),
         ({"quant_method": "awq", "bits": 4, "group_size": -1}, "awq-4bit"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes-4bit"),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8-128x128"),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, "fp8-128x128-static"),
+        ({"quant_method": "fp8", "weight_block_size": None}, "fp8-tensor"),
         (W4A16, "compressed-tensors-w4a16-g32"),
     ],
 )

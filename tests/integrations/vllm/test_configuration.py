@@ -92,6 +92,24 @@ def test_keys_of_drafters():
     assert one.startswith("vllm-dflash-")
 
 
+@pytest.mark.parametrize(
+    ("engine", "checkpoint", "label"),
+    [
+        (None, None, None),
+        ("gptq_marlin", {"bits": 4}, "gptq_marlin"),
+        ("fp8", None, "fp8_dynamic"),
+        ("fp8", {"activation_scheme": "dynamic"}, "fp8_dynamic"),
+        ("fp8", {"activation_scheme": "static"}, "fp8"),
+        ("fp8", {"weight_block_size": [128, 128]}, "fp8-128x128"),
+    ],
+)
+def test_fp8_of_one_scale_is_not_that_of_blocks(engine, checkpoint, label):
+    model = SimpleNamespace(
+        quantization=engine, hf_config=SimpleNamespace(quantization_config=checkpoint)
+    )
+    assert configuration.quantization_of(SimpleNamespace(model_config=model)) == label
+
+
 def test_differing_keys_are_named(monkeypatch):
     profile = make_engine_profile()
     key = profile.key
