@@ -142,7 +142,8 @@ def test_labels_are_never_mixed_up(tmp_path, monkeypatch):
         planned(store, "gptq_marlin")
 
 
-def test_support_has_a_row_for_each_label(tmp_path):
+def test_support_has_a_row_for_each_label(tmp_path, monkeypatch):
+    monkeypatch.setattr("costmodel.compose.support.SYSTEMS", {})
     rows = [row for row in supported(labelled(tmp_path, "gptq_marlin")) if row.weights]
     (row,) = rows
     assert (row.device, row.target, row.weights) == ("l40s", "Qwen/Qwen3-8B", "gptq_marlin")
