@@ -6,10 +6,13 @@ import dataclasses
 import difflib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError, shown
@@ -19,6 +22,8 @@ from costmodel.hf_kinds import KINDS
 from costmodel.hub import hub_config, is_hub_id
 from costmodel.io import folder_of, read_json, read_yaml, shipped_directory
 
+Array = NDArray[np.float64]
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Peaks:
@@ -26,6 +31,15 @@ class Peaks:
 
     flops_per_s: float
     bytes_per_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LinkProtocol:
+    """All-reduces of `from_bytes` and more, by one protocol: `latency_s` plus `byte_s` a byte."""
+
+    from_bytes: float
+    latency_s: float
+    byte_s: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +159,42 @@ def _by_label() -> dict[str, DeviceSpec]:
 def device_by_name(name: str) -> DeviceSpec | None:
     """The device that a driver reports under exactly this name, or None."""
     return _by_reported_name().get(name)
+
+
+# Libraries change the protocol of an all-reduce with the size of the message: one-shot exchanges of
+# small ones, two-shot ones, then NCCL's rings and trees. Within one the time is a line over the
+# bytes. communication.yaml has lines that were fitted to published measurements
+# (aiconfigurator-core, NVIDIA, Apache-2.0).
+def all_reduce_s(
+    protocols: Sequence[LinkProtocol], message_bytes: ArrayLike
+) -> NDArray[np.float64]:
+    """Seconds of one all-reduce of messages [n]; `protocols` ascend from 0 bytes."""
+    size = np.asarray(message_bytes, dtype=np.float64)
+    starts = np.array([protocol.from_bytes for protocol in protocols])
+    index = np.clip(np.searchsorted(starts, size, side="right") - 1, 0, None)
+    latency, slope = (
+        np.array([getattr(protocol, name) for protocol in protocols])[index]
+        for name in ("latency_s", "byte_s")
+    )
+    return np.asarray(latency + slope * size, dtype=np.float64)
+
+
+def protocols_of(slug: str, devices: int) -> tuple[LinkProtocol, ...]:
+    """The shipped protocols among `devices` of a kind; empty where none were measured."""
+    return _shipped_protocols().get((slug, devices), ()) if devices > 1 else ()
+
+
+@cache
+def _shipped_protocols() -> dict[tuple[str, int], tuple[LinkProtocol, ...]]:
+    table = read_yaml(shipped_directory() / "communication.yaml")
+    return {
+        (slug, devices): tuple(
+            LinkProtocol(from_bytes=float(start), latency_s=float(latency_s), byte_s=float(byte_s))
+            for start, latency_s, byte_s in rows
+        )
+        for slug, degrees in table.items()
+        for devices, rows in degrees.items()
+    }
 
 
 def find_device(query: str) -> DeviceSpec:

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.catalog import Peaks
-from costmodel.communication import LinkProtocol
+from costmodel.catalog import LinkProtocol, Peaks
 
 Array = NDArray[np.float64]
 

@@ -59,9 +59,9 @@ def label_bytes(label: str) -> float | None:
 
     Zero points count where the method has them (gptq, awq).
     """
-    named: dict[str, float] = {**WEIGHT_BYTES, **_NAMED}
-    if label in named:
-        return named[label]
+    for named, held in (*WEIGHT_BYTES.items(), *_NAMED.items()):
+        if label == named:
+            return held
     if blocks := _BLOCKS.fullmatch(label):
         return 1 + 4 / (int(blocks[1]) * int(blocks[2]))
     if method := _METHOD.fullmatch(label):

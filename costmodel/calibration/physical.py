@@ -14,7 +14,7 @@ from pydantic import ValidationError, model_validator
 
 from costmodel.calibration.base import RooflineCalibration
 from costmodel.calibration.points import Points
-from costmodel.communication import all_reduce_s
+from costmodel.catalog import all_reduce_s
 from costmodel.errors import InputError
 from costmodel.fields import Count, Factor, Statistic
 from costmodel.roofline import (

@@ -12,8 +12,7 @@ from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.design import design_points
 from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.calibration.selection import Selection, select_calibration
-from costmodel.catalog import DeviceFingerprint, device_slug, find_device
-from costmodel.communication import protocols_of
+from costmodel.catalog import DeviceFingerprint, device_slug, find_device, protocols_of
 from costmodel.errors import InputError
 from costmodel.imports.readers import read_csv, read_dspark, read_llama_bench
 from costmodel.imports.table import ImportedTable, WeightFormat

@@ -9,8 +9,7 @@ import numpy as np
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.base import Calibration
-from costmodel.catalog import DeviceSpec, device_by_name
-from costmodel.communication import all_reduce_s
+from costmodel.catalog import DeviceSpec, all_reduce_s, device_by_name
 from costmodel.compose.operators import CHUNK_ROWS
 from costmodel.compose.transfer_errors import transfer_errors
 from costmodel.errors import InputError

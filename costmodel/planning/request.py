@@ -213,11 +213,11 @@ class PlanRequest:
         _check_numbers(self)
         _check_gpus(self)
         weights = self.precision.weights
-        labels = {weights: 0.0} if is_label(weights) else {}
+        labels = (weights,) if is_label(weights) else ()
         for kind, name, names in (
-            ("engine is", self.engine, RULES),
-            ("weights are", weights, {**WEIGHT_BYTES, **labels}),
-            ("cache is", self.precision.cache, CACHE_BYTES),
+            ("engine is", self.engine, tuple(RULES)),
+            ("weights are", weights, (*WEIGHT_BYTES, *labels)),
+            ("cache is", self.precision.cache, tuple(CACHE_BYTES)),
         ):
             if name not in names:
                 hint = f"Use one of: {', '.join(names)}"

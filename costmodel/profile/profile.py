@@ -14,8 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from costmodel.calibration.base import Calibration
 from costmodel.calibration.linear import LinearCalibration
 from costmodel.calibration.stairs import MIN_POINTS
-from costmodel.catalog import DeviceFingerprint, device_by_name
-from costmodel.communication import protocols_of
+from costmodel.catalog import DeviceFingerprint, device_by_name, protocols_of
 from costmodel.errors import InputError, ProfileError
 from costmodel.fields import Hash, Section
 from costmodel.io import parse_yaml, read_bytes, write_atomic

@@ -14,8 +14,7 @@ import transformers
 from costmodel.architecture import ModelArchitecture
 from costmodel.calibration.points import Points
 from costmodel.calibration.selection import select_calibration
-from costmodel.catalog import DeviceFingerprint, Peaks, device_by_name
-from costmodel.communication import protocols_of
+from costmodel.catalog import DeviceFingerprint, Peaks, device_by_name, protocols_of
 from costmodel.io import now_utc, tool_version
 from costmodel.profile.profile import Profile, ProfileKey, SoftKey
 from costmodel.profile.schema import (

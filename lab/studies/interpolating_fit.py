@@ -32,8 +32,7 @@ from costmodel.calibration.physical import fit_physical
 from costmodel.calibration.points import Points
 from costmodel.calibration.selection import regret_at_contexts
 from costmodel.calibration.stairs import fit_stairs
-from costmodel.catalog import find_device, find_target
-from costmodel.communication import protocols_of
+from costmodel.catalog import find_device, find_target, protocols_of
 from costmodel.io import shipped_directory
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import SurfaceSection

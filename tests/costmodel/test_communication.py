@@ -9,12 +9,7 @@ import pytest
 
 from costmodel.calibration.physical import PhysicalCalibration, fit_physical
 from costmodel.calibration.points import Points
-from costmodel.catalog import find_device, find_target
-from costmodel.communication import (
-    LinkProtocol,
-    all_reduce_s,
-    protocols_of,
-)
+from costmodel.catalog import LinkProtocol, all_reduce_s, find_device, find_target, protocols_of
 from costmodel.roofline import Roofline
 
 LLAMA = find_target("Llama-3.1-8B-Instruct").architecture
