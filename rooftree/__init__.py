@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         best_first,
     )
     from decoder.tree.growth import Growth, TopPaths
+    from decoder.tree.pairs import PairLattice
     from profiler.calibrate.run import CalibrationListener, CalibrationResult, calibrate
     from profiler.calibrate.source import CalibrationSettings
 
@@ -64,6 +65,7 @@ __all__ = [
     "InputError",
     "Lattice",
     "Limits",
+    "PairLattice",
     "Plan",
     "PlanRequest",
     "Policy",
@@ -111,6 +113,7 @@ _NAMES_BY_MODULE = {
         "best_first",
     ),
     "decoder.tree.growth": ("Growth", "TopPaths"),
+    "decoder.tree.pairs": ("PairLattice",),
     "profiler.calibrate.run": ("CalibrationListener", "CalibrationResult", "calibrate"),
     "profiler.calibrate.source": ("CalibrationSettings",),
 }

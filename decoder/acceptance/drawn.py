@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 
 from decoder.acceptance.sampling import Sampling
 from decoder.device import to_device
-from decoder.tree.draft_tree import EMPTY, DraftTree, Lattice, jit
+from decoder.tree.draft_tree import EMPTY, DraftTree, Lattice
 from decoder.tree.growth import Frontier
+from decoder.tree.heap import jit
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from decoder.tree.draft_tree import CandidateTree, DraftTree, Lattice
+from decoder.tree.draft_tree import Candidates, DraftTree
 from decoder.tree.growth import UNBOUNDED, Growth
 
 # How a drafter serves sampled trees: not at all, for want of a q over the whole vocabulary;
@@ -68,12 +68,13 @@ class DraftSession(ABC):
     rewinds: bool = False  # whether `rewind` is implemented
 
     @abstractmethod
-    def draft(self, context: NDArray[np.int64], request: DraftRequest) -> Lattice | CandidateTree:
+    def draft(self, context: NDArray[np.int64], request: DraftRequest) -> Candidates:
         """Candidates for the tokens after `context`.
 
         context  int64 [tokens]: the text so far, the bonus token last
-        Returns a `Lattice` of candidates by position [depth, K], or a `CandidateTree` of
-        candidates by path. Calling it twice without `observe` gives the same candidates.
+        Returns a `Lattice` of candidates by position [depth, K], a `PairLattice` where each
+        depends on the one before, or a `CandidateTree` of candidates by path. Calling it twice
+        without `observe` gives the same candidates.
         """
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:

@@ -29,6 +29,7 @@ from decoder.tree.draft_tree import (
     Lattice,
     sound,
 )
+from decoder.tree.pairs import PairLattice
 
 Result = TypeVar("Result")
 LAST_HINT = "The text goes on without drafts."
@@ -163,11 +164,23 @@ def _well_formed(drafted: Any, whole_vocab: int | None) -> Candidates:
         if whole_vocab is not None and len(tokens):
             _check_whole(whole, len(tokens), whole_vocab)
         return Lattice(tokens, probabilities, whole)
+    if isinstance(drafted, PairLattice) and whole_vocab is None:
+        return _well_paired(drafted)
     if not isinstance(drafted, CandidateTree) or whole_vocab is not None:
-        wanted = "a Lattice" if whole_vocab is not None else "a Lattice or a CandidateTree"
+        others = "" if whole_vocab is not None else ", a PairLattice or a CandidateTree"
+        wanted = f"a Lattice{others}"
         raise ValueError(f"it must give {wanted}, not a {type(drafted).__name__}")
     tokens, probabilities = _arrays(drafted.tokens, drafted.probabilities, 1)
     return CandidateTree(tokens, _parents(drafted.parents, len(tokens)), probabilities)
+
+
+def _well_paired(drafted: PairLattice) -> PairLattice:
+    tokens, _ = _arrays(drafted.tokens, drafted.tokens, 2)
+    gamma, width = tokens.shape
+    first, edges = (np.asarray(part, dtype=np.float64) for part in (drafted.first, drafted.edges))
+    if first.shape != (width,) or edges.shape != (max(gamma - 1, 0), width, width):
+        raise ValueError(f"tokens {tokens.shape}, first {first.shape}, edges {edges.shape}")
+    return PairLattice(tokens, np.ascontiguousarray(first), np.ascontiguousarray(edges))
 
 
 def _check_whole(whole: Any, depth: int, vocab: int) -> None:

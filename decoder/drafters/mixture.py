@@ -28,11 +28,9 @@ from decoder.tree.draft_tree import (
     Candidates,
     CandidateTree,
     Lattice,
-    best_first,
-    jit,
-    sift_down,
-    sift_up,
+    as_tree,
 )
+from decoder.tree.heap import jit, sift_down, sift_up
 
 TOKEN, CHILD, SIBLING = range(3)  # columns of a trie, by row; -1: none
 NO_LATTICE = Lattice(np.zeros((0, 0), np.int64), np.zeros((0, 0)))
@@ -126,11 +124,12 @@ def new_statistics() -> MixtureStatistics:
 def join_drafts(first: Candidates, second: Candidates, nodes: int) -> JointDraft:
     """The joint draft of two drafters' sound candidates.
 
-    A lattice of the first drafter counts as the tree of its best `nodes` paths.
+    A lattice of the first drafter counts as the tree of its best `nodes` paths, and so do the
+    pairs of either one.
     """
-    tree = _as_tree(first, nodes) if isinstance(first, Lattice) else first
+    tree = as_tree(first, nodes)
     lattice = second if isinstance(second, Lattice) else NO_LATTICE
-    other = NO_CANDIDATES if isinstance(second, Lattice) else second
+    other = NO_CANDIDATES if isinstance(second, Lattice) else as_tree(second, nodes)
     trie, given = _merge(_arrays(tree), _arrays(other))
     tokens = np.array(lattice.tokens, dtype=np.int64, order="C")
     shares = np.array(lattice.probabilities, dtype=np.float64, order="C")
@@ -151,13 +150,6 @@ def _arrays(
         np.array(tree.parents, dtype=np.int64),
         np.array(tree.probabilities, dtype=np.float64),
     )
-
-
-def _as_tree(lattice: Lattice, nodes: int) -> CandidateTree:
-    paths = best_first(lattice, nodes)
-    above = np.concatenate((np.ones(1), paths.scores))[paths.parents]
-    given = np.divide(paths.scores, above, out=np.zeros(paths.nodes), where=above > 0.0)
-    return CandidateTree(paths.tokens, paths.parents, given)
 
 
 @jit

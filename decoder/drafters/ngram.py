@@ -22,7 +22,8 @@ import torch
 from numpy.typing import NDArray
 
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession
-from decoder.tree.draft_tree import CandidateTree, jit
+from decoder.tree.draft_tree import CandidateTree
+from decoder.tree.heap import jit
 
 MAX_MATCH = 16  # longer matches are treated alike
 MAX_MATCHES = 32  # continuations taken into the trie

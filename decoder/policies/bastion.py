@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from decoder.policies.base import DEFAULT_MAX_NODES, Cost, Limits, Policy, TreeRequest
 from decoder.statistics import Round
-from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, best_first, jit
+from decoder.tree.draft_tree import EMPTY, Candidates, DraftTree, best_first
+from decoder.tree.heap import jit
 
 
 class DepthBias:

@@ -11,30 +11,15 @@ so `sound` removes bad ones before a tree is built (`drafters.isolation`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.errors import InputError
-
-F = TypeVar("F", bound=Callable[..., object])
-
-
-def jit(function: F, *, parallel: bool = False) -> F:
-    """Compile `function` with numba, cached on disk where a directory is writable.
-
-    `njit(cache=True)` raises RuntimeError if it finds no writable directory (a read-only
-    install, a container without a home); the function is then compiled without a cache.
-    """
-    try:
-        return cast(F, numba.njit(cache=True, nogil=True, parallel=parallel)(function))
-    except RuntimeError:
-        return cast(F, numba.njit(nogil=True, parallel=parallel)(function))
-
+from decoder.tree.heap import jit, sift_down, sift_up
+from decoder.tree.pairs import PairLattice, best_first_pairs, greedy_pairs, sound_pairs
 
 WORD = 32  # rows in one word of a bit mask
 
@@ -130,7 +115,7 @@ class CandidateTree:
     probabilities: NDArray[np.float64]
 
 
-Candidates = Lattice | CandidateTree
+Candidates = Lattice | PairLattice | CandidateTree
 
 NO_CANDIDATES = CandidateTree(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
 
@@ -141,6 +126,8 @@ def sound(candidates: Candidates, vocab: int | None = None) -> Candidates:
     Probabilities above 1, infinity included, become 1. A node of a tree is removed with its
     subtree. Sound candidates are returned unchanged.
     """
+    if isinstance(candidates, PairLattice):
+        return sound_pairs(candidates, vocab)
     tokens, probabilities = candidates.tokens, candidates.probabilities
     mask = (probabilities >= 0.0) & (tokens >= 0)  # NaN compares false
     if vocab is not None:
@@ -194,6 +181,8 @@ def best_first(
         return EMPTY
     if isinstance(candidates, CandidateTree):
         return _best_first_candidates(candidates, nodes, depth_factors)
+    if isinstance(candidates, PairLattice):
+        return DraftTree(*best_first_pairs(candidates, nodes, depth_factors))
     probabilities = candidates.probabilities
     if depth_factors is not None:
         # The last factor serves all deeper positions, as for candidate trees.
@@ -213,12 +202,24 @@ def chain(candidates: Candidates, depth: int) -> DraftTree:
             return EMPTY
         tokens = candidates.tokens[:length, 0]
         scores = np.cumprod(candidates.probabilities[:length, 0])
+    elif isinstance(candidates, PairLattice):
+        tokens, scores = greedy_pairs(candidates, depth)
     else:
         picked = _greedy_path(candidates.parents, candidates.probabilities, depth)
         tokens = candidates.tokens[picked]
         scores = np.cumprod(candidates.probabilities[picked])
     rows = np.arange(len(tokens), dtype=np.int64)
     return DraftTree(tokens.astype(np.int64), rows, rows + 1, scores)
+
+
+def as_tree(candidates: Candidates, nodes: int) -> CandidateTree:
+    """Candidates by path: the same, or the best `nodes` paths of candidates by position."""
+    if isinstance(candidates, CandidateTree):
+        return candidates
+    paths = best_first(candidates, nodes)
+    above = np.concatenate((np.ones(1), paths.scores))[paths.parents]
+    given = np.divide(paths.scores, above, out=np.zeros(paths.nodes), where=above > 0.0)
+    return CandidateTree(paths.tokens, paths.parents, given)
 
 
 def _best_first_candidates(
@@ -314,43 +315,6 @@ def _best_first_lattice(probabilities, limit):  # type: ignore[no-untyped-def]
             size += 1
             entries += 1
     return ranks[:taken], parents[:taken], depths[:taken], scores[:taken]
-
-
-@jit
-def sift_down(keys, items, size):  # type: ignore[no-untyped-def]
-    """Restore a binary heap, the largest key on top, after its top entry has changed.
-
-    The heap is two arrays: keys and items [size].
-    """
-    hole, key, item = 0, keys[0], items[0]
-    while True:
-        below = 2 * hole + 1
-        if below >= size:
-            break
-        if below + 1 < size and keys[below + 1] > keys[below]:
-            below += 1
-        if keys[below] <= key:
-            break
-        keys[hole] = keys[below]
-        items[hole] = items[below]
-        hole = below
-    keys[hole] = key
-    items[hole] = item
-
-
-@jit
-def sift_up(keys, items, hole):  # type: ignore[no-untyped-def]
-    """Restore a binary heap after an entry was added at `hole`, its end."""
-    key, item = keys[hole], items[hole]
-    while hole > 0:
-        above = (hole - 1) // 2
-        if keys[above] >= key:
-            break
-        keys[hole] = keys[above]
-        items[hole] = items[above]
-        hole = above
-    keys[hole] = key
-    items[hole] = item
 
 
 def visibility(parents: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -28,7 +28,7 @@ from decoder.model.runtime.capture import BudgetedCapture
 from decoder.model.runtime.fused import TablePlan, TextPiece, kernels_usable
 from decoder.model.runtime.tables import RowTables, needed_words
 from decoder.model.structure import Structure, base_of, device_of
-from decoder.tree.draft_tree import jit
+from decoder.tree.heap import jit
 
 _INFINITY = 0x7F80  # the bits of it in bfloat16, which NumPy does not have
 _BLOCK = 512  # numbers of which the largest is found at once

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from decoder.model.attention import ForwardPlan, Segment
-from decoder.tree.draft_tree import jit
+from decoder.tree.heap import jit
 
 MOST_NUMBERS = 1 << 16  # in rows; for more of them torch's several threads are faster
 

@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from decoder.tree.draft_tree import jit
+from decoder.tree.heap import jit
 
 LANES = 16  # outputs of a block
 UNIT = 2  # blocks that one thread takes at once

@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 from costmodel.errors import InputError
 from decoder.acceptance.rules import RuleName
 from decoder.policies.base import Limits, Policy
-from decoder.tree.draft_tree import Candidates, CandidateTree, DraftTree, Lattice, best_first
+from decoder.tree.draft_tree import (
+    Candidates,
+    CandidateTree,
+    DraftTree,
+    Lattice,
+    as_tree,
+    best_first,
+)
 from decoder.tree.growth import (
     NO_CHILD,
     UNBOUNDED,
@@ -36,7 +43,7 @@ def source_of(candidates: Candidates) -> LevelSource:
     """The children in a drafter's candidates, level by level."""
     if isinstance(candidates, Lattice):
         return LatticeSource(candidates)
-    return CandidateSource(candidates)
+    return CandidateSource(as_tree(candidates, 4096))
 
 
 class LatticeSource:
@@ -55,10 +62,9 @@ class LatticeSource:
     def _position(self, position: int, count: int, width: int) -> Children:
         if position >= len(self._tokens):
             return np.zeros((count, 0), np.int64), np.zeros((count, 0))
-        tokens = self._tokens[position, :width]
-        probabilities = self._probabilities[position, :width]
+        tokens, given = self._tokens[position, :width], self._probabilities[position, :width]
         shape = (count, len(tokens))
-        return np.broadcast_to(tokens, shape), np.broadcast_to(probabilities, shape)
+        return np.broadcast_to(tokens, shape), np.broadcast_to(given, shape)
 
 
 class CandidateSource:
@@ -68,9 +74,8 @@ class CandidateSource:
         self._candidates = candidates
         # Children of one parent lie together, by falling probability; ties stay in order.
         self._order = np.lexsort((-candidates.probabilities, candidates.parents))
-        counts = np.bincount(candidates.parents, minlength=len(candidates.parents) + 1)
-        self._counts = counts
-        self._starts = np.cumsum(counts) - counts
+        self._counts = np.bincount(candidates.parents, minlength=len(candidates.parents) + 1)
+        self._starts = np.cumsum(self._counts) - self._counts
         self._offered = np.zeros((0, 0), np.int64)
 
     def root(self, width: int) -> Children:
@@ -157,8 +162,7 @@ class Grown(Policy):
         self.max_nodes = self.growth.max_nodes
 
     def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
-        grown = grow(source_of(candidates), self.growth, limits.depth)
-        return best_first(grown, limits.nodes)
+        return best_first(grow(source_of(candidates), self.growth, limits.depth), limits.nodes)
 
 
 def beam(arguments: str) -> Grown:

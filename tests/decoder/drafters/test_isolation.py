@@ -9,6 +9,7 @@ import torch
 from costmodel.errors import DrafterError
 from decoder.engine import TreeDecoder
 from decoder.tree.draft_tree import CandidateTree, Lattice
+from decoder.tree.pairs import PairLattice
 from tests.decoder.models import LatticeDrafter, WholeDrafter, greedy, random_model, target_of
 
 PROMPT, VOCAB, TOKENS = [5, 17, 3, 88, 5, 17], 97, 16
@@ -34,6 +35,7 @@ DRAFTS = {
     "a parent behind": tree([0, 3, 1]),
     "too few parents": tree([0, 1]),
     "no rows": tree([[0], [1], [2]]),
+    "edges of other shapes": PairLattice(np.ones((3, 2), np.int64), np.ones(2), np.ones((2, 2, 3))),
 }
 
 

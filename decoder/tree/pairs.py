@@ -1,0 +1,173 @@
+"""Candidates whose probabilities depend on the token before, and best-first trees of them.
+
+The children of a node depend on its position and its own token only. So the edges of all
+positions are computed at once, before a tree is chosen, and the tree needs no further forward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.tree.heap import jit, sift_down, sift_up
+
+NO_EDGE = -1.0  # the probability of a candidate that may not follow
+
+Nodes = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
+
+
+@dataclass(frozen=True, slots=True)
+class PairLattice:
+    """K candidates for each position, and the probability of each behind each one before it.
+
+    tokens  int64 [gamma, K]            in any order
+    first   float64 [K]                 of the candidates of position 1
+    edges   float64 [gamma - 1, K, K]   edges[d, a, b]: of candidate b of position d + 2 behind
+                                        candidate a of position d + 1
+
+    The probabilities behind one candidate may sum to less than 1; a negative one marks a
+    candidate that may not follow.
+    """
+
+    tokens: NDArray[np.int64]
+    first: NDArray[np.float64]
+    edges: NDArray[np.float64]
+
+
+def sound_pairs(pairs: PairLattice, vocab: int | None) -> PairLattice:
+    """The same without candidates outside the vocabulary, and with edges from 0 to 1."""
+    unsound = pairs.tokens < 0
+    if vocab is not None:
+        unsound |= pairs.tokens >= vocab
+    first = _sound(pairs.first, unsound[:1].any(axis=0))
+    edges = _sound(pairs.edges, unsound[1:, None])
+    if first is pairs.first and edges is pairs.edges:
+        return pairs
+    return PairLattice(np.where(unsound, 0, pairs.tokens), first, edges)
+
+
+def _sound(chances: NDArray[np.float64], unsound: NDArray[np.bool_]) -> NDArray[np.float64]:
+    valid = (chances >= 0.0) | (chances == NO_EDGE)  # NaN compares false
+    if not unsound.any() and valid.all() and chances.max(initial=0.0) <= 1.0:
+        return chances
+    return np.where((chances >= 0.0) & ~unsound, np.minimum(chances, 1.0), NO_EDGE)
+
+
+def best_first_pairs(
+    pairs: PairLattice, nodes: int, depth_factors: NDArray[np.float64] | None
+) -> Nodes:
+    """Tokens, parents, depths and path scores of the `nodes` best nodes, in best-first order."""
+    gamma, width = pairs.tokens.shape
+    factors = np.ones(1) if depth_factors is None else depth_factors
+    if gamma == 0 or width == 0 or nodes <= 0:
+        none = np.zeros(0, np.int64)
+        return none, none, none, np.zeros(0)
+    return _best_first(pairs.tokens, pairs.first, pairs.edges, factors, nodes)
+
+
+def greedy_pairs(pairs: PairLattice, depth: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Tokens and path scores of the most probable child at every step."""
+    gamma, width = pairs.tokens.shape
+    tokens, scores, score = [], [], 1.0
+    chances = pairs.first
+    for position in range(min(depth, gamma) if width else 0):
+        best = int(chances.argmax())
+        if chances[best] < 0.0:
+            break
+        score *= float(chances[best])
+        tokens.append(pairs.tokens[position, best])
+        scores.append(score)
+        if position + 1 < gamma:
+            chances = pairs.edges[position, best]
+    return np.array(tokens, dtype=np.int64), np.array(scores)
+
+
+@jit
+def _best_first(tokens, first, edges, factors, limit):  # type: ignore[no-untyped-def]
+    """Best-first enumeration of the paths with one binary heap.
+
+    A frontier entry is a node that is not taken yet: its parent's row, its depth, its candidate.
+    Taking a node replaces it by its next sibling in place and pushes its first child. Siblings
+    are ordered when they are first needed: `following[s, b]` is the candidate that comes after b
+    among the children of s, and `following[s, K]` the first one; s is a candidate's number.
+    """
+    gamma, width = tokens.shape
+    unknown = np.int16(-2)
+    following = np.full(((gamma - 1) * width + 1, width + 1), unknown, np.int16)
+    taken_tokens, parents = np.empty(limit, np.int64), np.empty(limit, np.int64)
+    depths, scores = np.empty(limit, np.int64), np.empty(limit, np.float64)
+    chosen = np.empty(limit, np.int64)  # the candidate of each taken node
+    keys, items = np.empty(limit + 2, np.float64), np.empty(limit + 2, np.int64)
+    entries = np.empty((limit + 2, 3), np.int64)
+    size, used, taken = 0, 0, 0
+    first_bits, bits = first.view(np.int64), edges.view(np.int64)
+    low = np.int64(1)
+    while low < width:
+        low *= 2
+    low -= 1
+    best = _next(first_bits, width, low)
+    if best >= 0:
+        entries[0, 0], entries[0, 1], entries[0, 2] = 0, 1, best
+        keys[0], items[0] = min(first[best] * factors[0], 1.0), 0
+        size, used = 1, 1
+    while size > 0 and taken < limit:
+        score, entry = keys[0], items[0]
+        parent, depth, candidate = entries[entry]
+        taken_tokens[taken], parents[taken] = tokens[depth - 1, candidate], parent
+        depths[taken], scores[taken], chosen[taken] = depth, score, candidate
+        taken += 1
+        row, state, above, before = first, (gamma - 1) * width, 1.0, 0
+        if depth > 1:
+            before = chosen[parent - 1]
+            row, state = edges[depth - 2, before], (depth - 2) * width + before
+            above = scores[parent - 1]
+        sibling = following[state, candidate]
+        if sibling == unknown:
+            row_bits = first_bits if depth == 1 else bits[depth - 2, before]
+            sibling = _next(row_bits, candidate, low)
+            following[state, candidate] = sibling
+        if sibling >= 0:
+            entries[entry, 2] = sibling
+            keys[0] = above * min(row[sibling] * factors[min(depth, len(factors)) - 1], 1.0)
+            sift_down(keys, items, size)
+        else:
+            size -= 1
+            keys[0], items[0] = keys[size], items[size]
+            if size > 0:
+                sift_down(keys, items, size)
+        if depth < gamma:
+            state = (depth - 1) * width + candidate
+            row = edges[depth - 1, candidate]
+            child = following[state, width]
+            if child == unknown:
+                child = _next(bits[depth - 1, candidate], width, low)
+                following[state, width] = child
+            if child >= 0:
+                entries[used, 0], entries[used, 1], entries[used, 2] = taken, depth + 1, child
+                factor = factors[min(depth + 1, len(factors)) - 1]
+                keys[size], items[size] = score * min(row[child] * factor, 1.0), used
+                sift_up(keys, items, size)
+                size += 1
+                used += 1
+    return taken_tokens[:taken], parents[:taken], depths[:taken], scores[:taken]
+
+
+@jit
+def _next(bits, last, low):  # type: ignore[no-untyped-def]
+    """The next candidate by falling probability, then number; -1 if none; `last` = K: the first.
+
+    Floats of 0 or more order as their bits do. The lowest bits (2^-47 of a probability for K = 32)
+    give way to the candidate's number, so that one vectorised loop finds the next.
+
+    low  2^n - 1, at least K - 1
+    """
+    limit = np.iinfo(np.int64).max
+    if last < len(bits):
+        limit = (bits[last] & ~low) | (low - last)
+    highest = np.int64(-1)
+    for candidate in range(len(bits)):
+        key = (bits[candidate] & ~low) | (low - candidate)
+        highest = max(highest, key if key < limit else np.int64(-1))
+    return low - (highest & low) if highest >= 0 else np.int64(-1)
