@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from costmodel.errors import InputError, ProfileError, RooftreeError
+from costmodel.errors import InputError, ProfileError
 from costmodel.io import (
     NotJson,
     json_lines,
@@ -22,15 +18,6 @@ from costmodel.io import (
     replacing,
     write_atomic,
 )
-
-WRITER = """
-import os, signal, sys
-from pathlib import Path
-from costmodel.io import replacing
-with replacing(Path(sys.argv[1])) as part:
-    part.write_text("half of the ne")
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
 
 
 def names(folder: Path) -> list[str]:
@@ -56,17 +43,6 @@ def test_a_body_that_fails_changes_nothing(tmp_path: Path, failure: type[BaseExc
         raise failure
     assert place.read_text() == "old"
     assert names(tmp_path) == ["file"]
-
-
-def test_a_killed_writer_leaves_the_old_content(tmp_path: Path) -> None:
-    place = tmp_path / "file"
-    place.write_text("old")
-    ended = subprocess.run([sys.executable, "-c", WRITER, str(place)], check=False)
-    assert ended.returncode == -signal.SIGKILL
-    assert place.read_text() == "old"
-    with replacing(place) as part:
-        part.write_text("new")
-    assert place.read_text() == "new"
 
 
 def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
@@ -115,28 +91,6 @@ def test_what_a_killed_writer_left_is_removed_a_day_later(tmp_path: Path) -> Non
         ".other-e.tmp", ".rooftree-b.tmp", ".rooftree-d.tmp", "file", "victim"
     ]  # fmt: skip
     assert victim.read_text() == "precious"
-
-
-def test_a_link_in_the_way_is_replaced_and_not_followed(tmp_path: Path) -> None:
-    victim, place = tmp_path / "victim", tmp_path / "file"
-    victim.write_text("precious")
-    place.symlink_to(victim)
-    write_atomic(place, b"new")
-    assert (victim.read_text(), place.read_text()) == ("precious", "new")
-    assert not place.is_symlink()
-
-
-@pytest.mark.parametrize("error", [ProfileError, InputError])
-def test_a_full_disk_is_the_caller_s_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[RooftreeError]
-) -> None:
-    def full(*arguments: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(error, match=r"file: not written, the disk is full\. Free some space"):
-        write_atomic(tmp_path / "file", "text", error)
-    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("place", ["pipe", "/dev/zero", "folder", "\0"])

@@ -26,7 +26,7 @@ from costmodel.profile.schema import (
     RuntimeSection,
     SurfaceSection,
 )
-from costmodel.profile.store import ProfileStore, profile_file_name
+from costmodel.profile.store import profile_file_name
 from costmodel.profile.text import dump_yaml, float_text
 from tests.costmodel.conftest import ROOFLINE, cpu_seconds, usual_selection
 from tests.integrations.made_engine_profile import ENGINE, make_engine_profile
@@ -130,29 +130,6 @@ def test_any_measured_surface_round_trips_and_predicts_the_same(points, profile)
     before = made.verify_calibration().predict_s(rows, 500)
     assert np.all(np.isfinite(before)) and np.all(before > 0)
     assert loaded.verify_calibration().predict_s(rows, 500) == pytest.approx(before, rel=1e-3)
-
-
-@pytest.mark.slow
-@settings(max_examples=50, deadline=None)
-@given(
-    slope=st.floats(0, 1e3),
-    intercept=st.floats(-1, 1),
-    bandwidth=st.floats(1e6, 1e14),
-    name=st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "Zs")), min_size=1),
-    threads=st.integers(1, 512),
-)
-def test_any_scalars_round_trip(slope, intercept, bandwidth, name, threads, profile):
-    data = yaml.safe_load(profile.to_yaml())
-    data["calibration"]["linear"] |= {"slope": slope, "intercept_s": intercept}
-    data["peaks"]["bytes_per_s"] = bandwidth
-    data["target"]["name"] = name
-    data["device"]["threads"] = threads
-    text = Profile.from_bytes(dump_yaml(data).encode(), "memory").to_yaml()
-    back = Profile.from_bytes(text.encode(), "memory")
-    assert back.to_yaml() == text
-    assert back.calibration.linear.slope == pytest.approx(slope, rel=1e-5)
-    assert back.peaks.bytes_per_s == pytest.approx(bandwidth, rel=1e-5)
-    assert (back.target.name, back.device.threads) == (name, threads)
 
 
 def selecting(profile, name) -> Profile:
@@ -276,21 +253,6 @@ def test_written_and_read_again(tmp_path) -> None:
     text = profile.to_yaml(tmp_path / "a.yaml")
     assert Profile.from_yaml(tmp_path / "a.yaml").to_yaml() == text
     assert profile_file_name(profile) == "qwen3-8b.bfloat16.vllm.tp1.yaml"
-
-
-@pytest.mark.parametrize(
-    "changed", [{"version": "0.33.0"}, {"compilation": "vllm_compile"}, {"graphs": "full"},
-                {"executor": "uni"}, {"max_num_seqs": 4}]
-)  # fmt: skip
-def test_the_engine_is_a_hard_key(tmp_path, changed) -> None:
-    profile = make_engine_profile()
-    store = ProfileStore([tmp_path])
-    store.save(profile)
-    assert store.find(profile.key).profile.key == profile.key
-    runtime = RuntimeSection(**RUNTIME, engine=ENGINE.model_copy(update=changed))
-    other = profile.model_copy(update={"runtime": runtime})
-    with pytest.raises(ProfileError):
-        store.find(other.key)
 
 
 def test_the_engine_belongs_to_its_runtime() -> None:

@@ -226,11 +226,6 @@ def test_several_problems_are_counted():
     assert problem_of(data).endswith("(and 1 more)")
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9, 0.99])
-def test_a_truncated_file(share):
-    problem_of(TEXT.encode()[: int(len(TEXT) * share)])
-
-
 @pytest.mark.parametrize(
     ("raw", "message"),
     [

@@ -86,6 +86,8 @@ def test_each_hard_key_refuses_and_is_named(store, profile, name):
     with pytest.raises(ProfileError) as caught:
         store.find(key)
     message = str(caught.value)
+    with pytest.raises(ProfileError, match=rf"tp1\.yaml \({name} .*, here .*Leave --profile out"):
+        store.open(path, key)
     assert "\n" not in message
     assert "rooftree calibrate" in message
     if name == "device_name":
@@ -319,21 +321,6 @@ def test_short_writes_are_continued(tmp_path, monkeypatch):
         patch.setattr(os, "write", lambda handle, data: real(handle, bytes(data)[:7]))
         write_atomic(tmp_path / "file", "a text of more than seven bytes \u00e4")
     assert (tmp_path / "file").read_text() == "a text of more than seven bytes \u00e4"
-
-
-@pytest.mark.parametrize("function", ["pathlib.Path.mkdir", "tempfile.mkstemp"])
-def test_a_folder_without_permission(store, profile, monkeypatch, function):
-    # root may write anywhere, so the refusal is simulated
-    monkeypatch.setattr(function, failing(errno.EACCES))
-    with pytest.raises(ProfileError, match="no permission"):
-        store.save(profile)
-    assert store.list() == ()
-
-
-def test_a_file_where_the_folder_should_be(tmp_path, profile):
-    (tmp_path / "user").write_text("in the way")
-    with pytest.raises(ProfileError, match="not written"):
-        ProfileStore([tmp_path / "user"]).save(profile)
 
 
 TIMED = DrafterSection(

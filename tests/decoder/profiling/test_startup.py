@@ -1,7 +1,5 @@
 """How a decoder finds its cost model: a profile, a probe, or the bare roofline."""
 
-import dataclasses
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +9,7 @@ import torch
 from costmodel.catalog import Peaks
 from costmodel.errors import InputError, ProfileError
 from costmodel.io import shipped_directory
-from costmodel.profile.profile import Profile, ProfileKey
+from costmodel.profile.profile import Profile
 from costmodel.profile.schema import DrafterSection
 from costmodel.profile.store import ProfileStore, user_directory
 from decoder.drafters.ngram import NgramDrafter
@@ -196,43 +194,6 @@ def test_a_draft_is_timed_by_the_median_of_warm_calls(target, monkeypatch):
     assert (section.median_s, section.mad_s, section.n) == ((0.5,), (0.375,), (5,))
     assert (section.kind, section.created_utc) == (None, None)
     assert next(clock, None) is None
-
-
-HARD = {
-    "device_name": ("device", {"name": "Another CPU"}),
-    "memory_bytes": ("device", {"memory_bytes": 1 << 20}),
-    "mig": ("device", {"mig": "1g.10gb"}),
-    "threads": ("device", {"threads": 999}),
-    "instruction_set": ("device", {"instruction_set": "abacus"}),
-    "architecture_hash": ("target", None),
-    "dtype": ("runtime", {"dtype": "float16"}),
-    "quantization": ("runtime", {"quantization": "awq-4bit"}),
-    "runtime": ("runtime", {"kind": "graphs"}),
-    "attention": ("runtime", {"attention": "other"}),
-    "tensor_parallel": ("runtime", {"tensor_parallel": 2}),
-}
-# No runtime of a decoder has these; tests/costmodel/profile/test_profile.py tries them.
-OF_ENGINES = {"engine_version", "compilation", "graphs", "executor", "max_num_seqs"}
-
-
-class TestNamedFile:
-    def test_every_hard_key_is_tried(self):
-        assert set(HARD) | OF_ENGINES == {field.name for field in dataclasses.fields(ProfileKey)}
-
-    @pytest.mark.parametrize("name", HARD)
-    def test_each_hard_key_refuses_and_is_named(self, target, probed, tmp_path, name):
-        section, fields = HARD[name]
-        if name == "architecture_hash":
-            architecture = replace(target.architecture, layers=3)
-            fields = {"architecture": architecture, "architecture_hash": architecture.hash}
-        path = tmp_path / "other.yaml"
-        other = changed(probed, **{section: fields})
-        other.to_yaml(path)
-        assert getattr(other.key, name) != getattr(profile_key(target), name)
-        with pytest.raises(ProfileError, match=rf"other\.yaml \({name} .*, here ") as caught:
-            find_cost(target, NgramDrafter(), ProfileChoice(path=path))
-        assert "\n" not in str(caught.value)
-        assert "Leave --profile out" in str(caught.value)
 
 
 class TestNotFound:

@@ -17,7 +17,7 @@ from lab.bench.analysis.papers import paper_figures, tree_depth
 from lab.bench.analysis.ratios import Tally, paired_ratio
 from lab.bench.analysis.summary import derived
 from lab.bench.analysis.warnings import result_warnings
-from lab.bench.record import ProfileInfo, Result, Rounds, write_result
+from lab.bench.record import ProfileInfo, Result, write_result
 from tests.lab.bench.fake_bench import arm, prompt, response, result, rounds
 
 
@@ -140,24 +140,6 @@ class TestVerification:
 
 
 class TestFigures:
-    def figures(self, last: int = 8) -> Result:
-        own = rounds(
-            nodes=(3, 5, 0, 2),
-            depths=(3, 2, 0, 2),
-            accepted=(3, 1, 0, 0),
-            expected=(2.5, 1.75, 1.0, 1.5),
-            predicted_verify_s=(0.011, 0.009, 0.010, 0.012),
-            predicted_cycle_s=(0.02,) * 4,
-        )
-        stages = {"draft_s": 0.01, "verify_s": 0.03}
-        responses = [
-            response("plain", "p", 9, 2.0, limit_s=0.5),
-            response("chain+d", "p", 9, 1.0, rounds=own, stages=stages),
-        ]
-        responses[1] = replace(responses[1], tokens=(*range(8), last))
-        arms = [arm("plain"), arm("chain+d", drafter="d")]
-        return result(arms, [prompt("p")], responses)
-
     def test_path_scores_of_many_rounds(self) -> None:
         random = np.random.default_rng(0)
         depth = random.integers(1, 6, 200)
@@ -272,17 +254,3 @@ class TestWarnings:
         assert costs.startswith("the costs come from a composed profile")
         assert "of 12: chain+d 1" in texts
         assert drift == "it drifts"
-
-
-@pytest.mark.parametrize(
-    ("nodes", "depths", "message"),
-    [
-        ([3, 0], [2, 1], r"depths\[1\] is 1, of a tree of 0 nodes"),
-        ([3, 4], [2, 0], r"depths\[1\] is 0, of a tree of 4 nodes"),
-        ([3, 1], [2, 2], r"depths\[1\] is 2, of a tree of 1 nodes"),
-    ],
-)
-def test_rounds_that_cannot_be(nodes: list[int], depths: list[int], message: str) -> None:
-    one = dict.fromkeys(("accepted", "expected", "verify_s", "cycle_s"), (0,) * 2)
-    with pytest.raises(ValueError, match=message):
-        Rounds(nodes=tuple(nodes), depths=tuple(depths), **one)

@@ -103,24 +103,6 @@ class TestCalibration:
         assert table[0, at] == pytest.approx(by_hand, abs=1e-9)
 
 
-class TestBlocks:
-    @given(rate=st.floats(0.1, 0.99), tail=st.floats(0.0, 2.0), width=st.integers(1, 60))
-    @settings(max_examples=60, deadline=None)
-    def test_they_are_lattices(self, rate, tail, width):
-        text = text_of(200)
-        session = session_of(text, given_process((rate,) * 5, tail=tail))
-        for start in (5, 60, 130):
-            block = session.draft(text[:start], request(5, width))
-            wider = session.draft(text[:start], request(3, width + 7))
-            assert block.tokens.shape == (5, width)
-            assert np.all(np.diff(block.probabilities, axis=1) <= 1e-12)
-            assert np.all(block.probabilities.sum(axis=1) <= 1.0 + 1e-12)
-            assert np.all((block.tokens >= 0) & (block.tokens < VOCAB))
-            assert all(len(set(row)) == width for row in block.tokens.tolist())
-            np.testing.assert_array_equal(wider.tokens[:, :width], block.tokens[:3])
-            np.testing.assert_array_equal(wider.probabilities[:, :width], block.probabilities[:3])
-
-
 class TestTruth:
     """An always right process, so that drafted first tokens are the known text."""
 

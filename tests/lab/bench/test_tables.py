@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.bench.analysis.papers import WHY_THEY_DIFFER
 from lab.bench.analysis.summary import ResultFigures, derived
 from lab.bench.record import Arm, EngineInfo, FailedArm, Response, Result, write_result
-from lab.bench.report.tables import Table, arms_table, engine_tables, hindsight_table, papers_table
+from lab.bench.report.tables import Table, arms_table, engine_tables, hindsight_table
 from lab.bench.report.terminal import print_result
 from tests.lab.bench.made_bench import PLAIN_ARM, full_arms, make_result, policy_arm
 
@@ -74,17 +73,6 @@ class TestNumbers:
             assert row[9] == (f"{nodes / rounds:.1f}" if rounds else None)
             assert row[10] == (f"{drafting_s / spent_s:.1%}" if spent_s else None)
             assert row[11] == "0"
-
-    def test_the_papers_figures_stand_beside_each_other(self, full, stored, capsys):
-        rows = by_arm(papers_table(full))
-        assert list(rows) == [arm["name"] for arm in stored["arms"]]
-        for one in stored["summary"]["papers"]:
-            row, tau = rows[one["arm"]], one["tau"]
-            assert row[1] == (None if tau is None else f"{tau:.2f}")
-            assert row[7] == f"{one['tpot_ratios']['transformers:plain']:.2f}x"
-            assert row[10] == f"{one['call_ratios']['plain']:.2f}x"
-        print_result(full)
-        assert WHY_THEY_DIFFER in capsys.readouterr().out
 
     def test_the_sweep_names_the_best_sizes(self, full: Result, stored: dict[str, Any]) -> None:
         sweep = ResultFigures(full).hindsight["demo"]

@@ -3,7 +3,7 @@
 import re
 from functools import partial
 
-from lab.studies.bench_tables import arm_table, main_arms, sweep_table
+from lab.studies.bench_tables import arm_table, main_arms
 from tests.lab.bench.made_bench import make_result, raw_rate
 
 RESULT = make_result(repeats=1)
@@ -49,21 +49,6 @@ def test_a_row_divides_by_plain_chain_and_prompt_lookup():
     assert close(best, rate(name) * seconds / tokens)
 
 
-def test_what_does_not_apply_is_a_dash():
-    names = ["plain", "chain+demo", "bastion+demo", "transformers:plain"]
-    plain, chain, _, peer = arm_table(RESULT, names)[2:]
-    assert cells(plain) == ["plain", "1.00", "-", "-", "-", "-", "-"]
-    assert cells(chain)[3] == "-"
-    assert cells(peer)[1] == "-" and cells(peer)[3:] == ["-", "-", "-", "-"]
-    assert close(cells(peer)[2], rate("transformers:plain") / rate("plain"))
-    head, _, first, _ = map(cells, arm_table(RESULT, ["plain", "transformers:plain"]))
-    assert head == ["arm", "tokens a verification", "over plain"] and first == [
-        "plain",
-        "1.00",
-        "-",
-    ]
-
-
 def test_the_main_arms_are_policies_best_sizes_and_peers():
     names = main_arms(RESULT)
     fixed = [name for name in names if name.startswith("fixed:")]
@@ -73,12 +58,3 @@ def test_the_main_arms_are_policies_best_sizes_and_peers():
         assert best == max(sizes, key=rate)
     assert {"plain", "chain+ngram", "bastion+demo", "transformers:plain"} <= set(names)
     assert not any("[" in name or name.startswith(("beam", "dynatree")) for name in names)
-
-
-def test_sweeps():
-    head, _, demo, ngram = map(cells, sweep_table(RESULT))
-    assert (demo[0], ngram[0]) == ("demo", "ngram")
-    assert head[1] == "0" and demo[1] == f"{rate('plain'):.1f}"
-    at = head.index("15")
-    assert ngram[at] == f"{rate('fixed:15+ngram'):.1f}"
-    assert ngram[head.index("60")] == "-"

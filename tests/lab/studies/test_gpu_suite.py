@@ -18,8 +18,8 @@ from costmodel.errors import InputError, RooftreeError
 from costmodel.io import shipped_directory
 from costmodel.profile.profile import Profile
 from lab.studies import gpu_checks, gpu_suite
-from lab.studies.gpu_parts import LIMITS_S, TINY, Part, Scale, all_parts
-from lab.studies.gpu_suite import KINDS, run_part, store_archive
+from lab.studies.gpu_parts import TINY, Part, Scale, all_parts
+from lab.studies.gpu_suite import run_part, store_archive
 from tests.tiny_folder import fake_clock, isolate, write_config
 
 TINY_OF_ONE = replace(TINY, targets=("tiny",))
@@ -31,17 +31,6 @@ def scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scale:
     isolate(monkeypatch, tmp_path)
     fake_clock(monkeypatch)
     return replace(TINY, targets=(str(tmp_path / "tiny"),))
-
-
-def test_every_part_has_a_kind_and_a_name_of_its_own() -> None:
-    parts = all_parts(Scale())
-    assert {part.kind for part in parts} == set(KINDS) == set(LIMITS_S)
-    names = [part.name for part in parts]
-    assert len(set(names)) == len(names)
-    for part in parts:  # a profile is there before what reads it
-        if part.kind in ("held-out", "replay"):
-            needed = replace(part, kind="calibrate").name
-            assert names.index(needed) < names.index(part.name)
 
 
 def test_the_documented_commands_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:

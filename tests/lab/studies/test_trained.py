@@ -53,30 +53,3 @@ def test_the_drafters_table_has_the_figures_of_the_run(stored):
     assert "| 200 | 1.25 | 1.50 |\n| 400 | 2.50 | 3.25 |" in table
     assert table.endswith("| first i places right | 1 | 2 |\n|---|---|---|\n"
                           "| share of blocks | 62% | 25% |")  # fmt: skip
-
-
-def test_a_drafter_of_two_runs_has_both_in_turn(stored):
-    """A run of before there were other openings says nothing of them."""
-    before = PRINTED | {"texts": 900, "collecting": {}}
-    runs = stored(**{"demo-start": before}, demo=PRINTED | {"from": "/home/somebody/work/first"})
-    assert runs["demo"]["from"] == "first"
-    first, second = trained.demo_table().split("From first: ")
-    assert first.startswith("900 texts (150,000 tokens written by the target, openings: templates)")
-    assert second.startswith("1,200 texts") and first.count("| 200 |") == second.count("| 200 |")
-
-
-def test_specblock_drafters_stand_side_by_side(stored):
-    last = {"step": 500.0, "chain": 1.5, "tree": 2.0, "alpha_1_1": 0.25, "alpha_1_2": 0.5}
-    stored(demo=PRINTED, whole=PRINTED | {"kind": "specblock", "last": last})
-    rows = trained.specblock_table().splitlines()[2:]
-    assert rows == ["| whole | 1,200, free | 500 | 1.50 | 2.00 | 25%, 50%, 0%, 0% |"]
-
-
-def test_blockpilot_stands_between_fixed_sizes_and_hindsight(stored):
-    held_out = {"fixed": [1.5, 2.0, 1.75], "chosen": 2.125, "hindsight": 2.25, "samples": 9}
-    run = {"kind": "blockpilot", "block_sizes": [7, 8, 9], "held_out": held_out}
-    stored(blockpilot=run | {"trained": {"samples": 90}})
-    table = trained.blockpilot_table()
-    assert table.startswith("90 prompts to train on, 9 that chose the epoch")
-    assert "| block of 7 | block of 8 | block of 9 | BlockPilot | the best of each" in table
-    assert table.endswith("| 1.50 | 2.00 | 1.75 | 2.12 | 2.25 |")

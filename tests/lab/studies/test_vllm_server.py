@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
@@ -21,7 +18,6 @@ from lab.studies.vllm_server import (
     metrics,
     summary,
     tokens_of_line,
-    worker_cores,
 )
 
 # A stream as vLLM 0.32 sends it: one token, a verification with three, the usage, the end.
@@ -128,28 +124,3 @@ def test_a_refusal_an_end_and_a_short_answer_are_said(url: str) -> None:
         load(url, "m", [Request(arrival_s=0.0, prompt=[14], output_tokens=4)])
     with pytest.raises(SystemExit, match="4 tokens instead of 9"):
         load(url, "m", [Request(arrival_s=0.0, prompt=[1], output_tokens=9)])
-
-
-WORKER = """
-import os
-open("/proc/self/comm", "w").write("VLLM::Worker_TP0")
-os.sched_setaffinity(0, {%d})
-print("ready", flush=True)
-input()
-"""
-
-
-def test_worker_cores_are_those_of_the_group() -> None:
-    core = max(os.sched_getaffinity(0))
-    with subprocess.Popen(
-        [sys.executable, "-c", WORKER % core],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    ) as worker:
-        assert worker.stdout.readline() == b"ready\n"
-        found = worker_cores(worker.pid)
-        elsewhere = worker_cores(os.getpid())
-        worker.stdin.close()
-    assert found == {core}
-    assert elsewhere == set()

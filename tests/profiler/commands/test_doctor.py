@@ -11,7 +11,7 @@ from costmodel.architecture import ModelArchitecture
 from costmodel.catalog import DeviceFingerprint, find_target
 from costmodel.profile.schema import RuntimeSection, TargetSection
 from costmodel.profile.store import ProfileStore
-from profiler import checks, cli
+from profiler import checks
 from profiler.measure.machine import Activity
 from tests.profiler.made_profile import make_profile
 
@@ -81,12 +81,6 @@ def test_a_gpu_that_torch_cannot_use_is_named(home, monkeypatch):
     assert device.status == "warn"
     assert "NVIDIA H200" in device.found
     assert "CUDA build of torch" in device.advice
-
-
-def test_the_command_prints_a_table(home, capsys):
-    assert cli.run(["doctor"]) == 0
-    page = capsys.readouterr().out
-    assert page.splitlines()[-1].startswith("Next: `rooftree calibrate`")
 
 
 def test_the_default_target_of_a_cpu_is_the_demo_model(smollm2_folder):

@@ -90,14 +90,6 @@ def test_bad_tables_are_one_clear_line(tmp_path, refused, rows, columns, message
     assert message in line and "bad.csv" in line
 
 
-def test_files_that_are_no_tables(tmp_path, refused):
-    empty, binary = tmp_path / "empty.csv", tmp_path / "binary.csv"
-    empty.write_bytes(b"")
-    binary.write_bytes(bytes(range(256)) * 40)
-    for path in (empty, binary, tmp_path / "missing.csv", tmp_path):
-        refused("fit", str(path), *KNOWN)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,11 +158,3 @@ def test_json_is_alone_on_stdout_with_its_version(name, place, capsys):
         record = json.loads(document, parse_constant=pytest.fail)  # NaN, Infinity
         assert record["schema_version"] == 1
         assert list(record) == sorted(record)
-
-
-def test_json_is_written_in_one_place():
-    """No other module of the command line dumps JSON on stdout."""
-    for path in sorted((ROOT / "profiler").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("click.echo", "print"):
-                assert path.name == "console.py" or "json.dumps" not in ast.unparse(node), path

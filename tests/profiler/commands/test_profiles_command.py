@@ -190,14 +190,3 @@ def test_targets_as_json_have_sizes_and_whether_plans_can_be_made(run):
     assert moe["active_parameters"] == pytest.approx(3.3e9, rel=0.02)
     assert records["deepseek-ai/DeepSeek-V3"]["cache_bytes_per_token"] == 70_272
     assert "latent attention" in records["deepseek-ai/DeepSeek-V3"]["plan"]
-
-
-def test_one_target_may_be_a_config(run, tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({
-        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 1000,
-    }))  # fmt: skip
-    _, out, _ = run("targets", str(path), "--json")
-    (record,) = json.loads(out)["targets"]
-    assert (record["layers"], record["kind"]) == (2, "llama")

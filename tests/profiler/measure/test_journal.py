@@ -133,12 +133,6 @@ def test_a_write_cut_short_by_a_full_disk_leaves_nothing_half_written(tmp_path):
         assert [record["point"] for record in again.records] == [1, 3]
 
 
-def test_a_place_where_no_directory_can_be_made_is_one_error(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(MeasurementError, match="ROOFTREE_HOME"):
-        Journal(tmp_path / "file" / "run.jsonl", HEADER)
-
-
 @pytest.mark.parametrize("durable", [True, False])
 def test_kill_9_loses_no_appended_record(tmp_path, durable):
     path = tmp_path / "run.jsonl"

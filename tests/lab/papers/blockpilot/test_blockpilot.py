@@ -200,23 +200,16 @@ class TestFiles:
         ("fields", "problem"),
         [
             ({"candidates": [4, 3]}, "'candidates' must be a list of block sizes, ascending"),
-            ({"candidates": []}, "'candidates' must be"),
             ({"candidates": [1, 2]}, "block sizes of 2 to 10"),
-            ({"candidates": [9, 11]}, "block sizes of 2 to 10"),
-            ({"candidates": [4, 5.0]}, "'candidates' must be"),
             ({"candidates": [3, 4, 5]}, "of a wrong shape"),
             ({"drafter": None}, "'drafter' must be a text and is missing"),
-            ({"drafter": 3}, "'drafter' must be a text"),
             ({"drafter": "."}, "which is no DFlash drafter"),
             ({"drafter": "/nowhere/at/all"}, "there is no folder"),
             ({"block_size": 1}, "'block_size' must be"),
             ({"input": "tokens"}, "'input' must be one of logits, softmax, normalised, hidden"),
             ({"block_size": 6}, "its block size is 6 and the drafter's 5"),
             ({"drafter_hash": "0" * 12}, "its hash is 000000000000"),
-            ({"vocab_size": "97"}, "'vocab_size' must be"),
-            ({"hidden_size": 25}, "of a wrong shape"),
             ({"num_layers": 3}, "missing"),
-            ({"num_layers": 0}, "'num_layers' must be"),
         ],
     )
     def test_damaged_configs(self, tmp_path, fields, problem):

@@ -1,16 +1,12 @@
 """Updates of a SpecBlock drafter: what is drafted again, what moves, and what is served."""
 
 import numpy as np
-import pytest
 import torch
 
-from decoder.engine import TreeDecoder
 from lab.papers.specblock.drafter import SpecBlockDrafter
-from lab.papers.specblock.updates.adaptation import RecordingSession, TargetResponse, UpdateSettings
-from lab.papers.specblock.updates.bandit import AlwaysUpdate, Bandit, BanditSettings
-from lab.papers.specblock.updates.specblock import SpecBlockKind, adaptive_specblock
+from lab.papers.specblock.updates.adaptation import TargetResponse
+from lab.papers.specblock.updates.specblock import SpecBlockKind
 from tests.decoder.draft_models import VOCAB, draft_target, plain_states
-from tests.decoder.models import greedy
 from tests.lab.papers.specblock.specblock_models import FEATURES, Reference, rms, specblock_folder
 
 TEXT = [5, 17, 3, 88, 41, 2, 2, 60, 7, 19, 44, 8, 30, 71, 12, 3, 9, 50]
@@ -60,36 +56,6 @@ class TestRedraft:
         np.testing.assert_allclose(found.extra.item(), 5 * np.mean(rank_losses), rtol=1e-3)
         wanted = response.logits[:, reference.tokens].double().softmax(-1)
         torch.testing.assert_close(kind.wanted(response).double(), wanted, atol=1e-6, rtol=0)
-
-
-class TestServing:
-    @pytest.mark.slow
-    def test_the_text_stays_plain_decodings(self, tmp_path):
-        target = draft_target(dtype=torch.float64)
-        folder = specblock_folder(tmp_path / "draft")[0]
-        settings = BanditSettings(
-            warmup_queries=1,
-            first_epsilon=1.0,
-            last_epsilon=1.0,
-            buffer_queries=1,
-            blocked_queries=0,
-            interval_queries=2,
-        )
-        head = target.head_weight().clone()
-        for updater in (Bandit(settings, np.random.default_rng(0)), AlwaysUpdate(2)):
-            drafter = SpecBlockDrafter(target, folder)
-            before = drafter.model.lm_head.weight.clone()
-            adaptive = adaptive_specblock(drafter, updater, UpdateSettings(learning_rate=1e-4))
-            decoder = TreeDecoder(target, drafter=adaptive, policy="fixed:20")
-            for i in range(6):
-                prompt = [*PROMPT, i]
-                result = decoder.generate(prompt, max_new_tokens=16)
-                assert result.token_ids == greedy(target.model, prompt, 16)
-                assert isinstance(adaptive._session, RecordingSession)
-                adaptive.finish(result)
-            assert len(adaptive.updates) > 2
-            assert not torch.equal(before, drafter.model.lm_head.weight)
-        assert torch.equal(head, target.head_weight())
 
 
 def bucket_loss(reference, row, token):
