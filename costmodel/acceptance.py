@@ -93,14 +93,7 @@ class AcceptanceProcess:
         return np.stack([by_rate[rate] for rate in self.rank1])
 
 
-def constant(
-    chain_length: float,
-    gamma: int = 15,
-    *,
-    label: str | None = None,
-    concentration: float = CONCENTRATION,
-    tail: float = TAIL,
-) -> AcceptanceProcess:
+def constant(chain_length: float, gamma: int = 15) -> AcceptanceProcess:
     """The same acceptance at every depth, such that the chain commits `chain_length` a round.
 
     BlockPilot (eq. 24) models block drafters by one rate too, and published tables give one
@@ -115,28 +108,14 @@ def constant(
         rate = (low + high) / 2
         too_short = sum(rate**depth for depth in range(gamma + 1)) < chain_length
         low, high = (rate, high) if too_short else (low, rate)
-    return AcceptanceProcess(
-        label=label or f"chain of {chain_length:g} tokens",
-        kind="given",
-        rank1=(high,) * gamma,
-        concentration=concentration,
-        tail=tail,
-    )
+    label = f"chain of {chain_length:g} tokens"
+    return AcceptanceProcess(label=label, kind="given", rank1=(high,) * gamma)
 
 
-def recorded(
-    accepted: Sequence[int],
-    drafted: Sequence[int],
-    *,
-    label: str,
-    gamma: int | None = None,
-    concentration: float = CONCENTRATION,
-    tail: float = TAIL,
-) -> AcceptanceProcess:
+def recorded(accepted: Sequence[int], drafted: Sequence[int], *, label: str) -> AcceptanceProcess:
     """Acceptance by depth from the rounds of recorded chains.
 
     accepted, drafted  tokens of each round; rounds without a draft are ignored
-    gamma              positions of the process; by default those of the longest draft
     Depths that no round reached get the rate of the depth before. A rate of 0 becomes half an
     observation. Raises InputError where nothing was drafted.
     """
@@ -148,7 +127,7 @@ def recorded(
         or np.any(hit_depth < 0)
     ):
         raise InputError("each round needs the tokens it accepted and the as many or more drafted")
-    deepest = int(draft_depth.max(initial=0)) if gamma is None else gamma
+    deepest = int(draft_depth.max(initial=0))
     if deepest > MOST_POSITIONS:
         raise InputError(f"a draft has at most {MOST_POSITIONS} positions, not {deepest}")
     rates: list[float] = []
@@ -161,9 +140,7 @@ def recorded(
             rates.append(rates[-1])
     if not rates:
         raise InputError("no round drafted anything: there is no acceptance to record")
-    return AcceptanceProcess(
-        label=label, kind="recorded", rank1=tuple(rates), concentration=concentration, tail=tail
-    )
+    return AcceptanceProcess(label=label, kind="recorded", rank1=tuple(rates))
 
 
 def _confidences(rate: float, concentration: float) -> NDArray[np.float64]:

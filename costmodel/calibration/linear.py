@@ -47,13 +47,12 @@ class LinearCalibration(RooflineCalibration):
         return roofline.bounded(line, rows, context, batch)
 
 
-def fit_linear(points: Points, roofline: Roofline, *, relative: bool = False) -> LinearCalibration:
+def fit_linear(points: Points, roofline: Roofline) -> LinearCalibration:
     """Least squares of seconds over the paper's roofline, as the paper does.
 
-    With `relative` every point has the weight 1 / seconds, which minimises relative errors. A
-    falling line is noise on a flat cost: its slope becomes 0 and its intercept the mean.
-    Raises InputError for fewer than 3 points, points of one roofline time only, or
-    points that all took exactly the same time.
+    A falling line is noise on a flat cost: its slope becomes 0 and its intercept the mean. Raises
+    InputError for fewer than 3 points, points of one roofline time only, or points that all took
+    exactly the same time.
     """
     if len(points) < 3:
         raise InputError(
@@ -72,8 +71,7 @@ def fit_linear(points: Points, roofline: Roofline, *, relative: bool = False) ->
             "all points took exactly the same time, which no measurement does",
             hint="Check where the times come from",
         )
-    weights = 1 / y**2 if relative else np.ones_like(y)
-    slope, intercept, slope_se, intercept_se = _line(x, y, weights / np.mean(weights))
+    slope, intercept, slope_se, intercept_se = _line(x, y)
     fitted = slope * x + intercept
     calibration = LinearCalibration(
         slope=slope,
@@ -88,15 +86,13 @@ def fit_linear(points: Points, roofline: Roofline, *, relative: bool = False) ->
     return calibration.over(roofline)
 
 
-def _line(x: Array, y: Array, weights: Array) -> tuple[float, float, float, float]:
-    """Weighted least squares: slope, intercept and their standard errors (n - 2 degrees)."""
-    total = np.sum(weights)
-    mean_x = np.sum(weights * x) / total
-    mean_y = np.sum(weights * y) / total
-    spread = np.sum(weights * (x - mean_x) ** 2)
-    slope = max(float(np.sum(weights * (x - mean_x) * (y - mean_y)) / spread), 0.0)
+def _line(x: Array, y: Array) -> tuple[float, float, float, float]:
+    """Least squares: slope, intercept and their standard errors (n - 2 degrees)."""
+    mean_x, mean_y = np.mean(x), np.mean(y)
+    spread = np.sum((x - mean_x) ** 2)
+    slope = max(float(np.sum((x - mean_x) * (y - mean_y)) / spread), 0.0)
     intercept = float(mean_y - slope * mean_x)
-    residual = np.sum(weights * (y - slope * x - intercept) ** 2) / (len(x) - 2)
+    residual = np.sum((y - slope * x - intercept) ** 2) / (len(x) - 2)
     slope_se = float(np.sqrt(residual / spread))
-    intercept_se = float(np.sqrt(residual * (1 / total + mean_x**2 / spread)))
+    intercept_se = float(np.sqrt(residual * (1 / len(x) + mean_x**2 / spread)))
     return slope, intercept, slope_se, intercept_se

@@ -13,6 +13,7 @@ calibrations/transfers.yaml, everything else to lab/studies/results/transfer_stu
 from __future__ import annotations
 
 import argparse
+import csv
 import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,16 +23,16 @@ import numpy as np
 from scipy.optimize import nnls
 
 from costmodel.calibration.points import Points
-from costmodel.catalog import find_device
+from costmodel.catalog import find_device, find_target
 from costmodel.compose.transfer import scaled_points
 from costmodel.compose.transfer_errors import LEAST_ERROR, TransferErrors, transfer_errors
 from costmodel.io import shipped_directory, write_atomic
 from costmodel.profile.profile import Profile
 from costmodel.roofline import Roofline
 from lab.studies.common import environment, store
-from lab.studies.compose_accuracy import TARGET, read_set
 
 Pair = tuple[str, str]
+TARGET = find_target("meta-llama/Llama-3.1-8B-Instruct").architecture
 MAX_ROWS, MAX_CONTEXT = 256, 16384
 FIXED_US = tuple(range(0, 105, 5))
 # Measured sets by device; every pair with the RTX 4090 is taken from them.
@@ -45,6 +46,16 @@ ONLY_MEASURED = "rtx-4090"
 LEAST_CHIPS = 4
 # An error bar is a mean absolute error; 80 % of normal errors lie below this many of them.
 COVERED = 1.606
+
+
+def read_set(path: Path) -> dict[str, np.ndarray]:
+    """Columns of a set of measured forwards; NaN where empty. Microseconds."""
+    with path.open(encoding="utf-8", newline="") as stream:
+        lines = list(csv.DictReader(stream))
+    return {
+        name: np.array([float(line[name]) if line[name] else np.nan for line in lines])
+        for name in lines[0]
+    }
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -64,11 +64,6 @@ class Journal:
         if self._size_bytes == 0:
             self.append({"journal": VERSION, "header": header})
 
-    @property
-    def resumed(self) -> bool:
-        """Whether there are records of an earlier run."""
-        return bool(self.records)
-
     def append(self, record: Mapping[str, Any], *, durable: bool = True) -> None:
         """Write one record.
 

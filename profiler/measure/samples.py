@@ -178,15 +178,13 @@ def interleave(
             yield items[position]
 
 
-def in_turn(
-    iterators: Mapping[Key, Iterator[Item]], rotation: int = 1
-) -> Iterator[tuple[Key, Item]]:
+def in_turn(iterators: Mapping[Key, Iterator[Item]]) -> Iterator[tuple[Key, Item]]:
     """One item of each iterator in turn until all have ended, with the iterator's key.
 
     The order rotates by one place in every round, so that no iterator always follows the same
-    other one. `rotation` is that of the first round.
+    other one.
     """
-    remaining = dict(iterators)
+    remaining, rotation = dict(iterators), 1
     while remaining:
         order, first = list(remaining), rotation % len(remaining)
         for key in order[first:] + order[:first]:

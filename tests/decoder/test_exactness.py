@@ -2,8 +2,7 @@
 
 Every policy meets every drafter, every policy meets every model family, and every drafter
 meets every family: a design that covers all pairs, because the full product takes minutes.
-`test_every_pair_is_covered` holds it to that. The truth is decoded without a cache by
-transformers' own attention.
+The truth is decoded without a cache by transformers' own attention.
 """
 
 from __future__ import annotations

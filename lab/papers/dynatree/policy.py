@@ -7,17 +7,7 @@ other values open; those here are the defaults of its authors' code
 middle, 0.1 for early stopping, 0.5 for deep expansion, 0.05 for pruning, and for the history
 a window of 10 texts, a target share of 0.7 with a dead zone of 0.1 on either side, and steps of
 one level and of 0.05. The name `dynatree:window=5,deep_score=0.3` sets any of them.
-
-As in that code, the "fraction of drafted tokens committed" of a text is its tokens, the target's
-own ones included, over its rounds times D_0 + 2, with the base depth of the start (table 3: 7.15
-of 7 are 102.2 %). `dynatree:printed` has the history of the paper's section 3.3 instead.
-
-Two things differ from that code:
-
-- The root is the bonus token, which the target has chosen, so depth 1 branches too. Their
-  tree begins with one drafted token; if it is wrong, the whole tree is lost.
-- Nodes below the pruning threshold are left out of the tree, as in section 3.3. Their code only
-  does not expand them, as early stopping does already.
+README.md says how acceptance is counted, and which two things differ from that code.
 """
 
 from __future__ import annotations
@@ -189,8 +179,7 @@ class PrintedDynaTree(DynaTree):
 
     D_0 gains eta_D, and tau_h loses eta_h, times what the mean share of the last W rounds exceeds
     a*. The share of a round is its accepted levels over the drafted ones, as the paper counts for
-    a linear draft (table 3: 7.05 of 8 are 88.2 %). It gives none of the four values; `window`,
-    `target_share`, `depth_step` and `threshold_step` set them.
+    a linear draft (table 3: 7.05 of 8 are 88.2 %).
     """
 
     def __init__(self, *arguments: Any) -> None:

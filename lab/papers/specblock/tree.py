@@ -10,11 +10,7 @@ with siblings. Facts from the authors' public code, where the paper leaves a cho
   and so does the end of a chain that has not given up.
 - All starts of the first block are taken; later the best by path score, as many as the beam and
   the nodes that are left allow.
-
-Two things differ. A path that two blocks draft is one node here, with the higher path score; the
-authors' tree keeps both, and so has fewer different nodes within the same budget. And theirs lets
-a first block's end start a block although it gave up, if an uncertain position (b_1, b_2) came
-before.
+- A path that two blocks draft is one node here, with the higher path score (README.md).
 """
 
 from __future__ import annotations

@@ -116,13 +116,6 @@ def test_standard_errors_cover_the_truth():
     assert 180 <= inside <= 199
 
 
-def test_relative_weights_minimise_relative_errors():
-    points = cpu_points()
-    plain, relative = (fit_linear(points, ROOFLINE, relative=choice) for choice in (False, True))
-    assert relative.mape_after < plain.mape_after
-    assert relative.rmse_after_s > plain.rmse_after_s
-
-
 def test_a_falling_line_is_a_flat_cost():
     points = Points(rows=[1, 2, 4, 8], context=[64] * 4, seconds=[0.0271, 0.0270, 0.0269, 0.0268])
     linear = fit_linear(points, ROOFLINE)
@@ -267,15 +260,6 @@ def test_a_handful_of_points_is_enough_for_a_line():
     points = Points(rows=[1, 16, 64], context=[64] * 3, seconds=[0.05, 0.064, 0.142])
     selection = select_calibration(points, ROOFLINE)
     assert selection.selected == "linear" and selection.physical is selection.stairs is None
-
-
-def test_points_sort_like_a_profile():
-    points = Points(
-        rows=[2, 1, 1, 1], context=[5, 5, 9, 1], seconds=[1, 2, 3, 4.0], batch=[1, 1, 1, 2]
-    )
-    ordered = points.sorted()
-    assert ordered.seconds.tolist() == [2, 1, 3, 4]
-    assert len(points) == 4
 
 
 def test_prediction_needs_no_scipy_and_no_model_library():

@@ -43,19 +43,6 @@ def test_a_stored_version_1_file_reads_and_writes_unchanged():
     assert profile.target.architecture.qk_norm is True
 
 
-def test_save_and_load_agree(profile, tmp_path):
-    path = tmp_path / "profile.yaml"
-    text = profile.to_yaml(path)
-    assert path.read_text() == text
-    loaded = Profile.from_yaml(path)
-    assert loaded.to_yaml() == text
-    assert loaded.key == profile.key
-    assert loaded.soft_key == profile.soft_key
-    assert loaded.target == profile.target
-    assert loaded.surface.rows == profile.surface.rows
-    assert loaded.surface.median_s == pytest.approx(profile.surface.median_s, rel=1e-5)
-
-
 floats = st.floats(allow_nan=False, allow_infinity=False, width=64)
 seconds = st.floats(1e-9, 1e4)
 

@@ -8,13 +8,11 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-import numpy as np
 import pytest
 
 from lab.bench.analysis.summary import ResultFigures, derived
 from lab.bench.record import Arm, EngineInfo, FailedArm, Response, Result, write_result
-from lab.bench.report.tables import Table, arms_table, engine_tables, hindsight_table
-from lab.bench.report.terminal import print_result
+from lab.bench.report.tables import Table, arms_table, engine_tables
 from tests.lab.bench.made_bench import PLAIN_ARM, full_arms, make_result, policy_arm
 
 
@@ -73,40 +71,6 @@ class TestNumbers:
             assert row[9] == (f"{nodes / rounds:.1f}" if rounds else None)
             assert row[10] == (f"{drafting_s / spent_s:.1%}" if spent_s else None)
             assert row[11] == "0"
-
-    def test_the_sweep_names_the_best_sizes(self, full: Result, stored: dict[str, Any]) -> None:
-        sweep = ResultFigures(full).hindsight["demo"]
-        arms = {0: "plain"} | {n: f"fixed:{n}+demo" for n in (1, 3, 7, 15, 31, 60, 63)}
-        assert {size.nodes: size.arm for size in sweep.sizes} == arms
-        for size in sweep.sizes:
-            assert size.tokens_per_s == pytest.approx(rate_of(of(stored, size.arm)))
-        for prompt_set, chosen in sweep.set_best.items():
-            assert chosen == max(
-                arms.values(), key=lambda name, s=prompt_set: rate_of(of(stored, name, s))
-            )
-        best = max(arms.values(), key=lambda name: rate_of(of(stored, name)))
-        bastion = rate_of(of(stored, "bastion+demo")) / rate_of(of(stored, best))
-        assert by_arm(hindsight_table(sweep))["bastion+demo"][1] == f"{bastion:.2f}x"
-
-    def test_predicted_times_are_compared_with_measured_ones(self, full, stored, capsys):
-        rounds = [one["rounds"] for one in of(stored, "bastion+demo")]
-        predicted = np.concatenate([own["predicted_verify_s"] for own in rounds])
-        errors = predicted / np.concatenate([own["verify_s"] for own in rounds]) - 1
-        drafted = [
-            (expected, accepted + 1)
-            for own in rounds
-            for nodes, expected, accepted in zip(
-                own["nodes"], own["expected"], own["accepted"], strict=True
-            )
-            if nodes
-        ]
-        print_result(full)
-        (line,) = [one for one in capsys.readouterr().out.splitlines()
-                   if one.startswith("bastion+demo: forwards")]  # fmt: skip
-        assert f"predicted to {np.median(np.abs(errors)):.1%} (median" in line
-        expected, realised = np.mean(drafted, axis=0)
-        assert f"committed {realised:.2f} a round with a tree, {expected:.2f} predicted" in line
-        assert f"Pearson {np.corrcoef(np.transpose(drafted))[0, 1]:.2f}" in line
 
 
 def test_statistics_that_do_not_exist_are_absent() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from costmodel.calibration.points import ErrorSummary
 from costmodel.errors import InputError
@@ -77,22 +75,6 @@ class TestTable:
     def test_control_characters_do_not_reach_the_terminal(self):
         lines = table_lines(("a", "b"), [("\x1b[2Jx\ny", "\u202etxt")], 80)
         assert lines[2] == r"\x1b[2Jx\ny  \u202etxt"
-
-    @given(
-        rows=st.lists(
-            st.tuples(*(st.text("abc019/. ", min_size=1, max_size=40) for _ in range(5))),
-            max_size=4,
-        ),
-        width=st.integers(20, 200),
-        keys=st.integers(1, 3),
-    )
-    def test_no_width_cuts_a_cell(self, rows, width, keys):
-        names = ("name", "two words", "x", "a much longer heading", "last")
-        lines = table_lines(names, rows, width, keys=keys)
-        widest = max([len(cell) for row in rows for cell in row] + [len("heading")])
-        assert all(len(line) <= max(width, widest + 2) for line in lines)
-        shown = "\n".join(f"{line}  " for line in lines)
-        assert all(f"{cell.rstrip()} " in shown for row in rows for cell in row)
 
 
 @pytest.mark.parametrize(
