@@ -48,6 +48,7 @@ class DraftHead:
         weight = None if tokens is None else target.head_rows(tokens)
         self._product = None if weight is None else join([_linear(weight)])
         self.tokens = None if weight is None else tokens
+        self._ids = None if self.tokens is None else to_device(self.tokens, target.device)
 
     @property
     def size(self) -> int:
@@ -61,6 +62,10 @@ class DraftHead:
     def ids(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """The target's token ids for column numbers of the logits."""
         return places if self.tokens is None else self.tokens[places]
+
+    def ids_on_device(self, places: torch.Tensor) -> torch.Tensor:
+        """The same for column numbers int64 [...] on the device."""
+        return places if self._ids is None else self._ids[places]
 
     def whole(self, probabilities: torch.Tensor) -> torch.Tensor:
         """Probabilities [rows, vocab] of [rows, size]; zero for tokens without a row."""

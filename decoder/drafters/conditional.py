@@ -1,0 +1,115 @@
+"""Candidates of a block drafter whose scores depend on the tokens drafted before.
+
+Two kinds: on the last token alone, so that all pairs of adjacent candidates are scored at once;
+or on the whole path, so that a tree grows level by level. Both run on the device without a look
+at the values, can be captured, and give one tensor, which is copied to the host once.
+
+Scores become probabilities that preserve mass: the candidates of a position share what the
+block's own softmax gives them together, so that paths of different lengths can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from decoder.drafters.vocabulary import DraftHead
+from decoder.tree.draft_tree import CandidateTree
+from decoder.tree.pairs import PairLattice
+
+# From a slot's number, states [F, S] and tokens int64 [F] of paths that end before the slot, to
+# the states behind these tokens [F, S] and what is added to the candidates' scores [F, K].
+Step = Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """The K most probable tokens of each predicted position, before the correction.
+
+    places  int64 [rows, K]   columns of the head
+    tokens  int64 [rows, K]   the target's ids
+    scores  float32 [rows, K] logits
+    mass    float32 [rows, 1] logarithm of what the softmax gives them together
+    temperature               a tensor of one value
+    """
+
+    places: torch.Tensor
+    tokens: torch.Tensor
+    scores: torch.Tensor
+    mass: torch.Tensor
+    temperature: torch.Tensor
+
+    @classmethod
+    def of(
+        cls, logits: torch.Tensor, count: int, temperature: torch.Tensor, head: DraftHead
+    ) -> Slots:
+        """The best `count` of logits [rows, size]."""
+        best = logits.float().topk(min(count, logits.shape[-1]))
+        whole = (logits.float() / temperature).logsumexp(-1, keepdim=True)
+        mass = (best.values / temperature).logsumexp(-1, keepdim=True) - whole
+        return cls(best.indices, head.ids_on_device(best.indices), best.values, mass, temperature)
+
+    def chances(self, row: int | slice, scores: torch.Tensor) -> torch.Tensor:
+        """Logarithms of the probabilities of a slot's candidates, of their scores [..., K]."""
+        mass = self.mass[row] if isinstance(row, int) else self.mass[row, None]
+        return (scores / self.temperature).log_softmax(-1) + mass
+
+
+def score_pairs(slots: Slots, first: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+    """The packed pairs of slots, float64 [rows, K, 1 + K]; see `pair_lattice`.
+
+    first  [K]               added to the scores of the first slot
+    edges  [rows - 1, K, K]  added to the score of a candidate (last axis) behind the one before
+    """
+    added = torch.cat((first.expand(1, len(first), -1), edges))
+    q = slots.chances(slice(None), slots.scores[:, None] + added).exp().nan_to_num(0.0)
+    return torch.cat((slots.tokens[..., None].double(), q.double()), dim=-1)
+
+
+def pair_lattice(packed: torch.Tensor, depth: int) -> PairLattice:
+    """The pairs of the first `depth` positions."""
+    pairs = packed[:depth].cpu().numpy()
+    return PairLattice(pairs[..., 0].astype(np.int64), pairs[0, 0, 1:], pairs[1:, :, 1:])
+
+
+def grow_levels(
+    slots: Slots, step: Step, state: torch.Tensor, bonus: torch.Tensor, frontier: int
+) -> torch.Tensor:
+    """A tree of K nodes a slot, packed as float64 [3, rows, K]; see `level_tree`.
+
+    As in DARTree (magneto0124/DARTree), the `frontier` best paths of a level are expanded
+    together, by the sum of their logarithms; but the greedy path is always one of them, and all
+    K best children become nodes, which the node budget chooses from.
+
+    state  [1, S]    of the empty path
+    bonus  int64 [1]
+    """
+    states, tokens, paths = state, bonus, torch.zeros_like(slots.mass[0])
+    levels, last = [], len(slots.tokens) - 1
+    width = slots.tokens.shape[1]
+    for row in range(last + 1):
+        states, added = step(row, states, tokens)
+        q = slots.chances(row, slots.scores[row] + added)  # [F, K]
+        joint = (paths[:, None] + q).flatten()
+        greedy = q[0].argmax(keepdim=True)  # row 0 is the greedy path
+        nodes = joint.index_fill(0, greedy, torch.inf).topk(width).indices
+        parents = nodes // width
+        chosen = slots.tokens[row, nodes % width]
+        levels.append(torch.stack((chosen.double(), parents.double(), q.flatten()[nodes].exp())))
+        if row < last:
+            expanded = nodes[:frontier]
+            paths, tokens, states = joint[expanded], chosen[:frontier], states[parents[:frontier]]
+    return torch.stack(levels, dim=1).nan_to_num(0.0)
+
+
+def level_tree(packed: torch.Tensor, depth: int) -> CandidateTree:
+    """The tree of the first `depth` levels; nodes lie by level, in the order of their choice."""
+    levels: NDArray[np.float64] = packed[:, :depth].cpu().numpy()
+    width = levels.shape[2]
+    parents = levels[1].astype(np.int64)
+    parents[1:] += 1 + width * np.arange(len(parents) - 1)[:, None]
+    return CandidateTree(levels[0].astype(np.int64).ravel(), parents.ravel(), levels[2].ravel())
