@@ -110,12 +110,15 @@ class RowBlock:
 class Extras:
     """What a layer does to its scores beside a mask.
 
-    cap    scores go through cap * tanh(score / cap)
-    sinks  [heads]: a score of each head that takes its share of the weights, and has no value
+    cap     scores go through cap * tanh(score / cap)
+    sinks   [heads]: a score of each head that takes its share of the weights, and has no value
+    chosen  [1, rows, keys]: the numbers of the keys that each row reads, of all that the forward
+            reads; see `decoder.model.latents`
     """
 
     cap: float | None
     sinks: torch.Tensor | None
+    chosen: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -450,11 +453,11 @@ def split_attention_forward(
         )
     layer: int = module.layer_idx  # type: ignore[assignment]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    cap, sinks = options.get("softcap"), options.get("s_aux")
-    if cap is None and sinks is None:
+    cap, sinks, chosen = (options.get(name) for name in ("softcap", "s_aux", "indices"))
+    if cap is None and sinks is None and chosen is None:
         return plan.attend(layer, query, key, value, scale).contiguous(), None
     assert isinstance(plan, ForwardPlan)  # tables and their kernels know no extras
-    mixed = plan.attend(layer, query, key, value, scale, Extras(cap, sinks))
+    mixed = plan.attend(layer, query, key, value, scale, Extras(cap, sinks, chosen))
     return mixed.contiguous(), None
 
 

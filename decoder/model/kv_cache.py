@@ -25,7 +25,8 @@ class CacheShape(Protocol):
     def head_dim(self) -> int: ...
 
 
-LayerStore = tuple[int, int, int, int]  # KV heads, widths of keys and values, the layer they are of
+# KV heads, widths of keys and values, the layer they are of; no width of values that are its keys
+LayerStore = tuple[int, int, int, int]
 Place = tuple[int, int]  # the number of a tensor, and the plane in it
 
 
@@ -40,10 +41,10 @@ def _places(
             places.append(places[source])
             continue
         pair = []
-        for size in ((heads, width) for width in widths):
+        for size in ((heads, width) for width in widths if width):
             plane = counts[size] = counts.get(size, 0) + 1
             pair.append((list(counts).index(size), plane - 1))
-        places.append((pair[0], pair[1]))
+        places.append((pair[0], pair[-1]))
     return places, counts
 
 

@@ -49,6 +49,7 @@ WINDOWS = ("sliding_window", "attention_chunk_size")  # their names in configs
 BOUNDS = {torch.float64: 1e-4, torch.float32: 1e-3}
 ROUNDED_BOUND = 0.2
 LARGE_LOGIT = 300.0  # a cap or a scale shows there
+NOTES = 2  # a number of what a structure says
 IGNORED = ("_name_or_path", "dtype", "torch_dtype", "transformers_version")
 FAILURES = (
     RuntimeError,
@@ -117,7 +118,7 @@ def _try(step: ModelStep) -> tuple[Structure, bool]:
     structure = read_structure(step.model)
     if step.positions < TOKENS:
         raise UnsupportedModelError(f"it sees {step.positions} tokens, too few to try it")
-    with _small_windows(step, structure) as smaller:
+    with _small_windows(step, structure) as smaller, _few_chosen(step):
         return _compared(step, structure, smaller)
 
 
@@ -145,6 +146,19 @@ def _small_windows(step: ModelStep, structure: Structure) -> Iterator[Structure]
     finally:
         for config, name, window in before:
             setattr(config, name, window)
+
+
+@contextmanager
+def _few_chosen(step: ModelStep) -> Iterator[None]:
+    """Indexers choose fewer keys than the check's text has."""
+    before = {m: m.index_topk for m in step.model.modules() if hasattr(m, "index_topk")}
+    try:
+        for module in before:
+            module.index_topk = WINDOW
+        yield
+    finally:
+        for module, keys in before.items():
+            module.index_topk = keys
 
 
 def _compared(step: ModelStep, structure: Structure, smaller: Structure) -> tuple[Structure, bool]:
@@ -236,7 +250,7 @@ def _key(step: ModelStep) -> str:
     config = {k: v for k, v in step.model.config.to_dict().items() if k not in IGNORED}
     classes = Counter(f"{type(m).__module__}.{type(m).__qualname__}" for m in step.model.modules())
     versions = (tool_version(), torch.__version__, transformers.__version__)
-    whole = [ROUNDS, config, classes, versions, step.device.type, str(step.dtype)]
+    whole = [NOTES, ROUNDS, config, classes, versions, step.device.type, str(step.dtype)]
     text = json.dumps(whole, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 

@@ -19,6 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from costmodel.errors import InputError
 from decoder.model.attention import attention_of
 from decoder.model.kv_cache import LayerStore
+from decoder.model.latents import follow_latents, has_indexer, keeps_latents
 from decoder.model.masks import MaskFunction
 
 TRACE_NAME = "rooftree_trace"
@@ -31,6 +32,7 @@ FOLLOWED = frozenset(
         "cache_position",
         "deterministic",
         "dropout",
+        "indices",
         "is_causal",
         "output_attentions",
         "output_hidden_states",
@@ -62,8 +64,8 @@ class Structure:
 
     window      tokens of the longest text in which every layer sees everything; None: any text
     extras      whether attention has sinks or soft caps on its scores
-    stores      of each layer, where they differ or share keys; `heads` and the other sizes are
-                then the first layer's
+    stores      of each layer, where they differ or share keys, then those of indexers; `heads` and
+                the other sizes are then the first layer's
     plain_head  whether logits are the output of the LM head, without scales or caps
     """
 
@@ -77,6 +79,11 @@ class Structure:
     plain_head: bool = True
 
     @property
+    def latent(self) -> bool:
+        """Whether layers keep latents, see `decoder.model.latents`."""
+        return any(value_width == 0 for _, _, value_width, _ in self.stores)
+
+    @property
     def group(self) -> int:
         """Query heads of one KV head; 1 where layers differ, whose masks are repeated by each."""
         return 1 if self.stores else self.heads // self.kv_heads
@@ -86,6 +93,8 @@ class Structure:
         """What kernels for plain layers cannot do in it; empty where they can."""
         if self.extras:
             return "its attention has sinks or soft caps"
+        if self.latent:
+            return "its layers store latents"
         return "its layers store keys and values of different sizes" if self.stores else ""
 
 
@@ -112,7 +121,16 @@ class _Notes:
     calls: list[AttentionCall] = field(default_factory=list)
     masks: list[MaskFunction] = field(default_factory=list)
     keys: list[torch.Tensor] = field(default_factory=list)
+    index_widths: list[int] = field(default_factory=list)
     marked: bool = False
+
+    def update(self, key: Any, value: Any, *_: object) -> tuple[Any, Any]:
+        """As of a cache of an empty text; so is the next."""
+        return key, value
+
+    def update_indexer(self, keys: torch.Tensor, layer: int) -> torch.Tensor:
+        self.index_widths.append(keys.shape[2])
+        return keys
 
 
 _notes = _Notes()
@@ -132,22 +150,26 @@ def _note_attention(
     mark = None
     if _notes.marked and attention_mask is not None:
         mark = int(attention_mask.flatten()[0])
-    options["attention_mask"] = attention_mask
+    latent = hasattr(module, "expand_kv") and keeps_latents(module)
+    if attention_mask is not None and attention_mask.dtype != torch.bool:  # an indexer's is ours
+        options["attention_mask"] = attention_mask
     window = options.get("sliding_window")
     layer = getattr(module, "layer_idx", None)
     earlier = zip(_notes.keys, _notes.calls, strict=True)
     call = AttentionCall(
         layer=layer,
         source=next((call.layer for keys, call in earlier if keys is key), layer),
-        query=tuple(query.shape),
+        query=(*query.shape[:3], key.shape[3]) if latent else tuple(query.shape),
         key=tuple(key.shape),
-        value=tuple(value.shape),
+        value=(*key.shape[:3], 0) if latent else tuple(value.shape),
         options=frozenset(name for name, option in options.items() if option is not None),
         window=window if isinstance(window, int) else None,
         mask=mark,
     )
     _notes.calls.append(call)
     _notes.keys.append(key)
+    if latent:
+        return query.new_zeros(*query.shape[:3], module.v_head_dim).transpose(1, 2), None
     group = query.shape[1] // value.shape[1]
     mixed = value[:, :, : query.shape[2]].repeat_interleave(group, dim=1)
     return mixed.transpose(1, 2).contiguous(), None
@@ -191,6 +213,8 @@ def read_structure(model: Any) -> Structure:
     notes = _noted(model)
     config = model.config.get_text_config(decoder=True)
     structure = _sizes(notes.calls, _layers(config))
+    if notes.index_widths:
+        structure = _with_indexers(structure, notes.index_widths)
     _check_options(notes.calls)
     structure = _with_window(structure, notes, config)
     if structure.uneven or structure.window is not None:
@@ -233,9 +257,14 @@ def _noted(model: Any, *, marked: bool = False, count: int = ROWS) -> _Notes:
     """What a forward of a few rows does."""
     global _notes
     rows = torch.arange(count, device=device_of(model))[None]
+    follow_latents(model)
     with _one_at_a_time, attention_of(model, TRACE_NAME):
         _notes = notes = _Notes(marked=marked)
-        base_of(model)(input_ids=rows % ROWS, position_ids=rows, use_cache=False)
+        more: dict[str, Any] = {}
+        if has_indexer(model):
+            seen = torch.ones((1, 1, count, count), dtype=torch.bool, device=rows.device)
+            more = {"past_key_values": notes, "attention_mask": seen.tril()}
+        base_of(model)(input_ids=rows % ROWS, position_ids=rows, use_cache=False, **more)
     return notes
 
 
@@ -270,6 +299,13 @@ def _sizes(calls: Sequence[AttentionCall], layers: int) -> Structure:
     if stores == plain and all(call.query == first.query for call in calls):
         stores = ()
     return Structure(layers=layers, heads=heads, kv_heads=kv_heads, head_dim=width, stores=stores)
+
+
+def _with_indexers(structure: Structure, widths: Sequence[int]) -> Structure:
+    if not structure.latent:
+        raise UnsupportedModelError("its indexer chooses keys of quantised weights")
+    keys = tuple((1, width, 0, structure.layers + i) for i, width in enumerate(widths))
+    return replace(structure, stores=structure.stores + keys)
 
 
 def _check_options(calls: Sequence[AttentionCall]) -> None:

@@ -21,6 +21,7 @@ from decoder.model.attention import (
     plan_segment,
 )
 from decoder.model.kv_cache import KVCache
+from decoder.model.latents import LatentPlan
 from decoder.model.masks import MaskFunction, mask_segment
 from decoder.model.rope import rope_by_length
 from decoder.model.runtime.base import NO_TOKEN, ForwardOutputs, RuntimeKind
@@ -137,8 +138,9 @@ class ModelStep:
         rope = self.rope.of_long_texts() if self.rope and self.long else nullcontext()
         ours = nullcontext() if self.owned else attention_of(self.model, ATTENTION_NAME)
         with ours, attending(plan), rope, self._hooks() as states:
+            more = plan.arguments if isinstance(plan, LatentPlan) else {}
             output = self._base(
-                input_ids=tokens[None], position_ids=positions[None], use_cache=False
+                input_ids=tokens[None], position_ids=positions[None], use_cache=False, **more
             )
         features = None
         if self.captured:
@@ -211,7 +213,7 @@ class EagerRuntime:
         self.warnings = warnings
         self._step = step
         self._group, self._window = structure.group, structure.window
-        self._plain = not structure.uneven
+        self._plain, self._structure = not structure.uneven, structure
 
     def hides(self, cache: KVCache, blocks: Sequence[RowBlock]) -> bool:
         """Whether some layer's window hides tokens from some rows."""
@@ -273,7 +275,10 @@ class EagerRuntime:
                 segment = mask_segment(segment, masks, positions[-1], visible, self._group)
             segments.append(segment)
             first = rows.stop
-        return _join(tokens), _join(positions), ForwardPlan(tuple(segments))
+        plan = ForwardPlan(tuple(segments))
+        if self._structure.latent:
+            plan = LatentPlan(tuple(segments), layers=self._structure.layers)
+        return _join(tokens), _join(positions), plan
 
 
 class _HiddenStates:

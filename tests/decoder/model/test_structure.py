@@ -1,6 +1,8 @@
 """What is seen in a model's forward, and the check of its trees at load."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from time import sleep
 
 import numpy as np
 import pytest
@@ -77,6 +79,27 @@ def test_smallest_window_of_all_layers():
     target = target_of(Gemma3ForCausalLM(config).eval())
     assert target.structure.window == 24
     assert target.model.config.sliding_window == 24  # smaller for the check only
+
+
+def test_threads_that_try_one_model_leave_its_windows(monkeypatch):
+    """Each check makes the windows in the model's config smaller for its time."""
+    model = random_model("mistral", sliding_window=24)
+    monkeypatch.setattr(selfcheck, "_key", lambda step: str(id(step)))  # no check knows another's
+    compared, inside = selfcheck._compared, []
+
+    def slow(*arguments):
+        inside.append(model.config.sliding_window)
+        sleep(0.05)
+        inside.append(model.config.sliding_window)
+        return compared(*arguments)
+
+    monkeypatch.setattr(selfcheck, "_compared", slow)
+    with ThreadPoolExecutor(4) as pool:
+        loaded = [borrow_model(model) for _ in range(4)]
+        targets = list(pool.map(lambda one: make_target(one, owned=False), loaded))
+    assert [target.structure.window for target in targets] == [24] * 4
+    assert inside == [selfcheck.WINDOW] * 8
+    assert model.config.sliding_window == 24
 
 
 def small_gpt_oss():
