@@ -80,6 +80,14 @@ def usual_selection() -> Selection:
     return select_calibration(cpu_points(0.01), ROOFLINE)
 
 
+def altered(profile: Profile, **sections) -> Profile:
+    """The profile with some fields of some sections changed, and checked again."""
+    data = {name: getattr(profile, name) for name in Profile.model_fields}
+    for name, fields in sections.items():
+        data[name] = data[name].model_copy(update=fields)
+    return Profile(**data)
+
+
 def make_profile(points: Points | None = None, **changes) -> Profile:
     """A whole profile; `changes` replace sections."""
     selection = select_calibration(points, ROOFLINE) if points else usual_selection()

@@ -82,6 +82,22 @@ def plain_states(target, ids):
     return [state[0] for state in output.hidden_states]
 
 
+def layer_shapes(number, hidden, ffn, queries, keys):
+    """Those of one layer without biases and norms of heads."""
+    shapes = {
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "mlp.gate_proj": (ffn, hidden),
+        "mlp.up_proj": (ffn, hidden),
+        "mlp.down_proj": (hidden, ffn),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
+    return {f"layers.{number}.{name}.weight": shape for name, shape in shapes.items()}
+
+
 def dflash_shapes(config):
     """Names and shapes of a published DFlash state dict, written out from what is published."""
     heads, width = config["num_attention_heads"], config["head_dim"]
@@ -94,19 +110,8 @@ def dflash_shapes(config):
         "norm.weight": (hidden,),
     }
     for i in range(config["num_hidden_layers"]):
-        shapes |= {
-            f"layers.{i}.self_attn.q_proj.weight": (queries, hidden),
-            f"layers.{i}.self_attn.k_proj.weight": (keys, hidden),
-            f"layers.{i}.self_attn.v_proj.weight": (keys, hidden),
-            f"layers.{i}.self_attn.o_proj.weight": (hidden, queries),
-            f"layers.{i}.self_attn.q_norm.weight": (width,),
-            f"layers.{i}.self_attn.k_norm.weight": (width,),
-            f"layers.{i}.mlp.gate_proj.weight": (ffn, hidden),
-            f"layers.{i}.mlp.up_proj.weight": (ffn, hidden),
-            f"layers.{i}.mlp.down_proj.weight": (hidden, ffn),
-            f"layers.{i}.input_layernorm.weight": (hidden,),
-            f"layers.{i}.post_attention_layernorm.weight": (hidden,),
-        }
+        shapes |= layer_shapes(i, hidden, ffn, queries, keys)
+        shapes |= {f"layers.{i}.self_attn.{name}_norm.weight": (width,) for name in "qk"}
         if config["attention_bias"]:
             shapes |= {
                 f"layers.{i}.self_attn.{name}_proj.bias": (size,)

@@ -16,16 +16,9 @@ from costmodel.io import folder_lock, shipped_directory, write_atomic
 from costmodel.profile.profile import Profile, ProfileKey, SoftKey
 from costmodel.profile.schema import DrafterSection
 from costmodel.profile.store import ProfileStore, profile_file_name, user_directory
+from tests.costmodel.conftest import altered
 
 STORED = Path(__file__).parents[1] / "data/profile.yaml"
-
-
-def altered(profile: Profile, **sections) -> Profile:
-    """A profile with some fields of some sections changed."""
-    data = {name: getattr(profile, name) for name in Profile.model_fields}
-    for name, fields in sections.items():
-        data[name] = data[name].model_copy(update=fields)
-    return Profile(**data)
 
 
 def files_in(folder: Path) -> list[str]:
@@ -388,7 +381,7 @@ class TestAddedDrafters:
                 provenance={"kind": "composed", "source": "tables"},
                 runtime={"kind": "kernels", "attention": "published"},
             )
-        elif case == "other":
+        elif case == "other versions":
             message = "not of exactly this device, runtime and versions"
             soft = dataclasses.replace(soft, torch="9.0")
         else:
@@ -396,7 +389,7 @@ class TestAddedDrafters:
         path = holder.save(stored)
         before = path.read_bytes()
         found = store.open(path, key, soft) if case == "named" else store.find(key, soft)
-        assert found.same == (message != "not of exactly this" and case != "other")
+        assert found.same == (message != "not of exactly this" and case != "other versions")
         monkeypatch.setattr("tempfile.mkstemp", failing(errno.EROFS))
         with pytest.raises(ProfileError, match=message):
             store.add_drafter(found, "abc123", TIMED)

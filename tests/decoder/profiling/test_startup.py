@@ -18,6 +18,7 @@ from decoder.profiling import probe
 from decoder.profiling.measured_profile import profile_key, soft_key
 from decoder.profiling.probe import POINTS, quick_profile, time_drafter
 from decoder.profiling.startup import ProfileChoice, calibrate_command, find_cost
+from tests.costmodel.conftest import altered
 from tests.decoder.models import PROMPT, decoder_of, greedy, random_model, target_of
 
 pytestmark = pytest.mark.cpu_kind
@@ -50,14 +51,6 @@ def probed(target):
         return quick_profile(target, NgramDrafter())
 
 
-def changed(profile, **sections):
-    """The profile with some fields of some sections changed, and checked again."""
-    data = {name: getattr(profile, name) for name in Profile.model_fields}
-    for name, fields in sections.items():
-        data[name] = data[name].model_copy(update=fields)
-    return Profile(**data)
-
-
 def files(folder):
     """Files below a folder, but for notes of structures that were found exact."""
     paths = [path for path in folder.rglob("*") if path.is_file()]
@@ -78,7 +71,7 @@ class TestFound:
         np.testing.assert_allclose(predicted, expected, rtol=1e-4)
 
     def test_another_library_version_warns_and_corrects(self, target, probed):
-        ProfileStore().save(changed(probed, runtime={"torch": "1.0.0"}))
+        ProfileStore().save(altered(probed, runtime={"torch": "1.0.0"}))
         source = find_cost(target, NgramDrafter(), ProfileChoice())
         (warning,) = source.warnings
         assert "torch is" in warning
@@ -91,7 +84,7 @@ class TestFound:
     )
     def test_borrowed_profiles_are_corrected_by_floor_and_slope(self, target, probed, kind, mode):
         fields = {"kind": kind, "source": "somewhere else"}
-        ProfileStore().save(changed(probed, provenance=fields, runtime={"torch": "1.0.0"}))
+        ProfileStore().save(altered(probed, provenance=fields, runtime={"torch": "1.0.0"}))
         source = find_cost(target, NgramDrafter(), ProfileChoice())
         assert source.online and source.cost.mode == mode
 
@@ -102,10 +95,10 @@ class TestFound:
 
         def timed(of, rows, context):
             asked.append((of, rows, context))
-            return [9.0, 0.2, 0.3]
+            return [900.0, 20.0, 30.0]
 
         monkeypatch.setattr("decoder.profiling.startup.time_forward", timed)
-        kernels = changed(
+        kernels = altered(
             probed,
             runtime={"kind": "kernels", "attention": "published"},
             provenance={"kind": "composed", "source": "operator tables"},
@@ -116,8 +109,8 @@ class TestFound:
         assert source.online
         assert any("composed" in warning for warning in source.warnings)
         sizes = np.arange(64)
-        np.testing.assert_array_equal(source.cost.cost.verify_s(sizes, 200), np.full(64, 0.3))
-        assert source.cost.plain_s(200) == 0.3
+        np.testing.assert_array_equal(source.cost.cost.verify_s(sizes, 200), np.full(64, 30.0))
+        assert source.cost.plain_s(200) == 30.0
         above = np.array([10**9])
         np.testing.assert_allclose(
             source.cost.cost.verify_s(above - 1, 200),
@@ -147,7 +140,7 @@ class TestDraftCosts:
     """What becomes of a draft cost that the profile lacks."""
 
     def without(self, probed, **changes):
-        return changed(probed, **changes).model_copy(update={"drafters": {}})
+        return altered(probed, **changes).model_copy(update={"drafters": {}})
 
     def test_it_is_timed_once_and_kept(self, target, probed, timed):
         path = ProfileStore().save(self.without(probed))
@@ -234,7 +227,7 @@ class TestNotFound:
         assert files(home) == []
 
     def test_a_required_profile_is_an_error_that_lists_what_exists(self, target, probed, home):
-        other = changed(probed, runtime={"dtype": "float64"})
+        other = altered(probed, runtime={"dtype": "float64"})
         path = ProfileStore().save(other)
         before = files(home)
         choice = ProfileChoice(require=True)

@@ -107,13 +107,6 @@ class TestSimulation:
         ratio = played["bastion"].rate / hindsight.best_fixed()[1]
         assert 0.985 < ratio < 1.005
 
-    def test_a_hopeless_drafter_is_given_up(self):
-        process = AcceptanceProcess(label="hopeless", kind="given", rank1=(0.05,) * 15, tail=0.0)
-        cost = straight(0.05, draft=0.4)
-        policies = {"bastion": Bastion(cost, MOST), "plain": Plain()}
-        played, _ = play(process, policies, cost, rounds=1000)
-        assert played["bastion"].rate > 0.97 * played["plain"].rate
-
     def test_a_cost_that_is_wrong_by_a_factor_changes_nothing(self):
         process, cost = published("bastion", "mbpp"), straight(0.03, draft=0.1)
         double = CostAt(cost.cycles_s * 2, cost.draft * 2, cost.plain * 2)

@@ -10,7 +10,7 @@ import pytest
 from costmodel.errors import InputError
 from profiler import cli
 from profiler.commands.generate import read_prompts
-from tests.tiny_folder import isolate, listing, write_all
+from tests.tiny_folder import isolate, write_all
 
 pytestmark = pytest.mark.cpu_kind
 
@@ -86,16 +86,6 @@ class TestOutput:
             for seed in ("1", "1", "2")
         )
         assert one == again != other
-
-
-class TestProfile:
-    def test_a_probe_says_what_it_did_and_is_found_again(self, generate):
-        _, _, (first,) = generate("--prompt", PROMPT)
-        assert first.startswith("no profile for this device and target: probed 4 points")
-        (name,) = listing(generate.home)
-        assert str(generate.home / name) in first
-        _, _, (second,) = generate("--prompt", PROMPT)
-        assert second.startswith(f"profile {generate.home / name} (quick, ")
 
 
 class TestChat:

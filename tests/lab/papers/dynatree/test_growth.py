@@ -7,11 +7,8 @@ from hypothesis import strategies as st
 
 from decoder.tree.draft_tree import CandidateTree, Lattice, best_first
 from decoder.tree.growth import NO_CHILD, SinglePath, TopPaths, grow
-from lab.papers.dynatree.baselines import (
-    Beam,
-    FixedTree,
-    source_of,
-)
+from lab.papers.dynatree.baselines import Beam, FixedTree, source_of
+from tests.decoder.models import as_paths
 
 DEEP = 64
 
@@ -43,21 +40,10 @@ def children_of(candidates):
             )
         ]
         return lambda path: rows[len(path)] if len(path) < len(rows) else []
-    table = {path: [] for path in [(), *paths_of(candidates)]}
-    for path, probability in paths_of(candidates).items():
+    table = {path: [] for path in [(), *as_paths(candidates)]}
+    for path, probability in as_paths(candidates).items():
         table[path[:-1]].append((path[-1], probability))
     return lambda path: sorted(table[path], key=lambda child: -child[1])
-
-
-def paths_of(tree):
-    """path -> probability given its parent, in the tree's order."""
-    paths, found = {0: ()}, {}
-    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
-        assert parent <= node, "parents come first"
-        paths[node + 1] = (*paths[int(parent)], int(token))
-        found[paths[node + 1]] = float(tree.probabilities[node])
-    assert len(found) == len(tree.tokens), "no path twice"
-    return found
 
 
 def score(path, children):
@@ -120,7 +106,7 @@ few = st.integers(1, 5)
 def test_beam(candidates, width, depth):
     rule = Beam(width=width, max_depth=depth)
     children = children_of(candidates)
-    found = paths_of(grow(source_of(candidates), rule, DEEP))
+    found = as_paths(grow(source_of(candidates), rule, DEEP))
     assert set(found) == beam_by_hand(children, width, depth)
     assert len(found) <= rule.max_nodes
     for path, probability in found.items():
@@ -131,7 +117,7 @@ def test_beam(candidates, width, depth):
 @settings(max_examples=200, deadline=None)
 def test_top_paths(candidates, width, frontier, depth):
     rule = TopPaths(width=width, frontier=frontier, max_depth=depth)
-    found = paths_of(grow(source_of(candidates), rule, DEEP))
+    found = as_paths(grow(source_of(candidates), rule, DEEP))
     assert set(found) == top_paths_by_hand(children_of(candidates), rule, depth)
 
 
@@ -139,7 +125,7 @@ def test_top_paths(candidates, width, frontier, depth):
 @settings(max_examples=200, deadline=None)
 def test_the_fixed_tree_in_breadth_first_order(candidates, width, levels, most, least_score):
     rule = FixedTree(width=width, levels=levels, max_nodes=most, least_score=least_score)
-    found = paths_of(grow(source_of(candidates), rule, DEEP))
+    found = as_paths(grow(source_of(candidates), rule, DEEP))
     assert list(found) == fixed_tree_by_hand(children_of(candidates), rule)
 
 
@@ -149,7 +135,7 @@ def test_single_path_takes_the_best_child_at_every_step(candidates, depth):
     children, path = children_of(candidates), ()
     while len(path) < depth and children(path):
         path = (*path, children(path)[0][0])
-    found = paths_of(grow(source_of(candidates), SinglePath(max_depth=depth), DEEP))
+    found = as_paths(grow(source_of(candidates), SinglePath(max_depth=depth), DEEP))
     assert list(found) == [path[: i + 1] for i in range(len(path))]
 
 

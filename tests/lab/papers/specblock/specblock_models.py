@@ -12,9 +12,11 @@ from tests.decoder.draft_models import (
     COMMON,
     HIDDEN,
     VOCAB,
+    layer_shapes,
     mapping,
     plain_states,
     random_tensors,
+    rms,
     write_checkpoint,
 )
 
@@ -61,17 +63,7 @@ def specblock_shapes(config):
             "rank_head.2.weight": (BUCKETS, RANK_HIDDEN),
         }
     for i in range(config["num_hidden_layers"]):
-        shapes |= {
-            f"layers.{i}.self_attn.q_proj.weight": (hidden, hidden),
-            f"layers.{i}.self_attn.k_proj.weight": (keys, hidden),
-            f"layers.{i}.self_attn.v_proj.weight": (keys, hidden),
-            f"layers.{i}.self_attn.o_proj.weight": (hidden, hidden),
-            f"layers.{i}.mlp.gate_proj.weight": (ffn, hidden),
-            f"layers.{i}.mlp.up_proj.weight": (ffn, hidden),
-            f"layers.{i}.mlp.down_proj.weight": (hidden, ffn),
-            f"layers.{i}.input_layernorm.weight": (hidden,),
-            f"layers.{i}.post_attention_layernorm.weight": (hidden,),
-        }
+        shapes |= layer_shapes(i, hidden, ffn, hidden, keys)
         if i and config.get("layer_shift", True):
             shapes[f"shift_proj.{i - 1}.weight"] = (hidden, 2 * hidden)
     return shapes
@@ -90,10 +82,6 @@ TOKENS = tuple((mapping(SPECBLOCK)["d2t"] + torch.arange(41)).tolist())
 def asked(depth=99, width=64, temperature=1.0):
     """A request whose rule of growth does not count."""
     return DraftRequest(depth=depth, width=width, growth=TopPaths(), temperature=temperature)
-
-
-def rms(row, weight, eps):
-    return row / (row.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
 class Reference:
@@ -240,18 +228,6 @@ def plain_summary(logits):
     gaps = [best[0] - best[rank - 1] for rank in (2, 3, 5)]
     entropy = -sum(np.exp(value) * value for value in logs)
     return [*logs[:10], *gaps, np.exp(logs[0]), entropy]
-
-
-def nodes_of(tree):
-    """Nodes of a candidate tree by path, with their probabilities."""
-    paths, nodes = [()], {}
-    for token, parent, q in zip(
-        tree.tokens.tolist(), tree.parents.tolist(), tree.probabilities.tolist(), strict=True
-    ):
-        paths.append((*paths[parent], token))
-        assert paths[-1] not in nodes
-        nodes[paths[-1]] = q
-    return nodes
 
 
 def reference_tree(reference, growth, depth=99, width=99, temperature=1.0):

@@ -12,13 +12,12 @@ from lab.papers.specblock import drafter as specblock
 from lab.papers.specblock.drafter import Blocks, SpecBlockDrafter
 from lab.papers.specblock.tree import REPOSITORY, BlockGrowth
 from tests.decoder.draft_models import VOCAB, draft_target, rounds
-from tests.decoder.models import greedy
+from tests.decoder.models import as_paths, greedy
 from tests.lab.papers.specblock.specblock_models import (
     LENGTH,
     QWEN,
     Reference,
     asked,
-    nodes_of,
     reference_tree,
     specblock_folder,
 )
@@ -62,7 +61,7 @@ class TestAgainstTheReference:
             tree = session.draft(context, asked())
             reference = Reference(config, tensors, target, context)
             expected = reference_tree(reference, growth)
-            assert nodes_of(tree) == pytest.approx(expected, abs=1e-5)
+            assert as_paths(tree) == pytest.approx(expected, abs=1e-5)
             again = session.draft(context, asked())
             np.testing.assert_array_equal(again.tokens, tree.tokens)
             np.testing.assert_array_equal(again.probabilities, tree.probabilities)
@@ -97,7 +96,7 @@ class TestAgainstTheReference:
         _, session, context, reference = drafting(tmp_path, prompt, [0] * 13)
         expected = reference_tree(reference, BlockGrowth())
         for _ in range(2):
-            assert nodes_of(session.draft(context, asked())) == pytest.approx(expected, abs=1e-6)
+            assert as_paths(session.draft(context, asked())) == pytest.approx(expected, abs=1e-6)
 
     def test_drawn_trees_are_drawn_from_q(self, tmp_path):
         """Children come from the block's next position, and behind its end from a new block."""

@@ -6,8 +6,8 @@ import torch
 from lab.papers.specblock.drafter import SpecBlockDrafter
 from lab.papers.specblock.updates.adaptation import TargetResponse
 from lab.papers.specblock.updates.specblock import SpecBlockKind
-from tests.decoder.draft_models import VOCAB, draft_target, plain_states
-from tests.lab.papers.specblock.specblock_models import FEATURES, Reference, rms, specblock_folder
+from tests.decoder.draft_models import VOCAB, draft_target, plain_states, rms
+from tests.lab.papers.specblock.specblock_models import FEATURES, Reference, specblock_folder
 
 TEXT = [5, 17, 3, 88, 41, 2, 2, 60, 7, 19, 44, 8, 30, 71, 12, 3, 9, 50]
 PROMPT = TEXT[:5]

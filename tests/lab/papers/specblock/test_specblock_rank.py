@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from lab.papers.specblock.model import ranks_of, summary
 from lab.papers.specblock.tree import CONCENTRATED, FALLBACK, BlockGrowth, BlockTree
-from tests.lab.papers.specblock.specblock_models import nodes_of, plain_summary, reference_tree
+from tests.decoder.models import as_paths
+from tests.lab.papers.specblock.specblock_models import plain_summary, reference_tree
 
 
 class TestSummary:
@@ -112,7 +113,7 @@ class TestAgainstStraightLines:
             if not paths:
                 break
         expected = reference_tree(tables, growth, depth, width)
-        assert nodes_of(tree.candidates()) == pytest.approx(expected)
+        assert as_paths(tree.candidates()) == pytest.approx(expected)
 
 
 class TestByHand:
@@ -129,7 +130,7 @@ class TestByHand:
             (10, 1, 0, 0.5), (11, 1, 0, 0.25), (12, 1, 0, 0.125), (20, 2, 1, 0.25),
             (21, 2, 1, 0.125),
         ]  # fmt: skip
-        assert nodes_of(tree.candidates()) == {
+        assert as_paths(tree.candidates()) == {
             (10,): 0.5, (11,): 0.25, (12,): 0.125, (10, 20): 0.5, (10, 21): 0.25,
             (10, 20, 30): 0.5, (10, 20, 30, 40): 0.5,
         }  # fmt: skip
@@ -143,12 +144,12 @@ class TestByHand:
         again = block([[20, 7, 8], [30, 31, 32]], [(0.75, 0.125, 0.125), self.Q], [0, 0])
         tree.attach(*(np.repeat(part, 5, axis=0) for part in again))
         assert len(tree.starts) == 3  # of (34 - 25) // 2 = 4, the beam's
-        nodes = nodes_of(tree.candidates())
+        nodes = as_paths(tree.candidates())
         assert nodes[10, 20] == 0.75  # the first block gave 0.5, the one behind 10 more
         assert nodes[10, 21] == 0.25 and nodes[10, 20, 20] == pytest.approx(0.25 * 0.75 / 0.375)
         small = BlockTree(BlockGrowth(beam=3, nodes=2), depth=9, width=9)
         small.attach(*block([[10, 11, 12]], [self.Q], [0]))
-        assert nodes_of(small.candidates()) == {(10,): 0.5, (11,): 0.25}
+        assert as_paths(small.candidates()) == {(10,): 0.5, (11,): 0.25}
 
     def test_probable_first_tokens_have_fewer_siblings(self):
         growth = BlockGrowth(branching=(4, 4, 4, 4), adaptive=True, beam=10)
