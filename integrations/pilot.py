@@ -1,14 +1,16 @@
-"""A draft policy between an engine's scheduling of a step and that step's result."""
+"""Between an engine's scheduling of a step and its result: a draft policy, or a fixed table."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from integrations.policy import DraftPolicy, RunningSequence
+from costmodel.errors import InputError
+from integrations.policy import DraftPolicy, RunningSequence, mean_context
 
+MOST_CONTEXT = 10**9
 UNKNOWN = -1  # an engine's placeholder for a draft token that it does not know yet
 
 
@@ -116,3 +118,68 @@ class StepPilot:
 
 def _draft_length(sequence: RunningSequence) -> int:
     return len(sequence.draft)
+
+
+class DraftTable:
+    """Draft lengths by batch and context: the first row of `rows` whose ranges hold both.
+
+    A row is [first batch, last batch, first context, last context, tokens], or without contexts
+    [first batch, last batch, tokens], as in vLLM's open pull request 48944. Beyond the last range
+    of either the nearest holds.
+    """
+
+    def __init__(self, rows: Sequence[Sequence[int]], allowed: Iterable[int]) -> None:
+        """allowed: lengths that the engine can run; 0 always is one. Raises InputError."""
+        self.rows = [_five(row) for row in rows]
+        lengths = {0, *allowed}
+        if not self.rows or any(row[4] not in lengths for row in self.rows):
+            raise InputError(
+                f"a table of draft lengths needs rows, with lengths among {sorted(lengths)}",
+                hint="Write it with `rooftree export --engine vllm-contexts`",
+            )
+
+    def tokens(self, batch: int, context: float) -> int:
+        """The length for so many sequences of a mean context."""
+
+        def distance(row: Sequence[int]) -> tuple[float, float]:
+            first, last, shortest, longest, _ = row
+            return (
+                max(first - batch, batch - last, 0),
+                max(shortest - context, context - longest, 0),
+            )
+
+        return min(self.rows, key=distance)[4]
+
+
+def _five(row: Sequence[int]) -> Sequence[int]:
+    whole = [int(number) for number in row]
+    if len(whole) == 3:
+        whole[2:2] = [0, MOST_CONTEXT]
+    first, last, shortest, longest, tokens = whole if len(whole) == 5 else (1, 0, 0, 0, 0)
+    if not (1 <= first <= last and 0 <= shortest <= longest and tokens >= 0):
+        raise InputError(
+            f"{list(row)} is no row of a table of draft lengths",
+            hint="Rows are [first batch, last batch, first context, last context, tokens]",
+        )
+    return whole
+
+
+class TablePilot:
+    """Chooses by a table alone: it verifies whole drafts and learns nothing."""
+
+    def __init__(self, table: DraftTable) -> None:
+        self._table = table
+
+    def choose(self, sequences: Sequence[RunningSequence]) -> StepChoice:
+        """The choice for the step that is scheduled next."""
+        tokens = self._table.tokens(len(sequences), mean_context(sequences)) if sequences else 0
+        return StepChoice(verified={}, draft_tokens=tokens)
+
+    def scheduled(self, choice: StepChoice, rows: Mapping[str, int]) -> None:
+        """Nothing is noted."""
+
+    def ended(self, texts: Mapping[str, Sequence[int]]) -> None:
+        """Nothing is learnt."""
+
+    def forget(self, running: set[str]) -> None:
+        """Nothing was kept."""

@@ -78,7 +78,7 @@ class DraftPolicy:
             for one, count in zip(sequences, drafted, strict=True)
         ]
         gains = sorted(chain.from_iterable(chances), reverse=True)
-        batch, context = len(sequences), _mean_context(sequences)
+        batch, context = len(sequences), mean_context(sequences)
         rest_s = self.costs.gap_s + self.costs.draft_s(batch, context, self.longest)[0]
         verify_s = self.costs.verify_s(batch, context, batch * self.longest)
         step_s = [seconds + rest_s for seconds in verify_s[: total + 1]]
@@ -98,7 +98,7 @@ class DraftPolicy:
         batch = len(sequences)
         if batch == 0:
             return 0
-        context = _mean_context(sequences)
+        context = mean_context(sequences)
         verify_s = self.costs.verify_s(batch, context, batch * self.longest)
         every_draft_s = self.costs.draft_s(batch, context, self.longest)
         draft_s = [every_draft_s[length] for length in self._allowed]
@@ -126,7 +126,7 @@ class DraftPolicy:
 
     def predicted_s(self, sequences: Sequence[RunningSequence], rows: int, drafted: int) -> float:
         """Seconds of a step over `rows` draft tokens in all that then drafts `drafted` tokens."""
-        batch, context = len(sequences), _mean_context(sequences)
+        batch, context = len(sequences), mean_context(sequences)
         verify_s = self.costs.verify_s(batch, context, batch * self.longest)
         draft_s = self.costs.draft_s(batch, context, self.longest)
         return verify_s[min(rows, len(verify_s) - 1)] + draft_s[min(drafted, self.longest)]
@@ -155,5 +155,6 @@ class DraftPolicy:
         self._available[batch] = before + 0.02 * (share - before)
 
 
-def _mean_context(sequences: Sequence[RunningSequence]) -> float:
+def mean_context(sequences: Sequence[RunningSequence]) -> float:
+    """The mean of cached tokens."""
     return sum(sequence.context for sequence in sequences) / len(sequences)

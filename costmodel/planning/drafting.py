@@ -206,11 +206,11 @@ def _in_engine(section: EngineDrafterSection) -> DraftCost:
 def drafter_kind(name: str) -> str:
     """The kind of a drafter's name: `dflash@block=4` and a published checkpoint are `dflash`.
 
-    The same for `eagle3`, and `EAGLE3` or `EAGLE-3` in a checkpoint's name.
+    The same for `eagle3`, `pard` and `mtp`, and `EAGLE3` or `EAGLE-3` in a checkpoint's name.
     """
     if "+" in name:
         return "combined"
-    for kind in ("dflash", "eagle3"):
+    for kind in ("dflash", "eagle3", "pard", "mtp"):
         if kind in name.lower().replace("-", ""):
             return kind
     return name.partition("@")[0].partition(":")[0]

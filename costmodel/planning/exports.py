@@ -2,36 +2,26 @@
 
 Names of options are those of the engines' own sources: vLLM 0.32
 (v1/spec_decode/dynamic/utils.py), SGLang 0.5.23 (speculative/adaptive_spec_params.py,
-dspark_components/dspark_sps.py) and TensorRT-LLM 1.2 (llmapi/llm_args.py). All but this project's
-decoder verify chains only. A plan is exported to the engine that it was made for.
+dspark_components/dspark_sps.py, ragged_verify.py) and TensorRT-LLM 1.2, and 1.3.0rc27 for DFlash,
+MTP and PARD (llmapi/llm_args.py). Settings are of chains but for this project's decoder. A plan is
+exported to the engine that it was made for.
 
 In TensorRT-LLM 1.2 a length holds from its batch on, and up to its batch in later sources; both
 ends of each range are written, so that both readings are the same.
 
-SGLang's DSPARK verifies as many drafted tokens as pay by a table of costs, of two schemas:
-
-- steps: `sample_steps_per_sec` at `sample_batch_tokens` rows, each request with a whole draft, as
-  SGLang's own profiler measures it; read as a staircase;
-- sum: `bias_seconds` + alpha(requests) + theta(rows), both linear between probes. The sum is fitted
-  to the server's steps in least squares of relative errors.
-
-A step is draft, verification, acceptance and the engine's work on the host, without prompts.
+vLLM 0.32 takes draft lengths by batch only. A table by batch and context has the form of its open
+pull request 48944; `integrations.vllm.CostScheduler` reads it until vLLM does.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from costmodel.catalog import find_target, resolve_target
 from costmodel.errors import InputError
 from costmodel.planning.acceptance import BLOCK_GAMMA
-from costmodel.planning.batching import Cycle, cycle_work
 from costmodel.planning.drafting import CHECKPOINTS, drafter_kind
 from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import PlanRequest, Precision, ServingPolicy
@@ -39,14 +29,13 @@ from costmodel.planning.result import Plan, PlanOption
 from costmodel.planning.search import make_server
 from costmodel.planning.servers import OperatingPoint, Server
 from costmodel.planning.sources import forward_for
-from costmodel.planning.traffic import Traffic
+from costmodel.planning.tables import StepTable, context_table, joined, steps_table, sum_table
 from costmodel.profile.store import ProfileStore
-
-Array = NDArray[np.float64]
 
 # The engine that a plan must be made for, by the name of its export.
 PLANNED_FOR = {
     "vllm": "vllm",
+    "vllm-contexts": "vllm",
     "sglang": "sglang",
     "sglang-dspark": "sglang",
     "sglang-dspark-steps": "sglang",
@@ -55,6 +44,7 @@ PLANNED_FOR = {
 }
 VERSIONS = {
     "vllm": "vLLM 0.32",
+    "vllm-contexts": "vLLM 0.32",
     "sglang": "SGLang 0.5.23",
     "sglang-dspark": "SGLang 0.5.23",
     "sglang-dspark-steps": "SGLang 0.5.23",
@@ -64,7 +54,14 @@ VERSIONS = {
 _NO_DRAFTER = "PATH_OF_A_DFLASH_DRAFTER"
 # Longest n-gram that is looked up, as in vLLM's own example.
 _NGRAM = 4
-_LEAST_BIAS_S = 1e-9
+# TensorRT-LLM's names of drafters, and the first version whose schedule holds for them.
+_TENSORRT_LLM = {
+    "ngram": ("NGram", "1.2"),
+    "eagle3": ("Eagle3", "1.2"),
+    "dflash": ("DFlash", "1.3.0rc27"),
+    "mtp": ("MTP", "1.3.0rc27"),
+    "pard": ("PARD", "1.3.0rc27"),
+}
 
 
 def export_plan(plan: Plan, engine: str, forward: TargetForward | None = None) -> str:
@@ -89,12 +86,17 @@ def export_plan(plan: Plan, engine: str, forward: TargetForward | None = None) -
             "there is nothing to export: no option holds the goals",
             hint="; ".join(option.describe_problem() for option in plan.options),
         )
-    lines = [f"# {VERSIONS[engine]} and later; planned for {_place(plan, best)}"]
+    lines = [f"# {_version(engine, best)} and later; planned for {_place(plan, best)}"]
     if plan.request.precision.weights not in ("bfloat16", "fp8_dynamic"):
         lines.append(f"# serve a checkpoint whose weights are {plan.request.precision.weights}")
-    if engine.startswith("sglang-dspark"):
-        steps = engine.endswith("steps")
-        lines += _dspark(plan, forward or _forward(plan.request, best), steps=steps)
+    if engine.startswith("sglang-dspark") or engine == "vllm-contexts":
+        forward = forward or _forward(plan.request, best)
+        server = make_server(plan.request, forward, plan.acceptance)
+        lines += (
+            _vllm(plan.request, best, server)
+            if engine == "vllm-contexts"
+            else _dspark(plan, server, steps=engine.endswith("steps"))
+        )
     else:
         write = {
             "vllm": _vllm,
@@ -104,6 +106,13 @@ def export_plan(plan: Plan, engine: str, forward: TargetForward | None = None) -
         }[engine]
         lines += write(plan.request, best)
     return "\n".join(lines) + "\n"
+
+
+def _version(engine: str, best: PlanOption) -> str:
+    """The first version of the engine that takes the settings."""
+    if engine == "tensorrt-llm" and best.drafter is not None:
+        return f"TensorRT-LLM {_TENSORRT_LLM.get(drafter_kind(best.drafter.name), ('', '1.2'))[1]}"
+    return VERSIONS[engine]
 
 
 def served_name(target: str) -> str:
@@ -135,14 +144,9 @@ def batch_table(points: Sequence[OperatingPoint]) -> list[list[int]]:
     A size holds up to the batch before the next point.
     """
     ordered = sorted(points, key=lambda point: point.running)
-    table: list[list[int]] = []
-    for i, point in enumerate(ordered):
-        last = ordered[i + 1].running - 1 if i + 1 < len(ordered) else point.running
-        if table and table[-1][2] == point.nodes:
-            table[-1][1] = last
-        else:
-            table.append([point.running if table else 1, last, point.nodes])
-    return table
+    firsts = [1, *(point.running for point in ordered[1:])]
+    sizes = [point.nodes for point in ordered]
+    return [[*span, size] for span, size in joined(firsts, ordered[-1].running, sizes)]
 
 
 def checkpoint_of(drafter: str, target: str) -> str:
@@ -153,7 +157,8 @@ def checkpoint_of(drafter: str, target: str) -> str:
     return published + drafter.removeprefix("dflash")
 
 
-def _vllm(request: PlanRequest, best: PlanOption) -> list[str]:
+def _vllm(request: PlanRequest, best: PlanOption, server: Server | None = None) -> list[str]:
+    """The command; with a server, for its draft lengths by batch and context."""
     table = batch_table(best.points)
     target = served_name(request.target)
     options = [
@@ -165,14 +170,28 @@ def _vllm(request: PlanRequest, best: PlanOption) -> list[str]:
     most = max(tokens for _, _, tokens in table)
     if not most:
         return [*_joined(options), f"# no --speculative-config: {_nothing(request)}"]
-    config: dict[str, Any] = {"method": _kind(best, "vLLM", ("dflash", "eagle3", "ngram"))}
+    config: dict[str, Any] = {"method": _kind(best, "vLLM", ("dflash", "eagle3", "mtp", "ngram"))}
     if config["method"] == "ngram":
         config["prompt_lookup_max"] = _NGRAM
-    else:
+    elif config["method"] != "mtp":
         config["model"] = checkpoint_of(_drafter(best), target)
     config["num_speculative_tokens"] = most
     config["num_speculative_tokens_per_batch_size"] = table
-    return _joined([*options, f"--speculative-config '{json.dumps(config)}'"])
+    options.append(f"--speculative-config '{json.dumps(config)}'")
+    if server is None:
+        return _joined(options)
+    # vLLM prepares the lengths that the table by batch alone names, and no others.
+    lengths = {0, *(tokens for _, _, tokens in table)}
+    schedule = context_table(server, sorted(lengths), most_running=table[-1][1])
+    options += [
+        "--scheduler-cls integrations.vllm.CostScheduler",
+        f"--additional-config '{json.dumps({'rooftree_schedule': schedule})}'",
+    ]
+    return [
+        "# rooftree_schedule: [first batch, last batch, first context, last context, tokens], the",
+        "# form of vLLM's open #48944, whose vLLM takes it in place of the table by batch alone",
+        *_joined(options),
+    ]
 
 
 def _sglang(request: PlanRequest, best: PlanOption) -> list[str]:
@@ -229,17 +248,18 @@ def _forward(request: PlanRequest, best: PlanOption) -> TargetForward:
     return forward_for(request, target, (best.gpu, best.tensor_parallel), ProfileStore())
 
 
-def _dspark(plan: Plan, forward: TargetForward, *, steps: bool) -> list[str]:
+def _dspark(plan: Plan, server: Server, *, steps: bool) -> list[str]:
     """A table of costs, and the options that take it. The DSpark drafter is the user's."""
     request, best = plan.request, plan.options[0]
-    server = make_server(request, forward, plan.acceptance)
     drafted = len(server.acceptance.chain) - 1 if server.acceptance else BLOCK_GAMMA
     make = steps_table if steps else sum_table
     most = max(point.running for point in best.points)
     table: StepTable = make(server, request.traffic, most_running=most, drafted=drafted)
     label = server.drafter.label if server.drafter else "none"
+    start, *others = _sglang_server(request, best)
     options = [
-        *_sglang_server(request, best),
+        f"SGLANG_RAGGED_VERIFY_MODE=compact {start}",
+        *others,
         "--speculative-algorithm DSPARK",
         "--speculative-draft-model-path PATH_OF_A_DSPARK_DRAFTER",
         "--speculative-dspark-sps-table-path dspark.json",
@@ -247,6 +267,8 @@ def _dspark(plan: Plan, forward: TargetForward, *, steps: bool) -> list[str]:
     return [
         f"# seconds of a step with up to {drafted} drafted tokens a request; drafts: {label}",
         *([f"# the sum is within {table.worst_error:.1%} of every step"] if not steps else []),
+        "# only the mode compact verifies fewer rows: static verifies all, and cap-accept verifies",
+        "# all and then accepts fewer",
         *_file("dspark.json", json.dumps(table.values)),
         *_joined(options),
     ]
@@ -262,12 +284,12 @@ def _tensorrt_llm(request: PlanRequest, best: PlanOption) -> list[str]:
     config = ["kv_cache_config:", "  dtype: fp8"] if request.precision.cache == "fp8" else []
     notes, most = [], table[0][2]
     if most:
-        kind = _kind(best, "TensorRT-LLM", ("eagle3", "ngram"))
-        config.append("speculative_config:")
+        kind = _kind(best, "TensorRT-LLM", tuple(_TENSORRT_LLM))
+        config += ["speculative_config:", f"  decoding_type: {_TENSORRT_LLM[kind][0]}"]
         if kind == "ngram":
-            config += ["  decoding_type: NGram", f"  max_matching_ngram_size: {_NGRAM}"]
-        else:
-            config += ["  decoding_type: Eagle3", f"  speculative_model: {_drafter(best)}"]
+            config.append(f"  max_matching_ngram_size: {_NGRAM}")
+        elif kind != "mtp":
+            config.append(f"  speculative_model: {checkpoint_of(_drafter(best), target)}")
         schedule = ", ".join(f"{batch}: {size}" for batch, size in _ends(table, most).items())
         config += [f"  max_draft_len: {most}", f"  draft_len_schedule: {{{schedule}}}"]
     else:
@@ -383,84 +405,3 @@ def _nothing(request: PlanRequest) -> str:
     if request.acceptance is None:
         return "there is no acceptance data"
     return "the plan drafts nothing at this load"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class StepTable:
-    """A table as the engine reads it, and the largest error of the sum that it is (0: none)."""
-
-    values: dict[str, Any]
-    worst_error: float = 0.0
-
-
-def steps_table(server: Server, traffic: Traffic, *, most_running: int, drafted: int) -> StepTable:
-    """Steps per second by rows, with `drafted` tokens for each of 1 to `most_running` requests."""
-    batches = doubling(most_running)
-    rates = [1 / step_s(server, traffic, batch, drafted + 1) for batch in batches]
-    rows = [batch * (drafted + 1) for batch in batches]
-    return StepTable(
-        values={
-            "sample_batch_tokens": rows,
-            "sample_steps_per_sec": [float(f"{rate:.6g}") for rate in rates],
-            "max_batch_tokens": rows[-1],
-        }
-    )
-
-
-def sum_table(server: Server, traffic: Traffic, *, most_running: int, drafted: int) -> StepTable:
-    """The sum over requests and rows that fits the server's steps best."""
-    batches, widths = doubling(most_running), doubling(drafted + 1)
-    shapes = [(batch, rows) for batch in batches for rows in widths]
-    seconds = np.array([step_s(server, traffic, batch, rows) for batch, rows in shapes])
-    probes = sorted({batch * rows for batch, rows in shapes})
-    parts = _indicators(shapes, batches, probes)
-    solved = np.linalg.lstsq(parts / seconds[:, None], np.ones(len(seconds)), rcond=None)[0]
-    alpha_s, theta_s = solved[: len(batches)], solved[len(batches) :]
-    # The common part is the step of one row, so that both terms begin at 0.
-    bias_s = max(float(alpha_s[0] + theta_s[0]), _LEAST_BIAS_S)
-    worst = float(np.max(np.abs(parts @ solved / seconds - 1)))
-    return StepTable(
-        values={
-            "bias_seconds": float(f"{bias_s:.6g}"),
-            "bs_probes": batches,
-            "alpha_seconds": [float(f"{value:.6g}") for value in alpha_s - alpha_s[0]],
-            "m_probes": probes,
-            "theta_seconds": [float(f"{value:.6g}") for value in theta_s - theta_s[0]],
-        },
-        worst_error=worst,
-    )
-
-
-def step_s(server: Server, traffic: Traffic, running: int, rows: int) -> float:
-    """Seconds of one step of `running` requests with `rows` rows each, without prompts.
-
-    The draft is made in every step: DSpark decides after it how much to verify.
-    """
-    cycle, drafter = Cycle(), server.drafter
-    if drafter is not None:
-        context = traffic.prompt_tokens + traffic.output_tokens / 2
-        cycle = Cycle(
-            draft=drafter.draft_s(server.forward, running, context, rows - 1),
-            draft_layers=drafter.layers,
-            draft_host_s=running * drafter.host_s,
-        )
-    cycle = dataclasses.replace(
-        cycle, nodes=rows - 1, tree_host_s=running * server.tree_s("chain", rows - 1)
-    )
-    work = cycle_work(server.forward, server.rules, traffic, running, cycle)
-    work = dataclasses.replace(work, prompts_s=0.0, prompt_steps=0.0)
-    return server.overheads.time_per_token_s(work, overlaps_host=server.rules.overlaps_host)
-
-
-def doubling(most: int) -> list[int]:
-    """1, 2, 4, ... and `most`."""
-    return sorted({most, *(2**power for power in range(most.bit_length()))})
-
-
-def _indicators(shapes: list[tuple[int, int]], batches: list[int], probes: list[int]) -> Array:
-    """For each shape a 1 in the column of its requests and in that of its rows."""
-    parts = np.zeros((len(shapes), len(batches) + len(probes)))
-    for row, (batch, rows) in enumerate(shapes):
-        parts[row, batches.index(batch)] = 1.0
-        parts[row, len(batches) + probes.index(batch * rows)] = 1.0
-    return parts

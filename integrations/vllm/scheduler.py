@@ -14,9 +14,14 @@ from costmodel.errors import ProfileError
 from integrations.acceptance import ANY_KIND
 from integrations.costs import StepCosts
 from integrations.draft_kinds import MatchedText, SeenPairs
-from integrations.pilot import StepChoice, StepPilot
+from integrations.pilot import DraftTable, StepChoice, StepPilot, TablePilot
 from integrations.policy import DraftPolicy, RunningSequence
-from integrations.vllm.configuration import drafter_key, find_profile
+from integrations.vllm.configuration import (
+    SCHEDULE_OPTION,
+    added_options,
+    drafter_key,
+    find_profile,
+)
 
 JUNK_TOKEN = 1  # every vocabulary has it; whether it is accepted does not matter
 
@@ -27,8 +32,10 @@ class CostScheduler:
     """The class for `--scheduler-cls`: the kind that fits vLLM's configuration.
 
     The profile is the one that `additional_config["rooftree_profile"]` or the environment variable
-    ROOFTREE_PROFILE names, else a stored one with this engine's keys. Without a usable profile, and
-    after any fault, it logs one line and schedules as vLLM does.
+    ROOFTREE_PROFILE names, else a stored one with this engine's keys. In place of a profile,
+    `additional_config["rooftree_schedule"]` holds draft lengths by batch and context, as `rooftree
+    export --engine vllm-contexts` writes them. Without a usable one, and after any fault, it logs
+    one line and schedules as vLLM does.
     """
 
     def __new__(cls, vllm_config: Any, *args: Any, **options: Any) -> Any:
@@ -40,7 +47,7 @@ class CostScheduler:
 class _Piloted:
     """What both kinds add to vLLM's scheduler."""
 
-    pilot: StepPilot | None = None
+    pilot: StepPilot | TablePilot | None = None
     ahead: bool
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -65,16 +72,20 @@ class _Piloted:
             self._or_none(lambda: self._learn(scheduler_output, model_runner_output))
         return result
 
-    def _start(self) -> StepPilot:
+    def _start(self) -> StepPilot | TablePilot:
         config = self.vllm_config
         if config.speculative_config is None:
             raise ProfileError("vLLM has no --speculative-config, so there is nothing to choose")
         if config.parallel_config.data_parallel_size > 1:
             raise ProfileError("with data parallelism all ranks must draft the same number")
-        profile, path = find_profile(config)
-        costs = StepCosts(profile, drafter_key(config))
         lookup = self._vllm_lookup
         allowed = lookup[1:] if lookup else range(self.num_spec_tokens + 1)
+        if schedule := added_options(config).get(SCHEDULE_OPTION):
+            table = DraftTable(schedule, allowed)
+            logger.info("Draft lengths are those of %s", SCHEDULE_OPTION)
+            return TablePilot(table)
+        profile, path = find_profile(config)
+        costs = StepCosts(profile, drafter_key(config))
         logger.info("Draft lengths are chosen from the profile %s", path)
         policy = DraftPolicy(costs, allowed, shortens=not self.ahead)
         return StepPilot(policy, ahead=self.ahead)

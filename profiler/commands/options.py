@@ -11,7 +11,10 @@ from typing import Any, ClassVar, TypeVar
 import click
 
 # What engines' settings are written for (costmodel/planning/exports/settings.py).
-EXPORTS = ("vllm", "sglang", "sglang-dspark", "sglang-dspark-steps", "tensorrt-llm", "transformers")
+EXPORTS = (
+    "vllm", "vllm-contexts", "sglang", "sglang-dspark", "sglang-dspark-steps", "tensorrt-llm",
+    "transformers",
+)  # fmt: skip
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 

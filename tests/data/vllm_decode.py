@@ -1,4 +1,4 @@
-"""Greedy texts of a vLLM engine as JSON: plain, or with draft lengths chosen from a profile."""
+"""Greedy texts of a vLLM engine as JSON: plain, or with draft lengths from a profile or a table."""
 
 import json
 import os
@@ -25,6 +25,8 @@ def main(folder: str, arm: str) -> None:
             "speculative_config": speculative_options("ngram", 7),
             "scheduler_cls": "integrations.vllm.CostScheduler",
         }
+    if arm == "table":  # two tokens for short texts, five for longer ones
+        options["additional_config"] = {"rooftree_schedule": [[1, 2, 0, 24, 2], [1, 2, 25, 288, 5]]}
     llm = LLM(
         model=folder,
         dtype="float32",
@@ -37,6 +39,7 @@ def main(folder: str, arm: str) -> None:
     )
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     verified: Counter[int] = Counter()
+    asked: set[int] = set()
     pilot = getattr(scheduler, "pilot", None)
     if pilot is not None:
         choose = pilot.choose
@@ -44,6 +47,7 @@ def main(folder: str, arm: str) -> None:
         def noted(decoding):
             choice = choose(decoding)
             verified.update(choice.verified.values())
+            asked.add(choice.draft_tokens)
             return choice
 
         pilot.choose = noted
@@ -54,6 +58,7 @@ def main(folder: str, arm: str) -> None:
             {
                 "texts": [list(output.outputs[0].token_ids) for output in outputs],
                 "verified": sum(length * count for length, count in verified.items()),
+                "asked": sorted(asked),
                 "piloted": getattr(scheduler, "pilot", None) is not None,
             }
         )

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from costmodel.errors import InputError
 from integrations.acceptance import ANY_KIND
-from integrations.pilot import UNKNOWN, StepPilot
+from integrations.pilot import UNKNOWN, DraftTable, StepPilot, TablePilot
 from integrations.policy import DraftPolicy, RunningSequence
 
 
@@ -110,3 +111,15 @@ def test_ended_sequences_are_forgotten_once():
     own.forget({"b"})
     own.forget({"b"})
     assert own.policy.forgotten == ["a"]
+
+
+def test_a_table_holds_the_nearest_lengths_beyond_its_ends_and_refuses_others():
+    table = DraftTable([[1, 4, 0, 512, 3], [1, 4, 513, 2048, 5], [5, 8, 1]], range(6))
+    own = TablePilot(table)
+    asked = {(1, 9): 3, (4, 512): 3, (4, 513): 5, (2, 9999): 5, (8, 9999): 1, (64, 9): 1}
+    for (batch, context), tokens in asked.items():
+        choice = own.choose([sequence(str(one), context) for one in range(batch)])
+        assert (choice.verified, choice.draft_tokens) == ({}, tokens)
+    for rows in ([], [[1, 4, 7]], [[1, 4, 9, 0, 3]], [[0, 4, 3]], [[1, 3]]):
+        with pytest.raises(InputError):
+            DraftTable(rows, range(6))

@@ -48,8 +48,8 @@ def loaded(path: Path, stubs: tuple[str, ...] = ()) -> ModuleType:
 def exported(engine: str, drafter: str = "dflash", **options) -> tuple[str, dict[int, int]]:
     """The text, and the planned sizes by requests at once."""
     path, profile = named_profile("h100-sxm/qwen3-8b")
-    if drafter == "eagle3":  # as `rooftree calibrate --drafter` would have timed one
-        section = {"name": "me/qwen3-8b-eagle3", "context": (0,), "median_s": (1e-3,),
+    if drafter not in ("dflash", "ngram"):  # as `rooftree calibrate --drafter` would have timed one
+        section = {"name": f"me/qwen3-8b-{drafter}", "context": (0,), "median_s": (1e-3,),
                    "mad_s": (None,), "n": (1,)}  # fmt: skip
         profile = profile.model_validate(profile.as_dict() | {"drafters": {"abc": section}})
     request = PlanRequest(
@@ -73,9 +73,10 @@ def file_of(text: str) -> str:
     return re.search(r"<<'END'\n(.*?)\nEND\n", text, re.DOTALL)[1]
 
 
-def test_vllm_looks_up_the_planned_sizes():
+@pytest.mark.parametrize("engine", ["vllm", "vllm-contexts"])
+def test_vllm_looks_up_the_planned_sizes(engine):
     reader = loaded(VLLM)
-    text, sizes = exported("vllm")
+    text, sizes = exported(engine)
     config = json.loads(re.search(r"--speculative-config '(.*)'", text)[1])
     lookup = reader.build_dynamic_sd_schedule_lookup(
         config["num_speculative_tokens_per_batch_size"], 128, config["num_speculative_tokens"]
@@ -94,6 +95,8 @@ def test_sglang_reads_both_tables(tmp_path):
         path.write_text(file_of(exported(engine)[0]))
         table = reader.load_sps_table_from_path(str(path))
         assert isinstance(table, kind) and not reader.is_uninitialized_sps_table(table)
+        if engine.endswith("steps"):  # a single request's draft may be verified in part
+            assert table.lookup(1) > table.lookup(8) and table.lookup(2) != table.lookup(16)
 
 
 def test_sglang_takes_the_planned_sizes_as_its_steps(tmp_path):
@@ -115,13 +118,28 @@ def test_sglang_takes_the_planned_sizes_as_its_steps(tmp_path):
     assert max(params.candidate_steps) == steps
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "eagle3"])
+# Fields of each decoding type that the API reference names: 1.2, from DFlash on 1.3.0rc27 and
+# 1.4.0rc1 (llm-api/reference/DFlashDecodingConfig.html and its neighbours).
+PUBLISHED = {
+    "ngram": ("NGram", {"max_matching_ngram_size"}, "1.2"),
+    "eagle3": ("Eagle3", {"speculative_model"}, "1.2"),
+    "dflash": ("DFlash", {"speculative_model"}, "1.3.0rc27"),
+    "mtp": ("MTP", set(), "1.3.0rc27"),
+    "pard": ("PARD", {"speculative_model"}, "1.3.0rc27"),
+}
+
+
+@pytest.mark.parametrize("drafter", PUBLISHED)
 def test_tensorrt_llms_schedule_reads_the_same_both_ways(drafter):
     yaml = pytest.importorskip("yaml")
     text, sizes = exported("tensorrt-llm", drafter)
     config = yaml.safe_load(file_of(text))["speculative_config"]
+    kind, fields, version = PUBLISHED[drafter]
+    shared = {"decoding_type", "max_draft_len", "draft_len_schedule"}
+    assert config.keys() == shared | fields and config["decoding_type"] == kind
+    assert text.startswith(f"# TensorRT-LLM {version} and later")
     schedule, most = config["draft_len_schedule"], config["max_draft_len"]
-    # What the published schema of 1.2 asks for.
+    # What the published schemas ask for.
     assert 1 in schedule and schedule[1] == most == max(schedule.values())
     assert list(schedule) == sorted(schedule)
     for running, size in sizes.items():

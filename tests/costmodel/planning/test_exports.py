@@ -11,23 +11,23 @@ import pytest
 
 from costmodel.catalog import load_targets
 from costmodel.errors import InputError
+from costmodel.planning.acceptance import find_acceptance
 from costmodel.planning.drafting import DraftCost
 from costmodel.planning.exports import (
     batch_table,
     checkpoint_of,
     export_plan,
     served_name,
-    step_s,
-    steps_table,
-    sum_table,
 )
 from costmodel.planning.forwards import ForwardSeconds, TargetForward
 from costmodel.planning.request import PlanRequest, Precision, ServingPolicy
 from costmodel.planning.result import Plan, PlanOption
 from costmodel.planning.search import make_server
 from costmodel.planning.servers import Interval, OperatingPoint, Sizing
+from costmodel.planning.tables import context_table, step_s, steps_table, sum_table
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.lookup import named_profile
+from integrations.pilot import DraftTable
 from tests.costmodel.planning.conftest import point
 
 QWEN = "Qwen/Qwen3-8B"
@@ -152,8 +152,8 @@ def test_tensorrt_llm_gets_both_ends_of_each_range():
     assert "{1: 3, 3: 3, 4: 1}" in export_plan(rising, "tensorrt-llm")
     late = made("trtllm", "ngram", points=(chain(1, 0), chain(8, 3)))
     assert "a single request drafts nothing" in export_plan(late, "tensorrt-llm")
-    with pytest.raises(InputError, match="with the drafter dflash"):
-        export_plan(made("trtllm"), "tensorrt-llm")
+    with pytest.raises(InputError, match="with the drafter specblock"):
+        export_plan(made("trtllm", "specblock"), "tensorrt-llm")
     cached = made("trtllm", "ngram", precision=Precision(cache="fp8"))
     assert "kv_cache_config:\n  dtype: fp8\n" in export_plan(cached, "tensorrt-llm")
 
@@ -247,9 +247,10 @@ def test_the_sum_gives_the_servers_steps(server):
 
 def test_steps_a_second_are_those_of_whole_drafts(server):
     table = steps_table(server, TRAFFIC, most_running=6, drafted=3)
-    assert table.values["sample_batch_tokens"] == [4, 8, 16, 24]
+    assert table.values["sample_batch_tokens"] == [1, 2, 4, 8, 16, 24]
     assert table.values["max_batch_tokens"] == 24
-    rates = [1 / step_s(server, TRAFFIC, running, 4) for running in (1, 2, 4, 6)]
+    shapes = [(1, 1), (1, 2), *((running, 4) for running in (1, 2, 4, 6))]
+    rates = [1 / step_s(server, TRAFFIC, *shape) for shape in shapes]
     assert table.values["sample_steps_per_sec"] == pytest.approx(rates, rel=1e-5)
 
 
@@ -267,3 +268,23 @@ def test_a_step_holds_the_draft_and_no_prompts(server):
 
     drafting = dataclasses.replace(server, drafter=Slow())
     assert step_s(drafting, TRAFFIC, 4, 1) > 1.9
+
+
+def test_lengths_by_batch_and_context_are_those_of_the_most_tokens_a_second():
+    forward = TargetForward(named_profile("h100-sxm/qwen3-8b")[1])
+    request = dataclasses.replace(made(drafter="dflash").request, acceptance="gsm8k")
+    drafting = make_server(request, forward, find_acceptance("gsm8k", QWEN))
+    rows = context_table(drafting, range(16), most_running=200)
+    table = DraftTable(rows, range(16))
+    for running in (1, 5, 64, 200):
+        for context in (300, 900, 3000):
+            held = [r for r in rows if r[0] <= running <= r[1] and r[2] <= context <= r[3]]
+            assert [table.tokens(running, context)] == [row[4] for row in held]
+            traffic = Traffic(prompt_tokens=context, output_tokens=1)
+            rates = [
+                drafting.acceptance.committed("chain", k)
+                / step_s(drafting, traffic, running, k + 1, drafts=k > 0)
+                for k in range(16)
+            ]
+            assert rates[held[0][4]] >= 0.97 * max(rates)
+    assert len({row[4] for row in rows if row[0] <= 200 <= row[1]}) > 1  # more where it is long

@@ -117,6 +117,12 @@ def test_texts_are_those_of_the_plain_engine(smollm2_folder, profile, plain):
     assert steered["texts"] == plain
 
 
+def test_a_table_by_batch_and_context_is_followed(smollm2_folder, profile, plain):
+    steered, _ = decoded(smollm2_folder, "table", profile.with_name("missing.yaml"))
+    assert steered["piloted"] and {2, 5} <= set(steered["asked"]) <= {0, 2, 5}
+    assert steered["texts"] == plain
+
+
 def test_without_a_profile_vllm_goes_on_by_itself(smollm2_folder, profile, plain):
     unsteered, output = decoded(smollm2_folder, "policy", profile.with_name("missing.yaml"))
     assert not unsteered["piloted"]
