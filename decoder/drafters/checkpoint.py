@@ -7,9 +7,8 @@ nothing that a file contains is executed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -91,12 +90,23 @@ def architectures(published: Mapping[str, Any]) -> list[Any]:
     return names if isinstance(names, list) else []
 
 
-@dataclass(frozen=True, slots=True)
+class ReadFields(dict[str, Any]):
+    """The fields of a config, and the names that were asked for."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.names: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
+
 class Fields:
     """The fields of a config, checked as they are read; `where` names the file in errors."""
 
-    values: Mapping[str, Any]
-    where: str
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.values, self.where = ReadFields(values), where
 
     def whole(
         self, name: str, default: int | None = None, least: int = 1, most: int = LARGEST
@@ -118,6 +128,34 @@ class Fields:
         if not isinstance(value, bool):
             raise self.wrong(name, "true or false")
         return value
+
+    def one_flag(self, names: Sequence[str], default: Any) -> Any:
+        """The value of several names for one flag. Raises InputError where they differ."""
+        given = {
+            name: self.flag(name, False) for name in names if self.values.get(name) is not None
+        }
+        if len(set(given.values())) > 1:
+            both = " and ".join(f"{name} = {value}" for name, value in given.items())
+            raise InputError(f"{self.where} has {both}", hint="They are names of one property.")
+        return next(iter(given.values()), default)
+
+    def skip(self, name: str) -> None:
+        """Take a field as read, since others make it unused."""
+        self.values.get(name)
+
+    def refuse_unread(self, harmless: Set[str], neutral: Mapping[str, Any]) -> None:
+        """Raise InputError if a field was not read that may change what is computed.
+
+        neutral  values with which a field changes nothing
+        """
+        for name, value in self.values.items():
+            read = name in self.values.names or name in harmless or value is None
+            if not read and not (name in neutral and neutral[name] == value):
+                raise InputError(
+                    f"{self.where} has {name} = {value!r}, which is not supported",
+                    hint="It may be of a variant that computes something else; if it is not, "
+                    "remove this field.",
+                )
 
     def require(self, expected: Mapping[str, Any]) -> None:
         """Raise InputError if a field is present with another value."""

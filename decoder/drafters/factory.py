@@ -14,8 +14,8 @@ from costmodel.io import folder_of
 from decoder.drafters.base import Drafter
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.drafters.checkpoint import architectures, find_config
+from decoder.drafters.dflash.config import DFlashConfig, is_jetspec
 from decoder.drafters.dflash.drafter import DFlashDrafter
-from decoder.drafters.dflash.model import is_dflash
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.drafters.eagle3.model import is_eagle3
 from decoder.drafters.ensemble import EnsembleDrafter
@@ -46,7 +46,12 @@ def is_causal_lm(published: Mapping[str, Any]) -> bool:
 
 # In this order: an EAGLE-3 config may also call itself a causal language model.
 KINDS = (
-    Kind("a DFlash drafter", is_dflash, lambda name, target: DFlashDrafter(target, name)),
+    Kind("a JetSpec drafter", is_jetspec, lambda name, target: DFlashDrafter(target, name)),
+    Kind(
+        DFlashConfig.LABEL,
+        DFlashConfig.recognises,
+        lambda name, target: DFlashDrafter(target, name),
+    ),
     Kind("an EAGLE-3 drafter", is_eagle3, lambda name, target: Eagle3Drafter(target, name)),
     Kind("a causal language model", is_causal_lm, CausalLMDrafter.from_pretrained),
 )
@@ -129,7 +134,7 @@ def _of_block(name: str, size: int, target: Target) -> Drafter:
         raise InputError(
             f"'{name}': only a DFlash drafter can draft blocks of another size", hint=_hint()
         )
-    return DFlashDrafter(drafter.target, drafter.model, size)
+    return type(drafter)(drafter.target, drafter.model, size)
 
 
 def shipped(name: str) -> str:

@@ -18,8 +18,9 @@ from costmodel.profile.schema import ELEMENT_BYTES
 from costmodel.roofline import Roofline, physical_bytes
 from decoder.device import dtype_name, synchronise
 from decoder.drafters.base import Drafter
+from decoder.drafters.dflash.config import DFlashConfig
 from decoder.drafters.dflash.drafter import DFlashDrafter
-from decoder.drafters.dflash.model import DFlashConfig, DFlashModel
+from decoder.drafters.dflash.model import DFlashModel
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.drafters.eagle3.model import Eagle3Config, Eagle3Model
 from decoder.drafters.ngram import NgramDrafter

@@ -21,7 +21,8 @@ from torch.nn import functional
 
 from costmodel.errors import InputError
 from decoder.drafters.blocks import Rope, Rotary
-from decoder.drafters.dflash.model import ARCHITECTURE, DFlashConfig, DFlashLayer, DFlashModel
+from decoder.drafters.dflash.config import DFlashConfig
+from decoder.drafters.dflash.model import DFlashLayer, DFlashModel
 from decoder.model.loading import LoadedModel
 from decoder.tree.draft_tree import Lattice, best_first
 from lab.training.corpus import TrainingText
@@ -61,7 +62,7 @@ def fresh_config(loaded: LoadedModel, wanted: DFlashTraining, mask_token: int) -
     source = loaded.model.config
     ids = wanted.target_layers or spread_layers(sizes.layers)
     return {
-        "architectures": [ARCHITECTURE],
+        "architectures": list(DFlashConfig.ARCHITECTURES),
         "model_type": "qwen3",
         "hidden_size": sizes.hidden,
         "intermediate_size": source.intermediate_size,

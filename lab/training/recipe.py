@@ -9,8 +9,9 @@ from typing import Generic, Protocol, TypeVar
 
 from costmodel.errors import InputError
 from decoder.device import parse_dtype, select_device
+from decoder.drafters.dflash.config import DFlashConfig
 from decoder.drafters.dflash.drafter import DFlashDrafter, check_fit
-from decoder.drafters.dflash.model import DFlashConfig, DFlashModel, save_dflash, trainable_copy
+from decoder.drafters.dflash.model import DFlashModel, trainable_copy
 from decoder.drafters.factory import load_drafter
 from decoder.model.loading import LoadedModel, default_target, load_model
 from decoder.model.making import make_target
@@ -96,7 +97,7 @@ def train_dflash(
     model.head_tokens = tokens.numpy()
     objective = DFlashObjective(loaded, model, recipe.drafter, tokens)
     trained = learn(loaded, folder, texts, objective, recipe.settings, say)
-    save_dflash(trained.folder, model.bfloat16())
+    model.bfloat16().save(trained.folder)
     return trained
 
 

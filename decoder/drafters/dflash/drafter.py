@@ -1,6 +1,7 @@
 """The DFlash drafter: marginals of a whole block from one forward (Chen et al., 2026).
 
-Its two passes over a text, context and block, run eagerly or as captured graphs.
+Its two passes over a text, context and block, run eagerly or as captured graphs. Related drafters
+score the block's hidden states in another way (`BlockScores`).
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -29,17 +30,54 @@ from decoder.drafters.caches import (
     check_observed,
 )
 from decoder.drafters.checkpoint import differences, refuse_misfit, stored_model
-from decoder.drafters.dflash.model import DFlashConfig, DFlashModel, DFlashPasses, load_dflash
+from decoder.drafters.dflash.config import DFlashConfig
+from decoder.drafters.dflash.model import DFlashModel
 from decoder.drafters.vocabulary import DraftHead, most_probable, softmax
 from decoder.model.attention import DenseVisible, RowBlock
 from decoder.model.runtime.capture import BudgetedCapture, Tensors
 from decoder.model.runtime.tables import RowTables
 from decoder.model.target import Target
-from decoder.tree.draft_tree import Lattice
+from decoder.tree.draft_tree import Candidates, Lattice
+
+
+class BlockScores(Protocol):
+    """The step from a block's hidden states to the candidates of its positions."""
+
+    def outputs(
+        self, hidden: torch.Tensor, bonus: torch.Tensor, temperature: torch.Tensor
+    ) -> Tensors:
+        """What the candidates are made of, on the device; captured with the block's pass.
+
+        hidden       [rows, hidden] of the rows that predict depths 1, 2, ...; where it is
+                     captured, of padding rows after them
+        bonus        int64 [1]
+        temperature  of the drafter's softmax, float32 []
+        """
+
+    def candidates(self, outputs: Tensors, request: DraftRequest) -> Candidates:
+        """The candidates down to `request.depth`, which `outputs` reach."""
+
+
+class Marginals(BlockScores):
+    """The softmax of each position's logits."""
+
+    def __init__(self, head: DraftHead) -> None:
+        self._head = head
+
+    def outputs(
+        self, hidden: torch.Tensor, bonus: torch.Tensor, temperature: torch.Tensor
+    ) -> Tensors:
+        return (self._head.logits(hidden),)
+
+    def candidates(self, outputs: Tensors, request: DraftRequest) -> Lattice:
+        probabilities = softmax(outputs[0][: request.depth], request.temperature)
+        places, best = most_probable(probabilities, request.width)
+        whole = self._head.whole(probabilities) if request.whole else None
+        return Lattice(self._head.ids(places), best, whole)
 
 
 class DFlashDrafter(Drafter):
-    """Drafts block_size - 1 positions at once; embedding and LM head are the target's.
+    """Drafts the positions of a block at once; embedding and LM head are the target's.
 
     source      a checkpoint's folder or hub id, or a loaded model
     block_size  None for that of training; a smaller or larger block is another computation,
@@ -48,8 +86,8 @@ class DFlashDrafter(Drafter):
     size outside `block_sizes`.
     """
 
-    name = "dflash"
     draws: Draws = "whole"
+    model_type: ClassVar[type[DFlashModel]] = DFlashModel
 
     def __init__(
         self, target: Target, source: str | Path | DFlashModel, block_size: int | None = None
@@ -57,11 +95,11 @@ class DFlashDrafter(Drafter):
         if isinstance(source, DFlashModel):
             self.model = source
         else:
-            self.model = stored_model(source, target, load_dflash)
+            self.model = stored_model(source, target, self.model_type.load)
         config = self.model.config
         check_fit(config, target)
         self.target = target
-        self._passes = self.model.passes()
+        self.passes = self.model.passes()
         self.rotary = Rotary(config.shape, target.device)
         self.block_size = config.block_size if block_size is None else block_size
         if self.block_size not in self.block_sizes:
@@ -70,15 +108,20 @@ class DFlashDrafter(Drafter):
                 hint=f"The drafter was trained for {config.block_size}: use "
                 f"{self.block_sizes[0]} to {self.block_sizes[-1]}.",
             )
-        if self.block_size != config.block_size:
-            self.name = f"dflash@block={self.block_size}"
-        self.max_depth = self.block_size - 1
+        resized = self.block_size != config.block_size
+        self.name = f"{config.name}@block={self.block_size}" if resized else config.name
+        self.max_depth = self.block_size - config.first_row
         # A layer's output is the input of the next one: one further on in hidden_states.
         self.feature_layers = tuple(number + 1 for number in config.target_layer_ids)
         self.head = DraftHead(target, self.model.head_tokens)
         drafted = replace(config, block_size=self.block_size)
         self.architecture_hash = drafted.hash(self.head.size)
+        self.scores = self.make_scores()
         self._captured: CapturedBlocks | None = None
+
+    def make_scores(self) -> BlockScores:
+        """The step after the block's pass."""
+        return Marginals(self.head)
 
     @property
     def block_sizes(self) -> range:
@@ -97,11 +140,9 @@ class DFlashDrafter(Drafter):
         """The passes over a new text; captured if the target's forwards are."""
         capture = self.target.runtime.capture
         if capture is None:
-            return EagerDFlash(self._passes, self.target, self.rotary, self.head)
+            return EagerDFlash(self)
         if self._captured is None or self._captured.capture is not capture:
-            self._captured = CapturedBlocks(
-                self._passes, self.target, self.rotary, self.head, capture
-            )
+            self._captured = CapturedBlocks(self, capture)
         return GraphedDFlash(self._captured)
 
 
@@ -113,7 +154,8 @@ class DFlashSession(DraftSession):
     def __init__(self, drafter: DFlashDrafter, features: torch.Tensor | None) -> None:
         """features: of the prompt, [tokens, layers * hidden]"""
         config = drafter.model.config
-        self._forward, self._head = drafter.forward(), drafter.head
+        self._forward, self._scores = drafter.forward(), drafter.scores
+        self._first_row = config.first_row
         self._waiting = WaitingFeatures("a DFlash drafter")
         self._mask = config.mask_token_id
         self.set_block_size(drafter.block_size)
@@ -121,23 +163,21 @@ class DFlashSession(DraftSession):
         self._take_in()
 
     def set_block_size(self, size: int) -> None:
-        """Draft `size` - 1 positions from now on."""
+        """Draft with blocks of this size from now on."""
         self._block = np.full(size, self._mask, dtype=np.int64)
 
     @torch.inference_mode()
-    def draft(self, context: NDArray[np.int64], request: DraftRequest) -> Lattice:
-        """Marginals of the positions after the bonus token, down to the requested depth.
+    def draft(self, context: NDArray[np.int64], request: DraftRequest) -> Candidates:
+        """Candidates for the positions after the bonus token, down to the requested depth.
 
         The forward always covers the whole block: a shorter block is another computation.
         """
         self._take_in()
         check_observed(self._forward.length, len(context))
         self._block[0] = context[-1]
-        logits = self._forward.block(self._block, request.depth)
-        probabilities = softmax(logits, request.temperature)
-        places, best = most_probable(probabilities, request.width)
-        whole = self._head.whole(probabilities) if request.whole else None
-        return Lattice(self._head.ids(places), best, whole)
+        depth = min(request.depth, len(self._block) - self._first_row)
+        outputs = self._forward.block(self._block, depth, request.temperature)
+        return self._scores.candidates(outputs, replace(request, depth=depth))
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
         """Keep the features of the committed rows for the next draft."""
@@ -191,18 +231,17 @@ class DFlashForward(Protocol):
     def take_in(self, features: torch.Tensor) -> None:
         """Append the target's features [tokens, ids * hidden] to the context."""
 
-    def block(self, tokens: NDArray[np.int64], depth: int) -> torch.Tensor:
-        """Logits [depth, head] of the positions after the first token of a block, int64 [block]."""
+    def block(self, tokens: NDArray[np.int64], depth: int, temperature: float) -> Tensors:
+        """What `BlockScores.outputs` gives for a block int64 [block], down to `depth` at least."""
 
 
 class EagerDFlash(DFlashForward):
     """The passes run eagerly, over one cache for each text."""
 
-    def __init__(
-        self, passes: DFlashPasses, target: Target, rotary: Rotary, head: DraftHead
-    ) -> None:
-        self._passes, self._target, self._rotary, self._head = passes, target, rotary, head
-        config = passes.config
+    def __init__(self, drafter: DFlashDrafter) -> None:
+        self._passes, self._target, self._rotary = drafter.passes, drafter.target, drafter.rotary
+        self._scores, config, target = drafter.scores, drafter.model.config, drafter.target
+        self._first_row = config.first_row
         self._cache = DraftCache(config.shape, config.layers, target.dtype, target.device)
 
     @property
@@ -215,10 +254,11 @@ class EagerDFlash(DFlashForward):
     def take_in(self, features: torch.Tensor) -> None:
         self._passes.add_context(features, self._rope(len(features)), self._cache)
 
-    def block(self, tokens: NDArray[np.int64], depth: int) -> torch.Tensor:
-        embedded = self._target.embed(to_device(tokens, self._target.device))
-        hidden = self._passes.block(embedded, self._rope(len(tokens)), self._cache)
-        return self._head.logits(hidden[1 : 1 + depth])
+    def block(self, tokens: NDArray[np.int64], depth: int, temperature: float) -> Tensors:
+        ids = to_device(tokens, self._target.device)
+        hidden = self._passes.block(self._target.embed(ids), self._rope(len(tokens)), self._cache)
+        predicting = hidden[self._first_row : self._first_row + depth]
+        return self._scores.outputs(predicting, ids[:1], torch.tensor(temperature))
 
     def _rope(self, rows: int) -> Rope:
         start = self._cache.length
@@ -228,29 +268,29 @@ class EagerDFlash(DFlashForward):
 class CapturedBlocks:
     """The captured passes, shared by all texts of a drafter.
 
-    The block's pass goes from token ids to logits; softmax and the choice of candidates depend
-    on each round's depth, width and temperature and run eagerly. So does the context pass over
-    a long prompt. Layers with a window gather its slots; the others use the target's attention
-    kernel.
+    The block's pass goes from token ids to what `BlockScores.outputs` gives; what depends on
+    each round's depth and width runs eagerly. So does the context pass over a long prompt.
+    Layers with a window gather its slots; the others use the target's attention kernel.
     """
 
-    def __init__(
-        self,
-        passes: DFlashPasses,
-        target: Target,
-        rotary: Rotary,
-        head: DraftHead,
-        capture: BudgetedCapture,
-    ) -> None:
-        self._passes, self._target, self._rotary, self._head = passes, target, rotary, head
+    def __init__(self, drafter: DFlashDrafter, capture: BudgetedCapture) -> None:
+        self._passes, self._target, self._rotary = drafter.passes, drafter.target, drafter.rotary
+        self._scores, config, target = drafter.scores, drafter.model.config, drafter.target
         self.capture = capture
-        shape = passes.config.shape
+        self._temperature, self._filled = torch.ones((), device=target.device), 1.0
+        shape = config.shape
         cache_shape = DraftCacheShape(
-            layers=passes.config.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim
+            layers=config.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim
         )
         self.caches = SharedCaches(cache_shape, target.dtype, target.device, target)
         self.take_in = RowForwards("taking in features", self._take_in, capture)
         self.block = RowForwards("the draft of a block", self._block, capture)
+
+    def set_temperature(self, temperature: float) -> None:
+        """Let the captured blocks read this temperature from now on."""
+        if temperature != self._filled:
+            self._temperature.fill_(temperature)
+            self._filled = temperature
 
     def visible(self, rows: int) -> DenseVisible:
         """The mask of a block among itself in layers without a window, the same in all of them."""
@@ -273,7 +313,8 @@ class CapturedBlocks:
         }
         embedded = self._target.embed(tables.tokens)
         hidden = self._passes.fill_in(embedded, self._rotary(tables.positions, dtype), cache, spans)
-        return (self._head.logits(hidden),)
+        predicting = hidden[config.first_row :]
+        return self._scores.outputs(predicting, tables.tokens[:1], self._temperature)
 
 
 class GraphedDFlash(DFlashForward):
@@ -299,13 +340,13 @@ class GraphedDFlash(DFlashForward):
         self._captured.take_in(place, block, features)
         place.cache.lengths[place.sequence] += rows
 
-    def block(self, tokens: NDArray[np.int64], depth: int) -> torch.Tensor:
+    def block(self, tokens: NDArray[np.int64], depth: int, temperature: float) -> Tensors:
         rows = len(tokens)
+        self._captured.set_temperature(temperature)
         place = self._room(rows)
         visible = self._captured.visible(rows)
         block = RowBlock(place.sequence, tokens, np.arange(rows), visible)
-        (logits,) = self._captured.block(place, block)
-        return logits[1 : min(1 + depth, rows)]
+        return self._captured.block(place, block)
 
     def _room(self, rows: int) -> CachePlace:
         self._place = self._captured.caches.room(self, self._place, rows)

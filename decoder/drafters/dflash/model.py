@@ -1,4 +1,4 @@
-"""The DFlash draft model and its checkpoint format: a block of masks filled in one forward.
+"""The DFlash draft model: a block of masks filled in one forward.
 
 Facts from the published code (z-lab/dflash, dflash/model.py, MIT): keys and values come from
 context rows and block rows, queries from the block only. Context rows are the target's features,
@@ -12,9 +12,8 @@ all layers are normed and rotated together; and residual additions are part of t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -22,7 +21,6 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from costmodel.errors import InputError
 from decoder.drafters.blocks import (
     DraftAttention,
     DraftCache,
@@ -31,164 +29,13 @@ from decoder.drafters.blocks import (
     Rope,
     RowCache,
     Span,
-    hash_of,
     rotate,
     span,
 )
-from decoder.drafters.checkpoint import (
-    MOST_BLOCK,
-    MOST_LAYERS,
-    Fields,
-    Weights,
-    architectures,
-    load_weights,
-    read_shape,
-    save_checkpoint,
-)
+from decoder.drafters.checkpoint import Weights, load_weights, save_checkpoint
+from decoder.drafters.dflash.config import DFlashConfig, Kind
 from decoder.drafters.vocabulary import read_tokens, write_tokens
 from decoder.model.runtime.linear import join, plain_state
-
-ARCHITECTURE = "DFlashDraftModel"
-DEFAULT_BLOCK_SIZE = 16
-DEFAULT_HEAD_DIM = 128  # of transformers' Qwen3Config, which the published class reads
-SLIDING, FULL = "sliding_attention", "full_attention"
-
-Kind = tuple[int | None, bool]  # a layer's attention: its window, and whether it is causal
-
-# Fields of related drafters that change the computation, with the value that leaves it as here.
-PLAIN = {
-    "input_embedding_scale": 1.0,
-    "output_multiplier": 1.0,
-    "final_logit_softcapping": 0.0,
-    "conv_kernel_size": 0,
-    "selector_rank": 0,
-    "use_swa": False,
-    "attention_sink_bias": False,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DFlashConfig:
-    """The fields of a DFlash checkpoint's config.json.
-
-    windows            for each layer: tokens that it sees back; None for all
-    causal             for each layer: whether a block row sees only rows before it
-    target_layer_ids   layers of the target whose outputs are the features
-    num_target_layers  of the target it was trained for; None if not given
-    vocab              of that target; None if not given
-    published          config.json unchanged
-    """
-
-    shape: DraftShape
-    windows: tuple[int | None, ...]
-    causal: tuple[bool, ...]
-    block_size: int
-    mask_token_id: int
-    target_layer_ids: tuple[int, ...]
-    num_target_layers: int | None
-    vocab: int | None
-    published: Mapping[str, Any]
-
-    @classmethod
-    def parse(cls, published: Mapping[str, Any], where: str = "config.json") -> DFlashConfig:
-        """Read a config.json; fields in its `dflash_config` take precedence over the top level.
-
-        Raises InputError with the field that is missing, wrong or not supported.
-        """
-        if not is_dflash(published):
-            raise InputError(
-                f"{where} is not that of a DFlash drafter",
-                hint=f"It has no dflash_config, and its architecture is not {ARCHITECTURE}.",
-            )
-        inner = published.get("dflash_config") or {}
-        if not isinstance(inner, Mapping):
-            raise InputError(f"{where}: 'dflash_config' must be a mapping")
-        fields = Fields({**published, **inner}, where)
-        fields.require(PLAIN)
-        count = fields.whole("num_hidden_layers", most=MOST_LAYERS)
-        has_layers = fields.values.get("num_target_layers") is not None
-        target_layers = fields.whole("num_target_layers") if has_layers else None
-        return cls(
-            shape=read_shape(
-                fields, head_dim=DEFAULT_HEAD_DIM, bias=fields.flag("attention_bias", False)
-            ),
-            windows=_windows(fields, count),
-            causal=_causal(fields, count),
-            block_size=fields.whole("block_size", DEFAULT_BLOCK_SIZE, least=2, most=MOST_BLOCK),
-            mask_token_id=fields.whole("mask_token_id", least=0),
-            target_layer_ids=_layer_ids(fields, count, target_layers),
-            num_target_layers=target_layers,
-            vocab=fields.whole("vocab_size") if fields.values.get("vocab_size") else None,
-            published=dict(published),
-        )
-
-    @property
-    def layers(self) -> int:
-        return len(self.windows)
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """The attention kind of each layer."""
-        return tuple(zip(self.windows, self.causal, strict=True))
-
-    def hash(self, vocab: int) -> str:
-        """The key of its cost; `vocab` is the size of the head it drafts with."""
-        features = len(self.target_layer_ids)
-        fields = {"layers": self.layers, "features": features, "windows": self.windows}
-        block = {"block": self.block_size, "vocab": vocab}
-        return hash_of({"drafter": "dflash", **self.shape.costs(), **fields, **block})
-
-
-def is_dflash(published: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a DFlash drafter, of this or a later form."""
-    return "dflash_config" in published or ARCHITECTURE in architectures(published)
-
-
-def default_layer_ids(target_layers: int, draft_layers: int) -> tuple[int, ...]:
-    """Feature layers of a config that names none: evenly from 1 to L - 3."""
-    if draft_layers == 1:
-        return (target_layers // 2,)
-    step = (target_layers - 4) / (draft_layers - 1)
-    return tuple(round(1 + i * step) for i in range(draft_layers))
-
-
-def _windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
-    if fields.values.get("use_sliding_window") is False:
-        return (None,) * layers
-    sliding = [kind == SLIDING for kind in _layer_types(fields, layers)]
-    window = fields.whole("sliding_window") if any(sliding) else None
-    return tuple(window if slides else None for slides in sliding)
-
-
-def _causal(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """Sliding layers are causal and full ones are not, unless `is_causal` says so for all.
-
-    As in the published class; sgl-project/sglang #34524 measured 5.62 accepted tokens so,
-    against 5.27 with bidirectional sliding layers.
-    """
-    if fields.values.get("is_causal") is not None:
-        return (fields.flag("is_causal", False),) * layers
-    return tuple(kind == SLIDING for kind in _layer_types(fields, layers))
-
-
-def _layer_types(fields: Fields, layers: int) -> list[str]:
-    types = fields.values.get("layer_types") or [FULL] * layers
-    known = isinstance(types, list) and all(kind in (SLIDING, FULL) for kind in types)
-    if not known or len(types) != layers:
-        raise fields.wrong("layer_types", f"a list of {layers} names, '{FULL}' or '{SLIDING}',")
-    return types
-
-
-def _layer_ids(fields: Fields, layers: int, target_layers: int | None) -> tuple[int, ...]:
-    ids = fields.values.get("target_layer_ids")
-    if ids is None:
-        if target_layers is None:
-            raise fields.wrong("num_target_layers", "given where target_layer_ids is not,")
-        ids = list(default_layer_ids(target_layers, layers))
-    whole = isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids)
-    if not whole or not ids:
-        raise fields.wrong("target_layer_ids", "a list of layer numbers")
-    return tuple(ids)
 
 
 class DFlashLayer(nn.Module):
@@ -202,15 +49,68 @@ class DFlashLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
 
 
+class JoinedLayer:
+    """A layer's pass over block rows, with its products joined."""
+
+    def __init__(self, layer: DFlashLayer, shape: DraftShape) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.layer, self._shape = layer, shape
+        self._qkv = join([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.output = join([attention.o_proj])
+        self._gate_up = join([mlp.gate_proj, mlp.up_proj])
+        self.down = join([mlp.down_proj])
+        norms = (attention.q_norm, shape.heads), (attention.k_norm, shape.kv_heads)
+        weights = [norm.weight.detach().expand(heads, 1, -1) for norm, heads in norms]
+        self._norms = torch.cat(weights)  # [heads + kv_heads, 1, head_dim]
+
+    def keys_values(self, rows: torch.Tensor) -> torch.Tensor:
+        """Unnormed keys, and values, [rows, 2 * kv_heads * head_dim], of rows [rows, hidden]."""
+        return self._qkv.outputs_from(self._shape.heads * self._shape.head_dim, rows)
+
+    def __call__(
+        self, block: torch.Tensor, rope: Rope, cache: RowCache, number: int, seen: Span
+    ) -> torch.Tensor:
+        """Outputs [rows, hidden] of rows [rows, hidden]; `number` is this layer's."""
+        mixed = self.attend(self.layer.input_layernorm(block), rope, cache, number, seen)
+        block = self.output.added_to(block, mixed)
+        gated = self.gated(self.layer.post_attention_layernorm(block))
+        return self.down.added_to(block, gated, overwrite=True)
+
+    def attend(
+        self, rows: torch.Tensor, rope: Rope, cache: RowCache, number: int, seen: Span
+    ) -> torch.Tensor:
+        """Attention's [rows, heads * head_dim] before the output product, of normed rows."""
+        shape = self._shape
+        heads = self._qkv(rows).unflatten(-1, (-1, shape.head_dim)).transpose(0, 1)
+        rotated, value = heads.split((shape.heads + shape.kv_heads, shape.kv_heads))
+        rotated = rotate(_over_rms(rotated, shape.norm_eps) * self._norms, rope)
+        query, key = rotated.split((shape.heads, shape.kv_heads))
+        cache.write(number, cache.length, key, value)
+        mixed = cache.attend(number, query, seen, shape.head_dim**-0.5)
+        return mixed.transpose(0, 1).reshape(len(rows), -1)
+
+    def gated(self, rows: torch.Tensor) -> torch.Tensor:
+        """The feed-forward's [rows, ffn] before its last product, of normed rows."""
+        gate, up = self._gate_up(rows).chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+
 class DFlashModel(nn.Module):
-    """The weights under their published names."""
+    """The weights under their published names.
+
+    A related drafter's model is a subclass with its own types of these, and more weights.
+    """
+
+    config_type: ClassVar[type[DFlashConfig]] = DFlashConfig
+    layer_type: ClassVar[type[DFlashLayer]] = DFlashLayer
+    joined_type: ClassVar[type[JoinedLayer]] = JoinedLayer
 
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__()
         shape = config.shape
         self.config = config
         self.head_tokens: NDArray[np.int64] | None = None  # None: the target's whole head
-        self.layers = nn.ModuleList(DFlashLayer(shape) for _ in range(config.layers))
+        self.layers = nn.ModuleList(self.layer_type(shape) for _ in range(config.layers))
         self.fc = nn.Linear(len(config.target_layer_ids) * shape.hidden, shape.hidden, bias=False)
         self.hidden_norm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
         self.norm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
@@ -224,51 +124,37 @@ class DFlashModel(nn.Module):
         self._passes = self._passes or DFlashPasses(self)
         return self._passes
 
+    @classmethod
+    def load(cls, folder: Path, published: Mapping[str, Any], like: torch.Tensor) -> Self:
+        """The model in a checkpoint folder, on the device and in the dtype of `like`.
+
+        published  its config.json
+        Raises InputError with all tensors that are missing, unknown or of a wrong shape.
+        """
+        config = cls.config_type.parse(published, f"{folder / 'config.json'}")
+        with torch.device("meta"):
+            model = cls(config)
+        shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        weights = Weights(folder)
+        weights.check(shapes)
+        load_weights(model, weights.read(shapes, like.device), like.dtype)
+        model.head_tokens = read_tokens(folder)
+        return model
+
+    def save(self, folder: Path) -> None:
+        """Write it in the published format, and the tokens of a reduced head beside it."""
+        save_checkpoint(folder, self.config.published, plain_state(self))
+        if self.head_tokens is not None:
+            write_tokens(folder, self.head_tokens)
+
 
 def trainable_copy(model: DFlashModel) -> DFlashModel:
     """A model in float32 with the weights of one whose passes may have been made."""
     state = plain_state(model)
-    copy = DFlashModel(model.config).to(state["fc.weight"].device)
+    copy = type(model)(model.config).to(state["fc.weight"].device)
     copy.load_state_dict(state)
     copy.head_tokens = model.head_tokens
     return copy.float()
-
-
-class _JoinedLayer:
-    """A layer's pass over block rows, with its products joined."""
-
-    def __init__(self, layer: DFlashLayer, shape: DraftShape) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
-        self._layer, self._shape = layer, shape
-        self._qkv = join([attention.q_proj, attention.k_proj, attention.v_proj])
-        self._output = join([attention.o_proj])
-        self._gate_up = join([mlp.gate_proj, mlp.up_proj])
-        self._down = join([mlp.down_proj])
-        norms = (attention.q_norm, shape.heads), (attention.k_norm, shape.kv_heads)
-        weights = [norm.weight.detach().expand(heads, 1, -1) for norm, heads in norms]
-        self._norms = torch.cat(weights)  # [heads + kv_heads, 1, head_dim]
-
-    def keys_values(self, rows: torch.Tensor) -> torch.Tensor:
-        """Unnormed keys, and values, [rows, 2 * kv_heads * head_dim], of rows [rows, hidden]."""
-        return self._qkv.outputs_from(self._shape.heads * self._shape.head_dim, rows)
-
-    def __call__(
-        self, block: torch.Tensor, rope: Rope, cache: RowCache, layer: int, seen: Span
-    ) -> torch.Tensor:
-        """Outputs [rows, hidden] of rows [rows, hidden]; `layer` is this layer's number."""
-        module, shape = self._layer, self._shape
-        heads = self._qkv(module.input_layernorm(block))
-        heads = heads.unflatten(-1, (-1, shape.head_dim)).transpose(0, 1)
-        rotated, value = heads.split((shape.heads + shape.kv_heads, shape.kv_heads))
-        rotated = rotate(_over_rms(rotated, shape.norm_eps) * self._norms, rope)
-        query, key = rotated.split((shape.heads, shape.kv_heads))
-        cache.write(layer, cache.length, key, value)
-        mixed = cache.attend(layer, query, seen, shape.head_dim**-0.5)
-        mixed = mixed.transpose(0, 1).reshape(len(block), -1)
-        block = self._output.added_to(block, mixed)
-        both = self._gate_up(module.post_attention_layernorm(block))
-        gate, up = both.chunk(2, dim=-1)
-        return self._down.added_to(block, functional.silu(gate) * up, overwrite=True)
 
 
 class DFlashPasses:
@@ -278,7 +164,7 @@ class DFlashPasses:
         self.model, self.config = model, model.config
         shape = model.config.shape
         with torch.no_grad():
-            self._layers = [_JoinedLayer(layer, shape) for layer in model.layers]
+            self._layers = [model.joined_type(layer, shape) for layer in model.layers]
             self._project = join([model.fc])
             norms = [layer.self_attn.k_norm.weight for layer in model.layers]
             self._key_norms = torch.stack(norms)[:, None, None]  # [layers, 1, 1, head_dim]
@@ -343,27 +229,3 @@ class DFlashPasses:
 def _over_rms(rows: torch.Tensor, eps: float) -> torch.Tensor:
     """Each row divided by its root mean square."""
     return functional.rms_norm(rows, rows.shape[-1:], eps=eps)
-
-
-def load_dflash(folder: Path, published: Mapping[str, Any], like: torch.Tensor) -> DFlashModel:
-    """The model in a checkpoint folder, on the device and in the dtype of `like`.
-
-    published  its config.json
-    Raises InputError with all tensors that are missing, unknown or of a wrong shape.
-    """
-    config = DFlashConfig.parse(published, f"{folder / 'config.json'}")
-    with torch.device("meta"):
-        model = DFlashModel(config)
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    weights = Weights(folder)
-    weights.check(shapes)
-    load_weights(model, weights.read(shapes, like.device), like.dtype)
-    model.head_tokens = read_tokens(folder)
-    return model
-
-
-def save_dflash(folder: Path, model: DFlashModel) -> None:
-    """Write a model in the published format, and the tokens of a reduced head beside it."""
-    save_checkpoint(folder, model.config.published, plain_state(model))
-    if model.head_tokens is not None:
-        write_tokens(folder, model.head_tokens)

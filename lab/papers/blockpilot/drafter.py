@@ -35,8 +35,8 @@ from decoder.drafters.checkpoint import (
     save_checkpoint,
     stored_model,
 )
+from decoder.drafters.dflash.config import DFlashConfig
 from decoder.drafters.dflash.drafter import DFlashDrafter, DFlashSession
-from decoder.drafters.dflash.model import is_dflash
 from decoder.model.target import Target
 
 
@@ -72,7 +72,7 @@ class BlockPilotDrafter(Drafter):
         predictor = stored_model(folder, target, load_predictor)
         name = predictor.config.drafter
         source = str(folder_of(folder / expanded(name)) or name)
-        if not is_dflash(find_config(source)):
+        if not DFlashConfig.recognises(find_config(source)):
             raise InputError(
                 f"{folder} chooses block sizes for {name}, which is no DFlash drafter",
                 hint="Correct 'drafter' in its config.json.",

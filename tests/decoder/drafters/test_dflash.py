@@ -15,7 +15,6 @@ from transformers.models.muse_glimmer_assistant import (
 from costmodel.errors import InputError
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.dflash.drafter import DFlashDrafter
-from decoder.drafters.dflash.model import default_layer_ids, save_dflash
 from decoder.model.runtime.linear import plain_state
 from decoder.tree.growth import TopPaths
 from tests.decoder.draft_models import (
@@ -39,6 +38,10 @@ WINDOWED = {
     "sliding_window": 7,
     "use_sliding_window": True,
 }
+
+
+def inner(**changed):
+    return {"dflash_config": DFLASH["dflash_config"] | changed}
 
 
 def whole(depth=4, temperature=1.0, width=VOCAB):
@@ -66,7 +69,7 @@ def frequencies(config):
 
 
 def reference(config, tensors, target, context, offset=1):
-    """q [block - 1, vocab] after `context`: everything anew, one layer after the other."""
+    """q [gamma, vocab] after `context`: everything anew, one layer after the other."""
     eps, width = config["rms_norm_eps"], config["head_dim"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     inner = config["dflash_config"]
@@ -99,7 +102,8 @@ def reference(config, tensors, target, context, offset=1):
         value = value.repeat_interleave(heads // kv_heads, dim=1)
         scores = torch.einsum("qhd,khd->hqk", query, key) / width**0.5
         ahead = positions[None, :] - positions[cached:, None]
-        causal = config.get("is_causal")
+        flags = (config.get("is_causal"), inner.get("causal"), inner.get("causal_head"))
+        causal = next((flag for flag in flags if flag is not None), None)
         if causal or (causal is None and kind == "sliding_attention"):
             scores = scores.masked_fill(ahead > 0, -torch.inf)
         if kind == "sliding_attention":
@@ -111,7 +115,8 @@ def reference(config, tensors, target, context, offset=1):
         up = rows @ part["mlp.up_proj.weight"].T
         hidden = hidden + (gate * gate.sigmoid() * up) @ part["mlp.down_proj.weight"].T
     normed = rms(hidden, tensors["norm.weight"], eps)
-    return (normed[1:] @ target.head_weight().T).softmax(-1)
+    shifted = inner.get("shift_label") or config.get("sample_from_anchor")
+    return (normed[0 if shifted else 1 :] @ target.head_weight().T).softmax(-1)
 
 
 VARIANTS = {
@@ -122,6 +127,10 @@ VARIANTS = {
     "sliding": ("qwen3", WINDOWED),
     "sliding-both-ways": ("qwen3", WINDOWED | {"is_causal": False}),
     "causal": ("qwen3", {"is_causal": True}),
+    "jetspec": ("qwen3", inner(causal_head=True)),
+    "vllm-both-ways": ("qwen3", WINDOWED | inner(causal=False)),
+    "shifted": ("qwen3", inner(shift_label=True)),
+    "shifted-causal": ("qwen3", {"sample_from_anchor": True} | inner(causal=True)),
     "one-layer": (
         "qwen3",
         {
@@ -146,9 +155,10 @@ class TestAgainstTheReference:
         drafter = DFlashDrafter(target, folder)
         for session, context in rounds(target, drafter, prompt, ACCEPTED):
             expected = reference(config, tensors, target, context)
-            lattice = session.draft(context, whole(config["block_size"] - 1))
+            assert len(expected) == drafter.max_depth
+            lattice = session.draft(context, whole(config["block_size"]))
             torch.testing.assert_close(lattice.whole, expected, atol=1e-5, rtol=0)
-            again = session.draft(context, whole(config["block_size"] - 1))
+            again = session.draft(context, whole(config["block_size"]))
             torch.testing.assert_close(again.whole, lattice.whole, atol=0, rtol=0)
 
     @torch.inference_mode()
@@ -178,6 +188,22 @@ class TestAgainstTheReference:
             expected = target.model.get_output_embeddings()(hidden[1:]).softmax(-1)
             drafted = session.draft(context, whole()).whole
             torch.testing.assert_close(drafted, expected, atol=1e-5, rtol=0)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("causal", [True, False])
+def test_rows_of_a_causal_block_do_not_depend_on_later_ones(tmp_path, causal):
+    """So a shorter block of a JetSpec drafter gives the first rows of the longer one."""
+    target = draft_target()
+    folder, *_ = dflash_folder(tmp_path / "draft", **inner(causal_head=causal))
+    drafters = [DFlashDrafter(target, folder, size) for size in (5, 3)]
+    assert drafters[0].name == ("jetspec" if causal else "dflash")
+    drafts = []
+    for drafter in drafters:
+        *_, (session, context) = rounds(target, drafter, PROMPT, [2])
+        drafts.append(session.draft(context, whole()).whole)
+    assert drafts[1].shape == (2, VOCAB)
+    assert torch.allclose(drafts[0][:2], drafts[1], atol=1e-6) == causal
 
 
 class TestLattice:
@@ -230,25 +256,13 @@ class TestCheckpoints:
     def test_saving_gives_the_same_files(self, tmp_path):
         folder, config, tensors = dflash_folder(tmp_path / "draft")
         target = draft_target()
-        save_dflash(tmp_path / "saved", DFlashDrafter(target, folder).model)
+        DFlashDrafter(target, folder).model.save(tmp_path / "saved")
         assert json.loads((tmp_path / "saved" / "config.json").read_text()) == config
         saved = load_file(tmp_path / "saved" / "model.safetensors")
         assert set(saved) == set(tensors)
         for name, tensor in tensors.items():
             torch.testing.assert_close(saved[name], tensor, atol=0, rtol=0)
         DFlashDrafter(target, tmp_path / "saved")
-
-    @pytest.mark.parametrize(
-        ("layers", "drafted", "ids"),
-        [
-            (36, 5, (1, 9, 17, 25, 33)),  # published for Qwen3-4B and 8B
-            (32, 5, (1, 8, 15, 22, 29)),  # published for Llama-3.1-8B
-            (36, 1, (18,)),
-            (64, 2, (1, 61)),
-        ],
-    )
-    def test_the_rule_for_layers_that_are_not_named(self, layers, drafted, ids):
-        assert default_layer_ids(layers, drafted) == ids
 
 
 def changed_config(**changed):
@@ -281,11 +295,40 @@ BAD_CONFIGS = {
         "'sliding_window' must be",
     ),
     "another activation": ({}, {"hidden_act": "gelu"}, "hidden_act = 'gelu', which is not"),
-    "DFlash 2": (
+    "DFlash 2": ({}, inner(selector_rank=8), "selector_rank = 8, which is not supported"),
+    "Domino": ({}, inner(projector_type="domino"), "projector_type = 'domino', which is not"),
+    "another family": (
         {},
-        {"dflash_config": DFLASH["dflash_config"] | {"selector_rank": 8}},
-        "selector_rank = 8, which is not supported",
+        {"architectures": ["DFlashLagunaForCausalLM"]},
+        "DFlashLagunaForCausalLM",
     ),
+    "an unknown field": (
+        {},
+        {"layer_scales": False},
+        "layer_scales = False, which is not supported",
+    ),
+    "an unknown inner field": ({}, inner(experts=4), "experts = 4, which is not supported"),
+    "layers that are not named": (
+        {},
+        {"dflash_config": {"mask_token_id": 9}},
+        "'target_layer_ids'",
+    ),
+    "another feature width": (
+        {},
+        {"target_hidden_size": 48},
+        "target_hidden_size = 48, which is not",
+    ),
+    "two causalities": (
+        {},
+        {"is_causal": False} | inner(causal_head=True),
+        "is_causal = False and",
+    ),
+    "two shifts": (
+        {},
+        {"sample_from_anchor": False} | inner(shift_label=True),
+        "shift_label = True and",
+    ),
+    "two block sizes": ({}, inner(block_size=8), "block_size = 5, and 8 in its dflash_config"),
     "a rope that changes": (
         {},
         {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},

@@ -53,6 +53,7 @@ CASES = {
     "dflash-window": (dflash, WINDOWED),
     "dflash-window-both-ways": (dflash, WINDOWED | {"is_causal": False}),
     "dflash-causal": (dflash, {"is_causal": True}),
+    "dflash-shifted": (dflash, {"sample_from_anchor": True}),
     "eagle3": (eagle3, {}),
     "eagle3-mapped": (eagle3, {"draft_vocab_size": 31}),
     "autoregressive": (autoregressive, {}),

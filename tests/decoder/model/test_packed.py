@@ -8,7 +8,7 @@ from torch import nn
 from costmodel.errors import InputError
 from decoder.cpu import VARIABLE, this_cpu
 from decoder.drafters.checkpoint import read_config
-from decoder.drafters.dflash.model import load_dflash
+from decoder.drafters.dflash.model import DFlashModel
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target, quantised
@@ -282,7 +282,7 @@ def test_drafters_are_packed_too(tmp_path):
     assert torch.equal(plain_state(drafter.model)["fc.weight"].float(), tensors["fc.weight"])
     folder, *_ = dflash_folder(tmp_path / "dflash")
     for dtype in (torch.float64, torch.float32):
-        model = load_dflash(folder, read_config(folder), torch.empty(0, dtype=dtype))
+        model = DFlashModel.load(folder, read_config(folder), torch.empty(0, dtype=dtype))
         state = {name: value.clone() for name, value in model.state_dict().items()}
         model.passes()
         assert model.fc.weight.is_meta == (dtype == torch.float32)
