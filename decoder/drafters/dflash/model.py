@@ -41,8 +41,9 @@ from decoder.model.runtime.linear import join, plain_state
 class DFlashLayer(nn.Module):
     """One layer over block rows: attention to context and block, then the feed-forward."""
 
-    def __init__(self, shape: DraftShape) -> None:
+    def __init__(self, config: DFlashConfig) -> None:
         super().__init__()
+        shape = config.shape
         self.self_attn = DraftAttention(shape, shape.hidden, normed=True)
         self.mlp = GatedFfn(shape)
         self.input_layernorm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
@@ -105,12 +106,13 @@ class DFlashModel(nn.Module):
     layer_type: ClassVar[type[DFlashLayer]] = DFlashLayer
     joined_type: ClassVar[type[JoinedLayer]] = JoinedLayer
 
-    def __init__(self, config: DFlashConfig) -> None:
+    def __init__(self, config: DFlashConfig, head: int | None = None) -> None:
+        """head: the number of tokens of a reduced head; None for the target's whole head"""
         super().__init__()
         shape = config.shape
         self.config = config
         self.head_tokens: NDArray[np.int64] | None = None  # None: the target's whole head
-        self.layers = nn.ModuleList(self.layer_type(shape) for _ in range(config.layers))
+        self.layers = nn.ModuleList(self.layer_type(config) for _ in range(config.layers))
         self.fc = nn.Linear(len(config.target_layer_ids) * shape.hidden, shape.hidden, bias=False)
         self.hidden_norm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
         self.norm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
@@ -132,13 +134,14 @@ class DFlashModel(nn.Module):
         Raises InputError with all tensors that are missing, unknown or of a wrong shape.
         """
         config = cls.config_type.parse(published, f"{folder / 'config.json'}")
+        tokens = read_tokens(folder)
         with torch.device("meta"):
-            model = cls(config)
+            model = cls(config, None if tokens is None else len(tokens))
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         weights = Weights(folder)
         weights.check(shapes)
         load_weights(model, weights.read(shapes, like.device), like.dtype)
-        model.head_tokens = read_tokens(folder)
+        model.head_tokens = tokens
         return model
 
     def save(self, folder: Path) -> None:
@@ -151,9 +154,11 @@ class DFlashModel(nn.Module):
 def trainable_copy(model: DFlashModel) -> DFlashModel:
     """A model in float32 with the weights of one whose passes may have been made."""
     state = plain_state(model)
-    copy = type(model)(model.config).to(state["fc.weight"].device)
+    tokens = model.head_tokens
+    copy = type(model)(model.config, None if tokens is None else len(tokens))
+    copy = copy.to(state["fc.weight"].device)
     copy.load_state_dict(state)
-    copy.head_tokens = model.head_tokens
+    copy.head_tokens = tokens
     return copy.float()
 
 
