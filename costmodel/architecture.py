@@ -16,12 +16,13 @@ from costmodel.hf_kinds import MOST
 _MOST_PARAMETERS = 10**15
 _COUNTS = ("experts", "active_experts", "expert_ffn")
 _LATENT = ("latent_rank", "rope_dim", "value_dim")
-_RECURRENT = ("", "gated_delta", "mamba2", "short_conv")
+_RECURRENT = ("", "gated_delta", "kimi_delta", "mamba2", "short_conv")
+_INDEXER = ("index_heads", "index_dim", "index_topk", "index_layers")
 _STATE = ("state_heads", "state_groups", "state_key_dim", "state_value_dim", "conv_width")
 # Products and sums of one row with each entry of a state: decay, update and output, and what the
 # delta rule reads before it writes.
 DELTA = "gated_delta"  # the recurrence of which operator tables are read
-_STATE_FLOPS = {"gated_delta": 8, "mamba2": 6}
+_STATE_FLOPS = {"gated_delta": 8, "kimi_delta": 8, "mamba2": 6}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,8 @@ class ModelArchitecture:
     hashed. With latent attention (DeepSeek-V2, arXiv 2405.04434) a token's cache is one vector
     of `latent_rank` + `rope_dim` values a layer, `value_dim` is the width of a head's value,
     `head_dim` that of its query, and queries are made from `query_rank` values (0: from the
-    hidden state).
+    hidden state). In `index_layers` layers an indexer of `index_heads` (DeepSeek-V3.2) keeps a key
+    of `index_dim` values, by which each row chooses the `index_topk` tokens that it attends to.
 
     Hybrids: `recurrent_layers` layers keep a state instead of keys, or beside them. Of the
     layers, `keyless_layers` have no attention and `ffnless_layers` no FFN. A state is `state_heads`
@@ -82,6 +84,10 @@ class ModelArchitecture:
     latent_rank: int = 0
     rope_dim: int = 0
     value_dim: int = 0
+    index_heads: int = 0
+    index_dim: int = 0
+    index_topk: int = 0
+    index_layers: int = 0
     recurrent: str = ""
     recurrent_layers: int = 0
     keyless_layers: int = 0
@@ -122,10 +128,10 @@ class ModelArchitecture:
             raise InputError(f"the sizes give more than {_MOST_PARAMETERS:.0e} parameters")
 
     def _check_parts(self) -> None:
-        for names in (_COUNTS, _LATENT):
+        for names in (_COUNTS, _LATENT, _INDEXER):
             present = [name for name in names if getattr(self, name)]
             if present and len(present) < len(names):
-                raise InputError(f"{', '.join(names[:2])} and {names[2]} must be given together")
+                raise InputError(f"{', '.join(names[:-1])} and {names[-1]} must be given together")
         if self.active_experts > self.experts:
             raise InputError(
                 f"active_experts ({self.active_experts}) must not exceed experts ({self.experts})"
@@ -139,7 +145,7 @@ class ModelArchitecture:
             kinds = ", ".join(_RECURRENT[1:])
             raise InputError(f"recurrent_layers need recurrent to be one of: {kinds}")
         sizes = [name for name in _STATE if not getattr(self, name)]
-        if sizes and self.recurrent in ("gated_delta", "mamba2"):
+        if sizes and self.recurrent not in ("", "short_conv"):
             raise InputError(f"a recurrent layer needs {sizes[0]} above 0")
         if max(self.recurrent_layers, self.ffnless_layers) > self.layers:
             raise InputError("recurrent_layers and ffnless_layers must not exceed the layers")
@@ -204,14 +210,19 @@ class ModelArchitecture:
     @property
     def token_values(self) -> int:
         """Values of one token in the caches of all layers, those with a window included."""
-        full, windowed = self.kept_layers
-        return full * self.full_cached_width + windowed * self.cached_width
+        return int(self.cached_values(1))
+
+    @property
+    def index_values(self) -> int:
+        """Values of one token in the caches of all indexers."""
+        return self.index_layers * self.index_dim
 
     def cached_values(self, tokens: float) -> float:
         """Values in the caches of one sequence of `tokens`, without what has left the windows."""
         full, windowed = self.kept_layers
         seen = min(tokens, self.sliding_window or tokens)
-        return full * self.full_cached_width * tokens + windowed * self.cached_width * seen
+        whole = full * self.full_cached_width + self.index_values
+        return whole * tokens + windowed * self.cached_width * seen
 
     @property
     def state_inner(self) -> int:
@@ -247,8 +258,10 @@ class ModelArchitecture:
             "gated_delta": self.conv_channels + self.state_inner + 2 * self.state_heads,
             "mamba2": self.conv_channels + self.state_inner + self.state_heads,
             "short_conv": 3 * self.hidden,
+            "kimi_delta": self.conv_channels + 2 * self.state_value_dim + self.state_heads,
         }
-        return self.hidden * (made.get(self.recurrent, 0) + self.state_inner)
+        gates = 2 * self.state_value_dim * self.state_inner if self.recurrent == "kimi_delta" else 0
+        return self.hidden * (made.get(self.recurrent, 0) + self.state_inner) + gates
 
     @property
     def recurrent_small(self) -> int:
@@ -256,8 +269,10 @@ class ModelArchitecture:
         count = self.conv_channels * (self.conv_width + self.conv_bias)
         if self.recurrent == "short_conv":
             return count + (self.conv_bias and 4 * self.hidden)
-        count += self.state_heads * {"gated_delta": 2, "mamba2": 3}.get(self.recurrent, 0)
-        norm = self.state_value_dim if self.recurrent == "gated_delta" else self.state_inner
+        heads = self.state_heads  # a decay of each, or of each channel
+        decays = {"gated_delta": 2 * heads, "kimi_delta": heads + self.state_inner}
+        count += decays.get(self.recurrent, 3 * heads)
+        norm = self.state_inner if self.recurrent == "mamba2" else self.state_value_dim
         return count + (norm if self.state_norm else 0)
 
     @property
@@ -358,10 +373,7 @@ class ModelArchitecture:
 
     @property
     def reshaped(self) -> tuple[int, int, int]:
-        """Weights by which layers of another shape, or with others' keys, exceed usual ones.
-
-        Of all query, key and value, and output projections.
-        """
+        """Weights of query, key and value, and output by which all layers exceed usual ones."""
         wider = self.full_layers * self.heads * self.hidden * (self._full_head_dim - self.head_dim)
         fewer = -self.shared_kv_layers * self.key_value_parameters
         if self.full_cached_width != self.cached_width or self.full_key_is_value:
@@ -377,7 +389,13 @@ class ModelArchitecture:
     def mixer_parameters(self) -> int:
         """Matrices beside `attention_layers` equal attentions, FFNs and embeddings."""
         recurrent = self.recurrent_layers * self.recurrent_matrices
-        return sum(self.reshaped) + recurrent + self.other_weights
+        return sum(self.reshaped) + recurrent + self.other_weights + self.index_parameters
+
+    @property
+    def index_parameters(self) -> int:
+        """Matrices of all indexers: of queries, of keys, and of the heads' weights."""
+        made = self.query_rank * self.index_heads * self.index_dim
+        return self.index_layers * (made + self.hidden * (self.index_dim + self.index_heads))
 
     @property
     def expert_parameters(self) -> int:
@@ -410,6 +428,7 @@ class ModelArchitecture:
             + (norms if self.qk_norm else 0)
             + self.recurrent_layers * self.recurrent_small
             + self.sparse_layers * router
+            + 2 * self.index_values
             + self._ffn_biases
         )
 

@@ -41,9 +41,7 @@ def architecture_fields(config: Any, name: str | None) -> dict[str, Any]:
 
     Raises InputError.
     """
-    fields = config_fields(config)
-    if isinstance(fields.get("text_config"), Mapping) and fields["text_config"]:
-        fields = {"tie_word_embeddings": fields.get("tie_word_embeddings")} | fields["text_config"]
+    fields = _text_fields(config)
     label = _kind(fields)
     kind, fields = KINDS[label], with_usual_names(fields, label)
     result = _sizes(fields, kind, label, name)
@@ -59,7 +57,8 @@ def architecture_fields(config: Any, name: str | None) -> dict[str, Any]:
         result["parallel_residual"] = flag(fields, "use_parallel_residual", True)
     if kind.recurrent:
         result |= recurrent_sizes(fields, kind, label, result["layers"])
-    if kind.experts and (label != "nemotron_h" or "moe" in fields["layer_types"]):
+    sparse = label != "nemotron_h" or "moe" in fields["layer_types"]
+    if kind.experts and sparse and fields.get("num_local_experts") != 0:
         result |= expert_sizes(fields, kind, result["layers"])
     if label == "nemotron_h" and "moe" in fields["layer_types"]:
         result["dense_layers"] = fields["layer_types"].count("mlp")
@@ -72,8 +71,7 @@ def architecture_fields(config: Any, name: str | None) -> dict[str, Any]:
 
 def is_known_kind(config: Any) -> bool:
     """Whether the sizes of the config's kind are read as transformers does."""
-    fields = config_fields(config)
-    return isinstance(fields.get("text_config"), Mapping) or fields.get("model_type") in KINDS
+    return _text_fields(config).get("model_type") in KINDS
 
 
 def usual_fields(config: Any, name: str | None) -> dict[str, Any]:
@@ -82,7 +80,7 @@ def usual_fields(config: Any, name: str | None) -> dict[str, Any]:
     Shared experts, dense layers among sparse ones, norms and biases are left out: enough for
     the shapes of a model that is decoded, not for the price of one that is planned.
     """
-    fields = config_fields(config)
+    fields = _text_fields(config)
     label = _label(fields)
     result = _sizes(fields, ModelKind(tied=True), label, name)
     if fields.get("multi_query"):
@@ -97,6 +95,8 @@ def usual_fields(config: Any, name: str | None) -> dict[str, Any]:
     }
     if all(experts.values()) and experts["active_experts"] <= experts["experts"]:
         result |= experts
+    if fields.get("kv_lora_rank"):
+        result |= latent_sizes(fields)
     return result
 
 
@@ -117,6 +117,16 @@ def _sizes(fields: Fields, kind: ModelKind, label: str, name: str | None) -> dic
         "vocab": whole(fields, "vocab_size"),
         "tied": flag(fields, "tie_word_embeddings", kind.tied),
     }
+
+
+def _text_fields(config: Any) -> Fields:
+    """The fields of a config; of a multimodal model's, those of its text part."""
+    fields = config_fields(config)
+    if isinstance(fields.get("text_config"), Mapping) and fields["text_config"]:
+        fields = {"tie_word_embeddings": fields.get("tie_word_embeddings")} | fields["text_config"]
+    if fields.get("model_type") == "gemma4_unified_text":
+        fields = {**fields, "model_type": "gemma4_text"}
+    return fields
 
 
 def config_fields(config: Any) -> Fields:
@@ -170,7 +180,7 @@ def _kind(fields: Fields) -> str:
 
 
 def _head_dim(fields: Fields, kind: ModelKind, label: str, hidden: int, heads: int) -> int:
-    if kind.latent:
+    if kind.latent or (label not in KINDS and fields.get("kv_lora_rank")):
         return whole(fields, "qk_nope_head_dim") + whole(fields, "qk_rope_head_dim")
     if fields.get("head_dim") is not None and label != "gpt_neox":
         return whole(fields, "head_dim")

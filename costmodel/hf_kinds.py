@@ -49,7 +49,7 @@ class ModelKind:
     latent: bool = False
     first_dense: int = 0
     shared: str = ""
-    recurrent: Literal["", "gated_delta", "mamba2", "short_conv"] = ""
+    recurrent: Literal["", "gated_delta", "kimi_delta", "mamba2", "short_conv"] = ""
     gated: bool = False
 
 
@@ -87,6 +87,18 @@ KINDS = {
         experts="moe_intermediate_size", dense="first", first_dense=1, router_bias=True,
         latent=True,
     ),
+    "deepseek_v32": ModelKind(
+        experts="moe_intermediate_size", dense="first", first_dense=3, router_bias=True,
+        latent=True,
+    ),
+    "glm_moe_dsa": ModelKind(
+        experts="moe_intermediate_size", dense="first", first_dense=3, router_bias=True,
+        latent=True,
+    ),
+    "kimi_linear": ModelKind(
+        experts="moe_intermediate_size", dense="first", first_dense=1, router_bias=True,
+        latent=True, recurrent="kimi_delta",
+    ),
     "qwen3_5_text": ModelKind(head_dim=256, qk_norm=True, recurrent="gated_delta", gated=True),
     "qwen3_5_moe_text": ModelKind(
         head_dim=256, qk_norm=True, recurrent="gated_delta", gated=True,
@@ -101,7 +113,15 @@ KINDS = {
         bias="", head_dim=128, norms=1, recurrent="mamba2", router_bias=True,
         experts="moe_intermediate_size", shared="moe_shared_expert_intermediate_size",
     ),
+    "granitemoehybrid": ModelKind(
+        recurrent="mamba2", experts="intermediate_size", shared="shared_intermediate_size"
+    ),
+    "bamba": ModelKind(recurrent="mamba2"),
     "lfm2": ModelKind(bias="", tied=True, qk_norm=True, recurrent="short_conv"),
+    "lfm2_moe": ModelKind(
+        bias="", tied=True, qk_norm=True, recurrent="short_conv", dense="first", first_dense=2,
+        experts="moe_intermediate_size", router_bias=True,
+    ),
     "gemma3n_text": ModelKind(
         head_dim=256, tied=True, norms=4, qk_norm=True, window="config", pattern=5
     ),

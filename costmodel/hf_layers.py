@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from costmodel.errors import InputError, shown
 from costmodel.hf_kinds import Fields, ModelKind, flag, whole
 
 _BLOCKS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+_TWO = ("linear_attention", "full_attention")
 _NAMES = {"mamba": "linear_attention", "attention": "full_attention"}
 # The fields of a recurrent layer's sizes, with their defaults in transformers.
 _STATES: dict[str, dict[str, tuple[str, int | bool]]] = {
@@ -26,6 +27,21 @@ _STATES: dict[str, dict[str, tuple[str, int | bool]]] = {
         "conv_width": ("mamba_d_conv", 4),
         "conv_bias": ("mamba_conv_bias", True),
         "state_norm": ("mamba_rms_norm", False),
+    },
+    "mamba2": {
+        "state_heads": ("mamba_n_heads", 128),
+        "state_groups": ("mamba_n_groups", 1),
+        "state_key_dim": ("mamba_d_state", 256),
+        "state_value_dim": ("mamba_d_head", 64),
+        "conv_width": ("mamba_d_conv", 4),
+        "conv_bias": ("mamba_conv_bias", True),
+    },
+    "kimi_delta": {
+        "state_heads": ("linear_num_heads", 32),
+        "state_groups": ("linear_num_heads", 32),
+        "state_key_dim": ("linear_head_dim", 128),
+        "state_value_dim": ("linear_head_dim", 128),
+        "conv_width": ("linear_conv_kernel_dim", 4),
     },
     "nemotron_h": {
         "state_heads": ("mamba_num_heads", 128),
@@ -45,6 +61,8 @@ def with_usual_names(fields: Fields, label: str) -> Fields:
     """The fields with those that only this kind calls otherwise, or gives in another form."""
     if label == "nemotron_h":
         return {**fields, **_blocks(fields)}
+    if label in _OTHERS:
+        return {**fields, **_OTHERS[label](fields)}
     if label == "lfm2":
         return {**fields, **_liquid_sizes(fields)}
     if label == "llama4_text":
@@ -90,6 +108,38 @@ def _blocks(fields: Fields) -> dict[str, Any]:
     return {"layer_types": types, "num_hidden_layers": len(types)}
 
 
+def _mamba_sizes(fields: Fields) -> dict[str, Any]:
+    """Bamba and Granite 4, which without experts has the FFN that is beside them else."""
+    types = [_NAMES.get(kind, kind) for kind in _listed(fields, "layer_types", str)]
+    attending = _listed(fields, "attn_layer_indices", int)
+    layers = range(whole(fields, "num_hidden_layers"))
+    usual: dict[str, Any] = {"layer_types": types or [_TWO[i in attending] for i in layers]}
+    if not isinstance(fields.get("mamba_d_head"), int):  # `auto`
+        inner = whole(fields, "mamba_expand", 2) * whole(fields, "hidden_size")
+        usual["mamba_d_head"] = inner // whole(fields, "mamba_n_heads", 128)
+    if fields.get("num_local_experts") == 0:
+        usual["intermediate_size"] = whole(fields, "shared_intermediate_size", 1024)
+    return usual
+
+
+def _kimi_sizes(fields: Fields) -> dict[str, Any]:
+    """Kimi Linear's names, and those of its checkpoints in `linear_attn_config`."""
+    given = fields.get("linear_attn_config") or {}
+    layers = range(1, whole(fields, "num_hidden_layers") + 1)
+    attending = _listed(given, "full_attn_layers", int) or layers[4::4]
+    others = {
+        "linear_num_heads": given.get("num_heads"),
+        "linear_head_dim": given.get("head_dim"),
+        "linear_conv_kernel_dim": given.get("short_conv_kernel_size"),
+        "num_experts_per_tok": fields.get("num_experts_per_token"),
+        "n_shared_experts": fields.get("num_shared_experts"),
+    }
+    usual = {name: value for name, value in others.items() if value is not None}
+    if not _listed(fields, "layer_types", str):
+        usual["layer_types"] = [_TWO[i in attending] for i in layers]
+    return usual
+
+
 def _liquid_sizes(fields: Fields) -> dict[str, Any]:
     """LFM2's names, and the width that its FFN is rounded to."""
     own = {"intermediate_size": "block_ff_dim", "tie_word_embeddings": "tie_embedding"}
@@ -105,6 +155,14 @@ def _liquid_sizes(fields: Fields) -> dict[str, Any]:
         layers = range(whole(fields, "num_hidden_layers"))
         usual["layer_types"] = ["full_attention" if i in attending else "conv" for i in layers]
     return {**usual, "intermediate_size": width}
+
+
+_OTHERS: dict[str, Callable[[Fields], dict[str, Any]]] = {
+    "granitemoehybrid": _mamba_sizes,
+    "bamba": _mamba_sizes,
+    "kimi_linear": _kimi_sizes,
+    "lfm2_moe": lambda fields: {"first_k_dense_replace": fields.get("num_dense_layers", 2)},
+}
 
 
 def recurrent_sizes(fields: Fields, kind: ModelKind, label: str, layers: int) -> dict[str, Any]:
@@ -143,8 +201,7 @@ def _mixers(fields: Fields, kind: ModelKind, layers: int) -> list[str]:
     if kind.recurrent == "short_conv":
         return ["full_attention"] * layers
     step = whole(fields, "full_attention_interval", 4)
-    kinds = ("linear_attention", "full_attention")
-    return [kinds[(i + 1) % step == 0] for i in range(layers)]
+    return [_TWO[(i + 1) % step == 0] for i in range(layers)]
 
 
 def gemma_extras(fields: Fields, label: str, sizes: dict[str, Any]) -> dict[str, Any]:
@@ -270,9 +327,18 @@ def _dense_layers(fields: Fields, kind: ModelKind, layers: int) -> int:
 
 def latent_sizes(fields: Fields) -> dict[str, int]:
     rank = fields.get("q_lora_rank")
-    return {
+    sizes = {
         "query_rank": 0 if rank is None else whole(fields, "q_lora_rank"),
         "latent_rank": whole(fields, "kv_lora_rank"),
         "rope_dim": whole(fields, "qk_rope_head_dim"),
         "value_dim": whole(fields, "v_head_dim"),
+    }
+    if fields.get("index_topk") is None:
+        return sizes
+    names = {"index_heads": "index_n_heads", "index_dim": "index_head_dim"}
+    types = _listed(fields, "indexer_types", str)
+    return sizes | {
+        **{size: whole(fields, field) for size, field in names.items()},
+        "index_topk": whole(fields, "index_topk"),
+        "index_layers": types.count("full") if types else whole(fields, "num_hidden_layers"),
     }

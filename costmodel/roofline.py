@@ -103,7 +103,8 @@ def physical_flops(
     if a.sliding_window is not None:
         keys = _over_layers(a, keys * a.full_score_ratio, _windowed_keys(a, s, c))
     count = _flops(a, s * b, keys=keys, router=True)
-    return _with_least_attention(a, count, s * b * keys, b * c) if a.latent_rank else count
+    pairs = s * b * _chosen(a, keys)
+    return _with_least_attention(a, count, pairs, b * c) if a.latent_rank else count
 
 
 def _windowed_keys(a: ModelArchitecture, s: Array, c: Array) -> Array:
@@ -146,6 +147,11 @@ def _over_layers(a: ModelArchitecture, full: Array, windowed: Array) -> Array:
     return share * full + (1 - share) * windowed if share else windowed
 
 
+def _chosen(a: ModelArchitecture, keys: Array) -> Array:
+    """Of the keys that a row sees, those that its indexer chooses, if it has one."""
+    return np.minimum(keys, a.index_topk) if a.index_topk else keys
+
+
 def cached_tokens(architecture: ModelArchitecture, context: ArrayLike) -> Array:
     """Cached tokens that attention reads for one row, the mean over layers with attention.
 
@@ -163,7 +169,7 @@ def scored_tokens(architecture: ModelArchitecture, context: ArrayLike) -> Array:
 def _cached(a: ModelArchitecture, context: ArrayLike, full: float) -> Array:
     c = np.asarray(context, dtype=np.float64)
     if a.sliding_window is None:
-        return c
+        return _chosen(a, c)
     seen = np.mod(c, a.sliding_window) if a.chunked else np.minimum(c, a.sliding_window - 1)
     return _over_layers(a, full * c, seen)
 
@@ -173,6 +179,8 @@ def _flops(architecture: ModelArchitecture, rows: Array, *, keys: Array, router:
     layers = a.attention_layers * 2 * rows
     queries, keys_values, outputs = (2 * rows * weights for weights in a.reshaped)
     score_width, value_width = a.attention_widths
+    indexed = a.index_parameters + a.index_values * a.index_heads * keys
+    keys = _chosen(a, keys)
     ffn = 2 * rows * a.hidden * a.active_ffn
     return FlopCount(
         q_projection=layers * a.query_parameters + queries,
@@ -185,7 +193,7 @@ def _flops(architecture: ModelArchitecture, rows: Array, *, keys: Array, router:
         lm_head=2 * rows * a.hidden * a.vocab,
         router=2 * rows * a.hidden * a.sparse_layers * (a.experts if router else 0),
         recurrent=rows * a.recurrent_row_flops,
-        other=2 * rows * a.other_weights,
+        other=2 * rows * (a.other_weights + indexed),
     )
 
 
@@ -220,8 +228,8 @@ def paper_bytes(
         attention_weights=_mixer_bytes(a, s, weight),
         ffn_weights=np.ones_like(s) * weight * a.ffn_matrices * a.hidden * a.active_ffn,
         small_weights=np.zeros_like(s),
-        kv_read=one * b * c * a.cached_width,
-        kv_write=layer * a.cached_width,
+        kv_read=one * b * c * a.cached_width + size * b * c * a.index_values,
+        kv_write=layer * a.cached_width + rows * a.index_values,
         attention_io=layer
         * (2 * a.hidden + 4 * a.query_width + a.cached_width + 2 * a.heads * (c + s))
         + rows * (2 * a.hidden * apart + recurrent),
@@ -258,7 +266,7 @@ def physical_bytes(
     weight = size if weight_bytes is None else weight_bytes
     one = np.ones_like(s) * size * a.attention_layers
     full, windowed = a.kept_layers
-    written = full * a.full_cached_width + windowed * a.cached_width
+    written = full * a.full_cached_width + windowed * a.cached_width + a.index_values
     gathered = np.zeros_like(s) if a.tied else np.minimum(s * b, a.vocab)
     return ByteCount(
         embedding_and_lm_head_weights=size * a.hidden * (a.vocab + gathered)
@@ -267,7 +275,7 @@ def physical_bytes(
         ffn_weights=weight * a.common_ffn_parameters
         + weight * a.sparse_layers * a.expert_parameters * distinct_experts(a, s * b),
         small_weights=np.ones_like(s) * size * (a.small_parameters + a.final_norm_parameters),
-        kv_read=one * b * cached_tokens(a, c) * a.cached_width,
+        kv_read=one * b * cached_tokens(a, c) * a.cached_width + size * b * c * a.index_values,
         kv_write=size * b * s * written,
         attention_io=np.zeros_like(s),
         ffn_io=np.ones_like(s) * size * a.layers * b * s * 2 * a.hidden,

@@ -59,16 +59,16 @@ def work_terms(
     s, c, b = (np.asarray(value, dtype=np.float64) for value in (rows, context, batch))
     tokens = s * b
     one_row = _one_row(roofline)
-    cached = cached_tokens(a, c)
     keys = scored_tokens(a, c) + (s + 1) / 2 * one_row.score_width
     state = state_traffic(a, s, b, roofline.element_bytes)
+    state = state + b * c * a.index_values * roofline.element_bytes
     weights = (one_row.fixed_bytes + one_row.expert_bytes * distinct_experts(a, tokens)) + 0 * c
     return [
         np.full_like(tokens * keys, one_row.weight_bytes / bytes_per_s),
         weights / bytes_per_s,
         tokens * (one_row.matrix_flops / flops_per_s) + 0 * c,
         tokens * keys * (one_row.attention_flops / flops_per_s),
-        b * cached * (one_row.kv_bytes / bytes_per_s) + state / bytes_per_s + 0 * s,
+        b * cached_tokens(a, c) * (one_row.kv_bytes / bytes_per_s) + state / bytes_per_s + 0 * s,
     ]
 
 

@@ -195,6 +195,12 @@ def base_of(model: Any) -> Any:
     return getattr(model, "model", model) if base is model else base
 
 
+def text_of(model: Any) -> Any:
+    """The module that gives hidden states of tokens: of a model of images too, its text part."""
+    base = base_of(model)
+    return getattr(base, "language_model", base)
+
+
 def device_of(model: torch.nn.Module) -> torch.device:
     """The device of a model's parameters; those with packed weights have no numbers of theirs."""
     return next(part.device for part in model.parameters() if not part.is_meta)
@@ -264,7 +270,7 @@ def _noted(model: Any, *, marked: bool = False, count: int = ROWS) -> _Notes:
         if has_indexer(model):
             seen = torch.ones((1, 1, count, count), dtype=torch.bool, device=rows.device)
             more = {"past_key_values": notes, "attention_mask": seen.tril()}
-        base_of(model)(input_ids=rows % ROWS, position_ids=rows, use_cache=False, **more)
+        text_of(model)(input_ids=rows % ROWS, position_ids=rows, use_cache=False, **more)
     return notes
 
 

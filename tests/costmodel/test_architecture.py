@@ -169,6 +169,13 @@ HYBRIDS = {
     "nemotron_h": {
         "mamba_num_heads": 6, "mamba_head_dim": 24, "n_groups": 2, "tie_word_embeddings": False,
     },
+    "deepseek_v32": {"index_n_heads": 6, "index_head_dim": 16, "index_topk": 9},
+    "glm_moe_dsa": {"index_n_heads": 6, "indexer_types": ["full", "shared", "full"]},
+    "kimi_linear": {"linear_num_heads": 6, "linear_head_dim": 16, "num_hidden_layers": 5,
+                    "tie_word_embeddings": False},
+    "granitemoehybrid": {"mamba_n_heads": 8, "layer_types": ["mamba", "attention", "mamba"]},
+    "bamba": {"mamba_n_heads": 8, "mamba_n_groups": 2, "attn_layer_indices": [1]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
     "llama4_text": {"intermediate_size": 96, "intermediate_size_mlp": 80, "moe_layers": [0, 2]},
     "lfm2": {
         "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True,

@@ -28,7 +28,7 @@ from decoder.model.runtime.base import NO_TOKEN, ForwardOutputs, RuntimeKind
 from decoder.model.runtime.capture import BudgetedCapture
 from decoder.model.runtime.fused import TablePlan, TextPiece, kernels_usable
 from decoder.model.runtime.tables import RowTables, needed_words
-from decoder.model.structure import Structure, base_of, device_of
+from decoder.model.structure import Structure, base_of, device_of, text_of
 from decoder.tree.heap import jit
 
 _INFINITY = 0x7F80  # the bits of it in bfloat16, which NumPy does not have
@@ -90,13 +90,13 @@ class ModelStep:
         self.model = model
         self.owned = owned
         self.captured: tuple[int, ...] = ()
-        self.rope = rope_by_length(model, model.config)
+        self.rope = rope_by_length(text_of(model), model.config.get_text_config(decoder=True))
         self.long = False
         self.plain_head = True
         self.masks: tuple[MaskFunction | None, ...] = ()
         self.embedding = model.get_input_embeddings()
         self.head = model.get_output_embeddings()
-        self._base = base_of(model)
+        self._base, self._text = base_of(model), text_of(model)
         if owned:
             model.config._attn_implementation = ATTENTION_NAME
 
@@ -112,12 +112,13 @@ class ModelStep:
     @property
     def has_layers(self) -> bool:
         """Whether hidden states of single layers can be captured."""
-        return isinstance(getattr(self._base, "layers", None), torch.nn.ModuleList)
+        return isinstance(getattr(self._text, "layers", None), torch.nn.ModuleList)
 
     @property
     def positions(self) -> int:
         """Positions that the model knows."""
-        return int(getattr(self.model.config, "max_position_embeddings", 0) or 1 << 30)
+        config = self.model.config.get_text_config(decoder=True)
+        return int(getattr(config, "max_position_embeddings", 0) or 1 << 30)
 
     @property
     def vocab(self) -> int:
@@ -139,7 +140,7 @@ class ModelStep:
         ours = nullcontext() if self.owned else attention_of(self.model, ATTENTION_NAME)
         with ours, attending(plan), rope, self._hooks() as states:
             more = plan.arguments if isinstance(plan, LatentPlan) else {}
-            output = self._base(
+            output = self._text(
                 input_ids=tokens[None], position_ids=positions[None], use_cache=False, **more
             )
         features = None
@@ -187,7 +188,7 @@ class ModelStep:
 
             return hook
 
-        modules = {i: self._base.layers[i - 1] if i else self.embedding for i in self.captured}
+        modules = {i: self._text.layers[i - 1] if i else self.embedding for i in self.captured}
         handles = [module.register_forward_hook(store(i)) for i, module in modules.items()]
         try:
             yield states
