@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from costmodel.errors import InputError
 from decoder.drafters.vocabulary import DraftHead
 from decoder.tree.draft_tree import CandidateTree
 from decoder.tree.pairs import PairLattice
@@ -24,6 +25,15 @@ from decoder.tree.pairs import PairLattice
 # From a slot's number, states [F, S] and tokens int64 [F] of paths that end before the slot, to
 # the states behind these tokens [F, S] and what is added to the candidates' scores [F, K].
 Step = Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+def check_tables(head: DraftHead, rows: int) -> None:
+    """Raise InputError unless tables with a row for each token of a head belong to this one."""
+    if head.size != rows:
+        raise InputError(
+            f"the drafter scores {rows} tokens, and the target's head has {head.size}",
+            hint="This target's head cannot be cut to some tokens: use a drafter of all of them.",
+        )
 
 
 @dataclass(frozen=True, slots=True)

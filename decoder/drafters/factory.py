@@ -14,8 +14,10 @@ from costmodel.io import folder_of
 from decoder.drafters.base import Drafter
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.drafters.checkpoint import architectures, find_config
-from decoder.drafters.dflash.config import DFlashConfig, is_jetspec
+from decoder.drafters.dflash.config import is_jetspec
 from decoder.drafters.dflash.drafter import DFlashDrafter
+from decoder.drafters.dflash2.drafter import DFlash2Drafter
+from decoder.drafters.domino.drafter import DominoDrafter
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.drafters.eagle3.model import is_eagle3
 from decoder.drafters.ensemble import EnsembleDrafter
@@ -44,14 +46,18 @@ def is_causal_lm(published: Mapping[str, Any]) -> bool:
     return any(str(name).endswith(suffixes) for name in architectures(published))
 
 
-# In this order: an EAGLE-3 config may also call itself a causal language model.
+def _block(drafter: type[DFlashDrafter]) -> Kind:
+    config = drafter.model_type.config_type
+    return Kind(config.LABEL, config.recognises, lambda name, target: drafter(target, name))
+
+
+# In this order: a related drafter's config may be called DFlash's, and an EAGLE-3
+# one a causal language model.
 KINDS = (
     Kind("a JetSpec drafter", is_jetspec, lambda name, target: DFlashDrafter(target, name)),
-    Kind(
-        DFlashConfig.LABEL,
-        DFlashConfig.recognises,
-        lambda name, target: DFlashDrafter(target, name),
-    ),
+    _block(DominoDrafter),
+    _block(DFlash2Drafter),
+    _block(DFlashDrafter),
     Kind("an EAGLE-3 drafter", is_eagle3, lambda name, target: Eagle3Drafter(target, name)),
     Kind("a causal language model", is_causal_lm, CausalLMDrafter.from_pretrained),
 )

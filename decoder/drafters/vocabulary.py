@@ -46,7 +46,7 @@ class DraftHead:
             )
         # A head that is more than one matrix is used whole.
         weight = None if tokens is None else target.head_rows(tokens)
-        self._product = None if weight is None else join([_linear(weight)])
+        self._product = None if weight is None else join([linear_of(weight)])
         self.tokens = None if weight is None else tokens
         self._ids = None if self.tokens is None else to_device(self.tokens, target.device)
 
@@ -72,7 +72,8 @@ class DraftHead:
         return over_vocabulary(probabilities, self.tokens, self._vocab)
 
 
-def _linear(weight: torch.Tensor) -> nn.Linear:
+def linear_of(weight: torch.Tensor) -> nn.Linear:
+    """A layer over a weight [out, in], without a copy."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     layer.weight = nn.Parameter(weight, requires_grad=False)
     return layer

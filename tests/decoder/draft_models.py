@@ -45,6 +45,12 @@ DFLASH = COMMON | {
     "num_target_layers": LAYERS,
     "dflash_config": {"mask_token_id": 96, "target_layer_ids": [0, 2, 4]},
 }
+CONDITIONAL = {
+    "domino": {"projector_type": "domino", "shift_label": True, "emb_dim": 8}
+    | {"gru_hidden_dim": 16, "pure_draft_prefix_len": 1},
+    "dflash2": {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 8}
+    | {"selector_top_k": 4},
+}
 EAGLE3 = COMMON | {
     "architectures": ["LlamaForCausalLMEagle3"],
     "model_type": "llama",
@@ -200,6 +206,35 @@ def dflash_folder(folder, seed=1, shards=1, **changed):
     config = DFLASH | changed
     tensors = random_tensors(dflash_shapes(config), seed)
     return write_checkpoint(folder, config, tensors, shards), config, tensors
+
+
+def conditional_folder(folder, kind, seed=1, **changed):
+    """A random Domino or DFlash 2 checkpoint; `changed` goes into its dflash_config."""
+    inner = DFLASH["dflash_config"] | CONDITIONAL[kind] | changed
+    config = DFLASH | {"dflash_config": inner}
+    shapes = dflash_shapes(config)
+    if kind == "domino":
+        state, width = inner["gru_hidden_dim"], inner["emb_dim"]
+        shapes |= {
+            "prefix_gru.weight_ih_l0": (3 * state, HIDDEN),
+            "prefix_gru.weight_hh_l0": (3 * state, state),
+            "embed_proj.0.weight": (width, HIDDEN + state),
+            "embed_proj.2.weight": (VOCAB, width),
+        }
+    else:
+        config["architectures"] = ["DFlash2DraftModel"]
+        taps, rank = inner["conv_kernel_size"], inner["selector_rank"]
+        kernels = 2 * taps * HIDDEN // inner["conv_group_size"]
+        for name in (f"layers.{i}.{part}_conv" for i in range(2) for part in ("attention", "mlp")):
+            shapes[f"{name}.base_kernel"] = (2, taps, HIDDEN)
+            shapes[f"{name}.kernel_projection.weight"] = (kernels, HIDDEN)
+        shapes |= {
+            "candidate_selector.predecessor_codebook": (VOCAB, rank),
+            "candidate_selector.successor_codebook": (VOCAB, rank),
+            "candidate_selector.hidden_projection.weight": (rank, HIDDEN),
+        }
+    tensors = random_tensors(shapes, seed)
+    return write_checkpoint(folder, config, tensors), config, tensors
 
 
 def eagle3_folder(folder, seed=1, **changed):

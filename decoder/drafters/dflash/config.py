@@ -32,9 +32,6 @@ Kind = tuple[int | None, bool]  # a layer's attention: its window, and whether i
 NEUTRAL: Mapping[str, Any] = {
     "projector_type": "dflash",
     "attention_mode": "gqa",
-    "input_embedding_scale": 1.0,
-    "output_multiplier": 1.0,
-    "final_logit_softcapping": 0.0,
     "conv_kernel_size": 0,
     "selector_rank": 0,
     "markov_rank": 0,
@@ -49,12 +46,13 @@ NEUTRAL: Mapping[str, Any] = {
 
 # Fields of training, of loading, and of a target's config that a drafter's was copied from.
 _HARMLESS = """
-    _name_or_path add_cross_attention architectures attention_dropout auto_map bos_token_id
-    chunk_size_feed_forward confidence_head_with_markov draft_arch dtype eos_token_id id2label
-    initializer_range is_decoder is_encoder_decoder label2id loss_decay_factor max_anchors
-    max_window_layers model_type num_anchors output_attentions output_hidden_states pad_token_id
-    pretraining_tp problem_type return_dict speculators_config speculators_version
-    tie_word_embeddings torch_dtype transformers_version use_cache
+    _name_or_path add_cross_attention architectures attention_dropout auf auto_map
+    bos_token_id chunk_size_feed_forward confidence_head_with_markov draft_arch dtype emb_dim
+    eos_token_id gru_hidden_dim id2label initializer_range is_decoder is_encoder_decoder label2id
+    lambda_base_decay_ratio lambda_base_start loss_decay_factor max_anchors max_window_layers
+    model_type num_anchors output_attentions output_hidden_states pad_token_id
+    pretraining_tp problem_type pure_draft_prefix_len return_dict speculators_config
+    speculators_version tie_word_embeddings torch_dtype transformers_version use_cache
 """
 HARMLESS = frozenset(_HARMLESS.split())
 
@@ -70,6 +68,9 @@ class DFlashConfig:
                        token's row predicts the first one
     target_layer_ids   layers of the target whose outputs are the features; `EMBEDDING` for its
                        embedding's
+    embedding_scale    factor of the block's embeddings
+    logit_scale        factor of the head's logits
+    softcap            their largest size after that, by a tanh; None: as they are
     num_target_layers  of the target it was trained for; None if not given
     vocab              of that target; None if not given
     published          config.json unchanged
@@ -86,6 +87,9 @@ class DFlashConfig:
     block_size: int
     mask_token_id: int
     target_layer_ids: tuple[int, ...]
+    embedding_scale: float
+    logit_scale: float
+    softcap: float | None
     num_target_layers: int | None
     vocab: int | None
     published: Mapping[str, Any]
@@ -93,8 +97,12 @@ class DFlashConfig:
     @classmethod
     def recognises(cls, published: Mapping[str, Any]) -> bool:
         """Whether a config.json is that of such a drafter."""
-        named = any(name in architectures(published) for name in cls.ARCHITECTURES)
-        return named or INNER in published
+        return cls.named_in(published) or INNER in published
+
+    @classmethod
+    def named_in(cls, published: Mapping[str, Any]) -> bool:
+        """Whether a config.json names one of the architectures."""
+        return any(name in architectures(published) for name in cls.ARCHITECTURES)
 
     @classmethod
     def parse(cls, published: Mapping[str, Any], where: str = "config.json") -> Self:
@@ -159,6 +167,7 @@ def backbone(fields: Fields, *, shifted: bool) -> dict[str, Any]:
     shape = read_shape(fields, head_dim=DEFAULT_HEAD_DIM, bias=fields.flag("attention_bias", False))
     fields.require({"target_hidden_size": shape.hidden})
     has_layers = fields.values.get("num_target_layers") is not None
+    caps = fields.values.get("final_logit_softcapping")  # 0 and none: without
     return {
         "shape": shape,
         "windows": _windows(fields, count),
@@ -167,6 +176,9 @@ def backbone(fields: Fields, *, shifted: bool) -> dict[str, Any]:
         "block_size": fields.whole("block_size", DEFAULT_BLOCK_SIZE, least=2, most=MOST_BLOCK),
         "mask_token_id": fields.whole("mask_token_id", least=0),
         "target_layer_ids": _layer_ids(fields),
+        "embedding_scale": fields.number("input_embedding_scale", 1.0),
+        "logit_scale": fields.number("output_multiplier", 1.0),
+        "softcap": fields.number("final_logit_softcapping", 1.0) if caps else None,
         "num_target_layers": fields.whole("num_target_layers") if has_layers else None,
         "vocab": fields.whole("vocab_size") if fields.values.get("vocab_size") else None,
     }

@@ -61,13 +61,13 @@ class BlockScores(Protocol):
 class Marginals(BlockScores):
     """The softmax of each position's logits."""
 
-    def __init__(self, head: DraftHead) -> None:
-        self._head = head
+    def __init__(self, drafter: DFlashDrafter) -> None:
+        self._drafter, self._head = drafter, drafter.head
 
     def outputs(
         self, hidden: torch.Tensor, bonus: torch.Tensor, temperature: torch.Tensor
     ) -> Tensors:
-        return (self._head.logits(hidden),)
+        return (self._drafter.logits(hidden),)
 
     def candidates(self, outputs: Tensors, request: DraftRequest) -> Lattice:
         probabilities = softmax(outputs[0][: request.depth], request.temperature)
@@ -121,7 +121,14 @@ class DFlashDrafter(Drafter):
 
     def make_scores(self) -> BlockScores:
         """The step after the block's pass."""
-        return Marginals(self.head)
+        return Marginals(self)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [rows, head] of hidden states [rows, hidden], scaled and capped."""
+        config, logits = self.model.config, self.head.logits(hidden)
+        if config.logit_scale != 1.0:
+            logits = logits * config.logit_scale
+        return logits if config.softcap is None else _capped(logits, config.softcap)
 
     @property
     def block_sizes(self) -> range:
@@ -216,6 +223,10 @@ def check_fit(config: DFlashConfig, target: Target) -> None:
             f"its mask token {config.mask_token_id} lies outside the vocabulary of {vocab}"
         )
     refuse_misfit(problems, target)
+
+
+def _capped(logits: torch.Tensor, size: float) -> torch.Tensor:
+    return torch.tanh(logits / size) * size
 
 
 class DFlashForward(Protocol):

@@ -204,6 +204,8 @@ class DFlashPasses:
         self, block: torch.Tensor, rope: Rope, cache: RowCache, spans: Mapping[Kind, Span]
     ) -> torch.Tensor:
         """The same as `block`, with the span that rows see in layers of each kind given."""
+        if self.config.embedding_scale != 1.0:
+            block = block * self.config.embedding_scale
         for number, (layer, kind) in enumerate(zip(self._layers, self.config.kinds, strict=True)):
             block = layer(block, rope, cache, number, spans[kind])
         normed: torch.Tensor = self.model.norm(block)

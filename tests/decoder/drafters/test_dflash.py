@@ -68,8 +68,33 @@ def frequencies(config):
     return torch.tensor(changed)
 
 
+def around(part, name, rows):
+    """A sublayer's input and a function for its output: as they are, or between convolutions."""
+    base = part.get(f"{name}_conv.base_kernel")
+    if base is None:
+        return rows, lambda outputs: outputs
+    moved = rows @ part[f"{name}_conv.kernel_projection.weight"].T
+    moved = moved.view(len(rows), *base.shape[:2], -1)
+    group = torch.arange(rows.shape[1]) * moved.shape[-1] // rows.shape[1]
+
+    def convolved(side, values):
+        outputs = torch.zeros_like(values)
+        for i, t in np.ndindex(len(values), base.shape[1]):
+            if i >= t:
+                outputs[i] += (base[side, t] + moved[i, side, t, group]) * values[i - t]
+        return outputs
+
+    return convolved(0, rows), lambda outputs: convolved(1, outputs)
+
+
 def reference(config, tensors, target, context, offset=1):
-    """q [gamma, vocab] after `context`: everything anew, one layer after the other."""
+    """q [gamma, vocab] after `context`."""
+    states = reference_states(config, tensors, target, context, offset)
+    return (states @ target.head_weight().T).softmax(-1)
+
+
+def reference_states(config, tensors, target, context, offset=1):
+    """What the head takes [gamma, hidden]: everything anew, one layer after the other."""
     eps, width = config["rms_norm_eps"], config["head_dim"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     inner = config["dflash_config"]
@@ -78,6 +103,7 @@ def reference(config, tensors, target, context, offset=1):
     past = rms(features @ tensors["fc.weight"].T, tensors["hidden_norm.weight"], eps)
     masks = [inner["mask_token_id"]] * (config["block_size"] - 1)
     hidden = target.embed(torch.tensor([int(context[-1]), *masks]))
+    hidden = hidden * inner.get("input_embedding_scale", 1.0)
     cached, size = len(past), len(hidden)
     positions, speeds = torch.arange(cached + size), frequencies(config)
     for i, kind in enumerate(config["layer_types"]):
@@ -91,7 +117,8 @@ def reference(config, tensors, target, context, offset=1):
             bias = part.get(f"self_attn.{name}_proj.bias", torch.zeros(()))
             return rows @ part[f"self_attn.{name}_proj.weight"].T + bias
 
-        block = rms(hidden, part["input_layernorm.weight"], eps)
+        normed = rms(hidden, part["input_layernorm.weight"], eps)
+        block, after = around(part, "attention", normed)
         both = torch.cat((past, block))
         query = project("q", block).view(size, heads, width)
         key = project("k", both).view(-1, kv_heads, width)
@@ -109,14 +136,15 @@ def reference(config, tensors, target, context, offset=1):
         if kind == "sliding_attention":
             scores = scores.masked_fill(ahead.abs() >= config["sliding_window"], -torch.inf)
         drawn = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value).reshape(size, -1)
-        hidden = hidden + project("o", drawn)
-        rows = rms(hidden, part["post_attention_layernorm.weight"], eps)
+        hidden = hidden + after(project("o", drawn))
+        normed = rms(hidden, part["post_attention_layernorm.weight"], eps)
+        rows, after = around(part, "mlp", normed)
         gate = rows @ part["mlp.gate_proj.weight"].T
         up = rows @ part["mlp.up_proj.weight"].T
-        hidden = hidden + (gate * gate.sigmoid() * up) @ part["mlp.down_proj.weight"].T
+        hidden = hidden + after((gate * gate.sigmoid() * up) @ part["mlp.down_proj.weight"].T)
     normed = rms(hidden, tensors["norm.weight"], eps)
     shifted = inner.get("shift_label") or config.get("sample_from_anchor")
-    return (normed[0 if shifted else 1 :] @ target.head_weight().T).softmax(-1)
+    return normed[0 if shifted else 1 :]
 
 
 VARIANTS = {

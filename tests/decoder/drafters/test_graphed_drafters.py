@@ -9,12 +9,22 @@ import torch
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.drafters.dflash.drafter import DFlashDrafter
+from decoder.drafters.dflash2.drafter import DFlash2Drafter
+from decoder.drafters.domino.drafter import DominoDrafter
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.engine import TreeDecoder
 from decoder.model.runtime.graphs import GraphRuntime
 from decoder.tree.draft_tree import DraftTree, Lattice
 from decoder.tree.growth import TopPaths
-from tests.decoder.draft_models import VOCAB, dflash_folder, draft_target, eagle3_folder, rounds
+from decoder.tree.pairs import PairLattice
+from tests.decoder.draft_models import (
+    VOCAB,
+    conditional_folder,
+    dflash_folder,
+    draft_target,
+    eagle3_folder,
+    rounds,
+)
 from tests.decoder.models import greedy, random_model, target_of
 from tests.decoder.replay import ReplayCapture
 
@@ -44,6 +54,14 @@ def dflash(target, folder, **changed):
     return DFlashDrafter(target, dflash_folder(folder, **changed)[0])
 
 
+def dflash2(target, folder, **changed):
+    return DFlash2Drafter(target, conditional_folder(folder, "dflash2", **changed)[0])
+
+
+def domino(target, folder, **changed):
+    return DominoDrafter(target, conditional_folder(folder, "domino", **changed)[0])
+
+
 def eagle3(target, folder, **changed):
     return Eagle3Drafter(target, eagle3_folder(folder, **changed)[0])
 
@@ -54,6 +72,8 @@ CASES = {
     "dflash-window-both-ways": (dflash, WINDOWED | {"is_causal": False}),
     "dflash-causal": (dflash, {"is_causal": True}),
     "dflash-shifted": (dflash, {"sample_from_anchor": True}),
+    "dflash2": (dflash2, {"final_logit_softcapping": 4.0}),
+    "domino": (domino, {}),
     "eagle3": (eagle3, {}),
     "eagle3-mapped": (eagle3, {"draft_vocab_size": 31}),
     "autoregressive": (autoregressive, {}),
@@ -78,6 +98,10 @@ def assert_same(found, expected):
     """Equal tokens, and probabilities to 1e-5."""
     assert type(found) is type(expected)
     np.testing.assert_array_equal(found.tokens, expected.tokens)
+    if isinstance(found, PairLattice):
+        np.testing.assert_allclose(found.first, expected.first, atol=1e-5)
+        np.testing.assert_allclose(found.edges, expected.edges, atol=1e-5)
+        return
     np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=1e-5)
     if not isinstance(found, Lattice):
         np.testing.assert_array_equal(found.parents, expected.parents)
@@ -157,7 +181,7 @@ class TestTheSameCandidates:
 @pytest.mark.slow
 class TestDecoding:
     @pytest.mark.slow
-    @pytest.mark.parametrize("case", ["dflash", "eagle3", "autoregressive"])
+    @pytest.mark.parametrize("case", ["dflash", "dflash2", "domino", "eagle3", "autoregressive"])
     def test_ragged_batches_and_texts_one_after_the_other(self, tmp_path, case):
         """Plain decoding's tokens; texts share the captures, whatever their number and lengths."""
         _, (target, drafter), capture = pair(tmp_path, case)

@@ -1,5 +1,7 @@
 """Packed weights: the outputs of the model's own layers, one copy of the weights, fallbacks."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,8 @@ from costmodel.errors import InputError
 from decoder.cpu import VARIABLE, this_cpu
 from decoder.drafters.checkpoint import read_config
 from decoder.drafters.dflash.model import DFlashModel
+from decoder.drafters.dflash2.model import DFlash2Model
+from decoder.drafters.domino.model import DominoModel
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.model.loading import borrow_model
 from decoder.model.making import make_target, quantised
@@ -20,7 +24,12 @@ from decoder.model.runtime.packed import packed_of
 from decoder.model.target import Step
 from decoder.profiling.measured_profile import profile_key
 from decoder.tree.draft_tree import EMPTY
-from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder
+from tests.decoder.draft_models import (
+    conditional_folder,
+    dflash_folder,
+    draft_target,
+    eagle3_folder,
+)
 from tests.decoder.model.test_fused import FUSIBLE, with_biases
 from tests.decoder.models import FAMILIES, PROMPT, greedy, plain_logits, random_model, random_tree
 
@@ -280,9 +289,11 @@ def test_drafters_are_packed_too(tmp_path):
     drafter = Eagle3Drafter(draft_target(), folder)
     assert drafter.model.fc.weight.is_meta
     assert torch.equal(plain_state(drafter.model)["fc.weight"].float(), tensors["fc.weight"])
-    folder, *_ = dflash_folder(tmp_path / "dflash")
-    for dtype in (torch.float64, torch.float32):
-        model = DFlashModel.load(folder, read_config(folder), torch.empty(0, dtype=dtype))
+    folders = {DFlashModel: dflash_folder(tmp_path / "dflash")[0]}
+    folders[DFlash2Model] = conditional_folder(tmp_path / "dflash2", "dflash2")[0]
+    folders[DominoModel] = conditional_folder(tmp_path / "domino", "domino")[0]
+    for (kind, folder), dtype in product(folders.items(), (torch.float64, torch.float32)):
+        model = kind.load(folder, read_config(folder), torch.empty(0, dtype=dtype))
         state = {name: value.clone() for name, value in model.state_dict().items()}
         model.passes()
         assert model.fc.weight.is_meta == (dtype == torch.float32)

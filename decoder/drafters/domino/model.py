@@ -1,0 +1,89 @@
+"""The Domino draft model: a recurrent state over a path, and the correction that it gives.
+
+Facts from public code (sgl-project/SpecForge, MIT; NVIDIA/Model-Optimizer, Apache-2.0): the state
+takes in the target's embedding of every token of the path, the bonus token first. Behind it a
+slot's logits are those of the block plus E2 silu(E1 [hidden ; state]).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from decoder.drafters.conditional import Slots, Step
+from decoder.drafters.dflash.model import DFlashModel
+from decoder.drafters.domino.config import DominoConfig
+from decoder.drafters.vocabulary import linear_of
+from decoder.model.runtime.linear import join
+from decoder.model.target import Target
+
+
+class PrefixGru(nn.Module):
+    """The weights of torch's `GRU(hidden, state, bias=False)`; gates: reset, update, new."""
+
+    def __init__(self, hidden: int, state: int) -> None:
+        super().__init__()
+        self.weight_ih_l0 = nn.Parameter(torch.empty(3 * state, hidden))
+        self.weight_hh_l0 = nn.Parameter(torch.empty(3 * state, state))
+        for weight in self.parameters():
+            nn.init.uniform_(weight, -(state**-0.5), state**-0.5)
+
+
+class DominoModel(DFlashModel):
+    """The weights under their published names."""
+
+    config_type = DominoConfig
+    config: DominoConfig
+
+    def __init__(self, config: DominoConfig, head: int | None = None) -> None:
+        super().__init__(config, head)
+        hidden = config.shape.hidden
+        self.prefix_gru = PrefixGru(hidden, config.state)
+        self.embed_proj = nn.Sequential(
+            nn.Linear(hidden + config.state, config.width, bias=False),
+            nn.SiLU(),
+            nn.Linear(config.width, head or config.vocab, bias=False),
+        )
+
+
+class Correction:
+    """The correction of slots along paths, with the part of the hidden states computed once."""
+
+    def __init__(self, model: DominoModel, target: Target) -> None:
+        self._model, self._target = model, target
+        gru, (first, _, last) = model.prefix_gru, model.embed_proj
+        hidden = model.config.shape.hidden
+        self._inputs = join([linear_of(gru.weight_ih_l0)])
+        self._states = join([linear_of(gru.weight_hh_l0)])
+        self._of_hidden = join([linear_of(first.weight[:, :hidden])])
+        self._of_state = join([linear_of(first.weight[:, hidden:])])
+        self._outputs = last.weight  # [head, width]
+
+    def start(self) -> torch.Tensor:
+        """The state [1, state] of the empty path."""
+        return self._outputs.new_zeros(1, self._model.config.state)
+
+    def step(self, hidden: torch.Tensor, slots: Slots) -> Step:
+        """The step of `grow_levels` over slots, of hidden states [rows, hidden]."""
+        plain, zero = self._model.config.plain_slots, slots.scores.new_zeros(())
+        of_hidden, outputs = self._of_hidden(hidden), self._outputs[slots.places]
+
+        def step(
+            row: int, states: torch.Tensor, tokens: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            states = self._next(states, self._target.embed(tokens))
+            if row < plain:
+                return states, zero.expand(len(tokens), outputs.shape[1])
+            inner = functional.silu(of_hidden[row] + self._of_state(states))
+            return states, (inner @ outputs[row].T).float()
+
+        return step
+
+    def _next(self, states: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        """The states [rows, state] of a GRU after one more input each."""
+        reset, update, new = self._inputs(embedded).chunk(3, dim=-1)
+        reset_by, update_by, new_by = self._states(states).chunk(3, dim=-1)
+        reset, update = torch.sigmoid(reset + reset_by), torch.sigmoid(update + update_by)
+        new = torch.tanh(new + reset * new_by)
+        return new + update * (states - new)

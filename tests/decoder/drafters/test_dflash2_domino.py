@@ -1,0 +1,218 @@
+"""DFlash 2 and Domino against their equations, and where they equal DFlash."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from costmodel.errors import InputError
+from decoder.drafters.base import DraftRequest
+from decoder.drafters.dflash2.drafter import DFlash2Drafter
+from decoder.drafters.domino.drafter import DominoDrafter
+from decoder.drafters.factory import load_drafter
+from decoder.engine import TreeDecoder
+from decoder.tree.draft_tree import chain
+from decoder.tree.growth import TopPaths
+from tests.decoder.draft_models import (
+    VOCAB,
+    conditional_folder,
+    draft_target,
+    rounds,
+    write_checkpoint,
+)
+from tests.decoder.drafters.test_conditional import chances
+from tests.decoder.drafters.test_dflash import WINDOWED, reference, reference_states
+from tests.decoder.models import greedy
+
+pytestmark = pytest.mark.cpu_kind
+
+PROMPT, ACCEPTED, BLOCK = [5, 17, 3, 88, 41, 2, 2, 60], [3, 0, 4], 5
+
+
+def request(temperature=1.0):
+    return DraftRequest(depth=BLOCK, width=VOCAB, growth=TopPaths(), temperature=temperature)
+
+
+def flat(config):
+    """A DFlash 2 config in the speculators library's form."""
+    inner = dict(config["dflash_config"])
+    ids = [i + 1 for i in inner.pop("target_layer_ids")]
+    own = {"speculators_model_type": "dflash2", "aux_hidden_state_layer_ids": ids}
+    own |= {"architectures": ["DFlash2DraftModel"], "draft_vocab_size": VOCAB}
+    names = ("architectures", "dflash_config", "auto_map", "block_size", "num_target_layers")
+    layer = {name: value for name, value in config.items() if name not in names}
+    return own | inner | {"block_size": BLOCK, "transformer_layer_config": layer}
+
+
+SCALED = {"input_embedding_scale": 0.7, "output_multiplier": 1.3, "final_logit_softcapping": 4.0}
+DFLASH2 = {
+    "nested": ({}, {}, None),
+    "flat": ({}, {}, flat),
+    "flat-sliding": (WINDOWED, {}, flat),
+    "three-taps-causal": (WINDOWED, {"conv_kernel_size": 3}, None),
+    "scaled": ({}, SCALED, None),
+    "reduced": ({}, {}, None),
+}
+KEPT = list(range(3, VOCAB, 2))  # of a reduced head
+OTHERS = torch.tensor([token for token in range(VOCAB) if token not in KEPT])
+
+
+def reduced(folder, config, tensors, name):
+    """The checkpoint with a head of the kept tokens, in whose table they alone have rows."""
+    write_checkpoint(folder, config, tensors | {name: tensors[name][KEPT].clone()})
+    (folder / "draft_tokens.json").write_text(json.dumps(KEPT))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("variant", DFLASH2)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_dflash2(tmp_path, variant, temperature):
+    """Every pair and the greedy walk, from the equations."""
+    outer, inner, written = DFLASH2[variant]
+    folder, config, tensors = conditional_folder(tmp_path, "dflash2", **inner)
+    config |= outer
+    write_checkpoint(folder, written(config) if written else config, tensors)
+    if variant == "reduced":
+        reduced(folder, config, tensors, "candidate_selector.successor_codebook")
+    # The library's sliding layers see both ways unless told otherwise.
+    config |= {"is_causal": False} if written else {}
+    target, inner = draft_target(), config["dflash_config"]
+    drafter = load_drafter(str(folder), target)
+    assert type(drafter) is DFlash2Drafter
+    before, after = (
+        tensors[f"candidate_selector.{name}_codebook"] for name in ("predecessor", "successor")
+    )
+    for session, context in rounds(target, drafter, PROMPT, ACCEPTED):
+        states = reference_states(config, tensors, target, context)
+        logits = states @ target.head_weight().T * inner.get("output_multiplier", 1.0)
+        cap = inner.get("final_logit_softcapping")
+        logits = cap * (logits / cap).tanh() if cap else logits
+        if variant == "reduced":
+            logits[:, OTHERS] = -torch.inf
+        between = states @ tensors["candidate_selector.hidden_projection.weight"].T
+        pairs = session.draft(context, request(temperature))
+        assert pairs.tokens.shape == (BLOCK - 1, 4)
+        walk = [int(context[-1])]
+        for d, tokens in enumerate(logits.topk(4).indices.tolist()):
+            np.testing.assert_array_equal(pairs.tokens[d], tokens)
+            previous = walk[:1] if d == 0 else pairs.tokens[d - 1]
+            given = pairs.first[None] if d == 0 else pairs.edges[d - 1]
+            for a, row in zip(previous, given, strict=True):
+                added = [float((before[a] * between[d] * after[b]).sum()) for b in tokens]
+                expected = chances(logits[d], tokens, added, temperature)
+                np.testing.assert_allclose(row, expected, atol=1e-5)
+                if a == walk[-1]:
+                    scores = [float(logits[d, b]) + s for b, s in zip(tokens, added, strict=True)]
+                    best = tokens[int(np.argmax(scores))]
+            walk.append(best)
+        assert chain(pairs, BLOCK).tokens.tolist() == walk[1:]
+
+
+def path_logits(config, tensors, target, states, path):
+    """Domino's logits of the slot behind a path, which begins with the bonus token."""
+    inner = config["dflash_config"]
+    gru = torch.nn.GRU(states.shape[1], inner["gru_hidden_dim"], bias=False)
+    gru.load_state_dict({n: tensors[f"prefix_gru.{n}"] for n in ("weight_ih_l0", "weight_hh_l0")})
+    hidden = states[len(path) - 1]
+    logits = target.head_weight() @ hidden
+    if len(path) <= inner["pure_draft_prefix_len"]:
+        return logits
+    state = gru(target.embed(torch.tensor(path)))[0][-1]
+    inside = torch.nn.functional.silu(tensors["embed_proj.0.weight"] @ torch.cat((hidden, state)))
+    return logits + tensors["embed_proj.2.weight"] @ inside
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("plain", "frontier", "whole"), [(1, 1, True), (0, 3, True), (2, 3, False)]
+)
+def test_domino(tmp_path, plain, frontier, whole):
+    """Every node behind its path, and the authors' greedy loop."""
+    folder, config, tensors = conditional_folder(tmp_path, "domino", pure_draft_prefix_len=plain)
+    if not whole:
+        reduced(folder, config, tensors, "embed_proj.2.weight")
+    others = OTHERS[:0] if whole else OTHERS
+    target = draft_target()
+    assert type(load_drafter(str(folder), target)) is DominoDrafter
+    drafter = DominoDrafter(target, folder, candidates=VOCAB, frontier=frontier)
+    assert drafter.max_depth == BLOCK
+    for session, context in rounds(target, drafter, PROMPT, ACCEPTED):
+        states = reference_states(config, tensors, target, context)
+        tree = session.draft(context, request())
+        assert len(tree.tokens) == BLOCK * (VOCAB - len(others))
+        paths, expected = [[int(context[-1])]], {}
+        for token, parent, given in zip(tree.tokens, tree.parents, tree.probabilities, strict=True):
+            if parent not in expected:
+                logits = path_logits(config, tensors, target, states, paths[parent])
+                logits[others] = -torch.inf
+                expected[parent] = logits.softmax(-1)
+            np.testing.assert_allclose(given, expected[parent][token], atol=1e-5)
+            paths.append([*paths[parent], int(token)])
+        assert len(expected) == 1 + frontier * (BLOCK - 1)
+        walk = [int(context[-1])]
+        for _ in range(BLOCK):
+            logits = path_logits(config, tensors, target, states, walk)
+            logits[others] = -torch.inf
+            walk.append(int(logits.argmax()))
+        assert chain(tree, BLOCK).tokens.tolist() == walk[1:]
+
+
+NOTHING = {
+    "domino": lambda name, tensor: tensor * (name != "embed_proj.2.weight"),
+    "dflash2": lambda name, tensor: (
+        torch.tensor([1.0, 0.0]).expand(2, -1)[..., None].expand(tensor.shape).clone()
+        if name.endswith("base_kernel")
+        else tensor * (not name.endswith(("kernel_projection.weight", "codebook")))
+    ),
+}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", NOTHING)
+def test_without_a_correction_it_is_dflash(tmp_path, kind):
+    folder, config, tensors = conditional_folder(tmp_path, kind)
+    tensors = {name: NOTHING[kind](name, tensor) for name, tensor in tensors.items()}
+    write_checkpoint(folder, config, tensors)
+    target = draft_target()
+    drafter = load_drafter(str(folder), target)
+    *_, (session, context) = rounds(target, drafter, PROMPT, [2])
+    q = reference(config, tensors, target, context)
+    drafted = session.draft(context, request())
+    if kind == "domino":
+        depths = np.repeat(np.arange(BLOCK), 64)
+        np.testing.assert_allclose(drafted.probabilities, q[depths, drafted.tokens], atol=1e-5)
+    else:
+        best = q.gather(1, torch.from_numpy(drafted.tokens)).numpy()
+        np.testing.assert_allclose(drafted.first, best[0], atol=1e-5)
+        np.testing.assert_allclose(drafted.edges, np.repeat(best[1:, None], 4, 1), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", NOTHING)
+@pytest.mark.parametrize("policy", ["chain", "fixed:6", "bastion"])
+def test_plain_decodings_tokens(tmp_path, kind, policy):
+    target = draft_target(dtype=torch.float64)
+    drafter = load_drafter(str(conditional_folder(tmp_path, kind)[0]), target)
+    decoder = TreeDecoder(target, policy=policy, drafter=drafter)
+    assert decoder.generate(PROMPT, max_new_tokens=12).token_ids == greedy(target.model, PROMPT, 12)
+
+
+BAD = {
+    "groups": ("dflash2", {"conv_group_size": 5}, "'conv_group_size' must be a divisor of hidden"),
+    "top": ("dflash2", {"selector_top_k": 98}, "'selector_top_k' must be a whole number .* 97"),
+    "reduced": ("dflash2", {"draft_vocab_size": 50}, "draft_vocab_size = 50, which is not"),
+    "in place": ("domino", {"shift_label": False}, "shift_label = False, which is not supported"),
+    "no width": ("domino", {"emb_dim": None}, "'emb_dim' must be a whole number"),
+    "another": ("domino", {"projector_type": "mamba"}, "projector_type = 'mamba', which is not"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_configs(tmp_path, case):
+    kind, changed, message = BAD[case]
+    folder, *_ = conditional_folder(tmp_path, kind)
+    config = json.loads((folder / "config.json").read_text())
+    config["dflash_config"] |= changed
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=message):
+        load_drafter(str(folder), draft_target())
