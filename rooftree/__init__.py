@@ -15,15 +15,10 @@ from rooftree.shadowing import ShadowedPackageError, check_packages
 
 if TYPE_CHECKING:
     from costmodel.errors import InputError, ProfileError, RooftreeError
-    from costmodel.planning.request import (
-        Goals,
-        PlanRequest,
-        ServingPolicy,
-        SimulationSettings,
-    )
+    from costmodel.planning.request import Goals, PlanRequest, ServingPolicy
     from costmodel.planning.result import Plan
     from costmodel.planning.search import plan
-    from costmodel.planning.traffic import Traffic, read_trace
+    from costmodel.planning.traffic import SimulationSettings, Traffic, read_trace
     from costmodel.profile.lookup import find_profile, load_profile
     from costmodel.profile.profile import Profile
     from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
@@ -93,10 +88,10 @@ __all__ = [
 # The module of each name, as in the imports for type checkers above.
 _NAMES_BY_MODULE = {
     "costmodel.errors": ("InputError", "ProfileError", "RooftreeError"),
-    "costmodel.planning.request": ("Goals", "PlanRequest", "ServingPolicy", "SimulationSettings"),
+    "costmodel.planning.request": ("Goals", "PlanRequest", "ServingPolicy"),
     "costmodel.planning.result": ("Plan",),
     "costmodel.planning.search": ("plan",),
-    "costmodel.planning.traffic": ("Traffic", "read_trace"),
+    "costmodel.planning.traffic": ("SimulationSettings", "Traffic", "read_trace"),
     "costmodel.profile.lookup": ("find_profile", "load_profile"),
     "costmodel.profile.profile": ("Profile",),
     "decoder.drafters.base": ("DraftRequest", "DraftSession", "Drafter", "Draws"),

@@ -10,14 +10,15 @@ Overheads were fitted on measured servers (`lab/studies/fit_overheads.py`);
 calibrations/engines.yaml holds them.
 
     device = products + attention + all-reduces + prompts, each x a factor near 1,
-             + layers x (layer + prompt steps x prompt layer)
-    host   = step + running x sequence + log2(devices) x device
+             + layers x (layer + prompt steps x prompt layer) + logits x one read of them
+    host   = step + running x sequence + log2(devices) x device + plan x sequences planned for
     time per token = sqrt(device^2 + host^2) where the engine prepares a step while the device
                      runs the one before it (a smooth maximum), else device + host
 
 `layer` covers gaps between kernels; it is negative for an engine that fuses operators whose times
 the profile adds up. `prompt layer` covers steps with a prompt, which run outside of a captured
-graph.
+graph. `logits`: how often sampling reads the logits of all rows, which vLLM 0.11 sorts for top-p.
+`plan`: on B200 vLLM attends with FlashInfer, whose plan of every step the host makes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.io import read_yaml, shipped_directory
-from costmodel.planning.engines import EngineRules
+from costmodel.planning.engines import EngineRules, planned_version
 from costmodel.planning.forwards import ForwardSeconds, TargetForward
 from costmodel.planning.traffic import Traffic
 
@@ -41,7 +42,10 @@ Array = NDArray[np.float64]
 IN_STEP_SHARE = 0.5
 FACTORS = ("products", "attention", "all_reduce", "prompts")
 OVERHEADS = ("layer_s", "prompt_layer_s", "step_s", "sequence_s", "device_s")
-COEFFICIENTS = (*FACTORS, *OVERHEADS)
+SERVED = ("logits", "plan_s")
+COEFFICIENTS = (*FACTORS, *OVERHEADS, *SERVED)
+# Sequences at once from which the host's plans of attention take no longer.
+PLANNED_SEQUENCES = 40
 # Overheads of an engine that has none of its own in the file.
 SHARED = "shared"
 _LEAST_S = 1e-6
@@ -53,7 +57,8 @@ class TokenWork:
 
     `running`: requests that run at once; `waiting`: requests of a closed loop that do not fit;
     `prompt_steps`: steps with a prompt, per token; `host_s`: work of the host beside the engine's
-    own. Under speculation everything is per cycle, which commits several tokens.
+    own; `logits_s`: one read of the logits; `planned`: share of PLANNED_SEQUENCES whose attention
+    the host plans. Under speculation everything is per cycle, which commits several tokens.
     """
 
     products_s: float
@@ -66,6 +71,8 @@ class TokenWork:
     running: float
     waiting: float
     host_s: float = 0.0
+    logits_s: float = 0.0
+    planned: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,13 +145,21 @@ def cycle_work(
         attention_s=verify.attention + cycle.draft.attention,
         all_reduce_s=verify.all_reduce + cycle.draft.all_reduce,
         prompts_s=share * prompt.total,
-        prompt_steps=share * chunks,
+        # Prompts that come at random share steps where the engine mixes them.
+        prompt_steps=-math.expm1(-share * chunks) if rules.mixes_prompts else share * chunks,
         layers=forward.architecture.layers + cycle.draft_layers,
         devices=forward.tensor_parallel,
         running=running,
         waiting=0.0,
         host_s=cycle.host_s,
+        logits_s=forward.logits_s(rows),
+        planned=planned_share(forward, running),
     )
+
+
+def planned_share(forward: TargetForward, running: float) -> float:
+    """Share of PLANNED_SEQUENCES whose attention the host plans; 0 where kernels plan for it."""
+    return min(running / PLANNED_SEQUENCES, 1.0) if forward.plans_on_host else 0.0
 
 
 def verification_s(
@@ -178,6 +193,8 @@ class Overheads:
     step_s: float = 0.0
     sequence_s: float = 0.0
     device_s: float = 0.0
+    logits: float = 0.0
+    plan_s: float = 0.0
 
     def time_per_token_s(self, work: TokenWork, *, overlaps_host: bool) -> float:
         """Seconds between two tokens of one answer in steady state."""
@@ -204,14 +221,22 @@ def cycle_parts(overheads: Overheads, work: TokenWork, cycle: Cycle, cycle_s: fl
         + cycle.draft_layers * c.layer_s,
         "prompts_s": c.prompts * work.prompts_s
         + work.layers * work.prompt_steps * c.prompt_layer_s,
-        "engine_s": target_layers * max(c.layer_s, 0.0),
+        "engine_s": target_layers * max(c.layer_s, 0.0) + c.logits * work.logits_s,
     }
     engine_s = c.step_s + work.running * c.sequence_s + math.log2(work.devices) * c.device_s
+    engine_s += c.plan_s * work.planned
     waited_s = cycle_s - sum(device.values())
     share = waited_s / host_s if (host_s := engine_s + work.host_s) else 0.0
     device["draft_s"] += share * cycle.draft_host_s
     device["engine_s"] += waited_s - share * (cycle.draft_host_s + cycle.tree_host_s)
     return CycleParts(**device, acceptance_s=share * cycle.tree_host_s)
+
+
+def busy_share(overheads: Overheads, work: TokenWork, cycle_s: float) -> float:
+    """Share of a cycle in which the device works; the rest it waits for the host."""
+    no_host = dataclasses.replace(overheads, step_s=0.0, sequence_s=0.0, device_s=0.0, plan_s=0.0)
+    device_s = no_host.time_per_token_s(dataclasses.replace(work, host_s=0.0), overlaps_host=False)
+    return min(device_s / cycle_s, 1.0)
 
 
 def work_columns(work: Sequence[TokenWork]) -> dict[str, Array]:
@@ -229,21 +254,24 @@ def seconds_per_token(work: Mapping[str, Array], coefficients: Array, overlaps: 
         + c["all_reduce"] * work["all_reduce_s"]
         + c["prompts"] * work["prompts_s"]
         + work["layers"] * (c["layer_s"] + work["prompt_steps"] * c["prompt_layer_s"])
+        + c["logits"] * work["logits_s"]
     )
     host = (
         c["step_s"]
         + work["running"] * c["sequence_s"]
         + np.log2(work["devices"]) * c["device_s"]
+        + c["plan_s"] * work["planned"]
         + work["host_s"]
     )
     device, host = np.maximum(device, _LEAST_S), np.maximum(host, 0.0)
     return np.where(overlaps, np.hypot(device, host), device + host)
 
 
-def engine_overheads(engine: str) -> Overheads:
-    """Shipped overheads of an engine; the shared ones for an engine without its own."""
+def engine_overheads(engine: str, version: str = "") -> Overheads:
+    """Shipped overheads of an engine and version; the shared ones for an engine without its own."""
     shipped = _shipped_overheads()
-    return shipped.get(engine, shipped[SHARED])
+    own = shipped.get(engine, shipped[SHARED])
+    return shipped.get(f"{engine}@{planned_version(engine, version)}", own)
 
 
 @cache

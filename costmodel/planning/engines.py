@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError
@@ -111,7 +112,8 @@ class EngineRules:
 
 
 # Defaults as the engines document them: vLLM gpu_memory_utilization 0.9, prompts in chunks of
-# 8192 tokens, scheduling on the host between steps unless --async-scheduling; SGLang
+# 8192 tokens, scheduling on the host between steps until 0.19 made --async-scheduling its default;
+# SGLang
 # mem_fraction_static 0.88, chunked_prefill_size 8192, no mixed chunks, overlap schedule;
 # TensorRT-LLM free_gpu_memory_fraction 0.9 of what is left, overlap scheduler, no eviction.
 # What a running engine needs beside weights and cache is a round guess of 2 to 4 GB.
@@ -144,11 +146,44 @@ RULES = {
 }
 
 
-def engine_rules(name: str, *, async_scheduling: bool | None = None) -> EngineRules:
-    """The rules of an engine; `async_scheduling` overrides its default. Raises InputError."""
+# Versions from which an engine is planned in another way, and whether it then overlaps host work.
+# The first is that of the servers that its overheads were fitted to, and of a name without one.
+VERSIONS: dict[str, dict[str, bool]] = {"vllm": {"0.11": False, "0.19": True, "0.32": True}}
+
+
+def planned_version(name: str, version: str) -> str:
+    """The version of VERSIONS that a version is planned as: the last that is not above it.
+
+    Empty for an engine without versions. Raises InputError.
+    """
+    versions = VERSIONS.get(name, {})
+    if not version:
+        return next(iter(versions), "")
+    if not versions or not re.fullmatch(r"\d+(\.\d+)*", version):
+        raise InputError(
+            f"no version '{version}' of {name} is planned",
+            hint="Leave the version out" if not versions else f"Write {name}@{list(versions)[-1]}",
+        )
+
+    def numbers(text: str) -> list[int]:
+        return [int(part) for part in text.split(".")]
+
+    below = [one for one in versions if numbers(one) <= numbers(version)]
+    return below[-1] if below else next(iter(versions))
+
+
+def engine_rules(
+    name: str, version: str = "", *, async_scheduling: bool | None = None
+) -> EngineRules:
+    """The rules of an engine's version; `async_scheduling` overrides its default.
+
+    Raises InputError.
+    """
     if name not in RULES:
         raise InputError(f"no engine is called '{name}'", hint=f"Use one of: {', '.join(RULES)}")
     rules = RULES[name]
+    if async_scheduling is None:
+        async_scheduling = VERSIONS.get(name, {}).get(planned_version(name, version))
     if async_scheduling is None:
         return rules
     return dataclasses.replace(rules, overlaps_host=async_scheduling)

@@ -22,6 +22,10 @@ from costmodel.weights import label_bytes, weights_label
 UNKNOWN_ERROR = 0.1
 # Shortest prompt that the squared term of attention is fitted to.
 _LONG_PROMPT = 1024
+# Bytes of one logit when it is sampled from.
+_LOGIT_BYTES = 4
+# Chips on which vLLM attends with FlashInfer, whose plan of each step the host makes.
+_HOST_PLANNED_CHIPS = ("GB100", "GB110")
 # Query rows of one head that one processor attends with at a time (FlashAttention's tiles).
 _TILE_ROWS = 128
 # vLLM attends with FlashAttention 2 on Ampere, Ada and RTX Blackwell GPUs. It splits the keys of a
@@ -121,6 +125,17 @@ class TargetForward:
         """
         composed = self.profile.runtime.kind == "kernels" and self.architecture.recurrent
         return CHUNK_ROWS if composed else None
+
+    @cached_property
+    def plans_on_host(self) -> bool:
+        """Whether the engine's attention is planned on the host in every step."""
+        return self._device is not None and _chip(self._device)[1] in _HOST_PLANNED_CHIPS
+
+    def logits_s(self, rows: float) -> float:
+        """Seconds to read the logits of so many rows once; 0 on a device that is not known."""
+        if self._device is None:
+            return 0.0
+        return _LOGIT_BYTES * self.architecture.vocab * rows / self._device.peak_bytes_per_s
 
     def decode(self, batch: float, context: float, rows: int = 1) -> ForwardSeconds:
         """Seconds of `rows` rows for each of `batch` sequences with `context` cached tokens.

@@ -9,25 +9,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from costmodel.catalog import find_device
 from costmodel.errors import InputError
-from costmodel.planning.engines import RULES
-from costmodel.planning.traffic import Trace, Traffic, read_trace
+from costmodel.planning.engines import RULES, planned_version
+from costmodel.planning.traffic import (
+    VARIATION,
+    SimulationSettings,
+    Trace,
+    Traffic,
+    read_trace,
+)
 from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, Cache, is_label
 
 PERCENTS = (50, 90, 95, 99)
 DEGREES = (1, 2, 4, 8, 16)
-# Requests of one server that are simulated unless a number is given.
-REQUESTS = 2000
 # Value of --simulate without a number: REQUESTS requests, or the whole trace.
 DEFAULT_REQUESTS = -1
-# Percentiles of fewer requests are too noisy to be stated.
-LEAST_REQUESTS = 100
-# Standard deviation of lengths over their mean unless it is given: between equal lengths (0) and
-# exponentially distributed ones (1).
-VARIATION = 0.7
 _UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "": 1.0}
 _PERIODS_S = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "hour": 3600.0,
               "d": 86400.0}  # fmt: skip
@@ -137,56 +134,13 @@ class Precision:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SimulationSettings:
-    """The requests of a simulation: their number and origin.
-
-    Without a trace, one server gets `requests` requests: Poisson arrivals and log-normal lengths
-    whose standard deviation is `variation` times their mean. With a trace, its first `requests`
-    requests are dealt to all servers (None: the whole trace).
-    """
-
-    requests: int | None = None
-    seed: int = 0
-    variation: float = VARIATION
-    trace: Trace | None = None
-
-    @property
-    def count(self) -> int:
-        """Number of simulated requests."""
-        if self.trace is None:
-            return self.requests or REQUESTS
-        return min(self.requests or len(self.trace), len(self.trace))
-
-    def describe(self) -> str:
-        """The requests in one phrase."""
-        if self.trace is not None:
-            return f"{self.count} requests of the trace, dealt to the servers in turn"
-        return (
-            f"{self.count} requests of one server, Poisson arrivals, log-normal lengths with a"
-            f" standard deviation of {self.variation:g} x the mean, seed {self.seed}"
-        )
-
-    def check_window(self, target: str, positions: int | None) -> None:
-        """Raise InputError for a request of the trace longer than the target's `positions`."""
-        if self.trace is None or positions is None:
-            return
-        tokens = (self.trace.prompt_tokens + self.trace.output_tokens)[: self.count]
-        longest = int(np.argmax(tokens))
-        if tokens[longest] > positions:
-            raise InputError(
-                f"request {longest + 1} of the trace has {tokens[longest]} tokens, {target} holds"
-                f" {positions}",
-                hint="Leave such requests out of the trace, or choose another model",
-            )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
     """The input of `plan`.
 
     `gpus` are device slugs or paths of profiles. `rate` is in requests a second. `prices` are
     per GPU and hour in `currency`, keyed by the names in `gpus`. `utilisation` is the share of a
-    server's throughput that it is loaded to. `most_running` limits the requests at once on a
+    server's throughput that it is loaded to where `servers`, their number, is None.
+    `engine_version`, such as 0.19, may be empty. `most_running` limits the requests at once on a
     server (max-num-seqs of the engines). Goals for percentiles need `simulation`. Raises
     InputError for values out of range and settings that contradict each other.
     """
@@ -203,9 +157,11 @@ class PlanRequest:
     degrees: tuple[int, ...] = (1,)
     policy: ServingPolicy = dataclasses.field(default_factory=ServingPolicy)
     engine: str = "vllm"
+    engine_version: str = ""
     drafter: str | None = None
     precision: Precision = dataclasses.field(default_factory=Precision)
     utilisation: float = 0.8
+    servers: int | None = None
     most_running: int = 256
     simulation: SimulationSettings | None = None
 
@@ -224,9 +180,10 @@ class PlanRequest:
                 if kind == "weights are":
                     hint += "; or a checkpoint's label as `rooftree support` shows it"
                 raise InputError(f"no {kind} called '{name}'", hint=hint)
+        planned_version(self.engine, self.engine_version)
         _check_goals(self.goals, simulated=self.simulation is not None)
         if self.simulation is not None:
-            _check_simulation(self.simulation)
+            self.simulation.check()
         _check_policy(self)
 
 
@@ -240,6 +197,8 @@ def _check_numbers(request: PlanRequest) -> None:
         raise InputError(
             f"the utilisation must lie above 0 and be at most 1 (is {request.utilisation:g})"
         )
+    if request.servers is not None and request.servers < 1:
+        raise InputError("at least one server must run")
     if request.most_running < 1:
         raise InputError("at least one request must run at once")
     for degree in request.degrees:
@@ -286,24 +245,6 @@ def _check_goals(goals: Goals, *, simulated: bool) -> None:
             raise InputError(f"the goal {name} must be a time above 0 (is {seconds!r})")
 
 
-def _check_simulation(settings: SimulationSettings) -> None:
-    if settings.requests is not None and settings.requests < LEAST_REQUESTS:
-        raise InputError(
-            f"{settings.requests} requests are too few for percentiles",
-            hint=f"Simulate {LEAST_REQUESTS} or more",
-        )
-    if settings.trace is not None and len(settings.trace) < LEAST_REQUESTS:
-        raise InputError(
-            f"the trace has {len(settings.trace)} requests, too few for percentiles",
-            hint=f"Give {LEAST_REQUESTS} or more, or their means as --prompt-tokens,"
-            " --output-tokens and --rate",
-        )
-    if settings.seed < 0:
-        raise InputError(f"the seed must be 0 or more (is {settings.seed})")
-    if not 0 <= settings.variation < math.inf:
-        raise InputError(f"the variation of lengths must be 0 or more (is {settings.variation:g})")
-
-
 def _check_policy(request: PlanRequest) -> None:
     policy = request.policy
     if policy.kind in ("chain", "fixed") and request.acceptance is None:
@@ -344,7 +285,7 @@ class PlanOptions:
     drafter: str | None = None
     weights: str = "bfloat16"
     cache: Cache = "bfloat16"
-    utilisation: float = 0.8
+    servers: str = "80%"
     max_running: int = 256
     simulate: int | None = None
     trace: Path | None = None
@@ -358,6 +299,10 @@ def request_from_options(options: PlanOptions) -> PlanRequest:
     gpus, goals = tuple(split_commas(o.gpus)), Goals.parse(o.slo)
     trace = None if o.trace is None else read_trace(o.trace)
     traffic, rate = _traffic(o, trace)
+    engine, at, version = o.engine.partition("@")
+    servers, utilisation = parse_servers(o.servers)
+    if at and not version:
+        raise InputError(f"'{o.engine}' names no version", hint="Write vllm@0.19")
     return PlanRequest(
         target=o.target,
         gpus=gpus,
@@ -370,10 +315,12 @@ def request_from_options(options: PlanOptions) -> PlanRequest:
         currency=o.currency,
         degrees=parse_degrees(o.tp),
         policy=ServingPolicy.parse(o.policy),
-        engine=o.engine,
+        engine=engine,
+        engine_version=version,
         drafter=o.drafter,
         precision=Precision(weights=o.weights, cache=o.cache),
-        utilisation=o.utilisation,
+        utilisation=0.8 if servers is not None else utilisation,
+        servers=servers,
         most_running=o.max_running,
         simulation=_simulation(o, goals, trace),
     )
@@ -433,6 +380,14 @@ def parse_rate(text: str) -> float:
     if slash and unit.strip() not in _PERIODS_S:
         raise InputError(f"'{text}' is not a rate", hint="Write 5/s, 300/min or 18000/h")
     return _number(count, text) / (_PERIODS_S[unit.strip()] if slash else 1.0)
+
+
+def parse_servers(text: str) -> tuple[int | None, float]:
+    """Servers from `3`, or none and the load of each from `80%`. Raises InputError."""
+    number, percent, rest = text.strip().partition("%")
+    if rest or not (percent or number.isdecimal()):
+        raise InputError(f"'{text}' is no number of servers", hint="Write 3, or 80% for their load")
+    return (None, _number(number, text) / 100) if percent else (int(number), 1.0)
 
 
 def _prices(texts: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from costmodel.planning.acceptance import Acceptance, Shape
+from costmodel.planning.accuracy import DRAFTING_ERROR, INTERVAL, server_error
 from costmodel.planning.drafting import DraftCost
 from costmodel.planning.forwards import Origin
 from costmodel.planning.request import PlanRequest
-from costmodel.planning.servers import SERVER_ERROR, BatchChoice, Interval, OperatingPoint, Sizing
+from costmodel.planning.servers import BatchChoice, Interval, OperatingPoint, Sizing
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOption:
     """One GPU and tensor-parallel degree: its sizing, or the problem and the nearest that works.
 
-    `error` is the expected relative error of all times; `points` are the best ones by requests at
-    once, and `choices` those with the plain step, chain and tree beside each. `with_trees` are the
-    choices of this project's decoder, where the engine verifies no trees. `doubts` say why the
-    acceptance may not hold. `unsplit`: the engine splits no keys of several rows on this device.
+    `error` is the expected relative error of all times, `slower` that of longer ones; `points` are
+    the best ones by requests at once, and `choices` those with the plain step, chain and tree
+    beside each. `with_trees` are the choices of this project's decoder, where the engine verifies
+    no trees. `doubts` say why the acceptance may not hold. `unsplit`: the engine splits no keys of
+    several rows on this device.
     """
 
     gpu: str
@@ -31,6 +34,7 @@ class PlanOption:
     unsplit: bool = False
     doubts: tuple[str, ...] = ()
     error: float | None = None
+    slower: float | None = None
     points: tuple[OperatingPoint, ...] = ()
     choices: tuple[BatchChoice, ...] = ()
     with_trees: tuple[BatchChoice, ...] = ()
@@ -83,7 +87,8 @@ class Fleet:
 
     `waiting` is from arrival to admission; `tpot` is None where every answer has one token.
     `utilisation` is the share of time in which a server runs a step; `running` is the mean number
-    of requests at once on a server. `overloaded`: the queue grows. `missed`: names of goals.
+    of requests at once on a server. `makespan_s` is from the first arrival to the last token.
+    `overloaded`: the queue grows. `missed`: names of goals.
     """
 
     gpus: int
@@ -92,6 +97,7 @@ class Fleet:
     tpot: TimeSpread | None
     utilisation: float
     running: float
+    makespan_s: float
     overloaded: bool
     missed: tuple[str, ...]
 
@@ -133,6 +139,24 @@ class Plan:
         """The cheapest option, or that of the fewest GPUs without prices; None if none is sized."""
         return self.options[0] if self.options and self.options[0].sizing else None
 
+    @property
+    def rivals(self) -> tuple[PlanOption, ...]:
+        """Options that may be as cheap as the best one: the difference is inside their errors."""
+        best = self.best
+        if best is None:
+            return ()
+
+        def rival(option: PlanOption) -> bool:
+            if option.sizing is None or best.sizing is None:
+                return False
+            ours, theirs = best.sizing.cost_per_hour, option.sizing.cost_per_hour
+            if (ours is None) != (theirs is None):
+                return False
+            more = (theirs or option.sizing.gpus).value / (ours or best.sizing.gpus).value
+            return math.log(more) <= INTERVAL * math.hypot(best.error or 0.0, option.slower or 0.0)
+
+        return tuple(option for option in self.options[1:] if rival(option))
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, stable across versions; units are in the names."""
         request = self.request
@@ -151,7 +175,9 @@ class Plan:
                 "engine": request.engine,
                 "drafter": request.drafter,
                 "precision": dataclasses.asdict(request.precision),
-                "utilisation": request.utilisation,
+                "engine_version": request.engine_version or None,
+                "utilisation": None if request.servers else request.utilisation,
+                "servers": request.servers,
                 "most_running": request.most_running,
                 "prices_per_hour": dict(request.prices),
                 "currency": request.currency,
@@ -165,6 +191,7 @@ class Plan:
                 "measured": dataclasses.asdict(acceptance.measured),
             },
             "options": [_option_record(option) for option in self.options],
+            "rivals": [[option.gpu, option.tensor_parallel] for option in self.rivals],
             "notes": list(self.notes),
         }
 
@@ -194,11 +221,23 @@ def plan_notes(request: PlanRequest, options: Sequence[PlanOption]) -> list[str]
             " `rooftree calibrate` there narrows the intervals"
         )
     if any(option.sizing for option in options):
-        notes.append("J a token: at most, as if every GPU always drew its power limit or TDP")
         notes.append(
             "intervals are of 80 %: errors of the profile, of the server model"
-            f" ({SERVER_ERROR:.1%}, on 1,043 published servers) and of acceptance, in squares"
+            f" ({server_error(request.engine, request.engine_version):.1%}, on published servers)"
+            " and of acceptance, in squares"
         )
+    waiting = [option for option in options if option.slower != option.error]
+    if waiting:
+        notes.append(
+            "intervals reach further up where the GPU may wait for its host, as"
+            " one in four of the published B200 servers of this version did"
+        )
+    for option in options:
+        if option.sizing and option.sizing.load > 1:
+            notes.append(
+                f"{option.gpu} tp {option.tensor_parallel}: overloaded, the rate is"
+                f" {option.sizing.load:.2f} times what the servers complete; the queue grows"
+            )
     if request.simulation is not None:
         notes.append(
             "percentiles leave out the first and last tenth of the requests; their intervals are"
@@ -212,7 +251,10 @@ def plan_notes(request: PlanRequest, options: Sequence[PlanOption]) -> list[str]
         )
     notes += dict.fromkeys(doubt for option in options for doubt in option.doubts)
     if request.acceptance is not None:
-        notes.append("drafting for many requests at once was not checked against measured servers")
+        notes.append(
+            "drafting for many requests at once was not checked against measured servers: its"
+            f" intervals hold {DRAFTING_ERROR:.0%} more"
+        )
     return notes
 
 
@@ -240,6 +282,7 @@ def _option_record(option: PlanOption) -> dict[str, Any]:
         "drafter_cost": option.drafter and option.drafter.label,
         "doubts": list(option.doubts),
         "relative_error": option.error,
+        "relative_error_slower": option.slower,
         "feasible": sizing is not None,
         "problem": option.problem or None,
         "nearest": option.nearest or None,

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from costmodel.catalog import TargetEntry, find_device, resolve_target
 from costmodel.errors import InputError, RooftreeError
 from costmodel.planning.acceptance import Acceptance, Shape, find_acceptance
+from costmodel.planning.accuracy import relative_error, slower_error
 from costmodel.planning.batching import Overheads, engine_overheads
 from costmodel.planning.drafting import acceptance_for, find_drafter
 from costmodel.planning.engines import engine_rules
@@ -16,7 +17,6 @@ from costmodel.planning.forwards import Origin, TargetForward
 from costmodel.planning.request import DEGREES, PlanRequest
 from costmodel.planning.result import Plan, PlanOption, SimulatedOption, plan_notes
 from costmodel.planning.servers import (
-    SERVER_ERROR,
     BatchChoice,
     Group,
     Server,
@@ -85,7 +85,7 @@ def make_server(
     request: PlanRequest, forward: TargetForward, acceptance: Acceptance | None
 ) -> Server:
     """The server of a request on these forward times. Raises InputError."""
-    rules, drafter = engine_rules(request.engine), None
+    rules, drafter = engine_rules(request.engine, request.engine_version), None
     if acceptance is not None:
         drafter = find_drafter(forward, request.drafter, acceptance.measured)
         trees = rules.verifies_trees and request.policy.kind != "chain"
@@ -95,34 +95,21 @@ def make_server(
     return Server(
         forward=forward,
         rules=rules,
-        overheads=server_overheads(request.engine, forward.origin),
+        overheads=server_overheads(request.engine, forward.origin, request.engine_version),
         policy=request.policy,
         acceptance=acceptance,
         drafter=drafter,
     )
 
 
-def server_overheads(engine: str, origin: Origin) -> Overheads:
+def server_overheads(engine: str, origin: Origin, version: str = "") -> Overheads:
     """Overheads of the engine, without those that the forward times already include."""
     if engine == origin.engine and origin.whole_runtime:
         return Overheads(step_s=origin.host_s)
-    overheads = engine_overheads(engine)
+    overheads = engine_overheads(engine, version)
     if origin.whole_runtime:
         return dataclasses.replace(overheads, layer_s=0.0, prompt_layer_s=0.0)
     return overheads
-
-
-def relative_error(
-    origin: Origin, engine: str, acceptance: Acceptance | None, committed: float
-) -> float:
-    """Expected relative error of a time per token: independent parts added in squares.
-
-    The parts are the forward's error, the server model's (none where this project's own runtime
-    was measured as a whole), and the acceptance's.
-    """
-    server = 0.0 if engine == "rooftree" and origin.whole_runtime else SERVER_ERROR
-    spread = acceptance.relative_error(committed) if acceptance else 0.0
-    return math.sqrt(origin.error**2 + server**2 + spread**2)
 
 
 def _checked_inputs(
@@ -213,7 +200,7 @@ def _with_trees(
         return []
     if request.policy.kind != "auto":
         return []
-    decoder = dataclasses.replace(request, engine="rooftree")
+    decoder = dataclasses.replace(request, engine="rooftree", engine_version="")
     forward = forward_for(decoder, target, choice, store)
     return make_server(decoder, forward, acceptance).choices(request.traffic, request.most_running)
 
@@ -229,11 +216,19 @@ def _sized(request: PlanRequest, option: PlanOption, server: Server) -> PlanOpti
             f" {near.running} at once",
         )
     forward = server.forward
-    error = relative_error(forward.origin, request.engine, server.acceptance, at_most.committed)
+    error = relative_error(
+        forward.origin,
+        request.engine,
+        server.acceptance,
+        at_most.committed,
+        version=request.engine_version,
+        running=at_most.running,
+    )
+    slower = slower_error(forward, server.rules, error)
     power_w = forward.device.power_w
     group = Group(gpu=option.gpu, devices=option.tensor_parallel, power_w=power_w)
-    sizing = size(request, group, option.points, error)
-    return dataclasses.replace(option, error=error, sizing=sizing)
+    sizing = size(request, group, option.points, error, slower)
+    return dataclasses.replace(option, error=error, slower=slower, sizing=sizing)
 
 
 def _no_room(traffic: Traffic, server: Server) -> InputError:
@@ -279,6 +274,7 @@ def _simulated(
             points=option.points,
             gpus=round(option.sizing.gpus.value),
             error=option.error or 0.0,
+            slower=option.slower or 0.0,
             positions=target.positions,
         )
         try:

@@ -8,11 +8,13 @@ from collections.abc import Iterator, Sequence
 
 from costmodel.errors import InputError
 from costmodel.planning.acceptance import Acceptance, Shape
+from costmodel.planning.accuracy import INTERVAL
 from costmodel.planning.batching import (
     Cycle,
     CycleParts,
     Overheads,
     TokenWork,
+    busy_share,
     chunks_of,
     cycle_parts,
     cycle_work,
@@ -44,12 +46,10 @@ _WORTH_GROWING = 0.02
 _RANKS: dict[Shape, int] = {"plain": 0, "chain": 1, "tree": 2}
 # Largest share of a step's rows that verifications may take.
 _STEP_SHARE = 0.5
-# Half the width of an 80 % interval over the mean absolute error, for normally distributed errors:
-# 1.2816 x 1.2533.
-INTERVAL = 1.606
-# Mean error of times per token against 1,043 published servers, pairs of GPU and model left out
-# (lab/studies/results/capacity_accuracy.json).
-SERVER_ERROR = 0.107
+# Mean power of a device over its limit: weights and caches at memory speed, and the arithmetic of
+# more sequences while the device is busy; fitted, with its error, by lab/studies/served_rows.py.
+POWER_BASE, POWER_GAIN, POWER_SEQUENCES = 0.59, 0.60, 90.0
+POWER_ERROR = 0.09
 _TOKENS = 1e6
 
 
@@ -60,7 +60,8 @@ class OperatingPoint:
     `shape` and `nodes`: the best draft tree; `committed`: tokens a cycle; `cycle_s`: seconds of a
     cycle, by cause in `parts` (None where a point was not computed by a server). `tpot_s`: mean
     time per output token after the first. `ttft_s`: mean time to the first token, of which
-    `prefill_s` is the request's own prompt. `requests_per_s`: throughput.
+    `prefill_s` is the request's own prompt. `requests_per_s`: throughput. `power_share`: mean
+    power of a device over its limit or TDP.
     """
 
     running: int
@@ -72,6 +73,7 @@ class OperatingPoint:
     prefill_s: float
     ttft_s: float
     requests_per_s: float
+    power_share: float = 1.0
     parts: CycleParts | None = None
 
 
@@ -243,6 +245,7 @@ class Server:
         wait_s = busy / (2 * (1 - busy)) * prefill_s if running > 1 else 0.0
         cycle_s = tpot_s * cycle.committed
         half_s = cycle_s / 2 if running > 1 else 0.0
+        work = cycle_work(self.forward, self.rules, traffic, running, cycle)
         return OperatingPoint(
             running=running,
             shape=shape if cycle.nodes else "plain",
@@ -253,12 +256,8 @@ class Server:
             prefill_s=prefill_s,
             ttft_s=prefill_s + wait_s + half_s,
             requests_per_s=requests_per_s,
-            parts=cycle_parts(
-                self.overheads,
-                cycle_work(self.forward, self.rules, traffic, running, cycle),
-                cycle,
-                cycle_s,
-            ),
+            power_share=power_share(running, busy_share(self.overheads, work, cycle_s)),
+            parts=cycle_parts(self.overheads, work, cycle, cycle_s),
         )
 
     def _prefill_s(self, traffic: Traffic, running: int, cycle: Cycle) -> float:
@@ -269,10 +268,16 @@ class Server:
         work = cycle_work(self.forward, self.rules, traffic, max(running, 1), cycle)
         if not beside:
             work = dataclasses.replace(
-                work, products_s=0.0, attention_s=0.0, all_reduce_s=0.0, host_s=0.0
+                work, products_s=0.0, attention_s=0.0, all_reduce_s=0.0, host_s=0.0, logits_s=0.0
             )
         chunk = dataclasses.replace(work, prompts_s=prompt.total / chunks, prompt_steps=1.0)
         return chunks * self._seconds(chunk)
+
+
+def power_share(running: float, busy: float) -> float:
+    """Mean power over its limit of a device that serves `running` requests, `busy` so much."""
+    arithmetic = busy * running / (running + POWER_SEQUENCES)
+    return min(POWER_BASE + POWER_GAIN * arithmetic, 1.0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -337,8 +342,9 @@ class Sizing:
     """The GPUs for the request's rate, and their latency, cost and power at it.
 
     `at_most`: a server at the most requests at once that hold the goals; `at_load`: a server at
-    its share of the rate. `cost_per_million` is per million output tokens; `watts` is an upper
-    bound, from power limits or TDP.
+    its share of the rate, or at the most where it gets more. `load` is the rate over what the
+    servers complete: above 1 the queue grows. `cost_per_million` is per million output tokens;
+    `watts` are of all GPUs.
     """
 
     at_most: OperatingPoint
@@ -348,8 +354,9 @@ class Sizing:
     ttft_s: Interval
     cost_per_hour: Interval | None
     cost_per_million: Interval | None
-    watts: float | None
-    joules_per_token: float | None
+    watts: Interval | None
+    joules_per_token: Interval | None
+    load: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,38 +369,49 @@ class Group:
 
 
 def size(
-    request: PlanRequest, group: Group, points: Sequence[OperatingPoint], error: float
+    request: PlanRequest,
+    group: Group,
+    points: Sequence[OperatingPoint],
+    error: float,
+    slower: float = 0.0,
 ) -> Sizing | None:
     """The sizing for the request's rate; None where no point holds the goals.
 
-    `error` is the expected relative error of all times. For the intervals the choice is repeated
-    with all times shorter and longer.
+    `error` is the expected relative error of all times, `slower` a larger one of times that are
+    longer than planned. For the intervals the choice is repeated with all times shorter and longer.
+    A given number of servers is taken as it is.
     """
     at_most = choose(points, request.goals)
     if at_most is None:
         return None
-    wide = math.exp(INTERVAL * error)
+    ends = 1 / math.exp(INTERVAL * error), math.exp(INTERVAL * max(error, slower))
     count = _gpus(request, group, at_most, 1.0)
-    quick, slow = (choose(points, request.goals, factor) for factor in (1 / wide, wide))
-    low = count if quick is None else min(_gpus(request, group, quick, 1 / wide), count)
-    high = None if slow is None else max(_gpus(request, group, slow, wide), count)
+    quick, slow = (choose(points, request.goals, factor) for factor in ends)
+    low = count if quick is None else min(_gpus(request, group, quick, ends[0]), count)
+    high = None if slow is None else max(_gpus(request, group, slow, ends[1]), count)
     gpus = Interval(value=count, low=low, high=high)
+    load = request.rate / (at_most.requests_per_s * count / group.devices)
     at_load = best_at(points, request.rate / (count / group.devices)) or at_most
     price = request.prices.get(group.gpu)
     per_hour = None if price is None else _scaled(gpus, price)
-    tokens_per_s = request.rate * request.traffic.output_tokens
-    watts = None if group.power_w is None else group.power_w * count
+    tokens_per_s = request.rate / max(load, 1.0) * request.traffic.output_tokens
+    watts = None
+    if group.power_w is not None:
+        most_w, wide = group.power_w * count, math.exp(INTERVAL * POWER_ERROR)
+        mean_w = most_w * at_load.power_share
+        watts = Interval(value=mean_w, low=mean_w / wide, high=min(mean_w * wide, most_w))
     per_token = _TOKENS / (3600 * tokens_per_s)
     return Sizing(
         at_most=at_most,
         at_load=at_load,
         gpus=gpus,
-        tpot_s=_around(at_load.tpot_s, wide),
-        ttft_s=_around(at_load.ttft_s, wide),
+        tpot_s=_around(at_load.tpot_s, ends),
+        ttft_s=_around(at_load.ttft_s, ends),
         cost_per_hour=per_hour,
         cost_per_million=None if per_hour is None else _scaled(per_hour, per_token),
         watts=watts,
-        joules_per_token=None if watts is None else watts / tokens_per_s,
+        joules_per_token=None if watts is None else _scaled(watts, 1 / tokens_per_s),
+        load=load,
     )
 
 
@@ -431,12 +449,14 @@ def replicas_for(rate: float, requests_per_s: float, utilisation: float) -> int:
 
 
 def _gpus(request: PlanRequest, group: Group, point: OperatingPoint, factor: float) -> int:
+    if request.servers is not None:
+        return request.servers * group.devices
     per_server = point.requests_per_s / factor
     return replicas_for(request.rate, per_server, request.utilisation) * group.devices
 
 
-def _around(value: float, wide: float) -> Interval:
-    return Interval(value=value, low=value / wide, high=value * wide)
+def _around(value: float, ends: tuple[float, float]) -> Interval:
+    return Interval(value=value, low=value * ends[0], high=value * ends[1])
 
 
 def _scaled(interval: Interval, factor: float) -> Interval:

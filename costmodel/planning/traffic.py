@@ -16,6 +16,13 @@ from costmodel.io import read_table
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
 # Longer than any context window: a larger number is a mistake, and sums of a million fit in int64.
 MOST_TOKENS = 100_000_000
+# Requests of one server that are simulated unless a number is given.
+REQUESTS = 2000
+# Percentiles of fewer requests are too noisy to be stated.
+LEAST_REQUESTS = 100
+# Standard deviation of lengths over their mean unless it is given: between equal lengths (0) and
+# exponentially distributed ones (1).
+VARIATION = 0.7
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +62,68 @@ class Trace:
             prompt_tokens=float(self.prompt_tokens.mean()),
             output_tokens=float(self.output_tokens.mean()),
         )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationSettings:
+    """The requests of a simulation: their number and origin.
+
+    Without a trace, one server gets `requests` requests: Poisson arrivals and log-normal lengths
+    whose standard deviation is `variation` times their mean. With a trace, its first `requests`
+    requests are dealt to all servers (None: the whole trace).
+    """
+
+    requests: int | None = None
+    seed: int = 0
+    variation: float = VARIATION
+    trace: Trace | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of simulated requests."""
+        if self.trace is None:
+            return self.requests or REQUESTS
+        return min(self.requests or len(self.trace), len(self.trace))
+
+    def describe(self) -> str:
+        """The requests in one phrase."""
+        if self.trace is not None:
+            return f"{self.count} requests of the trace, dealt to the servers in turn"
+        return (
+            f"{self.count} requests of one server, Poisson arrivals, log-normal lengths with a"
+            f" standard deviation of {self.variation:g} x the mean, seed {self.seed}"
+        )
+
+    def check_window(self, target: str, positions: int | None) -> None:
+        """Raise InputError for a request of the trace longer than the target's `positions`."""
+        if self.trace is None or positions is None:
+            return
+        tokens = (self.trace.prompt_tokens + self.trace.output_tokens)[: self.count]
+        longest = int(np.argmax(tokens))
+        if tokens[longest] > positions:
+            raise InputError(
+                f"request {longest + 1} of the trace has {tokens[longest]} tokens, {target} holds"
+                f" {positions}",
+                hint="Leave such requests out of the trace, or choose another model",
+            )
+
+    def check(self) -> None:
+        """Raise InputError for settings that cannot be simulated."""
+        if self.requests is not None and self.requests < LEAST_REQUESTS:
+            raise InputError(
+                f"{self.requests} requests are too few for percentiles",
+                hint=f"Simulate {LEAST_REQUESTS} or more",
+            )
+        if self.trace is not None and len(self.trace) < LEAST_REQUESTS:
+            raise InputError(
+                f"the trace has {len(self.trace)} requests, too few for percentiles",
+                hint=f"Give {LEAST_REQUESTS} or more, or their means as --prompt-tokens,"
+                " --output-tokens and --rate",
+            )
+        if self.seed < 0:
+            raise InputError(f"the seed must be 0 or more (is {self.seed})")
+        if not 0 <= self.variation < math.inf:
+            raise InputError(f"the variation of lengths must be 0 or more (is {self.variation:g})")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

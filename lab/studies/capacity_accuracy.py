@@ -28,7 +28,13 @@ from costmodel.planning.batching import Overheads
 from costmodel.planning.engines import engine_rules
 from costmodel.planning.forwards import TargetForward
 from costmodel.weights import Weights
-from lab.studies.fit_overheads import MeasuredServer, ServerLoad, fit_overheads, steady_work
+from lab.studies.fit_overheads import (
+    FITTED,
+    MeasuredServer,
+    ServerLoad,
+    fit_overheads,
+    steady_work,
+)
 
 PLANNER = Path(__file__).parent / "results" / "nvidia_planner.json"
 MODELS = {
@@ -210,7 +216,7 @@ def main() -> None:
             "planner": groups(rows, key, planner, same),
         }
     result["overheads"] = {
-        name: {key: float(f"{value:.4g}") for key, value in dataclasses.asdict(o).items()}
+        name: {key: float(f"{getattr(o, key):.4g}") for key in FITTED}
         for name, o in fit_overheads(servers).items()
     }
     store("capacity_accuracy", result)

@@ -18,9 +18,9 @@ from scipy.optimize import least_squares
 from costmodel.architecture import ModelArchitecture
 from costmodel.errors import InputError
 from costmodel.planning.batching import (
-    COEFFICIENTS,
     FACTORS,
     OVERHEADS,
+    SERVED,
     SHARED,
     Cycle,
     Overheads,
@@ -49,6 +49,8 @@ _UNIT_S = {
 # known, and engines differ from one another by about a third of a unit.
 _FACTOR_WEIGHT, _SHARED_WEIGHT, _ENGINE_WEIGHT = 2.0, 0.1, 0.3
 _PRIOR_ROWS = 500.0
+# What these servers are fitted; SERVED is of the rows that `served_rows.py` plans.
+FITTED = (*FACTORS, *OVERHEADS)
 # Beyond a log error of this size rows count less and less.
 _OUTLIER = 0.1
 
@@ -153,7 +155,7 @@ class _Layout:
 
     @property
     def differences(self) -> NDArray[np.bool_]:
-        shared = len(COEFFICIENTS)
+        shared = len(FITTED)
         return np.arange(shared + self.engines * len(OVERHEADS)) >= shared
 
     @property
@@ -172,11 +174,12 @@ class _Layout:
     def coefficients(self, x: Array) -> Array:
         """Factors and overheads in seconds [engines, COEFFICIENTS]."""
         count, units_s = len(FACTORS), np.array([_UNIT_S[name] for name in OVERHEADS])
-        shared = x[count : len(COEFFICIENTS)]
-        differences = x[len(COEFFICIENTS) :].reshape(self.engines, len(OVERHEADS))
+        shared = x[count : len(FITTED)]
+        differences = x[len(FITTED) :].reshape(self.engines, len(OVERHEADS))
         factors = np.broadcast_to(x[:count], (self.engines, count))
-        return np.concatenate([factors, (shared + differences) * units_s], axis=1)
+        none = np.zeros((self.engines, len(SERVED)))
+        return np.concatenate([factors, (shared + differences) * units_s, none], axis=1)
 
 
 def _overheads(coefficients: Array) -> Overheads:
-    return Overheads(**dict(zip(COEFFICIENTS, map(float, coefficients), strict=True)))
+    return Overheads(**dict(zip(FITTED, map(float, coefficients), strict=False)))

@@ -48,9 +48,8 @@ AT_ONCE = 8  # requests, for engines with one draft size for all
 )
 @click.option("--policy", default="auto", show_default=True,
               help="Draft trees: auto, plain, chain, chain:N or fixed:N.")  # fmt: skip
-@click.option("--engine", type=click.Choice(["vllm", "sglang", "trtllm", "rooftree"]),
-              help="Serving engine; only rooftree verifies trees [default: --export's, else vllm]."
-              )  # fmt: skip
+@click.option("--engine", help="Serving engine: vllm, sglang, trtllm, or rooftree, which alone "
+              "verifies trees; also vllm@0.19 [default: --export's, else vllm].")  # fmt: skip
 @click.option("--drafter", help="Drafter: dflash, ngram, or one timed in the profile "
               "[default: the acceptance's].")  # fmt: skip
 @click.option("--weights", default="bfloat16", show_default=True,
@@ -58,10 +57,10 @@ AT_ONCE = 8  # requests, for engines with one draft size for all
               "in a profile.")  # fmt: skip
 @click.option("--cache", default="bfloat16", show_default=True, help="KV cache: bfloat16 or fp8.")
 @click.option(
-    "--utilisation",
-    default=0.8,
+    "--servers",
+    default="80%",
     show_default=True,
-    help="Load of a server as a share of its throughput.",
+    help="Number of servers; or as many as the rate loads to so much of their throughput.",
 )
 @click.option(
     "--max-running", default=256, show_default=True, help="Most requests at once on a server."

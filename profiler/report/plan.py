@@ -50,7 +50,6 @@ def option_cells(option: PlanOption) -> list[str | None]:
     if sizing is None:
         return [option.gpu, str(option.tensor_parallel), *[None] * 10]
     at = sizing.at_load
-    joules = sizing.joules_per_token
     origin = option.origin
     return [
         option.gpu,
@@ -63,7 +62,7 @@ def option_cells(option: PlanOption) -> list[str | None]:
         interval(sizing.ttft_s, ".0f", 1e3),
         interval(sizing.cost_per_hour, ".2f"),
         interval(sizing.cost_per_million, ".2f"),
-        None if joules is None else f"<= {joules:.2f}",
+        interval(sizing.joules_per_token, ".2f"),
         None if origin is None else f"{origin.kind}, +-{option.error:.0%}",
     ]
 

@@ -17,14 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.errors import InputError
-from costmodel.planning.request import PERCENTS, Goals, PlanRequest, SimulationSettings
+from costmodel.planning.accuracy import INTERVAL
+from costmodel.planning.request import PERCENTS, Goals, PlanRequest
 from costmodel.planning.result import Fleet, SimulatedOption, TimeSpread
-from costmodel.planning.servers import INTERVAL, Interval, OperatingPoint, Server
+from costmodel.planning.servers import Interval, OperatingPoint, Server
 from costmodel.planning.simulation.engine import SimulatedServer, SimulationResult, simulate
 from costmodel.planning.simulation.steps import speculation_of, step_grid
 from costmodel.planning.traffic import (
     MOST_TOKENS,
     LognormalLength,
+    SimulationSettings,
     Trace,
     Traffic,
     poisson_trace,
@@ -47,6 +49,7 @@ class Latencies:
     tpot_s: Array
     utilisation: float
     running: float
+    makespan_s: float
     overloaded: bool
 
     def value(self, metric: str, percent: int | None) -> float:
@@ -72,13 +75,14 @@ class Latencies:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedChoice:
-    """An option to simulate: server, best points, number of GPUs, expected error of times."""
+    """An option to simulate: server, best points, number of GPUs, expected errors of times."""
 
     gpu: str
     server: Server
     points: Sequence[OperatingPoint]
     gpus: int
     error: float
+    slower: float = 0.0
     positions: int | None = None
 
 
@@ -93,15 +97,16 @@ def simulate_option(
     serve = _serving(request, settings, choice)
 
     def fleet(servers: int) -> Fleet:
-        wide = math.exp(INTERVAL * choice.error)
-        ends = [serve(servers, factor) for factor in (1.0, 1 / wide, wide)]
+        slower = max(choice.error, choice.slower)
+        factors = 1.0, math.exp(-INTERVAL * choice.error), math.exp(INTERVAL * slower)
+        ends = [serve(servers, factor) for factor in factors]
         return _fleet(servers * devices, ends, request.goals)
 
     def holds(servers: int) -> bool:
         return not serve(servers, 1.0).missed(request.goals)
 
     first = choice.gpus // devices
-    planned, most = fleet(first), first * MOST_TIMES
+    planned, most = fleet(first), first * (1 if request.servers else MOST_TIMES)
     if settings.trace is not None:  # every server needs a request
         most = max(first, min(most, settings.count))
     enough: Fleet | None = planned
@@ -175,6 +180,9 @@ def _serving(
     longest = max(int((trace.prompt_tokens + trace.output_tokens).max()) for trace in traces(1))
     grid = step_grid(planned, points, longest)
 
+    # Of a trace on given servers every request counts: it is what is asked for.
+    edge_share = 0.0 if request.servers and settings.trace is not None else EDGE_SHARE
+
     @cache
     def serve(servers: int, factor: float) -> Latencies:
         def step_s(batch: int, prompt_tokens: int, context: float) -> float:
@@ -184,7 +192,7 @@ def _serving(
         for number, trace in enumerate(traces(servers)):
             generator = np.random.default_rng((settings.seed, number))
             results.append(simulate(trace, server, step_s, speculation, generator))
-        return gather(results)
+        return gather(results, edge_share)
 
     return serve
 
@@ -230,10 +238,10 @@ def _deal(trace: Trace, count: int, rate: float, servers: int) -> list[Trace]:
     ]
 
 
-def gather(results: Sequence[SimulationResult]) -> Latencies:
+def gather(results: Sequence[SimulationResult], edge_share: float = EDGE_SHARE) -> Latencies:
     """Latencies of all servers, which were dealt requests in turn; both ends are left out."""
     count = sum(len(result.requests) for result in results)
-    edge = int(EDGE_SHARE * count)
+    edge = int(edge_share * count)
 
     def undealt(values: Sequence[Array]) -> Array:
         merged = np.empty(count)
@@ -243,8 +251,9 @@ def gather(results: Sequence[SimulationResult]) -> Latencies:
 
     arrivals = undealt([result.requests.arrival_s for result in results])
     start_s, end_s = float(arrivals[0]), float(arrivals[-1])
+    last_s = max(float(result.last_s.max()) for result in results)
     if end_s <= start_s:
-        end_s = max(float(result.last_s.max()) for result in results)
+        end_s = last_s
     held_s = undealt([result.last_s - result.admitted_s for result in results])
     tpot_s = undealt([result.tpot_s for result in results])
     return Latencies(
@@ -253,6 +262,7 @@ def gather(results: Sequence[SimulationResult]) -> Latencies:
         tpot_s=tpot_s[~np.isnan(tpot_s)],
         utilisation=float(np.mean([result.busy_share(start_s, end_s) for result in results])),
         running=float(np.sum(held_s)) / (end_s - start_s) / len(results),  # Little's law
+        makespan_s=last_s - min(float(result.requests.arrival_s[0]) for result in results),
         overloaded=any(result.overloaded for result in results),
     )
 
@@ -267,6 +277,7 @@ def _fleet(gpus: int, ends: Sequence[Latencies], goals: Goals) -> Fleet:
         tpot=_spread("tpot", ends) if len(middle.tpot_s) else None,
         utilisation=middle.utilisation,
         running=middle.running,
+        makespan_s=middle.makespan_s,
         overloaded=middle.overloaded,
         missed=middle.missed(goals),
     )

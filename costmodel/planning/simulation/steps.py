@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from costmodel.planning.acceptance import BLOCK_GAMMA, Acceptance
-from costmodel.planning.batching import TokenWork, verification_s
+from costmodel.planning.batching import TokenWork, planned_share, verification_s
 from costmodel.planning.forwards import ForwardSeconds
 from costmodel.planning.servers import OperatingPoint, Server
 
@@ -177,6 +177,8 @@ def exact_steps(server: Server, points: Sequence[OperatingPoint]) -> StepTime:
             devices=forward.tensor_parallel,
             running=float(batch),
             waiting=0.0,
+            logits_s=forward.logits_s(max(batch * (point.nodes + 1), 1)),
+            planned=planned_share(forward, batch),
             host_s=batch * (server.tree_s(point.shape, point.nodes) + drafter.host_s)
             if drafter
             else 0.0,

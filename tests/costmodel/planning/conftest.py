@@ -37,6 +37,8 @@ class LineSteps:
     tensor_parallel: int = 1
     unsplit: bool = False
     most_tree_rows: int | None = None
+    plans_on_host: bool = False
+    logit_s: float = 0.0
     profile: SimpleNamespace = dataclasses.field(
         default_factory=lambda: SimpleNamespace(
             stages=StagesSection(), drafters={}, engine_drafters={}
@@ -51,6 +53,9 @@ class LineSteps:
 
     def prompt(self, tokens: float, rows: float, chunks: int) -> ForwardSeconds:
         return ForwardSeconds(products=self.row_s * tokens)
+
+    def logits_s(self, rows: float) -> float:
+        return self.logit_s * rows
 
 
 @pytest.fixture

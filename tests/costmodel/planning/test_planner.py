@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from costmodel.catalog import find_device
 from costmodel.errors import InputError
 from costmodel.io import shipped_directory
+from costmodel.planning.accuracy import DRAFTING_ERROR, SERVER_ERROR, relative_error
 from costmodel.planning.batching import engine_overheads
 from costmodel.planning.forwards import Origin
 from costmodel.planning.request import (
@@ -29,10 +30,9 @@ from costmodel.planning.request import (
 from costmodel.planning.result import Plan, shape_ranges
 from costmodel.planning.search import (
     plan,
-    relative_error,
     server_overheads,
 )
-from costmodel.planning.servers import SERVER_ERROR, Group, choose, nearest, size
+from costmodel.planning.servers import Group, choose, nearest, size
 from costmodel.planning.traffic import Traffic
 from costmodel.profile.store import ProfileStore
 from tests.costmodel.planning.conftest import point
@@ -66,8 +66,9 @@ def test_sizing_by_hand():
     assert sizing.at_load.running == 4  # 20 / 13 = 1.54 requests/s each
     assert sizing.cost_per_hour.value == 65.0
     assert sizing.cost_per_million.value == pytest.approx(65 / (20 * 400 * 3600) * 1e6)
-    assert sizing.watts == 26 * 700
-    assert sizing.joules_per_token == pytest.approx(26 * 700 / 8000)
+    assert sizing.watts.value == sizing.watts.high == 26 * 700  # the points' power share is 1
+    assert sizing.joules_per_token.value == pytest.approx(26 * 700 / 8000)
+    assert sizing.load == pytest.approx(20 / 26)
 
 
 def test_intervals_choose_again():
@@ -94,9 +95,11 @@ def test_the_nearest_point_misses_by_least():
 def test_errors_add_in_squares():
     kernels = Origin(kind="composed", text="", error=0.06)
     whole = Origin(kind="measured", text="", error=0.03, whole_runtime=True)
-    assert relative_error(kernels, "vllm", None, 1.0) == pytest.approx(
-        math.hypot(0.06, SERVER_ERROR)
-    )
+    composed = dataclasses.replace(kernels, error=0.2)
+    assert relative_error(kernels, "vllm", None, 1.0, version="0.19") == SERVER_ERROR
+    assert relative_error(composed, "sglang", None, 1.0) == 0.2  # holds the server's own
+    drafted = relative_error(whole, "sglang", None, 1.5, running=2)
+    assert drafted == pytest.approx(math.hypot(0.03, SERVER_ERROR, DRAFTING_ERROR))
     assert relative_error(whole, "rooftree", None, 1.0) == 0.03
     assert server_overheads("rooftree", whole).layer_s == 0
     assert server_overheads("vllm", whole).layer_s == 0 < server_overheads("vllm", whole).step_s

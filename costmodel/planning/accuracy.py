@@ -1,0 +1,60 @@
+"""Expected errors of planned times, and the options that a plan cannot tell from its best."""
+
+from __future__ import annotations
+
+import math
+
+from costmodel.planning.acceptance import Acceptance
+from costmodel.planning.engines import VERSIONS, EngineRules, planned_version
+from costmodel.planning.forwards import Origin, TargetForward
+
+# Half the width of an 80 % interval over the mean absolute error, for normally distributed errors:
+# 1.2816 x 1.2533.
+INTERVAL = 1.606
+# Mean error of times per token against 1,043 published servers, pairs of GPU and model left out
+# (lab/studies/results/capacity_accuracy.json), and of the version whose servers decoded real chats
+# (lab/studies/results/served_rows.json). Both were planned with composed profiles.
+SERVER_ERROR, SERVED_ERROR = 0.106, 0.06
+# A server whose GPU waits for its host is slower by this much more: one in four of the published
+# B200 servers, as their power shows (served_rows.json).
+STARVED_ERROR = 0.17
+# Cycles of drafts for many requests at once were not checked against servers. This is the largest
+# mean error of plans of drafts for one request (lab/studies/results/plan_speedups.json).
+DRAFTING_ERROR = 0.17
+
+
+def relative_error(
+    origin: Origin,
+    engine: str,
+    acceptance: Acceptance | None,
+    committed: float,
+    *,
+    version: str = "",
+    running: int = 1,
+) -> float:
+    """Expected relative error of a time per token: independent parts added in squares.
+
+    The parts are the forward's error, the server model's (none where this project's own runtime
+    was measured as a whole), the acceptance's, and that of drafts for several requests at once.
+    The server model was checked with composed profiles: of these the larger error counts.
+    """
+    measured = engine == "rooftree" and origin.whole_runtime
+    server = 0.0 if measured else server_error(engine, version)
+    together = max if origin.kind == "composed" else math.hypot
+    spread = acceptance.relative_error(committed) if acceptance else 0.0
+    drafting = DRAFTING_ERROR if committed > 1.0 and running > 1 else 0.0
+    return math.hypot(together(origin.error, server), spread, drafting)
+
+
+def server_error(engine: str, version: str = "") -> float:
+    """Mean error of times per token of published servers of an engine and version."""
+    versions = VERSIONS.get(engine)
+    if versions and planned_version(engine, version) == next(iter(versions)):
+        return SERVED_ERROR
+    return SERVER_ERROR
+
+
+def slower_error(forward: TargetForward, rules: EngineRules, error: float) -> float:
+    """The error of times that are longer than planned, where the GPU may wait for its host."""
+    starves = rules.name == "vllm" and forward.plans_on_host and not rules.overlaps_host
+    return math.hypot(error, STARVED_ERROR) if starves else error
