@@ -115,7 +115,7 @@ def block_drafter(name: str = "dflash") -> DraftCost:
 def block_architecture(target: ModelArchitecture) -> ModelArchitecture:
     """The architecture of a target's DFlash drafter, with the target's embedding and head."""
     fields = dataclasses.fields(target)
-    first = [field.name for field in fields].index("recurrent")  # of those of hybrids
+    first = [field.name for field in fields].index("index_heads")  # of indexers, hybrids
     usual: dict[str, Any] = {field.name: field.default for field in fields[first:]}
     return dataclasses.replace(
         target,

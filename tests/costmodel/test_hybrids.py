@@ -72,6 +72,33 @@ CONFIGS = {
         "num_key_value_heads": 8, "vocab_size": 65536, "conv_L_cache": 3,
         "full_attn_idxs": [2, 5, 8, 10, 12, 14],
     },
+    "Granite-4.0-H-Tiny": {  # ibm-granite/granite-4.0-h-tiny: its table of sizes; 7 B, 1 B active
+        "model_type": "granitemoehybrid", "hidden_size": 1536, "num_hidden_layers": 40,
+        "layer_types": (["mamba"] * 5 + ["attention"] + ["mamba"] * 4) * 4,
+        "num_attention_heads": 12, "num_key_value_heads": 4, "vocab_size": 100352,
+        "mamba_n_heads": 48, "mamba_d_state": 128, "num_local_experts": 64,
+        "num_experts_per_tok": 6, "intermediate_size": 512, "shared_intermediate_size": 1024,
+        "tie_word_embeddings": True,
+    },
+    "Kimi-Linear-48B-A3B": {  # moonshotai/Kimi-Linear-48B-A3B-Instruct
+        "model_type": "kimi_linear", "hidden_size": 2304, "intermediate_size": 9216,
+        "moe_intermediate_size": 1024, "num_hidden_layers": 27, "num_attention_heads": 32,
+        "vocab_size": 163840, "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "v_head_dim": 128, "first_k_dense_replace": 1,
+        "num_experts": 256, "num_experts_per_token": 8, "num_shared_experts": 1,
+        "linear_attn_config": {
+            "full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "head_dim": 128, "num_heads": 32,
+            "short_conv_kernel_size": 4,
+        },
+    },
+    "DeepSeek-V3.2": {  # deepseek-ai/DeepSeek-V3.2: V3's sizes, and those of its indexer
+        "model_type": "deepseek_v32", "hidden_size": 7168, "intermediate_size": 18432,
+        "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_attention_heads": 128,
+        "vocab_size": 129280, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 256,
+        "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3,
+        "index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048,
+    },
 }  # fmt: skip
 
 
@@ -207,6 +234,36 @@ BY_HAND = {
         state=10 * 2 * 3 * 2048,
         attended=6 * 4 * 32 * 64 * 1001 + 10 * 2 * 3 * 2048,
     ),
+    "Granite-4.0-H-Tiny": ByHand(
+        used=36 * (1536 * (2 * 3072 + 2 * 128 + 48) + 3072 * 1536)
+        + 4 * 1536 * 128 * (12 + 4 + 4 + 12)
+        + 40 * (64 * 1536 + 3 * 1536 * (6 * 512 + 1024)) + 100352 * 1536,
+        unused=40 * (64 - 6) * 3 * 1536 * 512,
+        small=36 * ((4 + 1) * (3072 + 2 * 128) + 3 * 48 + 3072) + 40 * 2 * 1536 + 1536,
+        cached=(4 * 2 * 4 * 128 * 1000, 4 * 2 * 4 * 128 * 30000),
+        state=36 * (4 * 48 * 64 * 128 + 2 * 4 * 3328),  # 54 and 0.9 MiB
+        attended=4 * 4 * 12 * 128 * 1001 + 36 * (2 * 4 * 3328 + 6 * 48 * 64 * 128),
+    ),
+    "Kimi-Linear-48B-A3B": ByHand(
+        # q, k, v; a decay and a gate of each channel by way of 128; a step size a head; output
+        used=20 * (2304 * (3 * 4096 + 2 * 128 + 32) + 2 * 128 * 4096 + 4096 * 2304)
+        + 7 * (2304 * 32 * 192 + 2304 * 576 + 512 * 32 * 256 + 32 * 128 * 2304)
+        + 3 * 2304 * 9216 + 26 * (256 * 2304 + (8 + 1) * 3 * 2304 * 1024) + 163840 * 2304,
+        unused=26 * (256 - 8) * 3 * 2304 * 1024 + 163840 * 2304,
+        small=20 * (4 * 3 * 4096 + 4096 + 32 + 128) + 7 * 512 + 27 * 2 * 2304 + 26 * 256 + 2304,
+        cached=(7 * 576 * 1000, 7 * 576 * 30000),
+        state=20 * (4 * 32 * 128 * 128 + 2 * 4 * 12288),  # 40 and 1.9 MiB
+        attended=7 * 2 * 32 * (576 + 512) * 1001 + 20 * (2 * 4 * 12288 + 8 * 32 * 128 * 128),
+    ),
+    "DeepSeek-V3.2": ByHand(
+        used=61 * (7168 * 1536 + 1536 * 128 * 192 + 7168 * 576 + 512 * 128 * 256 + 128**2 * 7168)
+        + 61 * (1536 * 64 * 128 + 7168 * (128 + 64))  # the indexers: queries, keys, weights
+        + 3 * 3 * 7168 * 18432 + 58 * (256 * 7168 + 9 * 3 * 7168 * 2048) + 129280 * 7168,
+        unused=58 * 248 * 3 * 7168 * 2048 + 129280 * 7168,
+        small=61 * (2 * 7168 + 1536 + 512 + 2 * 128) + 58 * 256 + 7168,
+        cached=(61 * (576 + 128) * 1000, 61 * (576 + 128) * 30000),
+        attended=61 * 2 * (128 * (576 + 512) + 64 * 128) * 1001,
+    ),
 }  # fmt: skip
 
 
@@ -259,6 +316,13 @@ def test_cache_traffic_counts_each_layer_by_its_window_and_shape():
     assert terms[3] == pytest.approx(seen)
 
 
+def test_rows_score_all_keys_and_attend_to_the_chosen():
+    a = architecture("DeepSeek-V3.2")
+    near, far = physical_flops(a, 1, 5000).total, physical_flops(a, 1, 9000).total
+    assert far - near == 61 * 2 * 64 * 128 * 4000
+    assert physical_bytes(a, 1, 5000).kv_read == 2 * 61 * (576 * 2048 + 128 * 5000)
+
+
 def test_layers_that_share_keys_keep_none():
     config = CONFIGS["Gemma-4-31B"] | {"num_kv_shared_layers": 12}
     a = ModelArchitecture.from_hf_config(config)
@@ -307,5 +371,6 @@ def test_a_hybrid_of_single_layers_is_read():
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_drafter_of_a_hybrid_is_a_plain_transformer(name):
     drafter = block_architecture(architecture(name))
-    assert not drafter.state_bytes() and drafter.attention_layers == drafter.layers
+    assert not drafter.state_bytes() and not drafter.index_values
+    assert drafter.attention_layers == drafter.layers
     assert np.isfinite(physical_flops(drafter, 16, 100).total)
