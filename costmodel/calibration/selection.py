@@ -20,9 +20,9 @@ from costmodel.speculation import Regret, decision_regret, standard_curves
 
 Array = NDArray[np.float64]
 MIN_CHOICES = 4  # row counts of a context; with fewer there is hardly a choice to get wrong
-# A step of the points: times rise by over 15 % more than the roofline, and by over three standard
+# A step of the points: times rise by over 10 % more than the roofline, and by over three standard
 # errors. A fit that takes less than half of what exceeds the roofline smooths over it.
-_STEP, _STEP_ERRORS, _FOLLOWED = np.log(1.15), 3.0, 0.5
+_STEP, _STEP_ERRORS, _FOLLOWED = np.log(1.10), 3.0, 0.5
 _NAMED_STEPS = 3  # the largest
 _ONE_BY_ONE = 40  # points up to which each is left out alone
 

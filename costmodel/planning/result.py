@@ -249,6 +249,13 @@ def plan_notes(request: PlanRequest, options: Sequence[PlanOption]) -> list[str]
             f"chains on {', '.join(unsplit)}: vLLM's FlashAttention 2 splits no keys of several"
             " rows over processors, which long contexts pay for (docs/method.md)"
         )
+    if any(choice.tree for option in options for choice in (*option.choices, *option.with_trees)):
+        notes.append(
+            "trees may lose to chains of the same drafter: 0.61 to 1.01 times in a port to vLLM"
+            " (two RTX A6000), 0.72 with a hybrid on Jetson Thor; the engine's host work, a strong"
+            " drafter and kernels of hybrids decide. TensorRT-Edge-LLM and JetSpec's engine verify"
+            " trees too, and have no times here"
+        )
     notes += dict.fromkeys(doubt for option in options for doubt in option.doubts)
     if request.acceptance is not None:
         notes.append(

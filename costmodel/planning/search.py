@@ -173,7 +173,7 @@ def _planned(
             origin=forward.origin,
             unsplit=forward.unsplit,
             drafter=server.drafter,
-            doubts=server.acceptance.doubts if server.acceptance else (),
+            doubts=_doubts(option.gpu, server),
         )
         choices = server.choices(request.traffic, request.most_running)
         if not choices:
@@ -186,6 +186,15 @@ def _planned(
         points=tuple(choice.best for choice in choices),
     )
     return _sized(request, option, server)
+
+
+def _doubts(gpu: str, server: Server) -> tuple[str, ...]:
+    """Why the acceptance may not hold, and the largest step of the times that their fit misses."""
+    if server.acceptance is None:
+        return ()
+    steps = server.forward.profile.calibration.warnings[:1]
+    smoothed = tuple(f"{gpu}, a draft's rows may be priced wrong: {step}" for step in steps)
+    return server.acceptance.doubts + smoothed
 
 
 def _with_trees(

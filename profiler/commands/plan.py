@@ -80,7 +80,7 @@ def command(export: str | None, as_json: bool, **options: Any) -> None:
     from costmodel.planning.request import PlanOptions, request_from_options
     from costmodel.planning.search import plan
     from profiler.report.console import print_json
-    from profiler.report.plan import print_pays, print_settings, print_tables, refuse_infeasible
+    from profiler.report.plan import print_plan, print_settings, refuse_infeasible
 
     acceptance, temperature = part_temperature(options.pop("acceptance"))
     engine = options.pop("engine") or PLANNED_FOR.get(export or "", "vllm")
@@ -94,8 +94,7 @@ def command(export: str | None, as_json: bool, **options: Any) -> None:
     if as_json:
         print_json(result.as_dict())
     else:
-        print_pays(result)
-        print_tables(result)
+        print_plan(result)
     refuse_infeasible(result)
 
 

@@ -57,6 +57,20 @@ def _finite(value: Any) -> Any:
     return value
 
 
+def paragraph(text: str) -> str:
+    """The text as lines no wider than the terminal, all but the first indented.
+
+    A command between backticks is broken only where it is wider than a line.
+    """
+    width = shutil.get_terminal_size().columns - INDENT
+
+    def whole(command: re.Match[str]) -> str:
+        return command[0].replace(" ", "\0") if len(command[0]) <= width else command[0]
+
+    lines = _wrapped(re.sub("`[^`]*`", whole, printable(text)), width)
+    return f"\n{' ' * INDENT}".join(line.replace("\0", " ") for line in lines)
+
+
 def note(text: str) -> None:
     """Print one line on stderr; stdout is for results."""
     click.echo(printable(text), err=True)

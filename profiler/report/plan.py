@@ -20,7 +20,7 @@ from costmodel.planning.result import (
     shape_ranges,
 )
 from costmodel.planning.servers import BatchChoice, Interval, OperatingPoint
-from profiler.report.console import note, print_json, print_table
+from profiler.report.console import note, paragraph, print_json, print_table
 
 # Causes of a cycle's time, in the order of `CycleParts`.
 CAUSES = {
@@ -108,33 +108,72 @@ def refuse_infeasible(plan: Plan) -> None:
         )
 
 
+def print_plan(plan: Plan) -> None:
+    """Print the plan: the best, whether drafts pay, tables; heading and notes on stderr."""
+    _say(f"Best: {best_line(plan)}")
+    print_pays(plan)
+    print_tables(plan)
+
+
+def best_line(plan: Plan) -> str:
+    """What to buy, in one sentence, and the others that are no worse inside the errors."""
+    best = plan.best
+    if best is None or best.sizing is None:
+        planned = any(option.points for option in plan.options)
+        return f"none: no option {'holds the goals' if planned else 'can be planned'}"
+    at, sizing = best.sizing.at_load, best.sizing
+    parts = [
+        f"{interval(sizing.gpus, '.0f')} {best.gpu} tp {best.tensor_parallel}",
+        tree_name(at),
+        f"{at.tpot_s * 1e3:.1f} ms a token",
+    ]
+    if sizing.cost_per_hour is not None:
+        parts.append(f"{sizing.cost_per_hour.value:.2f} {plan.request.currency} an hour")
+    close = [f"{o.gpu} tp {o.tensor_parallel}" for o in plan.options[1:] if _is_close(best, o)]
+    inside = f"; inside the error of this ranking: {', '.join(close)}" if close else ""
+    return ", ".join(parts) + inside
+
+
+def _is_close(best: PlanOption, other: PlanOption) -> bool:
+    """Whether the intervals of what ranks two options overlap: costs, else GPUs."""
+    if best.sizing is None or other.sizing is None:
+        return False
+    ranked = [(s.cost_per_hour, s.gpus) for s in (best.sizing, other.sizing)]
+    first, second = ((cost if all(costs for costs, _ in ranked) else gpus) for cost, gpus in ranked)
+    return second.low <= (math.inf if first.high is None else first.high)
+
+
+def _say(text: str) -> None:
+    click.echo(paragraph(text))
+
+
 def print_tables(plan: Plan) -> None:
-    """Print the plan: tables on stdout, heading and notes on stderr."""
-    note(heading(plan))
+    """Print the plan's tables on stdout, heading and notes on stderr."""
+    note(paragraph(heading(plan)))
     if plan.acceptance is not None:
         spread = plan.acceptance.spread
-        note(f"acceptance: {plan.acceptance.label}, +-{spread:.0%} of what drafts add")
+        note(paragraph(f"acceptance: {plan.acceptance.label}, +-{spread:.0%} of what drafts add"))
     print_table(option_columns(plan), [option_cells(option) for option in plan.options], keys=2)
     for option in plan.options:
         if option.sizing is None:
-            click.echo(option.describe_problem())
+            _say(option.describe_problem())
     if plan.simulated:
         click.echo()
         settings = plan.request.simulation
         title = "" if settings is None else f"simulated: {settings.describe()}"
         print_table(simulated_columns(plan), simulated_rows(plan), title=title, keys=3)
         for line in simulated_lines(plan):
-            click.echo(line)
+            _say(line)
     best = plan.best
     if best is not None and plan.request.policy.kind != "plain" and plan.acceptance is not None:
         click.echo()
         print_table(SERVER_COLUMNS, server_rows(best), title=f"{best.gpu}, one server")
     if best is not None:
-        click.echo(causes_line(best))
+        _say(causes_line(best))
     if best is not None and best.drafter:
-        note(f"drafter: {best.drafter.label}")
+        note(paragraph(f"drafter: {best.drafter.label}"))
     for line in plan.notes:
-        note(f"note: {line}")
+        note(paragraph(f"note: {line}"))
 
 
 def causes_line(option: PlanOption) -> str:
@@ -267,9 +306,7 @@ def print_settings(plan: Plan, engine: str, settings: str, as_json: bool) -> Non
     """Print an engine's settings, and note where nothing is drafted for want of acceptance."""
     needless = engine.startswith("sglang-dspark") or plan.request.policy.kind == "plain"
     if plan.acceptance is None and not needless:
-        note(
-            "note: no acceptance data, so nothing is drafted; --acceptance gsm8k, a rate or a file"
-        )
+        note("note: no acceptance data, nothing is drafted; --acceptance gsm8k, a rate or a file")
     if as_json:
         print_json({"engine": engine, "settings": settings})
     else:
@@ -286,13 +323,14 @@ def print_pays(plan: Plan) -> None:
         return
     options = [option for option in plan.options if option.choices]
     for option in options:
-        click.echo(f"Does it pay? {pays_line(plan, option)}")
+        _say(f"Does it pay? {pays_line(plan, option)}")
         if option.with_trees:
             ranges = _ranges(shape_ranges(option.with_trees))
             engine = plan.request.engine
-            click.echo(f"  Trees, which {engine} does not verify: in rooftree {ranges}")
+            _say(f"Trees, which {engine} does not verify: in rooftree {ranges}")
     for option in options[:1]:
         print_table(*pays_table(option), title=f"{option.gpu}, speed-up over plain (nodes)")
+    if options:
         click.echo()
 
 

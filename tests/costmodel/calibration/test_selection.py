@@ -270,3 +270,15 @@ def test_prediction_needs_no_scipy_and_no_model_library():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_each_measured_width_has_its_own_price_or_is_named():
+    """A hybrid of 27B in AWQ on an RTX A6000 by rows, whose kernel takes 8 at most: field notes."""
+    rows, seconds = [8, 9, 10, 13, 17, 33], [0.0538, 0.0608, 0.0620, 0.0620, 0.0632, 0.0725]
+    few = select_calibration(Points(rows=rows, context=[500] * 6, seconds=seconds), ROOFLINE)
+    assert len(few.warnings) == 1 and few.warnings[0].startswith("from 8 to 9 rows")
+    context = np.repeat([256, 1024, 4096], 6)
+    points = Points(rows=rows * 3, context=context, seconds=np.tile(seconds, 3) + 2e-7 * context)
+    whole = select_calibration(points, ROOFLINE)
+    assert whole.calibration.predict_s(rows * 3, context) == pytest.approx(points.seconds, rel=2e-3)
+    assert whole.warnings == ()

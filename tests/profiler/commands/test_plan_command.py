@@ -23,6 +23,10 @@ def test_the_table_names_sizes_intervals_and_provenance(run):
     assert code == 0
     rows = [line.split() for line in out.splitlines()]
     assert any(row[:1] == ["l40s"] and "composed," in row for row in rows)
+    # 1 or 2 L40S at 1.00 stand against one H100 at 2.50: not inside the error.
+    assert re.fullmatch(r"Best: \d .*l40s tp 1, chain \d+, .* USD an hour", out.splitlines()[0])
+    close = run(*GSM8K, "--price", "l40s=1.3,h100-sxm=2.5")[1].splitlines()[0]
+    assert "; inside the error of this ranking: " in close
     assert "bastion table 1, qwen3-8b" in err
     assert "80 %" in err and "5 layers of the target's width" in err
 
@@ -103,11 +107,13 @@ def test_latent_attention_is_the_reason_at_any_degree(run, degree):
 RANGES = r"trees to (\d+), chains"
 
 
-def test_the_plan_begins_with_whether_it_pays(run):
+def test_the_plan_begins_with_the_best_and_whether_it_pays(run):
     """The shapes of the sentence are those of the JSON record, and its crossings the table's."""
     asked = [*GSM8K, "--engine", "rooftree"]
-    first, *rest = run(*asked)[1].splitlines()
-    assert first.startswith("Does it pay? ") and re.search(RANGES, first)
+    best, first, *rest = run(*asked)[1].splitlines()
+    assert (
+        best.startswith("Best: ") and first.startswith("Does it pay? ") and re.search(RANGES, first)
+    )
     pays = json.loads(run(*asked, "--json")[1])["options"][0]["pays"]
     last = int(re.search(RANGES, first)[1])
     trees = [row["running"] for row in pays["by_concurrency"] if row["best"] == "tree"]
