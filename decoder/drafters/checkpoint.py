@@ -7,7 +7,7 @@ nothing that a file contains is executed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -286,6 +286,12 @@ class Weights:
                     if self._files[name] == path:
                         tensors[name] = stored.get_tensor(name).to(device)
         return tensors
+
+    def rows(self, name: str, rows: Iterable[int]) -> torch.Tensor:
+        """Some rows of a stored tensor [..., width]."""
+        with _reading(self._files[name]), safe_open(self._files[name], framework="pt") as stored:
+            part = stored.get_slice(name)
+            return torch.cat([part[int(row) : int(row) + 1] for row in rows])
 
 
 def load_weights(

@@ -18,6 +18,7 @@ from decoder.drafters.dflash.config import is_jetspec
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.dflash2.drafter import DFlash2Drafter
 from decoder.drafters.domino.drafter import DominoDrafter
+from decoder.drafters.dspark.drafter import DSparkDrafter
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.drafters.eagle3.model import is_eagle3
 from decoder.drafters.ensemble import EnsembleDrafter
@@ -54,6 +55,7 @@ def _block(drafter: type[DFlashDrafter]) -> Kind:
 # In this order: a related drafter's config may be called DFlash's, and an EAGLE-3
 # one a causal language model.
 KINDS = (
+    _block(DSparkDrafter),
     Kind("a JetSpec drafter", is_jetspec, lambda name, target: DFlashDrafter(target, name)),
     _block(DominoDrafter),
     _block(DFlash2Drafter),

@@ -33,10 +33,16 @@ class DraftHead:
     """The target's LM head, whole or cut to some tokens.
 
     tokens  int64 [size], ascending; None for the whole vocabulary
+    weight  [size, hidden] of a drafter's own head, in the place of the target's rows
     Raises InputError for tokens that the target does not have.
     """
 
-    def __init__(self, target: Target, tokens: NDArray[np.int64] | None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        tokens: NDArray[np.int64] | None,
+        weight: torch.Tensor | None = None,
+    ) -> None:
         self._target = target
         self._vocab = target.architecture.vocab
         if tokens is not None and not 0 <= tokens.min() <= tokens.max() < self._vocab:
@@ -45,7 +51,8 @@ class DraftHead:
                 hint="Use the drafter that was trained for this target.",
             )
         # A head that is more than one matrix is used whole.
-        weight = None if tokens is None else target.head_rows(tokens)
+        if weight is None and tokens is not None:
+            weight = target.head_rows(tokens)
         self._product = None if weight is None else join([linear_of(weight)])
         self.tokens = None if weight is None else tokens
         self._ids = None if self.tokens is None else to_device(self.tokens, target.device)

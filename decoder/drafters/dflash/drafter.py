@@ -113,11 +113,19 @@ class DFlashDrafter(Drafter):
         self.max_depth = self.block_size - config.first_row
         # A layer's output is the input of the next one: one further on in hidden_states.
         self.feature_layers = tuple(number + 1 for number in config.target_layer_ids)
-        self.head = DraftHead(target, self.model.head_tokens)
+        self.head = self.make_head()
         drafted = replace(config, block_size=self.block_size)
         self.architecture_hash = drafted.hash(self.head.size)
         self.scores = self.make_scores()
         self._captured: CapturedBlocks | None = None
+
+    def make_head(self) -> DraftHead:
+        """The LM head that it drafts with."""
+        return DraftHead(self.target, self.model.head_tokens)
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The embeddings [..., hidden] of a block's tokens [...]."""
+        return self.target.embed(tokens)
 
     def make_scores(self) -> BlockScores:
         """The step after the block's pass."""
@@ -252,7 +260,7 @@ class EagerDFlash(DFlashForward):
     def __init__(self, drafter: DFlashDrafter) -> None:
         self._passes, self._target, self._rotary = drafter.passes, drafter.target, drafter.rotary
         self._scores, config, target = drafter.scores, drafter.model.config, drafter.target
-        self._first_row = config.first_row
+        self._first_row, self._embed = config.first_row, drafter.embed
         self._cache = DraftCache(config.shape, config.layers, target.dtype, target.device)
 
     @property
@@ -267,7 +275,7 @@ class EagerDFlash(DFlashForward):
 
     def block(self, tokens: NDArray[np.int64], depth: int, temperature: float) -> Tensors:
         ids = to_device(tokens, self._target.device)
-        hidden = self._passes.block(self._target.embed(ids), self._rope(len(tokens)), self._cache)
+        hidden = self._passes.block(self._embed(ids), self._rope(len(tokens)), self._cache)
         predicting = hidden[self._first_row : self._first_row + depth]
         return self._scores.outputs(predicting, ids[:1], torch.tensor(temperature))
 
@@ -287,7 +295,7 @@ class CapturedBlocks:
     def __init__(self, drafter: DFlashDrafter, capture: BudgetedCapture) -> None:
         self._passes, self._target, self._rotary = drafter.passes, drafter.target, drafter.rotary
         self._scores, config, target = drafter.scores, drafter.model.config, drafter.target
-        self.capture = capture
+        self._embed, self.capture = drafter.embed, capture
         self._temperature, self._filled = torch.ones((), device=target.device), 1.0
         shape = config.shape
         cache_shape = DraftCacheShape(
@@ -322,7 +330,7 @@ class CapturedBlocks:
             else cache.window(window, causal, config.shape.group, dtype)
             for window, causal in set(config.kinds)
         }
-        embedded = self._target.embed(tables.tokens)
+        embedded = self._embed(tables.tokens)
         hidden = self._passes.fill_in(embedded, self._rotary(tables.positions, dtype), cache, spans)
         predicting = hidden[config.first_row :]
         return self._scores.outputs(predicting, tables.tokens[:1], self._temperature)

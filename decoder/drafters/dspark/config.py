@@ -1,0 +1,70 @@
+"""The config.json of a DSpark drafter, in the forms of DeepSpec, SpecForge and speculators.
+
+DeepSpec (deepseek-ai/DeepSpec, MIT) copies the target's config and adds fields at the top level;
+SpecForge and ModelOpt put them in `dflash_config`; speculators has the layers' in
+`transformer_layer_config`. DeepSpec's plain DFlash drafters have the same form, with a rank of 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from decoder.drafters.checkpoint import Fields, architectures
+from decoder.drafters.dflash.config import INNER, DFlashConfig, backbone, in_list
+
+Correction = Literal["none", "vanilla", "gated", "rnn"]
+CORRECTIONS: tuple[Correction, ...] = ("vanilla", "gated", "rnn")
+OWN_ARCHITECTURES = ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DSparkConfig(DFlashConfig):
+    """The fields of a DFlash drafter's config, and those of the heads.
+
+    correction   how a row's scores depend on the tokens before it
+    rank         of the correction; 0 without one
+    confidence   the width of the confidence head's input; 0 without this head
+    draft_vocab  tokens that it can draft; None for all
+    """
+
+    LABEL: ClassVar[str] = "a DSpark drafter"
+    ARCHITECTURES: ClassVar[tuple[str, ...]] = (*OWN_ARCHITECTURES, "DFlashDraftModel")
+
+    correction: Correction
+    rank: int
+    confidence: int
+    draft_vocab: int | None
+
+    @classmethod
+    def recognises(cls, published: Mapping[str, Any]) -> bool:
+        inner = published.get(INNER)
+        named = any(name in architectures(published) for name in OWN_ARCHITECTURES)
+        kind = inner.get("projector_type") if isinstance(inner, Mapping) else None
+        return named or "dspark" in (kind, published.get("speculators_model_type"))
+
+    @classmethod
+    def read(cls, fields: Fields) -> dict[str, Any]:
+        fields.skip("projector_type")
+        values = backbone(fields, shifted=not in_list(fields))
+        vocab = values["vocab"] = fields.whole("vocab_size")
+        draft_vocab = fields.whole("draft_vocab_size", vocab, most=vocab)
+        rank = fields.whole("markov_rank", 0, least=0)
+        correction = fields.values.get("markov_head_type") or "vanilla"
+        if correction not in CORRECTIONS:
+            raise fields.wrong("markov_head_type", f"one of {', '.join(CORRECTIONS)}")
+        confident = fields.one_flag(("enable_confidence_head", "use_confidence_head"), False)
+        with_rank = fields.flag("confidence_head_with_markov", True)
+        width = values["shape"].hidden + (rank if with_rank else 0)
+        return values | {
+            "name": "dspark" if rank else "dflash",
+            "correction": correction if rank else "none",
+            "rank": rank,
+            "confidence": width if confident else 0,
+            "draft_vocab": None if draft_vocab == vocab else draft_vocab,
+        }
+
+    def costs(self) -> dict[str, object]:
+        # Not by super(): a dataclass with slots is another class than the one that was written.
+        return DFlashConfig.costs(self) | {"correction": self.correction, "rank": self.rank}
