@@ -1,0 +1,288 @@
+"""The DSpark drafter against its equations, in every published form of its checkpoints."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from costmodel.errors import InputError
+from decoder.drafters.base import DraftRequest
+from decoder.drafters.dflash.drafter import DFlashDrafter
+from decoder.drafters.dspark import drafter as dspark
+from decoder.drafters.factory import load_drafter
+from decoder.engine import TreeDecoder
+from decoder.tree.draft_tree import chain
+from decoder.tree.growth import TopPaths
+from tests.decoder.draft_models import (
+    DFLASH,
+    HIDDEN,
+    VOCAB,
+    dflash_folder,
+    dflash_shapes,
+    draft_target,
+    mapping,
+    random_tensors,
+    rounds,
+    write_checkpoint,
+)
+from tests.decoder.drafters.test_conditional import chances
+from tests.decoder.drafters.test_dflash import reference_states
+from tests.decoder.models import greedy
+
+pytestmark = pytest.mark.cpu_kind
+
+PROMPT, RANK = [5, 17, 3, 88, 41, 2, 2, 60], 8
+MARKOV = {"markov_rank": RANK, "markov_head_type": "vanilla"}
+CONFIDENCE = {"enable_confidence_head": True, "confidence_head_with_markov": True}
+SHIFTED = DFLASH["dflash_config"] | {"shift_label": True}
+REFERENCE = DFLASH | {"dflash_config": SHIFTED}
+
+
+def request(temperature=1.0, whole=False):
+    growth = TopPaths()
+    return DraftRequest(depth=9, width=9, growth=growth, temperature=temperature, whole=whole)
+
+
+def outer(config):
+    """The fields of a config that are not in its dflash_config."""
+    return {n: v for n, v in config.items() if n not in ("dflash_config", "auto_map")}
+
+
+def deepspec(config):
+    config = outer(config) | config["dflash_config"]
+    config.pop("shift_label")
+    return config | {"architectures": ["Qwen3DSparkModel"], "num_anchors": 512}
+
+
+def specforge(config):
+    inner = {n: v for n, v in config["dflash_config"].items() if n != "shift_label"}
+    inner["projector_type"] = "dspark"
+    return outer(config) | {"architectures": ["DSparkDraftModel"], "dflash_config": inner}
+
+
+def modelopt(config):
+    inner = config["dflash_config"] | {"projector_type": "dspark"}
+    inner["use_confidence_head"] = inner.pop("enable_confidence_head", False)
+    return config | {"dflash_config": inner}
+
+
+def speculators(config):
+    inner = dict(config["dflash_config"])
+    own = {"speculators_model_type": "dspark", "architectures": ["DSparkSpeculator"]}
+    own["aux_hidden_state_layer_ids"] = [i + 1 for i in inner.pop("target_layer_ids")]
+    own |= {"sample_from_anchor": inner.pop("shift_label"), "block_size": config["block_size"]}
+    names = ("architectures", "block_size", "num_target_layers", "draft_vocab_size")
+    layer = {n: v for n, v in outer(config).items() if n not in names}
+    drafted = {"draft_vocab_size": config.get("draft_vocab_size", VOCAB)}
+    return own | inner | drafted | {"transformer_layer_config": layer}
+
+
+def bare(name):
+    return name.replace("markov_head.", "").replace("confidence_head.proj", "confidence_proj")
+
+
+SPELLINGS = {"deepspec": deepspec, "specforge": specforge, "modelopt": modelopt}
+SPELLINGS["speculators"] = speculators
+
+
+def dspark_folder(folder, spell=deepspec, seed=1, drafted=VOCAB, more=None, **inner):
+    """A random checkpoint in one of the forms; returns its folder, reference config, tensors."""
+    config = REFERENCE | {"dflash_config": SHIFTED | MARKOV | CONFIDENCE | inner}
+    kind, shapes = config["dflash_config"]["markov_head_type"], dflash_shapes(config)
+    shapes |= {"markov_head.markov_w1.weight": (VOCAB, RANK)}
+    shapes |= {"markov_head.markov_w2.weight": (drafted, RANK)}
+    if kind == "gated":
+        shapes |= {"markov_head.gate_proj.weight": (RANK, HIDDEN + RANK)}
+        shapes |= {"markov_head.gate_proj.bias": (RANK,)}
+    if kind == "rnn":
+        shapes |= {"markov_head.joint_proj.weight": (3 * RANK, 2 * RANK + HIDDEN)}
+        shapes |= {"markov_head.joint_proj.bias": (3 * RANK,)}
+    shapes |= {"confidence_head.proj.weight": (1, HIDDEN + RANK), "confidence_head.proj.bias": (1,)}
+    tensors = random_tensors(shapes, seed)
+    stored = tensors | (more or {})
+    if drafted != VOCAB:
+        config["draft_vocab_size"] = drafted
+        stored |= mapping({"vocab_size": VOCAB, "draft_vocab_size": drafted})
+    if spell is modelopt:
+        stored = {bare(name): tensor for name, tensor in stored.items()}
+    return write_checkpoint(folder, spell(config), stored), config, tensors
+
+
+class Equations:
+    """The corrected logits of a row behind a path of tokens."""
+
+    def __init__(self, config, tensors, target, context, head, ids):
+        self.states = reference_states(config, tensors, target, context)
+        self.base = self.states @ head.T
+        self.part = {n.removeprefix("markov_head."): t for n, t in tensors.items()}
+        self.kind, self.ids = config["dflash_config"]["markov_head_type"], ids
+
+    def added(self, path):
+        """What the row that follows these tokens, the bonus token first, adds to its logits."""
+        w1, w2 = self.part["markov_w1.weight"], self.part["markov_w2.weight"]
+        hidden, last = self.states[len(path) - 1], w1[path[-1]]
+        if self.kind == "vanilla":
+            return w2 @ last
+        if self.kind == "gated":
+            g = self.part["gate_proj.weight"] @ torch.cat((hidden, last))
+            return w2 @ ((g + self.part["gate_proj.bias"]).sigmoid() * last)
+        s = torch.zeros(RANK)
+        for row, token in enumerate(path):
+            rows = torch.cat((s, w1[token], self.states[row]))
+            joint = self.part["joint_proj.weight"] @ rows + self.part["joint_proj.bias"]
+            g, c, o = joint.split(RANK)
+            s = g.sigmoid() * s + (1 - g.sigmoid()) * c.tanh()
+        return w2 @ o.tanh()
+
+    def children(self, path, count, temperature):
+        """Probability by token of the best `count` of the row's own logits."""
+        row = len(path) - 1
+        places = self.base[row].topk(min(count, len(self.ids))).indices.tolist()
+        added = self.added(path)[places].tolist()
+        q = chances(self.base[row], places, added, temperature)
+        return {int(self.ids[place]): one for place, one in zip(places, q, strict=True)}
+
+
+def check(drafted, equations, bonus, temperature):
+    """Every pair, or every node of a tree, from the equations."""
+    if equations.kind == "rnn":
+        paths = [[bonus]]
+        for token, parent, given in zip(
+            drafted.tokens, drafted.parents, drafted.probabilities, strict=True
+        ):
+            path = paths[parent]
+            assert given == pytest.approx(
+                equations.children(path, dspark.GROWN, temperature)[int(token)], abs=1e-5
+            )
+            paths.append([*path, int(token)])
+        assert len(paths) == 1 + 5 * min(dspark.GROWN, len(equations.ids))
+        return
+    count = min(dspark.PAIRED, len(equations.ids))
+    assert drafted.tokens.shape == (5, count)
+    for row in range(5):
+        for rank, before in enumerate(drafted.tokens[row - 1].tolist() if row else [bonus]):
+            # The path's earlier tokens do not matter here.
+            expected = equations.children([0] * row + [before], count, temperature)
+            given = drafted.edges[row - 1, rank] if row else drafted.first
+            np.testing.assert_allclose(
+                given, [expected[t] for t in drafted.tokens[row].tolist()], atol=1e-5
+            )
+
+
+CASES = {
+    **{name: (spell, {}, VOCAB) for name, spell in SPELLINGS.items()},
+    "gated": (deepspec, {"markov_head_type": "gated"}, VOCAB),
+    "gated-modelopt": (modelopt, {"markov_head_type": "gated"}, VOCAB),
+    "rnn": (specforge, {"markov_head_type": "rnn"}, VOCAB),
+    "reduced": (speculators, {}, 23),
+    "reduced-rnn": (speculators, {"markov_head_type": "rnn"}, 40),
+    "embedding": (deepspec, {"target_layer_ids": [-1, 2, 4]}, VOCAB),
+    "in-place": (speculators, {"shift_label": False}, VOCAB),
+}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_pairs_and_levels_are_those_of_the_equations(tmp_path, case, temperature):
+    spell, inner, drafted = CASES[case]
+    target = draft_target()
+    size = {"block_size": 6} if case == "in-place" else {}
+    ids = torch.arange(VOCAB)
+    folder, config, tensors = dspark_folder(tmp_path / "draft", spell, drafted=drafted, **inner)
+    if size:
+        config |= size
+        write_checkpoint(folder, spell(config), tensors)
+    if drafted != VOCAB:
+        ids = mapping({"vocab_size": VOCAB, "draft_vocab_size": drafted})["d2t"]
+        ids = ids + torch.arange(drafted)
+    drafter = load_drafter(str(folder), target)
+    assert (drafter.name, drafter.max_depth, drafter.draws) == ("dspark", 5, "never")
+    for session, context in rounds(target, drafter, PROMPT, [3, 0]):
+        head = target.head_weight()[ids]
+        equations = Equations(config, tensors, target, context, head, ids)
+        drafts = session.draft(context, request(temperature))
+        check(drafts, equations, int(context[-1]), temperature)
+        path = [int(context[-1])]
+        count = dspark.GROWN if equations.kind == "rnn" else dspark.PAIRED
+        for token in chain(drafts, 5).tokens.tolist():
+            q = equations.children(path, count, temperature)
+            assert q[token] == max(q.values())
+            path.append(token)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("thawed", [(), ("embed_tokens",), ("lm_head",)])
+def test_its_own_tables_count_where_they_are_not_the_targets(tmp_path, thawed):
+    target = draft_target()
+    tables = {
+        "embed_tokens": target.model.get_input_embeddings().weight.clone(),
+        "lm_head": target.head_weight().clone(),
+    }
+    for name in thawed:
+        tables[name] = tables[name] * 1.5
+    more = {f"{name}.weight": table for name, table in tables.items()}
+    folder, config, tensors = dspark_folder(tmp_path / "draft", more=more)
+    drafter = load_drafter(str(folder), target)
+    assert (drafter.model.own_embedding is not None) == ("embed_tokens" in thawed)
+    assert (drafter.model.own_head is not None) == ("lm_head" in thawed)
+    seen = SimpleNamespace(model=target.model, embed=lambda ids: tables["embed_tokens"][ids])
+    for session, context in rounds(target, drafter, PROMPT, [2]):
+        ids = torch.arange(VOCAB)
+        equations = Equations(config, tensors, seen, context, tables["lm_head"], ids)
+        check(session.draft(context, request()), equations, int(context[-1]), 1.0)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("rank", [0, RANK])
+def test_without_a_correction_it_is_shifted_dflash(tmp_path, rank):
+    """As DeepSpec's own DFlash drafters, of rank 0, are; or with W2 = 0."""
+    target = draft_target()
+    plain, config, tensors = dflash_folder(tmp_path / "dflash", dflash_config=SHIFTED)
+    inner = SHIFTED | {"markov_rank": rank} | (MARKOV if rank else {})
+    if rank:
+        tensors["markov_head.markov_w1.weight"] = torch.ones(VOCAB, RANK)
+        tensors["markov_head.markov_w2.weight"] = torch.zeros(VOCAB, RANK)
+    folder = write_checkpoint(tmp_path / "d", deepspec(config | {"dflash_config": inner}), tensors)
+    drafters = [DFlashDrafter(target, plain), load_drafter(str(folder), target)]
+    (first, context), (second, _) = (
+        list(rounds(target, drafter, PROMPT, [2]))[-1] for drafter in drafters
+    )
+    expected, drafted = (one.draft(context, request(whole=not rank)) for one in (first, second))
+    if rank:
+        q = first.draft(context, request(whole=True)).whole.numpy()
+        for row in range(5):
+            given = drafted.edges[row - 1] if row else drafted.first[None]
+            np.testing.assert_allclose(given, q[row][drafted.tokens[row]][None].repeat(
+                len(given), axis=0), atol=1e-6)  # fmt: skip
+    else:
+        assert drafters[1].name == "dflash"
+        torch.testing.assert_close(drafted.whole, expected.whole, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "rnn"])
+@pytest.mark.parametrize("policy", ["fixed:12", "chain", "bastion"])
+def test_decoding_gives_the_targets_text(tmp_path, kind, policy):
+    target = draft_target(dtype=torch.float64)
+    folder, *_ = dspark_folder(tmp_path / "draft", markov_head_type=kind)
+    decoder = TreeDecoder(target, policy=policy, drafter=load_drafter(str(folder), target))
+    assert decoder.generate(PROMPT, max_new_tokens=20).token_ids == greedy(target.model, PROMPT, 20)
+
+
+BAD = {
+    "head": ({"markov_head_type": "lstm"}, "'markov_head_type' must be one of vanilla, gated, rnn"),
+    "shift": ({"sample_from_anchor": False, "shift_label": True}, "shift_label = True and sample"),
+    "loops": ({"num_loops": 2}, "num_loops = 2, which is not supported"),
+    "rank": ({"dspark_markov_rank": 512}, "dspark_markov_rank = 512, which is not supported"),
+    "attention": ({"attention_mode": "mla"}, "attention_mode = 'mla', which is not supported"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_configs_that_compute_something_else(tmp_path, case):
+    inner, message = BAD[case]
+    config = REFERENCE | {"dflash_config": SHIFTED | MARKOV | inner}
+    folder = write_checkpoint(tmp_path, modelopt(config), {"a": torch.ones(1)})
+    with pytest.raises(InputError, match=message):
+        load_drafter(str(folder), draft_target())
