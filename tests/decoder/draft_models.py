@@ -50,6 +50,8 @@ CONDITIONAL = {
     | {"gru_hidden_dim": 16, "pure_draft_prefix_len": 1},
     "dflash2": {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 8}
     | {"selector_top_k": 4},
+    "dspark": {"projector_type": "dspark", "shift_label": True, "enable_confidence_head": True}
+    | {"markov_rank": 8, "markov_head_type": "vanilla"},
 }
 EAGLE3 = COMMON | {
     "architectures": ["LlamaForCausalLMEagle3"],
@@ -208,12 +210,28 @@ def dflash_folder(folder, seed=1, shards=1, **changed):
     return write_checkpoint(folder, config, tensors, shards), config, tensors
 
 
+def markov_shapes(inner):
+    """Names and shapes of a published DSpark drafter's heads."""
+    rank, kind = inner["markov_rank"], inner["markov_head_type"]
+    shapes = {"markov_w1.weight": (VOCAB, rank), "markov_w2.weight": (VOCAB, rank)}
+    if kind == "gated":
+        shapes |= {"gate_proj.weight": (rank, HIDDEN + rank), "gate_proj.bias": (rank,)}
+    if kind == "rnn":
+        joint = {"weight": (3 * rank, 2 * rank + HIDDEN), "bias": (3 * rank,)}
+        shapes |= {f"joint_proj.{name}": shape for name, shape in joint.items()}
+    shapes = {f"markov_head.{name}": shape for name, shape in shapes.items()}
+    confidence = {"weight": (1, HIDDEN + rank), "bias": (1,)}
+    return shapes | {f"confidence_head.proj.{name}": shape for name, shape in confidence.items()}
+
+
 def conditional_folder(folder, kind, seed=1, **changed):
-    """A random Domino or DFlash 2 checkpoint; `changed` goes into its dflash_config."""
+    """A random Domino, DFlash 2 or DSpark checkpoint; `changed` goes into its dflash_config."""
     inner = DFLASH["dflash_config"] | CONDITIONAL[kind] | changed
     config = DFLASH | {"dflash_config": inner}
     shapes = dflash_shapes(config)
-    if kind == "domino":
+    if kind == "dspark":
+        shapes |= markov_shapes(inner)
+    elif kind == "domino":
         state, width = inner["gru_hidden_dim"], inner["emb_dim"]
         shapes |= {
             "prefix_gru.weight_ih_l0": (3 * state, HIDDEN),

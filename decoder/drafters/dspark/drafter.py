@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch.nn import functional
 
-from costmodel.errors import InputError
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.conditional import (
     Slots,
+    check_tables,
     grow_levels,
     level_tree,
     pair_lattice,
@@ -57,16 +57,11 @@ class DSparkDrafter(DFlashDrafter):
         config = self.model.config
         if config.correction == "none":
             return super().make_scores()
-        drafted = self.model.markov_head.markov_w2.out_features
-        if drafted != self.head.size:
-            raise InputError(
-                f"the drafter scores {drafted} tokens, and its LM head has {self.head.size}",
-                hint="Use a drafter of the target's whole vocabulary.",
-            )
-        return LevelScores(self) if config.correction == "rnn" else PairScores(self)
+        check_tables(self.head, self.model.markov_head.markov_w2.out_features)
+        return MarkovLevels(self) if config.correction == "rnn" else MarkovPairs(self)
 
 
-class PairScores(BlockScores):
+class MarkovPairs(BlockScores):
     """Scores by the token before alone: all edges of all positions in one product."""
 
     def __init__(self, drafter: DSparkDrafter) -> None:
@@ -97,7 +92,7 @@ class PairScores(BlockScores):
         return (of_rows[:, None] + functional.linear(before, gate.weight[:, width:])).sigmoid()
 
 
-class LevelScores(BlockScores):
+class MarkovLevels(BlockScores):
     """Scores by a state that goes along the path: a tree that grows level by level."""
 
     def __init__(self, drafter: DSparkDrafter) -> None:

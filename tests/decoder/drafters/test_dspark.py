@@ -15,14 +15,12 @@ from decoder.engine import TreeDecoder
 from decoder.tree.draft_tree import chain
 from decoder.tree.growth import TopPaths
 from tests.decoder.draft_models import (
+    CONDITIONAL,
     DFLASH,
-    HIDDEN,
     VOCAB,
-    dflash_folder,
-    dflash_shapes,
+    conditional_folder,
     draft_target,
     mapping,
-    random_tensors,
     rounds,
     write_checkpoint,
 )
@@ -32,11 +30,7 @@ from tests.decoder.models import greedy
 
 pytestmark = pytest.mark.cpu_kind
 
-PROMPT, RANK = [5, 17, 3, 88, 41, 2, 2, 60], 8
-MARKOV = {"markov_rank": RANK, "markov_head_type": "vanilla"}
-CONFIDENCE = {"enable_confidence_head": True, "confidence_head_with_markov": True}
-SHIFTED = DFLASH["dflash_config"] | {"shift_label": True}
-REFERENCE = DFLASH | {"dflash_config": SHIFTED}
+PROMPT, RANK = [5, 17, 3, 88, 41, 2, 2, 60], CONDITIONAL["dspark"]["markov_rank"]
 
 
 def request(temperature=1.0, whole=False):
@@ -49,64 +43,53 @@ def outer(config):
     return {n: v for n, v in config.items() if n not in ("dflash_config", "auto_map")}
 
 
+def without(inner, *names):
+    return {name: value for name, value in inner.items() if name not in names}
+
+
 def deepspec(config):
-    config = outer(config) | config["dflash_config"]
-    config.pop("shift_label")
-    return config | {"architectures": ["Qwen3DSparkModel"], "num_anchors": 512}
+    inner = without(config["dflash_config"], "projector_type", "shift_label")
+    more = {"architectures": ["Qwen3DSparkModel"], "num_anchors": 512}
+    return outer(config) | inner | more | {"confidence_head_with_markov": True}
 
 
 def specforge(config):
-    inner = {n: v for n, v in config["dflash_config"].items() if n != "shift_label"}
-    inner["projector_type"] = "dspark"
+    inner = without(config["dflash_config"], "shift_label")
     return outer(config) | {"architectures": ["DSparkDraftModel"], "dflash_config": inner}
 
 
 def modelopt(config):
-    inner = config["dflash_config"] | {"projector_type": "dspark"}
-    inner["use_confidence_head"] = inner.pop("enable_confidence_head", False)
+    inner = dict(config["dflash_config"])
+    inner["use_confidence_head"] = inner.pop("enable_confidence_head")
     return config | {"dflash_config": inner}
 
 
 def speculators(config):
-    inner = dict(config["dflash_config"])
+    inner = without(config["dflash_config"], "projector_type", "target_layer_ids")
     own = {"speculators_model_type": "dspark", "architectures": ["DSparkSpeculator"]}
-    own["aux_hidden_state_layer_ids"] = [i + 1 for i in inner.pop("target_layer_ids")]
+    ids = config["dflash_config"]["target_layer_ids"]
+    own["aux_hidden_state_layer_ids"] = [i + 1 for i in ids]
     own |= {"sample_from_anchor": inner.pop("shift_label"), "block_size": config["block_size"]}
+    own["draft_vocab_size"] = config.get("draft_vocab_size", VOCAB)
     names = ("architectures", "block_size", "num_target_layers", "draft_vocab_size")
-    layer = {n: v for n, v in outer(config).items() if n not in names}
-    drafted = {"draft_vocab_size": config.get("draft_vocab_size", VOCAB)}
-    return own | inner | drafted | {"transformer_layer_config": layer}
+    return own | inner | {"transformer_layer_config": without(outer(config), *names)}
 
 
 def bare(name):
     return name.replace("markov_head.", "").replace("confidence_head.proj", "confidence_proj")
 
 
-SPELLINGS = {"deepspec": deepspec, "specforge": specforge, "modelopt": modelopt}
-SPELLINGS["speculators"] = speculators
-
-
-def dspark_folder(folder, spell=deepspec, seed=1, drafted=VOCAB, more=None, **inner):
-    """A random checkpoint in one of the forms; returns its folder, reference config, tensors."""
-    config = REFERENCE | {"dflash_config": SHIFTED | MARKOV | CONFIDENCE | inner}
-    kind, shapes = config["dflash_config"]["markov_head_type"], dflash_shapes(config)
-    shapes |= {"markov_head.markov_w1.weight": (VOCAB, RANK)}
-    shapes |= {"markov_head.markov_w2.weight": (drafted, RANK)}
-    if kind == "gated":
-        shapes |= {"markov_head.gate_proj.weight": (RANK, HIDDEN + RANK)}
-        shapes |= {"markov_head.gate_proj.bias": (RANK,)}
-    if kind == "rnn":
-        shapes |= {"markov_head.joint_proj.weight": (3 * RANK, 2 * RANK + HIDDEN)}
-        shapes |= {"markov_head.joint_proj.bias": (3 * RANK,)}
-    shapes |= {"confidence_head.proj.weight": (1, HIDDEN + RANK), "confidence_head.proj.bias": (1,)}
-    tensors = random_tensors(shapes, seed)
-    stored = tensors | (more or {})
+def dspark_folder(folder, spell=deepspec, drafted=VOCAB, more=None, block=5, **inner):
+    """A random checkpoint in one of the forms; returns its folder, nested config and tensors."""
+    _, config, tensors = conditional_folder(folder, "dspark", **inner)
+    config["block_size"], stored = block, dict(tensors)
     if drafted != VOCAB:
         config["draft_vocab_size"] = drafted
-        stored |= mapping({"vocab_size": VOCAB, "draft_vocab_size": drafted})
+        tensors["markov_head.markov_w2.weight"] = tensors["markov_head.markov_w2.weight"][:drafted]
+        stored = tensors | mapping({"vocab_size": VOCAB, "draft_vocab_size": drafted})
     if spell is modelopt:
         stored = {bare(name): tensor for name, tensor in stored.items()}
-    return write_checkpoint(folder, spell(config), stored), config, tensors
+    return write_checkpoint(folder, spell(config), stored | (more or {})), config, tensors
 
 
 class Equations:
@@ -171,7 +154,8 @@ def check(drafted, equations, bonus, temperature):
 
 
 CASES = {
-    **{name: (spell, {}, VOCAB) for name, spell in SPELLINGS.items()},
+    **{spell.__name__: (spell, {}, VOCAB) for spell in (deepspec, specforge, modelopt)},
+    "speculators": (speculators, {}, VOCAB),
     "gated": (deepspec, {"markov_head_type": "gated"}, VOCAB),
     "gated-modelopt": (modelopt, {"markov_head_type": "gated"}, VOCAB),
     "rnn": (specforge, {"markov_head_type": "rnn"}, VOCAB),
@@ -188,12 +172,10 @@ CASES = {
 def test_pairs_and_levels_are_those_of_the_equations(tmp_path, case, temperature):
     spell, inner, drafted = CASES[case]
     target = draft_target()
-    size = {"block_size": 6} if case == "in-place" else {}
-    ids = torch.arange(VOCAB)
-    folder, config, tensors = dspark_folder(tmp_path / "draft", spell, drafted=drafted, **inner)
-    if size:
-        config |= size
-        write_checkpoint(folder, spell(config), tensors)
+    ids, block = torch.arange(VOCAB), 6 if case == "in-place" else 5
+    folder, config, tensors = dspark_folder(
+        tmp_path / "draft", spell, drafted, block=block, **inner
+    )
     if drafted != VOCAB:
         ids = mapping({"vocab_size": VOCAB, "draft_vocab_size": drafted})["d2t"]
         ids = ids + torch.arange(drafted)
@@ -239,13 +221,14 @@ def test_its_own_tables_count_where_they_are_not_the_targets(tmp_path, thawed):
 def test_without_a_correction_it_is_shifted_dflash(tmp_path, rank):
     """As DeepSpec's own DFlash drafters, of rank 0, are; or with W2 = 0."""
     target = draft_target()
-    plain, config, tensors = dflash_folder(tmp_path / "dflash", dflash_config=SHIFTED)
-    inner = SHIFTED | {"markov_rank": rank} | (MARKOV if rank else {})
-    if rank:
-        tensors["markov_head.markov_w1.weight"] = torch.ones(VOCAB, RANK)
-        tensors["markov_head.markov_w2.weight"] = torch.zeros(VOCAB, RANK)
-    folder = write_checkpoint(tmp_path / "d", deepspec(config | {"dflash_config": inner}), tensors)
-    drafters = [DFlashDrafter(target, plain), load_drafter(str(folder), target)]
+    folder, config, tensors = dspark_folder(tmp_path / "draft")
+    tensors["markov_head.markov_w2.weight"] *= 0.0
+    plain = {name: t for name, t in tensors.items() if "_head." not in name}
+    inner = DFLASH["dflash_config"] | {"shift_label": True}
+    write_checkpoint(tmp_path / "plain", DFLASH | {"dflash_config": inner}, plain)
+    written = deepspec(config) | {"markov_rank": rank, "enable_confidence_head": rank > 0}
+    write_checkpoint(folder, written, tensors if rank else plain)
+    drafters = [DFlashDrafter(target, tmp_path / "plain"), load_drafter(str(folder), target)]
     (first, context), (second, _) = (
         list(rounds(target, drafter, PROMPT, [2]))[-1] for drafter in drafters
     )
@@ -282,7 +265,6 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_configs_that_compute_something_else(tmp_path, case):
     inner, message = BAD[case]
-    config = REFERENCE | {"dflash_config": SHIFTED | MARKOV | inner}
-    folder = write_checkpoint(tmp_path, modelopt(config), {"a": torch.ones(1)})
+    folder, *_ = dspark_folder(tmp_path, modelopt, **inner)
     with pytest.raises(InputError, match=message):
         load_drafter(str(folder), draft_target())

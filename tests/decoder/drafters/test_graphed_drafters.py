@@ -11,6 +11,7 @@ from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.dflash2.drafter import DFlash2Drafter
 from decoder.drafters.domino.drafter import DominoDrafter
+from decoder.drafters.dspark.drafter import DSparkDrafter
 from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.engine import TreeDecoder
 from decoder.model.runtime.graphs import GraphRuntime
@@ -62,6 +63,10 @@ def domino(target, folder, **changed):
     return DominoDrafter(target, conditional_folder(folder, "domino", **changed)[0])
 
 
+def dspark(target, folder, **changed):
+    return DSparkDrafter(target, conditional_folder(folder, "dspark", **changed)[0])
+
+
 def eagle3(target, folder, **changed):
     return Eagle3Drafter(target, eagle3_folder(folder, **changed)[0])
 
@@ -74,6 +79,9 @@ CASES = {
     "dflash-shifted": (dflash, {"sample_from_anchor": True}),
     "dflash2": (dflash2, {"final_logit_softcapping": 4.0}),
     "domino": (domino, {}),
+    "dspark": (dspark, {}),
+    "dspark-gated": (dspark, {"markov_head_type": "gated", "target_layer_ids": [-1, 2, 4]}),
+    "dspark-rnn": (dspark, {"markov_head_type": "rnn"}),
     "eagle3": (eagle3, {}),
     "eagle3-mapped": (eagle3, {"draft_vocab_size": 31}),
     "autoregressive": (autoregressive, {}),
