@@ -14,7 +14,12 @@ from costmodel.calibration.points import ErrorSummary, Points
 from costmodel.calibration.selection import Selection, select_calibration
 from costmodel.catalog import DeviceFingerprint, device_slug, find_device, protocols_of
 from costmodel.errors import InputError
-from costmodel.imports.readers import read_csv, read_dspark, read_llama_bench
+from costmodel.imports.readers import (
+    read_batched_bench,
+    read_csv,
+    read_dspark,
+    read_llama_bench,
+)
 from costmodel.imports.table import ImportedTable, WeightFormat
 from costmodel.io import now_utc, tool_version
 from costmodel.profile.profile import Profile
@@ -38,6 +43,7 @@ from costmodel.roofline import Roofline
 READERS: dict[str, Callable[[Path, int | None], ImportedTable]] = {
     "csv": read_csv,
     "llama-bench": read_llama_bench,
+    "llama-batched-bench": read_batched_bench,
     "sglang-dspark": read_dspark,
 }
 # Points of larger tables that a profile is fitted to; all others are held out.

@@ -1,7 +1,11 @@
-"""Readers of other tools' files of forward times: CSV tables, llama-bench, SGLang's DSpark tables.
+"""Readers of other tools' files of forward times: CSV tables, llama.cpp's, SGLang's DSpark tables.
 
 `llama-bench -o jsonl` (llama.cpp): a line is one test. `-p` tests are one forward of `n_prompt`
 rows on `n_depth` cached tokens, `-n` tests are `n_gen` plain steps. Times are in nanoseconds.
+
+`llama-batched-bench` (llama.cpp): PP prompt and TG generated tokens for each of B sequences, as
+text or as JSON lines. It names neither weights nor build, so a file also holds `llama-bench`'s
+table of the same model, as llama.cpp's scripts/bench-models.sh writes both.
 
 DSpark tables (SGLang 0.5.23, --speculative-dspark-sps-table-path): steps per second by the rows of
 a step (`sample_batch_tokens`, `sample_steps_per_sec`), or seconds as a sum, `bias_seconds` plus
@@ -11,11 +15,13 @@ alpha(requests) plus theta(rows), both linear between their probes. Neither says
 from __future__ import annotations
 
 import csv
+import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -189,13 +195,107 @@ def _add_test(times: ShapeTimes, record: TableRecord) -> None:
 
 def _weights(record: TableRecord) -> WeightFormat:
     """From the model's type, such as `llama 8B BF16` or `qwen3 8B Q4_K - Medium`."""
-    kind = record.text("model_type")
+    return _weight_format(
+        record.text("model_type"), record.whole("model_size", 1), record.whole("model_n_params", 1)
+    )
+
+
+def _weight_format(kind: str, model_bytes: float, parameters: float) -> WeightFormat:
     plain = re.search(r"\b(BF16|F16|F32)$", kind)
     if plain is not None:
         return WeightFormat(dtype=_PLAIN_DTYPES[plain[1]])  # type: ignore[arg-type]
-    mean_bytes = record.whole("model_size", 1) / record.whole("model_n_params", 1)
     name = slugify(kind.split(" ", 2)[-1])
-    return WeightFormat(dtype="float16", quantization=name, weight_bytes=mean_bytes)
+    return WeightFormat(dtype="float16", quantization=name, weight_bytes=model_bytes / parameters)
+
+
+_BATCHED_HINT = (
+    "Write it with llama.cpp's scripts/bench-models.sh, and keep the part of one model: the tables"
+    " of llama-batched-bench and llama-bench, and the build"
+)
+_BATCHED_ROW = re.compile(r"\|\s*(\d+) \|\s*(\d+) \|\s*(\d+) \|\s*\d+ \|\s*([\d.]+) \|\s*[\d.]+ \|"
+                          r"\s*([\d.]+) \|.*")  # fmt: skip
+_BENCH_ROW = re.compile(r"\| (?P<kind>\S.*?) +\|\s*(?P<size>[\d.]+) (?P<unit>[MG])iB \|\s*"
+                        r"(?P<count>[\d.]+) (?P<of>[MB]) \| (?P<backend>\S+) .*?\|\s*"
+                        r"(?P<test>pp|tg)(?P<tokens>\d+)(?: @ d(?P<depth>\d+))? \|\s*"
+                        r"(?P<rate>[\d.]+) ± .*")  # fmt: skip
+
+
+def read_batched_bench(path: Path, context: int | None = None) -> ImportedTable:
+    """Prompts and plain steps of several sequences. Raises InputError."""
+    text = read_bytes(path, InputError, most_bytes=MAX_TABLE_BYTES).decode(errors="replace")
+    settings = {name: int(value) for name, value in re.findall(r"\b(n_\w+|is_\w+)\W+(\d+)", text)}
+    rows = [[float(cell) for cell in row] for row in map(_batched_row, text.splitlines()) if row]
+    tests = [match for line in text.splitlines() if (match := _BENCH_ROW.fullmatch(line.strip()))]
+    builds = set(re.findall(r"^build: (\w+) \((\d+)\)", text, re.MULTILINE))
+    models = {(test["kind"], test["size"], test["count"], test["backend"]) for test in tests}
+    if not rows or "n_ubatch" not in settings or len(models) != 1 or len(builds) != 1:
+        raise InputError(
+            f"{path} has {len(rows)} rows of llama-batched-bench, {len(models)} models of"
+            f" llama-bench and {len(builds)} builds",
+            hint=_BATCHED_HINT,
+        )
+    ((commit, number),), first = builds, tests[0]
+    times = ShapeTimes(path, hint=_BATCHED_HINT)
+    one_forward = min(settings["n_ubatch"], settings.get("n_batch", settings["n_ubatch"]))
+    for index, row in enumerate(rows):
+        _add_batched(times, row, 0 if index == 0 else one_forward, settings)
+    for test in tests:
+        _add_bench_row(times, test, one_forward)
+    model_bytes = float(first["size"]) * 2 ** {"M": 20, "G": 30}[first["unit"]]
+    parameters = float(first["count"]) * {"M": 1e6, "B": 1e9}[first["of"]]
+    return ImportedTable(
+        points=times.points(),
+        tool="llama-batched-bench",
+        version=f"llama.cpp {commit} ({number})",
+        runtime="external",
+        lacks=(
+            "verifications: several rows of a sequence were timed as prompts only",
+            "the LM head of all rows but the last",
+        ),
+        left_out=times.left_out,
+        weights=_weight_format(first["kind"], model_bytes, parameters),
+        threads=settings.get("n_threads") if first["backend"] == "CPU" else None,
+        parameters=round(parameters),
+        model=first["kind"],
+    )
+
+
+def _batched_row(line: str) -> Sequence[Any] | None:
+    """PP, TG, B, and seconds of both; None for another line."""
+    if line.startswith("{"):
+        try:
+            record = json.loads(line)
+            return [record[name] + 0 for name in ("pp", "tg", "pl", "t_pp", "t_tg")]
+        except (ValueError, KeyError, TypeError):
+            return None
+    match = _BATCHED_ROW.fullmatch(line.strip())
+    return match and match.groups()
+
+
+def _add_batched(
+    times: ShapeTimes, row: list[float], one_forward: int, settings: dict[str, int]
+) -> None:
+    """A prompt of at most `one_forward` rows, and the plain steps after it."""
+    prompt, steps, batch = (int(count) for count in row[:3])
+    if settings.get("is_pp_shared"):
+        times.leave_out("of a prompt that sequences share")
+        return
+    if 0 < prompt * batch <= one_forward:
+        times.add((prompt, 0, batch), row[3])
+    elif prompt:
+        times.leave_out("of a prompt in several forwards, or the first of all, which warms up")
+    if steps:
+        times.add((1, prompt + (steps - 1) // 2, batch), row[4] / steps)
+
+
+def _add_bench_row(times: ShapeTimes, test: re.Match[str], one_forward: int) -> None:
+    tokens, depth, rate = int(test["tokens"]), int(test["depth"] or 0), float(test["rate"])
+    if test["test"] == "tg":
+        times.add((1, depth + (tokens - 1) // 2, 1), 1 / rate)
+    elif tokens <= one_forward:
+        times.add((tokens, depth, 1), tokens / rate)
+    else:
+        times.leave_out("of a prompt in several forwards, or the first of all, which warms up")
 
 
 _DSPARK_HINT = "Give the file that --speculative-dspark-sps-table-path takes"

@@ -9,7 +9,7 @@ import click
 
 from profiler.commands.options import json_option
 
-FORMATS = ("csv", "llama-bench", "sglang-dspark")
+FORMATS = ("csv", "llama-bench", "llama-batched-bench", "sglang-dspark")
 
 
 @click.command(short_help="Fit calibrations to a table of forward times.")
@@ -37,7 +37,7 @@ def command(points: Path, output: Path | None, as_json: bool, **options: Any) ->
     A CSV needs the columns new_tokens and context_tokens, and one column of times: seconds,
     microseconds, forward_us, or the only name that ends in _s, _ms or _us. batch is optional.
     Rows with an empty time are left out. The other formats are files of llama.cpp
-    (llama-bench -o jsonl) and SGLang (DSpark tables).
+    (llama-bench -o jsonl; the output of scripts/bench-models.sh) and SGLang (DSpark tables).
 
     Errors are of points left out, by cross-validation. mape and p95 give every row count
     the same weight.

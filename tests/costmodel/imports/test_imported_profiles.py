@@ -181,6 +181,16 @@ def test_another_device_or_model_is_refused():
         imported_profile(table, subject(), path=LLAMA, source="a build")
 
 
+def test_a_profile_of_a_published_run_on_a_gb10():
+    path = LLAMA.with_name("llama_batched_bench.md")
+    peaks = PeaksSection(source="datasheet", flops_per_s=1.2e14, bytes_per_s=2.73e11)
+    one = dataclasses.replace(subject(target="Qwen/Qwen3-30B-A3B"), peaks=peaks)
+    profile = imported_profile(READERS["llama-batched-bench"](path, None), one, path=path)
+    assert profile.runtime.quantization == "q8_0" and "verifications" in profile.provenance.note
+    assert set(profile.stages.plain.batch) == {1, 2, 4, 8, 16, 32}
+    assert profile.provenance.error_bar < 0.15
+
+
 @pytest.mark.slow
 def test_a_large_table_is_fitted_to_a_part_and_checked_on_the_rest():
     rows, contexts = np.meshgrid(np.arange(1, 33), np.arange(1, 14) * 512)

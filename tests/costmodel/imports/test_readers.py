@@ -68,6 +68,32 @@ def test_tests_beyond_one_forward_are_left_out(tmp_path):
     assert len(table.points) == len(lines) and sum(table.left_out.values()) == 2
 
 
+def test_a_file_that_llama_batched_bench_wrote(tmp_path):
+    path = DATA / "llama_batched_bench.md"
+    table = read("llama-batched-bench", path)
+    times = times_of(table)
+    # Its own rates: 32 sequences of 32 tokens at 143.06 tokens/s; prompts of 2048 rows.
+    assert times[1, 8192 + 15, 32] == pytest.approx(32 / 143.06, rel=1e-3)
+    assert times[2048, 32768, 1] == pytest.approx(2048 / 1292.19)
+    assert times[512, 0, 4] == pytest.approx(2048 / 3333.11, rel=1e-3)
+    assert (512, 0, 1) not in times and sum(table.left_out.values()) == 16  # 1 warms up
+    assert len(times) == 18 + 2 + 5 + 5 - 2  # two shapes are in both tables
+    assert table.version == "llama.cpp 2f68ce7cf (6918)" and table.parameters == 30_530_000_000
+    assert table.weights.quantization == "q8_0"
+    assert table.weights.weight_bytes == pytest.approx(30.25 * 2**30 / 30.53e9)
+    # The same as JSON lines, with a table of llama-bench after them.
+    text = path.read_text()
+    line = {"n_batch": 2048, "n_ubatch": 2048, "is_pp_shared": 0, "pp": 512, "tg": 32, "pl": 2,
+            "t_pp": 0.355, "t_tg": 0.998}  # fmt: skip
+    lines = write_lines(tmp_path / "f", [line, line | {"pl": 4, "t_pp": 0.614, "t_tg": 1.255}])
+    lines.write_text(lines.read_text() + text[text.index("- `llama-bench`") :])
+    again = times_of(read("llama-batched-bench", lines))
+    assert all(again[shape] == times[shape] for shape in ((512, 0, 4), (1, 512 + 15, 4)))
+    (tmp_path / "two").write_text(text + text.replace("30B.A3B", "8B"))
+    with pytest.raises(InputError, match="2 models of llama-bench"):
+        read("llama-batched-bench", tmp_path / "two")
+
+
 def test_both_tables_of_dspark(tmp_path):
     steps = read("sglang-dspark", write_json(tmp_path / "a", STEPS), context=512)
     assert times_of(steps) == pytest.approx(
