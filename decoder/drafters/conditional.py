@@ -99,21 +99,22 @@ def grow_levels(
     bonus  int64 [1]
     """
     states, tokens, paths = state, bonus, torch.zeros_like(slots.mass[0])
-    levels, last = [], len(slots.tokens) - 1
-    width = slots.tokens.shape[1]
-    for row in range(last + 1):
+    levels: tuple[list[torch.Tensor], ...] = ([], [], [])
+    rows, width = slots.tokens.shape
+    for row in range(rows):
         states, added = step(row, states, tokens)
         q = slots.chances(row, slots.scores[row] + added)  # [F, K]
         joint = (paths[:, None] + q).flatten()
         greedy = q[0].argmax(keepdim=True)  # row 0 is the greedy path
         nodes = joint.index_fill(0, greedy, torch.inf).topk(width).indices
-        parents = nodes // width
-        chosen = slots.tokens[row, nodes % width]
-        levels.append(torch.stack((chosen.double(), parents.double(), q.flatten()[nodes].exp())))
-        if row < last:
-            expanded = nodes[:frontier]
-            paths, tokens, states = joint[expanded], chosen[:frontier], states[parents[:frontier]]
-    return torch.stack(levels, dim=1).nan_to_num(0.0)
+        chosen, parents = slots.tokens[row, nodes % width], nodes // width
+        for level, part in zip(levels, (chosen, parents, q.flatten()[nodes]), strict=True):
+            level.append(part)
+        if row + 1 < rows:
+            paths, tokens = joint[nodes[:frontier]], chosen[:frontier]
+            states = states[parents[:frontier]]
+    chosen, parents, chances = (torch.stack(level) for level in levels)
+    return torch.stack((chosen.double(), parents.double(), chances.exp().nan_to_num(0.0).double()))
 
 
 def level_tree(packed: torch.Tensor, depth: int) -> CandidateTree:

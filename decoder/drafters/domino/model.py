@@ -54,15 +54,17 @@ class Correction:
         self._model, self._target = model, target
         gru, (first, _, last) = model.prefix_gru, model.embed_proj
         hidden = model.config.shape.hidden
-        self._inputs = join([linear_of(gru.weight_ih_l0)])
-        self._states = join([linear_of(gru.weight_hh_l0)])
+        self._of_inputs = join([linear_of(gru.weight_ih_l0)])
         self._of_hidden = join([linear_of(first.weight[:, :hidden])])
-        self._of_state = join([linear_of(first.weight[:, hidden:])])
+        # A state enters the gates of the next token and the correction of its own slot.
+        parts = gru.weight_hh_l0, first.weight[:, hidden:]
+        self._of_states = join([linear_of(torch.cat(parts))])
+        self._sizes = len(gru.weight_hh_l0), model.config.width
         self._outputs = last.weight  # [head, width]
 
     def start(self) -> torch.Tensor:
-        """The state [1, state] of the empty path."""
-        return self._outputs.new_zeros(1, self._model.config.state)
+        """The state of the empty path, with its part of the gates: [1, 4 * state]."""
+        return self._outputs.new_zeros(1, 4 * self._model.config.state)
 
     def step(self, hidden: torch.Tensor, slots: Slots) -> Step:
         """The step of `grow_levels` over slots, of hidden states [rows, hidden]."""
@@ -73,17 +75,20 @@ class Correction:
             row: int, states: torch.Tensor, tokens: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor]:
             states = self._next(states, self._target.embed(tokens))
+            gates, of_state = self._of_states(states).split(self._sizes, dim=-1)
+            after = torch.cat((states, gates), dim=-1)
             if row < plain:
-                return states, zero.expand(len(tokens), outputs.shape[1])
-            inner = functional.silu(of_hidden[row] + self._of_state(states))
-            return states, (inner @ outputs[row].T).float()
+                return after, zero.expand(len(tokens), outputs.shape[1])
+            inner = functional.silu(of_hidden[row] + of_state)
+            return after, (inner @ outputs[row].T).float()
 
         return step
 
-    def _next(self, states: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+    def _next(self, before: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """The states [rows, state] of a GRU after one more input each."""
-        reset, update, new = self._inputs(embedded).chunk(3, dim=-1)
-        reset_by, update_by, new_by = self._states(states).chunk(3, dim=-1)
-        reset, update = torch.sigmoid(reset + reset_by), torch.sigmoid(update + update_by)
-        new = torch.tanh(new + reset * new_by)
-        return new + update * (states - new)
+        size = self._model.config.state
+        states, gates, new_gate = before.split((size, 2 * size, size), dim=-1)
+        inputs, new_input = self._of_inputs(embedded).split((2 * size, size), dim=-1)
+        reset, update = torch.sigmoid(inputs + gates).chunk(2, dim=-1)
+        new = torch.tanh(new_input + reset * new_gate)
+        return torch.lerp(new, states, update)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from decoder.drafters.conditional import Slots, grow_levels, level_tree, pair_lattice, score_pairs
+from decoder.drafters.conditional import Slots, grow_levels, level_tree
 
 ROWS, VOCAB, K, WIDTH = 4, 23, 6, 3
 HEAD = SimpleNamespace(ids_on_device=lambda places: places + 100)
@@ -27,21 +27,6 @@ def chances(logits, candidates, added, temperature):
         for c, a in zip(candidates, added, strict=True)
     ]
     return [share * one / sum(moved) for one in moved]
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_pairs(temperature):
-    logits, slots = slots_of(1, temperature)
-    places = slots.places.tolist()
-    first, edges = torch.randn(K), torch.randn(ROWS - 1, K, K)
-    pairs = pair_lattice(score_pairs(slots, first, edges), ROWS)
-    np.testing.assert_array_equal(pairs.tokens, slots.places + 100)
-    expected = chances(logits[0], places[0], first.tolist(), temperature)
-    np.testing.assert_allclose(pairs.first, expected, rtol=1e-5)
-    for d in range(ROWS - 1):
-        for a in range(K):
-            expected = chances(logits[d + 1], places[d + 1], edges[d, a].tolist(), temperature)
-            np.testing.assert_allclose(pairs.edges[d, a], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("frontier", [1, WIDTH, 50])

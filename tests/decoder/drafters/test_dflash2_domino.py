@@ -12,9 +12,11 @@ from decoder.drafters.dflash2.drafter import DFlash2Drafter
 from decoder.drafters.domino.drafter import DominoDrafter
 from decoder.drafters.factory import load_drafter
 from decoder.engine import TreeDecoder
+from decoder.profiling.probe import time_drafter
 from decoder.tree.draft_tree import chain
 from decoder.tree.growth import TopPaths
 from tests.decoder.draft_models import (
+    CONDITIONAL,
     VOCAB,
     conditional_folder,
     draft_target,
@@ -197,13 +199,29 @@ def test_plain_decodings_tokens(tmp_path, kind, policy):
     assert decoder.generate(PROMPT, max_new_tokens=12).token_ids == greedy(target.model, PROMPT, 12)
 
 
+@pytest.mark.parametrize("changed", [
+    {"gru_hidden_dim": 8}, {"emb_dim": 4}, {"pure_draft_prefix_len": 0}, {"conv_kernel_size": 3},
+    {"conv_group_size": 16}, {"selector_rank": 4}, {"selector_top_k": 5},
+])  # fmt: skip
+def test_what_costs_is_in_the_hash_and_is_timed(tmp_path, changed):
+    kind = "domino" if set(changed) & set(CONDITIONAL["domino"]) else "dflash2"
+    target, hashes = draft_target(), set()
+    for own in ({}, changed):
+        folder, *_ = conditional_folder(tmp_path / str(len(own)), kind, **own)
+        drafter = load_drafter(str(folder), target)
+        hashes.add(drafter.architecture_hash)
+    section = time_drafter(drafter, target, until_s=0.0)
+    assert len(hashes) == 2
+    assert section.name == kind
+    assert min(section.median_s) > 0
+
+
 BAD = {
     "groups": ("dflash2", {"conv_group_size": 5}, "'conv_group_size' must be a divisor of hidden"),
     "top": ("dflash2", {"selector_top_k": 98}, "'selector_top_k' must be a whole number .* 97"),
     "reduced": ("dflash2", {"draft_vocab_size": 50}, "draft_vocab_size = 50, which is not"),
     "in place": ("domino", {"shift_label": False}, "shift_label = False, which is not supported"),
     "no width": ("domino", {"emb_dim": None}, "'emb_dim' must be a whole number"),
-    "another": ("domino", {"projector_type": "mamba"}, "projector_type = 'mamba', which is not"),
 }
 
 

@@ -163,30 +163,22 @@ class TestAgainstTheReference:
             assert_same(session.draft(context, asked()), expected)
 
     @torch.inference_mode()
-    @pytest.mark.parametrize("normed", [True, False])
-    def test_the_layout_of_speculators(self, tmp_path, normed):
-        """The layer's fields nested, its tensors in a list, and its residual normed or not."""
-        config = EAGLE3 | {"draft_vocab_size": 31, "norm_before_residual": normed}
-        tensors = random_tensors(eagle3_shapes(config)) | mapping(config)
-        own = {name: config.pop(name) for name in ("draft_vocab_size", "norm_before_residual")}
-        nested = {**own, "target_hidden_size": None, "transformer_layer_config": config}
-        stored = {name.replace("midlayer", "layers.0"): one for name, one in tensors.items()}
-        folder = write_checkpoint(tmp_path / "draft", nested, stored)
-        target = draft_target()
+    @pytest.mark.parametrize("layout", ["speculators", "speculators-normed", "own-embedding"])
+    def test_other_layouts(self, tmp_path, layout):
+        """The layer's fields and tensors nested; an embedding of the drafter's own width."""
+        if layout == "own-embedding":
+            config = EAGLE3 | {"hidden_size": 24, "target_hidden_size": HIDDEN, "head_dim": 8}
+            tensors = random_tensors(eagle3_shapes(config) | {"embed_tokens.weight": (VOCAB, 24)})
+            written, stored = config, tensors
+        else:
+            own = {"draft_vocab_size": 31, "norm_before_residual": layout.endswith("normed")}
+            config = EAGLE3 | own
+            tensors = random_tensors(eagle3_shapes(config)) | mapping(config)
+            layer = {name: value for name, value in config.items() if name not in own}
+            written = own | {"target_hidden_size": None, "transformer_layer_config": layer}
+            stored = {name.replace("midlayer", "layers.0"): one for name, one in tensors.items()}
+        folder, target = write_checkpoint(tmp_path / "draft", written, stored), draft_target()
         for session, context in rounds(target, Eagle3Drafter(target, folder), PROMPT, [2, 1]):
-            expected = Reference(config | own, tensors, target, context).tree(3, 3, 4)
-            assert_same(session.draft(context, asked()), expected)
-
-    @torch.inference_mode()
-    def test_an_embedding_of_its_own(self, tmp_path):
-        """A drafter of another width brings its embedding, and reads the target's features."""
-        config = EAGLE3 | {"hidden_size": 24, "target_hidden_size": HIDDEN, "head_dim": 8}
-        shapes = eagle3_shapes(config) | {"embed_tokens.weight": (VOCAB, 24)}
-        tensors = random_tensors(shapes)
-        folder = write_checkpoint(tmp_path / "draft", config, tensors)
-        target = draft_target()
-        drafter = Eagle3Drafter(target, folder)
-        for session, context in rounds(target, drafter, PROMPT, [2, 1]):
             expected = Reference(config, tensors, target, context).tree(3, 3, 4)
             assert_same(session.draft(context, asked()), expected)
 

@@ -185,24 +185,6 @@ class TestUnion:
             np.testing.assert_array_equal(drawn.parents, alone.parents)
             np.testing.assert_allclose(drawn.scores, alone.scores)
 
-    def test_marginals_go_on_behind_the_first_ones_paths(self):
-        lattice = Lattice(np.array([[1], [2], [3]]), np.full((3, 1), 0.9))
-        tree = best_paths(join_drafts(tree_of({(7,): 0.9}), lattice, 9), new_statistics(), 9)
-        assert (7, 2, 3) in as_paths(tree)
-
-    def test_agreement_makes_a_token_likelier_than_either_says(self):
-        lattice = Lattice(np.array([[4]]), np.array([[0.8]]))
-        statistics = new_statistics()
-        statistics.counts[:] = (0.0, 0.0, 1.0)
-        tree = best_paths(join_drafts(tree_of({(4,): 0.8}), lattice, 9), statistics, 9)
-        assert as_paths(tree) == pytest.approx({(4,): 1 - 0.2 * 0.2})
-
-    def test_where_they_disagree_a_miss_is_a_miss_of_both(self):
-        """Right one time in two each, with different tokens: one of them is in three of four."""
-        lattice = Lattice(np.array([[5]]), np.array([[0.5]]))
-        tree = best_paths(join_drafts(tree_of({(4,): 0.5}), lattice, 9), new_statistics(), 9)
-        assert tree.probabilities.sum() == pytest.approx(0.75)
-
     @pytest.mark.parametrize("damage", [np.nan, np.inf, -1.0, 7.0])
     def test_damaged_probabilities_leave_a_tree_of_probabilities(self, damage):
         random = np.random.default_rng(5)

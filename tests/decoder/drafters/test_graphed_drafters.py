@@ -8,11 +8,7 @@ import torch
 
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.causal_lm import CausalLMDrafter
-from decoder.drafters.dflash.drafter import DFlashDrafter
-from decoder.drafters.dflash2.drafter import DFlash2Drafter
-from decoder.drafters.domino.drafter import DominoDrafter
-from decoder.drafters.dspark.drafter import DSparkDrafter
-from decoder.drafters.eagle3.drafter import Eagle3Drafter
+from decoder.drafters.factory import load_drafter
 from decoder.engine import TreeDecoder
 from decoder.model.runtime.graphs import GraphRuntime
 from decoder.tree.draft_tree import DraftTree, Lattice
@@ -51,25 +47,12 @@ def autoregressive(target, folder, **changed):
     return CausalLMDrafter(target_of(random_model("llama-gqa", seed=4)), target=target)
 
 
-def dflash(target, folder, **changed):
-    return DFlashDrafter(target, dflash_folder(folder, **changed)[0])
+def published(write):
+    return lambda target, folder, **changed: load_drafter(str(write(folder, **changed)[0]), target)
 
 
-def dflash2(target, folder, **changed):
-    return DFlash2Drafter(target, conditional_folder(folder, "dflash2", **changed)[0])
-
-
-def domino(target, folder, **changed):
-    return DominoDrafter(target, conditional_folder(folder, "domino", **changed)[0])
-
-
-def dspark(target, folder, **changed):
-    return DSparkDrafter(target, conditional_folder(folder, "dspark", **changed)[0])
-
-
-def eagle3(target, folder, **changed):
-    return Eagle3Drafter(target, eagle3_folder(folder, **changed)[0])
-
+dflash, eagle3 = published(dflash_folder), published(eagle3_folder)
+conditional = published(conditional_folder)
 
 CASES = {
     "dflash": (dflash, {}),
@@ -77,11 +60,14 @@ CASES = {
     "dflash-window-both-ways": (dflash, WINDOWED | {"is_causal": False}),
     "dflash-causal": (dflash, {"is_causal": True}),
     "dflash-shifted": (dflash, {"sample_from_anchor": True}),
-    "dflash2": (dflash2, {"final_logit_softcapping": 4.0}),
-    "domino": (domino, {}),
-    "dspark": (dspark, {}),
-    "dspark-gated": (dspark, {"markov_head_type": "gated", "target_layer_ids": [-1, 2, 4]}),
-    "dspark-rnn": (dspark, {"markov_head_type": "rnn"}),
+    "dflash2": (conditional, {"kind": "dflash2", "final_logit_softcapping": 4.0}),
+    "domino": (conditional, {"kind": "domino"}),
+    "dspark": (conditional, {"kind": "dspark"}),
+    "dspark-gated": (
+        conditional,
+        {"kind": "dspark", "markov_head_type": "gated", "target_layer_ids": [-1, 2, 4]},
+    ),
+    "dspark-rnn": (conditional, {"kind": "dspark", "markov_head_type": "rnn"}),
     "eagle3": (eagle3, {}),
     "eagle3-mapped": (eagle3, {"draft_vocab_size": 31}),
     "autoregressive": (autoregressive, {}),

@@ -73,14 +73,6 @@ def test_the_trie_is_the_one_defined(context, depth):
     assert found == pytest.approx(expected)
 
 
-def test_several_continuations_make_a_tree():
-    """After `1 2` came 3 twice, of which once after `9 1 2`, and 4 once."""
-    tree = as_paths(draft([7, 1, 2, 3, 7, 1, 2, 4, 9, 1, 2, 3, 9, 1, 2], depth=1))
-    weight = {3: 2.0**2 + 2.0**3, 4: 2.0**2}
-    total = sum(weight.values())
-    assert tree == pytest.approx({(t,): 0.55 * w / total for t, w in weight.items()})
-
-
 def test_only_the_best_matches_of_many_are_taken():
     context = [value for index in range(100) for value in (1, 10 + index)] + [1]
     tree = draft(context, depth=1)
