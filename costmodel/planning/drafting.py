@@ -19,6 +19,7 @@ DFLASH_LAYERS = 5
 DFLASH_FEATURES = 5
 BLOCK_ROWS = 16
 NAMES = ("dflash", "ngram")
+BLOCK_KINDS = ("dflash2", "dflash", "dspark", "domino", "jetspec")  # the longer name first
 # Published DFlash drafters (z-lab on the Hugging Face hub) by the last part of the target's name.
 CHECKPOINTS = {
     "qwen3-4b": "z-lab/Qwen3-4B-DFlash-b16",
@@ -206,11 +207,11 @@ def _in_engine(section: EngineDrafterSection) -> DraftCost:
 def drafter_kind(name: str) -> str:
     """The kind of a drafter's name: `dflash@block=4` and a published checkpoint are `dflash`.
 
-    The same for `eagle3`, `pard` and `mtp`, and `EAGLE3` or `EAGLE-3` in a checkpoint's name.
+    The same for other kinds with weights, and `EAGLE3` or `EAGLE-3` in a checkpoint's name.
     """
     if "+" in name:
         return "combined"
-    for kind in ("dflash", "eagle3", "pard", "mtp"):
+    for kind in (*BLOCK_KINDS, "eagle3", "pard", "mtp"):
         if kind in name.lower().replace("-", ""):
             return kind
     return name.partition("@")[0].partition(":")[0]

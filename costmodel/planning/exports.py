@@ -22,7 +22,7 @@ from typing import Any
 from costmodel.catalog import find_target, resolve_target
 from costmodel.errors import InputError
 from costmodel.planning.acceptance import BLOCK_GAMMA
-from costmodel.planning.drafting import CHECKPOINTS, drafter_kind
+from costmodel.planning.drafting import BLOCK_KINDS, CHECKPOINTS, drafter_kind
 from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import PlanRequest, Precision, ServingPolicy
 from costmodel.planning.result import Plan, PlanOption
@@ -51,9 +51,9 @@ VERSIONS = {
     "tensorrt-llm": "TensorRT-LLM 1.2",
     "transformers": "rooftree 0.1",
 }
-_NO_DRAFTER = "PATH_OF_A_DFLASH_DRAFTER"
 # Longest n-gram that is looked up, as in vLLM's own example.
 _NGRAM = 4
+_VLLM = ("dflash", "dspark", "eagle3", "mtp", "ngram")  # kinds of drafters, as its methods
 # TensorRT-LLM's names of drafters, and the first version whose schedule holds for them.
 _TENSORRT_LLM = {
     "ngram": ("NGram", "1.2"),
@@ -150,11 +150,12 @@ def batch_table(points: Sequence[OperatingPoint]) -> list[list[int]]:
 
 
 def checkpoint_of(drafter: str, target: str) -> str:
-    """The checkpoint of a drafter: `dflash` is the published one of this target, else a gap."""
-    if drafter.partition("@")[0] != "dflash":
+    """The checkpoint of a drafter: a kind is the published one of this target, else a gap."""
+    kind, at, option = drafter.partition("@")
+    if kind not in BLOCK_KINDS:
         return drafter
-    published = CHECKPOINTS.get(target.lower().rpartition("/")[2], _NO_DRAFTER)
-    return published + drafter.removeprefix("dflash")
+    published = CHECKPOINTS.get(target.lower().rpartition("/")[2]) if kind == "dflash" else None
+    return (published or f"PATH_OF_A_{kind.upper()}_DRAFTER") + at + option
 
 
 def _vllm(request: PlanRequest, best: PlanOption, server: Server | None = None) -> list[str]:
@@ -170,7 +171,7 @@ def _vllm(request: PlanRequest, best: PlanOption, server: Server | None = None) 
     most = max(tokens for _, _, tokens in table)
     if not most:
         return [*_joined(options), f"# no --speculative-config: {_nothing(request)}"]
-    config: dict[str, Any] = {"method": _kind(best, "vLLM", ("dflash", "eagle3", "mtp", "ngram"))}
+    config: dict[str, Any] = {"method": _kind(best, "vLLM", _VLLM)}
     if config["method"] == "ngram":
         config["prompt_lookup_max"] = _NGRAM
     elif config["method"] != "mtp":
@@ -352,11 +353,7 @@ def _decoder_policy(policy: ServingPolicy) -> str:
 
 def _decoder_drafter(name: str, target: str) -> str:
     """The name that this decoder loads; a part `dflash` stands for the target's checkpoint."""
-    parts = [
-        checkpoint_of(part, target) if part.startswith("dflash") else part
-        for part in name.split("+")
-    ]
-    return "+".join(parts)
+    return "+".join(checkpoint_of(part, target) for part in name.split("+"))
 
 
 def _drafter(best: PlanOption) -> str:

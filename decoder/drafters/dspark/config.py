@@ -16,6 +16,8 @@ from decoder.drafters.dflash.config import INNER, DFlashConfig, backbone, in_lis
 
 Correction = Literal["none", "vanilla", "gated", "rnn"]
 CORRECTIONS: tuple[Correction, ...] = ("vanilla", "gated", "rnn")
+PAIRED = 32  # candidates of a position, among which all pairs are scored
+GROWN, FRONTIER = 64, 12  # nodes of a level, and those of them that are expanded
 OWN_ARCHITECTURES = ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator")
 
 
@@ -67,4 +69,8 @@ class DSparkConfig(DFlashConfig):
 
     def costs(self) -> dict[str, object]:
         # Not by super(): a dataclass with slots is another class than the one that was written.
-        return DFlashConfig.costs(self) | {"correction": self.correction, "rank": self.rank}
+        costs = DFlashConfig.costs(self)
+        if self.correction == "none":
+            return costs
+        width = GROWN if self.correction == "rnn" else PAIRED
+        return costs | {"correction": self.correction, "rank": self.rank, "candidates": width}

@@ -18,15 +18,13 @@ from decoder.drafters.conditional import (
     score_pairs,
 )
 from decoder.drafters.dflash.drafter import BlockScores, DFlashDrafter
+from decoder.drafters.dspark.config import FRONTIER, GROWN, PAIRED
 from decoder.drafters.dspark.model import DSparkModel
 from decoder.drafters.vocabulary import DraftHead
 from decoder.model.runtime.capture import Tensors
 from decoder.model.target import Target
 from decoder.tree.draft_tree import CandidateTree
 from decoder.tree.pairs import PairLattice
-
-PAIRED = 32  # candidates of a position, among which all pairs are scored
-GROWN, FRONTIER = 64, 12  # nodes of a level, and those of them that are expanded
 
 
 class DSparkDrafter(DFlashDrafter):

@@ -27,7 +27,6 @@ from lab.papers.specblock.updates.specblock import ADAPT, split_updater
 
 KINDS = (
     (NgramDrafter, "ngram"),
-    (DFlashDrafter, "dflash"),
     (BlockPilotDrafter, "blockpilot"),
     (SpecBlockDrafter, "specblock"),
     (Eagle3Drafter, "eagle3"),
@@ -94,15 +93,20 @@ def describe_drafters(loaded: Sequence[tuple[str, str, Drafter]]) -> tuple[Model
 
 
 def _model(label: str, name: str, drafter: Drafter) -> Model:
+    block = isinstance(drafter, DFlashDrafter)
     return Model(
         name=label,
         hash=drafter.architecture_hash,
         source=public_name(name),
-        kind=next((kind for type_, kind in KINDS if isinstance(drafter, type_)), ""),
+        kind=drafter.model.config.name if block else _kind(drafter),
         without=drafter.model.without if isinstance(drafter, SpecBlockDrafter) else (),
-        block_size=drafter.block_size if isinstance(drafter, DFlashDrafter) else None,
+        block_size=drafter.block_size if block else None,
         updates=split_updater(name)[1],
     )
+
+
+def _kind(drafter: Drafter) -> str:
+    return next((kind for type_, kind in KINDS if isinstance(drafter, type_)), "")
 
 
 def public_name(source: str) -> str:

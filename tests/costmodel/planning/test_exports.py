@@ -12,7 +12,7 @@ import pytest
 from costmodel.catalog import load_targets
 from costmodel.errors import InputError
 from costmodel.planning.acceptance import find_acceptance
-from costmodel.planning.drafting import DraftCost
+from costmodel.planning.drafting import DraftCost, drafter_kind
 from costmodel.planning.exports import (
     batch_table,
     checkpoint_of,
@@ -214,6 +214,10 @@ def test_precision_is_exported_or_refused():
 def test_targets_without_a_published_drafter_say_what_is_needed():
     assert checkpoint_of("dflash", "me/my-model") == "PATH_OF_A_DFLASH_DRAFTER"
     assert checkpoint_of("dflash@block=4", QWEN) == "z-lab/Qwen3-8B-DFlash-b16@block=4"
+    assert checkpoint_of("dspark", QWEN) == "PATH_OF_A_DSPARK_DRAFTER"
+    assert [drafter_kind(name) for name in ("dflash2", "z/Qwen3-8B-DFlash2-b8@block=4")] == 2 * [
+        "dflash2"
+    ]
 
 
 # SGLang's DSpark tables: read as SGLang reads them, they give the server's own steps.
