@@ -45,8 +45,7 @@ class CachePlace:
 
     def cut(self, tokens: int) -> None:
         """Forget all pending rows, and the committed ones after the first `tokens`."""
-        self.cache.lengths[self.sequence] = min(self.length, tokens)
-        self.cache.pending[self.sequence] = 0
+        self.cache.cut(tokens, self.sequence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

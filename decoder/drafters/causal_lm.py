@@ -57,7 +57,7 @@ class CausalLMDrafter(Drafter):
         self.deepens = max_depth is None
         self.architecture_hash = model.architecture.hash
         self.vocab = vocab or model.architecture.vocab
-        self.caches = SharedCaches(model.architecture, model.dtype, model.device, target)
+        self.caches = SharedCaches(model.structure, model.dtype, model.device, target)
 
     @classmethod
     def from_pretrained(
@@ -90,10 +90,9 @@ class CausalLMSession(DraftSession):
     token and the expanded nodes; `_rows` describes them.
     """
 
-    rewinds = True
-
     def __init__(self, drafter: CausalLMDrafter, prompt: NDArray[np.int64]) -> None:
         self._drafter = drafter
+        self.rewinds = not drafter.model.structure.states
         self._model = drafter.model
         self._caches = drafter.caches
         self._place: CachePlace | None = None

@@ -182,11 +182,22 @@ class AttentionPlan(Protocol):
         """
 
 
+class AttentionCounter(Protocol):
+    """Recurrent states in a forward; see `decoder.model.mixers`."""
+
+    def next_attention(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardPlan:
-    """Attention sequence by sequence, with the sequences' rows end to end."""
+    """Attention sequence by sequence, with the sequences' rows end to end.
+
+    states  of a model that has some; its attentions are then known by their order, since
+            several may be of one layer
+    """
 
     segments: tuple[Segment, ...]
+    states: AttentionCounter | None = None
 
     @property
     def masked(self) -> bool:
@@ -451,7 +462,8 @@ def split_attention_forward(
             "this model is a decoder's own, and attends only inside its forwards",
             hint="Load another model for calls of your own, or make the decoder from yours.",
         )
-    layer: int = module.layer_idx  # type: ignore[assignment]
+    states = plan.states if isinstance(plan, ForwardPlan) else None
+    layer: int = module.layer_idx if states is None else states.next_attention()  # type: ignore
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     cap, sinks, chosen = (options.get(name) for name in ("softcap", "s_aux", "indices"))
     if cap is None and sinks is None and chosen is None:

@@ -10,6 +10,7 @@ import torch
 
 from costmodel.errors import InputError
 from decoder.device import to_device
+from decoder.model.states import StateCache
 
 
 class CacheShape(Protocol):
@@ -56,6 +57,7 @@ class KVCache:
     layers have one size, `data` is that tensor as [layers, 2, sequences, ...]. The first
     `lengths[s]` tokens of sequence s are committed. A forward writes its rows behind them. They
     are pending until `commit` keeps some of them and drops the rest; the prefix is not moved.
+    `states` are those of layers that have some, and None without any.
     """
 
     def __init__(
@@ -66,9 +68,13 @@ class KVCache:
         sequences: int,
         dtype: torch.dtype,
         device: torch.device,
-        stores: Sequence[LayerStore] = (),
     ) -> None:
-        """stores: of each layer, where they differ."""
+        """
+        architecture  may have `stores` of each layer where they differ, and `states`, as a
+                      `Structure` has
+        """
+        stores: Sequence[LayerStore] = getattr(architecture, "stores", ())
+        states = getattr(architecture, "states", ())
         size = (architecture.kv_heads, architecture.head_dim)
         wanted = {size: 2 * architecture.layers}
         if stores:
@@ -79,6 +85,7 @@ class KVCache:
         ]
         try:
             self.planes = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
+            self.states = StateCache(states, sequences, dtype, device) if states else None
         except RuntimeError as error:  # torch.OutOfMemoryError is a RuntimeError
             numbers = sum(torch.Size(shape).numel() for shape in shapes)
             size_gb = numbers * dtype.itemsize / 1e9
@@ -121,6 +128,8 @@ class KVCache:
 
     def copy_from(self, other: KVCache, source: int, sequence: int) -> None:
         """Copy sequence `source` of a smaller cache to `sequence`."""
+        if self.states is not None and other.states is not None:
+            self.states.copy_from(other.states, source, sequence)
         end = other.end(source)
         for ours, theirs in zip(self.planes, other.planes, strict=True):
             ours[:, sequence, :, :end] = theirs[:, source, :, :end]
@@ -135,6 +144,8 @@ class KVCache:
         Leading rows 0, 1, 2, ... already lie in place. The others are moved by one gather over
         all layers.
         """
+        if self.states is not None:
+            self.states.commit(rows, sequence)
         length = self.lengths[sequence]
         start = next((i for i, row in enumerate(rows) if row != i), len(rows))
         if start < len(rows):
@@ -146,6 +157,33 @@ class KVCache:
         self.pending[sequence] = 0
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens of every sequence, without pending rows."""
+        """Keep the first `length` tokens of every sequence, without pending rows.
+
+        Recurrent states become those of an empty text, or stay as they are: forwards can be
+        timed behind them, but no text goes on.
+        """
         self.lengths = [length] * self.sequences
         self.pending = [0] * self.sequences
+        if self.states is not None and length == 0:
+            for sequence in range(self.sequences):
+                self.states.clear(sequence)
+
+    def cut(self, tokens: int, sequence: int) -> None:
+        """Forget a sequence's pending rows, and the committed ones after the first `tokens`.
+
+        Raises InputError for recurrent states, which cannot go back, but to an empty text.
+        """
+        if self.states is not None and tokens < self.lengths[sequence]:
+            if tokens:
+                raise InputError("the states of this model cannot go back in a text")
+            self.states.clear(sequence)
+        self.lengths[sequence] = min(self.lengths[sequence], tokens)
+        self.pending[sequence] = 0
+
+    def fill_with_noise(self) -> None:
+        """Keys, values and states of no text, to time forwards: zeros may run faster."""
+        with torch.inference_mode():
+            for planes in self.planes:
+                planes.normal_()
+            if self.states is not None:
+                self.states.fill_with_noise()

@@ -26,7 +26,7 @@ import transformers
 from costmodel.errors import InputError, RooftreeError, reason_of
 from costmodel.io import read_json, tool_version, write_atomic
 from costmodel.profile.store import user_directory
-from decoder.model.attention import DenseVisible, RowBlock, TreeVisible, attention_of
+from decoder.model.attention import CausalVisible, RowBlock, TreeVisible, attention_of
 from decoder.model.kv_cache import KVCache
 from decoder.model.masks import MaskFunction
 from decoder.model.quantization import rounds_inputs
@@ -49,7 +49,7 @@ WINDOWS = ("sliding_window", "attention_chunk_size")  # their names in configs
 BOUNDS = {torch.float64: 1e-4, torch.float32: 1e-3}
 ROUNDED_BOUND = 0.2
 LARGE_LOGIT = 300.0  # a cap or a scale shows there
-NOTES = 2  # a number of what a structure says
+NOTES = 3  # a number of what a structure says
 IGNORED = ("_name_or_path", "dtype", "torch_dtype", "transformers_version")
 FAILURES = (
     RuntimeError,
@@ -180,7 +180,8 @@ def _compared(step: ModelStep, structure: Structure, smaller: Structure) -> tupl
     step.plain_head = _has_plain_head(step, hidden)
     rounded = step.dtype not in BOUNDS or rounds_inputs(step.model.config)
     distance = _distance(step.logits(hidden), theirs, rounded)
-    if not distance <= (ROUNDED_BOUND if rounded else BOUNDS[step.dtype]):
+    dtype = torch.float32 if structure.states else step.dtype  # states are in float32 always
+    if not distance <= (ROUNDED_BOUND if rounded else BOUNDS[dtype]):
         raise UnsupportedModelError(
             f"the logits of a tree differ from transformers' own by {min(distance, 9.99):.1%}"
         )
@@ -216,9 +217,8 @@ def _tree_hidden(
         sequences=1,
         dtype=step.dtype,
         device=step.device,
-        stores=structure.stores,
     )
-    causal = DenseVisible(np.tri(PROMPT_ROWS, dtype=np.bool_))
+    causal = CausalVisible(PROMPT_ROWS)
     depths, visible = np.array([0, 1, 1, 2, 2, 3, 3]), TreeVisible(PARENTS)
     branches = [*BRANCHES[0], *BRANCHES[1]]
     parts = []
@@ -266,7 +266,8 @@ def _read(key: str) -> Structure | None:
         fields = dict(stored["structure"])
         if stored["checksum"] != _checksum(key, fields):
             return None
-        fields["stores"] = tuple(tuple(store) for store in fields["stores"])
+        for name in ("stores", "states"):
+            fields[name] = tuple(tuple(entry) for entry in fields[name])
         return Structure(**fields)
     except (RooftreeError, TypeError, ValueError, LookupError):
         return None

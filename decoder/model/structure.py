@@ -21,6 +21,8 @@ from decoder.model.attention import attention_of
 from decoder.model.kv_cache import LayerStore
 from decoder.model.latents import follow_latents, has_indexer, keeps_latents
 from decoder.model.masks import MaskFunction
+from decoder.model.mixers import StateNotes
+from decoder.model.states import StateShape
 
 TRACE_NAME = "rooftree_trace"
 ROWS = 3
@@ -64,8 +66,10 @@ class Structure:
 
     window      tokens of the longest text in which every layer sees everything; None: any text
     extras      whether attention has sinks or soft caps on its scores
+    layers      that keep keys
     stores      of each layer, where they differ or share keys, then those of indexers; `heads` and
                 the other sizes are then the first layer's
+    states      recurrent states and convolutions' columns, in the order of their layers
     plain_head  whether logits are the output of the LM head, without scales or caps
     """
 
@@ -76,6 +80,7 @@ class Structure:
     window: int | None = None
     extras: bool = False
     stores: tuple[LayerStore, ...] = ()
+    states: tuple[StateShape, ...] = ()
     plain_head: bool = True
 
     @property
@@ -91,6 +96,8 @@ class Structure:
     @property
     def uneven(self) -> str:
         """What kernels for plain layers cannot do in it; empty where they can."""
+        if self.states:
+            return "some of its layers have a recurrent state"
         if self.extras:
             return "its attention has sinks or soft caps"
         if self.latent:
@@ -102,12 +109,12 @@ class Structure:
 class AttentionCall:
     """One call of the attention function; shapes are [batch, heads, rows, width].
 
-    source  the first layer that attends over these keys
+    source  the number of the first call that attends over these keys
     mask    the number of its mask, where masks are marked
     """
 
     layer: int | None
-    source: int | None
+    source: int
     query: tuple[int, ...]
     key: tuple[int, ...]
     value: tuple[int, ...]
@@ -122,6 +129,7 @@ class _Notes:
     masks: list[MaskFunction] = field(default_factory=list)
     keys: list[torch.Tensor] = field(default_factory=list)
     index_widths: list[int] = field(default_factory=list)
+    states: StateNotes = field(default_factory=StateNotes)
     marked: bool = False
 
     def update(self, key: Any, value: Any, *_: object) -> tuple[Any, Any]:
@@ -154,11 +162,10 @@ def _note_attention(
     if attention_mask is not None and attention_mask.dtype != torch.bool:  # an indexer's is ours
         options["attention_mask"] = attention_mask
     window = options.get("sliding_window")
-    layer = getattr(module, "layer_idx", None)
-    earlier = zip(_notes.keys, _notes.calls, strict=True)
+    earlier = [number for number, keys in enumerate(_notes.keys) if keys is key]
     call = AttentionCall(
-        layer=layer,
-        source=next((call.layer for keys, call in earlier if keys is key), layer),
+        layer=getattr(module, "layer_idx", None),
+        source=earlier[0] if earlier else len(_notes.calls),
         query=(*query.shape[:3], key.shape[3]) if latent else tuple(query.shape),
         key=tuple(key.shape),
         value=(*key.shape[:3], 0) if latent else tuple(value.shape),
@@ -218,7 +225,7 @@ def read_structure(model: Any) -> Structure:
         raise UnsupportedModelError("it has no separate decoder and LM head")
     notes = _noted(model)
     config = model.config.get_text_config(decoder=True)
-    structure = _sizes(notes.calls, _layers(config))
+    structure = _sizes(notes, _layers(config))
     if notes.index_widths:
         structure = _with_indexers(structure, notes.index_widths)
     _check_options(notes.calls)
@@ -270,7 +277,10 @@ def _noted(model: Any, *, marked: bool = False, count: int = ROWS) -> _Notes:
         if has_indexer(model):
             seen = torch.ones((1, 1, count, count), dtype=torch.bool, device=rows.device)
             more = {"past_key_values": notes, "attention_mask": seen.tril()}
-        text_of(model)(input_ids=rows % ROWS, position_ids=rows, use_cache=False, **more)
+        with notes.states:
+            text_of(model)(input_ids=rows % ROWS, position_ids=rows, use_cache=False, **more)
+    if notes.states.shapes:  # several attentions may be of one layer, and some layers have none
+        notes.calls = [replace(call, layer=i) for i, call in enumerate(notes.calls)]
     return notes
 
 
@@ -282,29 +292,44 @@ def _layers(config: Any) -> int:
     return int(getattr(config, "num_hidden_layers", 0) or 0)
 
 
-def _sizes(calls: Sequence[AttentionCall], layers: int) -> Structure:
-    if not calls:
+def _sizes(notes: _Notes, layers: int) -> Structure:
+    calls, states = notes.calls, tuple(notes.states.shapes)
+    if states and ("other",) not in states:
+        layers = len(calls)
+    if not calls and (layers or not states):
         raise UnsupportedModelError("its attention does not go through transformers' interface")
-    attending = [call.layer for call in calls]
-    if sorted(set(attending), key=str) != sorted(range(layers), key=str):
+    if not calls:
+        return Structure(layers=0, heads=1, kv_heads=1, head_dim=1, states=states)
+    numbers = [call.layer for call in calls]
+    if sorted(set(numbers), key=str) != sorted(range(layers), key=str):
         raise UnsupportedModelError(
-            f"{len(set(attending))} of its {layers} layers attend over the text: others keep a "
-            "state"
+            f"{len(set(numbers))} of its {layers} layers attend over the text: others keep a state"
         )
-    if len(attending) != layers:
+    if len(numbers) != layers:
         raise UnsupportedModelError("its layers attend more than once in a forward")
     for call in calls:
         (_, heads, *query), (_, kv_heads, *key) = call.query, call.key
         if query != key or key[0] != ROWS or heads % kv_heads or call.value[1:3] != call.key[1:3]:
             raise UnsupportedModelError("its attention does not read one key a token")
+    sources = {call.layer or 0: numbers[call.source] or 0 for call in calls}
     calls = sorted(calls, key=lambda call: call.layer or 0)
     first = calls[0]
     (_, heads, _, width), kv_heads = first.query, first.key[1]
-    stores = tuple((call.key[1], call.key[3], call.value[3], call.source or 0) for call in calls)
+    stores = tuple(
+        (call.key[1], call.key[3], call.value[3], sources[layer])
+        for layer, call in enumerate(calls)
+    )
     plain = tuple((kv_heads, width, width, layer) for layer in range(layers))
     if stores == plain and all(call.query == first.query for call in calls):
         stores = ()
-    return Structure(layers=layers, heads=heads, kv_heads=kv_heads, head_dim=width, stores=stores)
+    return Structure(
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=width,
+        stores=stores,
+        states=states,
+    )
 
 
 def _with_indexers(structure: Structure, widths: Sequence[int]) -> Structure:

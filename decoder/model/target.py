@@ -110,7 +110,6 @@ class Target:
                 sequences=sequences,
                 dtype=self.dtype,
                 device=self.device,
-                stores=self.structure.stores,
             )
             self.cache = cache
         cache.truncate(0)

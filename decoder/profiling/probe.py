@@ -84,9 +84,7 @@ def _time_points(
     target.cache = None
     cache = target.reserve(max(rows + context for rows, context in shapes))
     try:
-        with torch.inference_mode():
-            for planes in cache.planes:
-                planes.normal_()
+        cache.fill_with_noise()
         trees = [_broad_tree(rows - 1) for rows, _ in shapes]
         passes: list[list[float]] = []
         while True:

@@ -78,10 +78,13 @@ PER_LAYER_ROPE = {
     kind: {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
     for kind in ("sliding_attention", "full_attention")
 }
+RECURRENT = {"layer_types": ["linear_attention", "full_attention", "linear_attention"],
+             "num_hidden_layers": 3}  # fmt: skip
+CONVOLVED = {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3}
 # What single kinds need beside the sizes.
 # fmt: off
 MORE: dict[str, dict[str, Any]] = {
-    "bamba": {"attn_layer_indices": [1]},
+    "bamba": {"attn_layer_indices": [1], "num_hidden_layers": 3},
     "codegen": {"rotary_dim": 4},
     "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"],
                             "rope_parameters": PER_LAYER_ROPE},
@@ -94,17 +97,21 @@ MORE: dict[str, dict[str, Any]] = {
                      "num_kv_shared_layers": 1, "laurel_rank": 8},
     "gemma4_text": {"vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8},
     "gpt_neo": {"attention_types": [[["global"], 2]]},
-    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba"], "num_hidden_layers": 3},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_offset": 1},
-    "lfm2": {"layer_types": ["conv", "full_attention"]},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "lfm2": CONVOLVED,
+    "lfm2_moe": CONVOLVED | {"num_dense_layers": 1},
     "longcat_flash": {"num_layers": 1, "ffn_hidden_size": 48, "expert_ffn_hidden_size": 24,
                       "zero_expert_num": 2},
-    "kimi_linear": {"layer_types": ["linear_attention", "full_attention"]},
+    "kimi_linear": RECURRENT | {"linear_num_heads": 4, "linear_head_dim": 8},
     "mamba2": {"num_heads": 8, "head_dim": 8},
-    "qwen3_5_moe_text": {"layer_types": ["linear_attention", "full_attention"]},
-    "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"]},
-    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
+    "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 2,
+                   "layers_block_type": ["linear_attention", "mlp", "full_attention",
+                                         "linear_attention"]},
+    "olmo_hybrid": RECURRENT,
+    "qwen3_5_moe_text": RECURRENT,
+    "qwen3_5_text": RECURRENT,
+    "qwen3_next": RECURRENT,
     "qwen4_exp_text": {"layer_types": ["linear_attention", "qwen_sparse_attention"],
                        "hc_lowrank": 8, "ngram_vocab_size_base": 64, "split_ngram_parts": 1,
                        "ple_embed_dim": 32, "ple_layer_ids": [1], "heads_per_ngram": 2,
@@ -119,7 +126,8 @@ MORE: dict[str, dict[str, Any]] = {
     "xlstm": {"embedding_dim": 32, "num_heads": 2},
     "zamba": {"layers_block_type": ["mamba", "hybrid", "hybrid"], "num_hidden_layers": 3,
               "n_mamba_heads": 2, "attention_head_dim": 16, "use_mamba_kernels": False},
-    "zamba2": {"layers_block_type": ["mamba", "hybrid"], "n_mamba_heads": 8},
+    "zamba2": {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "n_mamba_heads": 8,
+               "num_hidden_layers": 4, "num_mem_blocks": 1},
     "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 16},
     "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
 }

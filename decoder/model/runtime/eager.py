@@ -23,6 +23,7 @@ from decoder.model.attention import (
 from decoder.model.kv_cache import KVCache
 from decoder.model.latents import LatentPlan
 from decoder.model.masks import MaskFunction, mask_segment
+from decoder.model.mixers import follow_states, row_states
 from decoder.model.rope import rope_by_length
 from decoder.model.runtime.base import NO_TOKEN, ForwardOutputs, RuntimeKind
 from decoder.model.runtime.capture import BudgetedCapture
@@ -97,6 +98,7 @@ class ModelStep:
         self.embedding = model.get_input_embeddings()
         self.head = model.get_output_embeddings()
         self._base, self._text = base_of(model), text_of(model)
+        follow_states(model)
         if owned:
             model.config._attn_implementation = ATTENTION_NAME
 
@@ -276,9 +278,10 @@ class EagerRuntime:
                 segment = mask_segment(segment, masks, positions[-1], visible, self._group)
             segments.append(segment)
             first = rows.stop
-        plan = ForwardPlan(tuple(segments))
+        states = row_states(cache, blocks)
+        plan = ForwardPlan(tuple(segments), states)
         if self._structure.latent:
-            plan = LatentPlan(tuple(segments), layers=self._structure.layers)
+            plan = LatentPlan(tuple(segments), states, layers=self._structure.layers)
         return _join(tokens), _join(positions), plan
 
 

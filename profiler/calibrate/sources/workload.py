@@ -163,6 +163,10 @@ class Workload:
     def _commit(self, task: Task) -> Callable[[], object]:
         target = self._target
         rows = [0, *range(2, 2 * task.size + 1, 2)]  # every row but the root's has to be moved
+        if target.structure.states:  # which step along the rows of the last forward
+            self._use_cache(task.batch).truncate(task.context)
+            tree = self._tree(2 * task.size)
+            target.verify([Step(1, tree, sequence) for sequence in range(task.batch)])
 
         def run() -> None:
             cache = self._use_cache(task.batch)
@@ -186,9 +190,7 @@ class Workload:
         if cache is None:
             self._target.cache = None
             cache = self._target.reserve(self._room(batch), batch)
-            with torch.inference_mode():
-                for planes in cache.planes:
-                    planes.normal_()
+            cache.fill_with_noise()
             self._caches[batch] = cache
         self._target.cache = cache
         return cache

@@ -1,0 +1,244 @@
+"""Linear recurrences under a draft tree: outputs of all rows from one state, and steps of a state.
+
+A row reads the state behind its own path. No state a node is made: the decays and the updates
+of a row's ancestors are sums under the ancestor mask, and where an update reads the state
+before it (gated delta rule) the updates of all rows are the solution of one unit lower
+triangular system (the chunk form of Yang et al., Gated Delta Networks, with ancestors in
+place of earlier rows). A commit steps along the accepted path in the order of operations of
+transformers' decoding, so that the state does not drift from it.
+
+A state is [heads, keys, values], in float32. Rows are the second dimension of all that is kept
+of them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+NORM_EPS = 1e-6  # of transformers' normalised queries and keys
+READING = "delta"  # the kind of rule whose updates read the state
+
+
+class Ancestors:
+    """The pending and new rows that each new row has on its path; made once a forward.
+
+    visible  boolean [rows, pending + rows], with the row itself
+    hidden   the opposite [rows, pending + rows, 1], on the device
+    summed   float32 [rows, pending + rows]: a product with it sums over a row's path
+    """
+
+    def __init__(self, visible: NDArray[np.bool_], device: torch.device) -> None:
+        self._visible, self._device = visible, device
+        seen = torch.from_numpy(visible).to(device)
+        self.hidden, self.summed = ~seen[..., None], seen.to(torch.float32)
+        self._windows: dict[int, torch.Tensor] = {}
+
+    @property
+    def pending(self) -> int:
+        rows, columns = self._visible.shape
+        return columns - rows
+
+    def windows(self, width: int) -> torch.Tensor:
+        """The last `width` columns of each row's path, flat int64 [rows * width].
+
+        The columns are width - 1 committed ones, then the pending and new rows.
+        """
+        if width not in self._windows:
+            index = path_windows(self._visible, width).ravel()
+            self._windows[width] = torch.from_numpy(index).to(self._device)
+        return self._windows[width]
+
+
+def path_windows(visible: NDArray[np.bool_], width: int) -> NDArray[np.int64]:
+    """See `Ancestors.windows`; int64 [rows, width]."""
+    lengths = visible.sum(1)
+    index = lengths[:, None] - 1 + np.arange(width)  # as if all were committed
+    behind = lengths[:, None] - visible.cumsum(1)  # rows of the path behind each of its rows
+    rows, columns = np.nonzero(visible & (behind < width))
+    index[rows, width - 1 - behind[rows, columns]] = width - 1 + columns
+    return index
+
+
+def convolved(
+    columns: torch.Tensor, ancestors: Ancestors, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """The causal depthwise convolution along each row's path, [rows, channels].
+
+    columns  [channels, width - 1 + pending + rows]
+    weight   [channels, width]
+
+    A convolution over windows: products that are summed by hand round differently in bfloat16.
+    """
+    channels, width = weight.shape
+    windows = columns[:, ancestors.windows(width)].view(channels, -1, width).transpose(0, 1)
+    mixed = functional.conv1d(
+        windows.contiguous().to(weight.dtype), weight[:, None], bias, groups=channels
+    )
+    return mixed[..., 0]
+
+
+class KeptRows(NamedTuple):
+    """What a rule keeps of rows, for a commit and for rows of later forwards.
+
+    key     [heads, rows, keys], and value [heads, rows, values]: as the rule's step has them
+    beta    [heads, rows, 1]: the share of a value, or the length of a step
+    decay   [heads, rows, 1], or of each key's number [heads, rows, keys]; a logarithm
+    update  [heads, rows, values]: what is added to the state under the key
+    total   the decay from the committed state on
+    """
+
+    key: torch.Tensor
+    value: torch.Tensor
+    beta: torch.Tensor
+    decay: torch.Tensor
+    update: torch.Tensor
+    total: torch.Tensor
+
+
+class RuleRows:
+    """The rows of a call of a rule, [heads, rows, width] each; names as in `KeptRows`.
+
+    kind  `delta` (gated delta rule), whose updates read the state, or `ssm` (mamba2)
+    skip  [heads] of a connection from values to outputs, or None
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        query: torch.Tensor,
+        parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+        dtype: torch.dtype,
+        skip: torch.Tensor | None = None,
+    ) -> None:
+        """parts: keys, values, betas, decays."""
+        self._kind, self._query, self._parts = kind, query, parts
+        self._dtype, self._skip = dtype, skip
+
+    def single(
+        self, rows: slice, state: torch.Tensor
+    ) -> tuple[torch.Tensor, KeptRows, torch.Tensor]:
+        """The output of one row, what is kept of it, and the state behind it."""
+        key, value, beta, decay = (part[:, rows] for part in self._parts)
+        kept = KeptRows(key, value, beta, decay, (value * beta).float(), decay)
+        state, update = stepped(self._kind, state, kept, 0)
+        if self._kind == READING:
+            output = (state * self._query[:, rows].mT).sum(-2, keepdim=True)
+            kept = kept._replace(update=update)
+        else:
+            output = self._query[:, rows] @ state.to(self._query.dtype)
+        return self._finished(output, rows), kept, state
+
+    def tree(
+        self, rows: slice, state: torch.Tensor, ancestors: Ancestors, before: KeptRows | None
+    ) -> tuple[torch.Tensor, KeptRows]:
+        """Outputs [rows, heads, values], and what is kept; `before` of the pending rows."""
+        parts, pending = [part[:, rows] for part in self._parts], ancestors.pending
+        query, key, value, beta, decay = (part.float() for part in (self._query[:, rows], *parts))
+        total = ancestors.summed @ _behind(before, "decay", decay)
+        between = _decays(total, _behind(before, "total", total), ancestors)
+        keys, from_state = _behind(before, "key", key).float(), total.exp()
+        update = value * beta
+        if self._kind == READING:
+            weighted = key * beta
+            system = _scores(weighted, keys, between)
+            update -= (weighted * from_state) @ state
+            if before is not None:
+                update -= system[:, :, :pending] @ before.update
+            update = torch.linalg.solve_triangular(
+                system[:, :, pending:], update, upper=False, unitriangular=True
+            )
+        output = (query * from_state) @ state
+        output += _scores(query, keys, between) @ _behind(before, "update", update)
+        return self._finished(output, rows), KeptRows(*parts, update, total)
+
+    def _finished(self, output: torch.Tensor, rows: slice) -> torch.Tensor:
+        """[rows, heads, values] of [heads, rows, values]."""
+        if self._skip is not None:
+            output = output + self._parts[1][:, rows] * self._skip[:, None, None]
+        return output.transpose(0, 1).to(self._dtype)
+
+
+def gated_delta(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    *,
+    normed: bool,
+) -> RuleRows:
+    """The rows of a call of transformers' gated delta rule, which has all in float32.
+
+    query, key, value  [1, rows, heads, width]
+    g                  [1, rows, heads], or of each key's number (Kimi's delta attention)
+    beta               [1, rows, heads]
+    """
+    decay = g if g.ndim == key.ndim else g[..., None]
+    inputs = (query, key, value, beta[..., None], decay)
+    queries, keys, *others = (part[0].transpose(0, 1).float() for part in inputs)
+    if normed:
+        queries, keys = _normed(queries), _normed(keys)
+    queries = queries / queries.shape[-1] ** 0.5
+    return RuleRows("delta", queries, (keys, *others), query.dtype)  # type: ignore[arg-type]
+
+
+def state_space(
+    x: torch.Tensor,
+    step: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor | None,
+) -> RuleRows:
+    """The rows of a call of transformers' mamba2 scan, which steps in the model's dtype.
+
+    x     [1, rows, heads, width];  step  [1, rows, heads];  b, c  [1, rows, groups, size]
+    a, d  [heads]
+    """
+    value, steps, key, query = (part[0].transpose(0, 1) for part in (x, step[..., None], b, c))
+    key, query = (part.repeat_interleave(len(value) // len(part), 0) for part in (key, query))
+    decay = steps.float() * a.float()[:, None, None]
+    return RuleRows("ssm", query, (key, value, steps, decay), x.dtype, d)
+
+
+def stepped(
+    kind: str, state: torch.Tensor, kept: KeptRows, row: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The state behind a row, in transformers' order of operations, and the row's update."""
+    key, value, beta, decay = (part[:, row] for part in kept[:4])
+    state = state * decay.exp()[..., None]
+    if kind != READING:
+        return (state + (beta * key)[..., None] * value[:, None]).float(), kept.update[:, row]
+    update = (value - (state * key[..., None]).sum(-2)) * beta
+    return state.add_(key[..., None] * update[:, None]), update[:, None]
+
+
+def _normed(heads: torch.Tensor) -> torch.Tensor:
+    return heads * torch.rsqrt((heads * heads).sum(-1, keepdim=True) + NORM_EPS)
+
+
+def _behind(before: KeptRows | None, name: str, new: torch.Tensor) -> torch.Tensor:
+    """A part of the new rows behind that of the pending rows."""
+    return new if before is None else torch.cat((getattr(before, name), new), 1)
+
+
+def _decays(total: torch.Tensor, totals: torch.Tensor, ancestors: Ancestors) -> torch.Tensor:
+    """Decays from each row on a path to the new row, [heads, rows, pending + rows, 1 or width].
+
+    They are 0 for rows that are on no path, and masked before the exponential: between siblings
+    it may overflow.
+    """
+    between = total[:, :, None] - totals[:, None]
+    return between.masked_fill_(ancestors.hidden, float("-inf")).exp_()
+
+
+def _scores(queries: torch.Tensor, keys: torch.Tensor, between: torch.Tensor) -> torch.Tensor:
+    """Products of all queries and keys, decayed, [heads, rows, pending + rows]."""
+    if between.shape[-1] == 1:
+        return queries @ keys.mT * between[..., 0]
+    return torch.einsum("hik,hijk,hjk->hij", queries, between, keys)

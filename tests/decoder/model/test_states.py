@@ -1,0 +1,286 @@
+"""Recurrent states under draft trees, against transformers' decoding of each path."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from transformers import DynamicCache
+
+from costmodel.errors import InputError
+from decoder.drafters.causal_lm import CausalLMDrafter
+from decoder.engine import TreeDecoder
+from decoder.model import recurrence, selfcheck
+from decoder.model.kv_cache import KVCache
+from decoder.model.loading import borrow_model
+from decoder.model.making import make_target
+from decoder.model.recurrence import Ancestors, path_windows
+from decoder.model.states import StateCache
+from decoder.model.target import Step
+from decoder.tree.draft_tree import DraftTree
+from lab.studies.common import greedy
+from lab.studies.families import HidingDrafter, tiny_model
+from tests.decoder.models import target_of
+from tests.tiny_folder import isolate
+
+PROMPT = [5, 17, 3, 88, 5, 17, 3, 41, 5, 17, 60]
+BOUNDS = {torch.float64: 1e-5, torch.float32: 1e-4}
+MECHANISMS = ("qwen3_5_text", "lfm2", "falcon_h1")
+KINDS = (
+    *MECHANISMS, "qwen3_next", "qwen3_5_moe_text", "olmo_hybrid", "kimi_linear", "lfm2_moe",
+    "granitemoehybrid", "bamba", "zamba2", "nemotron_h",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setattr(selfcheck, "_checked", {})
+    return isolate(monkeypatch, tmp_path / "home")
+
+
+def hybrid(kind, dtype=torch.float64):
+    return tiny_model(kind).to(dtype)
+
+
+def prefilled(model):
+    target = make_target(borrow_model(model), owned=False)
+    target.reserve(128)
+    target.prefill(torch.tensor(PROMPT))
+    return target
+
+
+def tree_of(shape, nodes, seed=0):
+    """A draft tree; each node of the chain in a comb has a sibling."""
+    random, rows = np.random.default_rng(seed), np.arange(nodes)
+    parents = {
+        "chain": rows,
+        "star": 0 * rows,
+        "comb": np.maximum(rows - rows % 2 - 1, 0),
+        "random": np.array([random.integers(0, row + 1) for row in rows], dtype=np.int64),
+    }[shape]
+    depths = np.zeros(nodes + 1, dtype=np.int64)
+    for row in rows:
+        depths[row + 1] = depths[parents[row]] + 1
+    order = np.argsort(depths[1:], kind="stable")
+    place = np.concatenate(([0], np.argsort(order) + 1))
+    tokens = random.permutation(96)[:nodes] + 1
+    return DraftTree(tokens, place[parents[order]], depths[1:][order], np.full(nodes, 0.5))
+
+
+def paths_of(tree):
+    """The rows from the root to each row."""
+    paths = [[0]]
+    for row, parent in enumerate(tree.parents, 1):
+        paths.append([*paths[parent], row])
+    return paths
+
+
+@torch.inference_mode()
+def read(model, cache, ids):
+    """transformers' own logits behind tokens that are read into its cache."""
+    ids = torch.tensor([[int(token) for token in ids]])
+    places = torch.arange(ids.shape[1])[None] + cache.get_seq_length()
+    return model(ids, position_ids=places, past_key_values=cache, use_cache=True).logits[0, -1]
+
+
+def decoded(model, prompt, tokens):
+    """The logits behind tokens that transformers reads one by one after a prompt."""
+    cache = DynamicCache(config=model.config)
+    read(model, cache, prompt)
+    return [read(model, cache, [token]) for token in tokens][-1]
+
+
+def off(ours, theirs):
+    """The largest difference, in spreads of the logits."""
+    return float((ours - theirs).abs().max() / theirs.std())
+
+
+def check_rows(target, model, text, root, tree, bound):
+    """The rows of a tree against each path's decoding; `text` is what is committed."""
+    [rows] = target.verify([Step(root, tree)])
+    tokens = tree.row_tokens(root)
+    for row, path in enumerate(paths_of(tree)):
+        wanted = decoded(model, text[: len(PROMPT)], [*text[len(PROMPT) :], *tokens[path]])
+        assert off(rows[row], wanted) < bound, (row, off(rows[row], wanted))
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=["float64", "float32"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_row_is_the_decoding_of_its_path_before_and_after_a_commit(kind, dtype):
+    model = hybrid(kind, dtype)
+    target = prefilled(model)
+    tree = tree_of("random", 9, seed=1)
+    check_rows(target, model, PROMPT, 7, tree, BOUNDS[dtype])
+    path = max(paths_of(tree), key=len)
+    target.commit(path)
+    text = [*PROMPT, *(int(token) for token in tree.row_tokens(7)[path])]
+    check_rows(target, model, text, 11, tree_of("comb", 6, seed=2), BOUNDS[dtype])
+
+
+@pytest.mark.parametrize("shape", ["chain", "star", "comb", "random"])
+@pytest.mark.parametrize("kind", MECHANISMS)
+def test_trees_of_many_shapes(kind, shape):
+    model = hybrid(kind)
+    target = make_target(borrow_model(model), owned=False)
+    for nodes in (1, 2, 12):
+        target.reserve(64)
+        target.prefill(torch.tensor(PROMPT))
+        check_rows(target, model, PROMPT, 7, tree_of(shape, nodes, seed=nodes), 1e-5)
+
+
+@pytest.mark.parametrize("kind", MECHANISMS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_states_do_not_drift_over_many_commits(kind, dtype):
+    model = hybrid(kind, dtype)
+    target = prefilled(model)
+    theirs = DynamicCache(config=model.config)
+    read(model, theirs, PROMPT)
+    for index in range(12):
+        tree = tree_of("random", 6, seed=index)
+        target.verify([Step(index + 1, tree)])
+        path = max(paths_of(tree), key=len) if index % 4 else [0]
+        target.commit(path)
+        for token in tree.row_tokens(index + 1)[path]:
+            read(model, theirs, [token])
+    ours = target.cache.states
+    numbers = [number for number, (form, *_) in enumerate(ours.shapes) if form != "conv"]
+    wanted = [getattr(layer, "recurrent_states", {}).get(0) for layer in theirs.layers]
+    wanted = [state[0] for state in wanted if state is not None]
+    bound = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 5e-2}[dtype]
+    for number, other in zip(numbers, wanted, strict=True):
+        mine = ours.state(number, 0)
+        mine = mine.mT if ours.shapes[number][0] == "ssm" else mine
+        assert mine.dtype == torch.float32
+        assert float((mine - other).abs().max()) < bound * max(float(other.abs().max()), 1.0)
+
+
+@pytest.mark.parametrize("kind", MECHANISMS)
+def test_rows_in_several_forwards_are_rows_of_one(kind):
+    """As a drafter grows its tree, a level a forward."""
+    target, tree = prefilled(hybrid(kind)), tree_of("random", 8, seed=4)
+    [whole] = target.verify([Step(7, tree)])
+    path = max(paths_of(tree), key=len)
+    target.commit(path)
+    [next_whole] = target.verify([Step(9)])
+
+    target.reserve(64)
+    target.prefill(torch.tensor(PROMPT))
+    tokens, depths = tree.row_tokens(7), tree.row_depths()
+    visible = np.zeros((9, 9), dtype=np.bool_)
+    for row, seen in enumerate(paths_of(tree)):
+        visible[row, seen] = True
+    parts = [
+        target.extend(tokens[a:b], depths[a:b], visible[a:b, :b])
+        for a, b in ((0, 1), (1, 4), (4, 9))
+    ]
+    torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-5)
+    target.commit(path)
+    [again] = target.verify([Step(9)])
+    torch.testing.assert_close(again, next_whole, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", MECHANISMS)
+def test_a_prompt_in_pieces_and_sequences_of_a_batch(kind, monkeypatch):
+    model = hybrid(kind)
+    target = make_target(borrow_model(model), owned=False)
+    monkeypatch.setattr("decoder.model.target.PREFILL_CHUNK", 4)
+    texts = [PROMPT, PROMPT[:5], PROMPT[3:]]
+    target.reserve(64, 3)
+    for place, text in enumerate(texts):
+        wanted = decoded(model, text[:-1], text[-1:])
+        assert off(target.prefill(torch.tensor(text), place), wanted) < 1e-5
+    trees = [tree_of("comb", 4, seed=1), tree_of("star", 3, seed=2), tree_of("chain", 0, seed=0)]
+    steps = [Step(7 + place, tree, place) for place, tree in enumerate(trees)]
+    for step, rows, text in zip(steps, target.verify(steps), texts, strict=True):
+        for row, path in enumerate(paths_of(step.tree)):
+            tokens = step.tree.row_tokens(step.root)[path]
+            assert off(rows[row], decoded(model, text, list(tokens))) < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_are_transformers_own(kind):
+    model = hybrid(kind)
+    truth = greedy(model, PROMPT, 24, pad_token_id=0)
+    second = [*PROMPT, *truth, 9, 8, 7]  # a chat's second turn
+    follows = greedy(model, second, 8, pad_token_id=0)
+    for owned, policy in ((False, "plain"), (False, "beam:3x4"), (True, "fixed:7")):
+        target = make_target(borrow_model(copy.deepcopy(model) if owned else model), owned=owned)
+        drafter = "ngram" if policy == "plain" else HidingDrafter([*PROMPT, *truth])
+        decoder = TreeDecoder(target, drafter=drafter, policy=policy)
+        assert decoder.generate(PROMPT, max_new_tokens=24).token_ids == truth
+        assert decoder.generate(second, max_new_tokens=8).token_ids == follows
+
+
+def test_texts_of_a_batch_and_of_a_stream_are_those_alone():
+    model = hybrid("qwen3_5_text")
+    prompts = [PROMPT, PROMPT[:4], [1, 2, 3]]
+    truths = [greedy(model, prompt, 24, pad_token_id=0) for prompt in prompts]
+    decoder = TreeDecoder(target_of(model), policy="fixed:7")
+    together = decoder.generate_batch(prompts, max_new_tokens=24)
+    assert [one.token_ids for one in together] == truths
+    run = decoder.stream(PROMPT, max_new_tokens=24)
+    list(run.rounds())
+    assert run.token_ids == truths[0]
+
+
+@pytest.mark.parametrize("drafting", ["falcon_h1", "qwen3_5_text"])
+def test_a_drafter_with_states_of_its_own(drafting):
+    target = target_of(hybrid("qwen3_5_text"))
+    drafter = CausalLMDrafter(target_of(hybrid(drafting)), target=target)
+    decoder = TreeDecoder(target, drafter=drafter, policy="chain")
+    finished = decoder.generate(PROMPT, max_new_tokens=24)
+    assert finished.token_ids == greedy(hybrid("qwen3_5_text"), PROMPT, 24, pad_token_id=0)
+    assert not finished.stats.warnings
+    assert finished.stats.rounds < 10 or drafting == "falcon_h1"  # the same model is right
+
+
+def test_tables_are_made_once_a_round(monkeypatch):
+    made, indexed = [], []
+    first, windows = Ancestors.__init__, path_windows
+
+    def noted(self, visible, device):
+        made.append(visible.shape)
+        first(self, visible, device)
+
+    monkeypatch.setattr(Ancestors, "__init__", noted)
+    monkeypatch.setattr(
+        recurrence, "path_windows", lambda *given: indexed.append(given) or windows(*given)
+    )
+    target = prefilled(hybrid("qwen3_5_text"))
+    made.clear(), indexed.clear()
+    target.verify([Step(7, tree_of("comb", 6))])
+    assert (len(made), len(indexed)) == (1, 1)
+
+
+def test_windows_of_a_path():
+    visible = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=np.bool_)
+    # Columns 0 and 1 are committed, and row i is column 2 + i.
+    assert path_windows(visible, 3).tolist() == [[0, 1, 2], [1, 2, 3], [1, 2, 4], [2, 4, 5]]
+    assert path_windows(visible[2:], 3).tolist() == [[1, 2, 4], [2, 4, 5]]
+
+
+def test_the_check_at_load_sees_a_wrong_commit(monkeypatch):
+    monkeypatch.setattr(StateCache, "commit", lambda *_: None)
+    with pytest.raises(InputError, match="logits of a tree differ"):
+        target_of(hybrid("qwen3_5_text"))
+
+
+def test_a_cache_with_states_is_copied_and_cut():
+    target = target_of(hybrid("qwen3_5_text"))
+    cache = target.reserve(32, 2)
+    target.prefill(torch.tensor(PROMPT))
+    larger = KVCache(
+        target.structure, capacity=64, sequences=2, dtype=target.dtype, device=target.device
+    )
+    larger.copy_from(cache, 0, 1)
+    [wanted] = target.verify([Step(7)])
+    target.cache = larger
+    [rows] = target.verify([Step(7, sequence=1)])
+    assert torch.equal(rows, wanted)
+    larger.cut(len(PROMPT), 1)
+    [rows] = target.verify([Step(7, sequence=1)])
+    assert torch.equal(rows, wanted)
+    with pytest.raises(InputError, match="cannot go back"):
+        larger.cut(3, 1)
+    larger.cut(0, 1)
+    assert not larger.states.state(0, 1).any()
