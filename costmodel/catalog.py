@@ -21,6 +21,7 @@ from costmodel.hf_config import config_fields
 from costmodel.hf_kinds import KINDS
 from costmodel.hub import hub_config, is_hub_id
 from costmodel.io import folder_of, read_json, read_yaml, shipped_directory
+from costmodel.weights import Weights, checkpoint_name, stored_weights
 
 Array = NDArray[np.float64]
 
@@ -234,12 +235,14 @@ class TargetEntry:
     """A target by name: its sizes and its Hugging Face config.
 
     `hf_config` is what its reader gave: a mapping of the config's fields, which
-    `AutoConfig.for_model(**hf_config)` takes, or a config of transformers.
+    `AutoConfig.for_model(**hf_config)` takes, or a config of transformers. `weights` is the type
+    that the published checkpoint stores, as operator tables call it.
     """
 
     name: str
     architecture: ModelArchitecture
     hf_config: Any
+    weights: Weights = "bfloat16"
 
     @property
     def positions(self) -> int | None:
@@ -261,7 +264,8 @@ def load_targets() -> Mapping[str, TargetEntry]:
 def _entry(name: str, fields: Mapping[str, Any]) -> TargetEntry:
     config = _hf_config(fields)
     architecture = ModelArchitecture.from_hf_config(config, name=name)
-    return TargetEntry(name=name, architecture=architecture, hf_config=config)
+    weights: Weights = fields.get("weights", "bfloat16")
+    return TargetEntry(name=name, architecture=architecture, hf_config=config, weights=weights)
 
 
 def resolve_target(
@@ -285,7 +289,7 @@ def resolve_target(
         except InputError:
             if not hub or not is_hub_id(name.strip()):
                 raise
-        return _target_of(name.strip(), hub_config(name.strip()))
+        return _quantised(name.strip()) or _target_of(name.strip(), hub_config(name.strip()))
     if not (folder / "config.json").is_file():
         raise InputError(f"{name} holds no config.json", hint="Give a Hugging Face model folder.")
     config = (read_config or _read_config)(str(folder))
@@ -296,11 +300,25 @@ def resolve_target(
         raise InputError(f"{where}: {failure.problem}", hint=failure.hint) from None
 
 
+def _quantised(name: str) -> TargetEntry | None:
+    """A known target's quantised checkpoint, by its name; None where that says nothing."""
+    base, weights = checkpoint_name(name)
+    try:
+        known = find_target(base.rpartition("/")[2]) if weights else None
+    except InputError:
+        return None
+    if known is None or weights is None:
+        return None
+    architecture = dataclasses.replace(known.architecture, name=name)
+    return dataclasses.replace(known, name=name, architecture=architecture, weights=weights)
+
+
 def _target_of(label: str, config: Any, *, approximate: bool = False) -> TargetEntry:
     entry = TargetEntry(
         name=label,
         architecture=ModelArchitecture.from_hf_config(config, name=label, approximate=approximate),
         hf_config=config,
+        weights=stored_weights(config_fields(config)),
     )
     longest: object = entry.positions
     whole = isinstance(longest, int) and not isinstance(longest, bool) and longest >= 1

@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
-Weights = Literal["bfloat16", "fp8", "fp8_dynamic", "fp8_block", "nvfp4"]
+from costmodel.architecture import ModelArchitecture
+
+Weights = Literal["bfloat16", "fp8", "fp8_dynamic", "fp8_block", "nvfp4", "mxfp4"]
 Cache = Literal["bfloat16", "fp8"]
 
-# Bytes of a weight; nvfp4 has one 8-bit scale per 16 values.
+# Bytes of a weight; nvfp4 has one 8-bit scale per 16 values, mxfp4 per 32. Of mxfp4 checkpoints
+# (gpt-oss) the experts alone are quantised.
 WEIGHT_BYTES: Mapping[Weights, float] = {
     "bfloat16": 2.0,
     "fp8": 1.0,
     "fp8_dynamic": 1.0,
     "fp8_block": 1.0,
     "nvfp4": 0.5625,
+    "mxfp4": 0.53125,
 }
 CACHE_BYTES: Mapping[Cache, float] = {"bfloat16": 2.0, "fp8": 1.0}
 
 # Of labels without a number of bits: one scale a row or tensor counts for nothing, bitsandbytes'
-# 4-bit weights have a 32-bit scale per 64, mxfp4 and mxfp8 an 8-bit one per 32.
+# 4-bit weights have a 32-bit scale per 64, mxfp8 an 8-bit one per 32.
 _NAMED: Mapping[str, float] = {
     "int8": 1.0,
     "fbgemm_fp8": 1.0,
@@ -33,7 +37,6 @@ _NAMED: Mapping[str, float] = {
     "bitsandbytes-8bit": 1.0,
     "bitsandbytes-4bit": 0.5625,
     "mxfp8": 1.03125,
-    "mxfp4": 0.53125,
     "bitnet": 0.25,
 }
 _SCALE_BYTES = 2.0  # of a group, in a 16-bit type
@@ -71,6 +74,56 @@ def label_bytes(label: str) -> float | None:
         return int(scheme[1]) / 8 + (_SCALE_BYTES / int(scheme[2]) if scheme[2] else 0)
     number = _QUANTO.match(label) or _TORCHAO.match(label)
     return int(number[1]) / 8 if number else None
+
+
+def layer_bytes(architecture: ModelArchitecture, label: str) -> float | None:
+    """The mean bytes of a weight of the layers, some of which a label leaves in 16 bits."""
+    held, a = label_bytes(label), architecture
+    if held is None or label != "mxfp4":
+        return held
+    experts = a.sparse_layers * a.experts * a.expert_parameters
+    layers = a.parameters - a.vocab * a.hidden * (1 if a.tied else 2)
+    return 2.0 - (2.0 - held) * experts / layers
+
+
+# Endings of quantised checkpoints' names. Of fp8, companies that train with it store blocks.
+_ENDING = re.compile(r"[-_](?:(FP8)([-_]dynamic)?|(?:NV)?FP4)", re.IGNORECASE)
+_BLOCKWISE = ("qwen", "deepseek-ai", "zai-org", "moonshotai", "minimaxai")
+
+
+def checkpoint_name(name: str) -> tuple[str, Weights | None]:
+    """The name without the ending of a quantised checkpoint, and its weights; None without one."""
+    ending = _ENDING.search(name)
+    if ending is None or ending.end() < len(name):
+        return name, None
+    base = name[: ending.start()]
+    if not ending[1]:
+        return base, "nvfp4"
+    if ending[2] or name.startswith("meta-llama/"):  # theirs have a scale per row of the inputs
+        return base, "fp8_dynamic"
+    return base, "fp8_block" if name.lower().partition("/")[0] in _BLOCKWISE else "fp8"
+
+
+def stored_weights(config: Mapping[str, Any]) -> Weights:
+    """The weights that a Hugging Face config says, as operator tables call them.
+
+    bfloat16 also for those that no table has.
+    """
+    text = config.get("text_config")
+    stored = config.get("quantization_config") or (
+        text.get("quantization_config") if isinstance(text, Mapping) else None
+    )
+    if not isinstance(stored, Mapping):
+        return "bfloat16"
+    method = str(stored.get("quant_method") or stored.get("quant_algo")).lower()
+    if method == "mxfp4":
+        return "mxfp4"
+    if method == "fp8" and stored.get("weight_block_size"):
+        return "fp8_block"
+    if method in ("fp8", "fbgemm_fp8"):
+        return "fp8" if stored.get("activation_scheme") == "static" else "fp8_dynamic"
+    algorithm = str(stored.get("quant_algo", "")).lower() if method == "modelopt" else method
+    return {"fp8": "fp8", "nvfp4": "nvfp4"}.get(algorithm, "bfloat16")  # type: ignore[return-value]
 
 
 def quantization(weights: str, cache: Cache) -> str | None:

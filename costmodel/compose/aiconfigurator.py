@@ -36,6 +36,13 @@ from costmodel.compose.transfer_errors import transfer_errors
 from costmodel.errors import DeviceError, InputError
 from costmodel.weights import WEIGHT_BYTES, Cache, Weights
 
+_PLAIN_PRODUCTS = ("bfloat16", "mxfp4")  # weights whose products, experts apart, are of bfloat16
+# The names of types of experts in the tables, the first that is there; else the weights' own.
+_EXPERT_TYPES: dict[Weights, tuple[str, ...]] = {
+    "fp8_dynamic": ("fp8",),
+    "mxfp4": ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8"),
+}
+
 Array = NDArray[np.float64]
 Columns = dict[str, NDArray[Any]]
 Curve = tuple[Array, Array]
@@ -99,7 +106,7 @@ def load_published(
         engine=engine,
         source=f"aiconfigurator-core {_version()} (NVIDIA, Apache-2.0), {system},"
         f" {engine} {version}",
-        matmul=head if weights == "bfloat16" else _products(data, device, engine, weights),
+        matmul=head if weights in _PLAIN_PRODUCTS else _products(data, device, engine, weights),
         attention=attention,
         small=BytesAtBandwidth(launch_s=head.smallest_s(), device=device),
         head_dim=head_dim,
@@ -351,33 +358,39 @@ def _attention_rows(table: Columns, head_dim: int, dtypes: tuple[str, str]) -> N
 @functools.cache
 def _experts(
     data: Path, system: str, engine: str, weights: Weights = "bfloat16"
-) -> dict[tuple[int, int, int, int], ExpertTable]:
-    """The newest table of each shape on one device, a balanced one where it exists."""
-    experts: dict[tuple[int, int, int, int], ExpertTable] = {}
+) -> dict[tuple[int, ...], ExpertTable]:
+    """The newest table of each shape and split on one device, a balanced one where it exists."""
+    experts: dict[tuple[int, ...], ExpertTable] = {}
     folders = [path for path in (data / "moe" / engine).glob("*") if path.is_dir()]
     folders = [path for path in folders if (system, engine, path.name) not in UNSOUND]
-    sizes = ("hidden_size", "inter_size", "topk", "num_experts")
-    names = ("moe_dtype", "moe_tp_size", "moe_ep_size", "distribution", "num_tokens", "latency")
+    sizes = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+    names = ("moe_dtype", "distribution", "num_tokens", "latency")
     for folder in sorted(folders, key=lambda path: _version_key(path.name)):
         if not (folder / "moe_perf.parquet").is_file():
             continue
         table = read_table(folder / "moe_perf.parquet", names + sizes)
-        usable = table["moe_dtype"] == ("fp8" if weights == "fp8_dynamic" else weights)
-        usable &= (table["moe_tp_size"] == 1) & (table["moe_ep_size"] == 1)
-        shapes = np.stack([table[name] for name in sizes], axis=1).astype(int)
-        for shape in np.unique(shapes[usable], axis=0):
-            of_shape = usable & np.all(shapes == shape, axis=1)
+        for dtype in reversed(_EXPERT_TYPES.get(weights, (weights,))):
             for skew in ("power_law_1.01", "balanced"):
-                part = of_shape & (table["distribution"] == skew)
-                if part.any():
-                    tokens, first = np.unique(table["num_tokens"][part], return_index=True)
-                    h, f, active, count = (int(x) for x in shape)
-                    experts[h, f, active, count] = ExpertTable(
-                        tokens=tokens.astype(float),
-                        seconds_measured=table["latency"][part][first] * 1e-3,
-                        balanced=skew == "balanced",
-                    )
+                usable = (table["moe_dtype"] == dtype) & (table["distribution"] == skew)
+                experts |= _expert_tables(table, usable, sizes, balanced=skew == "balanced")
     return experts
+
+
+def _expert_tables(
+    table: Columns, usable: NDArray[np.bool_], sizes: tuple[str, ...], *, balanced: bool
+) -> dict[tuple[int, ...], ExpertTable]:
+    """The usable rows by their sizes."""
+    places = np.stack([table[name][usable] for name in sizes], axis=1).astype(int)
+    tokens, seconds = table["num_tokens"][usable], table["latency"][usable] * 1e-3
+    shapes, number = np.unique(places, axis=0, return_inverse=True)
+    tables = {}
+    for index, shape in enumerate(shapes.tolist()):
+        here = np.flatnonzero(number.ravel() == index)
+        grid, first = np.unique(tokens[here], return_index=True)
+        tables[tuple(shape)] = ExpertTable(
+            tokens=grid.astype(float), seconds_measured=seconds[here][first], balanced=balanced
+        )
+    return tables
 
 
 @functools.cache

@@ -15,12 +15,14 @@ from costmodel.compose.attention import Attention, interpolate
 from costmodel.compose.matmul import MatmulTable
 from costmodel.errors import InputError
 from costmodel.roofline import Roofline, distinct_experts
-from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, Cache, Weights
+from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, Cache, Weights, layer_bytes
 
 Array = NDArray[np.float64]
 SmallKind = Literal["embedding", "norm", "rotary", "activation"]
 # Dense rate as a multiple of bfloat16's (NVIDIA data sheets of Hopper and Blackwell).
-_SPEEDUP = {"bfloat16": 1.0, "fp8": 2.0, "fp8_dynamic": 2.0, "fp8_block": 2.0, "nvfp4": 4.0}
+_SPEEDUP = {
+    "bfloat16": 1.0, "fp8": 2.0, "fp8_dynamic": 2.0, "fp8_block": 2.0, "nvfp4": 4.0, "mxfp4": 1.0,
+}  # fmt: skip
 
 # Values read and written per output value. A norm also adds the residual; an activation reads gate
 # and up; rotary embedding writes back its input.
@@ -123,8 +125,9 @@ class OperatorTables:
 
     `fused`: query, key and value are one product, and so are gate and up. `tensor_parallel`: the
     degree that was measured (None: any). `experts` is keyed by (hidden, expert width, active,
-    experts), `recurrent` by one device's key heads, value heads, their two dimensions and the
-    width of the convolution; `all_reduce` has (values, seconds) by number of devices. `matmul` is
+    experts, devices that share each expert, groups that share the experts), `recurrent` by one
+    device's key heads, value heads, their two dimensions and the width of the convolution;
+    `all_reduce` has (values, seconds) by number of devices. `matmul` is
     of `weights`, the LM head's product, `head`, of bfloat16; None where both are the same.
     """
 
@@ -137,9 +140,7 @@ class OperatorTables:
     head_dim: int
     fused: bool = True
     tensor_parallel: int | None = None
-    experts: Mapping[tuple[int, int, int, int], ExpertTable] = dataclasses.field(
-        default_factory=dict
-    )
+    experts: Mapping[tuple[int, ...], ExpertTable] = dataclasses.field(default_factory=dict)
     recurrent: Mapping[tuple[int, ...], RecurrentTable] = dataclasses.field(default_factory=dict)
     all_reduce: Mapping[int, tuple[Array, Array]] = dataclasses.field(default_factory=dict)
     weights: Weights = "bfloat16"
@@ -151,16 +152,25 @@ class OperatorTables:
         """The device's peaks for products of these weights."""
         return product_peaks(self.device, self.weights)
 
-    def expert_table(self, architecture: ModelArchitecture) -> ExpertTable:
-        """The table of this target's experts. Raises InputError where there is none."""
+    def expert_table(
+        self, architecture: ModelArchitecture, split: tuple[int, int] = (1, 1)
+    ) -> ExpertTable:
+        """The table of this target's experts. Raises InputError where there is none.
+
+        split  devices that share each expert, and groups that share the experts
+        """
         a = architecture
-        if a.expert_shape not in self.experts:
+        shape = (*a.expert_shape, *split)
+        if shape not in self.experts:
+            devices = split[0] * split[1]
+            over = f" over {devices} devices" if devices > 1 else ""
+            over += " by whole experts" if split[1] > 1 else ""
             raise InputError(
-                f"the {self.engine} tables of {self.device.name} have no experts of"
-                f" {a.hidden} x {a.expert_ffn}, {a.active_experts} of {a.experts}",
+                f"the {self.engine} tables of {self.device.name} have no {self.weights} experts of"
+                f" {a.hidden} x {a.expert_ffn}, {a.active_experts} of {a.experts}{over}",
                 hint="Measure the target with `rooftree calibrate`",
             )
-        return self.experts[a.expert_shape]
+        return self.experts[shape]
 
     def recurrent_table(self, architecture: ModelArchitecture, degree: int) -> RecurrentTable:
         """The table of this target's recurrent layers. Raises InputError where there is none."""
@@ -177,10 +187,10 @@ class OperatorTables:
 
 
 def product_peaks(device: DeviceSpec, weights: Weights) -> Peaks:
-    """The peaks of a device for products of these weights."""
-    return Peaks(
-        flops_per_s=device.peak_flops_per_s * _SPEEDUP[weights], bytes_per_s=device.peak_bytes_per_s
-    )
+    """The peaks of a device for products of these weights, of 16-bit ones without others."""
+    few_bits = device.fp4_flops_per_s if weights == "nvfp4" else device.fp8_flops_per_s
+    speedup = _SPEEDUP[weights] if few_bits else 1.0
+    return Peaks(flops_per_s=device.peak_flops_per_s * speedup, bytes_per_s=device.peak_bytes_per_s)
 
 
 # Profiles keep six digits; this factor keeps a time at the roofline from being rounded below it.
@@ -192,23 +202,33 @@ class ComposedForward:
     """Kernel seconds of a target's forwards, without host time and gaps.
 
     `tensor_parallel` devices share heads, FFN and vocabulary evenly. The sum is that of one device,
-    with two all-reduces a layer where they were measured. Raises InputError for a target that
-    cannot be split so, or that the tables do not cover.
+    with two all-reduces a layer where they were measured. `data_parallel` groups of them, each
+    with sequences of its own, share the experts of a mixture: seconds are of one group, with as
+    many rows in the others, and an all-reduce stands for the rows' way to the experts and back.
+    With `expert_parallel` a device has whole experts, otherwise a part of each. Raises InputError
+    for a target that cannot be split so, or that the tables do not cover.
     """
 
     architecture: ModelArchitecture
     tables: OperatorTables
     tensor_parallel: int = 1
+    data_parallel: int = 1
+    expert_parallel: bool = False
 
     def __post_init__(self) -> None:
         a, tp = self.architecture, self.tensor_parallel
-        if tp < 1 or a.heads % tp or a.kv_heads % tp:
+        if tp < 1 or a.heads % tp or (a.kv_heads % tp and tp % a.kv_heads):
             raise InputError(
                 f"tensor_parallel {tp} does not divide {a.heads} heads and {a.kv_heads}"
                 " key-value heads"
             )
-        if a.ffn % tp:
+        if (not a.experts or a.sparse_layers < a.layers) and a.ffn % tp:
             raise InputError(f"tensor_parallel {tp} does not divide the FFN width {a.ffn}")
+        if not a.experts and (self.data_parallel > 1 or self.expert_parallel):
+            raise InputError(
+                f"{a.name} has no experts to share",
+                hint="Data-parallel groups of it are servers of their own: leave the option out",
+            )
         refuse_beyond_tables(a)
         if a.shared_ffn % tp:
             raise InputError(f"tensor_parallel {tp} does not divide the FFN width {a.shared_ffn}")
@@ -228,9 +248,38 @@ class ComposedForward:
                 )
             self.tables.recurrent_table(a, tp)
         if a.experts:
-            if tp > 1:
-                raise InputError("experts are composed on one device only")
-            self.tables.expert_table(a)
+            if a.experts % self.data_parallel:
+                raise InputError(
+                    f"data_parallel {self.data_parallel} does not divide {a.experts} experts"
+                )
+            self._experts()
+
+    @property
+    def devices(self) -> int:
+        """Devices that share the experts, or all weights."""
+        return self.tensor_parallel * self.data_parallel
+
+    @property
+    def group(self) -> ModelArchitecture:
+        """What one data-parallel group holds: with its rows as many of its experts are in use."""
+        a, count = self.architecture, self.architecture.experts // self.data_parallel
+        return dataclasses.replace(a, experts=count, active_experts=min(count, a.active_experts))
+
+    @property
+    def experts_balanced(self) -> bool:
+        """Whether the experts' times are those of the expected number of distinct ones."""
+        return self._experts().balanced
+
+    def _experts(self) -> ExpertTable:
+        devices = self.devices
+        split = (1, devices) if self.expert_parallel else (devices, 1)
+        return self.tables.expert_table(self.architecture, split)
+
+    @property
+    def _heads(self) -> tuple[int, int]:
+        """Query heads and key-value heads of one device, which several may have alike."""
+        a, tp = self.architecture, self.tensor_parallel
+        return a.heads // tp, max(a.kv_heads // tp, 1)
 
     def verifying(self) -> ComposedForward:
         """The same target with attention as a verification of few rows runs it."""
@@ -251,9 +300,10 @@ class ComposedForward:
     def prefill_s(self, tokens: ArrayLike) -> Array:
         """Seconds of prompts of `tokens` [tokens]; the LM head runs on the last token only."""
         counts = np.atleast_1d(np.asarray(tokens, dtype=np.float64))
-        tables, a, tp = self.tables, self.architecture, self.tensor_parallel
-        heads = a.heads // tp, a.kv_heads // tp
-        attention = [prompt_attention_s(tables.attention, a, int(s), heads) for s in counts]
+        attention = [
+            prompt_attention_s(self.tables.attention, self.architecture, int(s), self._heads)
+            for s in counts
+        ]
         last = self.lm_head_s(np.ones(1))
         total: Array = self.linear_s(counts) + self.recurrent_s(counts) + np.array(attention) + last
         return total
@@ -283,9 +333,8 @@ class ComposedForward:
         return windowed + a.full_layers * self._layer_attention_s(rows, context, batch)
 
     def _layer_attention_s(self, rows: int, context: Array, batch: int) -> Array:
-        a, tp = self.architecture, self.tensor_parallel
-        heads = a.heads // tp, a.kv_heads // tp
-        layer_s = self.tables.attention.seconds(rows, context, batch, *heads)
+        a, tp = self.architecture, min(self.tensor_parallel, self.architecture.kv_heads)
+        layer_s = self.tables.attention.seconds(rows, context, batch, *self._heads)
         # Timed alone, keys and values that fit into the L2 cache are read from it; not in a model.
         cached_bytes = CACHE_BYTES[self.tables.cache] * batch * context * a.cached_width / tp
         read_s = cached_bytes / self.tables.matmul.read_bytes_per_s
@@ -301,7 +350,9 @@ class ComposedForward:
         a, small = self.architecture, self.tables.small
         layer = a.layer_norms * small.seconds("norm", rows, a.hidden)
         ends = small.seconds("embedding", rows, a.hidden) + small.seconds("norm", rows, a.hidden)
-        layers = a.layers * (layer + 2 * self._all_reduce_s(rows))
+        attention_s = self._all_reduce_s(rows, self.tensor_parallel)
+        ffn_s = self._all_reduce_s(rows * self.data_parallel, self.devices)
+        layers = a.layers * (layer + attention_s + ffn_s)
         layers = layers + a.attention_layers * self._projections_s(rows)
         layers = layers + a.recurrent_layers * self._recurrent_projections_s(rows)
         total: Array = layers + self._ffn_s(rows) + ends
@@ -310,7 +361,7 @@ class ComposedForward:
     def products(self) -> list[tuple[str, int, int]]:
         """(name, n, k) of a layer's matrix products and of the LM head, on one device."""
         a, tp = self.architecture, self.tensor_parallel
-        value, key = a.query_width // tp, a.kv_width // tp
+        value, key = a.query_width // tp, a.head_dim * self._heads[1]
         query = value * (2 if a.gated_attention else 1)
         if self.tables.fused:
             shapes = [("query, key and value", query + 2 * key, a.hidden)]
@@ -348,7 +399,7 @@ class ComposedForward:
         a, tp, small = self.architecture, self.tensor_parallel, self.tables.small
         names = ("query, key and value", "query", "key", "value", "output")
         total = self._products_s(rows, names)
-        heads_width = (a.query_width + a.kv_width) // tp
+        heads_width = a.query_width // tp + a.head_dim * self._heads[1]
         if a.qk_norm:
             total = total + small.seconds("norm", rows, heads_width)
         if a.gated_attention:
@@ -371,8 +422,10 @@ class ComposedForward:
             total = (a.layers - a.sparse_layers) * self._dense_ffn_s(rows, a.ffn)
         if not a.experts:
             return total
-        measured = self.tables.expert_table(a).seconds(a, rows)
-        moved = WEIGHT_BYTES[self.tables.weights] * a.expert_parameters * distinct_experts(a, rows)
+        everywhere = rows * self.data_parallel
+        measured = self._experts().seconds(a, everywhere)
+        used = distinct_experts(a, everywhere) / self.devices
+        moved = WEIGHT_BYTES[self.tables.weights] * a.expert_parameters * used
         read_s = moved / self.tables.matmul.read_bytes_per_s
         layer = self._products_s(rows, ("router",)) + np.maximum(measured, read_s)
         if a.shared_ffn:
@@ -393,10 +446,10 @@ class ComposedForward:
                 total = total + self.tables.matmul.seconds(rows, n, k)
         return total
 
-    def _all_reduce_s(self, rows: Array) -> Array:
-        if self.tensor_parallel == 1 or self.tensor_parallel not in self.tables.all_reduce:
+    def _all_reduce_s(self, rows: Array, devices: int) -> Array:
+        if devices == 1 or devices not in self.tables.all_reduce:
             return np.zeros_like(rows)
-        size, seconds = self.tables.all_reduce[self.tensor_parallel]
+        size, seconds = self.tables.all_reduce[devices]
         moved = rows * self.architecture.hidden
         beyond = np.maximum(moved / size[-1], 1.0)
         return np.asarray(np.interp(moved, size, seconds) * beyond, dtype=np.float64)
@@ -404,11 +457,11 @@ class ComposedForward:
     def roofline(self, count: Literal["paper", "physical"] = "paper") -> Roofline:
         """The roofline at the tables' precision."""
         return Roofline(
-            architecture=self.architecture,
+            architecture=self.group,
             peaks=self.tables.peaks,
             count=count,
             tensor_parallel=self.tensor_parallel,
-            weight_bytes=WEIGHT_BYTES[self.tables.weights],
+            weight_bytes=layer_bytes(self.architecture, self.tables.weights),
             cache_bytes=CACHE_BYTES[self.tables.cache],
         )
 

@@ -36,7 +36,7 @@ from costmodel.profile.schema import (
     TokensSection,
 )
 from costmodel.roofline import Roofline
-from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, Cache, Weights, quantization
+from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, Cache, Weights, layer_bytes, quantization
 
 Array = NDArray[np.float64]
 
@@ -90,6 +90,8 @@ class ComposeOptions:
     device_name: str | None = None
     engine: str = "vllm"
     tensor_parallel: int = 1
+    data_parallel: int = 1
+    expert_parallel: bool = False
     weights: Weights = "bfloat16"
     cache: Cache = "bfloat16"
     operators: Path | None = None
@@ -118,7 +120,11 @@ def compose(options: ComposeOptions) -> Profile:
             cache=options.cache,
         )
         return ComposedForward(
-            architecture=target, tables=tables, tensor_parallel=options.tensor_parallel
+            architecture=target,
+            tables=tables,
+            tensor_parallel=options.tensor_parallel,
+            data_parallel=options.data_parallel,
+            expert_parallel=options.expert_parallel,
         )
 
     chosen = forward(options.engine)
@@ -197,7 +203,7 @@ def composed_profile(
         ProfileParts(
             kind="composed",
             device=tables.device,
-            architecture=forward.architecture,
+            architecture=forward.group,
             points=points,
             provenance={
                 "created_utc": created_utc or now_utc(),
@@ -209,7 +215,7 @@ def composed_profile(
                 kind="kernels",
                 dtype="bfloat16",
                 quantization=quantization(tables.weights, tables.cache),
-                weight_bytes=None if plain_weights else WEIGHT_BYTES[tables.weights],
+                weight_bytes=None if plain_weights else _weight_bytes(forward),
                 cache_bytes=None if tables.cache == "bfloat16" else CACHE_BYTES[tables.cache],
                 attention=tables.engine,
                 tensor_parallel=forward.tensor_parallel,
@@ -287,13 +293,19 @@ def _rising(seconds: Array) -> Array:
     return np.minimum.accumulate(seconds[:, ::-1], axis=1)[:, ::-1]
 
 
+def _weight_bytes(forward: ComposedForward) -> float:
+    """Mean bytes of a weight of the layers."""
+    weights = forward.tables.weights
+    return layer_bytes(forward.architecture, weights) or WEIGHT_BYTES[weights]
+
+
 def _fits(forward: ComposedForward, batch: int, context: int) -> bool:
     """Whether weights and cache of `batch` sequences fit into the devices' memory."""
-    a = forward.architecture
+    a = forward.group
     cached = CACHE_BYTES[forward.tables.cache] * a.token_values * context * batch
     cached += a.state_bytes() * batch
     memory = forward.tables.device.memory_bytes * forward.tensor_parallel
-    return WEIGHT_BYTES[forward.tables.weights] * a.parameters + cached <= 0.95 * memory
+    return _weight_bytes(forward) * a.parameters + cached <= 0.95 * memory
 
 
 def columns(seconds: list[float]) -> dict[str, Any]:
@@ -320,8 +332,10 @@ def _note(forward: ComposedForward, bar: ErrorBar) -> str:
             f" to {CHUNK_ROWS} rows, beyond which the times are those of a chain"
         )
     if a.experts:
-        spread = "expected distinct" if tables.expert_table(a).balanced else "skewed as measured"
+        spread = "expected distinct" if forward.experts_balanced else "skewed as measured"
         parts.append(f"experts: {spread}")
-    if forward.tensor_parallel > 1 and forward.tensor_parallel not in tables.all_reduce:
+    if forward.devices > 1 and not {forward.devices, forward.tensor_parallel} <= {
+        1, *tables.all_reduce,
+    }:  # fmt: skip
         parts.append("communication between devices is left out")
     return "; ".join(parts)

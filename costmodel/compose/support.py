@@ -17,17 +17,17 @@ from costmodel.errors import RooftreeError
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import ProvenanceKind
 from costmodel.profile.store import ProfileStore
-from costmodel.weights import label_bytes, weights_label
+from costmodel.weights import Weights, label_bytes, weights_label
 
 DEGREES = (1, 2, 4, 8)
-_NO_TABLES = "no operator tables of this device; scale a profile with `rooftree transfer`"
+_NO_TABLES = "no operator tables of this device; `rooftree plan` scales what another one has"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Support:
     """One target on one device, with plain weights or quantised ones.
 
-    weights     the label of quantised weights, None for plain ones
+    weights     the label of quantised weights, or the published checkpoint's; None for plain ones
     provenance  that of the best profile; `operators` where there is none, but operator tables of
                 which a plan composes one; None without any
     degrees     tensor-parallel degrees of the profiles, or those that the tables cover
@@ -52,22 +52,22 @@ def supported(store: ProfileStore | None = None) -> list[Support]:
             profile = stored.profile
             place = device_slug(profile.device.name), profile.target.architecture_hash
             profiles.setdefault(place, []).append(profile)
-    devices, targets = (
-        load_devices(),
-        {name: entry.architecture for name, entry in load_targets().items()},
-    )
-    hashes = {architecture.hash for architecture in targets.values()}
+    devices = load_devices()
+    targets = {name: (entry.architecture, entry.weights) for name, entry in load_targets().items()}
+    hashes = {architecture.hash for architecture, _ in targets.values()}
     for group in profiles.values():
         target = group[0].target
         if target.architecture_hash not in hashes:
-            targets.setdefault(target.name, target.architecture)
+            targets.setdefault(target.name, (target.architecture, "bfloat16"))
     slugs = [*devices, *sorted({slug for slug, _ in profiles} - devices.keys())]
     return [row for slug in slugs for row in _rows(slug, devices.get(slug), targets, profiles)]
 
 
-def composes(device: DeviceSpec, architecture: ModelArchitecture, degree: int) -> str:
+def composes(
+    device: DeviceSpec, architecture: ModelArchitecture, degree: int, weights: Weights = "bfloat16"
+) -> str:
     """The reason why no profile of this degree is composed; empty where one is."""
-    tables = _tables(device, architecture.head_dim, bool(architecture.experts))
+    tables = _tables(device, architecture.head_dim, bool(architecture.experts), weights)
     if isinstance(tables, RooftreeError):
         return tables.problem
     try:
@@ -100,9 +100,11 @@ def _stored(device: str, target: str, group: list[Profile], label: str | None) -
 
 
 @cache
-def _tables(device: DeviceSpec, head_dim: int, experts: bool) -> OperatorTables | RooftreeError:
+def _tables(
+    device: DeviceSpec, head_dim: int, experts: bool, weights: Weights
+) -> OperatorTables | RooftreeError:
     try:
-        return load_published(device, head_dim=head_dim, experts=experts)
+        return load_published(device, head_dim=head_dim, experts=experts, weights=weights)
     except RooftreeError as failure:
         return failure
 
@@ -110,10 +112,10 @@ def _tables(device: DeviceSpec, head_dim: int, experts: bool) -> OperatorTables 
 def _rows(
     slug: str,
     device: DeviceSpec | None,
-    targets: Mapping[str, ModelArchitecture],
+    targets: Mapping[str, tuple[ModelArchitecture, Weights]],
     profiles: Mapping[tuple[str, str], list[Profile]],
 ) -> Iterator[Support]:
-    for name, architecture in targets.items():
+    for name, (architecture, weights) in targets.items():
         group = profiles.get((slug, architecture.hash), [])
         labels = sorted({p.runtime.quantization for p in group if p.runtime.quantization})
         plain = [p for p in group if p.runtime.quantization is None]
@@ -126,12 +128,13 @@ def _rows(
         if device is None or slug not in SYSTEMS:
             reason = reason or _NO_TABLES
         elif not reason:
-            reasons = [composes(device, architecture, n) for n in DEGREES]
+            reasons = [composes(device, architecture, n, weights) for n in DEGREES]
             degrees = tuple(n for n, why in zip(DEGREES, reasons, strict=True) if not why)
             reason = "" if degrees else reasons[0]
         yield Support(
             device=slug,
             target=name,
+            weights=None if weights == "bfloat16" else weights,
             provenance="operators" if degrees else None,
             degrees=degrees,
             reason=reason,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from costmodel.calibration.points import Points
 from costmodel.catalog import DeviceSpec, device_by_name
-from costmodel.compose.operators import ROUNDING
+from costmodel.compose.operators import ROUNDING, product_peaks
 from costmodel.compose.profiles import ProfileParts, assemble, columns
 from costmodel.compose.transfer_errors import transfer_errors
 from costmodel.errors import InputError
@@ -15,6 +17,7 @@ from costmodel.io import now_utc
 from costmodel.profile.profile import Profile
 from costmodel.profile.schema import PlainSection, StagesSection, TokensSection
 from costmodel.roofline import Roofline
+from costmodel.weights import WEIGHT_BYTES, Weights, weights_label
 
 Array = NDArray[np.float64]
 
@@ -42,13 +45,8 @@ def transfer_profile(
     if profile.surface is None:
         raise InputError("this profile has no points to transfer")
     before = profile.roofline("physical")
-    after = Roofline(
-        architecture=before.architecture,
-        peaks=device.peaks,
-        element_bytes=before.element_bytes,
-        count="physical",
-        tensor_parallel=before.tensor_parallel,
-    )
+    peaks = product_peaks(device, _table_weights(profile))
+    after = dataclasses.replace(before, peaks=peaks, protocols=())
     points = scaled_points(profile.surface.points(), before, after)
     made = profile.provenance
     made_in = profile.runtime.dtype
@@ -121,8 +119,7 @@ def _check(profile: Profile, device: DeviceSpec) -> None:
         raise InputError("only the profile of a whole GPU can be transferred")
     if profile.device.slug == device.slug:
         raise InputError(f"this profile is of {device.name} already")
-    if profile.runtime.quantization is not None:
-        raise InputError(f"a profile of {profile.runtime.quantization} weights is not transferred")
+    _table_weights(profile)
     if profile.runtime.kind == "eager":
         raise InputError(
             "an eager profile is mostly the host's time, which does not scale with the GPU",
@@ -130,6 +127,15 @@ def _check(profile: Profile, device: DeviceSpec) -> None:
         )
     if device_by_name(profile.device.name) is None and profile.peaks.source != "datasheet":
         raise InputError(f"the data sheet of {profile.device.name} is not known")
+
+
+def _table_weights(profile: Profile) -> Weights:
+    """The profile's weights. Raises InputError for those whose rate no data sheet states."""
+    label = weights_label(profile.runtime.quantization) or "bfloat16"
+    for weights in WEIGHT_BYTES:
+        if label == weights:
+            return weights
+    raise InputError(f"a profile of {label} weights is not transferred")
 
 
 def _smooth(roofline: Roofline, rows: ArrayLike, context: ArrayLike, batch: ArrayLike) -> Array:

@@ -87,7 +87,7 @@ def export_plan(plan: Plan, engine: str, forward: TargetForward | None = None) -
             hint="; ".join(option.describe_problem() for option in plan.options),
         )
     lines = [f"# {_version(engine, best)} and later; planned for {_place(plan, best)}"]
-    if plan.request.precision.weights not in ("bfloat16", "fp8_dynamic"):
+    if plan.request.precision.weights not in (None, "bfloat16", "fp8_dynamic"):
         lines.append(f"# serve a checkpoint whose weights are {plan.request.precision.weights}")
     if engine.startswith("sglang-dspark") or engine == "vllm-contexts":
         forward = forward or _forward(plan.request, best)
@@ -165,6 +165,8 @@ def _vllm(request: PlanRequest, best: PlanOption, server: Server | None = None) 
     options = [
         f"vllm serve {target}",
         f"--tensor-parallel-size {best.tensor_parallel}",
+        *([f"--data-parallel-size {request.data_parallel}"] if request.data_parallel > 1 else ()),
+        *(["--enable-expert-parallel"] if request.expert_parallel else ()),
         f"--max-num-seqs {table[-1][1]}",
         *_precision(request.precision),
     ]
@@ -315,7 +317,7 @@ def _ends(table: list[list[int]], most: int) -> dict[int, int]:
 
 
 def _transformers(request: PlanRequest, best: PlanOption) -> list[str]:
-    if request.precision != Precision():
+    if request.precision not in (Precision(), Precision(weights="bfloat16")):
         raise InputError(
             f"this decoder cannot be told to use {request.precision.weights} weights and a"
             f" {request.precision.cache} cache",

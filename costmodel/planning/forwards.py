@@ -15,8 +15,8 @@ from costmodel.compose.transfer_errors import transfer_errors
 from costmodel.errors import InputError
 from costmodel.planning.engines import ValueBytes
 from costmodel.profile.profile import Profile
-from costmodel.profile.schema import PlainSection, RuntimeSection, TokensSection
-from costmodel.weights import label_bytes, weights_label
+from costmodel.profile.schema import PlainSection, TokensSection
+from costmodel.weights import layer_bytes, weights_label
 
 # Expected error of a profile that states none.
 UNKNOWN_ERROR = 0.1
@@ -103,7 +103,7 @@ class TargetForward:
         self.architecture: ModelArchitecture = profile.target.architecture
         self.tensor_parallel: int = runtime.tensor_parallel
         self.value_bytes = ValueBytes(
-            weight=_weight_bytes(runtime), embedding=size, cached=runtime.cache_bytes or size
+            weight=_weight_bytes(profile), embedding=size, cached=runtime.cache_bytes or size
         )
         self._device = device_by_name(profile.device.name)
         self.device = DeviceLimits(
@@ -235,15 +235,16 @@ class TargetForward:
         return 0.0 if prefill is None else _square_s(prefill)
 
 
-def _weight_bytes(runtime: RuntimeSection) -> float:
+def _weight_bytes(profile: Profile) -> float:
     """Bytes of a weight: those measured, else what the label of quantised weights means.
 
     Raises InputError for a label that does not say.
     """
+    runtime = profile.runtime
     label = weights_label(runtime.quantization)
     if runtime.weight_bytes or label is None:
         return runtime.weight_bytes or float(runtime.element_bytes)
-    held = label_bytes(label)
+    held = layer_bytes(profile.target.architecture, label)
     if held is None:
         raise InputError(
             f"the profile is of weights '{label}', and their bytes in memory are not known",

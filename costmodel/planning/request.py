@@ -7,9 +7,9 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from costmodel.catalog import find_device
+from costmodel.catalog import TargetEntry, find_device
 from costmodel.errors import InputError
 from costmodel.planning.engines import RULES, planned_version
 from costmodel.planning.traffic import (
@@ -23,6 +23,7 @@ from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, Cache, is_label
 
 PERCENTS = (50, 90, 95, 99)
 DEGREES = (1, 2, 4, 8, 16)
+MOST_GROUPS = 128  # of data-parallel devices
 # Value of --simulate without a number: REQUESTS requests, or the whole trace.
 DEFAULT_REQUESTS = -1
 _UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "": 1.0}
@@ -124,13 +125,18 @@ class ServingPolicy:
 class Precision:
     """Types of weights and of cached keys and values; the LM head stays in bfloat16.
 
-    `fp8`: one scale per tensor, stored in the checkpoint; `fp8_dynamic`: one per tensor, computed
-    for every product; `fp8_block`: one per block. Or the label of a quantised checkpoint, which
-    is planned from a profile with that label.
+    Weights of None: those that the target's checkpoint stores. `fp8`: one scale per tensor, stored
+    in the checkpoint; `fp8_dynamic`: one per tensor, computed for every product; `fp8_block`: one
+    per block; `mxfp4`: experts alone. Or the label of a quantised checkpoint, which is planned
+    from a profile with that label.
     """
 
-    weights: str = "bfloat16"
+    weights: str | None = None
     cache: Cache = "bfloat16"
+
+    def of(self, target: TargetEntry) -> Precision:
+        """The same, with weights named."""
+        return dataclasses.replace(self, weights=self.weights or target.weights)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +146,11 @@ class PlanRequest:
     `gpus` are device slugs or paths of profiles. `rate` is in requests a second. `prices` are
     per GPU and hour in `currency`, keyed by the names in `gpus`. `utilisation` is the share of a
     server's throughput that it is loaded to where `servers`, their number, is None.
-    `engine_version`, such as 0.19, may be empty. `most_running` limits the requests at once on a
-    server (max-num-seqs of the engines). Goals for percentiles need `simulation`. Raises
-    InputError for values out of range and settings that contradict each other.
+    `engine_version`, such as 0.19, may be empty. `data_parallel` groups of each degree's devices
+    share the experts of a mixture, with `expert_parallel` whole ones. `most_running` limits the
+    requests at once on a server, or group (max-num-seqs of the engines). Goals for percentiles
+    need `simulation`. Raises InputError for values out of range and settings that contradict
+    each other.
     """
 
     target: str
@@ -155,6 +163,8 @@ class PlanRequest:
     prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
     currency: str = "USD"
     degrees: tuple[int, ...] = (1,)
+    data_parallel: int = 1
+    expert_parallel: bool = False
     policy: ServingPolicy = dataclasses.field(default_factory=ServingPolicy)
     engine: str = "vllm"
     engine_version: str = ""
@@ -168,7 +178,7 @@ class PlanRequest:
     def __post_init__(self) -> None:
         _check_numbers(self)
         _check_gpus(self)
-        weights = self.precision.weights
+        weights = self.precision.weights or "bfloat16"
         labels = (weights,) if is_label(weights) else ()
         for kind, name, names in (
             ("engine is", self.engine, tuple(RULES)),
@@ -201,6 +211,10 @@ def _check_numbers(request: PlanRequest) -> None:
         raise InputError("at least one server must run")
     if request.most_running < 1:
         raise InputError("at least one request must run at once")
+    if not 1 <= request.data_parallel <= MOST_GROUPS:
+        raise InputError(
+            f"the data-parallel groups must be 1 to {MOST_GROUPS} (are {request.data_parallel})"
+        )
     for degree in request.degrees:
         if degree not in DEGREES:
             raise InputError(
@@ -283,7 +297,7 @@ class PlanOptions:
     policy: str = "auto"
     engine: str = "vllm"
     drafter: str | None = None
-    weights: str = "bfloat16"
+    weights: str | None = None
     cache: Cache = "bfloat16"
     servers: str = "80%"
     max_running: int = 256
@@ -313,7 +327,7 @@ def request_from_options(options: PlanOptions) -> PlanRequest:
         temperature=int(o.temperature),
         prices=_prices(o.prices, gpus),
         currency=o.currency,
-        degrees=parse_degrees(o.tp),
+        **parse_parallel(o.tp),
         policy=ServingPolicy.parse(o.policy),
         engine=engine,
         engine_version=version,
@@ -418,12 +432,28 @@ def _slug(gpu: str) -> str:
         return gpu
 
 
-def parse_degrees(text: str) -> tuple[int, ...]:
-    """Tensor-parallel degrees from `1,2,4`, ascending. Raises InputError."""
-    degrees = split_commas(text)
+def parse_parallel(text: str) -> dict[str, Any]:
+    """Tensor-parallel degrees from `1,2,4`, ascending, and vLLM's own arguments behind them.
+
+    Those are --data-parallel-size N (-dp N) and --enable-expert-parallel (-ep). Raises InputError.
+    """
+    first, *arguments = text.replace("=", " ").split() or [""]
+    degrees = split_commas(first)
     if not degrees or not all(part.isdecimal() for part in degrees):
         raise InputError(f"'{text}' are no tensor-parallel degrees", hint="Write --tp 1,2,4")
-    return tuple(sorted({int(part) for part in degrees}))
+    parallel: dict[str, Any] = {"degrees": tuple(sorted({int(part) for part in degrees}))}
+    while arguments:
+        argument = arguments.pop(0)
+        if argument in ("--enable-expert-parallel", "-ep"):
+            parallel["expert_parallel"] = True
+        elif argument in ("--data-parallel-size", "-dp") and arguments and arguments[0].isdecimal():
+            parallel["data_parallel"] = int(arguments.pop(0))
+        else:
+            raise InputError(
+                f"'{argument}' is no argument of a parallel server",
+                hint='Write --tp "2 --data-parallel-size 4 --enable-expert-parallel"',
+            )
+    return parallel
 
 
 def parse_seconds(text: str) -> float:

@@ -41,6 +41,7 @@ def plan(request: PlanRequest, store: ProfileStore | None = None) -> Plan:
     """
     profiles = store or ProfileStore()
     target = resolve_target(request.target, hub=True)
+    request = dataclasses.replace(request, precision=request.precision.of(target))
     acceptance = _checked_inputs(request, target, profiles)
     options = [
         _option(request, target, acceptance, (gpu, degree), profiles)
@@ -235,7 +236,12 @@ def _sized(request: PlanRequest, option: PlanOption, server: Server) -> PlanOpti
     )
     slower = slower_error(forward, server.rules, error)
     power_w = forward.device.power_w
-    group = Group(gpu=option.gpu, devices=option.tensor_parallel, power_w=power_w)
+    group = Group(
+        gpu=option.gpu,
+        devices=option.tensor_parallel * request.data_parallel,
+        power_w=power_w,
+        ranks=request.data_parallel,
+    )
     sizing = size(request, group, option.points, error, slower)
     return dataclasses.replace(option, error=error, slower=slower, sizing=sizing)
 

@@ -361,11 +361,15 @@ class Sizing:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The devices of one server: number, name in the price list, power of each."""
+    """The devices of one server: number, name in the price list, power of each.
+
+    `ranks` data-parallel groups of them have the point's requests each.
+    """
 
     gpu: str
     devices: int
     power_w: float | None
+    ranks: int = 1
 
 
 def size(
@@ -390,8 +394,9 @@ def size(
     low = count if quick is None else min(_gpus(request, group, quick, ends[0]), count)
     high = None if slow is None else max(_gpus(request, group, slow, ends[1]), count)
     gpus = Interval(value=count, low=low, high=high)
-    load = request.rate / (at_most.requests_per_s * count / group.devices)
-    at_load = best_at(points, request.rate / (count / group.devices)) or at_most
+    groups = count / group.devices * group.ranks
+    load = request.rate / (at_most.requests_per_s * groups)
+    at_load = best_at(points, request.rate / groups) or at_most
     price = request.prices.get(group.gpu)
     per_hour = None if price is None else _scaled(gpus, price)
     tokens_per_s = request.rate / max(load, 1.0) * request.traffic.output_tokens
@@ -451,7 +456,7 @@ def replicas_for(rate: float, requests_per_s: float, utilisation: float) -> int:
 def _gpus(request: PlanRequest, group: Group, point: OperatingPoint, factor: float) -> int:
     if request.servers is not None:
         return request.servers * group.devices
-    per_server = point.requests_per_s / factor
+    per_server = group.ranks * point.requests_per_s / factor
     return replicas_for(request.rate, per_server, request.utilisation) * group.devices
 
 

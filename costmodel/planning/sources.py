@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 from costmodel.architecture import ModelArchitecture
-from costmodel.catalog import DeviceSpec, TargetEntry, find_device, slugify
+from costmodel.catalog import DeviceSpec, TargetEntry, find_device
 from costmodel.compose.aiconfigurator import SYSTEMS
 from costmodel.compose.profiles import ComposeOptions, compose
-from costmodel.compose.support import composes
-from costmodel.compose.transfer import transferred_error
+from costmodel.compose.transfer import transfer_profile, transferred_error
 from costmodel.compose.transfer_errors import transfer_errors
-from costmodel.errors import InputError, ProfileError
+from costmodel.errors import InputError, ProfileError, RooftreeError
 from costmodel.planning.engines import ValueBytes, weight_bytes
 from costmodel.planning.forwards import TargetForward
 from costmodel.planning.request import PlanRequest, Precision
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore, readable_profiles
-from costmodel.weights import CACHE_BYTES, WEIGHT_BYTES, label_bytes, quantization, weights_label
+from costmodel.weights import (
+    CACHE_BYTES,
+    WEIGHT_BYTES,
+    Weights,
+    layer_bytes,
+    quantization,
+    weights_label,
+)
+
+_TRIED = 3  # devices with operator tables, from which a profile is composed and scaled
 
 
 def forward_for(
@@ -31,20 +41,22 @@ def forward_for(
     """
     gpu, degree = choice
     if not is_file(gpu):
-        return find_forward(
-            find_device(gpu),
-            target,
-            store,
-            tensor_parallel=degree,
-            precision=request.precision,
+        several = degree * request.data_parallel > 1
+        place = _Choice(
+            degree=degree,
+            groups=request.data_parallel,
+            whole_experts=request.expert_parallel and several,
+            precision=request.precision.of(target),
             engine=request.engine,
         )
+        return _find(find_device(gpu), target.architecture, store, place)
     profile = Profile.from_yaml(Path(gpu))
     if profile.target.architecture_hash != target.architecture.hash:
         raise InputError(f"{gpu} is a profile of {profile.target.name}, another target")
     if profile.runtime.tensor_parallel != degree:
         raise InputError(f"is a profile of tp {profile.runtime.tensor_parallel}, not {degree}")
-    wanted = quantization(request.precision.weights, request.precision.cache)
+    precision = request.precision
+    wanted = quantization(precision.weights or "bfloat16", precision.cache)
     if wanted not in (None, profile.runtime.quantization):
         held = profile.runtime.quantization or profile.runtime.dtype
         raise InputError(f"is a profile of {held}, not {wanted}")
@@ -56,6 +68,30 @@ def is_file(gpu: str) -> bool:
     return gpu.endswith((".yaml", ".yml"))
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """What a profile must be of, beside device and target.
+
+    `groups` of data-parallel devices; `whole_experts`: a device has whole ones.
+    """
+
+    degree: int
+    precision: Precision
+    groups: int = 1
+    whole_experts: bool = False
+    engine: str = "vllm"
+
+    @property
+    def storable(self) -> bool:
+        """Whether profiles of this choice are stored: those of one group that splits experts."""
+        return self.groups == 1 and not self.whole_experts
+
+    @property
+    def weights(self) -> Weights | None:
+        """The weights as operator tables call them; None for a checkpoint's label."""
+        return next((name for name in WEIGHT_BYTES if name == self.precision.weights), None)
+
+
 def find_forward(
     device: DeviceSpec,
     target: TargetEntry,
@@ -65,28 +101,73 @@ def find_forward(
     precision: Precision | None = None,
     engine: str = "vllm",
 ) -> TargetForward:
-    """Forwards from a stored profile of this degree and precision, else from a composed one.
+    """Forwards from a stored profile of this degree and precision, else a composed or scaled one.
 
     Labels of quantised checkpoints are planned from stored profiles only. Raises InputError,
     DeviceError, or ProfileError with the command that makes a profile.
     """
-    architecture, precision = target.architecture, precision or Precision()
-    profile = _stored(device, architecture, store, (tensor_parallel, precision))
-    if profile is None:
-        weights = next((name for name in WEIGHT_BYTES if name == precision.weights), None)
-        if weights is None or device.slug not in SYSTEMS or not operators_installed():
-            raise _missing(device, architecture, store, (tensor_parallel, precision))
-        profile = _composed(
-            ComposeOptions(
-                target=architecture,
-                device_name=device.slug,
-                engine="vllm" if engine == "rooftree" else engine,
-                tensor_parallel=tensor_parallel,
-                weights=weights,
-                cache=precision.cache,
-            )
-        )
-    return TargetForward(profile, engine)
+    precision = (precision or Precision()).of(target)
+    choice = _Choice(degree=tensor_parallel, precision=precision, engine=engine)
+    return _find(device, target.architecture, store, choice)
+
+
+def _find(
+    device: DeviceSpec, architecture: ModelArchitecture, store: ProfileStore, choice: _Choice
+) -> TargetForward:
+    profile = _stored(device, architecture, store, choice) if choice.storable else None
+    if profile is None and device.slug in SYSTEMS and choice.weights and operators_installed():
+        profile = _composed(_options(device.slug, architecture, choice))
+    elif profile is None:
+        profile = _transferred(device, architecture, store, choice)
+    return TargetForward(profile, choice.engine)
+
+
+def _options(slug: str, architecture: ModelArchitecture, choice: _Choice) -> ComposeOptions:
+    return ComposeOptions(
+        target=architecture,
+        device_name=slug,
+        engine="vllm" if choice.engine == "rooftree" else choice.engine,
+        tensor_parallel=choice.degree,
+        data_parallel=choice.groups,
+        expert_parallel=choice.whole_experts,
+        weights=choice.weights or "bfloat16",
+        cache=choice.precision.cache,
+    )
+
+
+def _transferred(
+    device: DeviceSpec, architecture: ModelArchitecture, store: ProfileStore, choice: _Choice
+) -> Profile:
+    """A profile of another device, scaled: the stored one of the smallest error bar, else one
+    composed where there are tables, of the smallest error of the scaling. Raises ProfileError.
+    """
+    sources = list(_sources(architecture, store, choice))
+    if sources:
+        return transfer_profile(min(sources, key=lambda p: transferred_error(p, device)), device)
+    if choice.weights is None or not operators_installed():
+        raise _missing(device, architecture, store, choice)
+    errors, reason = transfer_errors(), ""
+    nearest = sorted(SYSTEMS, key=lambda slug: errors.expected(slug, device.slug)[0])
+    for slug in nearest[:_TRIED]:
+        try:
+            return transfer_profile(_composed(_options(slug, architecture, choice)), device)
+        except RooftreeError as failure:
+            reason = reason or failure.problem
+    raise _missing(device, architecture, store, choice, reason)
+
+
+def _sources(
+    architecture: ModelArchitecture, store: ProfileStore, choice: _Choice
+) -> Iterator[Profile]:
+    """Stored profiles of whole GPUs that can be scaled."""
+    wanted = choice.degree, quantization(choice.precision.weights or "", choice.precision.cache)
+    for folder in store.directories if choice.storable and choice.weights else ():
+        for _, profile in readable_profiles(folder, "*/*.yaml", architecture.hash):
+            runtime, made = profile.runtime, profile.provenance.kind
+            usable = profile.device.kind == "cuda" and profile.device.mig is None
+            usable &= runtime.kind != "eager" and made not in ("transferred", "quick")
+            if usable and (runtime.tensor_parallel, runtime.quantization) == wanted:
+                yield profile
 
 
 @cache
@@ -105,14 +186,14 @@ def _stored(
     device: DeviceSpec,
     architecture: ModelArchitecture,
     store: ProfileStore,
-    choice: tuple[int, Precision],
+    choice: _Choice,
 ) -> Profile | None:
     """The profile of the best provenance in the first folder that has one; None without any.
 
     Eager profiles are skipped: they hold mostly host time.
     """
-    degree, precision = choice
-    wanted = degree, quantization(precision.weights, precision.cache), 2
+    degree, precision = choice.degree, choice.precision
+    wanted = degree, quantization(precision.weights or "bfloat16", precision.cache), 2
     for folder in store.directories:
         candidates = []
         for _, profile in readable_profiles(folder, f"{device.slug}/*.yaml", architecture.hash):
@@ -129,14 +210,15 @@ def _missing(
     device: DeviceSpec,
     architecture: ModelArchitecture,
     store: ProfileStore,
-    choice: tuple[int, Precision],
+    choice: _Choice,
+    reason: str = "",
 ) -> ProfileError:
     """The error that no profile exists, whether the target could fit, and how to get one."""
-    degree, precision = choice
+    degree, precision = choice.degree, choice.precision
     problem = f"no profile of {architecture.name} on {device.slug}, tp {degree}"
-    if precision != Precision():
+    if precision != Precision(weights="bfloat16"):
         problem += f", weights {precision.weights}, cache {precision.cache}"
-    one = label_bytes(precision.weights)
+    one = layer_bytes(architecture, precision.weights or "bfloat16")
     value = ValueBytes(weight=one or 0.0, cached=CACHE_BYTES[precision.cache])
     weights = weight_bytes(architecture, value, degree)
     if one and weights > device.memory_bytes:
@@ -144,18 +226,20 @@ def _missing(
             f"; its weights alone are {weights / 1e9:.0f} GB on each device, which has"
             f" {device.memory_bytes / 1e9:.0f} GB"
         )
-    if precision.weights not in WEIGHT_BYTES:
+    problem += f"; none is composed elsewhere and scaled: {reason}" if reason else ""
+    if choice.weights is None:
         labels = _labels(device, architecture, store)
         hint = f"There are profiles of {labels}; or measure" if labels else "Measure"
         return ProfileError(
             problem, hint=f"{hint} such a checkpoint with `rooftree calibrate` on {device.name}"
         )
-    if device.slug in SYSTEMS:
+    if not operators_installed():
         return ProfileError(problem, hint="`pip install 'rooftree[operators]'` is enough")
-    if precision != Precision():
-        hint = "Leave out --weights and --cache: other precisions than bfloat16 are planned only on"
-        return ProfileError(problem, hint=f"{hint} {', '.join(SYSTEMS)}")
-    return ProfileError(problem, hint=_transfer_hint(device, architecture, store, degree))
+    source = f" vllm --target {architecture.name} --tensor-parallel-size {degree}"
+    command = source if degree > 1 else f" --target {architecture.name}"
+    return ProfileError(
+        problem, hint=f"Measure it with `rooftree calibrate{command}` on {device.name}"
+    )
 
 
 def _labels(device: DeviceSpec, architecture: ModelArchitecture, store: ProfileStore) -> str:
@@ -166,64 +250,3 @@ def _labels(device: DeviceSpec, architecture: ModelArchitecture, store: ProfileS
         for _, profile in readable_profiles(folder, f"{device.slug}/*.yaml", architecture.hash)
     )
     return ", ".join(dict.fromkeys(label for label in stored if label))
-
-
-def _transfer_hint(
-    device: DeviceSpec, architecture: ModelArchitecture, store: ProfileStore, degree: int
-) -> str:
-    """The transfer of smallest error bar, by command; how to get a first profile without any."""
-    bars: dict[str, tuple[float, str, str]] = {}
-    for folder in store.directories:
-        for path, profile in readable_profiles(folder, "*/*.yaml", architecture.hash):
-            if _is_source(profile, degree):
-                slug = path.parent.name
-                name = path.stem if degree > 1 else path.stem.rsplit(".", 3)[0]
-                source = transferred_error(profile, device), slug, name
-                bars[slug] = min(source, bars.get(slug, source))
-    sources = sorted(bars.values())
-    if not sources:
-        return _compose_hint(device, architecture, degree)
-    bar, best, name = sources[0]
-    hint = (
-        f"Scale the one of {best}, error bar {bar:.1%}: `rooftree transfer {best}/{name} --to"
-        f" {device.slug}`"
-    )
-    others = [f"{slug} {other:.1%}" for other, slug, _ in sources[1:4]]
-    return hint + (f"; from others: {', '.join(others)}" if others else "")
-
-
-def _is_source(profile: Profile, degree: int) -> bool:
-    runtime = profile.runtime
-    return (
-        profile.device.kind == "cuda"
-        and profile.provenance.kind != "transferred"
-        and runtime.kind != "eager"
-        and (runtime.tensor_parallel, runtime.quantization) == (degree, None)
-    )
-
-
-def _compose_hint(device: DeviceSpec, architecture: ModelArchitecture, degree: int) -> str:
-    """How to get a first profile of a target: composed where it can be, and then scaled."""
-    slugs = [slug for slug in SYSTEMS if _composable(slug, architecture, degree)]
-    if not slugs:
-        source, degrees = "", ""
-        if degree > 1:
-            source, degrees = " vllm", f" --tensor-parallel-size {degree}"
-        command = f"rooftree calibrate{source} --target {architecture.name}{degrees}"
-        return f"Measure it with `{command}` on {device.name}"
-    errors, name = transfer_errors(), architecture.name
-    best = min(slugs, key=lambda slug: errors.expected(slug, device.slug)[0])
-    composed, shared = slugify(name.rpartition("/")[2]), ""
-    if degree > 1:
-        composed, shared = f"{composed}.bfloat16.kernels.tp{degree}", f" --tp {degree}"
-    return (
-        f"Compose one for a GPU with operator tables, `rooftree compose --device {best} --target"
-        f" {name}{shared}`, and scale it: `rooftree transfer {best}/{composed} --to {device.slug}`"
-    )
-
-
-def _composable(slug: str, architecture: ModelArchitecture, degree: int) -> bool:
-    """Whether a profile can be composed, as far as can be told here."""
-    if not operators_installed():
-        return not architecture.beyond_tables and (degree == 1 or not architecture.experts)
-    return not composes(find_device(slug), architecture, degree)

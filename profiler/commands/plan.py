@@ -44,7 +44,11 @@ AT_ONCE = 8  # requests, for engines with one draft size for all
     "--price", "prices", multiple=True, help="Price per GPU and hour, such as h100-sxm=2.5."
 )
 @click.option(
-    "--tp", default="1", show_default=True, help="Tensor-parallel degrees, separated by commas."
+    "--tp",
+    default="1",
+    show_default=True,
+    help="Tensor-parallel degrees, separated by commas; behind them vLLM's --data-parallel-size N "
+    "and --enable-expert-parallel.",
 )
 @click.option("--policy", default="auto", show_default=True,
               help="Draft trees: auto, plain, chain, chain:N or fixed:N.")  # fmt: skip
@@ -52,9 +56,9 @@ AT_ONCE = 8  # requests, for engines with one draft size for all
               "verifies trees; also vllm@0.19 [default: --export's, else vllm].")  # fmt: skip
 @click.option("--drafter", help="Drafter: dflash, ngram, or one timed in the profile "
               "[default: the acceptance's].")  # fmt: skip
-@click.option("--weights", default="bfloat16", show_default=True,
-              help="Weights: bfloat16, fp8, fp8_dynamic, fp8_block, nvfp4, or a checkpoint's label "
-              "in a profile.")  # fmt: skip
+@click.option("--weights",
+              help="Weights: bfloat16, fp8, fp8_dynamic, fp8_block, nvfp4, mxfp4, or a "
+              "checkpoint's label in a profile [default: the target's].")  # fmt: skip
 @click.option("--cache", default="bfloat16", show_default=True, help="KV cache: bfloat16 or fp8.")
 @click.option(
     "--servers",

@@ -57,20 +57,19 @@ def attention_table(kind):
 
 
 def moe_table():
-    tokens = np.array([1, 2, 4, 8, 16, 64, 1024])
-    read = np.minimum(8 * tokens, 128)
+    """Microseconds of each expert read: 4 alone, 3 in halves on two devices, 2 by whole ones."""
+    tokens = np.array([1, 2, 4, 8, 16, 64, 1024] * 3)
+    tp, ep = np.repeat([1, 2, 1], 7), np.repeat([1, 1, 2], 7)
     count = len(tokens)
+    sizes = {"hidden_size": 2048, "inter_size": 768, "topk": 8, "num_experts": 128}
     return {
         "moe_dtype": np.array(["bfloat16"] * count),
-        "moe_tp_size": np.ones(count),
-        "moe_ep_size": np.ones(count),
+        "moe_tp_size": tp,
+        "moe_ep_size": ep,
         "distribution": np.array(["balanced"] * count),
         "num_tokens": tokens,
-        "latency": 1e3 * (4e-6 * read),
-        "hidden_size": np.full(count, 2048),
-        "inter_size": np.full(count, 768),
-        "topk": np.full(count, 8),
-        "num_experts": np.full(count, 128),
+        "latency": 1e-3 * (5 - tp - 2 * (ep - 1)) * np.minimum(8 * tokens, 128),
+        **{name: np.full(count, size) for name, size in sizes.items()},
     }
 
 
@@ -125,6 +124,45 @@ def test_experts_are_counted_as_the_expected_distinct_ones(package):
     seconds = tables.expert_table(MOE).seconds(MOE, tokens)
     assert seconds == pytest.approx(4e-6 * distinct_experts(MOE, tokens), rel=0.02)
     ComposedForward(architecture=MOE, tables=tables).seconds([1], [256])
+
+
+@pytest.mark.parametrize(
+    ("tp", "dp", "whole", "us"), [(2, 1, False, 3), (2, 1, True, 2), (1, 2, True, 2)]
+)
+def test_experts_on_several_devices_are_their_share(package, tp, dp, whole, us):
+    """Of all groups' rows; a group holds its share of the experts, and shares their reads."""
+    tables = load_published(H100, experts=True)
+    size = np.array([1.0, 1e9])
+    tables = dataclasses.replace(tables, all_reduce={2: (size, np.array([0.0, 1.0]))})
+    split = {"tensor_parallel": tp, "data_parallel": dp, "expert_parallel": whole}
+    forward = ComposedForward(architecture=MOE, tables=tables, **split)
+    rows = np.array([16.0, 64.0])
+    experts = us * 1e-6 * distinct_experts(MOE, dp * rows)
+    moved = forward._ffn_s(rows) - forward._products_s(rows, ("router",))
+    assert moved == pytest.approx(MOE.layers * experts, rel=0.03)
+    reduced = np.array([1e-9 * (tp == 2) + 1e-9 * dp]) * rows * MOE.hidden
+    assert forward._all_reduce_s(rows, tp) + forward._all_reduce_s(dp * rows, 2) == pytest.approx(
+        reduced, rel=0.01
+    )
+    profile = composed_profile(forward, error_bar(forward))
+    assert profile.target.architecture.experts == MOE.experts // dp
+    assert TargetForward(profile).tensor_parallel == tp
+
+
+def test_what_cannot_be_split_so_is_refused(package):
+    tables = load_published(H100, experts=True)
+    with pytest.raises(InputError, match="8 of 128 over 8 devices by whole ex"):
+        ComposedForward(
+            architecture=MOE,
+            tables=tables,
+            tensor_parallel=2,
+            data_parallel=4,
+            expert_parallel=True,
+        )
+    with pytest.raises(InputError, match="data_parallel 3 does not divide 128 experts"):
+        ComposedForward(architecture=MOE, tables=tables, data_parallel=3)
+    with pytest.raises(InputError, match="has no experts to share"):
+        ComposedForward(architecture=LLAMA, tables=tables, data_parallel=2)
 
 
 def test_windows_in_some_layers_are_the_sum_of_both_kinds_of_layer(package):
@@ -312,7 +350,7 @@ def test_bad_requests(package):
     small = find_target("Llama-3.2-1B-Instruct").architecture
     with pytest.raises(InputError, match="heads of size 128"):
         ComposedForward(architecture=small, tables=tables)
-    with pytest.raises(InputError, match="no experts of 2048 x 768"):
+    with pytest.raises(InputError, match="no bfloat16 experts of 2048 x 768"):
         ComposedForward(architecture=MOE, tables=tables)
     with pytest.raises(InputError, match="no heads of size 64"):
         load_published(H100, head_dim=64)

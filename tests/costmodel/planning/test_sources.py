@@ -1,4 +1,4 @@
-"""The hint where a device has no profile: the transfer of smallest error bar."""
+"""Times where a device has no profile: composed, or scaled with the smallest error bar."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import re
 import pytest
 
 from costmodel.catalog import find_device, find_target
-from costmodel.compose.aiconfigurator import SYSTEMS, load_published
+from costmodel.compose.aiconfigurator import SYSTEMS
 from costmodel.compose.support import supported
-from costmodel.compose.transfer import transfer_profile, transferred_error
+from costmodel.compose.transfer import transferred_error
 from costmodel.compose.transfer_errors import transfer_errors
 from costmodel.errors import InputError, ProfileError
 from costmodel.io import shipped_directory
+from costmodel.planning.engines import weight_bytes
 from costmodel.planning.request import Precision
 from costmodel.planning.sources import find_forward
-from costmodel.profile.lookup import named_profile
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
 
@@ -23,71 +23,63 @@ SHIPPED = ProfileStore([shipped_directory()])
 FILE = "qwen3-8b.bfloat16.kernels.tp1.yaml"
 
 
-@pytest.mark.parametrize("device", ["l4", "rtx-5090", "h20", "mi300x"])
-def test_the_hint_names_the_source_of_the_smallest_bar(device):
-    target = find_target("Qwen/Qwen3-8B")
-    with pytest.raises(ProfileError) as missing:
-        find_forward(find_device(device), target, SHIPPED)
-    named = re.search(r"Scale the one of (\S+), error bar (\S+)%: `rooftree transfer (\S+) --to"
-                      r" (\S+)`", missing.value.hint)  # fmt: skip
-    assert named is not None, missing.value.hint
-    bars = {}
-    for path in shipped_directory().glob("*/qwen3-8b.*.yaml"):
-        profile = Profile.from_yaml(path)
-        if profile.provenance.kind == "composed":
-            bars[path.parent.name] = transferred_error(profile, find_device(device))
-    assert bars[named[1]] == min(bars.values()) == pytest.approx(float(named[2]) / 100)
-    assert named[3] == f"{named[1]}/qwen3-8b" and named[4] == device
+def bars_to(device, name):
+    """The error bar of scaling each shipped composed profile of a file's name."""
+    profiles = [Profile.from_yaml(path) for path in shipped_directory().glob(f"*/{name}")]
+    composed = [profile for profile in profiles if profile.provenance.kind == "composed"]
+    return {profile.device.name: transferred_error(profile, device) for profile in composed}
 
 
-def test_without_any_profile_of_the_target_it_says_how_to_get_one(tmp_path):
-    with pytest.raises(ProfileError) as missing:
-        find_forward(find_device("l4"), find_target("Qwen/Qwen3-8B"), ProfileStore([tmp_path]))
+@pytest.mark.parametrize(
+    ("slug", "target", "file"),
+    [
+        *((slug, "Qwen/Qwen3-8B", FILE) for slug in ("l4", "gb10", "jetson-thor", "mi300x")),
+        ("h20", "Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3-30b-a3b.bfloat16.kernels.tp1.yaml"),
+    ],
+)
+def test_a_device_without_times_has_those_scaled_with_the_smallest_bar(slug, target, file):
+    """By the architecture, so that a fine-tune has its base's."""
+    device = find_device(slug)
+    forward = find_forward(device, find_target(target), SHIPPED)
+    bars = bars_to(device, file)
+    assert forward.origin.kind == "transferred" and forward.device.name == device.name
+    assert forward.origin.error == min(bars.values())
+    source = re.match(r"composed profile of (.*?) \(", forward.origin.text)
+    assert source is not None and bars[source[1]] == min(bars.values())
+
+
+def test_without_a_profile_one_is_composed_elsewhere_and_scaled(tmp_path):
+    """With the error bars of both, in any precision that tables have."""
+    pytest.importorskip("aiconfigurator_core")
+    device, target, empty = (
+        find_device("l4"),
+        find_target("Qwen/Qwen3-8B"),
+        ProfileStore([tmp_path]),
+    )
     errors = {slug: transfer_errors().expected(slug, "l4")[0] for slug in SYSTEMS}
-    best = min(errors, key=errors.__getitem__)
-    assert f"rooftree compose --device {best} --target Qwen/Qwen3-8B" in missing.value.hint
-    assert f"rooftree transfer {best}/qwen3-8b --to l4" in missing.value.hint
+    best = find_device(min(errors, key=errors.__getitem__))
+    for weights in ("bfloat16", "fp8"):
+        precision = Precision(weights=weights)
+        scaled = find_forward(device, target, empty, precision=precision)
+        source = find_forward(best, target, empty, precision=precision)
+        assert scaled.origin.text.startswith(f"composed profile of {best.name} (")
+        assert scaled.origin.error > max(errors[best.slug], source.origin.error)
+        assert scaled.value_bytes == source.value_bytes
 
 
-def test_a_degree_needs_a_source_of_the_same_degree(tmp_path):
+def test_a_degree_needs_a_source_of_the_same_degree(tmp_path, monkeypatch):
     """Scaling a profile of one device would give another of one device."""
+    monkeypatch.setattr("costmodel.planning.sources.operators_installed", lambda: False)
     device, target = find_device("l4"), find_target("Qwen/Qwen3-8B")
     with pytest.raises(ProfileError) as missing:
         find_forward(device, target, SHIPPED, tensor_parallel=2)
-    composed, scaled = re.findall("`rooftree (.*?)`", missing.value.hint)
-    best = re.match(r"compose --device (\S+) --target Qwen/Qwen3-8B --tp 2$", composed)
-    assert best is not None, composed
-    assert scaled == f"transfer {best[1]}/qwen3-8b.bfloat16.kernels.tp2 --to l4"
+    assert missing.value.hint == "`pip install 'rooftree[operators]'` is enough"
     fields = Profile.from_yaml(shipped_directory() / "l40s" / FILE).as_dict()
     fields["runtime"]["tensor_parallel"] = 2
     own = ProfileStore([tmp_path, shipped_directory()])
     own.save(Profile.model_validate(fields))
-    with pytest.raises(ProfileError) as missing:
-        find_forward(device, target, own, tensor_parallel=2)
-    assert "`rooftree transfer l40s/qwen3-8b.bfloat16.kernels.tp2 --to l4`" in missing.value.hint
-    # The command as it stands makes what the plan looks for.
-    _, source = named_profile("l40s/qwen3-8b.bfloat16.kernels.tp2", own)
-    own.save(transfer_profile(source, device))
-    assert find_forward(device, target, own, tensor_parallel=2).tensor_parallel == 2
-
-
-def test_a_fine_tune_is_scaled_from_the_file_that_is_there():
-    tuned = find_target("Qwen/Qwen3-Coder-30B-A3B-Instruct")
-    with pytest.raises(ProfileError) as missing:
-        find_forward(find_device("h20"), tuned, SHIPPED)
-    source = re.search(r"`rooftree transfer (\S+) --to h20`", missing.value.hint)
-    assert source is not None, missing.value.hint
-    _, profile = named_profile(source[1], SHIPPED)
-    assert profile.target.architecture_hash == tuned.architecture.hash
-
-
-def test_no_command_is_named_that_does_not_help_a_precision():
-    """Neither a transfer nor a calibration has times of fp8."""
-    fp8 = Precision(weights="fp8")
-    with pytest.raises(ProfileError) as missing:
-        find_forward(find_device("l4"), find_target("Qwen/Qwen3-8B"), SHIPPED, precision=fp8)
-    assert "`" not in missing.value.hint
-    assert missing.value.hint.startswith("Leave out --weights and --cache: other precisions")
+    forward = find_forward(device, target, own, tensor_parallel=2)
+    assert (forward.origin.kind, forward.tensor_parallel) == ("transferred", 2)
 
 
 def labelled(tmp_path, label, weight_bytes=None) -> ProfileStore:
@@ -136,7 +128,8 @@ def test_labels_are_never_mixed_up(tmp_path, monkeypatch):
     for other in ("fp8", "fp8_block", "bfloat16", "gptq-4bit"):
         with pytest.raises(ProfileError, match="no profile of Qwen/Qwen3-8B on l40s") as missing:
             planned(store, other)
-    assert missing.value.hint.startswith("There are profiles of fp8-128x128; or measure such")
+        label = other == "gptq-4bit"
+        assert ("There are profiles of fp8-128x128; or measure" in missing.value.hint) == label
     store = labelled(tmp_path / "odd", "gptq_marlin")
     with pytest.raises(InputError, match="weights 'gptq_marlin', and their bytes in"):
         planned(store, "gptq_marlin")
@@ -144,38 +137,29 @@ def test_labels_are_never_mixed_up(tmp_path, monkeypatch):
 
 def test_support_has_a_row_for_each_label(tmp_path, monkeypatch):
     monkeypatch.setattr("costmodel.compose.support.SYSTEMS", {})
-    rows = [row for row in supported(labelled(tmp_path, "gptq_marlin")) if row.weights]
+    stored = supported(labelled(tmp_path, "gptq_marlin"))
+    rows = [row for row in stored if row.weights and row.provenance]
     (row,) = rows
     assert (row.device, row.target, row.weights) == ("l40s", "Qwen/Qwen3-8B", "gptq_marlin")
     assert (row.provenance, row.degrees) == ("measured", (1,))
     assert row.reason == "not planned, as the bytes of weights 'gptq_marlin' are not known"
 
 
-def test_a_mixture_on_several_gpus_is_measured_on_as_many():
-    """Neither composed, where there are tables, nor scaled where there are none."""
-    small = find_target("openai/gpt-oss-20b")
+def test_a_mixture_is_planned_as_its_experts_were_measured(tmp_path):
+    """In its checkpoint's type, split over devices; composed, or composed elsewhere and scaled."""
+    pytest.importorskip("aiconfigurator_core")
+    empty, target = ProfileStore([tmp_path]), find_target("openai/gpt-oss-20b")
+    one, two = (find_forward(find_device("b200"), target, empty, tensor_parallel=n) for n in (1, 2))
+    held = weight_bytes(target.architecture, one.value_bytes)
+    assert one.origin.kind == "composed" and held == pytest.approx(13.8e9, rel=0.01)
+    assert 0.5 < two.decode(8, 1024).total / one.decode(8, 1024).total < 1
+    scaled = find_forward(find_device("rtx-5090"), target, empty)
+    assert scaled.origin.kind == "transferred" and scaled.value_bytes == one.value_bytes
+    coder = find_target("Qwen3-Coder-Next")
+    with pytest.raises(InputError, match="no bfloat16 experts of 2048 x 512, 10 of 512"):
+        find_forward(find_device("b200"), coder, empty, tensor_parallel=2)
     with pytest.raises(ProfileError) as missing:
-        find_forward(find_device("l4"), small, SHIPPED, tensor_parallel=2)
-    command = "rooftree calibrate vllm --target openai/gpt-oss-20b --tensor-parallel-size 2"
+        find_forward(find_device("t4"), coder, empty, tensor_parallel=2)
+    assert "none is composed elsewhere and scaled: the vllm tables" in missing.value.problem
+    command = f"rooftree calibrate vllm --target {coder.name} --tensor-parallel-size 2"
     assert f"`{command}`" in missing.value.hint
-    pytest.importorskip("aiconfigurator_core")
-    with pytest.raises(InputError, match="experts are composed on one device only"):
-        find_forward(find_device("b200"), small, SHIPPED, tensor_parallel=2)
-
-
-def test_a_mixture_is_composed_only_where_its_experts_were_measured(tmp_path):
-    pytest.importorskip("aiconfigurator_core")
-    mixtral, small = (find_target(n) for n in ("Mixtral-8x7B-v0.1", "openai/gpt-oss-20b"))
-    b200, t4, empty = find_device("b200"), find_device("t4"), ProfileStore([tmp_path])
-    assert find_forward(b200, mixtral, empty).origin.kind == "composed"
-    with pytest.raises(InputError, match="have no experts of 2880 x 2880, 4 of 32"):
-        find_forward(b200, small, empty)
-    with pytest.raises(ProfileError) as missing:
-        find_forward(t4, mixtral, empty)
-    command = re.search(r"rooftree compose --device (\S+) --target (\S+)`", missing.value.hint)
-    assert command is not None and command[2] == mixtral.name
-    tables = load_published(find_device(command[1]), experts=True)
-    assert tables.expert_table(mixtral.architecture).tokens.size  # what `compose` looks up
-    with pytest.raises(ProfileError) as missing:
-        find_forward(t4, small, empty)
-    assert "compose" not in missing.value.hint and "rooftree calibrate" in missing.value.hint
