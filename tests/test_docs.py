@@ -182,7 +182,10 @@ def test_commands_in_messages_can_be_run():
     assert unknown == {}
 
 
-OF_OTHERS = {"--head", "--model", "--nproc-per-node", "--outtype"}  # ray, optimum, torchrun, ggml
+OF_OTHERS = {
+    "--head", "--model", "--nproc-per-node", "--outtype",  # ray, optimum, torchrun, ggml
+    "--data-parallel-size", "--enable-expert-parallel",  # vllm
+}  # fmt: skip
 
 
 def test_options_in_hints_exist():

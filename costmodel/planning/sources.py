@@ -235,11 +235,11 @@ def _missing(
         )
     if not operators_installed():
         return ProfileError(problem, hint="`pip install 'rooftree[operators]'` is enough")
-    source = f" vllm --target {architecture.name} --tensor-parallel-size {degree}"
-    command = source if degree > 1 else f" --target {architecture.name}"
-    return ProfileError(
-        problem, hint=f"Measure it with `rooftree calibrate{command}` on {device.name}"
-    )
+    command = f"rooftree calibrate --target {architecture.name}"
+    if degree > 1:
+        command = f"rooftree calibrate vllm --target {architecture.name}"
+        command += f" --tensor-parallel-size {degree}"
+    return ProfileError(problem, hint=f"Measure it with `{command}` on {device.name}")
 
 
 def _labels(device: DeviceSpec, architecture: ModelArchitecture, store: ProfileStore) -> str:
