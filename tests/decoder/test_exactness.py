@@ -8,7 +8,7 @@ The truth is decoded without a cache by transformers' own attention.
 from __future__ import annotations
 
 import copy
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import ClassVar
 
@@ -24,8 +24,7 @@ from transformers import (
 
 from costmodel.acceptance import AcceptanceProcess
 from decoder.drafters.causal_lm import CausalLMDrafter
-from decoder.drafters.dflash.drafter import DFlashDrafter
-from decoder.drafters.eagle3.drafter import Eagle3Drafter
+from decoder.drafters.factory import load_drafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.loading import borrow_model
@@ -34,7 +33,7 @@ from decoder.policies.parse import parse_policy
 from decoder.tree.draft_tree import CandidateTree, Lattice, sound
 from lab.bench.simulated import SimulatedDrafter, Truth
 from tests.decoder.adversaries import ADVERSARIES, MASK
-from tests.decoder.draft_models import dflash_folder, eagle3_folder
+from tests.decoder.draft_models import CONDITIONAL, conditional_folder, dflash_folder, eagle3_folder
 from tests.decoder.models import (
     FAMILIES,
     SIZES,
@@ -186,12 +185,14 @@ def test_sampled_trees_from_damaged_distributions_keep_the_targets(rule, share, 
 
 
 class TestDraftersThatReadTheTarget:
-    """DFlash and EAGLE-3, which need a deeper target for the hidden states that they read."""
+    """They need a deeper target for the hidden states that they read."""
 
     LAYERS = 6
     MAKERS: ClassVar = {
-        "dflash": (dflash_folder, DFlashDrafter),
-        "eagle3": (eagle3_folder, Eagle3Drafter),
+        "dflash": dflash_folder,
+        "eagle3": eagle3_folder,
+        "dspark-rnn": partial(conditional_folder, kind="dspark", markov_head_type="rnn"),
+        **{kind: partial(conditional_folder, kind=kind) for kind in CONDITIONAL},
     }
 
     @pytest.mark.parametrize("kind", MAKERS)
@@ -206,9 +207,8 @@ class TestDraftersThatReadTheTarget:
     def decoder(self, folder, kind, family):
         """A decoder with a random drafter, and what its target writes after `PROMPT`."""
         model = random_model(family, num_hidden_layers=self.LAYERS)
-        write, drafter_class = self.MAKERS[kind]
         target = target_of(model)
-        drafter = drafter_class(target, write(folder / "drafter")[0])
+        drafter = load_drafter(str(self.MAKERS[kind](folder / "drafter")[0]), target)
         truth = greedy(model, PROMPT, TOKENS)
         return TreeDecoder(target, policy="plain", drafter=drafter), truth
 

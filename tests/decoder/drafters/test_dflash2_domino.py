@@ -11,7 +11,6 @@ from decoder.drafters.base import DraftRequest
 from decoder.drafters.dflash2.drafter import DFlash2Drafter
 from decoder.drafters.domino.drafter import DominoDrafter
 from decoder.drafters.factory import load_drafter
-from decoder.engine import TreeDecoder
 from decoder.profiling.probe import time_drafter
 from decoder.tree.draft_tree import chain
 from decoder.tree.growth import TopPaths
@@ -25,7 +24,6 @@ from tests.decoder.draft_models import (
 )
 from tests.decoder.drafters.test_conditional import chances
 from tests.decoder.drafters.test_dflash import WINDOWED, reference, reference_states
-from tests.decoder.models import greedy
 
 pytestmark = pytest.mark.cpu_kind
 
@@ -188,15 +186,6 @@ def test_without_a_correction_it_is_dflash(tmp_path, kind):
         best = q.gather(1, torch.from_numpy(drafted.tokens)).numpy()
         np.testing.assert_allclose(drafted.first, best[0], atol=1e-5)
         np.testing.assert_allclose(drafted.edges, np.repeat(best[1:, None], 4, 1), atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", NOTHING)
-@pytest.mark.parametrize("policy", ["chain", "fixed:6", "bastion"])
-def test_plain_decodings_tokens(tmp_path, kind, policy):
-    target = draft_target(dtype=torch.float64)
-    drafter = load_drafter(str(conditional_folder(tmp_path, kind)[0]), target)
-    decoder = TreeDecoder(target, policy=policy, drafter=drafter)
-    assert decoder.generate(PROMPT, max_new_tokens=12).token_ids == greedy(target.model, PROMPT, 12)
 
 
 @pytest.mark.parametrize("changed", [

@@ -11,7 +11,6 @@ from decoder.drafters.base import DraftRequest
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.dspark import drafter as dspark
 from decoder.drafters.factory import load_drafter
-from decoder.engine import TreeDecoder
 from decoder.tree.draft_tree import chain
 from decoder.tree.growth import TopPaths
 from tests.decoder.draft_models import (
@@ -26,7 +25,6 @@ from tests.decoder.draft_models import (
 )
 from tests.decoder.drafters.test_conditional import chances
 from tests.decoder.drafters.test_dflash import reference_states
-from tests.decoder.models import greedy
 
 pytestmark = pytest.mark.cpu_kind
 
@@ -242,15 +240,6 @@ def test_without_a_correction_it_is_shifted_dflash(tmp_path, rank):
     else:
         assert drafters[1].name == "dflash"
         torch.testing.assert_close(drafted.whole, expected.whole, atol=0, rtol=0)
-
-
-@pytest.mark.parametrize("kind", ["vanilla", "rnn"])
-@pytest.mark.parametrize("policy", ["fixed:12", "chain", "bastion"])
-def test_decoding_gives_the_targets_text(tmp_path, kind, policy):
-    target = draft_target(dtype=torch.float64)
-    folder, *_ = dspark_folder(tmp_path / "draft", markov_head_type=kind)
-    decoder = TreeDecoder(target, policy=policy, drafter=load_drafter(str(folder), target))
-    assert decoder.generate(PROMPT, max_new_tokens=20).token_ids == greedy(target.model, PROMPT, 20)
 
 
 BAD = {
