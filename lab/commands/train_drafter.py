@@ -67,10 +67,11 @@ def with_settings(given: Sequence[tuple[str, Any]], *parts: Any) -> list[Any]:
 @output_folder_option("Folder for texts, features, checkpoints and the drafter.")
 @click.option(
     "--kind",
-    type=click.Choice(["dflash", "specblock"]),
+    type=click.Choice(["dflash", "jetspec", "dspark", "dflash2", "domino", "specblock"]),
     default="dflash",
     show_default=True,
-    help="dflash: all positions of a block at once; specblock: short blocks, chained.",
+    help="dflash, jetspec: all positions of a block at once; dspark, dflash2, domino: behind the "
+    "tokens before; specblock: short blocks, chained.",
 )
 @click.option(
     "--from", "start", help="Trained drafter to continue from: its folder, hub id, or demo."
@@ -120,17 +121,17 @@ def command(  # noqa: PLR0913 - one argument an option
         raise click.UsageError("--from brings its own layers, block, features and parts.")
     asked = training_prompts(prompts)
     run = replace(
-        TrainingSettings() if kind == "dflash" else RUN,
+        RUN if kind == "specblock" else TrainingSettings(),
         steps=steps,
         save_every=min(max(200, steps // 4), 500),
     )
-    sizes = (
-        DFlashTraining() if kind == "dflash" else SpecBlockSettings(rank_from_step=steps * 2 // 3)
-    )
+    sizes: Any = DFlashTraining(soft=float(kind == "jetspec"))  # its published loss
+    if kind == "specblock":
+        sizes = SpecBlockSettings(rank_from_step=steps * 2 // 3)
     batches = -(-(len(asked) or texts) // Collecting().batch_texts)
     collecting, sizes, settings = with_settings(given, Collecting(batches=batches), sizes, run)
-    recipe = Recipe(collecting=collecting, drafter=sizes, settings=settings, start=start)
-    train = train_dflash if kind == "dflash" else train_specblock
+    recipe = Recipe(collecting=collecting, drafter=sizes, kind=kind, settings=settings, start=start)
+    train = train_specblock if kind == "specblock" else train_dflash
     loaded = load_target(target)
     trained = train(loaded, output, recipe, asked, note)
     last = trained.history[-1]

@@ -1,4 +1,4 @@
-"""Training of a DFlash drafter into a folder, and the steps that all kinds of drafters share."""
+"""Training of a block drafter into a folder, and the steps that all kinds of drafters share."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 from costmodel.errors import InputError
 from decoder.device import parse_dtype, select_device
-from decoder.drafters.dflash.config import DFlashConfig
-from decoder.drafters.dflash.drafter import DFlashDrafter, check_fit
+from decoder.drafters.dflash.drafter import check_fit
 from decoder.drafters.dflash.model import DFlashModel, trainable_copy
 from decoder.drafters.factory import load_drafter
 from decoder.model.loading import LoadedModel, default_target, load_model
@@ -24,6 +23,7 @@ from lab.training.dflash import (
     head_tokens,
 )
 from lab.training.features import Examples
+from lab.training.kinds import KINDS
 from lab.training.loop import Objective, Say, TrainingSettings, train
 
 Kind = TypeVar("Kind")
@@ -37,9 +37,11 @@ class Recipe(Generic[Sizes]):
 
     drafter  sizes and loss of its kind
     start    name of a trained drafter to continue from, whose sizes then apply
+    kind     of block drafter
     """
 
     drafter: Sizes
+    kind: str = "dflash"
     collecting: Collecting = field(default_factory=Collecting)
     settings: TrainingSettings = field(default_factory=TrainingSettings)
     start: str | None = None
@@ -84,34 +86,37 @@ def train_dflash(
     prompts: Sequence[str] = (),
     say: Say = lambda line: None,
 ) -> Trained:
-    """Collect texts, train and save a DFlash drafter; a run that `folder` holds is continued.
+    """Collect texts, train and save a block drafter; a run that `folder` holds is continued.
 
     prompts  to train on; none for generated ones
     Raises InputError for evaluation prompts, for a folder of another recipe, and for a start
     that does not fit the target.
     """
-    model = _first_model(loaded, recipe)
+    kind, seed = KINDS[recipe.kind], recipe.settings.seed
+    published = fresh_config(loaded, recipe.drafter, mask_token(loaded), recipe.kind)
+    config = kind.drafter.model_type.config_type.parse(published)
+    check_fit(config, make_target(loaded, owned=False))
+    start = None if recipe.start is None else _begun_model(loaded, recipe.start, recipe.kind)
     texts = gather(loaded, folder, recipe.collecting, prompts, say)
-    vocab = loaded.architecture.vocab
-    tokens = head_tokens(texts[0], recipe.drafter.vocabulary, vocab)
-    model.head_tokens = tokens.numpy()
-    objective = DFlashObjective(loaded, model, recipe.drafter, tokens)
+    tokens = head_tokens(texts[0], recipe.drafter.vocabulary, loaded.architecture.vocab)
+    model = start or fresh_model(loaded, config, seed, tokens)
+    if kind.added is None:  # without tables that belong to the tokens of its head
+        model.head_tokens = tokens.numpy()
+    objective = DFlashObjective(loaded, model, recipe.drafter)
     trained = learn(loaded, folder, texts, objective, recipe.settings, say)
     model.bfloat16().save(trained.folder)
     return trained
 
 
-def _first_model(loaded: LoadedModel, recipe: Recipe[DFlashTraining]) -> DFlashModel:
-    """The drafter before training, in float32."""
-    if recipe.start is None:
-        published = fresh_config(loaded, recipe.drafter, mask_token(loaded))
-        check_fit(DFlashConfig.parse(published), make_target(loaded, owned=False))
-        return fresh_model(loaded, published, recipe.settings.seed)
-    model = trainable_copy(begun(loaded, recipe.start, DFlashDrafter, "DFlash").model)
-    if set(model.config.kinds) != {(None, False)}:
+def _begun_model(loaded: LoadedModel, start: str, kind: str) -> DFlashModel:
+    """A trained drafter in float32."""
+    model = trainable_copy(begun(loaded, start, KINDS[kind].drafter, kind).model)
+    config = model.config
+    changed = any(config.windows) or config.embedding_scale != 1 or config.logit_scale != 1
+    if changed or config.softcap or config.name != kind:
         raise InputError(
-            f"the drafter {recipe.start} has layers with windows or causal attention",
-            hint="Training knows full attention within a block; begin without --from.",
+            f"the drafter {start} is of the kind {config.name}, or has windows, scales or a cap",
+            hint="Training knows its own kinds without these; begin without --from.",
         )
     return model
 

@@ -94,14 +94,8 @@ class Sweeper:
         self.prompts = [list(text.tokens[: text.prompt_tokens]) for text in texts]
         self.candidates = local_candidates(model.config.block_size, sweep.radius)
         self._target, self._model, self._texts, self._sweep = target, model, texts, sweep
-        vocab = target.architecture.vocab
-        head = np.arange(vocab) if model.head_tokens is None else model.head_tokens
         self._objective = DFlashObjective(
-            target.loaded,
-            trainable_copy(model),
-            DFlashTraining(),
-            torch.from_numpy(head),
-            target.head_weight(),
+            target.loaded, trainable_copy(model), DFlashTraining(), target.head_weight()
         )
         self.cycle_s: torch.Tensor | None = None
 
