@@ -64,8 +64,6 @@ class BenchSettings:
     seed       of sampling (prompt and repeat are added), and of drafters that learn
     same_text  all arms but the peers wrote the text of plain decoding
     by_round   all arms but the peers decoded each prompt together, a round each in turn
-    ignore_eos no token ended a text
-    template   options of the chat template
     """
 
     new_tokens: AtLeastOne
@@ -88,7 +86,6 @@ class BenchSettings:
 class ProtocolUse:
     """The table of a paper that a run fills.
 
-    name     of the protocol, as `ddtree:1`
     row      the paper's target whose figures stand beside
     arms     names by the paper's method; of several the fastest of each set counts
     differs  from the paper, one sentence each
@@ -105,7 +102,7 @@ class Model:
     """A target or drafter; `hash` is that of its architecture, as profiles use it.
 
     Only drafters have:
-    kind        ngram, dflash, blockpilot, specblock, eagle3, causal or combined; empty for others
+    kind        as ngram, dflash or specblock; causal for a language model, combined for several
     without     parts of the method that it lacks, as `no-shift` of a SpecBlock drafter
     block_size  of a DFlash drafter with a fixed block size
     updates     name of the updater between texts; empty without one
@@ -144,13 +141,12 @@ class Arm:
     name       unique, and the same in every run: `plain`, `fixed:16+ngram`,
                `bastion[ema]+ngram`, `transformers:prompt-lookup`
     policy     what `--policy` takes, or the peer's name
-    drafter    name of one of the result's drafters; None where nothing drafts
-    updates    name of its drafter's updater between texts; empty without one
+    drafter    name of one of the result's drafters
+    updates    name of its drafter's updater between texts
     variant    the change to the policy's defaults; empty without one
     studies    the groups of arms it belongs to: policies, sweep, shape, estimator
     nodes      size of a fixed tree; None where the policy chooses the size
     estimator  mode of the online correction of the cost model; None without a cost model
-    cost       one line about the source of the cost model
     options    arguments of a peer's `generate`
     engine     name of one of the result's engines; None for an arm in the run's own process
     """
@@ -254,7 +250,6 @@ class Rounds:
 class Update:
     """An arm's update of its drafter between two texts.
 
-    seconds   the decision included
     action    use of the text for training
     rollback  whether weights were restored to the last good ones
     """
@@ -275,12 +270,10 @@ class Response:
     first_tokens       tokens that came with the first one; more than 1 only for peers that draft
                        in the prefill
     finish             `eos` where the last token ends the text, else `length`
-    first_token_s      from the call until the first token (prefill, set-up)
-    total_s            from the call until the last token
+    first_token_s      from the call until the first token; total_s until the last
     limit_s            least seconds of its plain steps, by the physical roofline at the profile's
                        peaks; None without a profile
-    stages             seconds of each stage over all rounds; empty for peers
-    rounds             None for peers, which do not report them
+    stages             seconds of each stage over all rounds; empty for peers, as rounds are None
     update             after the text; None for arms whose drafter does not learn
     """
 
@@ -448,9 +441,6 @@ def read_result(path: str | Path) -> Result:
 
 
 def write_result(result: Result, path: str | Path, **derived: Any) -> None:
-    """Write the result and the `derived` fields in one step; `read_result` ignores the latter.
-
-    Raises InputError where the file cannot be written.
-    """
+    """Write the result and the `derived` fields, which `read_result` ignores, in one step."""
     text = json.dumps(result.as_dict() | derived, allow_nan=False, separators=(",", ":"))
     write_atomic(Path(path), text + "\n", InputError)

@@ -9,7 +9,7 @@ cost more than the drafter. lab/training/kinds.py has what the kinds add.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -115,7 +115,7 @@ def fresh_model(
     with torch.no_grad():
         # A drafter with more layers than the target begins its first ones by chance.
         for layer, donor in zip(reversed(model.layers), reversed(donors), strict=False):
-            _take_over(layer, donor)
+            take_over(layer, donor)
         model.norm.weight.copy_(loaded.model.model.norm.weight.float())
         hidden = config.shape.hidden
         model.fc.weight.normal_(0, 0.02 / len(config.target_layer_ids))
@@ -125,11 +125,12 @@ def fresh_model(
     return model.to(loaded.model.device)
 
 
-def _take_over(layer: DFlashLayer, donor: nn.Module) -> None:
+@torch.no_grad()
+def take_over(module: nn.Module, donor: nn.Module, without: Sequence[str] = ()) -> None:
     """Copy the weights that have the same name and shape."""
     source = donor.state_dict()
-    for name, weight in layer.named_parameters():
-        if name in source and source[name].shape == weight.shape:
+    for name, weight in module.named_parameters():
+        if name in source and name not in without and source[name].shape == weight.shape:
             weight.copy_(source[name].float())
 
 
@@ -182,7 +183,7 @@ class DFlashObjective:
         self, example: Example, generator: torch.Generator, step: int
     ) -> tuple[torch.Tensor, dict[str, float]]:
         anchors = self._anchors(example, generator)
-        states, logits = self._scores(example.tokens, example.features, anchors, self._size)
+        states, logits = self.scores(example.tokens, example.features, anchors, self._size)
         labels, counted = self._labels(example, anchors)
         logs = logits.float().log_softmax(-1)
         losses = -logs.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
@@ -215,7 +216,7 @@ class DFlashObjective:
             )
             if not len(anchors):
                 continue
-            _, logits = self._scores(example.tokens, example.features, anchors, self._size)
+            _, logits = self.scores(example.tokens, example.features, anchors, self._size)
             best, places = logits.float().softmax(-1).topk(VALIDATION_WIDTH)
             tokens = self._kept[places].cpu().numpy()
             truth = _windows(example.tokens, anchors, len(self._weights)).cpu().numpy()
@@ -240,11 +241,11 @@ class DFlashObjective:
 
         size  of the blocks
         """
-        _, logits = self._scores(tokens, features, anchors, size)
+        _, logits = self.scores(tokens, features, anchors, size)
         drafted = self._kept[logits.argmax(-1)]
         return (drafted == _windows(tokens, anchors, drafted.shape[1])).cumprod(-1).sum(-1)
 
-    def _scores(
+    def scores(
         self, tokens: torch.Tensor, features: torch.Tensor, anchors: torch.Tensor, size: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Of the predicting rows: states [anchors, depth, hidden], logits [anchors, depth, kept].

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from decoder.drafters.dspark.drafter import DSparkDrafter
+from decoder.drafters.dspark.model import DSparkModel
+from torch import Tensor, nn
 from torch.nn import functional
 
 from decoder.drafters.dflash.drafter import DFlashDrafter
@@ -19,12 +21,10 @@ from decoder.drafters.dflash2.drafter import DFlash2Drafter
 from decoder.drafters.dflash2.model import DFlash2Model
 from decoder.drafters.domino.drafter import DominoDrafter
 from decoder.drafters.domino.model import DominoModel
-from decoder.drafters.dspark.drafter import DSparkDrafter
-from decoder.drafters.dspark.model import DSparkModel
 
 # From hidden states [anchors, depth, hidden], the tokens before each of these positions and their
 # embeddings, to what is added to the head's logits.
-Added = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Added = Callable[[Any, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,54 +38,48 @@ class BlockKind:
 
     drafter: type[DFlashDrafter] = DFlashDrafter
     fields: Callable[[int, int], Mapping[str, Any]] = lambda rank, state: {}
-    begin: Callable[[Any, torch.Tensor], None] = lambda model, embedding: None
+    begin: Callable[[Any, Tensor], None] = lambda model, embedding: None
     added: Added | None = None
 
 
-def axes(embedding: torch.Tensor, rank: int) -> torch.Tensor:
-    """The embedding [vocab, hidden] along its main axes [vocab, rank], of unit size.
+def projected(embedding: Tensor, rank: int) -> Tensor:
+    """The embedding [vocab, hidden] in `rank` random directions, of unit size.
 
     Tokens that the texts lack then begin near those that are used alike.
     """
     rows = embedding.detach().float()
-    table = rows @ torch.pca_lowrank(rows, rank)[2]
+    table = (rows - rows.mean(0)) @ torch.randn(rows.shape[1], rank).to(rows.device)
     return table / table.std()
 
 
-def begin_dspark(model: DSparkModel, embedding: torch.Tensor) -> None:
+def begin_dspark(model: DSparkModel, embedding: Tensor) -> None:
     head = model.markov_head
-    head.markov_w1.weight.copy_(axes(embedding, head.markov_w1.weight.shape[1]))
+    head.markov_w1.weight.copy_(projected(embedding, head.markov_w1.weight.shape[1]))
     nn.init.zeros_(head.markov_w2.weight)
 
 
-def dspark_added(
-    model: DSparkModel, hidden: torch.Tensor, previous: torch.Tensor, embedded: torch.Tensor
-) -> torch.Tensor:
+def dspark_added(model: DSparkModel, hidden: Tensor, previous: Tensor, _: Tensor) -> Tensor:
     head = model.markov_head
     return head.markov_w2(head.markov_w1(previous))
 
 
-def begin_dflash2(model: DFlash2Model, embedding: torch.Tensor) -> None:
+def begin_dflash2(model: DFlash2Model, embedding: Tensor) -> None:
     selector = model.candidate_selector
-    selector.predecessor_codebook.copy_(axes(embedding, model.config.rank))
+    selector.predecessor_codebook.copy_(projected(embedding, model.config.rank))
     nn.init.zeros_(selector.successor_codebook)
 
 
-def dflash2_added(
-    model: DFlash2Model, hidden: torch.Tensor, previous: torch.Tensor, embedded: torch.Tensor
-) -> torch.Tensor:
+def dflash2_added(model: DFlash2Model, hidden: Tensor, previous: Tensor, _: Tensor) -> Tensor:
     selector = model.candidate_selector
     contexts = selector.predecessor_codebook[previous] * selector.hidden_projection(hidden)
     return functional.linear(contexts, selector.successor_codebook)
 
 
-def begin_domino(model: DominoModel, embedding: torch.Tensor) -> None:
+def begin_domino(model: DominoModel, embedding: Tensor) -> None:
     nn.init.zeros_(model.embed_proj[-1].weight)
 
 
-def domino_added(
-    model: DominoModel, hidden: torch.Tensor, previous: torch.Tensor, embedded: torch.Tensor
-) -> torch.Tensor:
+def domino_added(model: DominoModel, hidden: Tensor, _: Tensor, embedded: Tensor) -> Tensor:
     gru, plain = model.prefix_gru, model.config.plain_slots
     weights = [gru.weight_ih_l0, gru.weight_hh_l0]
     first = embedded.new_zeros(1, len(embedded), model.config.state)

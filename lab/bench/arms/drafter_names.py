@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,25 +15,14 @@ from decoder.drafters.base import Drafter
 from decoder.drafters.causal_lm import CausalLMDrafter
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.dflash.model import DFlashModel
-from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.drafters.ensemble import EnsembleDrafter
 from decoder.drafters.factory import BLOCK, JOINT
-from decoder.drafters.ngram import NgramDrafter
 from decoder.model.runtime.linear import plain_state
 from lab.bench.record import Model
 from lab.papers.blockpilot.drafter import BlockPilotDrafter
 from lab.papers.specblock.drafter import SpecBlockDrafter
 from lab.papers.specblock.model import SpecBlockModel
 from lab.papers.specblock.updates.specblock import ADAPT, split_updater
-
-KINDS = (
-    (NgramDrafter, "ngram"),
-    (BlockPilotDrafter, "blockpilot"),
-    (SpecBlockDrafter, "specblock"),
-    (Eagle3Drafter, "eagle3"),
-    (CausalLMDrafter, "causal"),
-    (EnsembleDrafter, "combined"),
-)
 
 
 def drafter_labels(drafters: Sequence[str]) -> dict[str, str]:
@@ -76,7 +66,6 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _longer(path: Path) -> str:
-    """The last two parts of a path."""
     return "/".join(path.parts[bool(path.anchor) :][-2:])
 
 
@@ -98,7 +87,7 @@ def _model(label: str, name: str, drafter: Drafter) -> Model:
         name=label,
         hash=drafter.architecture_hash,
         source=public_name(name),
-        kind=drafter.model.config.name if block else _kind(drafter),
+        kind=_kind(drafter),
         without=drafter.model.without if isinstance(drafter, SpecBlockDrafter) else (),
         block_size=drafter.block_size if block else None,
         updates=split_updater(name)[1],
@@ -106,7 +95,9 @@ def _model(label: str, name: str, drafter: Drafter) -> Model:
 
 
 def _kind(drafter: Drafter) -> str:
-    return next((kind for type_, kind in KINDS if isinstance(drafter, type_)), "")
+    if isinstance(drafter, EnsembleDrafter | CausalLMDrafter):
+        return "combined" if isinstance(drafter, EnsembleDrafter) else "causal"
+    return re.split("[:@+]", drafter.name)[0]
 
 
 def public_name(source: str) -> str:

@@ -13,11 +13,13 @@ import pytest
 import torch
 
 from costmodel.errors import InputError
-from decoder.drafters.blocks import DraftCache, Rotary
-from decoder.drafters.dflash.drafter import DFlashDrafter
+from decoder.drafters.base import DraftRequest
+from decoder.drafters.factory import load_drafter
 from decoder.engine import TreeDecoder
 from decoder.model.loading import load_model
 from decoder.model.making import make_target
+from decoder.tree.draft_tree import chain
+from decoder.tree.growth import TopPaths
 from lab.training import prompts as refused
 from lab.training.corpus import Collecting, TrainingText, collect, read_corpus
 from lab.training.dflash import (
@@ -28,13 +30,21 @@ from lab.training.dflash import (
     head_tokens,
 )
 from lab.training.features import Examples
+from lab.training.kinds import KINDS
 from lab.training.loop import TrainingSettings, train
 from lab.training.recipe import Recipe, mask_token, train_dflash
 from tests.tiny_folder import write_tokenizer, write_weights
 
 CPU, VOCAB = torch.device("cpu"), 260
 WANTED = DFlashTraining(
-    layers=2, block_size=4, target_layers=(0, 2), anchors=6, vocabulary=64, decay=2.0, likeness=0.5
+    layers=2,
+    block_size=4,
+    target_layers=(0, 2),
+    anchors=6,
+    vocabulary=64,
+    decay=2.0,
+    likeness=0.5,
+    soft=0.25,
 )
 COLLECTING = Collecting(batches=2, batch_texts=4, prompt_tokens=6, answer_tokens=24)
 SETTINGS = TrainingSettings(
@@ -68,11 +78,11 @@ def some_texts(count: int, length: int = 40) -> list[TrainingText]:
     ]
 
 
-def objective_of(loaded, texts, seed: int = 0) -> DFlashObjective:
-    published = fresh_config(loaded, WANTED, mask_token(loaded))
-    model = fresh_model(loaded, published, seed)
-    vocab = loaded.architecture.vocab
-    return DFlashObjective(loaded, model, WANTED, head_tokens(texts, 64, vocab))
+def objective_of(loaded, texts, wanted=WANTED, kind="dflash") -> DFlashObjective:
+    published = fresh_config(loaded, wanted, mask_token(loaded), kind)
+    config = KINDS[kind].drafter.model_type.config_type.parse(published)
+    tokens = head_tokens(texts, wanted.vocabulary, VOCAB)
+    return DFlashObjective(loaded, fresh_model(loaded, config, 0, tokens), wanted)
 
 
 def examples_of(loaded, texts, objective, folder) -> Examples:
@@ -80,25 +90,31 @@ def examples_of(loaded, texts, objective, folder) -> Examples:
     return Examples(loaded, texts, layers, folder)
 
 
-def test_blocks_trained_together_are_the_blocks_that_are_drafted(loaded, tmp_path):
-    texts = some_texts(1)
-    objective = objective_of(loaded, texts)
-    model = objective.model
-    example = examples_of(loaded, texts, objective, tmp_path)[0]
-    anchors = torch.tensor([3, 4, 11, 37])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_trained_is_what_is_drafted(loaded, folder, tmp_path, kind):
+    """Path scores of greedy drafts, by training on their text and by the saved drafter."""
+    (text,) = some_texts(1)
+    wanted = replace(WANTED, vocabulary=16, rank=8, state=12)  # all are candidates
+    objective = objective_of(loaded, [text], wanted, kind)
+    example = examples_of(loaded, [text], objective, tmp_path)[0]
+    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        together = objective.states(example.tokens, example.features, anchors)
-    rotary = Rotary(model.config.shape, CPU)
-    embedding = loaded.model.get_input_embeddings()
-    for number, anchor in enumerate(anchors.tolist()):
-        cache = DraftCache(model.config.shape, model.config.layers, torch.float32, CPU)
-        block = torch.tensor([int(example.tokens[anchor])] + [model.config.mask_token_id] * 3)
+        for weight in objective.model.parameters():
+            weight.add_(0.1 * torch.randn(weight.shape, generator=generator))
+    objective.model.save(tmp_path / "drafter")
+    drafter = load_drafter(str(tmp_path / "drafter"), make_target(opened(folder)))
+    request = DraftRequest(depth=drafter.max_depth, width=16, growth=TopPaths())
+    for anchor in (3, 4, 11, 36):
+        context = np.array(text.tokens[: anchor + 1])
+        session = drafter.start(context[:-1], example.features[:anchor])
+        path = chain(session.draft(context, request), drafter.max_depth)
+        assert path.nodes == drafter.max_depth
+        tokens = torch.from_numpy(np.concatenate((context, path.tokens)))
         with torch.no_grad():
-            known = rotary(torch.arange(anchor), torch.float32)
-            model.passes().add_context(example.features[:anchor], known, cache)
-            own = rotary(torch.arange(anchor, anchor + 4), torch.float32)
-            alone = model.passes().block(embedding(block), own, cache)
-        torch.testing.assert_close(together[number], alone, atol=1e-5, rtol=1e-5)
+            _, logits = objective.scores(tokens, example.features, torch.tensor([anchor]), 4)
+        places = np.searchsorted(objective.model.head_tokens, path.tokens)
+        chances = logits[0].softmax(-1)[range(path.nodes), places].double()
+        np.testing.assert_allclose(path.scores, chances.cumprod(0), rtol=1e-4)
 
 
 def test_the_loss_is_what_its_definition_says(loaded, tmp_path):
@@ -127,7 +143,9 @@ def test_the_loss_is_what_its_definition_says(loaded, tmp_path):
             weight = math.exp(-(depth - 1) / WANTED.decay)
             real = example.final[anchor + depth - 1].double()
             distance = (states[number, depth].double() - real).square().sum() / real.square().sum()
-            entropy = logits.logsumexp(0) - logits[kept.index(token)]
+            logs = logits.log_softmax(0)
+            likely = (real @ head.T.double()).softmax(0)
+            entropy = -0.75 * logs[kept.index(token)] - 0.25 * (likely * logs).sum()
             total += weight * float((entropy + 0.5 * distance).detach())
             weights += weight
     assert float(loss.detach()) == pytest.approx(total / weights, rel=1e-4)
@@ -273,12 +291,15 @@ def test_the_shared_prompt_sets_are_all_refused(shared_dir):
                 assert refused.is_evaluation("Please answer: " + inside), inside[:80]
 
 
-def test_a_drafter_from_one_command_drafts_for_its_target(loaded, folder, tmp_path):
-    trained = train_dflash(loaded, tmp_path, RECIPE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_drafter_from_one_command_drafts_for_its_target(loaded, folder, tmp_path, kind):
+    trained = train_dflash(loaded, tmp_path, replace(RECIPE, kind=kind))
     assert trained.history[-1]["step"] == SETTINGS.steps
+    assert trained.history[-1]["loss"] < trained.history[0]["loss"]
     target = make_target(opened(folder))
-    drafter = DFlashDrafter(target, trained.folder)
-    assert drafter.max_depth == WANTED.block_size - 1
     plain = TreeDecoder(target, policy="plain").generate([5, 6, 7], max_new_tokens=20)
-    drafted = TreeDecoder(target, drafter=drafter, policy="fixed:6")
-    assert drafted.generate([5, 6, 7], max_new_tokens=20).token_ids == plain.token_ids
+    drafted = TreeDecoder(target, drafter=str(trained.folder), policy="fixed:6")
+    assert (type(drafted.drafter), drafted.drafter.name) == (KINDS[kind].drafter, kind)
+    assert drafted.drafter.max_depth == WANTED.block_size - drafted.drafter.model.config.first_row
+    result = drafted.generate([5, 6, 7], max_new_tokens=20)
+    assert result.token_ids == plain.token_ids and max(result.stats.tree_nodes) > 1

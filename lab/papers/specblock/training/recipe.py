@@ -28,11 +28,13 @@ from lab.papers.specblock.model import (
 )
 from lab.papers.specblock.training.objective import SpecBlockObjective, SpecBlockSettings
 from lab.training.corpus import TrainingText
+from lab.training.dflash import take_over
 from lab.training.loop import Say, TrainingSettings
 from lab.training.recipe import Recipe, Trained, begun, gather, learn
 
 WEIGHT_SPREAD = 0.02  # standard deviation of new weights
 PROBE_TOKENS = 64  # for the scale of the features
+NORMED = ("self_attn.q_proj.weight", "self_attn.k_proj.weight")
 QUERY_SHARE = 0.5  # weight of a query in the fused input, beside condition and embedding
 
 
@@ -175,31 +177,19 @@ def feature_scale(
     return float(states.float().pow(2).mean(-1).sqrt().median())
 
 
-def copy_from(target: nn.Module, model: SpecBlockModel) -> list[str]:
-    """Copy the target's last layers and final norm; returns the names of the copied tensors.
+def copy_from(target: nn.Module, model: SpecBlockModel) -> None:
+    """Copy the target's last layers and final norm, where names and shapes agree.
 
-    Tensors of the same name and shape are copied, as in Llama, Qwen and Mistral models; not
-    queries and keys that the target normalises, since the drafter does not.
+    As in Llama, Qwen and Mistral models; not queries and keys that the target normalises, since
+    the drafter does not.
     """
     base = target.base_model
     theirs = list(getattr(base, "layers", ()))[-len(model.layers) :]
-    pairs: list[tuple[str, nn.Module, nn.Module]] = [
-        (f"layers.{number}.", layer, source)
-        for number, (layer, source) in enumerate(zip(model.layers, theirs, strict=False))
-    ]
+    for layer, donor in zip(model.layers, theirs, strict=False):
+        normed = "self_attn.q_norm.weight" in donor.state_dict()
+        take_over(layer, donor, NORMED if normed else ())
     if isinstance(getattr(base, "norm", None), nn.Module):
-        pairs.append(("norm.", model.norm, base.norm))
-    copied = []
-    with torch.no_grad():
-        for prefix, ours, source in pairs:
-            tensors = source.state_dict()
-            if "self_attn.q_norm.weight" in tensors:
-                del tensors["self_attn.q_proj.weight"], tensors["self_attn.k_proj.weight"]
-            for name, tensor in ours.state_dict().items():
-                if name in tensors and tensors[name].shape == tensor.shape:
-                    tensor.copy_(tensors[name])
-                    copied.append(prefix + name)
-    return copied
+        take_over(model.norm, base.norm)
 
 
 def _set_neutral(model: SpecBlockModel) -> None:
