@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from decoder.drafters.dspark.drafter import DSparkDrafter
-from decoder.drafters.dspark.model import DSparkModel
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -21,6 +19,8 @@ from decoder.drafters.dflash2.drafter import DFlash2Drafter
 from decoder.drafters.dflash2.model import DFlash2Model
 from decoder.drafters.domino.drafter import DominoDrafter
 from decoder.drafters.domino.model import DominoModel
+from decoder.drafters.dspark.drafter import DSparkDrafter
+from decoder.drafters.dspark.model import DSparkModel
 
 # From hidden states [anchors, depth, hidden], the tokens before each of these positions and their
 # embeddings, to what is added to the head's logits.

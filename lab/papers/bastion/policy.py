@@ -16,21 +16,25 @@ from decoder.tree.draft_tree import Candidates, DraftTree, best_first, committed
 PAPER_ROWS = 32  # the least rows of the released rule's trees, and the step by which they grow
 
 
-class PaperBastion(Policy):
+class _Growing(Policy):
+    """One of the two rules, over a cost; both always draft."""
+
+    acceptance = "walk"
+
+    def __init__(self, cost: Cost, max_nodes: int = DEFAULT_MAX_NODES) -> None:
+        self.cost, self.max_nodes = cost, max_nodes
+
+
+class PaperBastion(_Growing):
     """BASTION as its authors released it (github.com/kaist-ai-osi-lab/BASTION, tree_draft.py).
 
     Over the two-branch calibration, with uncorrected path scores: nodes are added while the
     estimated speed rises, but never fewer than 32 rows (the root is one of them); what stands
-    then is cut to a multiple of 32 rows. It always drafts. That code takes the best 128 tokens of
+    then is cut to a multiple of 32 rows. That code takes the best 128 tokens of
     a position and at most 8,192 nodes; here both limits are `max_nodes`.
     """
 
     name = "bastion:paper"
-    acceptance = "walk"
-
-    def __init__(self, cost: Cost, max_nodes: int = DEFAULT_MAX_NODES) -> None:
-        self.cost = cost
-        self.max_nodes = max_nodes
 
     def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
         tree = best_first(candidates, min(self.max_nodes, limits.nodes))
@@ -41,19 +45,14 @@ class PaperBastion(Policy):
         return tree.first(max(rows // PAPER_ROWS * PAPER_ROWS, min(PAPER_ROWS, tree.rows)) - 1)
 
 
-class PrintedBastion(Policy):
+class PrintedBastion(_Growing):
     """BASTION as printed: nodes are added while the estimated speed rises.
 
     Algorithm 1 with uncorrected path scores, over the single line of section 2.4. The first node
-    is always taken, and equal speed stops the growth. It always drafts.
+    is always taken, and equal speed stops the growth.
     """
 
     name = "bastion:printed"
-    acceptance = "walk"
-
-    def __init__(self, cost: Cost, max_nodes: int = DEFAULT_MAX_NODES) -> None:
-        self.cost = cost
-        self.max_nodes = max_nodes
 
     def choose(self, candidates: Candidates, context: int, limits: Limits) -> DraftTree:
         tree = best_first(candidates, min(self.max_nodes, limits.nodes))

@@ -4,9 +4,9 @@ The paper decodes every prompt with every block size (Zhang et al., "BlockPilot"
 text is the same whatever is drafted, so the accepted tokens of a round are those in which the
 block drafted at its bonus token agrees with the text. At other temperatures the walk rule draws
 the target's token at every position and goes on while the block has it, so the same holds along a
-text that the target sampled, and all sizes see the same draws. So nothing is decoded here: blocks
-of a text that the target wrote are drafted together, as in training, and the rounds are counted, a
-hundred times as fast. Only the seconds of a round are measured, by decoding after one prompt.
+text that the target sampled, and all sizes see the same draws. So blocks of a text that the target
+wrote are drafted together, as in training, and the rounds are counted. Only the seconds of a round
+are measured, by decoding after one prompt.
 """
 
 from __future__ import annotations

@@ -1,20 +1,7 @@
 """The SpecBlock draft model: K dependent positions in one forward (Shi et al., section 3.1).
 
-Its form is that of the checkpoints which the authors released. Facts from their public code
-(shiweijiezero/SpecBlock), where the paper leaves a choice open:
-
-- The first block of token t joins the target's features of token t and the embedding of token
-  t + 1, a later block the state that proposed a token and that token's embedding.
-- The verified prefix keeps the K rows that every token's first block has (appendix A.2).
-- Position k = 0..K - 1 of token t's block has the rotary position t + 1 + k. So has position k of
-  every block chained behind it, whichever position that one started from.
-- The shift is between decoder layers, L - 1 times: before the first layer, positions differ by
-  their query alone.
-- The rank head (section 3.2, appendix B) reads the state after the final norm, and the log
-  probabilities and the entropy of the 20 most likely tokens among themselves.
-- A token outside the reduced vocabulary counts as rank > 10.
-- The embedding is the target's, attention has no biases and no norms, heads are as wide as
-  hidden_size / num_attention_heads.
+Its form is that of the checkpoints which the authors released (shiweijiezero/SpecBlock).
+README.md has what their code adds to the paper.
 """
 
 from __future__ import annotations

@@ -1,16 +1,7 @@
 """The SpecBlock draft tree that the rank head shapes, block by block (Shi et al., Algorithm 2).
 
 Position k of a block hangs below the first token of position k - 1, so that a block is a chain
-with siblings. Facts from the authors' public code, where the paper leaves a choice open:
-
-- Every block keeps its whole greedy chain. From a position whose bucket has no branching on (the
-  first block's first position apart), the block has given up: it has no siblings any more.
-- The first position of the first block has `beam` candidates, whatever its bucket.
-- Every token of a position with siblings, the greedy one too, starts a block of the next round,
-  and so does the end of a chain that has not given up.
-- All starts of the first block are taken; later the best by path score, as many as the beam and
-  the nodes that are left allow.
-- A path that two blocks draft is one node here, with the higher path score (README.md).
+with siblings. README.md has what the authors' public code adds to the paper.
 """
 
 from __future__ import annotations

@@ -1,17 +1,7 @@
 """The training objective of SpecBlock drafters (Shi et al., section 3.3).
 
-Choices made here where the paper leaves one open:
-
-- The target token y* is the text's own. p* is the target's distribution, over the drafter's tokens.
-- A y* that the drafter lacks has no draft loss and the rank label b_3. It ends the path.
-- The mask is 1 at the first position of every block, as in equation (5).
-- Cuts are drawn for each anchor. Losses of all blocks are added up.
-- Equation (6) divides by the A anchors of a text instead of the N_k that the mask leaves. In our
-  small batches the few losses of later positions would outweigh all of the first. Measured: after
-  100 updates 21 % of first positions right instead of 8 %.
-- Every token of the continuation is the anchor of a first block: the prefix is computed anyway.
-
-`measure_trees` drafts the trees of held-out texts as in decoding.
+README.md has the choices made where the paper leaves one open. `measure_trees` drafts the trees of
+held-out texts as in decoding.
 """
 
 from __future__ import annotations
@@ -55,7 +45,6 @@ class SpecBlockSettings:
     """The sizes of a new drafter, and the settings of its loss; small by default.
 
     The paper's are vocabulary=32000, from_scratch, blocks=3 and more anchors than a text has.
-
 
     vocabulary      size of the reduced vocabulary, which the texts' most frequent tokens make
     tokens          that vocabulary; empty for all of the target's tokens

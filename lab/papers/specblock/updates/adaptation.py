@@ -1,14 +1,7 @@
 """A drafter that is updated while it serves: copies, penalty and rollback (SpecBlock, 3.4, A.3).
 
-`updates.bandit` decides when to update. Choices made here where the paper leaves one open:
-
-- Updates run between queries and are copied to the serving weights at once: there is one stream,
-  and the seconds of an update count against the action that caused it.
-- The training copy is float32, whatever the serving dtype. Each action has its own optimiser
-  (Adam), replaced after a rollback, which also restores the training copy.
-- The loss of an update is the cross-entropy to the target's distribution over all rejected
-  positions in the buffer (a forward Kullback-Leibler divergence up to a constant), plus the
-  drafter's own term; the penalty KL(p_theta || p_theta_0) is over the same positions.
+`updates.bandit` decides when to update. README.md has the choices made where the paper leaves one
+open.
 """
 
 from __future__ import annotations

@@ -2,22 +2,8 @@
 
 Algorithm 1 of the SpecBlock paper (3.4, A.3) without the training: after each query the bandit
 chooses skip, heads or full, and tells whether a buffer is full, so that an update is due. It works
-on plain numbers; `lab.papers.specblock.updates.adaptation` carries out its decisions.
-
-Choices made here where the paper leaves one open:
-- Value estimates start at 0, so that only exploration leads to the first updates.
-- Exploration draws uniformly from the actions that train. A query without a rejection is skipped.
-- Warm-up queries fill no buffer. The observed gain is the throughput of the measurement interval
-  less that of the warm-up. `charge` adds an update's seconds to the interval that follows it.
-- A blocked query fills its buffer but cannot fire it: "blocked from triggering".
-- An update that fires ends an open interval, with this query as its last. Algorithm 1 would forget
-  that interval's reward. An interval that ends by its length is booked after the action is chosen.
-- Windows of accepted length are as long as the measurement interval and begin after the warm-up.
-- The first window is good, and so is one that is not shorter than the last. The weights that served
-  from its first query are then the last good checkpoint.
-- A rollback resets everything but the warm-up's throughput: with the values alone at 0, nothing
-  would train again. It drops an update that is due with the same query.
-- Ties between actions go to the first, which is cheaper.
+on plain numbers; `lab.papers.specblock.updates.adaptation` carries out its decisions. README.md
+has the choices made where the paper leaves one open.
 """
 
 from __future__ import annotations

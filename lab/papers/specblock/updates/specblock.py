@@ -1,16 +1,6 @@
 """Updates of SpecBlock drafters while they serve (Shi et al., 3.4), and `FOLDER@adapt=HOW`.
 
-Choices made here where the paper leaves one open:
-
-- `heads` are the language-model head and the rank head; the final norm before them belongs to
-  the trunk.
-- The distributions are over the drafter's tokens alone, the target's renormalised over them.
-- A position within the first block is drafted again from the round's root. One further down is
-  drafted by a block that starts at the end of the block before, whichever position the tree's
-  own block started from.
-- The rank head learns from the accepted positions above a rejection too, the bucket of each
-  target's token: from rejected ones alone it would come to expect misses everywhere, and a
-  tree without branches gives no further signal. Its mean loss counts once for each rejection.
+README.md has the choices made where the paper leaves one open.
 """
 
 from __future__ import annotations
