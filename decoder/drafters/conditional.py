@@ -58,8 +58,9 @@ class Slots:
         cls, logits: torch.Tensor, count: int, temperature: torch.Tensor, head: DraftHead
     ) -> Slots:
         """The best `count` of logits [rows, size]."""
-        best = logits.float().topk(min(count, logits.shape[-1]))
-        whole = (logits.float() / temperature).logsumexp(-1, keepdim=True)
+        logits = logits.float()
+        best = logits.topk(min(count, logits.shape[-1]))
+        whole = (logits / temperature).logsumexp(-1, keepdim=True)
         mass = (best.values / temperature).logsumexp(-1, keepdim=True) - whole
         return cls(best.indices, head.ids_on_device(best.indices), best.values, mass, temperature)
 

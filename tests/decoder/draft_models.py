@@ -1,12 +1,14 @@
 """Small random targets with drafters beside them, as checkpoint folders in the published form."""
 
 import json
+from functools import partial
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from decoder.drafters.factory import load_drafter
 from decoder.model.target import Step
 from decoder.tree.draft_tree import DraftTree
 from tests.decoder.models import SIZES, target_of
@@ -262,6 +264,18 @@ def eagle3_folder(folder, seed=1, **changed):
     if config["draft_vocab_size"] != VOCAB:
         tensors |= mapping(config)
     return write_checkpoint(folder, config, tensors), config, tensors
+
+
+PUBLISHED = {
+    "dflash": dflash_folder,
+    "eagle3": eagle3_folder,
+    **{kind: partial(conditional_folder, kind=kind) for kind in CONDITIONAL},
+}
+
+
+def published(kind, target, folder, **changed):
+    """The drafter of a random checkpoint of this kind."""
+    return load_drafter(str(PUBLISHED[kind](folder, **changed)[0]), target)
 
 
 def rounds(target, drafter, prompt, accepted):

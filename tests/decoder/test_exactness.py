@@ -8,7 +8,7 @@ The truth is decoded without a cache by transformers' own attention.
 from __future__ import annotations
 
 import copy
-from functools import cache, partial
+from functools import cache
 from itertools import product
 from typing import ClassVar
 
@@ -24,7 +24,6 @@ from transformers import (
 
 from costmodel.acceptance import AcceptanceProcess
 from decoder.drafters.causal_lm import CausalLMDrafter
-from decoder.drafters.factory import load_drafter
 from decoder.drafters.ngram import NgramDrafter
 from decoder.engine import TreeDecoder
 from decoder.model.loading import borrow_model
@@ -33,7 +32,7 @@ from decoder.policies.parse import parse_policy
 from decoder.tree.draft_tree import CandidateTree, Lattice, sound
 from lab.bench.simulated import SimulatedDrafter, Truth
 from tests.decoder.adversaries import ADVERSARIES, MASK
-from tests.decoder.draft_models import CONDITIONAL, conditional_folder, dflash_folder, eagle3_folder
+from tests.decoder.draft_models import PUBLISHED, published
 from tests.decoder.models import (
     FAMILIES,
     SIZES,
@@ -188,14 +187,8 @@ class TestDraftersThatReadTheTarget:
     """They need a deeper target for the hidden states that they read."""
 
     LAYERS = 6
-    MAKERS: ClassVar = {
-        "dflash": dflash_folder,
-        "eagle3": eagle3_folder,
-        "dspark-rnn": partial(conditional_folder, kind="dspark", markov_head_type="rnn"),
-        **{kind: partial(conditional_folder, kind=kind) for kind in CONDITIONAL},
-    }
 
-    @pytest.mark.parametrize("kind", MAKERS)
+    @pytest.mark.parametrize("kind", PUBLISHED)
     @pytest.mark.parametrize(("turn", "family"), list(enumerate(FAMILIES)))
     def test_output_is_that_of_plain_decoding(self, tmp_path, kind, turn, family):
         """Each family with a third of the policies, all of them over the families."""
@@ -208,7 +201,7 @@ class TestDraftersThatReadTheTarget:
         """A decoder with a random drafter, and what its target writes after `PROMPT`."""
         model = random_model(family, num_hidden_layers=self.LAYERS)
         target = target_of(model)
-        drafter = load_drafter(str(self.MAKERS[kind](folder / "drafter")[0]), target)
+        drafter = published(kind, target, folder / "drafter")
         truth = greedy(model, PROMPT, TOKENS)
         return TreeDecoder(target, policy="plain", drafter=drafter), truth
 

@@ -8,20 +8,12 @@ import torch
 
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.causal_lm import CausalLMDrafter
-from decoder.drafters.factory import load_drafter
 from decoder.engine import TreeDecoder
 from decoder.model.runtime.graphs import GraphRuntime
 from decoder.tree.draft_tree import DraftTree, Lattice
 from decoder.tree.growth import TopPaths
 from decoder.tree.pairs import PairLattice
-from tests.decoder.draft_models import (
-    VOCAB,
-    conditional_folder,
-    dflash_folder,
-    draft_target,
-    eagle3_folder,
-    rounds,
-)
+from tests.decoder.draft_models import VOCAB, draft_target, published, rounds
 from tests.decoder.models import greedy, random_model, target_of
 from tests.decoder.replay import ReplayCapture
 
@@ -43,60 +35,51 @@ def captured(target, budget_bytes=1 << 40, **capture):
     return stand_in
 
 
-def autoregressive(target, folder, **changed):
-    return CausalLMDrafter(target_of(random_model("llama-gqa", seed=4)), target=target)
-
-
-def published(write):
-    return lambda target, folder, **changed: load_drafter(str(write(folder, **changed)[0]), target)
-
-
-dflash, eagle3 = published(dflash_folder), published(eagle3_folder)
-conditional = published(conditional_folder)
-
 CASES = {
-    "dflash": (dflash, {}),
-    "dflash-window": (dflash, WINDOWED),
-    "dflash-window-both-ways": (dflash, WINDOWED | {"is_causal": False}),
-    "dflash-causal": (dflash, {"is_causal": True}),
-    "dflash-shifted": (dflash, {"sample_from_anchor": True}),
-    "dflash2": (conditional, {"kind": "dflash2", "final_logit_softcapping": 4.0}),
-    "domino": (conditional, {"kind": "domino"}),
-    "dspark": (conditional, {"kind": "dspark"}),
-    "dspark-gated": (
-        conditional,
-        {"kind": "dspark", "markov_head_type": "gated", "target_layer_ids": [-1, 2, 4]},
-    ),
-    "dspark-rnn": (conditional, {"kind": "dspark", "markov_head_type": "rnn"}),
-    "eagle3": (eagle3, {}),
-    "eagle3-mapped": (eagle3, {"draft_vocab_size": 31}),
-    "autoregressive": (autoregressive, {}),
+    "dflash": {},
+    "dflash-window": WINDOWED,
+    "dflash-window-both-ways": WINDOWED | {"is_causal": False},
+    "dflash-causal": {"is_causal": True},
+    "dflash-shifted": {"sample_from_anchor": True},
+    "dflash2": {"final_logit_softcapping": 4.0},
+    "domino": {},
+    "dspark": {},
+    "dspark-gated": {"markov_head_type": "gated", "target_layer_ids": [-1, 2, 4]},
+    "dspark-rnn": {"markov_head_type": "rnn"},
+    "eagle3": {},
+    "eagle3-mapped": {"draft_vocab_size": 31},
+    "autoregressive": {},
 }
 make = pytest.mark.parametrize("case", CASES)
 
 
+def build(case, target, folder):
+    kind = case.partition("-")[0]
+    if kind == "autoregressive":
+        return CausalLMDrafter(target_of(random_model("llama-gqa", seed=4)), target=target)
+    return published(kind, target, folder / "draft", **CASES[case])
+
+
 def pair(tmp_path, case, **capture):
     """Target and drafter eagerly, the same captured, and the stand-in that counts."""
-    build, changed = CASES[case]
     plain, graphs = (draft_target(dtype=torch.float64) for _ in range(2))
     stand_in = captured(graphs, **capture)
-    eager = build(plain, tmp_path / "eager", **changed)
-    graphed = build(graphs, tmp_path / "graphed", **changed)
+    eager, graphed = build(case, plain, tmp_path), build(case, graphs, tmp_path)
     if case == "autoregressive":
         own = graphed.model
         own.runtime = GraphRuntime(own._step, own._eager, stand_in, 1 << 40)
     return (plain, eager), (graphs, graphed), stand_in
 
 
-def assert_same(found, expected):
-    """Equal tokens, and probabilities to 1e-5."""
+def assert_same(found, expected, atol=1e-5):
+    """Equal tokens, and probabilities to `atol`."""
     assert type(found) is type(expected)
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     if isinstance(found, PairLattice):
-        np.testing.assert_allclose(found.first, expected.first, atol=1e-5)
-        np.testing.assert_allclose(found.edges, expected.edges, atol=1e-5)
+        np.testing.assert_allclose(found.first, expected.first, atol=atol)
+        np.testing.assert_allclose(found.edges, expected.edges, atol=atol)
         return
-    np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=1e-5)
+    np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=atol)
     if not isinstance(found, Lattice):
         np.testing.assert_array_equal(found.parents, expected.parents)
 

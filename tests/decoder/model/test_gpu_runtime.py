@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from decoder.decode_loop import run_round
-from decoder.drafters.dflash.drafter import DFlashDrafter
-from decoder.drafters.eagle3.drafter import Eagle3Drafter
 from decoder.engine import TreeDecoder
 from decoder.model.making import make_target
 from decoder.model.runtime.capture import CudaCapture, GraphedFunction
 from decoder.model.target import Step, Target
-from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder, rounds
+from tests.decoder.draft_models import PUBLISHED, draft_target, published, rounds
+from tests.decoder.drafters.test_graphed_drafters import assert_same
 from tests.decoder.models import (
     PROMPT,
     LatticeDrafter,
@@ -40,9 +39,7 @@ def drafting(folder, kind, runtime):
     loaded = draft_target().loaded
     loaded.model.cuda()
     target = make_target(loaded, runtime=runtime)
-    if kind == "dflash":
-        return target, DFlashDrafter(target, dflash_folder(folder)[0])
-    return target, Eagle3Drafter(target, eagle3_folder(folder)[0])
+    return target, published(kind, target, folder)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 17, 64, 200])
@@ -99,7 +96,7 @@ def test_a_replayed_forward_waits_for_nothing():
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("kind", ["dflash", "eagle3"])
+@pytest.mark.parametrize("kind", PUBLISHED)
 def test_captured_drafters_propose_what_eager_ones_do(tmp_path, kind):
     found = []
     for runtime in ("graphs", "eager"):
@@ -108,8 +105,7 @@ def test_captured_drafters_propose_what_eager_ones_do(tmp_path, kind):
         found.append([session.draft(context, request(4)) for session, context in walk])
         assert target.runtime.warnings == ()
     for graphed, eager in zip(*found, strict=True):
-        np.testing.assert_array_equal(graphed.tokens, eager.tokens)
-        np.testing.assert_allclose(graphed.probabilities, eager.probabilities, atol=1e-4)
+        assert_same(graphed, eager, atol=1e-4)
 
 
 def test_a_round_waits_for_the_candidates_alone(tmp_path, monkeypatch):
