@@ -127,7 +127,14 @@ def _checked_inputs(
     if request.simulation is not None:
         import_simpy()
         request.simulation.check_window(target.architecture.name, target.positions)
-    slugs = [find_device(gpu).slug for gpu in request.gpus if not is_file(gpu)]
+    slugs, unknown = [], []
+    for gpu in request.gpus:
+        try:
+            slugs.append(gpu if is_file(gpu) else find_device(gpu).slug)
+        except InputError as failure:  # an option's problem, where there are others
+            unknown.append(failure)
+    if not slugs:
+        raise unknown[0]
     if twice := next((slug for slug in slugs if slugs.count(slug) > 1), None):
         raise InputError(f"{twice} is named twice in --gpus", hint="Name each GPU once")
     return _acceptance(request)

@@ -33,6 +33,7 @@ from costmodel.planning.traffic import Traffic
 # Requests at once and tree sizes to try; they include the full buckets of graph runtimes.
 CONCURRENCIES = (
     1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512,
+    640, 768, 1024, 1280, 1536, 2048, 3072, 4096,
 )  # fmt: skip
 TREES = (2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255, 383, 511)
 # Seconds on the host to build and walk a tree: building takes 8 us for 256 nodes and 23 us for
@@ -114,7 +115,9 @@ class Server:
         if self.drafter is not None:
             weights += self.drafter.weight_bytes(f.architecture) / tp
             token += self.drafter.cache_bytes_per_token(f.architecture) / tp
-        return max(self.rules.memory.free_bytes(f.device.memory_bytes, weights), 0.0) / token
+        memory, size = self.rules.memory, f.device.memory_bytes
+        weights += memory.activation_bytes(f.architecture, size, tp)
+        return max(memory.free_bytes(size, weights), 0.0) / token
 
     def held_tokens(self, tokens: float) -> float:
         """Tokens of `cache_tokens` that a sequence takes: fewer under windows, more with states."""

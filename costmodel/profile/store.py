@@ -129,6 +129,26 @@ class ProfileStore:
             profile.to_yaml(path)
         return path
 
+    def better(self, profile: Profile) -> Path | None:
+        """A profile of the same target, device, degree and weights that is better; None without.
+
+        By provenance, and of equal provenance by the error bar.
+        """
+
+        def place(one: Profile) -> tuple[int, float]:
+            return one.provenance.rank, one.provenance.error_bar or 0.0
+
+        def key(one: Profile) -> tuple[int, str | None]:
+            return one.runtime.tensor_parallel, one.runtime.quantization
+
+        slug, architecture_hash = profile.device.slug, profile.target.architecture_hash
+        for folder in self.directories:
+            for path, stored in readable_profiles(folder, f"{slug}/*.yaml", architecture_hash):
+                usable = key(stored) == key(profile) and stored.runtime.kind != "eager"
+                if usable and place(stored) < place(profile):
+                    return path
+        return None
+
     @staticmethod
     def write(profile: Profile, path: Path) -> None:
         """Write the profile to a file that the user names, in one step.

@@ -89,7 +89,8 @@ def cache_tokens(
 ) -> float:
     """Tokens that fit into the cache. Raises InputError where the weights do not fit."""
     weights = weight_bytes(architecture, value, tensor_parallel)
-    free = rule.free_bytes(memory_bytes, weights)
+    beside = rule.activation_bytes(architecture, memory_bytes, tensor_parallel)
+    free = rule.free_bytes(memory_bytes, weights + beside)
     if free <= 0:
         raise InputError(
             f"{architecture.name} does not fit: {weights / 1e9:.1f} GB of weights on each of"

@@ -70,11 +70,19 @@ def transfer(name: str, device_name: str, output: Path | None, as_json: bool) ->
     from costmodel.catalog import find_device
     from costmodel.compose.transfer import transfer_profile
     from costmodel.compose.transfer_errors import transfer_errors
+    from costmodel.errors import ProfileError
     from costmodel.profile.lookup import named_profile
+    from costmodel.profile.store import ProfileStore
 
     _, profile = named_profile(name)
     device = find_device(device_name)
-    save_and_show(transfer_profile(profile, device), output, as_json)
+    scaled = transfer_profile(profile, device)
+    if output is None and (better := ProfileStore().better(scaled)):
+        raise ProfileError(
+            f"not written, since it would hide a better profile: {better}",
+            hint="Give --output for a file of it",
+        )
+    save_and_show(scaled, output, as_json)
     if not as_json:
         click.echo(f"transfer: {transfer_errors().text(profile.device.slug, device.slug)}")
 

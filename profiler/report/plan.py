@@ -97,7 +97,8 @@ def heading(plan: Plan) -> str:
 def refuse_infeasible(plan: Plan) -> None:
     """Raise InputError where no option holds the goals, to set the exit code."""
     if plan.best is None:
-        what = "holds the goals" if plan.request.goals else "can be planned"
+        planned = plan.request.goals and any(option.points for option in plan.options)
+        what = "holds the goals" if planned else "can be planned"
         raise InputError(f"no option {what}", hint="The nearest of each is named above")
     if plan.simulated and all(option.problem for option in plan.simulated):
         raise InputError(f"nothing could be simulated: {plan.simulated[0].problem}")

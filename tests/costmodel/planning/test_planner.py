@@ -184,6 +184,14 @@ def test_a_name_of_another_gpu_gets_scaled_numbers_that_say_so(gpu):
     assert option.origin.kind == "transferred" and option.origin.error >= 0.05
 
 
+def test_an_unknown_gpu_among_others_is_named_and_they_are_planned():
+    short = Traffic(prompt_tokens=64, output_tokens=64)
+    request = asked(gpus=("h1000", "h100-sxm"), most_running=1024, traffic=short)
+    planned, unknown = plan(request, SHIPPED).options
+    assert unknown.problem == "no known device is called 'h1000'" and "h100" in unknown.nearest
+    assert planned.sizing is not None and 512 < planned.points[-1].running <= 1024
+
+
 def test_goals_out_of_reach_name_the_nearest():
     found = plan(asked(goals=Goals(tpot_s=1e-4)), SHIPPED)
     assert found.best is None
@@ -231,7 +239,7 @@ MANY = {"acceptance": "gsm8k", "policy": ServingPolicy.parse("fixed:9999"), "eng
     ("changes", "said"),
     [
         ({"traffic": Traffic(prompt_tokens=50000, output_tokens=10)}, "holds 40960"),
-        ({"gpus": ("h100-sxm", "h101")}, "h101"),
+        ({"gpus": ("h101", "h102")}, "h101"),
         ({"gpus": (OTHER,)}, "another target"),
         (MANY, "known to 511"),
     ],

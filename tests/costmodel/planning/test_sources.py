@@ -14,8 +14,10 @@ from costmodel.compose.transfer_errors import transfer_errors
 from costmodel.errors import InputError, ProfileError
 from costmodel.io import shipped_directory
 from costmodel.planning.engines import weight_bytes
-from costmodel.planning.request import Precision
+from costmodel.planning.request import PlanRequest, Precision
+from costmodel.planning.search import make_server
 from costmodel.planning.sources import find_forward
+from costmodel.planning.traffic import Traffic
 from costmodel.profile.profile import Profile
 from costmodel.profile.store import ProfileStore
 
@@ -46,6 +48,16 @@ def test_a_device_without_times_has_those_scaled_with_the_smallest_bar(slug, tar
     assert forward.origin.error == min(bars.values())
     source = re.match(r"composed profile of (.*?) \(", forward.origin.text)
     assert source is not None and bars[source[1]] == min(bars.values())
+
+
+def test_a_24_gb_card_holds_what_its_server_said():
+    """vLLM 0.19 on an RTX 4090, Llama-3.1-8B: 2588 blocks of 16 tokens."""
+    target = "meta-llama/Llama-3.1-8B-Instruct"
+    forward = find_forward(find_device("rtx-4090"), find_target(target), SHIPPED)
+    traffic = Traffic(prompt_tokens=100, output_tokens=100)
+    request = PlanRequest(target=target, gpus=("rtx-4090",), traffic=traffic, rate=1.0)
+    server = make_server(request, forward, None)
+    assert server.cache_tokens() == pytest.approx(2588 * 16, rel=0.01)
 
 
 def test_without_a_profile_one_is_composed_elsewhere_and_scaled(tmp_path):

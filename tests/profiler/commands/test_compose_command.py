@@ -51,6 +51,7 @@ def test_compose_from_a_folder(run, refused, tmp_path, a6000):
         (("compose", "--device", "h200", "--target", "nothing"), 2, "no known target"),
         (("compose", "--target", "qwen3-8b", "--operators", "/nowhere"), 2, "is not a folder"),
         (("transfer", str(SOURCE), "--to", "h100-sxm"), 2, "already"),
+        (("transfer", str(SOURCE), "--to", "h200"), 3, "it would hide a better profile: "),
         (("transfer", "nothing", "--to", "h200"), 2, "no known device is called 'nothing'"),
     ],
 )
