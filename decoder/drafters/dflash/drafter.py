@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from costmodel.errors import InputError
+from decoder.acceptance.drawn import LevelDistributions, draw_levels
 from decoder.device import to_device
 from decoder.drafters.base import Drafter, DraftRequest, DraftSession, Draws
 from decoder.drafters.blocks import DraftCache, Rope, Rotary
@@ -37,7 +38,7 @@ from decoder.model.attention import DenseVisible, RowBlock
 from decoder.model.runtime.capture import BudgetedCapture, Tensors
 from decoder.model.runtime.tables import RowTables
 from decoder.model.target import Target
-from decoder.tree.draft_tree import Candidates, Lattice
+from decoder.tree.draft_tree import Candidates, DraftTree, Lattice
 
 
 class BlockScores(Protocol):
@@ -56,6 +57,12 @@ class BlockScores(Protocol):
 
     def candidates(self, outputs: Tensors, request: DraftRequest) -> Candidates:
         """The candidates down to `request.depth`, which `outputs` reach."""
+
+    def distributions(
+        self, outputs: Tensors, bonus: torch.Tensor, temperature: float
+    ) -> LevelDistributions:
+        """q behind each node, for a drafter that draws sampled trees by levels."""
+        raise NotImplementedError(f"{type(self).__name__} gives no q by levels")
 
 
 class Marginals(BlockScores):
@@ -187,12 +194,33 @@ class DFlashSession(DraftSession):
 
         The forward always covers the whole block: a shorter block is another computation.
         """
+        outputs, depth = self._outputs(context, request.depth, request.temperature)
+        return self._scores.candidates(outputs, replace(request, depth=depth))
+
+    @torch.inference_mode()
+    def draw(
+        self,
+        context: NDArray[np.int64],
+        shape: DraftTree,
+        temperature: float,
+        generator: torch.Generator,
+    ) -> DraftTree:
+        """A `DrawnTree` of this shape, drawn from q at this temperature level by level."""
+        wanted = int(shape.depths.max(initial=1))
+        outputs, depth = self._outputs(context, wanted, temperature)
+        bonus = to_device(self._block[:1], outputs[0].device)
+        q = self._scores.distributions(outputs, bonus, temperature)
+        return draw_levels(shape, q, generator, depth)
+
+    def _outputs(
+        self, context: NDArray[np.int64], depth: int, temperature: float
+    ) -> tuple[Tensors, int]:
+        """What the block behind the context gives, and down to which depth, of that wanted."""
         self._take_in()
         check_observed(self._forward.length, len(context))
         self._block[0] = context[-1]
-        depth = min(request.depth, len(self._block) - self._first_row)
-        outputs = self._forward.block(self._block, depth, request.temperature)
-        return self._scores.candidates(outputs, replace(request, depth=depth))
+        depth = min(depth, len(self._block) - self._first_row)
+        return self._forward.block(self._block, depth, temperature), depth
 
     def observe(self, emitted: Sequence[int], features: torch.Tensor | None) -> None:
         """Keep the features of the committed rows for the next draft."""

@@ -8,6 +8,8 @@ from typing import ClassVar
 import torch
 from torch.nn import functional
 
+from decoder.acceptance.drawn import LevelDistributions
+from decoder.device import to_device
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.conditional import (
     Slots,
@@ -20,17 +22,18 @@ from decoder.drafters.conditional import (
 from decoder.drafters.dflash.drafter import BlockScores, DFlashDrafter
 from decoder.drafters.dspark.config import FRONTIER, GROWN, PAIRED
 from decoder.drafters.dspark.model import DSparkModel
-from decoder.drafters.vocabulary import DraftHead
+from decoder.drafters.vocabulary import DraftHead, softmax
 from decoder.model.runtime.capture import Tensors
 from decoder.model.target import Target
 from decoder.tree.draft_tree import CandidateTree
+from decoder.tree.growth import Frontier
 from decoder.tree.pairs import PairLattice
 
 
 class DSparkDrafter(DFlashDrafter):
     """Drafts with DFlash's backbone and a correction by the tokens before.
 
-    No whole q is given, so that its trees are verified by the tokens that the target draws.
+    Its sampled trees are drawn level by level, from q behind each node.
     """
 
     model: DSparkModel
@@ -41,7 +44,7 @@ class DSparkDrafter(DFlashDrafter):
     ) -> None:
         super().__init__(target, source, block_size)
         if self.model.config.rank:
-            self.draws = "never"
+            self.draws = "levels"
 
     def make_head(self) -> DraftHead:
         self.model.settle(self.target)
@@ -63,60 +66,76 @@ class MarkovPairs(BlockScores):
     """Scores by the token before alone: all edges of all positions in one product."""
 
     def __init__(self, drafter: DSparkDrafter) -> None:
-        self._head, self._drafter = drafter.model.markov_head, drafter
-        self._gated = drafter.model.config.correction == "gated"
+        self._drafter, self._markov = drafter, drafter.model.markov_head
 
     def outputs(
         self, hidden: torch.Tensor, bonus: torch.Tensor, temperature: torch.Tensor
     ) -> Tensors:
-        head = self._drafter.head
-        slots = Slots.of(self._drafter.logits(hidden), PAIRED, temperature, head)
-        before = self._head.markov_w1(slots.tokens[:-1])  # [rows - 1, K, r]
-        first = self._head.markov_w1(bonus)[None]  # [1, 1, r]
-        if self._gated:
-            first = first * self._gate(hidden[:1], first)
-            before = before * self._gate(hidden[1:], before)
-        after = self._head.markov_w2.weight[slots.places].float()  # [rows, K, r]
-        edges = before.float() @ after[1:].mT
-        return (score_pairs(slots, (first.float() @ after[:1].mT)[0, 0], edges),)
+        logits, markov = self._drafter.logits(hidden), self._markov
+        slots = Slots.of(logits, PAIRED, temperature, self._drafter.head)
+        after = markov.markov_w2.weight[slots.places].float()  # [rows, K, r]
+        first = markov.vectors(hidden[:1], bonus[None]).float() @ after[:1].mT
+        edges = markov.vectors(hidden[1:], slots.tokens[:-1]).float() @ after[1:].mT
+        return score_pairs(slots, first[0, 0], edges), logits, hidden
 
     def candidates(self, outputs: Tensors, request: DraftRequest) -> PairLattice:
         return pair_lattice(outputs[0], request.depth)
 
-    def _gate(self, hidden: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-        """The gate [rows, K, r] of hidden states [rows, H] behind tokens' vectors [rows, K, r]."""
-        width, gate = hidden.shape[-1], self._head.gate_proj
-        of_rows = functional.linear(hidden, gate.weight[:, :width], gate.bias)
-        return (of_rows[:, None] + functional.linear(before, gate.weight[:, width:])).sigmoid()
+    def distributions(
+        self, outputs: Tensors, bonus: torch.Tensor, temperature: float
+    ) -> LevelDistributions:
+        return MarkovDistributions(self._drafter, outputs, bonus, temperature)
 
 
-class MarkovLevels(BlockScores):
+class MarkovLevels(MarkovPairs):
     """Scores by a state that goes along the path: a tree that grows level by level."""
-
-    def __init__(self, drafter: DSparkDrafter) -> None:
-        self._head, self._drafter = drafter.model.markov_head, drafter
-        self._rank = drafter.model.config.rank
 
     def outputs(
         self, hidden: torch.Tensor, bonus: torch.Tensor, temperature: torch.Tensor
     ) -> Tensors:
-        head, rank = self._drafter.head, self._rank
-        slots = Slots.of(self._drafter.logits(hidden), GROWN, temperature, head)
-        joint = self._head.joint_proj
-        of_rows = functional.linear(hidden, joint.weight[:, 2 * rank :], joint.bias)
-        after = self._head.markov_w2.weight[slots.places]  # [rows, K, r]
+        logits, markov = self._drafter.logits(hidden), self._markov
+        slots = Slots.of(logits, GROWN, temperature, self._drafter.head)
+        parts, after = markov.parts(hidden), markov.markov_w2.weight[slots.places]
 
         def step(
             row: int, states: torch.Tensor, tokens: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            paths = torch.cat((states, self._head.markov_w1(tokens)), dim=-1)
-            mixed = of_rows[row] + functional.linear(paths, joint.weight[:, : 2 * rank])
-            gate, content, output = mixed.chunk(3, dim=-1)
-            states = torch.lerp(content.tanh(), states, gate.sigmoid())
-            return states, (output.tanh() @ after[row].mT).float()
+            states, vectors = markov.step(parts[row], states, tokens)
+            return states, (vectors @ after[row].mT).float()
 
-        state = hidden.new_zeros(1, rank)
-        return (grow_levels(slots, step, state, bonus, FRONTIER),)
+        state = hidden.new_zeros(1, after.shape[-1])
+        return grow_levels(slots, step, state, bonus, FRONTIER), logits, hidden
 
     def candidates(self, outputs: Tensors, request: DraftRequest) -> CandidateTree:
         return level_tree(outputs[0], request.depth)
+
+
+class MarkovDistributions(LevelDistributions):
+    """The drafter's q over the whole vocabulary behind each node of a tree that is drawn."""
+
+    def __init__(
+        self, drafter: DSparkDrafter, outputs: Tensors, bonus: torch.Tensor, temperature: float
+    ) -> None:
+        _, self._logits, self._hidden = outputs
+        self._drafter, self._bonus, self._temperature = drafter, bonus, temperature
+        self._states = self._hidden.new_zeros(1, drafter.model.config.rank)
+
+    def root(self) -> torch.Tensor:
+        self._states = torch.zeros_like(self._states[:1])
+        return self._behind(0, self._states, self._bonus)
+
+    def expand(self, frontier: Frontier) -> torch.Tensor:
+        device = self._hidden.device
+        above, tokens = (to_device(part, device) for part in (frontier.above, frontier.tokens))
+        return self._behind(frontier.depth, self._states[above], tokens)
+
+    def _behind(self, row: int, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """q [F, vocab] of a row behind tokens [F], and the states there for the next level."""
+        drafter, markov = self._drafter, self._drafter.model.markov_head
+        hidden = self._hidden[row : row + 1]
+        if drafter.model.config.correction == "rnn":
+            self._states, vectors = markov.step(markov.parts(hidden), states, tokens)
+        else:
+            self._states, vectors = states, markov.vectors(hidden, tokens[None])[0]
+        logits = self._logits[row].float() + markov.markov_w2(vectors).float()
+        return drafter.head.whole(softmax(logits, self._temperature))

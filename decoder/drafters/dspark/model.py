@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional
 
 from costmodel.errors import InputError
 from decoder.device import to_device
@@ -40,10 +41,34 @@ class MarkovHead(nn.Module):
         rank, hidden = config.rank, config.shape.hidden
         self.markov_w1 = nn.Embedding(config.vocab or size, rank)
         self.markov_w2 = nn.Linear(rank, size, bias=False)
-        if config.correction == "gated":
+        self._gated, self._rank = config.correction == "gated", rank
+        if self._gated:
             self.gate_proj = nn.Linear(hidden + rank, rank)
         elif config.correction == "rnn":
             self.joint_proj = nn.Linear(2 * rank + hidden, 3 * rank)
+
+    def vectors(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """What W2 multiplies, [rows, K, r], of hidden states [rows, H] behind tokens [rows, K]."""
+        before = self.markov_w1(tokens)
+        if not self._gated:
+            return before
+        width, gate = hidden.shape[-1], self.gate_proj
+        of_rows = functional.linear(hidden, gate.weight[:, :width], gate.bias)[:, None]
+        return before * (of_rows + functional.linear(before, gate.weight[:, width:])).sigmoid()
+
+    def parts(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The part [rows, 3 * r] of J's product that hidden states [rows, H] give."""
+        joint = self.joint_proj
+        return functional.linear(hidden, joint.weight[:, 2 * self._rank :], joint.bias)
+
+    def step(
+        self, part: torch.Tensor, states: torch.Tensor, tokens: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """States [F, r] behind tokens [F], and what W2 multiplies [F, r], in a row of this part."""
+        paths = torch.cat((states, self.markov_w1(tokens)), dim=-1)
+        mixed = part + functional.linear(paths, self.joint_proj.weight[:, : 2 * self._rank])
+        gate, content, output = mixed.chunk(3, dim=-1)
+        return torch.lerp(content.tanh(), states, gate.sigmoid()), output.tanh()
 
 
 class ConfidenceHead(nn.Module):

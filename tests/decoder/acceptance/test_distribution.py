@@ -17,9 +17,18 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from decoder.acceptance.drawn import draw_from_lattice, sibling_ranks
 from decoder.acceptance.rules import Accepted
 from decoder.acceptance.sampling import Sampling, target_distribution
+from decoder.drafters.dspark.config import DSparkConfig
+from decoder.drafters.dspark.drafter import DSparkDrafter
+from decoder.drafters.dspark.model import DSparkModel
 from decoder.engine import TreeDecoder
 from tests.decoder.enumeration import chi_square_p
-from tests.decoder.models import LatticeDrafter, WholeDrafter, decoder_of, plain_logits
+from tests.decoder.models import (
+    LatticeDrafter,
+    WholeDrafter,
+    decoder_of,
+    plain_logits,
+    target_of,
+)
 
 pytestmark = pytest.mark.slow  # some seconds a test
 
@@ -118,6 +127,25 @@ def test_sampled_trees_follow_the_target(model, policy, rule, sampling):
     exact = exact_probabilities(model, Sampling(**sampling))
     decoder = drawing_decoder(model, policy, rule)
     assert p_value(observed_counts(decoder, SAMPLES, **sampling), exact) > 0.001
+
+
+@pytest.mark.parametrize(("kind", "rule"), [("vanilla", "recursive"), ("rnn", "traversal")])
+def test_trees_over_conditional_scores_follow_the_target(model, kind, rule):
+    """DSpark's, drawn from q behind each node."""
+    heads = {"projector_type": "dspark", "markov_rank": 4, "markov_head_type": kind}
+    inner = {"mask_token_id": 4, "target_layer_ids": [-1], "shift_label": True} | heads
+    sizes = {"hidden_size": 16, "intermediate_size": 8, "num_attention_heads": 2, "head_dim": 8}
+    config = sizes | {"num_hidden_layers": 1, "vocab_size": VOCAB, "block_size": 2}
+    torch.manual_seed(2)
+    drafted = DSparkModel(DSparkConfig.parse(config | {"dflash_config": inner}))
+    with torch.no_grad():
+        drafted.markov_head.markov_w2.weight.mul_(6.0)
+    drafted.eval().requires_grad_(False)
+    exact = exact_probabilities(model, Sampling(**HOT))
+    target = target_of(model)
+    drafter = DSparkDrafter(target, drafted)
+    decoder = TreeDecoder(target, policy="fixed:6", drafter=drafter, acceptance=rule)
+    assert p_value(observed_counts(decoder, SAMPLES // 2, **HOT), exact) > 0.001
 
 
 @pytest.mark.parametrize("rule", ["recursive", "traversal"])

@@ -11,7 +11,7 @@ from decoder.drafters.base import DraftRequest
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.dspark import drafter as dspark
 from decoder.drafters.factory import load_drafter
-from decoder.tree.draft_tree import chain
+from decoder.tree.draft_tree import Lattice, best_first, chain
 from decoder.tree.growth import TopPaths
 from tests.decoder.draft_models import (
     CONDITIONAL,
@@ -25,6 +25,7 @@ from tests.decoder.draft_models import (
 )
 from tests.decoder.drafters.test_conditional import chances
 from tests.decoder.drafters.test_dflash import reference_states
+from tests.decoder.tree.test_pairs import paths_of
 
 pytestmark = pytest.mark.cpu_kind
 
@@ -178,7 +179,7 @@ def test_pairs_and_levels_are_those_of_the_equations(tmp_path, case, temperature
         ids = mapping({"vocab_size": VOCAB, "draft_vocab_size": drafted})["d2t"]
         ids = ids + torch.arange(drafted)
     drafter = load_drafter(str(folder), target)
-    assert (drafter.name, drafter.max_depth, drafter.draws) == ("dspark", 5, "never")
+    assert (drafter.name, drafter.max_depth, drafter.draws) == ("dspark", 5, "levels")
     for session, context in rounds(target, drafter, PROMPT, [3, 0]):
         head = target.head_weight()[ids]
         equations = Equations(config, tensors, target, context, head, ids)
@@ -190,6 +191,29 @@ def test_pairs_and_levels_are_those_of_the_equations(tmp_path, case, temperature
             q = equations.children(path, count, temperature)
             assert q[token] == max(q.values())
             path.append(token)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("case", ["deepspec", "gated", "rnn", "reduced"])
+def test_drawn_trees_have_the_q_of_their_paths(tmp_path, case):
+    spell, inner, drafted = CASES[case]
+    target, ids = draft_target(), torch.arange(VOCAB)
+    folder, config, tensors = dspark_folder(tmp_path / "draft", spell, drafted, **inner)
+    if drafted != VOCAB:
+        ids = mapping({"vocab_size": VOCAB, "draft_vocab_size": drafted})["d2t"] + ids[:drafted]
+    shape = best_first(Lattice(np.ones((4, 3), np.int64), np.full((4, 3), 0.5)), 20)
+    for session, context in rounds(target, load_drafter(str(folder), target), PROMPT, [2]):
+        head = target.head_weight()[ids]
+        equations = Equations(config, tensors, target, context, head, ids)
+        tree = session.draw(context, shape, 0.8, torch.Generator().manual_seed(3))
+        assert tree.nodes == 20
+        for row, path in enumerate([[], *paths_of(tree)]):
+            if tree.sources[row] >= 0:
+                path = [int(context[-1]), *path]
+                logits = equations.base[len(path) - 1] + equations.added(path)
+                q = tree.q[tree.sources[row]]
+                torch.testing.assert_close(q[ids], (logits / 0.8).softmax(-1), atol=1e-5, rtol=0)
+                assert q.sum() == pytest.approx(1.0, abs=1e-4)
 
 
 @torch.inference_mode()
