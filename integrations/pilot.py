@@ -113,7 +113,9 @@ class StepPilot:
         drafted = sum(step.verified.values()) > 0
         costs.observe(step.predicted_s, now_s - start_s, drafted=drafted)
         tokens = sum(map(len, texts.values()))
-        self.policy.observe_step(len(step.sequences), tokens, step.predicted_s)
+        sequences = list(step.sequences.values())
+        context = mean_context(sequences)
+        self.policy.observe_step(len(sequences), context, tokens, step.predicted_s)
 
 
 def _draft_length(sequence: RunningSequence) -> int:

@@ -10,7 +10,7 @@ from integrations.acceptance import ANY_KIND, AcceptanceByPosition
 from integrations.costs import StepCosts
 
 RATE_MEMORY = 0.97  # of tokens and seconds, a step
-EXPLORED_SHARE = 0.002  # of the time, for drafts longer than the best
+EXPLORED_SHARE = 0.003  # of the time, that may be lost on drafts longer than the best
 FREE_SHARE = 0.005  # of a plain step, below which the cost of a draft is not weighed
 LEAST_GAIN = 0.01  # by which drafts must pay, as a share of a plain step
 
@@ -25,19 +25,22 @@ class RunningSequence:
     kind: int = ANY_KIND
 
 
-class RunningRate:
-    """Tokens a second of the recent steps of one batch size, by predicted seconds."""
+class RunningGain:
+    """Tokens of the recent steps of one batch size over those of plain steps in the same time.
+
+    Times are predicted ones. A ratio outlasts a change of the context, which a rate does not.
+    """
 
     def __init__(self) -> None:
-        self._tokens = self._seconds = 0.0
+        self._tokens = self._plain_tokens = 0.0
 
-    def observe(self, tokens: float, seconds: float) -> None:
+    def observe(self, tokens: float, plain_tokens: float) -> None:
         self._tokens = RATE_MEMORY * self._tokens + tokens
-        self._seconds = RATE_MEMORY * self._seconds + seconds
+        self._plain_tokens = RATE_MEMORY * self._plain_tokens + plain_tokens
 
-    def tokens_per_s(self, plain: float) -> float:
-        """The rate, but at least that of plain steps."""
-        return max(self._tokens / self._seconds, plain) if self._seconds > 0 else plain
+    def over_plain(self) -> float:
+        """The ratio, but at least 1."""
+        return max(self._tokens / self._plain_tokens, 1.0) if self._plain_tokens > 0 else 1.0
 
 
 class DraftPolicy:
@@ -59,7 +62,7 @@ class DraftPolicy:
         self.longest = self._allowed[-1]
         self.acceptance = AcceptanceByPosition(self.longest)
         self._available: dict[int, float] = {}
-        self._rates: dict[int, RunningRate] = {}
+        self._gains: dict[int, RunningGain] = {}
         self._credit_s = 0.0
         self._asked = False  # whether the drafts at hand were asked for
 
@@ -82,7 +85,8 @@ class DraftPolicy:
         rest_s = self.costs.gap_s + self.costs.draft_s(batch, context, self.longest)[0]
         verify_s = self.costs.verify_s(batch, context, batch * self.longest)
         step_s = [seconds + rest_s for seconds in verify_s[: total + 1]]
-        chosen = self._best(batch, accumulate(gains, initial=0.0), step_s)
+        worths = _worths(accumulate(gains, initial=0.0), step_s, self._rate(batch, step_s[0]))
+        chosen = _best(worths, LEAST_GAIN * batch)
         if chosen == 0:
             return [0] * batch
         least = gains[chosen - 1]
@@ -110,14 +114,20 @@ class DraftPolicy:
             verify_s[round(share * batch * length)] + self.costs.gap_s for length in self._allowed
         ]
         total_s = [verify + draft for verify, draft in zip(step_s, draft_s, strict=True)]
-        best = self._best(batch, [share * gains[length] for length in self._allowed], total_s)
-        at_stake_s = draft_s if self.shortens else total_s
-        extra_s = at_stake_s[-1] - at_stake_s[best]
-        self._credit_s += EXPLORED_SHARE * step_s[best]
-        if extra_s <= self._credit_s:
-            self._credit_s = min(self._credit_s - max(extra_s, 0.0), step_s[0])
+        rate = self._rate(batch, total_s[0])
+        worths = _worths([share * gains[length] for length in self._allowed], total_s, rate)
+        best = _best(worths, LEAST_GAIN * batch)
+        self._credit_s = min(self._credit_s + EXPLORED_SHARE * step_s[best], step_s[0])
+        if best + 1 == len(self._allowed):
             return self.longest
-        return self._allowed[best]
+        # One length more is tried, so that what comes after the best is found step by step.
+        lost_s = (worths[best] - worths[best + 1]) / rate
+        if self.shortens:  # what need not be verified costs no more than its draft
+            lost_s = min(lost_s, draft_s[best + 1] - draft_s[best])
+        if lost_s > self._credit_s:
+            return self._allowed[best]
+        self._credit_s -= max(lost_s, 0.0)
+        return self._allowed[best + 1]
 
     def _expected_gains(self, sequences: Sequence[RunningSequence]) -> list[float]:
         """Tokens that a draft of 0 .. `longest` tokens each is expected to win in all."""
@@ -131,21 +141,17 @@ class DraftPolicy:
         draft_s = self.costs.draft_s(batch, context, self.longest)
         return verify_s[min(rows, len(verify_s) - 1)] + draft_s[min(drafted, self.longest)]
 
-    def observe_step(self, batch: int, tokens: int, predicted_s: float) -> None:
-        """Learn what the steps of this batch size give."""
-        self._rates.setdefault(batch, RunningRate()).observe(tokens, predicted_s + self.costs.gap_s)
+    def observe_step(self, batch: int, context: float, tokens: int, predicted_s: float) -> None:
+        """Learn what the steps of this batch size give over plain ones."""
+        plain_s = self.costs.verify_s(batch, context, batch * self.longest)[0]
+        plain_s += self.costs.draft_s(batch, context, self.longest)[0]
+        plain_tokens = batch * (predicted_s + self.costs.gap_s) / (plain_s + self.costs.gap_s)
+        self._gains.setdefault(batch, RunningGain()).observe(tokens, plain_tokens)
 
-    def _best(self, batch: int, gains: Iterable[float], step_s: Sequence[float]) -> int:
-        """The index with the most expected tokens beyond what its seconds usually give."""
-        plain = batch / step_s[0]
-        running = self._rates.get(batch)
-        rate = plain if running is None else running.tokens_per_s(plain)
-        best, most = 0, LEAST_GAIN * batch
-        for index, (gain, seconds) in enumerate(zip(gains, step_s, strict=True)):
-            worth = gain - rate * (seconds - step_s[0])
-            if worth > most:
-                best, most = index, worth
-        return best
+    def _rate(self, batch: int, plain_s: float) -> float:
+        """Tokens a second that a step's time is usually worth, of plain steps at least."""
+        running = self._gains.get(batch)
+        return batch / plain_s * (1.0 if running is None else running.over_plain())
 
     def _note_available(self, drafted: Sequence[int]) -> None:
         """Learn which share of the sequences has a draft, where one was asked for."""
@@ -158,3 +164,16 @@ class DraftPolicy:
 def mean_context(sequences: Sequence[RunningSequence]) -> float:
     """The mean of cached tokens."""
     return sum(sequence.context for sequence in sequences) / len(sequences)
+
+
+def _worths(gains: Iterable[float], step_s: Sequence[float], rate: float) -> list[float]:
+    """Expected tokens beyond what the seconds beyond a plain step's usually give."""
+    return [
+        gain - rate * (seconds - step_s[0]) for gain, seconds in zip(gains, step_s, strict=True)
+    ]
+
+
+def _best(worths: Sequence[float], least: float) -> int:
+    """The index of the highest worth; 0 where none exceeds `least`."""
+    best = max(range(len(worths)), key=worths.__getitem__)
+    return best if worths[best] > least else 0

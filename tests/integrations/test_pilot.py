@@ -43,7 +43,7 @@ class NotedPolicy(DraftPolicy):
     def predicted_s(self, sequences, rows: int, drafted: int) -> float:
         return 0.01 * (1 + rows)
 
-    def observe_step(self, batch: int, tokens: int, predicted_s: float) -> None:
+    def observe_step(self, batch, context, tokens, predicted_s) -> None:
         self.tokens.append((batch, tokens))
 
 

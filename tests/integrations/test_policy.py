@@ -94,7 +94,7 @@ class DrawnEngine:
                     self.policy.acceptance.observe_text(name, draft, text[: accepted + 1] or [7])
             step_s = float(self.verify_s[sum(lengths)] + self.draft_s[length])
             if fixed is None:
-                self.policy.observe_step(self.batch, step_tokens, step_s)
+                self.policy.observe_step(self.batch, 1000, step_tokens, step_s)
             tokens, seconds = tokens + step_tokens, seconds + step_s
             ready = random.random(self.batch) < self.available
             drafted = [length if one else 0 for one in ready]
