@@ -145,8 +145,12 @@ def learn(
     settings: TrainingSettings,
     say: Say,
 ) -> Trained:
-    """Train an objective's model in place, for a drafter that the caller then saves."""
-    training, held_out = (Examples(loaded, side, objective.layers, folder) for side in texts)
+    """Train an objective's model in place, for a drafter that the caller then saves.
+
+    The features lie beside the texts, so that drafters whose folders link to texts share them.
+    """
+    beside = (folder / "texts").resolve().parent
+    training, held_out = (Examples(loaded, side, objective.layers, beside) for side in texts)
     history = train(objective, training, held_out, settings, folder, say)
     written = sum(len(text.tokens) - text.prompt_tokens for text in texts[0])
     return Trained(folder / DRAFTER, (len(training), len(held_out)), written, history)
