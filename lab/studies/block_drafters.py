@@ -55,10 +55,10 @@ class Counts:
         """Note at each accepted row whether its most probable child is right."""
         row, place = 0, "first"
         for token in truth:
-            below = tree.children(row) if row >= 0 else ()
-            if not len(below):
+            below = np.flatnonzero(tree.parents == row)
+            if not len(below):  # as behind a token that is not in the tree, row -1
                 return
-            best = int(below[np.argmax(tree.scores[below - 1])])
+            best = 1 + int(below[np.argmax(tree.scores[below])])
             self.right[place].append(bool(tree.tokens[best - 1] == token))
             row = tree.child(row, int(token))
             place = "spine" if row == best and place != "sibling" else "sibling"
