@@ -1,6 +1,7 @@
 """Small random targets with drafters beside them, as checkpoint folders in the published form."""
 
 import json
+import math
 from functools import partial
 
 import numpy as np
@@ -163,6 +164,17 @@ def turned(heads, positions, frequencies):
     real, imaginary = heads.double().chunk(2, dim=-1)
     turned = torch.complex(real, imaginary) * torch.polar(torch.ones_like(angles), angles)[:, None]
     return torch.cat((turned.real, turned.imag), dim=-1).to(heads.dtype)
+
+
+def chances(logits, candidates, added, temperature):
+    """Probabilities of the candidates: their share of the whole softmax, divided by the sum."""
+    scores = [math.exp(float(logits[c]) / temperature) for c in candidates]
+    share = sum(scores) / sum(math.exp(float(x) / temperature) for x in logits)
+    moved = [
+        math.exp((float(logits[c]) + a) / temperature)
+        for c, a in zip(candidates, added, strict=True)
+    ]
+    return [share * one / sum(moved) for one in moved]
 
 
 def random_tensors(shapes, seed=1):

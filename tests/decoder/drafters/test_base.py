@@ -33,13 +33,3 @@ def test_an_object_of_ones_own_decodes_as_plain_decoding_does(tmp_path, monkeypa
     assert decoder.generate(PROMPT, max_new_tokens=20).token_ids == greedy(model, PROMPT, 20)
     texts = [result.token_ids for result in decoder.generate_batch([PROMPT, [9]], max_new_tokens=9)]
     assert texts == [greedy(model, prompt, 9) for prompt in (PROMPT, [9])]
-
-
-def test_what_a_drafter_is_by_default():
-    drafter, session = Repeat(), RepeatSession()
-    assert (drafter.max_depth, drafter.feature_layers, drafter.draws) == (8, (), "never")
-    assert drafter.architecture_hash.endswith(":Repeat")
-    assert not session.rewinds
-    for call in (lambda: session.rewind(1), lambda: session.draw(None, None, 1.0, None)):
-        with pytest.raises(NotImplementedError, match="RepeatSession"):
-            call()

@@ -17,12 +17,12 @@ from decoder.tree.growth import TopPaths
 from tests.decoder.draft_models import (
     CONDITIONAL,
     VOCAB,
+    chances,
     conditional_folder,
     draft_target,
     rounds,
     write_checkpoint,
 )
-from tests.decoder.drafters.test_conditional import chances
 from tests.decoder.drafters.test_dflash import WINDOWED, reference, reference_states
 
 pytestmark = pytest.mark.cpu_kind
@@ -128,7 +128,7 @@ def path_logits(config, tensors, target, states, path):
     ("plain", "frontier", "whole"), [(1, 1, True), (0, 3, True), (2, 3, False)]
 )
 def test_domino(tmp_path, plain, frontier, whole):
-    """Every node behind its path, and the authors' greedy loop."""
+    """Every node behind its path, the choice of a level's nodes, and the authors' greedy loop."""
     folder, config, tensors = conditional_folder(tmp_path, "domino", pure_draft_prefix_len=plain)
     if not whole:
         reduced(folder, config, tensors, "embed_proj.2.weight")
@@ -140,8 +140,9 @@ def test_domino(tmp_path, plain, frontier, whole):
     for session, context in rounds(target, drafter, PROMPT, ACCEPTED):
         states = reference_states(config, tensors, target, context)
         tree = session.draft(context, request())
-        assert len(tree.tokens) == BLOCK * (VOCAB - len(others))
-        paths, expected = [[int(context[-1])]], {}
+        size = VOCAB - len(others)
+        assert len(tree.tokens) == BLOCK * size
+        paths, scores, expected = [[int(context[-1])]], [1.0], {}
         for token, parent, given in zip(tree.tokens, tree.parents, tree.probabilities, strict=True):
             if parent not in expected:
                 logits = path_logits(config, tensors, target, states, paths[parent])
@@ -149,7 +150,14 @@ def test_domino(tmp_path, plain, frontier, whole):
                 expected[parent] = logits.softmax(-1)
             np.testing.assert_allclose(given, expected[parent][token], atol=1e-5)
             paths.append([*paths[parent], int(token)])
-        assert len(expected) == 1 + frontier * (BLOCK - 1)
+            scores.append(scores[parent] * given)
+        for first in range(1, len(scores), size):
+            expanded = range(first - size, first - size + frontier) if first > 1 else [0]
+            assert set(tree.parents[first - 1 : first - 1 + size]) == set(expanded)
+            best = torch.cat([scores[row] * expected[row] for row in expanded]).topk(size).values
+            found = scores[first : first + size]  # the greedy path first
+            np.testing.assert_allclose(sorted(found, reverse=True), best, rtol=1e-3)
+            assert found[1:] == sorted(found[1:], reverse=True)
         walk = [int(context[-1])]
         for _ in range(BLOCK):
             logits = path_logits(config, tensors, target, states, walk)
@@ -160,6 +168,7 @@ def test_domino(tmp_path, plain, frontier, whole):
 
 NOTHING = {
     "domino": lambda name, tensor: tensor * (name != "embed_proj.2.weight"),
+    "dspark": lambda name, tensor: tensor * (not name.endswith("markov_w2.weight")),
     "dflash2": lambda name, tensor: (
         torch.tensor([1.0, 0.0]).expand(2, -1)[..., None].expand(tensor.shape).clone()
         if name.endswith("base_kernel")
@@ -185,15 +194,17 @@ def test_without_a_correction_it_is_dflash(tmp_path, kind):
     else:
         best = q.gather(1, torch.from_numpy(drafted.tokens)).numpy()
         np.testing.assert_allclose(drafted.first, best[0], atol=1e-5)
-        np.testing.assert_allclose(drafted.edges, np.repeat(best[1:, None], 4, 1), atol=1e-5)
+        best = np.repeat(best[1:, None], len(best[0]), 1)
+        np.testing.assert_allclose(drafted.edges, best, atol=1e-5)
 
 
 @pytest.mark.parametrize("changed", [
     {"gru_hidden_dim": 8}, {"emb_dim": 4}, {"pure_draft_prefix_len": 0}, {"conv_kernel_size": 3},
     {"conv_group_size": 16}, {"selector_rank": 4}, {"selector_top_k": 5},
+        {"markov_rank": 4}, {"markov_head_type": "gated"},
 ])  # fmt: skip
 def test_what_costs_is_in_the_hash_and_is_timed(tmp_path, changed):
-    kind = "domino" if set(changed) & set(CONDITIONAL["domino"]) else "dflash2"
+    kind = next(kind for kind, fields in CONDITIONAL.items() if set(changed) <= set(fields))
     target, hashes = draft_target(), set()
     for own in ({}, changed):
         folder, *_ = conditional_folder(tmp_path / str(len(own)), kind, **own)

@@ -109,10 +109,3 @@ class TestLearning:
         assert tree.probabilities[0] > PRIOR_HITS[0]
         assert tree.probabilities[1] < PRIOR_HITS[1]
         assert tree.probabilities[2] == PRIOR_HITS[2]
-
-    def test_it_converges_to_the_true_rate(self):
-        random = np.random.default_rng(0)
-        drafter = NgramDrafter()
-        for _ in range(3000):
-            self.observe(drafter, [6] if random.random() < 0.8 else [9])
-        assert draft(self.CONTEXT, 3, drafter).probabilities[0] == pytest.approx(0.8, abs=0.06)

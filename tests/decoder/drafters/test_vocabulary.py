@@ -10,38 +10,23 @@ import torch
 from costmodel.errors import InputError
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.vocabulary import FILE, DraftHead
-from tests.decoder.draft_models import VOCAB, dflash_folder, draft_target
+from tests.decoder.draft_models import VOCAB, dflash_folder, draft_target, rounds
 from tests.decoder.models import request
 
 KEPT = np.arange(1, VOCAB, 3)
 
 
-def lattice_of(target, drafter, whole=False):
-    prompt = np.arange(3, 15)
-    target.reserve(64)
-    target.capture(drafter.feature_layers)
-    target.prefill(torch.from_numpy(prompt[:-1]))
-    session = drafter.start(prompt[:-1], target.features())
-    wanted = request(depth=4, width=5)
-    if whole:
-        wanted = replace(wanted, whole=True)
-    return session.draft(prompt, wanted)
-
-
-def both(tmp_path):
-    target = draft_target()
-    folder, _, _ = dflash_folder(tmp_path)
-    whole = DFlashDrafter(target, folder)
-    (folder / FILE).write_text(json.dumps(KEPT.tolist()))
-    return target, whole, DFlashDrafter(target, folder)
-
-
+@torch.inference_mode()
 def test_its_candidates_are_the_whole_heads_best_among_them(tmp_path):
-    target, whole, cut = both(tmp_path)
-    everything = lattice_of(target, whole, whole=True).whole.double()
-    among = everything[:, KEPT]
-    expected = among / among.sum(-1, keepdim=True)
-    found = lattice_of(target, cut, whole=True)
+    target, (folder, *_) = draft_target(), dflash_folder(tmp_path)
+    drafters = [DFlashDrafter(target, folder)]
+    (folder / FILE).write_text(json.dumps(KEPT.tolist()))
+    drafters.append(DFlashDrafter(target, folder))
+    walks = [list(rounds(target, drafter, [5, 6, 7], [2]))[-1] for drafter in drafters]
+    wanted = replace(request(depth=4, width=5), whole=True)
+    whole, found = (session.draft(context, wanted) for session, context in walks)
+    everything = whole.whole.double()
+    expected = everything[:, KEPT] / everything[:, KEPT].sum(-1, keepdim=True)
     for row in range(4):
         best = expected[row].argsort(descending=True)[:5].numpy()
         assert found.tokens[row].tolist() == KEPT[best].tolist()
