@@ -1,5 +1,6 @@
 """The DSpark drafter against its equations, in every published form of its checkpoints."""
 
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,7 @@ from decoder.drafters.base import DraftRequest
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.dspark import drafter as dspark
 from decoder.drafters.factory import load_drafter
-from decoder.tree.draft_tree import Lattice, best_first, chain
+from decoder.tree.draft_tree import Lattice, as_tree, best_first, chain
 from decoder.tree.growth import TopPaths
 from tests.decoder.draft_models import (
     CONDITIONAL,
@@ -126,116 +127,64 @@ class Equations:
         return {int(self.ids[place]): one for place, one in zip(places, q, strict=True)}
 
 
-def check(drafted, equations, bonus, temperature):
-    """Every pair, or every node of a tree, from the equations."""
-    if equations.kind == "rnn":
-        paths = [[bonus]]
-        for token, parent, given in zip(
-            drafted.tokens, drafted.parents, drafted.probabilities, strict=True
-        ):
-            path = paths[parent]
-            assert given == pytest.approx(
-                equations.children(path, dspark.GROWN, temperature)[int(token)], abs=1e-5
-            )
-            paths.append([*path, int(token)])
-        assert len(paths) == 1 + 5 * min(dspark.GROWN, len(equations.ids))
-        return
-    count = min(dspark.PAIRED, len(equations.ids))
-    assert drafted.tokens.shape == (5, count)
-    for row in range(5):
-        for rank, before in enumerate(drafted.tokens[row - 1].tolist() if row else [bonus]):
-            # The path's earlier tokens do not matter here.
-            expected = equations.children([0] * row + [before], count, temperature)
-            given = drafted.edges[row - 1, rank] if row else drafted.first
-            np.testing.assert_allclose(
-                given, [expected[t] for t in drafted.tokens[row].tolist()], atol=1e-5
-            )
-
-
+GATED, RNN = {"markov_head_type": "gated"}, {"markov_head_type": "rnn"}
 CASES = {
-    **{spell.__name__: (spell, {}, VOCAB) for spell in (deepspec, specforge, modelopt)},
-    "speculators": (speculators, {}, VOCAB),
-    "gated": (deepspec, {"markov_head_type": "gated"}, VOCAB),
-    "gated-modelopt": (modelopt, {"markov_head_type": "gated"}, VOCAB),
-    "rnn": (specforge, {"markov_head_type": "rnn"}, VOCAB),
-    "reduced": (speculators, {}, 23),
-    "reduced-rnn": (speculators, {"markov_head_type": "rnn"}, 40),
-    "embedding": (deepspec, {"target_layer_ids": [-1, 2, 4]}, VOCAB),
-    "in-place": (speculators, {"shift_label": False}, VOCAB),
+    **{spell.__name__: {"spell": spell} for spell in (deepspec, specforge, modelopt, speculators)},
+    "gated": GATED,
+    "gated-modelopt": GATED | {"spell": modelopt},
+    "rnn": RNN | {"spell": specforge},
+    "reduced": {"spell": speculators, "drafted": 23},
+    "reduced-rnn": RNN | {"spell": speculators, "drafted": 40},
+    "embedding": {"target_layer_ids": [-1, 2, 4]},
+    "in-place": {"spell": speculators, "shift_label": False, "block": 6},
+    "frozen": {"own": {"embed_tokens": 1.0, "lm_head": 1.0}},
+    "thawed-embedding": {"own": {"embed_tokens": 1.5, "lm_head": 1.0}},
+    "thawed-head": {"own": {"embed_tokens": 1.0, "lm_head": 1.5}},
 }
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_pairs_and_levels_are_those_of_the_equations(tmp_path, case, temperature):
-    spell, inner, drafted = CASES[case]
-    target = draft_target()
-    ids, block = torch.arange(VOCAB), 6 if case == "in-place" else 5
-    folder, config, tensors = dspark_folder(
-        tmp_path / "draft", spell, drafted, block=block, **inner
-    )
-    if drafted != VOCAB:
-        ids = mapping({"vocab_size": VOCAB, "draft_vocab_size": drafted})["d2t"]
-        ids = ids + torch.arange(drafted)
+def test_candidates_and_draws_are_those_of_the_equations(tmp_path, case, temperature):
+    """Pairs and levels, the chain, and q over the whole vocabulary behind drawn nodes."""
+    changed, target, ids = dict(CASES[case]), draft_target(), torch.arange(VOCAB)
+    own = changed.pop("own", {})
+    embedding = target.model.get_input_embeddings().weight * own.get("embed_tokens", 1.0)
+    head = target.head_weight() * own.get("lm_head", 1.0)
+    tables = {"embed_tokens.weight": embedding.clone(), "lm_head.weight": head.clone()}
+    folder, config, tensors = dspark_folder(tmp_path, more=tables if own else {}, **changed)
+    if "drafted" in changed:
+        sizes = {"vocab_size": VOCAB, "draft_vocab_size": changed["drafted"]}
+        ids = mapping(sizes)["d2t"] + ids[: changed["drafted"]]
     drafter = load_drafter(str(folder), target)
     assert (drafter.name, drafter.max_depth, drafter.draws) == ("dspark", 5, "levels")
-    for session, context in rounds(target, drafter, PROMPT, [3, 0]):
-        head = target.head_weight()[ids]
-        equations = Equations(config, tensors, target, context, head, ids)
-        drafts = session.draft(context, request(temperature))
-        check(drafts, equations, int(context[-1]), temperature)
-        path = [int(context[-1])]
-        count = dspark.GROWN if equations.kind == "rnn" else dspark.PAIRED
-        for token in chain(drafts, 5).tokens.tolist():
-            q = equations.children(path, count, temperature)
-            assert q[token] == max(q.values())
-            path.append(token)
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("case", ["deepspec", "gated", "rnn", "reduced"])
-def test_drawn_trees_have_the_q_of_their_paths(tmp_path, case):
-    spell, inner, drafted = CASES[case]
-    target, ids = draft_target(), torch.arange(VOCAB)
-    folder, config, tensors = dspark_folder(tmp_path / "draft", spell, drafted, **inner)
-    if drafted != VOCAB:
-        ids = mapping({"vocab_size": VOCAB, "draft_vocab_size": drafted})["d2t"] + ids[:drafted]
+    assert (drafter.model.own_embedding is None) == (own.get("embed_tokens", 1.0) == 1.0)
+    assert (drafter.model.own_head is None) == (own.get("lm_head", 1.0) == 1.0)
+    seen = SimpleNamespace(model=target.model, embed=lambda tokens: embedding[tokens])
+    count = dspark.GROWN if changed.get("markov_head_type") == "rnn" else dspark.PAIRED
     shape = best_first(Lattice(np.ones((4, 3), np.int64), np.full((4, 3), 0.5)), 20)
-    for session, context in rounds(target, load_drafter(str(folder), target), PROMPT, [2]):
-        head = target.head_weight()[ids]
-        equations = Equations(config, tensors, target, context, head, ids)
-        tree = session.draw(context, shape, 0.8, torch.Generator().manual_seed(3))
-        assert tree.nodes == 20
-        for row, path in enumerate([[], *paths_of(tree)]):
-            if tree.sources[row] >= 0:
-                path = [int(context[-1]), *path]
-                logits = equations.base[len(path) - 1] + equations.added(path)
-                q = tree.q[tree.sources[row]]
-                torch.testing.assert_close(q[ids], (logits / 0.8).softmax(-1), atol=1e-5, rtol=0)
-                assert q.sum() == pytest.approx(1.0, abs=1e-4)
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("thawed", [(), ("embed_tokens",), ("lm_head",)])
-def test_its_own_tables_count_where_they_are_not_the_targets(tmp_path, thawed):
-    target = draft_target()
-    tables = {
-        "embed_tokens": target.model.get_input_embeddings().weight.clone(),
-        "lm_head": target.head_weight().clone(),
-    }
-    for name in thawed:
-        tables[name] = tables[name] * 1.5
-    more = {f"{name}.weight": table for name, table in tables.items()}
-    folder, config, tensors = dspark_folder(tmp_path / "draft", more=more)
-    drafter = load_drafter(str(folder), target)
-    assert (drafter.model.own_embedding is not None) == ("embed_tokens" in thawed)
-    assert (drafter.model.own_head is not None) == ("lm_head" in thawed)
-    seen = SimpleNamespace(model=target.model, embed=lambda ids: tables["embed_tokens"][ids])
-    for session, context in rounds(target, drafter, PROMPT, [2]):
-        ids = torch.arange(VOCAB)
-        equations = Equations(config, tensors, seen, context, tables["lm_head"], ids)
-        check(session.draft(context, request()), equations, int(context[-1]), 1.0)
+    for session, context in rounds(target, drafter, PROMPT, [3, 0]):
+        equations = Equations(config, tensors, seen, context, head[ids], ids)
+        drafts = session.draft(context, request(temperature))
+        q = cache(lambda path: equations.children(path, count, temperature))  # noqa: B023
+        tree, paths = as_tree(drafts, 400), [(int(context[-1]),)]
+        for token, parent, given in zip(
+            tree.tokens.tolist(), tree.parents, tree.probabilities, strict=True
+        ):
+            assert given == pytest.approx(q(paths[parent])[token], abs=1e-5)
+            paths.append((*paths[parent], token))
+        path = paths[0]
+        for token in chain(drafts, 5).tokens.tolist():
+            assert q(path)[token] == max(q(path).values())
+            path = (*path, token)
+        drawn = session.draw(context, shape, temperature, torch.Generator().manual_seed(3))
+        for row, below in enumerate([[], *paths_of(drawn)]):
+            if drawn.sources[row] >= 0:
+                logits = equations.base[len(below)] + equations.added([*paths[0], *below])
+                expected = torch.zeros(VOCAB).index_copy(0, ids, (logits / temperature).softmax(-1))
+                given = drawn.q[drawn.sources[row]]
+                torch.testing.assert_close(given, expected, atol=1e-5, rtol=0)
 
 
 @torch.inference_mode()

@@ -33,22 +33,6 @@ def all_path_scores(marginals):
     return np.sort(np.array(scores))[::-1]
 
 
-def best_by_enumeration(marginals, nodes):
-    """The largest sum over prefix-closed trees of `nodes` nodes, trying every one."""
-    paths = [
-        path
-        for depth in range(1, len(marginals) + 1)
-        for path in itertools.product(*(range(len(row)) for row in marginals[:depth]))
-    ]
-    score = {p: float(np.prod([marginals[d][k] for d, k in enumerate(p)])) for p in paths}
-    best = -1.0
-    for chosen in itertools.combinations(paths, nodes):
-        kept = set(chosen)
-        if all(len(p) == 1 or p[:-1] in kept for p in chosen):
-            best = max(best, sum(score[p] for p in chosen))
-    return best
-
-
 def assert_is_tree(tree: DraftTree):
     paths = set()
     row_path = {0: ()}
@@ -81,24 +65,6 @@ def test_best_first_takes_the_largest_path_scores(marginals, nodes):
     assert tree.nodes == len(expected)
     np.testing.assert_allclose(tree.scores, expected, rtol=1e-12)
     assert_is_tree(tree)
-
-
-@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5])
-def test_best_first_is_optimal_among_all_prefix_closed_trees(nodes):
-    marginals = [[0.5, 0.3], [0.6, 0.4], [0.9, 0.05]]
-    tree = best_first(lattice(marginals), nodes)
-    assert tree.expected_committed - 1.0 == pytest.approx(best_by_enumeration(marginals, nodes))
-
-
-@given(descending_rows)
-@settings(max_examples=50, deadline=None)
-def test_trees_are_nested(marginals):
-    large = best_first(lattice(marginals), 40)
-    for nodes in range(1, large.nodes):
-        small = best_first(lattice(marginals), nodes)
-        cut = large.first(nodes)
-        np.testing.assert_array_equal(small.tokens, cut.tokens)
-        np.testing.assert_array_equal(small.parents, cut.parents)
 
 
 def test_reference_trees(shared_dir):

@@ -75,8 +75,8 @@ def test_equal_rows_give_the_lattices_tree(width):
     shares = -np.sort(-rng.dirichlet(np.ones(width), size=6), axis=1)
     tokens = rng.integers(0, 99, (6, width))
     pairs = PairLattice(tokens, shares[0], np.repeat(shares[1:, None], width, axis=1))
-    for factors in (None, np.array([0.9, 1.3, 0.7])):
-        expected, tree = (best_first(c, 200, factors) for c in (Lattice(tokens, shares), pairs))
+    for nodes, factors in ((7, None), (200, None), (200, np.array([0.9, 1.3, 0.7]))):
+        expected, tree = (best_first(c, nodes, factors) for c in (Lattice(tokens, shares), pairs))
         for field in ("tokens", "parents", "depths", "scores"):
             np.testing.assert_array_equal(getattr(tree, field), getattr(expected, field))
 
