@@ -17,7 +17,7 @@ calibrations/engines.yaml holds them.
 
 `layer` covers gaps between kernels; it is negative for an engine that fuses operators whose times
 the profile adds up. `prompt layer` covers steps with a prompt, which run outside of a captured
-graph. `logits`: how often sampling reads the logits of all rows, which vLLM 0.11 sorts for top-p.
+graph. `logits`: how often sampling reads the logits of all sequences, which engines sort for top-p.
 `plan`: on B200 vLLM attends with FlashInfer, whose plan of every step the host makes.
 """
 
@@ -41,8 +41,8 @@ Array = NDArray[np.float64]
 # Share of the other requests' prompts that come after a request's own, while all are in step.
 IN_STEP_SHARE = 0.5
 FACTORS = ("products", "attention", "all_reduce", "prompts")
-OVERHEADS = ("layer_s", "prompt_layer_s", "step_s", "sequence_s", "device_s")
-SERVED = ("logits", "plan_s")
+OVERHEADS = ("layer_s", "prompt_layer_s", "step_s", "sequence_s", "device_s", "logits")
+SERVED = ("plan_s",)
 COEFFICIENTS = (*FACTORS, *OVERHEADS, *SERVED)
 # Sequences at once from which the host's plans of attention take no longer.
 PLANNED_SEQUENCES = 40
@@ -152,7 +152,7 @@ def cycle_work(
         running=running,
         waiting=0.0,
         host_s=cycle.host_s,
-        logits_s=forward.logits_s(rows),
+        logits_s=forward.logits_s(running),
         planned=planned_share(forward, running),
     )
 
@@ -269,15 +269,14 @@ def seconds_per_token(work: Mapping[str, Array], coefficients: Array, overlaps: 
 
 def engine_overheads(engine: str, version: str = "") -> Overheads:
     """Shipped overheads of an engine and version; the shared ones for an engine without its own."""
-    shipped = _shipped_overheads()
-    own = shipped.get(engine, shipped[SHARED])
-    return shipped.get(f"{engine}@{planned_version(engine, version)}", own)
+    table = _shipped_overheads()
+    own = table.get(engine, table[SHARED])
+    return Overheads(**own | table.get(f"{engine}@{planned_version(engine, version)}", {}))
 
 
 @cache
-def _shipped_overheads() -> dict[str, Overheads]:
+def _shipped_overheads() -> dict[str, dict[str, float]]:
     table = read_yaml(shipped_directory() / "engines.yaml")
     return {
-        engine: Overheads(**{name: float(value) for name, value in row.items()})
-        for engine, row in table.items()
+        engine: {name: float(value) for name, value in row.items()} for engine, row in table.items()
     }

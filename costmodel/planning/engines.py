@@ -169,7 +169,7 @@ RULES = {
 
 # Versions from which an engine is planned in another way, and whether it then overlaps host work.
 # The first is that of the servers that its overheads were fitted to, and of a name without one.
-VERSIONS: dict[str, dict[str, bool]] = {"vllm": {"0.11": False, "0.19": True, "0.32": True}}
+VERSIONS: dict[str, dict[str, bool]] = {"vllm": {"0.11": False, "0.19": True}}
 
 
 def planned_version(name: str, version: str) -> str:

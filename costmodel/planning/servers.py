@@ -49,8 +49,8 @@ _RANKS: dict[Shape, int] = {"plain": 0, "chain": 1, "tree": 2}
 _STEP_SHARE = 0.5
 # Mean power of a device over its limit: weights and caches at memory speed, and the arithmetic of
 # more sequences while the device is busy; fitted, with its error, by lab/studies/served_rows.py.
-POWER_BASE, POWER_GAIN, POWER_SEQUENCES = 0.59, 0.60, 90.0
-POWER_ERROR = 0.09
+POWER_BASE, POWER_GAIN, POWER_SEQUENCES = 0.59, 0.55, 76.0
+POWER_ERROR = 0.1
 _TOKENS = 1e6
 
 

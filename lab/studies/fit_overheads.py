@@ -44,6 +44,7 @@ Array = NDArray[np.float64]
 # Seconds of one unit of each fitted overhead: about its expected size.
 _UNIT_S = {
     "layer_s": 1e-5, "prompt_layer_s": 1e-4, "step_s": 1e-3, "sequence_s": 1e-5, "device_s": 1e-3,
+    "logits": 100.0,
 }  # fmt: skip
 # Weights of the priors, in log errors a unit for 500 rows: factors are near 1, overheads are hardly
 # known, and engines differ from one another by about a third of a unit.

@@ -177,7 +177,7 @@ def exact_steps(server: Server, points: Sequence[OperatingPoint]) -> StepTime:
             devices=forward.tensor_parallel,
             running=float(batch),
             waiting=0.0,
-            logits_s=forward.logits_s(max(batch * (point.nodes + 1), 1)),
+            logits_s=forward.logits_s(max(batch, 1)),
             planned=planned_share(forward, batch),
             host_s=batch * (server.tree_s(point.shape, point.nodes) + drafter.host_s)
             if drafter
