@@ -232,13 +232,6 @@ def cycle_parts(overheads: Overheads, work: TokenWork, cycle: Cycle, cycle_s: fl
     return CycleParts(**device, acceptance_s=share * cycle.tree_host_s)
 
 
-def busy_share(overheads: Overheads, work: TokenWork, cycle_s: float) -> float:
-    """Share of a cycle in which the device works; the rest it waits for the host."""
-    no_host = dataclasses.replace(overheads, step_s=0.0, sequence_s=0.0, device_s=0.0, plan_s=0.0)
-    device_s = no_host.time_per_token_s(dataclasses.replace(work, host_s=0.0), overlaps_host=False)
-    return min(device_s / cycle_s, 1.0)
-
-
 def work_columns(work: Sequence[TokenWork]) -> dict[str, Array]:
     """The fields of TokenWork as arrays [rows]."""
     fields = [field.name for field in dataclasses.fields(TokenWork)]

@@ -25,8 +25,12 @@ _VISIBLE = 0.98
 UNKNOWN_ERROR = 0.1
 # Shortest prompt that the squared term of attention is fitted to.
 _LONG_PROMPT = 1024
-# Bytes of one logit when it is sampled from.
-_LOGIT_BYTES = 4
+# Bytes of one logit when it is sampled from. The generation settings of gpt-oss (the models with
+# sinks) name no top-p, so that nothing is sorted: 0.6 of the time (lab/studies/served_rows.py).
+_LOGIT_BYTES, _UNSORTED_SHARE = 4, 0.6
+# Power of a device over its limit at the peak rate, its exponent, and the mean error of estimates,
+# fitted to half of the models of published servers (lab/studies/served_rows.py).
+POWER_SHARE, POWER_EXPONENT, POWER_ERROR = 1.076, 0.118, 0.12
 # Chips on which vLLM attends with FlashInfer, whose plan of each step the host makes.
 _HOST_PLANNED_CHIPS = ("GB100", "GB110")
 # Query rows of one head that one processor attends with at a time (FlashAttention's tiles).
@@ -139,7 +143,21 @@ class TargetForward:
         """Seconds to read the logits of so many rows once; 0 on a device that is not known."""
         if self._device is None:
             return 0.0
-        return _LOGIT_BYTES * self.architecture.vocab * rows / self._device.peak_bytes_per_s
+        share = _UNSORTED_SHARE if self.architecture.sinks else 1.0
+        read_bytes = share * _LOGIT_BYTES * self.architecture.vocab * rows
+        return read_bytes / self._device.peak_bytes_per_s
+
+    def power_share(self, rows_per_s: float) -> float:
+        """Mean power over its limit of each device that computes so many rows a second.
+
+        Power grows with a small power of the share of the peak rate that the products take; 1 on
+        a device that is not known.
+        """
+        if self._device is None:
+            return 1.0
+        flops_per_s = 2 * self.architecture.active_parameters * rows_per_s / self.tensor_parallel
+        share = flops_per_s / self._device.peak_flops_per_s
+        return min(POWER_SHARE * share**POWER_EXPONENT, 1.0)
 
     def decode(self, batch: float, context: float, rows: int = 1) -> ForwardSeconds:
         """Seconds of `rows` rows for each of `batch` sequences with `context` cached tokens.

@@ -14,7 +14,6 @@ from costmodel.planning.batching import (
     CycleParts,
     Overheads,
     TokenWork,
-    busy_share,
     chunks_of,
     cycle_parts,
     cycle_work,
@@ -26,7 +25,7 @@ from costmodel.planning.engines import (
     sequence_bytes,
     weight_bytes,
 )
-from costmodel.planning.forwards import TargetForward
+from costmodel.planning.forwards import POWER_ERROR, TargetForward
 from costmodel.planning.request import Goals, PlanRequest, ServingPolicy
 from costmodel.planning.traffic import Traffic
 
@@ -47,10 +46,6 @@ _WORTH_GROWING = 0.02
 _RANKS: dict[Shape, int] = {"plain": 0, "chain": 1, "tree": 2}
 # Largest share of a step's rows that verifications may take.
 _STEP_SHARE = 0.5
-# Mean power of a device over its limit: weights and caches at memory speed, and the arithmetic of
-# more sequences while the device is busy; fitted, with its error, by lab/studies/served_rows.py.
-POWER_BASE, POWER_GAIN, POWER_SEQUENCES = 0.59, 0.55, 76.0
-POWER_ERROR = 0.1
 _TOKENS = 1e6
 
 
@@ -249,6 +244,9 @@ class Server:
         cycle_s = tpot_s * cycle.committed
         half_s = cycle_s / 2 if running > 1 else 0.0
         work = cycle_work(self.forward, self.rules, traffic, running, cycle)
+        rows = cycle.drafted_share * cycle.nodes + 1
+        rows += cycle.committed * traffic.prompt_tokens / traffic.output_tokens
+        rows_per_s = running * rows / cycle_s
         return OperatingPoint(
             running=running,
             shape=shape if cycle.nodes else "plain",
@@ -259,7 +257,7 @@ class Server:
             prefill_s=prefill_s,
             ttft_s=prefill_s + wait_s + half_s,
             requests_per_s=requests_per_s,
-            power_share=power_share(running, busy_share(self.overheads, work, cycle_s)),
+            power_share=self.forward.power_share(rows_per_s),
             parts=cycle_parts(self.overheads, work, cycle, cycle_s),
         )
 
@@ -275,12 +273,6 @@ class Server:
             )
         chunk = dataclasses.replace(work, prompts_s=prompt.total / chunks, prompt_steps=1.0)
         return chunks * self._seconds(chunk)
-
-
-def power_share(running: float, busy: float) -> float:
-    """Mean power over its limit of a device that serves `running` requests, `busy` so much."""
-    arithmetic = busy * running / (running + POWER_SEQUENCES)
-    return min(POWER_BASE + POWER_GAIN * arithmetic, 1.0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -36,14 +36,14 @@ from costmodel.planning.batching import (
     COEFFICIENTS,
     Cycle,
     TokenWork,
-    busy_share,
     cycle_work,
     seconds_per_token,
     work_columns,
 )
+from costmodel.planning.forwards import POWER_ERROR, POWER_EXPONENT, POWER_SHARE
 from costmodel.planning.request import PlanRequest, Precision
 from costmodel.planning.search import make_server
-from costmodel.planning.servers import POWER_ERROR, Server, power_share
+from costmodel.planning.servers import Server
 from costmodel.planning.simulation.percentiles import replay
 from costmodel.planning.sources import forward_for
 from costmodel.planning.traffic import Trace, Traffic
@@ -72,6 +72,7 @@ class ServedRow:
     gpu: str
     devices: int
     task: str
+    output_tokens: float
     running: float
     tpot_s: float
     watts: float
@@ -94,6 +95,7 @@ def _row(line: dict[str, str]) -> ServedRow:
         gpu=line["gpu_model"],
         devices=devices,
         task=line["task"],
+        output_tokens=float(line["avg_output_len"]),
         running=running,
         tpot_s=running / float(line["output_throughput_tokens_per_sec"]),
         watts=float(line["avg_power_watts"]),
@@ -163,26 +165,21 @@ def fit_host(rows: Sequence[ServedRow]) -> dict[str, float]:
     return named(least_squares(residuals, np.ones(len(FITTED)), bounds=(0, np.inf)).x)
 
 
-def busy(rows: Sequence[ServedRow], seconds: Array) -> Array:
-    """Planned share of time in which the device of each row works."""
-    return np.array([
-        busy_share(row.server.overheads, row.work, float(s))
-        for row, s in zip(rows, seconds, strict=True)
-        if row.server is not None and row.work is not None
-    ])  # fmt: skip
+def fit_power(rows: Sequence[ServedRow]) -> dict[str, float]:
+    """A line through the logarithms of power over its limit and of the peak rate's share."""
+    planned = np.array([planned_w(row, s) for row, s in zip(rows, planned_s(rows), strict=True)])
+    limits_w = np.array([row.devices * _limit_w(row) for row in rows])
+    rate_log = np.log(planned / limits_w / POWER_SHARE) / POWER_EXPONENT
+    measured_log = np.log(np.array([row.watts for row in rows]) / limits_w)
+    slope, start = np.polyfit(rate_log, measured_log, 1)
+    return {"share": math.exp(start), "exponent": float(slope)}
 
 
-def fit_power(rows: Sequence[ServedRow]) -> list[float]:
-    """Base, gain and sequences of `power_share`."""
-    running, share = np.array([row.running for row in rows]), busy(rows, planned_s(rows))
-    measured = np.array([row.watts / (row.devices * _limit_w(row)) for row in rows])
-
-    def residuals(x: Array) -> Array:
-        planned = np.minimum(x[0] + x[1] * share * running / (running + 100 * x[2]), 1.0)
-        return np.asarray(np.log(planned / measured))
-
-    base, gain, sequences = least_squares(residuals, [0.5, 0.5, 1.0], bounds=(0, 3)).x.tolist()
-    return [base, gain, 100 * sequences]
+def planned_w(row: ServedRow, seconds: float) -> float:
+    """Planned watts of all GPUs of a row."""
+    assert row.server is not None
+    rows_per_s = row.running * (1 + PROMPT_TOKENS[row.task] / row.output_tokens) / seconds
+    return row.devices * _limit_w(row) * row.server.forward.power_share(rows_per_s)
 
 
 def _limit_w(row: ServedRow) -> float:
@@ -195,12 +192,11 @@ def score(rows: Sequence[ServedRow]) -> dict[str, Any]:
     if not rows:
         return {"rows": 0}
     seconds = planned_s(rows)
-    shares = [power_share(row.running, b) for row, b in zip(rows, busy(rows, seconds), strict=True)]
-    limits_w = np.array([row.devices * _limit_w(row) for row in rows])
-    joules = limits_w * shares * seconds / np.array([row.running for row in rows])
+    watts = np.array([planned_w(row, s) for row, s in zip(rows, seconds, strict=True)])
+    joules = watts * seconds / np.array([row.running for row in rows])
     log_s = np.log([row.tpot_s for row in rows]) - np.log(seconds)
     log_j = np.log([row.joules for row in rows]) - np.log(joules)
-    log_w = np.log([row.watts for row in rows]) - np.log(limits_w * shares)
+    log_w = np.log([row.watts for row in rows]) - np.log(watts)
     bars = [_errors(row) for row in rows]
     low, high = (INTERVAL * np.array(side) for side in zip(*bars, strict=True))
     result = {"rows": len(rows)}

@@ -57,6 +57,9 @@ class LineSteps:
     def logits_s(self, rows: float) -> float:
         return self.logit_s * rows
 
+    def power_share(self, rows_per_s: float) -> float:
+        return 0.5
+
 
 @pytest.fixture
 def line_steps() -> type[LineSteps]:
