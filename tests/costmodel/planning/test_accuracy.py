@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from costmodel.io import read_yaml, shipped_directory
 from costmodel.planning.batching import Overheads, TokenWork, engine_overheads
+from costmodel.planning.engines import engine_rules
 from lab.studies import capacity_accuracy as bench
 from lab.studies.fit_overheads import MeasuredServer, fit_overheads
 
@@ -97,11 +98,17 @@ def test_kernels_alone_are_their_sum():
 
 
 def test_the_formula_by_hand():
-    """Device 7.5 + 32 x (0.02 + 0.1 x 0.1) = 8.46 ms; host 1 + 64 x 0.05 + 2 x 0.4 = 5 ms."""
+    """Device 7.5 + 32 x (0.02 + 0.1 x 0.1) = 8.46 ms; host 1 + 64 x 0.05 + 2 x 0.4 = 5 ms.
+
+    With 100 reads of 10 us and half of a plan of 4 ms: 3 ms more.
+    """
     overheads = Overheads(
-        layer_s=20e-6, prompt_layer_s=100e-6, step_s=1e-3, sequence_s=50e-6, device_s=0.4e-3
-    )
+        layer_s=20e-6, prompt_layer_s=100e-6, step_s=1e-3, sequence_s=50e-6, device_s=0.4e-3,
+        logits=100.0, plan_s=4e-3,
+    )  # fmt: skip
     assert overheads.time_per_token_s(work(), overlaps_host=False) == pytest.approx(13.46e-3)
+    served = work(logits_s=10e-6, planned=0.5)
+    assert overheads.time_per_token_s(served, overlaps_host=False) == pytest.approx(16.46e-3)
     overlapped = overheads.time_per_token_s(work(), overlaps_host=True)
     assert overlapped == pytest.approx(np.sqrt(8.46**2 + 5.0**2) * 1e-3)
 
@@ -148,9 +155,30 @@ def test_a_known_truth_is_found_despite_outliers():
 
 def test_shipped_overheads_are_those_of_the_stored_result():
     stored = json.loads(RESULT.read_text(encoding="utf-8"))["overheads"]
+    shipped = read_yaml(shipped_directory() / "engines.yaml")
     for engine, fields in stored.items():
-        shipped = dataclasses.asdict(engine_overheads(engine))
-        assert {name: shipped[name] for name in fields} == pytest.approx(fields, rel=1e-3), engine
+        assert shipped[engine] == pytest.approx(fields, rel=1e-3), engine
+    assert engine_overheads("trtllm") == Overheads(**shipped["trtllm"])
+    versions = {"": "0.11", "0.11.2": "0.11", "0.9": "0.11", "0.19.0": "0.19", "0.32": "0.19"}
+    for version, planned in versions.items():
+        own = Overheads(**shipped["vllm"] | shipped[f"vllm@{planned}"])
+        assert engine_overheads("vllm", version) == own
+        assert engine_rules("vllm", version).overlaps_host == (planned == "0.19")
+
+
+def test_served_rows_hold_what_the_plans_state():
+    """Half of the models is fitted to; the held-out half and B200's calm rows are in bounds."""
+    stored = json.loads((RESULT.parent / "served_rows.json").read_text(encoding="utf-8"))
+    assert stored["planned"] >= 0.8 * stored["rows"]
+    for name, mean, bias in (("H100 planned", 0.07, 0.03), ("B200 calm", 0.10, 0.04)):
+        assert stored[name]["tpot"]["mean"] < mean
+        assert stored[name]["test"]["tpot"]["mean"] < mean
+        assert abs(stored[name]["tpot"]["bias"]) < bias
+    inside = [stored[f"{gpu} planned"]["tpot"]["inside"] for gpu in ("H100", "B200")]
+    rows = [stored[f"{gpu} planned"]["rows"] for gpu in ("H100", "B200")]
+    assert 0.75 <= np.average(inside, weights=rows) <= 0.90
+    for error in stored["live"].values():
+        assert max(map(abs, (error["ttft"], error["makespan"]))) < 0.1
 
 
 def test_an_unknown_engine_gets_the_shared_ones():
