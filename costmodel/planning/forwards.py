@@ -157,7 +157,7 @@ class TargetForward:
             return 1.0
         flops_per_s = 2 * self.architecture.active_parameters * rows_per_s / self.tensor_parallel
         share = flops_per_s / self._device.peak_flops_per_s
-        return min(POWER_SHARE * share**POWER_EXPONENT, 1.0)
+        return float(min(POWER_SHARE * share**POWER_EXPONENT, 1.0))
 
     def decode(self, batch: float, context: float, rows: int = 1) -> ForwardSeconds:
         """Seconds of `rows` rows for each of `batch` sequences with `context` cached tokens.
