@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from costmodel.errors import InputError
 from decoder.model.attention import attention_of
 from decoder.model.kv_cache import LayerStore
-from decoder.model.latents import follow_latents, has_indexer, keeps_latents
+from decoder.model.latents import has_indexer, keeps_latents
 from decoder.model.masks import MaskFunction
 from decoder.model.mixers import StateNotes
 from decoder.model.states import StateShape
@@ -270,7 +270,6 @@ def _noted(model: Any, *, marked: bool = False, count: int = ROWS) -> _Notes:
     """What a forward of a few rows does."""
     global _notes
     rows = torch.arange(count, device=device_of(model))[None]
-    follow_latents(model)
     with _one_at_a_time, attention_of(model, TRACE_NAME):
         _notes = notes = _Notes(marked=marked)
         more: dict[str, Any] = {}

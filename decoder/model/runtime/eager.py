@@ -21,7 +21,7 @@ from decoder.model.attention import (
     plan_segment,
 )
 from decoder.model.kv_cache import KVCache
-from decoder.model.latents import LatentPlan
+from decoder.model.latents import LatentPlan, follow_latents
 from decoder.model.masks import MaskFunction, mask_segment
 from decoder.model.mixers import follow_states, row_states
 from decoder.model.rope import rope_by_length
@@ -99,6 +99,7 @@ class ModelStep:
         self.head = model.get_output_embeddings()
         self._base, self._text = base_of(model), text_of(model)
         follow_states(model)
+        follow_latents(model)
         if owned:
             model.config._attn_implementation = ATTENTION_NAME
 

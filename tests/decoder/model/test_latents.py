@@ -87,3 +87,14 @@ def test_an_indexers_choice_is_tried(fault, afresh, monkeypatch):
     monkeypatch.setattr(latents, "_chosen_mask", wrong)
     with pytest.raises(InputError, match="logits of a tree differ"):
         make_target(borrow_model(random_latent_model(*KINDS[3][:1], **KINDS[3][1])), owned=False)
+
+
+def test_a_model_that_an_earlier_process_tried(monkeypatch):
+    model = random_latent_model("deepseek_v3", kv_lora_rank=12)
+    make_target(borrow_model(model), owned=False)
+    attention = type(model.model.layers[0].self_attn)
+    monkeypatch.setattr(attention, "expand_kv", attention.expand_kv.follows)
+    target = make_target(borrow_model(model), owned=False)
+    target.reserve(8)
+    logits = target.prefill(torch.tensor([3, 1, 4]))
+    torch.testing.assert_close(logits, plain_logits(model, [3, 1, 4])[-1], rtol=1e-4, atol=1e-5)

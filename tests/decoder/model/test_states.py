@@ -17,9 +17,9 @@ from decoder.model.making import make_target
 from decoder.model.recurrence import Ancestors, path_windows
 from decoder.model.states import StateCache
 from decoder.model.target import Step
-from decoder.tree.draft_tree import DraftTree
 from lab.studies.common import greedy
 from lab.studies.families import HidingDrafter, tiny_model
+from lab.studies.tree_rows import decoded, off, paths_of, read, tree_of
 from tests.decoder.models import target_of
 from tests.tiny_folder import isolate
 
@@ -49,59 +49,16 @@ def prefilled(model):
     return target
 
 
-def tree_of(shape, nodes, seed=0):
-    """A draft tree; each node of the chain in a comb has a sibling."""
-    random, rows = np.random.default_rng(seed), np.arange(nodes)
-    parents = {
-        "chain": rows,
-        "star": 0 * rows,
-        "comb": np.maximum(rows - rows % 2 - 1, 0),
-        "random": np.array([random.integers(0, row + 1) for row in rows], dtype=np.int64),
-    }[shape]
-    depths = np.zeros(nodes + 1, dtype=np.int64)
-    for row in rows:
-        depths[row + 1] = depths[parents[row]] + 1
-    order = np.argsort(depths[1:], kind="stable")
-    place = np.concatenate(([0], np.argsort(order) + 1))
-    tokens = random.permutation(96)[:nodes] + 1
-    return DraftTree(tokens, place[parents[order]], depths[1:][order], np.full(nodes, 0.5))
-
-
-def paths_of(tree):
-    """The rows from the root to each row."""
-    paths = [[0]]
-    for row, parent in enumerate(tree.parents, 1):
-        paths.append([*paths[parent], row])
-    return paths
-
-
-@torch.inference_mode()
-def read(model, cache, ids):
-    """transformers' own logits behind tokens that are read into its cache."""
-    ids = torch.tensor([[int(token) for token in ids]])
-    places = torch.arange(ids.shape[1])[None] + cache.get_seq_length()
-    return model(ids, position_ids=places, past_key_values=cache, use_cache=True).logits[0, -1]
-
-
-def decoded(model, prompt, tokens):
-    """The logits behind tokens that transformers reads one by one after a prompt."""
-    cache = DynamicCache(config=model.config)
-    read(model, cache, prompt)
-    return [read(model, cache, [token]) for token in tokens][-1]
-
-
-def off(ours, theirs):
-    """The largest difference, in spreads of the logits."""
-    return float((ours - theirs).abs().max() / theirs.std())
+def seeded(shape, nodes, seed):
+    return tree_of(shape, nodes, np.random.default_rng(seed))
 
 
 def check_rows(target, model, text, root, tree, bound):
     """The rows of a tree against each path's decoding; `text` is what is committed."""
     [rows] = target.verify([Step(root, tree)])
-    tokens = tree.row_tokens(root)
-    for row, path in enumerate(paths_of(tree)):
-        wanted = decoded(model, text[: len(PROMPT)], [*text[len(PROMPT) :], *tokens[path]])
-        assert off(rows[row], wanted) < bound, (row, off(rows[row], wanted))
+    tokens, committed = tree.row_tokens(root), text[len(PROMPT) :]
+    wanted = decoded(model, PROMPT, [[*committed, *tokens[path]] for path in paths_of(tree)])
+    assert float(off(rows, wanted).max()) < bound
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=["float64", "float32"])
@@ -109,12 +66,12 @@ def check_rows(target, model, text, root, tree, bound):
 def test_each_row_is_the_decoding_of_its_path_before_and_after_a_commit(kind, dtype):
     model = hybrid(kind, dtype)
     target = prefilled(model)
-    tree = tree_of("random", 9, seed=1)
+    tree = seeded("random", 9, 1)
     check_rows(target, model, PROMPT, 7, tree, BOUNDS[dtype])
     path = max(paths_of(tree), key=len)
     target.commit(path)
     text = [*PROMPT, *(int(token) for token in tree.row_tokens(7)[path])]
-    check_rows(target, model, text, 11, tree_of("comb", 6, seed=2), BOUNDS[dtype])
+    check_rows(target, model, text, 11, seeded("comb", 6, 2), BOUNDS[dtype])
 
 
 @pytest.mark.parametrize("shape", ["chain", "star", "comb", "random"])
@@ -125,7 +82,7 @@ def test_trees_of_many_shapes(kind, shape):
     for nodes in (1, 2, 12):
         target.reserve(64)
         target.prefill(torch.tensor(PROMPT))
-        check_rows(target, model, PROMPT, 7, tree_of(shape, nodes, seed=nodes), 1e-5)
+        check_rows(target, model, PROMPT, 7, seeded(shape, nodes, nodes), 1e-5)
 
 
 @pytest.mark.parametrize("kind", MECHANISMS)
@@ -134,14 +91,14 @@ def test_states_do_not_drift_over_many_commits(kind, dtype):
     model = hybrid(kind, dtype)
     target = prefilled(model)
     theirs = DynamicCache(config=model.config)
-    read(model, theirs, PROMPT)
+    read(model, theirs, [PROMPT])
     for index in range(12):
-        tree = tree_of("random", 6, seed=index)
+        tree = seeded("random", 6, index)
         target.verify([Step(index + 1, tree)])
         path = max(paths_of(tree), key=len) if index % 4 else [0]
         target.commit(path)
         for token in tree.row_tokens(index + 1)[path]:
-            read(model, theirs, [token])
+            read(model, theirs, [[token]])
     ours = target.cache.states
     numbers = [number for number, (form, *_) in enumerate(ours.shapes) if form != "conv"]
     wanted = [getattr(layer, "recurrent_states", {}).get(0) for layer in theirs.layers]
@@ -157,7 +114,7 @@ def test_states_do_not_drift_over_many_commits(kind, dtype):
 @pytest.mark.parametrize("kind", MECHANISMS)
 def test_rows_in_several_forwards_are_rows_of_one(kind):
     """As a drafter grows its tree, a level a forward."""
-    target, tree = prefilled(hybrid(kind)), tree_of("random", 8, seed=4)
+    target, tree = prefilled(hybrid(kind)), seeded("random", 8, 4)
     [whole] = target.verify([Step(7, tree)])
     path = max(paths_of(tree), key=len)
     target.commit(path)
@@ -187,14 +144,14 @@ def test_a_prompt_in_pieces_and_sequences_of_a_batch(kind, monkeypatch):
     texts = [PROMPT, PROMPT[:5], PROMPT[3:]]
     target.reserve(64, 3)
     for place, text in enumerate(texts):
-        wanted = decoded(model, text[:-1], text[-1:])
+        [wanted] = decoded(model, text[:-1], [text[-1:]])
         assert off(target.prefill(torch.tensor(text), place), wanted) < 1e-5
-    trees = [tree_of("comb", 4, seed=1), tree_of("star", 3, seed=2), tree_of("chain", 0, seed=0)]
+    trees = [seeded("comb", 4, 1), seeded("star", 3, 2), seeded("chain", 0, 0)]
     steps = [Step(7 + place, tree, place) for place, tree in enumerate(trees)]
     for step, rows, text in zip(steps, target.verify(steps), texts, strict=True):
-        for row, path in enumerate(paths_of(step.tree)):
-            tokens = step.tree.row_tokens(step.root)[path]
-            assert off(rows[row], decoded(model, text, list(tokens))) < 1e-5
+        tokens = step.tree.row_tokens(step.root)
+        wanted = decoded(model, text, [tokens[path] for path in paths_of(step.tree)])
+        assert float(off(rows, wanted).max()) < 1e-5
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -248,7 +205,7 @@ def test_tables_are_made_once_a_round(monkeypatch):
     )
     target = prefilled(hybrid("qwen3_5_text"))
     made.clear(), indexed.clear()
-    target.verify([Step(7, tree_of("comb", 6))])
+    target.verify([Step(7, seeded("comb", 6, 0))])
     assert (len(made), len(indexed)) == (1, 1)
 
 
