@@ -69,7 +69,7 @@ class Correction:
     def step(self, hidden: torch.Tensor, slots: Slots) -> Step:
         """The step of `grow_levels` over slots, of hidden states [rows, hidden]."""
         plain, zero = self._model.config.plain_slots, slots.scores.new_zeros(())
-        of_hidden, outputs = self._of_hidden(hidden), self._outputs[slots.places]
+        of_hidden, outputs = self._of_hidden(hidden), self._outputs[slots.places].float()
 
         def step(
             row: int, states: torch.Tensor, tokens: torch.Tensor
@@ -80,7 +80,7 @@ class Correction:
             if row < plain:
                 return after, zero.expand(len(tokens), outputs.shape[1])
             inner = functional.silu(of_hidden[row] + of_state)
-            return after, (inner @ outputs[row].T).float()
+            return after, inner.float() @ outputs[row].T
 
         return step
 
