@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from transformers import Qwen3Config
+
 from costmodel.errors import InputError
 from decoder.drafters.blocks import DraftShape, hash_of
 from decoder.drafters.checkpoint import (
@@ -19,6 +21,8 @@ from decoder.drafters.checkpoint import (
     read_shape,
 )
 
+USUAL = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+USUAL += ("num_hidden_layers", "vocab_size", "rms_norm_eps")
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_HEAD_DIM = 128  # of transformers' Qwen3Config, which the published class reads
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -42,17 +46,19 @@ NEUTRAL: Mapping[str, Any] = {
     "mlp_bias": False,
     "partial_rotary_factor": 1.0,
     "num_loops": 1,
+    "topk_context": 0,
 }
 
 # Fields of training, of loading, and of a target's config that a drafter's was copied from.
 _HARMLESS = """
-    _name_or_path add_cross_attention architectures attention_dropout auf auto_map
-    bos_token_id chunk_size_feed_forward confidence_head_with_markov draft_arch dtype emb_dim
-    eos_token_id gru_hidden_dim id2label initializer_range is_decoder is_encoder_decoder label2id
-    lambda_base_decay_ratio lambda_base_start loss_decay_factor max_anchors max_window_layers
-    model_type num_anchors output_attentions output_hidden_states pad_token_id
-    pretraining_tp problem_type pure_draft_prefix_len return_dict speculators_config
-    speculators_version tie_word_embeddings torch_dtype transformers_version use_cache
+    _name_or_path add_cross_attention architectures attention_dropout auf auto_map bos_token_id
+    chunk_size_feed_forward confidence_detach_features confidence_head_with_markov draft_arch
+    dtype emb_dim eos_token_id gru_hidden_dim id2label indexer_head_dim indexer_heads
+    initializer_range is_decoder is_encoder_decoder label2id lambda_base_decay_ratio
+    lambda_base_start loss_decay_factor max_anchors max_window_layers model_type num_anchors
+    output_attentions output_hidden_states pad_token_id pretraining_tp problem_type
+    pure_draft_prefix_len return_dict speculators_config speculators_version tie_word_embeddings
+    topk_layers topk_local_window torch_dtype transformers_version use_cache
 """
 HARMLESS = frozenset(_HARMLESS.split())
 
@@ -202,7 +208,13 @@ def _flat(published: Mapping[str, Any], where: str) -> dict[str, Any]:
                 f"{where} has {name} = {outer[name]!r}, and {value!r} in its {INNER}",
                 hint="Keep the one that the drafter was trained with.",
             )
-    return {**layer, **outer, **inner}
+    return {**(_filled(layer) if layer else {}), **outer, **inner}
+
+
+def _filled(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """The layer's fields with those that speculators leaves out, as they are Qwen3Config's own."""
+    usual = Qwen3Config().to_dict()
+    return {name: usual[name] for name in USUAL} | dict(layer)
 
 
 def _windows(fields: Fields, layers: int) -> tuple[int | None, ...]:

@@ -2,7 +2,7 @@
 
 DeepSpec (deepseek-ai/DeepSpec, MIT) copies the target's config and adds fields at the top level;
 SpecForge and ModelOpt put them in `dflash_config`; speculators has the layers' in
-`transformer_layer_config`. DeepSpec's plain DFlash drafters have the same form, with a rank of 0.
+`transformer_layer_config`. Both also write plain DFlash drafters in their form, without a rank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ Correction = Literal["none", "vanilla", "gated", "rnn"]
 CORRECTIONS: tuple[Correction, ...] = ("vanilla", "gated", "rnn")
 PAIRED = 32  # candidates of a position, among which all pairs are scored
 GROWN, FRONTIER = 64, 12  # nodes of a level, and those of them that are expanded
-OWN_ARCHITECTURES = ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator")
+LISTED = ("dspark", "dflash")  # kinds of the speculators library
+OWN_ARCHITECTURES = ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator", "DFlashSpeculator")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class DSparkConfig(DFlashConfig):
         inner = published.get(INNER)
         named = any(name in architectures(published) for name in OWN_ARCHITECTURES)
         kind = inner.get("projector_type") if isinstance(inner, Mapping) else None
-        return named or "dspark" in (kind, published.get("speculators_model_type"))
+        return named or kind == "dspark" or published.get("speculators_model_type") in LISTED
 
     @classmethod
     def read(cls, fields: Fields) -> dict[str, Any]:

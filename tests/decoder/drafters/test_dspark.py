@@ -11,6 +11,7 @@ from costmodel.errors import InputError
 from decoder.drafters.base import DraftRequest
 from decoder.drafters.dflash.drafter import DFlashDrafter
 from decoder.drafters.dspark import drafter as dspark
+from decoder.drafters.dspark.config import DSparkConfig
 from decoder.drafters.factory import load_drafter
 from decoder.tree.draft_tree import Lattice, as_tree, best_first, chain
 from decoder.tree.growth import TopPaths
@@ -203,6 +204,19 @@ def test_of_rank_0_it_is_shifted_dflash(tmp_path):
         drafts.append(session.draft(context, request(whole=True)).whole)
         assert drafter.name == "dflash"
     torch.testing.assert_close(*drafts, atol=0, rtol=0)
+
+
+def test_speculators_leaves_out_what_is_usual():
+    """Its layer's fields are those that differ from Qwen3Config's, here of Qwen3-8B's width."""
+    layer = {"model_type": "qwen3", "num_hidden_layers": 5, "intermediate_size": 12288}
+    own = {"architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash"}
+    own |= {"aux_hidden_state_layer_ids": [2, 10], "mask_token_id": 9, "draft_vocab_size": 32000}
+    layer |= {"num_key_value_heads": 8, "rope_parameters": {"rope_theta": 1e6}}
+    config = DSparkConfig.parse(own | {"transformer_layer_config": layer, "topk_context": 0})
+    shape = config.shape
+    assert (shape.hidden, shape.heads, shape.kv_heads, shape.head_dim) == (4096, 32, 8, 128)
+    assert (config.name, config.layers, config.vocab) == ("dflash", 5, 151936)
+    assert (config.target_layer_ids, config.draft_vocab, config.first_row) == ((1, 9), 32000, 1)
 
 
 BAD = {

@@ -17,6 +17,7 @@ from decoder.engine import TreeDecoder
 from decoder.tree.draft_tree import CandidateTree, Lattice, best_first, sound
 from tests.decoder.draft_models import dflash_folder, draft_target, eagle3_folder
 from tests.decoder.models import PROMPT, as_paths, greedy, request
+from tests.decoder.tree.test_pairs import random_pairs
 
 
 def tree_of(paths):
@@ -177,10 +178,12 @@ class TestUnion:
         for first, second in ((tree_of(paths), nothing), (nothing, tree_of(paths))):
             tree = best_paths(join_drafts(first, second, 99), fresh, 99)
             assert as_paths(tree) == pytest.approx(kept)
-        alone = best_first(lattice, 20)
-        for first, second in ((nothing, lattice), (lattice, nothing)):
-            tree = best_paths(join_drafts(first, second, 20), fresh, 20)
-            drawn = best_first(tree, 20)
+        pairs = random_pairs(random, 3, 4)
+        for first, second in (
+            (nothing, lattice), (lattice, nothing), (nothing, pairs), (pairs, nothing)
+        ):  # fmt: skip
+            alone = best_first(second if first is nothing else first, 20)
+            drawn = best_first(best_paths(join_drafts(first, second, 20), fresh, 20), alone.nodes)
             np.testing.assert_array_equal(drawn.tokens, alone.tokens)
             np.testing.assert_array_equal(drawn.parents, alone.parents)
             np.testing.assert_allclose(drawn.scores, alone.scores)
