@@ -86,9 +86,8 @@ class BenchSettings:
 class ProtocolUse:
     """The table of a paper that a run fills.
 
-    row      the paper's target whose figures stand beside
-    arms     names by the paper's method; of several the fastest of each set counts
-    differs  from the paper, one sentence each
+    row   the paper's target whose figures stand beside
+    arms  names by the paper's method; of several the fastest of each set counts
     """
 
     name: Name
@@ -122,11 +121,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileInfo:
-    """The profile that the adaptive arms read.
-
-    line    one line: its path and provenance, or the probe that replaced it
-    sha256  of its content without drafter costs, which a run may add
-    """
+    """The profile that the adaptive arms read; `sha256` leaves out drafter costs."""
 
     line: str
     sha256: Name
@@ -183,11 +178,7 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedArm:
-    """An arm of an engine that ended before the run did; its texts are left out.
-
-    prompt    that it had then; None at its start
-    answered  texts until then
-    """
+    """An arm that ended at this prompt (None: at its start); its texts are left out."""
 
     name: Name
     prompt: Name | None
@@ -391,10 +382,7 @@ class Result:
         return {name: tuple(responses) for name, responses in by_arm.items()}
 
     def of(self, arm: str) -> tuple[Response, ...]:
-        """An arm's responses in order of prompt and repeat.
-
-        Raises InputError listing the arms for an unknown one.
-        """
+        """An arm's responses by prompt and repeat. Raises InputError for an unknown one."""
         if arm not in self._by_arm:
             names = ", ".join(self._by_arm)
             raise InputError(f"there is no arm '{arm}'", hint=f"There are {names}.")

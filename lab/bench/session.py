@@ -72,10 +72,7 @@ class Listeners:
 
 
 def bench(options: BenchOptions, listeners: Listeners = Listeners()) -> Result:
-    """Run the benchmark, and write the result to `options.output` if that is set.
-
-    Raises InputError, DeviceError, ProfileError or MeasurementError.
-    """
+    """Run the benchmark, and write the result to `options.output` if that is set."""
     device = select_device(options.device)
     dtype = parse_dtype(options.dtype, device)
     Sampling(temperature=options.decoder.temperature)

@@ -1,11 +1,9 @@
 """The simulated drafter: it replays known texts at ranks drawn from an acceptance process.
 
 It stands in for a trained block drafter, so that budget policies can be compared on any target and
-device. Its blocks hold the true next tokens at ranks that an `AcceptanceProcess` draws. All draws
-are hashes of (seed, prompt, position in the text): a hard token is hard for every policy and
-wherever its block starts, as for a real drafter. Positions are independent, so the stated
-probabilities hold whatever a round has revealed. Results with it are of *simulated acceptance*,
-and its name says so; it drafts in a few microseconds.
+device. All draws are hashes of (seed, prompt, position in the text): a hard token is hard for
+every policy and wherever its block starts, as for a real drafter. Positions are independent, so
+the stated probabilities hold whatever a round has revealed.
 """
 
 from __future__ import annotations

@@ -123,10 +123,7 @@ def sketch(text: str) -> Iterator[str]:
 
 
 def refuse(prompts: Iterable[tuple[str, str]]) -> None:
-    """Raise InputError for the first prompt that belongs to an evaluation set.
-
-    prompts  pairs of a label for the message and the prompt's text
-    """
+    """Raise InputError for the first of (label, prompt) that belongs to an evaluation set."""
     for where, text in prompts:
         if is_evaluation(text):
             raise InputError(

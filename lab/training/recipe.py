@@ -70,10 +70,7 @@ class Trained:
 
 
 def load_target(name: str | None) -> LoadedModel:
-    """A target with pretrained weights, downloaded if needed; None: the default of the device.
-
-    Raises InputError or DeviceError.
-    """
+    """A target with pretrained weights, downloaded if needed; None: the default of the device."""
     device = select_device(None)
     dtype, name = parse_dtype(None, device), name or default_target(device)
     return load_model(name, weights="pretrained", dtype=dtype, device=device, download=True)

@@ -51,10 +51,7 @@ class Hindsight:
 
 
 def hindsight(result: Result, drafter: str) -> Hindsight | None:
-    """The sweep of a drafter's fixed sizes; None where fewer than two were run.
-
-    Plain decoding takes part as size 0.
-    """
+    """The sweep of a drafter's fixed sizes, 0 being plain; None where fewer than two were run."""
     arms = [result.arm(PLAIN), *fixed_arms(result, drafter)]
     by_arm = {arm.name: tally_arm(result, arm.name, "decode") for arm in arms}
     rates = {

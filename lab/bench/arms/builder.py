@@ -124,10 +124,7 @@ class ArmBuilder:
         return [self._peer(arm) if arm.kind == "peer" else self._tree_arm(arm) for arm in arms]
 
     def _drafter(self, label: str | None) -> tuple[Target, Drafter]:
-        """A drafter and its target for one arm: shared weights, separate learnt state.
-
-        Where arms decode together, each has its own target and so its own cache.
-        """
+        """A drafter and its target (its cache) for one arm: shared weights, separate state."""
         if label in self._checkpoints:
             target, drafter = self._checkpoints[label]
             drafter = drafter.unlearnt() if isinstance(drafter, EnsembleDrafter) else drafter

@@ -108,10 +108,7 @@ class TreeArmDecoding:
         )
 
     def _predicted(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Predicted seconds of the forward and of the cycle, before each round.
-
-        Replays the rounds through a copy of the cost model as it was before the text, untimed.
-        """
+        """Predicted seconds of forward and cycle before each round, by replaying a copied model."""
         cost = self._cost
         verify_s: list[float] = []
         cycle_s: list[float] = []

@@ -62,10 +62,7 @@ class CheckedEngine:
 def check_engines(
     choices: Sequence[EngineChoice], target: str, *, greedy: bool, pretrained: bool, device: str
 ) -> list[CheckedEngine]:
-    """Look into each engine's environment, before a model is loaded.
-
-    Raises InputError for what an engine cannot do, in one line.
-    """
+    """Look into each engine's environment, before a model is loaded. Raises InputError."""
     if choices and not greedy:
         raise InputError("engines decode at temperature 0", hint="Leave out --temperature.")
     if choices and not pretrained:

@@ -167,10 +167,7 @@ class EngineEnvironment:
 
 
 def look_into(choice: EngineChoice) -> EngineEnvironment:
-    """The environment of an engine.
-
-    Raises InputError where the interpreter does not run or does not have the engine.
-    """
+    """The environment of an engine. Raises InputError where its interpreter lacks it."""
     python, kind = choice.python or sys.executable, choice.kind
     command = [python, "-c", _LOOK, kind.package, *kind.distributions]
     try:

@@ -4,8 +4,7 @@ After the prefill a predictor chooses the block size from the target's logits at
 last token, for the whole text (section 2.4). Target, drafter and verification stay the same.
 
 The predictor (section 2.3) follows the published code where the paper leaves a choice
-(AMAP-ML/BlockPilot, utils/predict.py): two layers of the hidden width, the second with a residual
-connection, then the layer of scores; ReLU; raw logits as input; dropout 0.2 in training.
+(AMAP-ML/BlockPilot, utils/predict.py): raw logits, two layers of which the second is residual.
 """
 
 from __future__ import annotations
@@ -243,11 +242,7 @@ class BlockPredictor(nn.Module):
 def load_predictor(
     folder: Path, published: Mapping[str, Any], like: torch.Tensor
 ) -> BlockPredictor:
-    """The predictor in a folder, on the device and in the dtype of `like`.
-
-    published  its config.json
-    Raises InputError if config.json or the tensors are damaged.
-    """
+    """The predictor in a folder, on the device and in the dtype of `like`. Raises InputError."""
     config = PilotConfig.parse(published, f"{folder / 'config.json'}")
     with torch.device("meta"):
         model = BlockPredictor(config)

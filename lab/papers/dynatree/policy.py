@@ -1,13 +1,9 @@
 """DynaTree (Chen, Liu and Li): trees shaped by the drafter's confidence and recent acceptance.
 
-The paper gives the rules (section 3.3), the base depth 5, the largest depth 8, 1 to 3
-children, the confidence thresholds 0.9 and 0.4, and the budget of 256 nodes. It leaves the
-other values open; those here are the defaults of its authors' code
-(github.com/cny123222/DynaTree, tree_speculative_generator_adaptive.py): 2 children in the
-middle, 0.1 for early stopping, 0.5 for deep expansion, 0.05 for pruning, and for the history
-a window of 10 texts, a target share of 0.7 with a dead zone of 0.1 on either side, and steps of
-one level and of 0.05. The name `dynatree:window=5,deep_score=0.3` sets any of them.
-README.md says how acceptance is counted, and which two things differ from that code.
+The rules are those of section 3.3, their values the paper's or else the defaults of its authors'
+code (github.com/cny123222/DynaTree, tree_speculative_generator_adaptive.py). The name
+`dynatree:window=5,deep_score=0.3` sets any of them. README.md says how acceptance is counted, and
+which two things differ from that code.
 """
 
 from __future__ import annotations

@@ -88,10 +88,7 @@ class SpecBlockConfig:
 
     @classmethod
     def parse(cls, published: Mapping[str, Any], where: str = "config.json") -> SpecBlockConfig:
-        """Read a config.json.
-
-        Raises InputError with the field that is missing, wrong or not supported.
-        """
+        """Read a config.json. Raises InputError with the field that is wrong or not supported."""
         names = architectures(published)
         if not set(names) & set(ARCHITECTURES):
             raise InputError(

@@ -161,22 +161,6 @@ class TestResuming:
         assert run("one") == ["forwards.tiny.eager"]
         assert run("one") == []
 
-    def test_what_failed_is_tried_again_behind_what_was_not_tried(self, run, tmp_path) -> None:
-        """So that a part that always fails cannot take the time of the others twice."""
-        run.broken.add("smoke.tiny.eager")
-        with pytest.raises(SystemExit):
-            run("one", "--parts", "smoke")
-        failed = tmp_path / "one" / "smoke.tiny.eager" / "failed.json"
-        assert json.loads(failed.read_text())["reason"] == "stopped after 120 s"
-        run.broken.clear()
-        assert run("one")[-1] == "smoke.tiny.eager"
-        assert not failed.exists()
-
-    def test_no_part_begins_after_the_time(self, run) -> None:
-        with pytest.raises(SystemExit, match="not measured: smoke"):
-            run("one", "--minutes", "0")
-        assert run.done == []
-
 
 def test_a_part_that_takes_too_long_leaves_no_process(tmp_path: Path, monkeypatch) -> None:
     """What it started, too, would hold the device's memory."""

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
-
 import pytest
 
 from lab.studies.vllm_server import (
     Answer,
-    Request,
     acceptance,
     events_of_stream,
-    load,
     metrics,
     summary,
     tokens_of_line,
@@ -80,47 +73,3 @@ def test_acceptance_from_the_counters() -> None:
     assert found["by_depth"] == pytest.approx([0.6, 1 / 3, 0.0], abs=1e-5)
     committed = 1 + found["drafted_share"] * (0.6 + 0.2)
     assert found["rounds"] * committed == pytest.approx(40)
-
-
-class _Server(BaseHTTPRequestHandler):
-    bodies: ClassVar[list[dict]] = []
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.bodies.append(body)
-        refused = body["prompt"] == [13]
-        cut = body["prompt"] == [14]
-        text = "too long" if refused else "\n\n".join(STREAM) + "\n\n"
-        self.send_response(400 if refused else 200)
-        self.send_header("Content-Length", str(len(text) + 9 * cut))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *arguments: object) -> None:
-        """Keep the test's output clean."""
-
-
-@pytest.fixture
-def url():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Server)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
-def test_every_request_is_sent_and_counted(url: str) -> None:
-    requests = [Request(arrival_s=0.01 * n, prompt=[n], output_tokens=4) for n in range(3)]
-    answers = load(url, "m", requests).answers
-    assert [one.output_tokens for one in answers] == [4, 4, 4]
-    assert all(one.sent_s >= one.arrival_s for one in answers)
-    assert {body["max_tokens"] for body in _Server.bodies} == {4}
-
-
-def test_a_refusal_an_end_and_a_short_answer_are_said(url: str) -> None:
-    with pytest.raises(SystemExit, match="refused a request"):
-        load(url, "m", [Request(arrival_s=0.0, prompt=[13], output_tokens=4)])
-    with pytest.raises(SystemExit, match="broke off"):
-        load(url, "m", [Request(arrival_s=0.0, prompt=[14], output_tokens=4)])
-    with pytest.raises(SystemExit, match="4 tokens instead of 9"):
-        load(url, "m", [Request(arrival_s=0.0, prompt=[1], output_tokens=9)])

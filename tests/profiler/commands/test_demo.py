@@ -79,17 +79,6 @@ def test_pooled_rates_are_tokens_over_seconds():
     assert pooled["arms"]["bastion"]["tokens_per_verification"] == 4.0
 
 
-def test_a_text_that_ends_at_once_has_no_rates(capsys):
-    nothing = counts(0, 0.0, 0)
-    ended = row("ended", True, plain=nothing, chain=nothing, fixed=nothing, bastion=nothing)
-    pooled = demo._pooled([ended, *ROWS])
-    assert pooled["arms"] == demo._pooled(ROWS)["arms"]
-    demo.print_comparison({"prompts": [ended], "pooled": pooled, "drafter": "", "profile": ""})
-    assert ["ended", "-", "-", "-", "-", "-", "yes"] in [
-        line.split() for line in capsys.readouterr().out.splitlines()
-    ]
-
-
 def test_the_trained_drafter_is_used_where_it_fits(tmp_path, monkeypatch):
     monkeypatch.setattr(factory, "DEMO_DRAFTER", dflash_folder(tmp_path / "demo")[0])
     said: list[str] = []

@@ -69,13 +69,7 @@ class UpdateSettings:
 
 
 class AdaptiveDrafter(Drafter):
-    """A drafter that is updated between texts, one text at a time.
-
-    Call `finish` after every generation:
-
-        decoder = TreeDecoder(target, drafter=adaptive)
-        generation = decoder.generate(prompt)
-        adaptive.finish(generation)
+    """A drafter that is updated between texts, one at a time: call `finish` after every generation.
 
     Its weights change but not its cost, so a profile treats it as the drafter it wraps.
     """
@@ -143,10 +137,7 @@ class AdaptiveDrafter(Drafter):
         return decision
 
     def rehearse(self, generation: Generation) -> None:
-        """Run each kind of update on a copy, so that one-time set-up is not timed later.
-
-        generation  the text that was generated last
-        """
+        """Run each kind of update on a copy, so that one-time set-up is not timed later."""
         response = self._response(generation)
         with torch.inference_mode(False):
             copied = deepcopy(self._model)
@@ -181,10 +172,7 @@ class AdaptiveDrafter(Drafter):
 
 
 class Trainer:
-    """Trains a model in place.
-
-    first  the drafter before it served, theta_0
-    """
+    """Trains a model in place; `first` is the drafter before it served, theta_0."""
 
     def __init__(
         self, model: nn.Module, first: nn.Module, kind: Adaptable, settings: UpdateSettings
@@ -293,10 +281,7 @@ class _Rejection:
 
 
 class RecordingSession(DraftSession):
-    """Drafts as the session it wraps, and records the target's response.
-
-    prompt, features  those with which that session was started
-    """
+    """Drafts as the session it wraps, and records the target's response."""
 
     def __init__(
         self, session: DraftSession, prompt: NDArray[np.int64], features: torch.Tensor | None

@@ -1,9 +1,7 @@
 """SpecBlock's cost-aware bandit: after each query, whether to update the drafter, and which part.
 
-Algorithm 1 of the SpecBlock paper (3.4, A.3) without the training: after each query the bandit
-chooses skip, heads or full, and tells whether a buffer is full, so that an update is due. It works
-on plain numbers; `lab.papers.specblock.updates.adaptation` carries out its decisions. README.md
-has the choices made where the paper leaves one open.
+Algorithm 1 of the SpecBlock paper (3.4, A.3) on plain numbers; `updates.adaptation` carries out
+its decisions. README.md has the choices made where the paper leaves one open.
 """
 
 from __future__ import annotations
@@ -121,11 +119,7 @@ class _Interval:
 
 
 class Bandit:
-    """The cost-aware bandit; draws come from `random`, in a fixed order.
-
-    While exploration lasts, each query with a signal draws one uniform number and, if that is
-    below epsilon, one integer for the action.
-    """
+    """The cost-aware bandit; draws come from `random`, in a fixed order."""
 
     def __init__(self, settings: BanditSettings, random: np.random.Generator) -> None:
         self.settings = settings

@@ -90,10 +90,7 @@ class SpecBlockKind:
 def adaptive_specblock(
     drafter: SpecBlockDrafter, updater: Updater, settings: UpdateSettings | None = None
 ) -> AdaptiveDrafter:
-    """A SpecBlock drafter that is updated between texts.
-
-    It gets plain weights of its own; the target does not change.
-    """
+    """A SpecBlock drafter that is updated between texts, with plain weights of its own."""
     with torch.inference_mode(False):
         drafter.model = plain_copy(drafter.model)
     return AdaptiveDrafter(drafter, drafter.model, SpecBlockKind(drafter), updater, settings)
@@ -111,10 +108,7 @@ UPDATERS: Mapping[str, Callable[[np.random.Generator], Updater]] = {
 
 
 def split_updater(name: str) -> tuple[str, str]:
-    """The drafter's name without `@adapt=HOW`, and HOW, or an empty text.
-
-    Raises InputError for an unknown HOW.
-    """
+    """The drafter's name without `@adapt=HOW`, and HOW or an empty text. Raises InputError."""
     match = ADAPT.fullmatch(name)
     if match is None:
         return name, ""
