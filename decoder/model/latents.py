@@ -17,6 +17,7 @@ import torch
 from torch.nn.functional import pad
 
 from decoder.model.attention import (
+    ATTENTION_NAME,
     Extras,
     ForwardPlan,
     Segment,
@@ -24,7 +25,7 @@ from decoder.model.attention import (
     attend_with_extras,
 )
 
-OUR_NAMES = "rooftree"  # how the names of our attention functions begin
+TRACE_NAME = "rooftree_trace"  # of the attention function that notes a model's structure
 
 
 def follow_latents(model: torch.nn.Module) -> None:
@@ -38,7 +39,7 @@ def follow_latents(model: torch.nn.Module) -> None:
 def _following(expand: Any) -> Any:
     @wraps(expand)
     def follow(module: Any, latents: torch.Tensor, rotated: torch.Tensor) -> Any:
-        ours = module.config._attn_implementation.startswith(OUR_NAMES)
+        ours = module.config._attn_implementation in (ATTENTION_NAME, TRACE_NAME)
         if not ours or not keeps_latents(module):
             return expand(module, latents, rotated)
         weights = module.kv_b_proj.weight.view(1, module.num_heads, -1, latents.shape[3])

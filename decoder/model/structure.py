@@ -19,12 +19,11 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from costmodel.errors import InputError
 from decoder.model.attention import attention_of
 from decoder.model.kv_cache import LayerStore
-from decoder.model.latents import has_indexer, keeps_latents
+from decoder.model.latents import TRACE_NAME, has_indexer, keeps_latents
 from decoder.model.masks import MaskFunction
 from decoder.model.mixers import StateNotes
 from decoder.model.states import StateShape
 
-TRACE_NAME = "rooftree_trace"
 ROWS = 3
 LONG_ROWS = 256  # that show whether blocks of tokens have keys of their own
 FAR = 1 << 20  # positions up to which masks are looked at

@@ -25,6 +25,7 @@ from costmodel.errors import InputError
 from costmodel.io import MAX_JSON_BYTES, json_lines, read_bytes, read_json, write_atomic
 from decoder.arguments import apply_chat_template, chat_ids
 from decoder.model.loading import LoadedModel
+from decoder.model.structure import UnsupportedModelError, read_structure
 from decoder.text import end_tokens
 from lab.training.prompts import Kinds, Opening, is_evaluation, make_opening, refuse
 
@@ -149,7 +150,7 @@ class Writer:
 
     def __init__(self, loaded: LoadedModel, wanted: Collecting) -> None:
         self._model, self._wanted = loaded.model, wanted
-        self._model.set_attn_implementation(register_grouped())
+        self._model.set_attn_implementation(_fitting_attention(self._model))
         self._tokenizer = loaded.tokenizer()
         self._ends = end_tokens(self._model)
 
@@ -248,6 +249,15 @@ def _claim(folder: Path, loaded: LoadedModel, wanted: Collecting, prompts: Seque
 
 
 NAME = "rooftree-grouped"
+
+
+def _fitting_attention(model: Any) -> str:
+    """The name of the fastest attention that leaves out nothing of a model's."""
+    try:
+        plain = not read_structure(model).uneven
+    except UnsupportedModelError:
+        plain = False
+    return register_grouped() if plain else "eager"
 
 
 def register_grouped() -> str:

@@ -1,0 +1,62 @@
+"""The commands on a target of every mechanism of attention, from its folder to a plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from lab.studies import families
+from lab.training.corpus import read_corpus
+from profiler import cli
+from tests.decoder.models import greedy
+from tests.tiny_folder import fake_clock, isolate, write_tokenizer
+
+VOCAB, PROMPT = 260, "abcabcabcabcabcabcabcabcabcabcabcabcabca"
+KINDS = ("gpt_oss", "gemma4_text", "deepseek_v3", "deepseek_v32")
+SIZES = {"vocab_size": VOCAB, "num_hidden_layers": 4, "max_position_embeddings": 512,
+         "index_topk": 24, "index_n_heads": 8, "index_head_dim": 16}  # fmt: skip
+
+
+def folder_of(kind: str, place: Path, patch: pytest.MonkeyPatch) -> tuple[str, torch.nn.Module]:
+    """A random model with windows of 32 tokens, in a folder with a tokenizer."""
+    patch.setattr(families, "SIZES", families.SIZES | SIZES)
+    model = families.tiny_model(kind).float()
+    model.save_pretrained(place)
+    return str(write_tokenizer(place)), model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_from_a_folder_to_a_plan(kind, tmp_path, monkeypatch, capsys):
+    transformers.logging.set_verbosity_error()
+    isolate(monkeypatch, tmp_path)
+    fake_clock(monkeypatch)
+    target, model = folder_of(kind, tmp_path / "target", monkeypatch)
+
+    def run(*words: str) -> dict:
+        status = cli.run([*words, "--json"])
+        printed = capsys.readouterr()
+        assert status == 0, printed.err
+        return json.loads(printed.out)
+
+    monkeypatch.setattr("lab.training.recipe.parse_dtype", lambda *_: torch.float32)
+    work = ("--output", str(tmp_path / "work"), "--texts", "64", "--steps", "1")
+    drafter = run("train-drafter", "--target", target, *work)["drafter"]
+    [text, *_] = read_corpus(tmp_path / "work/texts", VOCAB)
+    prompt, answer = text.tokens[: text.prompt_tokens], text.tokens[text.prompt_tokens :]
+    assert greedy(model, prompt, len(answer)) == list(answer)
+    both = ("--target", target, "--drafter", drafter, "--device", "cpu", "--dtype", "float32")
+    profile = str(tmp_path / "profile.yaml")
+    sweep = ("--contexts", "32,128", "--max-nodes", "15", "--output", profile)
+    run("calibrate", *both, *sweep)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(target)
+    wanted = greedy(model, tokenizer(PROMPT)["input_ids"], 24)
+    for policy in ("bastion", "fixed:12", "plain"):
+        words = ("--policy", policy, "--prompt", PROMPT, "--max-new-tokens", "24")
+        assert run("generate", *both, *words)["token_ids"] == wanted
+    run("plan", "--target", target, "--gpus", profile, "--rate", "1/s", "--acceptance", "0.6",
+        "--prompt-tokens", "40", "--output-tokens", "40")  # fmt: skip
