@@ -75,6 +75,13 @@ class StateCache:
     def pending(self, sequence: int) -> PendingStates:
         return self._pending[sequence]
 
+    def pending_rows(self) -> list[PendingStates]:
+        """The pending rows of all sequences; `keep` makes them pending again, to time a commit."""
+        return list(self._pending)
+
+    def keep(self, pending: Sequence[PendingStates]) -> None:
+        self._pending = list(pending)
+
     def drop(self, sequence: int) -> None:
         """Forget the pending rows."""
         self._pending[sequence] = PendingStates(len(self.shapes))
@@ -94,7 +101,7 @@ class StateCache:
     def commit(self, rows: Sequence[int], sequence: int) -> None:
         """Step along these pending rows, which are a path from the first.
 
-        They are forgotten at the next forward, so that a commit can be timed.
+        They are forgotten at the next forward.
         """
         pending = self._pending[sequence]
         if not pending.rows:

@@ -25,6 +25,7 @@ from decoder.drafters.dflash.config import DFlashConfig
 from decoder.drafters.dflash.model import DFlashLayer, DFlashModel
 from decoder.drafters.dflash2.model import AFTER, BEFORE, convolve
 from decoder.model.loading import LoadedModel
+from decoder.model.structure import text_of
 from decoder.tree.draft_tree import Lattice, best_first
 from lab.training.corpus import TrainingText
 from lab.training.features import Example, FrozenHead
@@ -69,7 +70,10 @@ def fresh_config(
     loaded: LoadedModel, wanted: DFlashTraining, mask_token: int, kind: str = "dflash"
 ) -> dict[str, Any]:
     """config.json of a new drafter for this target, in a published form of its kind."""
-    sizes, source, wanted_kind = loaded.architecture, loaded.model.config, KINDS[kind]
+    sizes, wanted_kind = loaded.architecture, KINDS[kind]
+    source = loaded.model.config.get_text_config(decoder=True)
+    rope = source.rope_parameters or {}
+    rope = rope.get("full_attention", rope)  # of kinds whose windowed layers have their own
     ids = wanted.target_layers or spread_layers(sizes.layers)
     return {
         "architectures": [wanted_kind.drafter.model_type.config_type.ARCHITECTURES[0]],
@@ -80,10 +84,10 @@ def fresh_config(
         "num_attention_heads": sizes.heads,
         "num_key_value_heads": sizes.kv_heads,
         "head_dim": sizes.head_dim,
-        "rms_norm_eps": source.rms_norm_eps,
+        "rms_norm_eps": getattr(source, "rms_norm_eps", None) or source.norm_eps,
         "attention_bias": False,
         "max_position_embeddings": source.max_position_embeddings,
-        "rope_theta": source.rope_parameters["rope_theta"],
+        "rope_theta": rope.get("rope_theta", 10_000.0),
         "vocab_size": sizes.vocab,
         "layer_types": ["full_attention"] * wanted.layers,
         "block_size": wanted.block_size,
@@ -111,24 +115,25 @@ def fresh_model(
     kind = KINDS[config.name]
     model = kind.drafter.model_type(config, len(tokens)).float()
     model.head_tokens = tokens.numpy()
-    donors = loaded.model.model.layers[-config.layers :]
+    text = text_of(loaded.model)
+    donors = text.layers[-config.layers :]
     with torch.no_grad():
         # A drafter with more layers than the target begins its first ones by chance.
         for layer, donor in zip(reversed(model.layers), reversed(donors), strict=False):
             take_over(layer, donor)
-        model.norm.weight.copy_(loaded.model.model.norm.weight.float())
+        take_over(model.norm, getattr(text, "norm", None))
         hidden = config.shape.hidden
         model.fc.weight.normal_(0, 0.02 / len(config.target_layer_ids))
         model.fc.weight[:, -hidden:] += torch.eye(hidden, device=model.fc.weight.device)
-        model.hidden_norm.weight.copy_(donors[-1].input_layernorm.weight.float())
+        take_over(model.hidden_norm, getattr(donors[-1], "input_layernorm", None))
         kind.begin(model, loaded.model.get_input_embeddings().weight)
     return model.to(loaded.model.device)
 
 
 @torch.no_grad()
-def take_over(module: nn.Module, donor: nn.Module, without: Sequence[str] = ()) -> None:
+def take_over(module: nn.Module, donor: nn.Module | None, without: Sequence[str] = ()) -> None:
     """Copy the weights that have the same name and shape."""
-    source = donor.state_dict()
+    source = donor.state_dict() if donor is not None else {}
     for name, weight in module.named_parameters():
         if name in source and name not in without and source[name].shape == weight.shape:
             weight.copy_(source[name].float())

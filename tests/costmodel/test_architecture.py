@@ -49,6 +49,7 @@ def test_absent_fields_take_the_kind_s_defaults():
     assert read(head_dim=None).head_dim == 16
     assert read(model_type="qwen3").head_dim == 128  # transformers' default of that kind
     assert read(model_type="qwen3").qk_norm is True
+    assert read(model_type="gpt_neox").parallel_residual is True
 
 
 def test_biases_of_each_kind():
@@ -58,17 +59,6 @@ def test_biases_of_each_kind():
     # a layer gains 64 + 32 + 32 + 64 (attention) and 128 + 128 + 64 (FFN)
     assert both.parameters - read().parameters == 2 * (192 + 320)
     assert read(model_type="mistral", attention_bias=True, sliding_window=None).qkv_bias is False
-
-
-def test_gpt_neox_has_two_ffn_matrices_and_as_many_kv_heads():
-    fields = {k: v for k, v in LLAMA.items() if k not in ("num_key_value_heads",)}
-    a = ModelArchitecture.from_hf_config(
-        fields | {"model_type": "gpt_neox", "rotary_pct": 0.25, "tie_word_embeddings": False}
-    )
-    assert (a.kv_heads, a.gated_ffn, a.ffn_matrices, a.norm_bias) == (4, False, 2, True)
-    assert a.parallel_residual is True
-    # 2 x 64000; a layer: attention 4*4096 + 4*64, ffn 2*8192 + 128 + 64, norms 4*64; norm 128
-    assert a.parameters == 128000 + 2 * (16384 + 256 + 16384 + 192 + 256) + 128
 
 
 def test_mixture_of_experts():
@@ -135,18 +125,6 @@ def test_sliding_window_only_where_it_is_active(changes, window):
 def test_layers_without_a_window_are_counted(changes, full):
     a = read(**({"model_type": "mistral", "sliding_window": 16} | changes))
     assert (a.sliding_window, a.full_layers) == (16, full)
-
-
-def test_latent_attention_is_read():
-    latent = {
-        "model_type": "deepseek_v2", "kv_lora_rank": 40, "q_lora_rank": None,
-        "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 20, "n_routed_experts": 4,
-        "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1,
-    }  # fmt: skip
-    a = read(**latent)
-    assert (a.head_dim, a.cached_width, a.query_rank, a.kv_heads) == (32, 48, 0, 4)
-    assert a.attention_parameters == 64 * 4 * 32 + 64 * 48 + 40 * 4 * (24 + 20) + 4 * 20 * 64
-    assert read(**(latent | {"q_lora_rank": 12})).query_parameters == 64 * 12 + 12 * 4 * 32
 
 
 def test_of_a_multimodal_model_the_text_part_is_read():

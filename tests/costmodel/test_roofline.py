@@ -196,14 +196,6 @@ def test_windows_in_some_layers_only():
     assert physical_bytes(mixed, 5, 7).kv_read == 2 * (3 + 7) * 2 * 6
 
 
-def test_gemma_3_reads_its_windows_by_hand():
-    # 27B: 62 layers, 10 of them full, windows of 1024, 16 key-value heads of 128 in bfloat16
-    a = find_target("google/gemma-3-27b-it").architecture
-    assert (a.full_layers, a.sliding_window) == (10, 1024)
-    expected = (10 * 32768 + 52 * 1023) * 2 * 16 * 128 * 2
-    assert physical_bytes(a, 1, 32768).kv_read == expected
-
-
 def test_latent_attention_by_hand():
     """DeepSeek-V3 in bfloat16: 576 cached values a token and layer, 61 layers, 128 heads."""
     a = find_target("deepseek-ai/DeepSeek-V3").architecture

@@ -163,14 +163,18 @@ class Workload:
     def _commit(self, task: Task) -> Callable[[], object]:
         target = self._target
         rows = [0, *range(2, 2 * task.size + 1, 2)]  # every row but the root's has to be moved
-        if target.structure.states:  # which step along the rows of the last forward
+        states, pending = self._use_cache(task.batch).states, []
+        if states is not None:  # which step along the rows of a forward
             self._use_cache(task.batch).truncate(task.context)
             tree = self._tree(2 * task.size)
             target.verify([Step(1, tree, sequence) for sequence in range(task.batch)])
+            pending = states.pending_rows()
 
         def run() -> None:
             cache = self._use_cache(task.batch)
             cache.truncate(task.context)
+            if states is not None:
+                states.keep(pending)
             for sequence in range(task.batch):
                 target.commit(rows, sequence)
 

@@ -16,7 +16,7 @@ from tests.decoder.models import greedy
 from tests.tiny_folder import fake_clock, isolate, write_tokenizer
 
 VOCAB, PROMPT = 260, "abcabcabcabcabcabcabcabcabcabcabcabcabca"
-KINDS = ("gpt_oss", "gemma4_text", "deepseek_v3", "deepseek_v32")
+KINDS = ("gpt_oss", "deepseek_v3", "deepseek_v32", "qwen3_5_text", "falcon_h1", "lfm2")
 SIZES = {"vocab_size": VOCAB, "num_hidden_layers": 4, "max_position_embeddings": 512,
          "index_topk": 24, "index_n_heads": 8, "index_head_dim": 16}  # fmt: skip
 
@@ -44,7 +44,8 @@ def test_from_a_folder_to_a_plan(kind, tmp_path, monkeypatch, capsys):
         return json.loads(printed.out)
 
     monkeypatch.setattr("lab.training.recipe.parse_dtype", lambda *_: torch.float32)
-    work = ("--output", str(tmp_path / "work"), "--texts", "64", "--steps", "1")
+    work = ("--output", str(tmp_path / "work"), "--texts", "64", "--steps", "1",
+            "--set", "prompt_tokens=12", "--set", "answer_tokens=24")  # fmt: skip
     drafter = run("train-drafter", "--target", target, *work)["drafter"]
     [text, *_] = read_corpus(tmp_path / "work/texts", VOCAB)
     prompt, answer = text.tokens[: text.prompt_tokens], text.tokens[text.prompt_tokens :]
