@@ -28,6 +28,8 @@ Array = NDArray[np.float64]
 _LEAST_BIAS_S = 1e-9
 # The first range of contexts ends here, and each other one at twice the end of the one before.
 _SHORT, _LONG = 512, 131_072
+# Batches up to which each one is tried: rows then fill the kernels' tiles one by one.
+_EACH = 16
 # A shorter draft within this share of the highest rate is taken instead.
 _NO_DIFFERENCE = 0.01
 
@@ -112,7 +114,8 @@ def context_table(server: Server, lengths: Sequence[int], *, most_running: int) 
     hold so many, the length of the longest context that it holds is repeated.
     lengths  draft lengths that may be chosen
     """
-    batches = [b for b in CONCURRENCIES if b < most_running] + [most_running]
+    tried = {*range(1, _EACH + 1), *CONCURRENCIES, most_running}
+    batches = sorted(batch for batch in tried if batch <= most_running)
     room = server.cache_tokens()
     longest = max(min(room, _LONG), _SHORT)
     ends = [_SHORT * 2**power for power in range(int(np.log2(longest / _SHORT)) + 1)]

@@ -90,34 +90,6 @@ def test_bad_tables_are_one_clear_line(tmp_path, refused, rows, columns, message
     assert message in line and "bad.csv" in line
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--device", "abacus", "--target", "Llama-3.1-8B-Instruct"], "abacus"),
-        (["--device", "rtx-a6000", "--target", "no-such-model"], "no-such-model"),
-        ([*KNOWN, "--tp", "0"], "is not in the range"),
-    ],
-)
-def test_unknown_names_and_impossible_counts(table, refused, arguments, message):
-    assert message in refused("fit", table, *arguments)
-
-
-def test_times_that_no_device_reaches_are_refused(tmp_path, run):
-    seconds = [(rows, context, 1e-6 * micros) for rows, context, micros in invented_rows()]
-    table = write(tmp_path / "points.csv", seconds)  # seconds in a column of microseconds
-    code, _, err = run("fit", table, *KNOWN)
-    assert code != 0 and "times faster than this device can be" in err and "unit" in err
-
-
-@pytest.mark.slow
-def test_times_far_above_the_bound_are_pointed_out(tmp_path, table, run):
-    columns = ("new_tokens", "context_tokens", "milliseconds")
-    wrong = write(tmp_path / "wrong.csv", list(invented_rows()), columns)
-    report = json.loads(run("fit", wrong, *KNOWN, "--json")[1])
-    assert "is the unit right?" in report["warning"]
-    assert "warning" not in json.loads(run("fit", table, *KNOWN, "--json")[1])
-
-
 ON = ["--device", "h100-sxm", "--target", "Qwen/Qwen3-8B"]
 
 

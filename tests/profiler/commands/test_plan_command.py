@@ -31,14 +31,6 @@ def test_the_table_names_sizes_intervals_and_provenance(run):
     assert "80 %" in err and "5 layers of the target's width" in err
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "transformers"])
-def test_exports_print_settings_only(engine, run):
-    code, out, _ = run(*GSM8K, "--export", engine)
-    assert code == 0
-    assert "Qwen/Qwen3-8B" in out and "z-lab/Qwen3-8B-DFlash-b16" in out
-    assert "per 1M tokens" not in out
-
-
 def test_goals_out_of_reach_show_the_nearest_and_fail(run):
     code, out, err = run(*ASKED, "--slo", "tpot=1ms")
     assert code == 2
@@ -135,18 +127,13 @@ def test_other_engines_are_planned_without_trees_and_told_of_them(run):
 
 
 def test_an_export_keeps_to_drafter_engine_and_policy(run):
-    ngram = [*ASKED, "--acceptance", "0.7", "--drafter", "ngram", "--export"]
-    _, out, _ = run(*ngram, "vllm")
-    assert '"method": "ngram"' in out and "DFlash" not in out
-    assert 'drafter="ngram"' in run(*ngram, "transformers")[1]
-    code, _, err = run(*ngram, "sglang")
-    assert code == 2 and "ngram" in err
+    ngram = [*ASKED, "--acceptance", "0.7", "--drafter", "ngram", "--export", "vllm"]
+    _, out, _ = run(*ngram)
+    assert '"method": "ngram"' in out and "DFlash" not in out and "per 1M tokens" not in out
     code, _, err = run(*GSM8K, "--export", "vllm", "--engine", "sglang")
     assert code == 2 and "the plan is for sglang" in err
     _, out, _ = run(*GSM8K, "--export", "transformers", "--policy", "fixed:32")
     assert 'policy="fixed:32"' in out
-    _, out, _ = run(*ASKED, "--export", "vllm", "--policy", "plain")
-    assert "the policy is plain" in out and "planned for" in out.splitlines()[0]
 
 
 STORED = Path(__file__).parents[3] / "lab" / "studies" / "results" / "bench.json"

@@ -57,14 +57,6 @@ class TestPicture:
 
 
 class TestJson:
-    def test_one_object_with_its_version_and_sorted_keys(self, capsys):
-        print_json({"b": 1, "a": [1.5, None]})
-        captured = capsys.readouterr()
-        assert captured.out.index('"a"') < captured.out.index('"b"')
-        assert json.loads(captured.out) == {"a": [1.5, None], "b": 1, "schema_version": 1}
-        print_json({"text": "a\nb"}, one_line=True)
-        assert capsys.readouterr().out == '{"schema_version": 1, "text": "a\\nb"}\n'
-
     def test_numbers_that_json_lacks_are_null(self, capsys):
         print_json({"a": float("nan"), "b": (1.0, float("inf")), "c": {"d": [float("-inf")]}})
         shown = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
