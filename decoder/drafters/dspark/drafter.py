@@ -90,20 +90,24 @@ class MarkovPairs(BlockScores):
 class MarkovLevels(MarkovPairs):
     """Scores by a state that goes along the path: a tree that grows level by level."""
 
+    def __init__(self, drafter: DSparkDrafter) -> None:
+        super().__init__(drafter)
+        self._weight = self._markov.path_weight()
+
     def outputs(
         self, hidden: torch.Tensor, bonus: torch.Tensor, temperature: torch.Tensor
     ) -> Tensors:
         logits, markov = self._drafter.logits(hidden), self._markov
         slots = Slots.of(logits, GROWN, temperature, self._drafter.head)
-        parts, after = markov.parts(hidden), markov.markov_w2.weight[slots.places]
+        parts, after = markov.parts(hidden), markov.markov_w2.weight[slots.places].float()
 
         def step(
             row: int, states: torch.Tensor, tokens: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            states, vectors = markov.step(parts[row], states, tokens)
-            return states, (vectors @ after[row].mT).float()
+            states, vectors = markov.step(parts[row], self._weight, states, tokens)
+            return states, vectors @ after[row].mT
 
-        state = hidden.new_zeros(1, after.shape[-1])
+        state = after.new_zeros(1, after.shape[-1])
         return grow_levels(slots, step, state, bonus, FRONTIER), logits, hidden
 
     def candidates(self, outputs: Tensors, request: DraftRequest) -> CandidateTree:
@@ -118,7 +122,7 @@ class MarkovDistributions(LevelDistributions):
     ) -> None:
         _, self._logits, self._hidden = outputs
         self._drafter, self._bonus, self._temperature = drafter, bonus, temperature
-        self._states = self._hidden.new_zeros(1, drafter.model.config.rank)
+        self._states = torch.zeros(1, drafter.model.config.rank, device=self._hidden.device)
 
     def root(self) -> torch.Tensor:
         self._states = torch.zeros_like(self._states[:1])
@@ -134,8 +138,10 @@ class MarkovDistributions(LevelDistributions):
         drafter, markov = self._drafter, self._drafter.model.markov_head
         hidden = self._hidden[row : row + 1]
         if drafter.model.config.correction == "rnn":
-            self._states, vectors = markov.step(markov.parts(hidden), states, tokens)
+            part, weight = markov.parts(hidden), markov.path_weight()
+            self._states, vectors = markov.step(part, weight, states, tokens)
         else:
             self._states, vectors = states, markov.vectors(hidden, tokens[None])[0]
-        logits = self._logits[row].float() + markov.markov_w2(vectors).float()
+        added = markov.markov_w2(vectors.to(hidden.dtype))
+        logits = self._logits[row].float() + added.float()
         return drafter.head.whole(softmax(logits, self._temperature))

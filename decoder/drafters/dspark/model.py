@@ -59,14 +59,21 @@ class MarkovHead(nn.Module):
     def parts(self, hidden: torch.Tensor) -> torch.Tensor:
         """The part [rows, 3 * r] of J's product that hidden states [rows, H] give."""
         joint = self.joint_proj
-        return functional.linear(hidden, joint.weight[:, 2 * self._rank :], joint.bias)
+        return functional.linear(hidden, joint.weight[:, 2 * self._rank :], joint.bias).float()
+
+    def path_weight(self) -> torch.Tensor:
+        """J's part for states and tokens, in float32: so small products are the faster in it."""
+        return self.joint_proj.weight[:, : 2 * self._rank].float()
 
     def step(
-        self, part: torch.Tensor, states: torch.Tensor, tokens: torch.Tensor
+        self, part: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, tokens: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """States [F, r] behind tokens [F], and what W2 multiplies [F, r], in a row of this part."""
-        paths = torch.cat((states, self.markov_w1(tokens)), dim=-1)
-        mixed = part + functional.linear(paths, self.joint_proj.weight[:, : 2 * self._rank])
+        """States [F, r] behind tokens [F], and what W2 multiplies [F, r], in a row of this part.
+
+        weight  `path_weight()`
+        """
+        paths = torch.cat((states, self.markov_w1(tokens).float()), dim=-1)
+        mixed = part + functional.linear(paths, weight)
         gate, content, output = mixed.chunk(3, dim=-1)
         return torch.lerp(content.tanh(), states, gate.sigmoid()), output.tanh()
 
