@@ -132,11 +132,12 @@ class ProfileStore:
     def better(self, profile: Profile) -> Path | None:
         """A profile of the same target, device, degree and weights that is better; None without.
 
-        By provenance, and of equal provenance by the error bar.
+        Measured ones by provenance, others by the error bar.
         """
 
-        def place(one: Profile) -> tuple[int, float]:
-            return one.provenance.rank, one.provenance.error_bar or 0.0
+        def place(one: Profile) -> tuple[bool, float]:
+            made = one.provenance
+            return made.borrowed, (made.error_bar or 0.0) if made.borrowed else made.rank
 
         def key(one: Profile) -> tuple[int, str | None]:
             return one.runtime.tensor_parallel, one.runtime.quantization
